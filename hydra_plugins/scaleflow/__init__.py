@@ -1,0 +1,1 @@
+"""What scaleflow adds to Hydra."""

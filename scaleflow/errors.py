@@ -1,0 +1,61 @@
+"""What can go wrong, as a tree.
+
+    ScaleflowError
+    ├── Refusal            the user asked for something that cannot work: exit 2, no run
+    └── RunError           a run began and could not be finished: exit 1, run FAILED
+        ├── NotFinite      the loss became NaN or Inf
+        ├── ExportError    the saved model does not do what the live one does
+        └── WorkerDied     a worker process ended without a word
+
+An error raised by a user's own model or dataset is left as it is while a run is on, and becomes a
+`Refusal` that quotes it before there is one.
+"""
+
+from __future__ import annotations
+
+
+class ScaleflowError(Exception):
+    """Base of every error that scaleflow raises on purpose."""
+
+
+class Refusal(ScaleflowError):
+    """What was asked for cannot work.
+
+    The message is what the user reads on stderr: a line or two that name the key, the value found
+    and what would work.
+    """
+
+
+class RunError(ScaleflowError):
+    """A run that had begun could not be finished; the message is the reason that is recorded."""
+
+
+class NotFinite(RunError):
+    """The loss became NaN or Inf.
+
+    Args:
+        step: the optimizer update, counted from 1, whose loss was not finite.
+    """
+
+    def __init__(self, step: int) -> None:
+        super().__init__(
+            f"the loss is not finite at step {step}; "
+            "try a lower optimizer.learning_rate, or training.clip_norm=1.0"
+        )
+        self.step = step
+
+
+class ExportError(RunError):
+    """The SavedModel, loaded again, does not give the live model's outputs."""
+
+
+class WorkerDied(RunError):
+    """A worker process ended without saying how.
+
+    Args:
+        how: the signal or exit status, in words.
+        last_lines: the end of its log.
+    """
+
+    def __init__(self, how: str, last_lines: str) -> None:
+        super().__init__(f"the worker {how}" + (f"; its last words: {last_lines}" if last_lines else ""))

@@ -1,0 +1,74 @@
+"""`events.jsonl`: what a worker tells, one JSON object to a line.
+
+The worker only ever appends whole lines; the launcher's readers (the terminal, the recorder) each
+keep an offset of their own. Whatever dies, what was written stays and is read again verbatim.
+
+The events, in the order of a run's life:
+
+    ready     run {params, name, tags}, steps, epochs   all is built; from here on there is a run
+    note      text                                       something the user should know
+    metrics   step, values, [epoch, rate]                values of metrics after `step` updates
+    epoch     epoch, step, values                        an epoch is over; for the terminal
+    artifact  path, [folder]                             a file to keep with the run
+    model     path, step                                 the exported model's folder
+    end       status, [error, traceback]                 the worker's last word
+    refused   message                                    instead of `ready`: what was asked can't work
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+Event = dict[str, Any]
+
+
+
+class Writer:
+    """Appends events to a file; safe to call from several threads."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._lock = threading.Lock()
+
+    def __call__(self, event: str, /, **fields: Any) -> None:
+        line = json.dumps({"event": event, "time": int(time.time() * 1000), **fields}) + "\n"
+        data = memoryview(line.encode())
+        with self._lock:
+            while data:
+                data = data[os.write(self._file, data) :]
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+class Reader:
+    """Reads a growing file of events from an offset on, never a half-written line.
+
+    Attributes:
+        offset: the byte behind the last event that was given out.
+    """
+
+    def __init__(self, path: Path, offset: int = 0) -> None:
+        self._path = path
+        self.offset = offset
+
+    def read(self) -> Iterator[Event]:
+        """The events that are there now; `offset` moves with each one given out."""
+        try:
+            file = self._path.open("rb")
+        except FileNotFoundError:
+            return
+        with file:
+            file.seek(self.offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                event = json.loads(line)
+                self.offset += len(line)
+                yield event

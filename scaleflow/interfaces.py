@@ -1,0 +1,377 @@
+"""The contracts: what the rooms of the house know of each other.
+
+Every config group's subpackage may import this module and `scaleflow.errors`, and no other group.
+The first half is what a config says once it was checked (`Plan` and its parts); the second half is
+what the groups hand to each other in the worker and in the launcher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    import tensorflow as tf
+
+Kind = Literal["classification", "binary", "multi_label", "regression"]
+
+# ---------------------------------------------------------------------------------------------
+# What the config says
+# ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Target:
+    """The real thing that a config names: `_target_` and the arguments beside it.
+
+    Attributes:
+        key: the config group, for messages.
+        path: the dotted name of a class or function.
+        arguments: keyword arguments, plain values or nested `_target_` mappings.
+    """
+
+    key: str
+    path: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """`strategy`: how the work is spread over devices."""
+
+    name: Literal["auto", "one_device", "mirrored"] = "auto"
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """`hardware`: which devices, and how TensorFlow uses them. Memory in MiB."""
+
+    name: Literal["auto", "cpu", "gpu"] = "auto"
+    devices: list[int] | None = None
+    logical_devices: int = field(default=1, metadata={"at_least": 1})
+    memory_growth: bool = False
+    memory_limit_mb: int | None = field(default=None, metadata={"at_least": 1})
+    intra_op_threads: int | None = field(default=None, metadata={"at_least": 1})
+    inter_op_threads: int | None = field(default=None, metadata={"at_least": 1})
+    deterministic: bool = False
+
+
+@dataclass(frozen=True)
+class Precision:
+    """`precision`: the dtype that layers compute in; variables and outputs stay float32."""
+
+    name: Literal["float32", "mixed", "mixed_float16", "mixed_bfloat16"] = "float32"
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """`dataset`: the source, and what the shared pipeline does with it."""
+
+    target: Target
+    limit: int | None = field(default=None, metadata={"at_least": 1})
+    validation: float | str | None = 0.1
+
+
+@dataclass(frozen=True)
+class Model:
+    """`model`: a factory that is called with the dataset's description."""
+
+    target: Target
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """`optimizer`: a Keras optimizer, and the learning rate composed around it.
+
+    Attributes:
+        schedule: what becomes of the rate: `constant`, `cosine` (to `final_rate` x the rate at the last
+            step; Loshchilov and Hutter 2016), `step` (times `step_factor` every `step_every` updates).
+        warmup_steps: updates over which the rate rises linearly from zero.
+        scale: `linear` multiplies the rate by global batch / base_batch_size (Goyal et al. 2017),
+            `sqrt` by its square root.
+    """
+
+    target: Target
+    learning_rate: float = field(default=0.001, metadata={"above": 0.0})
+    schedule: Literal["constant", "cosine", "step"] = "constant"
+    final_rate: float = field(default=0.0, metadata={"at_least": 0.0, "at_most": 1.0})
+    step_every: int | None = field(default=None, metadata={"at_least": 1})
+    step_factor: float = field(default=0.1, metadata={"above": 0.0, "at_most": 1.0})
+    warmup_steps: int = field(default=0, metadata={"at_least": 0})
+    scale: Literal["none", "linear", "sqrt"] = "none"
+    base_batch_size: int = field(default=256, metadata={"at_least": 1})
+
+
+@dataclass(frozen=True)
+class EarlyStopping:
+    """`training.early_stopping`: end when `monitor` has not improved for `patience` epochs."""
+
+    monitor: str = "val/loss"
+    patience: int = field(default=3, metadata={"at_least": 1})
+    mode: Literal["auto", "min", "max"] = "auto"
+
+
+@dataclass(frozen=True)
+class Training:
+    """`training`: how long, and in what portions. A step is one optimizer update."""
+
+    epochs: int = field(default=20, metadata={"at_least": 1})
+    batch_size: int = field(default=32, metadata={"at_least": 1})
+    global_batch_size: int | None = field(default=None, metadata={"at_least": 1})
+    accumulate: int = field(default=1, metadata={"at_least": 1})
+    clip_norm: float | None = field(default=None, metadata={"above": 0.0})
+    steps_per_epoch: int | None = field(default=None, metadata={"at_least": 1})
+    max_steps: int | None = field(default=None, metadata={"at_least": 1})
+    steps_per_loop: int | Literal["auto"] = field(default="auto", metadata={"at_least": 1})
+    engine: Literal["loop"] = "loop"
+    early_stopping: EarlyStopping | None = None
+
+
+@dataclass(frozen=True)
+class Tracking:
+    """`tracking`: where the run is recorded.
+
+    Attributes:
+        uri: an MLflow tracking URI, absolute.
+        flush_seconds: how long the end of a run waits for a store that is away.
+    """
+
+    name: Literal["mlflow", "none"] = "mlflow"
+    uri: str | None = None
+    experiment: str = "scaleflow"
+    run_name: str | None = None
+    tags: dict[str, str] = field(default_factory=dict)
+    flush_seconds: float = field(default=60.0, metadata={"at_least": 0.0})
+
+
+@dataclass(frozen=True)
+class Debug:
+    """`debug`: ways to look inside. `inline` runs the worker in the launcher's process, for pdb."""
+
+    inline: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A command, composed, resolved, typed and checked as far as that needs no TensorFlow.
+
+    Attributes:
+        choices: the option chosen in each config group.
+        config: the composed config with interpolations resolved, as plain containers.
+        search: folders in which the modules named by `_target_` are looked for, first match first.
+    """
+
+    strategy: Strategy
+    hardware: Hardware
+    precision: Precision
+    dataset: Dataset
+    model: Model
+    optimizer: Optimizer
+    training: Training
+    tracking: Tracking
+    debug: Debug
+    seed: int
+    choices: Mapping[str, str]
+    config: Mapping[str, Any]
+    search: Sequence[str] = ()
+
+
+# ---------------------------------------------------------------------------------------------
+# What the worker's rooms hand to each other
+# ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """One example's input, as the dataset gives it and as the saved model takes it.
+
+    Attributes:
+        shape: without the batch dimension.
+        dtype: a TensorFlow dtype name.
+        scale: what a model multiplies the raw values by to bring them near [0, 1], or None where they
+            are near it already. Part of the model, so that the saved one takes raw input.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    scale: float | None = None
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What the model has to return, and what an example's target means.
+
+    Attributes:
+        kind: `classification` (integer targets of shape ()), `binary` (0 or 1, shape (1,)),
+            `multi_label` (0 or 1 in each place, the shape of the output) or `regression` (real values).
+        shape: of one example's output, without the batch dimension: logits, or values.
+    """
+
+    kind: Kind
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """A split that fits in memory.
+
+    Attributes:
+        inputs: [n, *Inputs.shape].
+        targets: [n] for classification, else [n, *Outputs.shape].
+    """
+
+    inputs: np.ndarray[Any, Any]
+    targets: np.ndarray[Any, Any]
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A split that is read as it goes.
+
+    Attributes:
+        dataset: yields single (input, target) examples, in the same order each time it is iterated.
+        length: how many; it has to be true, an epoch is counted from it.
+    """
+
+    dataset: tf.data.Dataset
+    length: int
+
+    def __len__(self) -> int:
+        return self.length
+
+
+Examples = Arrays | Stream
+
+
+class Source(Protocol):
+    """A dataset, as a user writes one: what its examples are, and the examples."""
+
+    @property
+    def inputs(self) -> Inputs: ...
+
+    @property
+    def outputs(self) -> Outputs: ...
+
+    @property
+    def splits(self) -> Collection[str]:
+        """The splits there are: `train`, and often `test` and `validation`."""
+
+    def load(self, split: str) -> Examples:
+        """The examples of one split, the same ones in the same order at every call."""
+
+
+@dataclass(frozen=True)
+class Batching:
+    """How a global batch is made up: `replicas` x `accumulate` micro-batches of `batch_size`."""
+
+    batch_size: int
+    accumulate: int
+    replicas: int
+
+    @property
+    def share(self) -> int:
+        """Examples of a global batch that one replica sees."""
+        return self.batch_size * self.accumulate
+
+    @property
+    def global_size(self) -> int:
+        return self.share * self.replicas
+
+    def steps(self, examples: int) -> int:
+        """Global batches in an epoch, the last one padded where it is partial."""
+        return -(-examples // self.global_size)
+
+
+class Feed(Protocol):
+    """One split as the compiled loop sees it: position in, padded batch out.
+
+    What comes is a function of (epoch, step) alone, whatever the number of replicas.
+    """
+
+    @property
+    def examples(self) -> int: ...
+
+    @property
+    def batching(self) -> Batching: ...
+
+    def open(self, epoch: int, step: int) -> Any:
+        """What the compiled function needs as an argument to read from (epoch, step) on."""
+
+    def fetch(self, opened: Any) -> Any:
+        """Traced, outside the replicas: this step's argument for each replica."""
+
+    def micro_batch(
+        self, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, replica: tf.Tensor, index: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Traced, in a replica: (inputs [b, ...], targets [b, ...], mask [b] float32) of one micro-batch."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is minimised and what is watched.
+
+    Attributes:
+        loss: (targets, outputs float32) -> [batch] float32.
+        metrics: name -> a function of the same form; each is averaged over examples.
+    """
+
+    loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+    metrics: Mapping[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]]
+
+
+class Emit(Protocol):
+    """Where a worker's events go."""
+
+    def __call__(self, event: str, /, **fields: Any) -> None: ...
+
+
+# ---------------------------------------------------------------------------------------------
+# What the launcher's rooms hand to each other
+# ---------------------------------------------------------------------------------------------
+
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One value of one metric. `time` in milliseconds since the epoch."""
+
+    key: str
+    value: float
+    step: int
+    time: int
+
+
+class Tracker(Protocol):
+    """A store of runs. Every call may be repeated with the same arguments and changes nothing then."""
+
+    @property
+    def run_id(self) -> str | None: ...
+
+    def connect(self) -> None:
+        """Opens the store. Raises `Refusal` where it can't be used; makes no run."""
+
+    def start(self, name: str, tags: Mapping[str, str]) -> None:
+        """Makes the run, or adopts the one that the environment names."""
+
+    def params(self, values: Mapping[str, str]) -> None: ...
+
+    def metrics(self, points: Sequence[Point]) -> None: ...
+
+    def tags(self, values: Mapping[str, str]) -> None: ...
+
+    def artifact(self, path: Path, folder: str | None) -> None: ...
+
+    def model(self, path: Path, step: int) -> None:
+        """Logs the folder that a worker exported as the run's model."""
+
+    def finish(self, status: Status) -> None: ...
+
+    def where(self) -> Sequence[tuple[str, str]]:
+        """What to tell the user: (word, value) lines that say how to look at the run."""

@@ -1,0 +1,7 @@
+"""Models: factories that are called with the dataset's description in the strategy's scope."""
+
+from scaleflow.model.export import export
+from scaleflow.model.layers import entry, head, hidden
+from scaleflow.model.make import make
+
+__all__ = ["entry", "export", "head", "hidden", "make"]

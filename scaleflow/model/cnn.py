@@ -1,0 +1,62 @@
+"""A small convolutional network, after TensorFlow's CIFAR tutorial.
+
+https://www.tensorflow.org/tutorials/images/cnn
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import keras
+
+from scaleflow.errors import Refusal
+from scaleflow.interfaces import Inputs, Outputs
+from scaleflow.model.layers import entry, head, hidden
+
+
+def build(
+    inputs: Inputs,
+    outputs: Outputs,
+    filters: Sequence[int] = (32, 64),
+    units: int | Sequence[int] = 64,
+    padding: str = "same",
+    dropout: float = 0.0,
+) -> keras.Model:
+    """3 x 3 convolutions with ReLU, each followed by 2 x 2 max-pooling, then dense layers.
+
+    Args:
+        inputs: images, of shape (height, width, channels).
+        outputs: what the model has to return.
+        filters: of each convolution.
+        units: the width of the dense layer, or of each of several.
+        padding: `same`, or `valid`.
+        dropout: the fraction dropped behind each dense layer.
+
+    Raises:
+        Refusal: if the inputs are not images, or too small for so many convolutions.
+    """
+    check_images(inputs, filters, padding)
+    raw, x = entry(inputs)
+    for count in filters:
+        x = keras.layers.Conv2D(count, 3, padding=padding, activation="relu")(x)
+        x = keras.layers.MaxPooling2D()(x)
+    x = hidden(keras.layers.Flatten()(x), units, dropout)
+    return keras.Model(raw, head(x, outputs), name="cnn")
+
+
+def check_images(inputs: Inputs, filters: Sequence[int], padding: str) -> None:
+    if len(inputs.shape) != 3:
+        raise Refusal(
+            f"model=cnn: takes images of shape (height, width, channels), and the dataset's inputs have shape "
+            f"{inputs.shape}; use model=mlp"
+        )
+    if padding not in ("same", "valid"):
+        raise Refusal(f"model.padding={padding}: expected one of same, valid")
+    side = min(inputs.shape[:2])
+    for _ in filters:
+        side = (side if padding == "same" else side - 2) // 2
+    if side < 1:
+        raise Refusal(
+            f"model.filters={list(filters)}: nothing is left of images of shape {inputs.shape} behind so many "
+            "convolutions; use fewer" + (", or model.padding=same" if padding == "valid" else "")
+        )

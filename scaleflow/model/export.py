@@ -1,0 +1,70 @@
+"""Writes a trained model in both forms, and makes sure that what was written is what was trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from scaleflow.errors import ExportError
+from scaleflow.interfaces import Inputs, Outputs
+
+KERAS_FILE = "model.keras"
+SAVED_MODEL = "saved_model"
+SIGNATURE = "signature.json"
+EXAMPLE = "input_example.npy"
+
+#: How far the SavedModel may be from the live model, relative to the largest output.
+TOLERANCE = {"float32": 1e-4, "mixed_float16": 1e-2, "mixed_bfloat16": 5e-2}
+
+
+def export(
+    model: keras.Model, inputs: Inputs, outputs: Outputs, batch: np.ndarray[Any, Any], policy: str, folder: Path
+) -> None:
+    """Exports the model into `folder`, loads the SavedModel again and compares.
+
+    The folder then holds `model.keras` (the Keras file), `saved_model/` (one endpoint `serve` from raw
+    inputs [batch, *inputs.shape] to [batch, *outputs.shape] float32), `signature.json` and
+    `input_example.npy`.
+
+    Args:
+        model: trained.
+        inputs, outputs: what the dataset says it takes and returns.
+        batch: a few raw inputs, to compare on and to keep as the example.
+        policy: the dtype policy it computes in, which decides how equal is equal.
+        folder: is made.
+
+    Raises:
+        ExportError: if the outputs differ.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save(folder / KERAS_FILE)
+    spec = tf.TensorSpec([None, *inputs.shape], inputs.dtype, name="inputs")
+    model.export(folder / SAVED_MODEL, input_signature=[spec], verbose=False)
+    check(model, batch, TOLERANCE[policy], folder)
+    np.save(folder / EXAMPLE, batch[:2])
+    signature = {
+        "inputs": {"dtype": inputs.dtype, "shape": [-1, *inputs.shape]},
+        "outputs": {"dtype": "float32", "shape": [-1, *outputs.shape]},
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+    }
+    (folder / SIGNATURE).write_text(json.dumps(signature, indent=2))
+
+
+def check(model: keras.Model, batch: np.ndarray[Any, Any], tolerance: float, folder: Path) -> None:
+    """Compares the SavedModel, loaded from disk, with the live model."""
+    live = tf.function(lambda x: model(x, training=False))(tf.constant(batch)).numpy()
+    loaded = tf.saved_model.load(str(folder / SAVED_MODEL))  # keeps its variables alive
+    saved = loaded.serve(tf.constant(batch)).numpy()
+    difference = float(np.max(np.abs(live - saved), initial=0.0))
+    largest = float(np.max(np.abs(live), initial=1.0))
+    if not difference <= tolerance * largest:
+        raise ExportError(
+            f"the SavedModel's outputs differ from the trained model's by {difference:.3g}, "
+            f"where {tolerance * largest:.3g} is allowed; its folder is {folder}"
+        )

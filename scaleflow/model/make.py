@@ -1,0 +1,47 @@
+"""Calls a model factory and checks what comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from scaleflow.errors import Refusal
+from scaleflow.interfaces import Inputs, Outputs
+
+
+def make(factory: Callable[[Inputs, Outputs], Any], inputs: Inputs, outputs: Outputs) -> keras.Model:
+    """The model, its outputs checked against the dataset and float32.
+
+    Call it in the strategy's scope: the variables are born here.
+
+    Args:
+        factory: (inputs, outputs) -> a Keras model from [batch, *inputs.shape] to [batch, *outputs.shape].
+
+    Raises:
+        Refusal: if it is no model, doesn't take the inputs, or returns another shape.
+    """
+    model = factory(inputs, outputs)
+    if not isinstance(model, keras.Model):
+        raise Refusal(f"model: the factory returned a {type(model).__name__}, expected a keras.Model")
+    given = keras.Input(inputs.shape, dtype=inputs.dtype, name="inputs")
+    try:
+        returned = model(given)
+    except (ValueError, TypeError) as error:
+        raise Refusal(f"model: does not take inputs of shape {batched(inputs.shape)}: {str(error).splitlines()[0]}") from error
+    if not isinstance(returned, keras.KerasTensor):
+        raise Refusal(f"model: returned {type(returned).__name__}, expected one tensor {batched(outputs.shape)}")
+    if tuple(returned.shape[1:]) != outputs.shape:
+        raise Refusal(
+            f"model: returns outputs of shape {batched(returned.shape[1:])}, and the dataset's {outputs.kind} "
+            f"targets need {batched(outputs.shape)}"
+        )
+    if returned.dtype != "float32":
+        returned = keras.layers.Activation("linear", dtype="float32", name="float32")(returned)
+        model = keras.Model(given, returned, name=model.name)
+    return model
+
+
+def batched(shape: tuple[int | None, ...]) -> str:
+    return "(batch" + "".join(f", {size}" for size in shape) + ")"

@@ -1,0 +1,55 @@
+"""Makes the optimizer, and takes over what Keras does at the wrong moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from scaleflow.errors import Refusal
+
+#: Keras clips each replica's gradient before they are summed, and its accumulation fails in a
+#: strategy's scope; the loop does both rightly, under these names.
+INSTEAD = {
+    "clipnorm": "training.clip_norm",
+    "global_clipnorm": "training.clip_norm",
+    "clipvalue": "training.clip_norm",
+    "gradient_accumulation_steps": "training.accumulate",
+    "loss_scale_factor": "precision=mixed_float16",
+}
+
+
+def make(factory: Callable[..., Any], rate: Any, loss_scaling: bool) -> keras.optimizers.Optimizer:
+    """The optimizer, to be given gradients that are summed over the replicas already.
+
+    Call it in the strategy's scope.
+
+    Args:
+        factory: a Keras optimizer's class, arguments but the rate bound.
+        rate: a float or a schedule.
+        loss_scaling: wrap it for float16 gradients (dynamic scale, Micikevicius et al. 2017).
+
+    Raises:
+        Refusal: if it is no optimizer, or is asked to do what the loop does.
+    """
+    optimizer = factory(learning_rate=rate)
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise Refusal(
+            f"optimizer: the factory returned a {type(optimizer).__name__}, expected a keras.optimizers.Optimizer"
+        )
+    for name, instead in INSTEAD.items():
+        if getattr(optimizer, name, None):
+            raise Refusal(f"optimizer.{name}={getattr(optimizer, name)}: use {instead}, which is right on every strategy")
+    take_summed_gradients(optimizer)
+    return keras.optimizers.LossScaleOptimizer(optimizer) if loss_scaling else optimizer
+
+
+def take_summed_gradients(optimizer: keras.optimizers.Optimizer) -> None:
+    """Keeps Keras from summing over the replicas a second time.
+
+    The loop sums the gradients itself, before clipping and before the check for overflow: Keras's
+    LossScaleOptimizer looks at the first replica's gradients only and takes them for the sum.
+    """
+    assert callable(getattr(optimizer, "_all_reduce_sum_gradients", None)), "Keras moved its all-reduce"
+    optimizer._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars

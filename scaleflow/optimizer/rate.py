@@ -1,0 +1,63 @@
+"""The learning rate as a function of the step: scaled, warmed up, and scheduled."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from scaleflow.interfaces import Optimizer
+
+
+def scaled_rate(options: Optimizer, global_batch_size: int) -> float:
+    """The rate at its height, scaled with the global batch.
+
+    `linear` is the rule of Goyal et al. 2017 (https://arxiv.org/abs/1706.02677), `sqrt` keeps the
+    variance of the update (Krizhevsky 2014, https://arxiv.org/abs/1404.5997).
+    """
+    ratio = global_batch_size / options.base_batch_size
+    factor = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[options.scale]
+    return options.learning_rate * factor
+
+
+def learning_rate(options: Optimizer, global_batch_size: int, total_steps: int) -> float | Schedule:
+    """What to give a Keras optimizer as its `learning_rate`."""
+    peak = scaled_rate(options, global_batch_size)
+    if options.schedule == "constant" and not options.warmup_steps:
+        return peak
+    return Schedule(peak, options, total_steps)
+
+
+class Schedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]  # keras has no types
+    """Linear warm-up from 0 to `peak`, then constant, cosine or step decay.
+
+    Cosine decay (Loshchilov and Hutter 2016, https://arxiv.org/abs/1608.03983) runs from the end of
+    the warm-up to `total_steps`; steps of decay are counted from the first update.
+    """
+
+    def __init__(self, peak: float, options: Optimizer, total_steps: int) -> None:
+        self.peak = peak
+        self.options = options
+        self.total_steps = total_steps
+
+    def __call__(self, step: Any) -> tf.Tensor:
+        """The rate of the update that follows `step` earlier ones, a float32 scalar."""
+        step = tf.cast(step, tf.float32)
+        rate = self.peak * self._decay(step)
+        warmup = self.options.warmup_steps
+        return rate * tf.minimum(1.0, (step + 1) / warmup) if warmup else rate
+
+    def _decay(self, step: tf.Tensor) -> tf.Tensor:
+        options = self.options
+        if options.schedule == "cosine":
+            length = max(1, self.total_steps - options.warmup_steps)
+            progress = tf.clip_by_value((step - options.warmup_steps) / length, 0.0, 1.0)
+            return options.final_rate + (1 - options.final_rate) * 0.5 * (1 + tf.cos(math.pi * progress))
+        if options.schedule == "step":
+            return tf.pow(options.step_factor, tf.floor(step / float(options.step_every or 1)))
+        return tf.ones_like(step)
+
+    def get_config(self) -> dict[str, Any]:
+        return {"peak": self.peak, "schedule": self.options.schedule, "total_steps": self.total_steps}

@@ -1,0 +1,22 @@
+"""Keras dtype policies. Variables, gradients and the model's outputs are float32 under each of them."""
+
+from __future__ import annotations
+
+import keras
+
+from scaleflow.interfaces import Precision
+
+
+def resolve(options: Precision, kind: str) -> str:
+    """The policy's name, `mixed` decided by the kind of device (`CPU` or `GPU`)."""
+    if options.name != "mixed":
+        return options.name
+    return "mixed_float16" if kind == "GPU" else "mixed_bfloat16"
+
+
+def apply(policy: str, kind: str) -> str | None:
+    """Makes `policy` the default of layers built from now on; gives what the user should know."""
+    keras.config.set_dtype_policy(policy)
+    if policy == "mixed_float16" and kind == "CPU":
+        return "precision=mixed_float16 on a CPU: right, but slow; precision=mixed picks bfloat16 there"
+    return None

@@ -1,0 +1,167 @@
+"""The recorder: tails a run's events and tells them to a tracker, in a thread of its own.
+
+Training never waits for it, nor does the terminal. It keeps the offset of what the store has taken;
+what fails is sent again from there, verbatim.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+
+from scaleflow.errors import Refusal
+from scaleflow.events import Event, Reader
+from scaleflow.interfaces import Point, Tracker
+
+STATE = "record.json"
+EVENTS_A_PASS = 500
+SECONDS_BETWEEN_PASSES = 1.0
+LONGEST_PAUSE = 10.0
+
+
+class Recorder(threading.Thread):
+    """Records one run.
+
+    Args:
+        tracker: the store.
+        events: the run's `events.jsonl`.
+        artifacts: files of the run's folder that are logged once it is open.
+
+    Attributes:
+        refusal: why the store can't be used, once that is known.
+        done: set when the run's end is recorded, or there is nothing to record.
+    """
+
+    def __init__(self, tracker: Tracker, events: Path, artifacts: Sequence[Path]) -> None:
+        super().__init__(name="recorder", daemon=True)
+        self._tracker = tracker
+        self._reader = Reader(events)
+        self._state = events.with_name(STATE)
+        self._artifacts = artifacts
+        self._hurry = threading.Event()
+        self._failing_since: float | None = None
+        self._reason = ""
+        self.refusal: Refusal | None = None
+        self.done = threading.Event()
+
+    @property
+    def recorded(self) -> int:
+        """Bytes of `events.jsonl` that the store has taken."""
+        return self._reader.offset
+
+    def run(self) -> None:
+        try:
+            self._tracker.connect()
+            while not self.done.is_set():
+                self._hurry.wait(self._pause())
+                self._try_pass()
+        except Refusal as refusal:
+            self.refusal = refusal
+        except BaseException as error:
+            self.refusal = Refusal(f"tracking: {type(error).__name__}: {error}")
+            raise
+        finally:
+            self.done.set()
+
+    def finish(self, patience: float) -> bool:
+        """Waits until everything is recorded; gives up when the store has failed for `patience` seconds.
+
+        Returns:
+            Whether everything is recorded.
+        """
+        self._hurry.set()
+        while not self.done.wait(0.02):
+            since = self._failing_since
+            if since is not None and time.monotonic() - since > patience:
+                return False
+        return self.refusal is None
+
+    @property
+    def reason(self) -> str:
+        """What the store answered last."""
+        return self._reason
+
+    def where(self) -> Sequence[tuple[str, str]]:
+        """How to look at the run, once it is recorded."""
+        return self._tracker.where()
+
+    def _pause(self) -> float:
+        if self._failing_since is None:
+            return SECONDS_BETWEEN_PASSES
+        return min(LONGEST_PAUSE, SECONDS_BETWEEN_PASSES + (time.monotonic() - self._failing_since) / 2)
+
+    def _try_pass(self) -> None:
+        """Sends what is there; a failure leaves the offset where it was."""
+        before = self._reader.offset
+        try:
+            while events := list(islice(self._reader.read(), EVENTS_A_PASS)):
+                self._send(events)
+                before = self._reader.offset
+                self._keep_state()
+            self._failing_since = None
+        except Refusal:
+            raise
+        except Exception as error:  # whatever a store may raise: it will be tried again
+            self._reader.offset = before
+            self._failing_since = self._failing_since or time.monotonic()
+            self._reason = f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}"
+            if self._hurry.is_set():
+                time.sleep(SECONDS_BETWEEN_PASSES)
+
+    def _send(self, events: Iterable[Event]) -> None:
+        points: list[Point] = []
+        for event in events:
+            if event["event"] == "metrics":
+                points += points_of(event)
+                continue
+            if event["event"] in HANDLERS:
+                self._send_points(points)
+                points = []
+                getattr(self, HANDLERS[event["event"]])(event)
+        self._send_points(points)
+
+    def _send_points(self, points: Sequence[Point]) -> None:
+        if points:
+            self._tracker.metrics(points)
+
+    def _start(self, event: Event) -> None:
+        self._tracker.start(event["name"], event["tags"])
+        self._tracker.params(event["params"])
+        for path in self._artifacts:
+            self._tracker.artifact(path, None)
+
+    def _artifact(self, event: Event) -> None:
+        self._tracker.artifact(Path(event["path"]), event.get("folder"))
+
+    def _model(self, event: Event) -> None:
+        self._tracker.model(Path(event["path"]), event["step"])
+
+    def _end(self, event: Event) -> None:
+        tags = {"scaleflow.status": event["status"]}
+        if event.get("error"):
+            tags["scaleflow.error"] = event["error"]
+        self._tracker.tags(tags)
+        self._tracker.finish(event["status"])
+        self.done.set()
+
+    def _refused(self, event: Event) -> None:
+        self.done.set()
+
+    def _keep_state(self) -> None:
+        """Leaves beside the events how far they are recorded, and where."""
+        state = {"offset": self._reader.offset, "run_id": self._tracker.run_id, "done": self.done.is_set()}
+        partial = self._state.with_suffix(".partial")
+        partial.write_text(json.dumps(state))
+        os.replace(partial, self._state)
+
+
+HANDLERS = {"ready": "_start", "artifact": "_artifact", "model": "_model", "end": "_end", "refused": "_refused"}
+
+
+def points_of(event: Event) -> list[Point]:
+    return [Point(key, value, event["step"], event["time"]) for key, value in event["values"].items()]

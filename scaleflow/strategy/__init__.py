@@ -1,0 +1,5 @@
+"""How the work is spread over devices: a `tf.distribute` strategy from its name."""
+
+from scaleflow.strategy.synchronous import create, resolve
+
+__all__ = ["create", "resolve"]

@@ -1,0 +1,37 @@
+"""The strategies of one process in which all replicas take each step together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from scaleflow.interfaces import Strategy
+
+
+def resolve(options: Strategy, devices: Sequence[str]) -> str:
+    """The strategy's name, `auto` decided: `mirrored` where there are several devices."""
+    if options.name != "auto":
+        return options.name
+    return "mirrored" if len(devices) > 1 else "one_device"
+
+
+def create(name: str, devices: Sequence[str]) -> tuple[tf.distribute.Strategy, str | None]:
+    """Makes the one strategy object of this process.
+
+    Args:
+        name: a resolved name.
+        devices: logical devices, such as `CPU:0`.
+
+    Returns:
+        The strategy, and what the user should know about it.
+    """
+    if name == "one_device":
+        note = f"strategy=one_device: uses {devices[0]} of {len(devices)} devices" if len(devices) > 1 else None
+        return tf.distribute.OneDeviceStrategy(devices[0]), note
+    note = None
+    if len(devices) == 1:
+        note = f"strategy=mirrored: there is one device, {devices[0]}, so there is one replica"
+        if devices[0].startswith("CPU"):
+            note += "; hardware.logical_devices=2 makes two"
+    return tf.distribute.MirroredStrategy(list(devices)), note

@@ -1,0 +1,78 @@
+"""From a `_target_` in a config to the callable it names, its arguments checked before it is called."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from hydra.errors import InstantiationException
+from hydra.utils import get_object, instantiate
+
+from scaleflow.errors import Refusal
+from scaleflow.interfaces import Target
+
+
+def bind(target: Target, given: int = 0) -> Callable[..., Any]:
+    """The callable that `target` names with its arguments bound, still to be called.
+
+    Args:
+        target: what the config says.
+        given: how many positional arguments the caller will add.
+
+    Raises:
+        Refusal: if there is no such thing, it can't be called, or does not take the arguments.
+    """
+    named = locate(target)
+    if not callable(named):
+        raise Refusal(
+            f"{target.key}._target_={target.path}: is a {type(named).__name__}, expected a class or a function"
+        )
+    arguments = {name: nested(target, name, value) for name, value in target.arguments.items()}
+    check_arguments(target, named, given, arguments)
+    return functools.partial(named, **arguments)
+
+
+def locate(target: Target) -> Any:
+    try:
+        return get_object(target.path)
+    except Exception as error:  # a user's module may raise anything while it is imported
+        cause = error.__cause__ or error
+        raise Refusal(
+            f"{target.key}._target_={target.path}: cannot be loaded ({first_line(cause)}); expected the dotted name "
+            "of a class or function in an installed module, the current folder or the --config-dir folder"
+        ) from error
+
+
+def nested(target: Target, name: str, value: Any) -> Any:
+    """An argument, built where it is itself a mapping with a `_target_`."""
+    if not isinstance(value, dict | list):
+        return value
+    try:
+        return instantiate(value, _convert_="all")
+    except InstantiationException as error:
+        raise Refusal(f"{target.key}.{name}: {first_line(error)}") from error
+
+
+def check_arguments(target: Target, named: Callable[..., Any], given: int, arguments: dict[str, Any]) -> None:
+    try:
+        signature = inspect.signature(named)
+    except ValueError:  # a builtin without one: it will say so itself
+        return
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    for name in arguments:
+        parameter = signature.parameters.get(name)
+        if (parameter is None and not takes_any) or (parameter is not None and parameter.kind is parameter.POSITIONAL_ONLY):
+            takes = ", ".join(list(signature.parameters)[given:]) or "no arguments"
+            raise Refusal(f"{target.key}.{name}={arguments[name]}: {target.path} does not take it; it takes {takes}")
+    try:
+        signature.bind(*[None] * given, **arguments)
+    except TypeError as error:
+        positional = f" beside the {given} that scaleflow gives it" if given else ""
+        raise Refusal(f"{target.key}._target_={target.path}: {error}{positional}; set it under {target.key}") from None
+
+
+def first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

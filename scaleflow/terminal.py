@@ -1,0 +1,130 @@
+"""What a run looks like while it runs: a bar on a terminal, plain lines in a log."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from scaleflow.events import Event
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+METRICS_SHOWN = ("train/loss", "train/accuracy", "train/mae", "val/loss", "val/accuracy", "val/mae")
+
+
+def display_for(stream: TextIO = sys.stdout) -> Display:
+    """A bar where someone is looking, lines where nobody is."""
+    return BarDisplay(stream) if stream.isatty() else Display(stream)
+
+
+class Display:
+    """Plain lines: one to an epoch, one to a note, and the end."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._begin: float | None = None
+        self._steps = 0
+
+    def show(self, event: Event) -> None:
+        """Takes each event once, in order."""
+        method = getattr(self, f"_{event['event']}", None)
+        if method is not None:
+            method(event)
+
+    def line(self, text: str, style: str = "") -> None:
+        print(text, file=self._stream, flush=True)
+
+    def summary(self, rows: Sequence[tuple[str, str]]) -> None:
+        """The last words: aligned rows of (word, value)."""
+        width = max(len(word) for word, _ in rows)
+        for word, value in rows:
+            self.line(f"{word:<{width}}  {value}")
+
+    def close(self) -> None:
+        """No more events will come."""
+
+    def _ready(self, event: Event) -> None:
+        self._begin = time.monotonic()
+        self._steps = event["steps"]
+        resolved = {k.removeprefix("resolved."): v for k, v in event["params"].items() if k.startswith("resolved.")}
+        self.line(
+            f"{event['name']}: {resolved['parameters']} parameters, {resolved['replicas']} replica(s) on "
+            f"{resolved['hardware']}, global batch {resolved['global_batch_size']}, {event['steps']} steps"
+        )
+
+    def _note(self, event: Event) -> None:
+        self.line(f"note: {event['text']}", "yellow")
+
+    def _epoch(self, event: Event) -> None:
+        epochs = f"{event['epoch']:>{len(str(event['epochs']))}}/{event['epochs']}"
+        left = self._left(event["step"])
+        self.line(f"epoch {epochs}  {figures(event['values'])}" + (f"  {left} left" if left else ""))
+
+    def _left(self, step: int) -> str:
+        """The time left, judged by the time taken so far."""
+        if self._begin is None or not step or step >= self._steps:
+            return ""
+        return duration((time.monotonic() - self._begin) / step * (self._steps - step))
+
+
+class BarDisplay(Display):
+    """The same lines above a progress bar, with a little colour."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        from rich.console import Console
+
+        self._console = Console(file=stream, highlight=False)
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+
+    def line(self, text: str, style: str = "") -> None:
+        self._console.print(text, style=style or None, markup=False, soft_wrap=True)
+
+    def close(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def _ready(self, event: Event) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        super()._ready(event)
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[text]}"), TimeRemainingColumn())
+        self._progress = Progress(*columns, console=self._console, transient=True)
+        self._task = self._progress.add_task("", total=event["steps"], text="")
+        self._progress.start()
+
+    def _metrics(self, event: Event) -> None:
+        if self._progress is not None and self._task is not None and "train/loss" in event["values"]:
+            values = {**event["values"], "perf/examples_per_second": event.get("rate") or math.nan}
+            self._progress.update(self._task, completed=event["step"], text=figures(values))
+
+    def _left(self, step: int) -> str:
+        return ""  # the bar tells
+
+    def _end(self, event: Event) -> None:
+        self.close()
+
+
+def figures(values: Mapping[str, Any]) -> str:
+    """`loss 0.312 accuracy 0.91 val loss 0.35 ... 61,000 examples/s`."""
+    shown = [f"{k.removeprefix('train/').replace('/', ' ')} {values[k]:.4f}" for k in METRICS_SHOWN if k in values]
+    rate = values.get("perf/examples_per_second")
+    if rate is not None and math.isfinite(rate):
+        shown.append(f"{rate:,.0f} examples/s")
+    return "  ".join(shown)
+
+
+def duration(seconds: float) -> str:
+    """`8 s`, `4 min 10 s`, `2 h 05 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

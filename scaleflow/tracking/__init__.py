@@ -1,0 +1,15 @@
+"""Stores of runs. MLflow is imported here and nowhere else, and only when a run is tracked."""
+
+from scaleflow.interfaces import Tracker, Tracking
+from scaleflow.tracking.none import NoTracker
+
+__all__ = ["NoTracker", "tracker_for"]
+
+
+def tracker_for(options: Tracking) -> Tracker:
+    """The tracker that `tracking` names."""
+    if options.name == "none":
+        return NoTracker()
+    from scaleflow.tracking.store import MlflowTracker
+
+    return MlflowTracker(options)

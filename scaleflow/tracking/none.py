@@ -1,0 +1,41 @@
+"""No store: what a run reports stays in its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from scaleflow.interfaces import Point, Status
+
+
+class NoTracker:
+    """Takes everything and keeps nothing."""
+
+    run_id: str | None = None
+
+    def connect(self) -> None:
+        """Nothing to open."""
+
+    def start(self, name: str, tags: Mapping[str, str]) -> None:
+        """No run."""
+
+    def params(self, values: Mapping[str, str]) -> None:
+        """Not kept; config.yaml has them."""
+
+    def metrics(self, points: Sequence[Point]) -> None:
+        """Not kept; events.jsonl has them."""
+
+    def tags(self, values: Mapping[str, str]) -> None:
+        """Not kept."""
+
+    def artifact(self, path: Path, folder: str | None) -> None:
+        """Stays where it is."""
+
+    def model(self, path: Path, step: int) -> None:
+        """Stays where it is."""
+
+    def finish(self, status: Status) -> None:
+        """Nothing to end."""
+
+    def where(self) -> Sequence[tuple[str, str]]:
+        return ()

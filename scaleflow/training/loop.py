@@ -1,0 +1,256 @@
+"""The compiled half of training: one function that takes many steps, one that evaluates a split.
+
+Both are traced once. Position and number of steps are tensors, so that neither a longer stretch nor
+another epoch traces again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from scaleflow.errors import NotFinite, RunError
+from scaleflow.interfaces import Feed, Objective
+
+NEVER = np.iinfo(np.int64).max
+
+
+class Loop:
+    """Trains and evaluates one model under one strategy.
+
+    Every example has the weight 1 / (valid examples in its global batch), and gradients are summed
+    over micro-batches and replicas: so the update is the mean over the global batch, however it was
+    divided, and a partial last batch counts what it holds.
+
+    Make it in the strategy's scope.
+
+    Args:
+        strategy: whose replicas work.
+        model: built; returns float32.
+        optimizer: takes gradients that are summed over the replicas.
+        objective: what is minimised and watched.
+        clip_norm: the global norm that the gradient of the global batch is clipped to.
+    """
+
+    def __init__(
+        self,
+        *,
+        strategy: tf.distribute.Strategy,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer,
+        objective: Objective,
+        clip_norm: float | None = None,
+    ) -> None:
+        self.strategy = strategy
+        self.model = model
+        self.optimizer = optimizer
+        self.objective = objective
+        self._clip_norm = clip_norm
+        self._names = ("loss", *objective.metrics)
+        optimizer.build(model.trainable_variables)
+        self._totals = per_replica_sums(1 + len(self._names))
+        self._eval_totals = per_replica_sums(1 + len(self._names))
+        self._first_bad = tf.Variable(
+            NEVER,
+            dtype=tf.int64,
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )
+        self._train_functions: dict[int, Any] = {}
+        self._eval_functions: dict[int, Any] = {}
+
+    # What the host calls ---------------------------------------------------------------------
+
+    def trace(self, train: Feed, *others: Feed | None) -> None:
+        """Compiles for these feeds without running anything, so that a model's faults show early."""
+        arguments = train.open(0, 0), tf.constant(0, tf.int64), tf.constant(0, tf.int64), tf.constant(1, tf.int64)
+        self._train_function(train).get_concrete_function(*arguments)
+        for feed in others:
+            if feed is not None:
+                self._eval_function(feed).get_concrete_function(feed.open(0, 0), *arguments[2:])
+
+    def start_epoch(self) -> None:
+        """Forgets the sums of the epoch before."""
+        self._totals.assign(tf.zeros(self._totals.shape, self._totals.dtype))
+
+    def train(self, feed: Feed, opened: Any, epoch: int, first: int, steps: int, done: int) -> Mapping[str, float]:
+        """Takes `steps` updates from step `first` of `epoch` on, in one call.
+
+        Args:
+            feed: what to train on.
+            opened: what `feed.open` gave for this epoch.
+            epoch: counted from 0.
+            first: the first step's place in its epoch, from 0.
+            steps: how many.
+            done: updates of the whole run so far, to name a step by.
+
+        Returns:
+            The loss and metrics averaged over this epoch's examples so far.
+
+        Raises:
+            NotFinite: if the loss of an update was NaN or Inf.
+        """
+        position = (tf.constant(value, tf.int64) for value in (epoch, first, steps))
+        totals, first_bad = self._train_function(feed)(opened, *position)
+        bad = int(first_bad.numpy())
+        if bad != NEVER:
+            raise NotFinite(done + bad - first + 1)
+        return self._means(totals.numpy(), min((first + steps) * feed.batching.global_size, feed.examples))
+
+    def evaluate(self, feed: Feed, steps_per_call: int = 1_000_000) -> Mapping[str, float]:
+        """The loss and metrics over a whole split, every example once."""
+        self._eval_totals.assign(tf.zeros(self._eval_totals.shape, self._eval_totals.dtype))
+        opened = feed.open(0, 0)
+        steps = feed.batching.steps(feed.examples)
+        totals = None
+        for first in range(0, steps, steps_per_call):
+            position = (tf.constant(v, tf.int64) for v in (first, min(steps_per_call, steps - first)))
+            totals = self._eval_function(feed)(opened, *position)
+        assert totals is not None
+        return self._means(totals.numpy(), feed.examples)
+
+    @property
+    def loss_scale(self) -> float | None:
+        """The dynamic loss scale, where there is one."""
+        scale = getattr(self.optimizer, "dynamic_scale", None)
+        return None if scale is None else float(np.asarray(scale.numpy()))
+
+    @property
+    def traces(self) -> int:
+        """How often the training functions were traced, for tests: once for each feed."""
+        return sum(f.experimental_get_tracing_count() for f in self._train_functions.values())
+
+    def _means(self, totals: np.ndarray[Any, Any], expected: int) -> Mapping[str, float]:
+        """Sums as means, once they are seen to hold as many examples as the source had promised."""
+        found = round(float(totals[0]))
+        if found != expected:
+            raise RunError(f"the dataset gave {found} examples where its source had promised {expected}")
+        return {name: float(total / totals[0]) for name, total in zip(self._names, totals[1:], strict=True)}
+
+    # What is compiled ------------------------------------------------------------------------
+
+    def _train_function(self, feed: Feed) -> Any:
+        if id(feed) not in self._train_functions:
+            self._train_functions[id(feed)] = self._compile_training(feed)
+        return self._train_functions[id(feed)]
+
+    def _eval_function(self, feed: Feed) -> Any:
+        if id(feed) not in self._eval_functions:
+            self._eval_functions[id(feed)] = self._compile_evaluation(feed)
+        return self._eval_functions[id(feed)]
+
+    def _compile_training(self, feed: Feed) -> Any:
+        @tf.function
+        def stretch(opened: Any, epoch: tf.Tensor, first: tf.Tensor, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            for offset in tf.range(steps):
+                self.strategy.run(self._step, args=(feed, feed.fetch(opened), epoch, first + offset))
+            return self._totals.read_value(), self._first_bad.read_value()
+
+        return stretch
+
+    def _compile_evaluation(self, feed: Feed) -> Any:
+        @tf.function
+        def stretch(opened: Any, first: tf.Tensor, steps: tf.Tensor) -> tf.Tensor:
+            for offset in tf.range(steps):
+                self.strategy.run(self._eval_step, args=(feed, feed.fetch(opened), first + offset))
+            return self._eval_totals.read_value()
+
+        return stretch
+
+    def _step(self, feed: Feed, fetched: Any, epoch: tf.Tensor, step: tf.Tensor) -> None:
+        """One update, in a replica."""
+        weight = 1.0 / tf.cast(self._valid(feed, step), tf.float32)
+        gradients, sums = self._share_gradients(feed, fetched, epoch, step, weight)
+        gradients, loss = self._sum_over_replicas(gradients, sums[1] * weight)
+        if self._clip_norm is not None:
+            gradients = self._clip(gradients, self._clip_norm)
+        self.optimizer.apply(gradients, self.model.trainable_variables)
+        self._totals.assign_add(tf.cast(sums, self._totals.dtype))
+        bad = tf.where(tf.math.is_finite(loss), tf.constant(NEVER, tf.int64), step)
+        self._first_bad.assign(tf.minimum(self._first_bad, bad))
+
+    def _valid(self, feed: Feed, step: tf.Tensor) -> tf.Tensor:
+        """How many real examples the global batch at `step` holds."""
+        size = feed.batching.global_size
+        return tf.minimum(tf.constant(size, tf.int64), feed.examples - step * size)
+
+    def _share_gradients(
+        self, feed: Feed, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, weight: tf.Tensor
+    ) -> tuple[list[tf.Tensor | None], tf.Tensor]:
+        """This replica's part of the gradient, summed over its micro-batches, and its sums."""
+        if feed.batching.accumulate == 1:
+            return self._gradients(feed, fetched, epoch, step, tf.constant(0, tf.int64), weight)
+        variables = self.model.trainable_variables
+        gradients = [tf.zeros(v.shape, v.dtype) for v in variables]
+        sums = tf.zeros([1 + len(self._names)])
+        for index in tf.range(tf.constant(feed.batching.accumulate, tf.int64)):
+            more, more_sums = self._gradients(feed, fetched, epoch, step, index, weight)
+            gradients = [g if m is None else g + tf.convert_to_tensor(m) for g, m in zip(gradients, more)]
+            sums = sums + more_sums
+        return gradients, sums
+
+    def _gradients(
+        self, feed: Feed, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, index: tf.Tensor, weight: tf.Tensor
+    ) -> tuple[list[tf.Tensor | None], tf.Tensor]:
+        """One micro-batch's part of the gradient, and its sums [count, loss, *metrics]."""
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        inputs, targets, mask = feed.micro_batch(fetched, epoch, step, replica, index)
+        with tf.GradientTape() as tape:
+            outputs = self.model(inputs, training=True)
+            losses = self.objective.loss(targets, outputs)
+            loss = tf.reduce_sum(losses * mask) * weight + self._regularization(feed)
+            if isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer):
+                loss = self.optimizer.scale_loss(loss)
+        gradients = tape.gradient(loss, [v.value for v in self.model.trainable_variables])
+        return gradients, self._sums(targets, outputs, losses, mask)
+
+    def _regularization(self, feed: Feed) -> tf.Tensor | float:
+        """The model's own losses, divided so that they count once to an update."""
+        losses = self.model.losses
+        return tf.add_n(losses) / (feed.batching.accumulate * feed.batching.replicas) if losses else 0.0
+
+    def _sums(self, targets: tf.Tensor, outputs: tf.Tensor, losses: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+        values = [losses, *(metric(targets, outputs) for metric in self.objective.metrics.values())]
+        return tf.stack([tf.reduce_sum(mask), *(tf.reduce_sum(tf.cast(v, tf.float32) * mask) for v in values)])
+
+    def _sum_over_replicas(
+        self, gradients: list[tf.Tensor | None], loss: tf.Tensor
+    ) -> tuple[list[tf.Tensor | None], tf.Tensor]:
+        """All-reduces the gradients and, in the same call, the loss."""
+        if self.strategy.num_replicas_in_sync == 1:
+            return gradients, loss
+        there = [g for g in gradients if g is not None]
+        *summed, loss = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, [*there, loss])
+        rest = iter(summed)
+        return [None if g is None else next(rest) for g in gradients], loss
+
+    def _clip(self, gradients: list[tf.Tensor | None], norm: float) -> list[tf.Tensor | None]:
+        """Clips to a global norm; scaled gradients to the scaled norm, which is the same."""
+        limit = tf.constant(norm, tf.float32)
+        if isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer):
+            limit = self.optimizer.scale_loss(limit)
+        clipped: list[tf.Tensor | None] = tf.clip_by_global_norm(gradients, limit)[0]
+        return clipped
+
+    def _eval_step(self, feed: Feed, fetched: Any, step: tf.Tensor) -> None:
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        zero = tf.constant(0, tf.int64)
+        inputs, targets, mask = feed.micro_batch(fetched, zero, step, replica, zero)
+        outputs = self.model(inputs, training=False)
+        sums = self._sums(targets, outputs, self.objective.loss(targets, outputs), mask)
+        self._eval_totals.assign_add(tf.cast(sums, self._eval_totals.dtype))
+
+
+def per_replica_sums(size: int) -> tf.Variable:
+    """Sums that each replica keeps for itself, added up only when they are read."""
+    return tf.Variable(
+        tf.zeros([size], tf.float64),
+        trainable=False,
+        synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=tf.VariableAggregation.SUM,
+    )

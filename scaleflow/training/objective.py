@@ -1,0 +1,48 @@
+"""The loss and the metrics that follow from the kind of target."""
+
+from __future__ import annotations
+
+import keras
+import tensorflow as tf
+
+from scaleflow.interfaces import Objective, Outputs
+
+
+def objective_for(outputs: Outputs) -> Objective:
+    """What to minimise and to watch; models return logits (or values), never probabilities."""
+    if outputs.kind == "classification":
+        return Objective(sparse_crossentropy, {"accuracy": sparse_accuracy})
+    if outputs.kind == "regression":
+        return Objective(squared_error, {"mae": absolute_error})
+    return Objective(binary_crossentropy, {"accuracy": binary_accuracy})
+
+
+def sparse_crossentropy(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+    return keras.losses.sparse_categorical_crossentropy(targets, outputs, from_logits=True)
+
+
+def sparse_accuracy(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+    return keras.metrics.sparse_categorical_accuracy(targets, outputs)
+
+
+def binary_crossentropy(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+    losses = tf.nn.sigmoid_cross_entropy_with_logits(tf.cast(targets, outputs.dtype), outputs)
+    return over_outputs(losses)
+
+
+def binary_accuracy(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+    right = tf.equal(tf.cast(targets, tf.float32) > 0.5, outputs > 0)
+    return over_outputs(tf.cast(right, tf.float32))
+
+
+def squared_error(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+    return over_outputs(tf.square(tf.cast(targets, outputs.dtype) - outputs))
+
+
+def absolute_error(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+    return over_outputs(tf.abs(tf.cast(targets, outputs.dtype) - outputs))
+
+
+def over_outputs(values: tf.Tensor) -> tf.Tensor:
+    """[batch, ...] -> [batch]: the mean over what one example puts out."""
+    return tf.reduce_mean(tf.reshape(values, [tf.shape(values)[0], -1]), axis=1)

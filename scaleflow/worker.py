@@ -1,0 +1,268 @@
+"""The worker's life: the one place where the groups meet.
+
+A process of its own, `python -m scaleflow.worker`, reads one line of JSON from its standard input,
+builds everything, says `ready`, trains and exports. Standard input stays open as long as the launcher
+lives: its end ends the worker. It knows no tracker; what it has to tell goes to `events.jsonl`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from scaleflow.errors import Refusal
+from scaleflow.events import Writer
+from scaleflow.interfaces import Batching, Emit, Examples, Feed, Plan, Stream
+from scaleflow.masking import masked
+from scaleflow.plan import batching, make_plan
+
+if TYPE_CHECKING:
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    from scaleflow.training import Loop
+
+EVENTS = "events.jsonl"
+LOG = "worker-0.log"
+TRACEBACK = "traceback.txt"
+MODEL = "model"
+
+#: Examples to a step of an evaluation, over all replicas, if a training step does not have more.
+EVALUATION_BATCH = 256
+
+#: Keras imports these where it finds them, for wrappers and plots that a worker has no use for: a
+#: second and more of every start. Whoever needs one in a model or dataset imports it as usual.
+NOT_FOR_KERAS = ("sklearn", "matplotlib", "matplotlib.pyplot", "pandas")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker is told.
+
+    Attributes:
+        plan: what to do.
+        folder: the run's folder.
+        started: when the command began, in seconds since the epoch.
+    """
+
+    plan: Plan
+    folder: Path
+    started: float
+
+    def to_json(self) -> str:
+        plan = self.plan
+        told = {"config": plan.config, "choices": plan.choices, "search": plan.search}
+        return json.dumps({**told, "folder": str(self.folder), "started": self.started})
+
+    @classmethod
+    def from_json(cls, text: str) -> Job:
+        told = json.loads(text)
+        plan = make_plan(told["config"], told["choices"], told["search"], look_outside=False)
+        return cls(plan, Path(told["folder"]), told["started"])
+
+
+@dataclass(frozen=True)
+class Built:
+    """Everything a run needs, checked and traced."""
+
+    loop: Loop
+    train: Feed
+    validation: Feed | None
+    test: Feed | None
+    sample: np.ndarray[Any, Any]
+    export: Callable[..., None]
+    resolved: dict[str, Any]
+    counts: dict[str, int]
+
+
+def main() -> None:
+    """The process: reads its job, works, and ends without waiting for TensorFlow's threads."""
+    stop = threading.Event()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    job = Job.from_json(sys.stdin.buffer.readline().decode())
+    threading.Thread(target=end_with_launcher, args=(os.dup(0),), daemon=True).start()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    work(job, Writer(job.folder / EVENTS), stop.is_set)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def end_with_launcher(pipe: int) -> None:
+    """Ends this process when the launcher is gone, even one that hangs in a collective."""
+    while os.read(pipe, 1):
+        pass
+    print("the launcher is gone; this worker ends", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def work(job: Job, emit: Emit, told_to_stop: Callable[[], bool]) -> None:
+    """Builds, trains and exports; whatever happens, the last event says how it ended."""
+    try:
+        built = build(job.plan, emit)
+    except Refusal as refusal:
+        emit("refused", message=str(refusal))
+        return
+    except Exception as error:
+        traceback.print_exc()
+        text = str(error).strip().splitlines() or [""]
+        emit("refused", message=f"{type(error).__name__}: {text[0]}; the traceback is in {job.folder / LOG}")
+        return
+    announce(job.plan, built, emit)
+    try:
+        train_and_export(job, built, emit, told_to_stop)
+    except Exception as error:
+        report_failure(job.folder, error, emit)
+
+
+def report_failure(folder: Path, error: Exception, emit: Emit) -> None:
+    traceback.print_exc()
+    (folder / TRACEBACK).write_text(traceback.format_exc())
+    emit("artifact", path=str(folder / TRACEBACK))
+    text = str(error).strip().splitlines() or [""]
+    emit("end", status="FAILED", error=f"{type(error).__name__}: {text[0]}")
+
+
+def build(plan: Plan, emit: Emit) -> Built:
+    """Makes everything, in the order in which TensorFlow needs it, and traces the loop."""
+    sys.path[:0] = [folder for folder in plan.search if folder not in sys.path]
+    import_keras()
+    import keras
+
+    from scaleflow import dataset, hardware, model, optimizer, precision, strategy, training
+    from scaleflow.targets import bind
+
+    devices = hardware.configure(plan.hardware)
+    keras.utils.set_random_seed(plan.seed)
+    strategy_name = strategy.resolve(plan.strategy, devices.names)
+    policy = precision.resolve(plan.precision, devices.kind)
+    spread, about_strategy = strategy.create(strategy_name, devices.names)
+    about_precision = precision.apply(policy, devices.kind)
+    for note in filter(None, (about_strategy, about_precision)):
+        emit("note", text=note)
+
+    portions = batching(plan.training, spread.num_replicas_in_sync)
+    source = bind(plan.dataset.target)()
+    splits = dataset.prepare(source, plan.dataset, plan.seed)
+    make_feed = functools.partial(dataset.feed, batching=portions, strategy=spread)
+    train = make_feed(splits.train, shuffle_seed=plan.seed)
+    whole = functools.partial(dataset.feed, batching=evaluation(portions), strategy=spread)
+    validation = whole(splits.validation) if splits.validation is not None else None
+    test = whole(splits.test) if splits.test is not None else None
+
+    run = training.length(plan.training, train)
+    objective = training.objective_for(source.outputs)
+    training.check_monitor(plan.training, objective.metrics, validation is not None)
+    rate = optimizer.learning_rate(plan.optimizer, portions.global_size, run.total)
+    with spread.scope():
+        net = model.make(bind(plan.model.target, given=2), source.inputs, source.outputs)
+        step = optimizer.make(bind(plan.optimizer.target), rate, loss_scaling=policy == "mixed_float16")
+        loop = training.Loop(
+            strategy=spread, model=net, optimizer=step, objective=objective, clip_norm=plan.training.clip_norm
+        )
+    loop.trace(train, validation, test)
+    return Built(
+        loop=loop,
+        train=train,
+        validation=validation,
+        test=test,
+        sample=first_inputs(splits.train, 8),
+        export=functools.partial(model.export, net, source.inputs, source.outputs, policy=policy),
+        resolved={
+            "strategy": strategy_name,
+            "precision": policy,
+            "hardware": devices.kind.lower(),
+            "replicas": portions.replicas,
+            "global_batch_size": portions.global_size,
+            "learning_rate": optimizer.scaled_rate(plan.optimizer, portions.global_size),
+            "steps": run.total,
+            "steps_per_epoch": run.steps_per_epoch,
+            "epochs": run.epochs,
+            "parameters": net.count_params(),
+        },
+        counts=dict(splits.counts()),
+    )
+
+
+def import_keras() -> ModuleType:
+    """Imports Keras without what it would import beside itself."""
+    os.environ["KERAS_BACKEND"] = "tensorflow"
+    hidden = [name for name in NOT_FOR_KERAS if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None makes an import fail
+    try:
+        import keras
+    finally:
+        for name in hidden:
+            sys.modules.pop(name, None)
+    return keras
+
+
+def evaluation(portions: Batching) -> Batching:
+    """Evaluation takes a replica's whole share at once: without gradients there is memory for it."""
+    return Batching(max(portions.share, EVALUATION_BATCH // portions.replicas), 1, portions.replicas)
+
+
+def first_inputs(examples: Examples, count: int) -> np.ndarray[Any, Any]:
+    """A few raw inputs, [count, *shape]."""
+    import numpy as np
+
+    if isinstance(examples, Stream):
+        return np.stack([x for x, _ in examples.dataset.take(count).as_numpy_iterator()])
+    return examples.inputs[:count]
+
+
+def announce(plan: Plan, built: Built, emit: Emit) -> None:
+    """Says `ready`: from here on there is a run."""
+    resolved = built.resolved
+    params = {**plan.choices, **flatten(masked(plan.config))}
+    params |= {f"resolved.{key}": str(value) for key, value in resolved.items()}
+    params |= {f"resolved.examples.{split}": str(count) for split, count in built.counts.items()}
+    chosen = plan.choices
+    name = plan.tracking.run_name or "-".join(
+        (chosen.get("dataset", "?"), chosen.get("model", "?"), resolved["strategy"], resolved["precision"])
+    )
+    emit("ready", name=name, tags=dict(plan.tracking.tags), params=params, steps=resolved["steps"], epochs=resolved["epochs"])
+
+
+def flatten(config: Any, prefix: str = "") -> dict[str, str]:
+    """Leaves by their dotted keys, as text; null as `null`, lists as JSON."""
+    if isinstance(config, dict) and (config or not prefix):
+        return {k: v for key, value in config.items() for k, v in flatten(value, f"{prefix}.{key}" if prefix else str(key)).items()}
+    return {prefix: config if isinstance(config, str) else json.dumps(config)}
+
+
+def train_and_export(job: Job, built: Built, emit: Emit, told_to_stop: Callable[[], bool]) -> None:
+    from scaleflow import training
+
+    result = training.fit(
+        built.loop,
+        job.plan.training,
+        built.train,
+        built.validation,
+        built.test,
+        emit=emit,
+        started=job.started,
+        told_to_stop=told_to_stop,
+    )
+    if result.stopped:
+        emit("end", status="KILLED", error=f"stopped at step {result.steps}")
+        return
+    built.export(batch=built.sample, folder=job.folder / MODEL)
+    emit("model", path=str(job.folder / MODEL), step=result.steps)
+    emit("end", status="FINISHED")
+
+
+if __name__ == "__main__":
+    main()

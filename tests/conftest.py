@@ -1,0 +1,143 @@
+"""What the tests share: a child process with TensorFlow in it, the command, a composed config."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose as hydra_compose
+from hydra import initialize_config_module
+from omegaconf import OmegaConf
+
+from scaleflow.interfaces import Plan
+from scaleflow.plan import make_plan
+
+ROOT = Path(__file__).parent.parent
+
+#: One server for the whole session imports TensorFlow once; every child is forked from it.
+FORKSERVER = multiprocessing.get_context("forkserver")
+FORKSERVER.set_forkserver_preload(["tensorflow", "keras", "tests.helpers"])
+
+
+def in_child(pipe: Connection, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+    """Runs in the child: sends (True, result) or (False, traceback)."""
+    try:
+        pipe.send((True, function(*arguments, **keywords)))
+    except BaseException:
+        pipe.send((False, traceback.format_exc()))
+    finally:
+        pipe.close()
+
+
+@pytest.fixture
+def isolated() -> Callable[..., Any]:
+    """`isolated(function, *arguments)`: its result from a process of its own, which may set up any devices.
+
+    The function has to be at the top of a test module; what it takes and returns has to pickle.
+    """
+
+    def run(function: Callable[..., Any], *arguments: Any, timeout: float = 120, **keywords: Any) -> Any:
+        receive, send = FORKSERVER.Pipe(duplex=False)
+        child = FORKSERVER.Process(target=in_child, args=(send, function, arguments, keywords))
+        child.start()
+        send.close()
+        try:
+            if not receive.poll(timeout):
+                raise TimeoutError(f"{function.__name__} did not end within {timeout} s")
+            worked, result = receive.recv()
+        finally:
+            child.kill() if receive.closed or not child.is_alive() else child.join(5)
+            if child.is_alive():
+                child.kill()
+            child.join()
+        assert worked, result
+        return result
+
+    return run
+
+
+class Command:
+    """`python -m scaleflow ...` in a folder of the test's."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environment = clean_environment()
+
+    def arguments(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "scaleflow", *words]
+
+    def __call__(self, *words: str, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.arguments(*words),
+            cwd=self.folder,
+            env={**self.environment, **environment},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+
+    def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.arguments(*words),
+            cwd=self.folder,
+            env={**self.environment, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def run_folder(self) -> Path:
+        """The one output folder that the command made."""
+        (found,) = self.folder.glob("outputs/*/*")
+        return found
+
+    def events(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.run_folder() / "events.jsonl").read_text().splitlines()]
+
+
+def clean_environment() -> dict[str, str]:
+    """The environment without what would lead a run elsewhere."""
+    led = ("MLFLOW_", "TF_CONFIG", "HYDRA_", "SLURM_")
+    return {k: v for k, v in os.environ.items() if not k.startswith(led)} | {"CUDA_VISIBLE_DEVICES": "-1"}
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Command:
+    return Command(tmp_path)
+
+
+@pytest.fixture
+def compose() -> Iterator[Callable[..., dict[str, Any]]]:
+    """`compose("model=cnn")`: the composed and resolved config as plain containers."""
+
+    def run(*overrides: str) -> dict[str, Any]:
+        with initialize_config_module("scaleflow.conf", version_base="1.3"):
+            config = hydra_compose("config", overrides=list(overrides))
+        plain = OmegaConf.to_container(config, resolve=True)
+        assert isinstance(plain, dict)
+        return {str(k): v for k, v in plain.items()}
+
+    return run
+
+
+@pytest.fixture
+def plan(compose: Callable[..., dict[str, Any]], tmp_path: Path) -> Callable[..., Plan]:
+    """`plan("model=cnn")`: the checked plan, its store in the test's folder unless it names one."""
+
+    def run(*overrides: str) -> Plan:
+        uri = () if any(o.startswith("tracking") for o in overrides) else (f"tracking.uri=sqlite:///{tmp_path}/mlflow.db",)
+        return make_plan(compose(*uri, *overrides), {})
+
+    return run
