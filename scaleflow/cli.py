@@ -12,7 +12,7 @@ from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -36,19 +36,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = split_overrides(list(sys.argv[1:] if argv is None else argv))
     codes: list[int] = []
-    started = time.time()
+    began = [time.time()]
 
     def job(config: DictConfig) -> None:
-        codes.append(run(config, started if not codes else time.time()))
+        codes.append(run(config, began.pop() if began else time.time()))
 
     app = hydra.main(version_base="1.3", config_path=f"pkg://{CONF}", config_name="config")(job)
-    sys.argv = [sys.argv[0], *words]
+    sys.argv = ["scaleflow", *words]
     try:
         with errors_unabridged():
             app()
     except (HydraException, OmegaConfBaseException, OSError) as error:
-        if "HYDRA_FULL_ERROR" in os.environ:
-            raise
+        if "HYDRA_FULL_ERROR" in os.environ or (isinstance(error, OSError) and not began):
+            raise  # asked for, or none of Hydra's
         return refuse(explain(error, words))
     return codes[0] if len(codes) == 1 else int(any(codes))
 
@@ -66,7 +66,7 @@ def run(config: DictConfig, started: float) -> int:
         folder = writable(folder)
     except (Refusal, OmegaConfBaseException) as error:
         remove_empty(folder)
-        return refuse(str(error).splitlines()[0])
+        return refuse(str(error) if isinstance(error, Refusal) else in_a_line(error))
     overrides = list(HydraConfig.get().overrides.task)
     return launch(plan, OmegaConf.to_container(config, resolve=False), overrides, folder, started)
 
@@ -128,13 +128,23 @@ def errors_unabridged() -> Iterator[None]:
 
 def explain(error: Exception, words: Sequence[str]) -> str:
     """What was wrong with the command line, naming the key, the value and what would work."""
-    if isinstance(error, OSError):
+    if isinstance(error, OSError) and not isinstance(error, HydraException):
         return f"hydra.run.dir={error.filename}: {error.strerror}; choose a folder that can be written"
     with contextlib.suppress(HydraException, OmegaConfBaseException):
         refusal = look_at_overrides(words)
         if refusal is not None:
             return str(refusal)
+    if isinstance(error, OverrideParseException):
+        return f"{error.override}: cannot be read as KEY=VALUE; put quotes around a value with special characters"
+    return in_a_line(error)
+
+
+def in_a_line(error: Exception) -> str:
+    """A library's message, the key first where it knows one."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    key = getattr(error, "full_key", None)
+    if key and lines:
+        return f"{key}: {lines[0]}"
     return "; ".join(lines[:2]) or type(error).__name__
 
 

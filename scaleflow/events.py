@@ -12,7 +12,8 @@ The events, in the order of a run's life:
     artifact  path, [folder]                             a file to keep with the run
     model     path, step                                 the exported model's folder
     end       status, [error, traceback]                 the worker's last word
-    refused   message                                    instead of `ready`: what was asked can't work
+    refused   message, [keep, died]                      instead of `ready`: what was asked can't work;
+                                                         `keep` where the log has more to say
 """
 
 from __future__ import annotations

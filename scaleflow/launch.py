@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
 from importlib.metadata import distributions
@@ -26,7 +27,7 @@ from scaleflow.errors import WorkerDied
 from scaleflow.events import Event, Reader, Writer
 from scaleflow.interfaces import Plan
 from scaleflow.masking import masked, masked_override
-from scaleflow.record import Recorder
+from scaleflow.record import STATE, Recorder
 from scaleflow.terminal import Display, display_for, duration
 from scaleflow.tracking import tracker_for
 from scaleflow.worker import EVENTS, LOG, Job, work
@@ -141,13 +142,19 @@ class WorkerRun:
         self._outcome = Outcome()
 
     def run(self) -> Outcome:
-        with self._started() as process:
-            write_environment(self._job.folder)
-            self._recorder.start()
-            self._watch(process)
+        fault: Exception | None = None
+        process: subprocess.Popen[bytes] | None = None
+        try:
+            with self._started() as process:
+                write_environment(self._job.folder)
+                self._recorder.start()
+                self._watch(process)
+        except Exception as error:  # of the launcher itself: the run has to end truthfully all the same
+            traceback.print_exc()
+            fault = error
         self._show_events()
         if not self._outcome.last:
-            self._speak_for_the_dead(process.returncode)
+            self._speak_for_the_dead(process, fault)
             self._show_events()
         self._display.close()
         self._outcome.code = self._code()
@@ -199,16 +206,18 @@ class WorkerRun:
             self._outcome.take(event)
             self._display.show(event)
 
-    def _speak_for_the_dead(self, returncode: int) -> None:
+    def _speak_for_the_dead(self, process: subprocess.Popen[bytes] | None, fault: Exception | None) -> None:
         """Appends the last word that the worker could not say itself."""
-        if self._stop.is_set():
-            error = f"stopped by {signal.Signals(self._stop.signal or 0).name}"
-            last = {"event": "end", "status": "KILLED", "error": error}
+        status = "FAILED"
+        if fault is not None or process is None:
+            error = f"the launcher failed: {type(fault).__name__}: {fault}"
+        elif self._stop.is_set():
+            status, error = "KILLED", f"stopped by {signal.Signals(self._stop.signal or 0).name}"
         else:
-            died = WorkerDied(how_it_ended(returncode), last_lines(self._job.folder / LOG))
-            last = {"event": "end", "status": "FAILED", "error": str(died)}
+            error = str(WorkerDied(how_it_ended(process.returncode), last_lines(self._job.folder / LOG)))
+        last = {"event": "end", "status": status, "error": error}
         if not self._outcome.is_ready:
-            last = {"event": "refused", "message": last["error"], "died": True}
+            last = {"event": "refused", "message": error, "keep": True, "died": True}
         Writer(self._job.folder / EVENTS)(**last)
 
     def _code(self) -> int:
@@ -268,6 +277,8 @@ def conclude(
     if outcome.last.get("event") == "refused" or refusal is not None:
         message = str(refusal) if refusal is not None else outcome.last["message"]
         print(f"scaleflow: {message}", file=sys.stderr)
+        if not outcome.last.get("keep"):
+            discard(folder)
         return outcome.code
     is_recorded = recorder.finish(plan.tracking.flush_seconds)
     status = outcome.last["status"]
@@ -288,3 +299,11 @@ def conclude(
         )
     return outcome.code
 
+
+def discard(folder: Path) -> None:
+    """Takes away what was written for a run that is not to be, and the folder if that was all."""
+    for name in (*KEPT, EVENTS, LOG, STATE):
+        (folder / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+        folder.parent.rmdir()

@@ -250,7 +250,12 @@ def unknown_option(group: str, option: str, available: Sequence[str]) -> Refusal
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    """The nearest of the known words; of dotted keys, first among those with the same parent."""
+    words = list(known)
+    parent, dot, leaf = word.rpartition(".")
+    siblings = {k.rpartition(".")[2]: k for k in words if k.rpartition(".")[0] == parent}
+    near = [siblings[k] for k in difflib.get_close_matches(leaf, siblings, n=1, cutoff=0.6)]
+    near += difflib.get_close_matches(word, words, n=1, cutoff=0.85) if dot else []
     return f"; did you mean {near[0]}?" if near else otherwise
 
 

@@ -46,6 +46,7 @@ class Recorder(threading.Thread):
         self._hurry = threading.Event()
         self._failing_since: float | None = None
         self._reason = ""
+        self._has_run = False
         self.refusal: Refusal | None = None
         self.done = threading.Event()
 
@@ -131,6 +132,7 @@ class Recorder(threading.Thread):
 
     def _start(self, event: Event) -> None:
         self._tracker.start(event["name"], event["tags"])
+        self._has_run = True
         self._tracker.params(event["params"])
         for path in self._artifacts:
             self._tracker.artifact(path, None)
@@ -154,6 +156,8 @@ class Recorder(threading.Thread):
 
     def _keep_state(self) -> None:
         """Leaves beside the events how far they are recorded, and where."""
+        if not self._has_run:
+            return
         state = {"offset": self._reader.offset, "run_id": self._tracker.run_id, "done": self.done.is_set()}
         partial = self._state.with_suffix(".partial")
         partial.write_text(json.dumps(state))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from scaleflow.events import Event
@@ -36,6 +38,14 @@ class Display:
             method(event)
 
     def line(self, text: str, style: str = "") -> None:
+        """Prints a line; when whoever was reading has gone, the run goes on unseen."""
+        try:
+            self._print(text, style)
+        except BrokenPipeError:
+            self.close()
+            silence(self._stream)
+
+    def _print(self, text: str, style: str) -> None:
         print(text, file=self._stream, flush=True)
 
     def summary(self, rows: Sequence[tuple[str, str]]) -> None:
@@ -82,7 +92,7 @@ class BarDisplay(Display):
         self._progress: Progress | None = None
         self._task: TaskID | None = None
 
-    def line(self, text: str, style: str = "") -> None:
+    def _print(self, text: str, style: str) -> None:
         self._console.print(text, style=style or None, markup=False, soft_wrap=True)
 
     def close(self) -> None:
@@ -109,6 +119,12 @@ class BarDisplay(Display):
 
     def _end(self, event: Event) -> None:
         self.close()
+
+
+def silence(stream: TextIO) -> None:
+    """Sends what is written to a closed pipe nowhere, Python's own last flush too."""
+    with Path(os.devnull).open("w") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def figures(values: Mapping[str, Any]) -> str:

@@ -94,6 +94,7 @@ def main() -> None:
     job = Job.from_json(sys.stdin.buffer.readline().decode())
     threading.Thread(target=end_with_launcher, args=(os.dup(0),), daemon=True).start()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    import_keras()
     work(job, Writer(job.folder / EVENTS), stop.is_set)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -118,7 +119,7 @@ def work(job: Job, emit: Emit, told_to_stop: Callable[[], bool]) -> None:
     except Exception as error:
         traceback.print_exc()
         text = str(error).strip().splitlines() or [""]
-        emit("refused", message=f"{type(error).__name__}: {text[0]}; the traceback is in {job.folder / LOG}")
+        emit("refused", message=f"{type(error).__name__}: {text[0]}; the traceback is in {job.folder / LOG}", keep=True)
         return
     announce(job.plan, built, emit)
     try:
@@ -138,7 +139,6 @@ def report_failure(folder: Path, error: Exception, emit: Emit) -> None:
 def build(plan: Plan, emit: Emit) -> Built:
     """Makes everything, in the order in which TensorFlow needs it, and traces the loop."""
     sys.path[:0] = [folder for folder in plan.search if folder not in sys.path]
-    import_keras()
     import keras
 
     from scaleflow import dataset, hardware, model, optimizer, precision, strategy, training
@@ -197,8 +197,7 @@ def build(plan: Plan, emit: Emit) -> Built:
 
 
 def import_keras() -> ModuleType:
-    """Imports Keras without what it would import beside itself."""
-    os.environ["KERAS_BACKEND"] = "tensorflow"
+    """Imports Keras without what it would import beside itself; for a process that is ours alone."""
     hidden = [name for name in NOT_FOR_KERAS if name not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None makes an import fail
     try:

@@ -15,16 +15,21 @@ from scaleflow.interfaces import Arrays, Inputs, Kind, Outputs
 
 TEST_FRACTION = 0.2
 
+#: The size of a pattern beside noise of size 1: enough to be learned in an epoch or two.
+SIGNAL = 0.5
+
+Array = np.ndarray[Any, Any]
+
 
 class Synthetic:
-    """Normal inputs; the targets follow from a fixed random linear map of them.
+    """Normal noise with a fixed random pattern added for each output; the targets say how much of it.
 
     Args:
         examples: train and test together; a fifth of them is the test split.
         shape: of one input.
         kind: what the targets mean.
         outputs: classes, labels or values; 1 for `binary`.
-        seed: of the inputs and of the map.
+        seed: of the noise, the patterns and the targets.
 
     Raises:
         Refusal: for a size that makes no sense.
@@ -52,17 +57,20 @@ class Synthetic:
         held_out = max(1, round(TEST_FRACTION * self._examples))
         count = held_out if test else self._examples - held_out
         size = int(np.prod(self.inputs.shape))
-        directions = np.random.default_rng([self._seed, 0]).standard_normal((size, *self.outputs.shape))
-        inputs = np.random.default_rng([self._seed, 1 + test]).standard_normal((count, size), dtype=np.float32)
-        values = inputs @ (directions / np.sqrt(size)).astype(np.float32)
-        return Arrays(inputs.reshape(count, *self.inputs.shape), self._targets(values))
+        patterns = np.random.default_rng([self._seed, 0]).standard_normal((*self.outputs.shape, size), dtype=np.float32)
+        random = np.random.default_rng([self._seed, 1 + test])
+        amounts, targets = self._targets(random, count)
+        inputs = random.standard_normal((count, size), dtype=np.float32) + SIGNAL * (amounts @ patterns)
+        return Arrays(inputs.reshape(count, *self.inputs.shape), targets)
 
-    def _targets(self, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def _targets(self, random: np.random.Generator, count: int) -> tuple[Array, Array]:
+        """How much of each pattern is in each input [count, outputs], and the targets that say so."""
+        width = self.outputs.shape[0]
         if self.outputs.kind == "classification":
-            return values.argmax(axis=1).astype(np.int32)
-        if self.outputs.kind == "regression":
-            return values
-        return (values > 0).astype(np.float32)
+            classes = random.integers(width, size=count, dtype=np.int32)
+            return np.eye(width, dtype=np.float32)[classes], classes
+        amounts = random.standard_normal((count, width), dtype=np.float32)
+        return amounts, amounts if self.outputs.kind == "regression" else (amounts > 0).astype(np.float32)
 
 
 def check(examples: Any, shape: Any, kind: Any, outputs: Any) -> None:

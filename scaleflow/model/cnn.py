@@ -11,7 +11,7 @@ import keras
 
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import Inputs, Outputs
-from scaleflow.model.layers import entry, head, hidden
+from scaleflow.model.layers import entry, head, hidden, widths
 
 
 def build(
@@ -53,7 +53,7 @@ def check_images(inputs: Inputs, filters: Sequence[int], padding: str) -> None:
     if padding not in ("same", "valid"):
         raise Refusal(f"model.padding={padding}: expected one of same, valid")
     side = min(inputs.shape[:2])
-    for _ in filters:
+    for _ in widths(filters, "model.filters"):
         side = (side if padding == "same" else side - 2) // 2
     if side < 1:
         raise Refusal(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 
+from scaleflow.errors import Refusal
 from scaleflow.interfaces import Inputs, Outputs
 
 
@@ -28,15 +30,30 @@ def head(x: keras.KerasTensor, outputs: Outputs) -> keras.KerasTensor:
     return x if len(outputs.shape) == 1 else keras.layers.Reshape(outputs.shape, dtype="float32")(x)
 
 
-def widths(units: int | Sequence[int]) -> list[int]:
-    """`units` as a list, whether it was one number or several."""
-    return [units] if isinstance(units, int) else list(units)
+def widths(units: Any, key: str = "model.units") -> list[int]:
+    """One width or several as a list.
+
+    Raises:
+        Refusal: if they are not positive integers.
+    """
+    found = list(units) if isinstance(units, Sequence) and not isinstance(units, str) else [units]
+    if not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in found):
+        raise Refusal(f"{key}={units}: expected an integer, at least 1, or a list of them")
+    return found
+
+
+def fraction(value: Any, key: str = "model.dropout") -> float:
+    """A rate in [0, 1), or a refusal."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise Refusal(f"{key}={value}: expected a number from 0 to less than 1")
+    return float(value)
 
 
 def hidden(x: keras.KerasTensor, units: int | Sequence[int], dropout: float) -> keras.KerasTensor:
     """Dense layers with ReLU, each followed by dropout where that is above 0."""
+    rate = fraction(dropout)
     for width in widths(units):
         x = keras.layers.Dense(width, activation="relu")(x)
-        if dropout:
-            x = keras.layers.Dropout(dropout)(x)
+        if rate:
+            x = keras.layers.Dropout(rate)(x)
     return x

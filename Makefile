@@ -1,0 +1,38 @@
+# make run     sets up .venv and runs the default job
+# make test    sets up .venv and passes the tests
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: run test lint bench ui clean
+
+run: $(VENV)/installed
+	$(BIN)/python -m scaleflow
+
+test: $(VENV)/developed
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/developed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/developed
+	$(BIN)/python -m benchmarks
+
+ui: $(VENV)/installed
+	$(BIN)/mlflow ui
+
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 14) else "scaleflow needs Python 3.11 to 3.13, and $(PYTHON) is " + sys.version.split()[0] + "; give another one: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+$(VENV)/developed: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

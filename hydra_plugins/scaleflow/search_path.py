@@ -1,0 +1,47 @@
+"""Lets installed packages bring config options: their datasets, models and optimizers.
+
+A package names the module that holds its config groups as an entry point:
+
+    [project.entry-points."scaleflow.conf"]
+    my_models = "my_models.conf"
+
+and `python -m scaleflow model=my_net` finds `my_models/conf/model/my_net.yaml`. Hydra gives every app in
+an environment to every plugin; this one leaves all but scaleflow's own alone.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from importlib.metadata import entry_points
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+OURS = "pkg://scaleflow.conf"
+ENTRY_POINTS = "scaleflow.conf"
+
+
+class ScaleflowSearchPath(SearchPathPlugin):
+    """Appends the config packages of installed entry points to scaleflow's own search path."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Called by Hydra once for each app."""
+        if not any(element.path == OURS for element in search_path.get_path()):
+            return
+        for point in entry_points(group=ENTRY_POINTS):
+            if is_package(point.value):
+                search_path.append(provider=point.name, path=f"pkg://{point.value}")
+            else:
+                print(
+                    f"scaleflow: the entry point {point.name} names the config package {point.value}, which can't be "
+                    "imported; it is skipped",
+                    file=sys.stderr,
+                )
+
+
+def is_package(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
