@@ -78,7 +78,7 @@ def plan_of(config: DictConfig) -> Plan:
     choices = {g: str(o) for g, o in chosen.choices.items() if "/" not in g and "@" not in g and o is not None}
     own = [source.path for source in chosen.config_sources if source.schema == "file"]
     assert isinstance(plain, dict)
-    return make_plan({str(k): v for k, v in plain.items()}, choices, [os.getcwd(), *own])
+    return make_plan({str(k): v for k, v in plain.items()}, choices, [str(Path.cwd()), *own])
 
 
 def writable(folder: Path) -> Path:
@@ -192,14 +192,10 @@ def choices_in(typed: Sequence[str], loader: object, search: list[str]) -> list[
 
 def keys_of(config: DictConfig) -> list[str]:
     """Every key of a config, dotted, inner ones too."""
-    keys: list[str] = []
 
-    def walk(node: DictConfig, prefix: str) -> None:
-        for key in node:
-            keys.append(f"{prefix}{key}")
-            child = node._get_node(key)
-            if isinstance(child, DictConfig) and not child._is_none() and not child._is_missing():
-                walk(child, f"{prefix}{key}.")
+    def walk(node: object, prefix: str) -> Iterator[str]:
+        for key, child in node.items() if isinstance(node, dict) else ():
+            yield f"{prefix}{key}"
+            yield from walk(child, f"{prefix}{key}.")
 
-    walk(config, "")
-    return keys
+    return list(walk(OmegaConf.to_container(config, resolve=False), ""))

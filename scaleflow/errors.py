@@ -39,8 +39,7 @@ class NotFinite(RunError):
 
     def __init__(self, step: int) -> None:
         super().__init__(
-            f"the loss is not finite at step {step}; "
-            "try a lower optimizer.learning_rate, or training.clip_norm=1.0"
+            f"the loss is not finite at step {step}; try a lower optimizer.learning_rate, or training.clip_norm=1.0"
         )
         self.step = step
 

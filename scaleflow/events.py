@@ -29,7 +29,6 @@ from typing import Any
 Event = dict[str, Any]
 
 
-
 class Writer:
     """Appends events to a file; safe to call from several threads."""
 

@@ -143,7 +143,7 @@ class Tracking:
     uri: str | None = None
     experiment: str = "scaleflow"
     run_name: str | None = None
-    tags: dict[str, str] = field(default_factory=dict)
+    tags: dict[str, str] | None = None
     flush_seconds: float = field(default=60.0, metadata={"at_least": 0.0})
 
 

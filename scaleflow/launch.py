@@ -196,7 +196,9 @@ class WorkerRun:
                 process.terminate()
                 self._display.line(f"stopping ({signal.Signals(self._stop.signal or 0).name}); again to stop at once")
                 deadline = time.monotonic() + GRACE_SECONDS
-            if deadline is not None and (self._stop.times > 1 or time.monotonic() > deadline or not self._outcome.is_ready):
+            if deadline is not None and (
+                self._stop.times > 1 or time.monotonic() > deadline or not self._outcome.is_ready
+            ):
                 process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(POLL_SECONDS)
@@ -215,10 +217,12 @@ class WorkerRun:
             status, error = "KILLED", f"stopped by {signal.Signals(self._stop.signal or 0).name}"
         else:
             error = str(WorkerDied(how_it_ended(process.returncode), last_lines(self._job.folder / LOG)))
-        last = {"event": "end", "status": status, "error": error}
-        if not self._outcome.is_ready:
-            last = {"event": "refused", "message": error, "keep": True, "died": True}
-        Writer(self._job.folder / EVENTS)(**last)
+        write = Writer(self._job.folder / EVENTS)
+        if self._outcome.is_ready:
+            write("end", status=status, error=error)
+        else:
+            write("refused", message=error, keep=True, died=True)
+        write.close()
 
     def _code(self) -> int:
         if self._stop.is_set() and self._outcome.last.get("status") != "FINISHED":
@@ -269,9 +273,7 @@ def last_lines(log: Path, count: int = 3) -> str:
         return " | ".join(line.strip() for line in deque((line for line in lines if line.strip()), count))
 
 
-def conclude(
-    plan: Plan, folder: Path, started: float, recorder: Recorder, display: Display, outcome: Outcome
-) -> int:
+def conclude(plan: Plan, folder: Path, started: float, recorder: Recorder, display: Display, outcome: Outcome) -> int:
     """Waits for the recorder, and tells the user how it ended and where to look."""
     refusal = recorder.refusal
     if outcome.last.get("event") == "refused" or refusal is not None:

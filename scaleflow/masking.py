@@ -8,7 +8,9 @@ from typing import Any
 
 MASK = "****"
 
-_SECRET_KEY = re.compile(r"(^|[_\W])(password|passwd|token|secret|credentials?|api_?key|access_?key|private_?key)s?$", re.I)
+_SECRET_KEY = re.compile(
+    r"(^|[_\W])(password|passwd|token|secret|credentials?|api_?key|access_?key|private_?key)s?$", re.I
+)
 _USER_IN_URI = re.compile(r"(?P<scheme>[a-z][\w+.-]*://)[^/\s@]*@", re.I)
 
 

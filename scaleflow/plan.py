@@ -128,9 +128,7 @@ def read(cls: type[T], section: object, key: str) -> T:
     for name in section:
         if name not in known:
             raise unknown_key(f"{key}.{name}", [f"{key}.{k}" for k in known])
-    values = {
-        name: typed(value, hints[name], f"{key}.{name}", known[name].metadata) for name, value in section.items()
-    }
+    values = {name: typed(value, hints[name], f"{key}.{name}", known[name].metadata) for name, value in section.items()}
     return cls(**values)
 
 
@@ -146,7 +144,7 @@ def read_with_target(cls: type[T], section: object, key: str) -> T:
     known = {f.name: f for f in fields_of(cls)}
     hints = typing.get_type_hints(cls)
     values = {k: typed(section[k], hints[k], f"{key}.{k}", known[k].metadata) for k in section if k in own}
-    return cls(target=Target(key, path.strip(), arguments), **values)
+    return cls(**{"target": Target(key, path.strip(), arguments), **values})
 
 
 def fields_of(cls: type[Any]) -> tuple[dataclasses.Field[Any], ...]:
@@ -277,48 +275,61 @@ def check_combinations(plan: Plan) -> None:
 COMBINATIONS: Sequence[tuple[Callable[[Plan], bool], Callable[[Plan], str]]] = (
     (
         lambda p: p.hardware.memory_limit_mb is not None and p.hardware.name == "cpu",
-        lambda p: f"hardware.memory_limit_mb={p.hardware.memory_limit_mb}: only a GPU takes a memory limit; "
-        "use hardware=gpu, or leave it null",
+        lambda p: (
+            f"hardware.memory_limit_mb={p.hardware.memory_limit_mb}: only a GPU takes a memory limit; "
+            "use hardware=gpu, or leave it null"
+        ),
     ),
     (
         lambda p: p.hardware.memory_growth and p.hardware.memory_limit_mb is not None,
-        lambda p: f"hardware.memory_growth=true with hardware.memory_limit_mb={p.hardware.memory_limit_mb}: "
-        "a limited device can't grow; leave one of the two",
+        lambda p: (
+            f"hardware.memory_growth=true with hardware.memory_limit_mb={p.hardware.memory_limit_mb}: "
+            "a limited device can't grow; leave one of the two"
+        ),
     ),
     (
+        lambda p: p.hardware.name == "gpu" and p.hardware.logical_devices > 1 and p.hardware.memory_limit_mb is None,
         lambda p: (
-            p.hardware.name == "gpu" and p.hardware.logical_devices > 1 and p.hardware.memory_limit_mb is None
+            f"hardware.logical_devices={p.hardware.logical_devices} with hardware=gpu: dividing a GPU needs "
+            "hardware.memory_limit_mb, the memory of each logical device"
         ),
-        lambda p: f"hardware.logical_devices={p.hardware.logical_devices} with hardware=gpu: dividing a GPU needs "
-        "hardware.memory_limit_mb, the memory of each logical device",
     ),
     (
         lambda p: p.hardware.devices is not None and not p.hardware.devices,
         lambda p: "hardware.devices=[]: expected at least one index, or null for every device",
     ),
     (
-        lambda p: p.hardware.devices is not None and (
-            min(p.hardware.devices) < 0 or len(set(p.hardware.devices)) < len(p.hardware.devices)
+        lambda p: (
+            p.hardware.devices is not None
+            and (min(p.hardware.devices) < 0 or len(set(p.hardware.devices)) < len(p.hardware.devices))
         ),
         lambda p: f"hardware.devices={p.hardware.devices}: expected different indices from 0",
     ),
     (
         lambda p: p.optimizer.schedule == "step" and p.optimizer.step_every is None,
-        lambda p: "optimizer.schedule=step: give optimizer.step_every, the updates after which the rate is "
-        "multiplied by optimizer.step_factor",
+        lambda p: (
+            "optimizer.schedule=step: give optimizer.step_every, the updates after which the rate is "
+            "multiplied by optimizer.step_factor"
+        ),
     ),
     (
         lambda p: isinstance(p.dataset.validation, float) and not 0 <= p.dataset.validation < 1,
-        lambda p: f"dataset.validation={p.dataset.validation}: expected a fraction from 0 to less than 1, "
-        "the name of a split, or null",
+        lambda p: (
+            f"dataset.validation={p.dataset.validation}: expected a fraction from 0 to less than 1, "
+            "the name of a split, or null"
+        ),
     ),
     (
-        lambda p: p.training.early_stopping is not None
-        and p.training.early_stopping.monitor.startswith("val/")
-        and not p.dataset.validation,
-        lambda p: f"training.early_stopping.monitor={typing.cast(EarlyStopping, p.training.early_stopping).monitor} "
-        f"with dataset.validation={show(p.dataset.validation)}: there is nothing to validate on; "
-        "set dataset.validation=0.1, or monitor train/loss",
+        lambda p: (
+            p.training.early_stopping is not None
+            and p.training.early_stopping.monitor.startswith("val/")
+            and not p.dataset.validation
+        ),
+        lambda p: (
+            f"training.early_stopping.monitor={typing.cast(EarlyStopping, p.training.early_stopping).monitor} "
+            f"with dataset.validation={show(p.dataset.validation)}: there is nothing to validate on; "
+            "set dataset.validation=0.1, or monitor train/loss"
+        ),
     ),
 )
 

@@ -7,7 +7,6 @@ what fails is sent again from there, verbatim.
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -161,7 +160,7 @@ class Recorder(threading.Thread):
         state = {"offset": self._reader.offset, "run_id": self._tracker.run_id, "done": self.done.is_set()}
         partial = self._state.with_suffix(".partial")
         partial.write_text(json.dumps(state))
-        os.replace(partial, self._state)
+        partial.replace(self._state)
 
 
 HANDLERS = {"ready": "_start", "artifact": "_artifact", "model": "_model", "end": "_end", "refused": "_refused"}

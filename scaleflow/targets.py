@@ -63,7 +63,9 @@ def check_arguments(target: Target, named: Callable[..., Any], given: int, argum
     takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
     for name in arguments:
         parameter = signature.parameters.get(name)
-        if (parameter is None and not takes_any) or (parameter is not None and parameter.kind is parameter.POSITIONAL_ONLY):
+        if (parameter is None and not takes_any) or (
+            parameter is not None and parameter.kind is parameter.POSITIONAL_ONLY
+        ):
             takes = ", ".join(list(signature.parameters)[given:]) or "no arguments"
             raise Refusal(f"{target.key}.{name}={arguments[name]}: {target.path} does not take it; it takes {takes}")
     try:

@@ -14,10 +14,9 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from scaleflow.errors import Refusal
@@ -27,9 +26,7 @@ from scaleflow.masking import masked
 from scaleflow.plan import batching, make_plan
 
 if TYPE_CHECKING:
-    import keras
     import numpy as np
-    import tensorflow as tf
 
     from scaleflow.training import Loop
 
@@ -196,16 +193,15 @@ def build(plan: Plan, emit: Emit) -> Built:
     )
 
 
-def import_keras() -> ModuleType:
+def import_keras() -> None:
     """Imports Keras without what it would import beside itself; for a process that is ours alone."""
     hidden = [name for name in NOT_FOR_KERAS if name not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None makes an import fail
     try:
-        import keras
+        import keras  # noqa: F401
     finally:
         for name in hidden:
             sys.modules.pop(name, None)
-    return keras
 
 
 def evaluation(portions: Batching) -> Batching:
@@ -232,13 +228,24 @@ def announce(plan: Plan, built: Built, emit: Emit) -> None:
     name = plan.tracking.run_name or "-".join(
         (chosen.get("dataset", "?"), chosen.get("model", "?"), resolved["strategy"], resolved["precision"])
     )
-    emit("ready", name=name, tags=dict(plan.tracking.tags), params=params, steps=resolved["steps"], epochs=resolved["epochs"])
+    emit(
+        "ready",
+        name=name,
+        tags=plan.tracking.tags or {},
+        params=params,
+        steps=resolved["steps"],
+        epochs=resolved["epochs"],
+    )
 
 
 def flatten(config: Any, prefix: str = "") -> dict[str, str]:
     """Leaves by their dotted keys, as text; null as `null`, lists as JSON."""
     if isinstance(config, dict) and (config or not prefix):
-        return {k: v for key, value in config.items() for k, v in flatten(value, f"{prefix}.{key}" if prefix else str(key)).items()}
+        return {
+            k: v
+            for key, value in config.items()
+            for k, v in flatten(value, f"{prefix}.{key}" if prefix else str(key)).items()
+        }
     return {prefix: config if isinstance(config, str) else json.dumps(config)}
 
 

@@ -28,7 +28,9 @@ FORKSERVER = multiprocessing.get_context("forkserver")
 FORKSERVER.set_forkserver_preload(["tensorflow", "keras", "tests.helpers"])
 
 
-def in_child(pipe: Connection, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+def in_child(
+    pipe: Connection, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> None:
     """Runs in the child: sends (True, result) or (False, traceback)."""
     try:
         pipe.send((True, function(*arguments, **keywords)))
@@ -137,7 +139,11 @@ def plan(compose: Callable[..., dict[str, Any]], tmp_path: Path) -> Callable[...
     """`plan("model=cnn")`: the checked plan, its store in the test's folder unless it names one."""
 
     def run(*overrides: str) -> Plan:
-        uri = () if any(o.startswith("tracking") for o in overrides) else (f"tracking.uri=sqlite:///{tmp_path}/mlflow.db",)
+        uri = (
+            ()
+            if any(o.startswith("tracking") for o in overrides)
+            else (f"tracking.uri=sqlite:///{tmp_path}/mlflow.db",)
+        )
         return make_plan(compose(*uri, *overrides), {})
 
     return run

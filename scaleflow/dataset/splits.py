@@ -59,7 +59,9 @@ def check_contract(source: Any) -> None:
     if not callable(getattr(source, "load", None)):
         raise Refusal(f"dataset: {name} needs a method load(split)")
     if source.outputs.kind not in get_args(Kind):
-        raise Refusal(f"dataset: {name}.outputs.kind={source.outputs.kind}: expected one of {', '.join(get_args(Kind))}")
+        raise Refusal(
+            f"dataset: {name}.outputs.kind={source.outputs.kind}: expected one of {', '.join(get_args(Kind))}"
+        )
 
 
 def load(source: Source, split: str) -> Examples:
@@ -78,7 +80,7 @@ def check_shapes(source: Source, split: str, examples: Examples) -> None:
     """Refuses examples that are not what the source says they are."""
     target_shape = () if source.outputs.kind == "classification" else source.outputs.shape
     if isinstance(examples, Arrays):
-        shapes = examples.inputs.shape[1:], examples.targets.shape[1:]
+        shapes = [examples.inputs.shape[1:], examples.targets.shape[1:]]
         dtype = examples.inputs.dtype.name
         if len(examples.inputs) != len(examples.targets):
             raise Refusal(
@@ -88,7 +90,7 @@ def check_shapes(source: Source, split: str, examples: Examples) -> None:
         spec = examples.dataset.element_spec
         if not (isinstance(spec, tuple) and len(spec) == 2):
             raise Refusal(f"dataset: the stream of {split!r} must yield (input, target), and yields {spec}")
-        shapes = tuple(tuple(s.shape) for s in spec)
+        shapes = [tuple(s.shape) for s in spec]
         dtype = spec[0].dtype.name
     for what, found, said in zip(("inputs", "targets"), shapes, (source.inputs.shape, target_shape), strict=True):
         if tuple(found) != tuple(said):
@@ -126,5 +128,3 @@ def hold_out(examples: Examples, fraction: float, seed: int) -> tuple[Examples, 
         Arrays(examples.inputs[kept], examples.targets[kept]),
         Arrays(examples.inputs[held], examples.targets[held]),
     )
-
-

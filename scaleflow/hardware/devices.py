@@ -64,9 +64,7 @@ def wants_gpu(options: Hardware) -> bool:
     return found
 
 
-def choose(
-    physical: list[tf.config.PhysicalDevice], options: Hardware, kind: str
-) -> list[tf.config.PhysicalDevice]:
+def choose(physical: list[tf.config.PhysicalDevice], options: Hardware, kind: str) -> list[tf.config.PhysicalDevice]:
     """The physical devices that `hardware.devices` names, all of them where it is null."""
     if options.devices is None:
         return physical

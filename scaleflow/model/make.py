@@ -29,7 +29,9 @@ def make(factory: Callable[[Inputs, Outputs], Any], inputs: Inputs, outputs: Out
     try:
         returned = model(given)
     except (ValueError, TypeError) as error:
-        raise Refusal(f"model: does not take inputs of shape {batched(inputs.shape)}: {str(error).splitlines()[0]}") from error
+        raise Refusal(
+            f"model: does not take inputs of shape {batched(inputs.shape)}: {str(error).splitlines()[0]}"
+        ) from error
     if not isinstance(returned, keras.KerasTensor):
         raise Refusal(f"model: returned {type(returned).__name__}, expected one tensor {batched(outputs.shape)}")
     if tuple(returned.shape[1:]) != outputs.shape:

@@ -40,7 +40,9 @@ def make(factory: Callable[..., Any], rate: Any, loss_scaling: bool) -> keras.op
         )
     for name, instead in INSTEAD.items():
         if getattr(optimizer, name, None):
-            raise Refusal(f"optimizer.{name}={getattr(optimizer, name)}: use {instead}, which is right on every strategy")
+            raise Refusal(
+                f"optimizer.{name}={getattr(optimizer, name)}: use {instead}, which is right on every strategy"
+            )
     take_summed_gradients(optimizer)
     return keras.optimizers.LossScaleOptimizer(optimizer) if loss_scaling else optimizer
 

@@ -197,5 +197,3 @@ def user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # an id without a name, as in some containers
         return str(os.getuid())
-
-

@@ -94,7 +94,9 @@ def fit(
     step = 0
     for epoch in range(run.epochs):
         end = min(run.total, (epoch + 1) * run.steps_per_epoch)
-        values, step = train_epoch(loop, train, epoch, run.steps_per_epoch, end, step, pace, emit, started, told_to_stop)
+        values, step = train_epoch(
+            loop, train, epoch, run.steps_per_epoch, end, step, pace, emit, started, told_to_stop
+        )
         if told_to_stop():
             return Fit(step, True, {})
         if validation is not None:
@@ -105,10 +107,10 @@ def fit(
         if patience.is_over(values):
             emit("note", text=f"stopped early after epoch {epoch + 1}: {patience.reason}")
             break
-    scores = loop.evaluate(test) if test is not None else {}
-    if scores:
-        emit("metrics", step=step, values=prefixed("test", scores))
-    return Fit(step, False, scores)
+    tested = loop.evaluate(test) if test is not None else {}
+    if tested:
+        emit("metrics", step=step, values=prefixed("test", tested))
+    return Fit(step, False, tested)
 
 
 def train_epoch(

@@ -190,7 +190,7 @@ class Loop:
         sums = tf.zeros([1 + len(self._names)])
         for index in tf.range(tf.constant(feed.batching.accumulate, tf.int64)):
             more, more_sums = self._gradients(feed, fetched, epoch, step, index, weight)
-            gradients = [g if m is None else g + tf.convert_to_tensor(m) for g, m in zip(gradients, more)]
+            gradients = [g if m is None else g + tf.convert_to_tensor(m) for g, m in zip(gradients, more, strict=True)]
             sums = sums + more_sums
         return gradients, sums
 
