@@ -5,7 +5,7 @@ keep an offset of their own. Whatever dies, what was written stays and is read a
 
 The events, in the order of a run's life:
 
-    ready     run {params, name, tags}, steps, epochs   all is built; from here on there is a run
+    ready     name, tags, params, began, steps, epochs   all is built; from here on there is a run
     note      text                                       something the user should know
     metrics   step, values, [epoch, rate]                values of metrics after `step` updates
     epoch     epoch, step, values                        an epoch is over; for the terminal

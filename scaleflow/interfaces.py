@@ -357,8 +357,14 @@ class Tracker(Protocol):
     def connect(self) -> None:
         """Opens the store. Raises `Refusal` where it can't be used; makes no run."""
 
-    def start(self, name: str, tags: Mapping[str, str]) -> None:
-        """Makes the run, or adopts the one that the environment names."""
+    def start(self, name: str, tags: Mapping[str, str], began: int) -> None:
+        """Makes the run, or adopts the one that the environment names.
+
+        Args:
+            name: the run's.
+            tags: set at once.
+            began: when the command began, in milliseconds since the epoch.
+        """
 
     def params(self, values: Mapping[str, str]) -> None: ...
 
@@ -371,7 +377,8 @@ class Tracker(Protocol):
     def model(self, path: Path, step: int) -> None:
         """Logs the folder that a worker exported as the run's model."""
 
-    def finish(self, status: Status) -> None: ...
+    def finish(self, status: Status, ended: int) -> None:
+        """Ends the run, which ended at `ended`, in milliseconds since the epoch."""
 
     def where(self) -> Sequence[tuple[str, str]]:
         """What to tell the user: (word, value) lines that say how to look at the run."""

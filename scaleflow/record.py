@@ -130,7 +130,7 @@ class Recorder(threading.Thread):
             self._tracker.metrics(points)
 
     def _start(self, event: Event) -> None:
-        self._tracker.start(event["name"], event["tags"])
+        self._tracker.start(event["name"], event["tags"], event["began"])
         self._has_run = True
         self._tracker.params(event["params"])
         for path in self._artifacts:
@@ -147,7 +147,7 @@ class Recorder(threading.Thread):
         if event.get("error"):
             tags["scaleflow.error"] = event["error"]
         self._tracker.tags(tags)
-        self._tracker.finish(event["status"])
+        self._tracker.finish(event["status"], event["time"])
         self.done.set()
 
     def _refused(self, event: Event) -> None:

@@ -118,7 +118,7 @@ def work(job: Job, emit: Emit, told_to_stop: Callable[[], bool]) -> None:
         text = str(error).strip().splitlines() or [""]
         emit("refused", message=f"{type(error).__name__}: {text[0]}; the traceback is in {job.folder / LOG}", keep=True)
         return
-    announce(job.plan, built, emit)
+    announce(job, built, emit)
     try:
         train_and_export(job, built, emit, told_to_stop)
     except Exception as error:
@@ -218,8 +218,9 @@ def first_inputs(examples: Examples, count: int) -> np.ndarray[Any, Any]:
     return examples.inputs[:count]
 
 
-def announce(plan: Plan, built: Built, emit: Emit) -> None:
+def announce(job: Job, built: Built, emit: Emit) -> None:
     """Says `ready`: from here on there is a run."""
+    plan = job.plan
     resolved = built.resolved
     params = {**plan.choices, **flatten(masked(plan.config))}
     params |= {f"resolved.{key}": str(value) for key, value in resolved.items()}
@@ -231,6 +232,7 @@ def announce(plan: Plan, built: Built, emit: Emit) -> None:
     emit(
         "ready",
         name=name,
+        began=int(job.started * 1000),
         tags=plan.tracking.tags or {},
         params=params,
         steps=resolved["steps"],

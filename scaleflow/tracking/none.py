@@ -16,7 +16,7 @@ class NoTracker:
     def connect(self) -> None:
         """Nothing to open."""
 
-    def start(self, name: str, tags: Mapping[str, str]) -> None:
+    def start(self, name: str, tags: Mapping[str, str], began: int) -> None:
         """No run."""
 
     def params(self, values: Mapping[str, str]) -> None:
@@ -34,7 +34,7 @@ class NoTracker:
     def model(self, path: Path, step: int) -> None:
         """Stays where it is."""
 
-    def finish(self, status: Status) -> None:
+    def finish(self, status: Status, ended: int) -> None:
         """Nothing to end."""
 
     def where(self) -> Sequence[tuple[str, str]]:

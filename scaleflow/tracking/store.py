@@ -28,6 +28,10 @@ LONGEST_VALUE = 6000
 LONGEST_KEY = 250
 MODEL = "model"
 
+#: What MLflow's pages show as the run's source, and the view in which they open the experiment.
+SOURCE = {"mlflow.source.name": "scaleflow", "mlflow.source.type": "LOCAL"}
+KIND = {"mlflow.experimentKind": "custom_model_development"}
+
 #: MLflow's defaults keep on for minutes; the recorder tries again itself, and keeps what it has.
 PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
 
@@ -65,7 +69,7 @@ class MlflowTracker:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise Refusal(f"tracking.uri={masked(self._uri)}: the store can't be used: {lines[0]}") from error
 
-    def start(self, name: str, tags: Mapping[str, str]) -> None:
+    def start(self, name: str, tags: Mapping[str, str], began: int) -> None:
         if self.run_id is not None:
             return
         adopted = os.environ.get("MLFLOW_RUN_ID")
@@ -73,7 +77,7 @@ class MlflowTracker:
             self._adopt(adopted)
         else:
             self._experiment_id = self._experiment()
-            run = self._client.create_run(self._experiment_id, tags={"mlflow.user": user()}, run_name=name)
+            run = self._client.create_run(self._experiment_id, began, {"mlflow.user": user(), **SOURCE}, name)
             self.run_id = run.info.run_id
         self.tags({"mlflow.runName": name, **tags})
 
@@ -92,7 +96,7 @@ class MlflowTracker:
         found = self._client.get_experiment_by_name(name)
         if found is None:
             try:
-                return str(self._client.create_experiment(name, artifact_location(self._uri, name)))
+                return str(self._client.create_experiment(name, artifact_location(self._uri, name), KIND))
             except MlflowException:  # another command was quicker
                 found = self._client.get_experiment_by_name(name)
                 if found is None:
@@ -142,8 +146,8 @@ class MlflowTracker:
         self._client.finalize_logged_model(self._model_id, "READY")
         self._client.log_outputs(self._run, [LoggedModelOutput(self._model_id, step)])
 
-    def finish(self, status: Status) -> None:
-        self._client.set_terminated(self._run, status)
+    def finish(self, status: Status, ended: int) -> None:
+        self._client.set_terminated(self._run, status, ended)
 
     def where(self) -> Sequence[tuple[str, str]]:
         lines = [("run", f"{self._name()}  ({self.run_id})")]

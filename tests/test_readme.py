@@ -1,0 +1,63 @@
+"""The README is true: its commands work, its links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from scaleflow.cli import main
+from tests.conftest import ROOT, Command
+
+README = (ROOT / "README.md").read_text()
+
+
+def commands() -> list[str]:
+    """Every `python -m scaleflow ...` line of the README, comments cut."""
+    found = re.findall(r"^    (?:\$ )?python -m scaleflow(.*)$", README, re.M)
+    return [line.partition("#")[0].strip() for line in found]
+
+
+@pytest.mark.parametrize("line", [c for c in commands() if "--config-dir" not in c and "miror" not in c])
+def test_every_command_composes(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [word for word in line.split() if word != "-m" and not word.endswith(",mixed")]
+    assert main([*words, *([] if "--help" in words or "--cfg" in words else ["--cfg", "job"])]) == 0
+    assert capsys.readouterr().out
+
+
+def test_the_refusal_shown_is_the_one_that_comes(command: Command) -> None:
+    ended = command("strategy=miror")
+    assert ended.returncode == 2
+    assert ended.stderr.strip() in README
+
+
+def test_the_own_dataset_model_and_optimizer_train(command: Command) -> None:
+    folder = command.folder / "my_conf"
+    shown = README[README.index("    my_conf/dataset/mine.yaml") : README.index("<!-- test")]
+    path: Path | None = None
+    for line in shown.splitlines():
+        if match := re.match(r"    (my_conf/\S+\.yaml)\s+(.*)", line):
+            path = command.folder / match[1]
+            path.parent.mkdir(parents=True)
+            path.write_text(match[2] + "\n")
+        elif path is not None and line.startswith("          "):
+            path.write_text(path.read_text() + line.strip() + "\n")
+    (code,) = re.findall(r"<!-- test: my_code.py -->\n```python\n(.*?)```", README, re.S)
+    (folder / "my_code.py").write_text(code)
+    (line,) = [c for c in commands() if "--config-dir my_conf" in c]
+    ended = command(*line.split())
+    assert ended.returncode == 0, ended.stderr
+    (accuracy,) = re.findall(r"test accuracy +(\S+)", ended.stdout)
+    assert float(accuracy) > 0.8
+
+
+def test_relative_links_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_every_make_target_named_is_there() -> None:
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M)
+    assert set(re.findall(r"\bmake ([a-z]+)\b", README)) <= set(targets)
