@@ -1,0 +1,44 @@
+"""Every strategy in every precision trains the default job to the accuracy that is promised, also where two replicas make the global batch 64."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scaleflow.interfaces import Plan
+from tests.conftest import ROOT
+
+PROMISED = 0.95
+
+
+def options(group: str) -> list[str]:
+    """A new option joins the matrix by being in conf/."""
+    return sorted(path.stem for path in (ROOT / "conf" / group).glob("*.yaml"))
+
+
+def run(plan: Plan, folder: Path) -> list[dict[str, Any]]:
+    from scaleflow.worker import Job, work
+
+    events: list[dict[str, Any]] = []
+    work(Job(plan, folder, time.time()), lambda event, **fields: events.append({"event": event, **fields}), bool)
+    return events
+
+
+@pytest.mark.parametrize(
+    ("strategy", "precision"),
+    [cell for cell in itertools.product(options("strategy"), options("precision")) if cell[0] != "auto"],
+)
+def test_the_default_job_reaches_the_promised_accuracy(
+    isolated: Callable[..., Any], plan: Callable[..., Plan], tmp_path: Path, strategy: str, precision: str
+) -> None:
+    devices = "hardware.logical_devices=2"
+    events = isolated(run, plan(f"strategy={strategy}", f"precision={precision}", devices), tmp_path)
+    assert events[-1] == {"event": "end", "status": "FINISHED"}
+    last = {key: value for event in events if event["event"] == "metrics" for key, value in event["values"].items()}
+    assert last["test/accuracy"] >= PROMISED
+    assert ("train/loss_scale" in last) == (precision == "mixed_float16")
