@@ -236,7 +236,8 @@ class Stream:
 
     Attributes:
         dataset: yields single (input, target) examples, in the same order each time it is iterated.
-        length: how many; it has to be true, an epoch is counted from it.
+        length: how many; an epoch is counted from it. A stream that ends earlier ends the run as FAILED; what
+            goes beyond is not used.
     """
 
     dataset: tf.data.Dataset

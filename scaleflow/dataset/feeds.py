@@ -101,10 +101,10 @@ class StreamFeed:
 
     def open(self, epoch: int, step: int) -> Any:
         """A distributed iterator over the rest of the epoch."""
-        dataset = self._shuffled(epoch).skip(step * self.batching.global_size)
+        dataset = self._shuffled(epoch).take(self.examples).skip(step * self.batching.global_size)
         shares = (self.batching.steps(self.examples) - step) * self.batching.replicas
-        shares_dataset = padded_shares(dataset, self.batching.share, shares).prefetch(tf.data.AUTOTUNE)
-        return iter(self._strategy.distribute_datasets_from_function(lambda context: shares_dataset))
+        padded = padded_shares(dataset, self._stream.dataset, self.batching.share, shares).prefetch(tf.data.AUTOTUNE)
+        return iter(self._strategy.distribute_datasets_from_function(lambda context: padded))
 
     def _shuffled(self, epoch: int) -> tf.data.Dataset:
         if self._seed is None:
@@ -125,12 +125,28 @@ class StreamFeed:
         return keep_size(inputs, size), keep_size(targets, size), keep_size(mask, size)
 
 
-def padded_shares(dataset: tf.data.Dataset, share: int, shares: int) -> tf.data.Dataset:
-    """Exactly `shares` batches of `share` examples; what the data does not fill is masked padding."""
-    real = dataset.map(lambda x, y: (x, y, 1.0))
-    empty = tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), dataset.element_spec)
-    padding = tf.data.Dataset.from_tensors((*empty, 0.0)).repeat()
-    return real.concatenate(padding).batch(share, drop_remainder=True).take(shares)
+def padded_shares(
+    dataset: tf.data.Dataset, unshuffled: tf.data.Dataset, share: int, shares: int
+) -> tf.data.Dataset:
+    """Exactly `shares` batches of `share` examples with their mask; what the data does not fill is padding.
+
+    The padding repeats real examples: one of zeros could make a model's loss NaN, and NaN x 0 is NaN.
+    """
+    real = dataset.batch(share).map(lambda x, y: pad(x, y, share), num_parallel_calls=tf.data.AUTOTUNE)
+    one = unshuffled.take(1).repeat(share).batch(share, drop_remainder=True)
+    padding = one.map(lambda x, y: (x, y, tf.zeros([share]))).cache().repeat()
+    return real.concatenate(padding).take(shares)
+
+
+def pad(inputs: tf.Tensor, targets: tf.Tensor, share: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """A batch of at most `share` examples as one of `share`, and which of them are real."""
+    count = tf.shape(inputs)[0]
+    place = tf.range(share)
+    real = tf.minimum(place, count - 1)
+    inputs, targets = tf.cond(
+        tf.equal(count, share), lambda: (inputs, targets), lambda: (tf.gather(inputs, real), tf.gather(targets, real))
+    )
+    return keep_size(inputs, share), keep_size(targets, share), tf.cast(place < count, tf.float32)
 
 
 def keep_size(tensor: tf.Tensor, size: int) -> tf.Tensor:

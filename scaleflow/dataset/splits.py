@@ -78,25 +78,52 @@ def load(source: Source, split: str) -> Examples:
 
 def check_shapes(source: Source, split: str, examples: Examples) -> None:
     """Refuses examples that are not what the source says they are."""
-    target_shape = () if source.outputs.kind == "classification" else source.outputs.shape
+    target_shape = () if source.outputs.kind == "classification" else tuple(source.outputs.shape)
+    found = look_at_arrays(split, examples) if isinstance(examples, Arrays) else look_at_stream(split, examples)
+    for what, shape, said in zip(("inputs", "targets"), found[:2], (source.inputs.shape, target_shape), strict=True):
+        if shape != tuple(said):
+            raise Refusal(f"dataset: {what} of {split!r} have shape {shape}, and the source says {tuple(said)}")
+    if found[2] != source.inputs.dtype:
+        raise Refusal(f"dataset: inputs of {split!r} are {found[2]}, and the source says {source.inputs.dtype}")
     if isinstance(examples, Arrays):
-        shapes = [examples.inputs.shape[1:], examples.targets.shape[1:]]
-        dtype = examples.inputs.dtype.name
-        if len(examples.inputs) != len(examples.targets):
-            raise Refusal(
-                f"dataset: load({split!r}) gave {len(examples.inputs)} inputs and {len(examples.targets)} targets"
-            )
-    else:
-        spec = examples.dataset.element_spec
-        if not (isinstance(spec, tuple) and len(spec) == 2):
-            raise Refusal(f"dataset: the stream of {split!r} must yield (input, target), and yields {spec}")
-        shapes = [tuple(s.shape) for s in spec]
-        dtype = spec[0].dtype.name
-    for what, found, said in zip(("inputs", "targets"), shapes, (source.inputs.shape, target_shape), strict=True):
-        if tuple(found) != tuple(said):
-            raise Refusal(f"dataset: {what} of {split!r} have shape {tuple(found)}, and the source says {tuple(said)}")
-    if dtype != source.inputs.dtype:
-        raise Refusal(f"dataset: inputs of {split!r} are {dtype}, and the source says {source.inputs.dtype}")
+        check_targets(source.outputs, split, examples.targets)
+
+
+def check_targets(outputs: Outputs, split: str, targets: np.ndarray[Any, Any]) -> None:
+    """Refuses targets in memory that their kind does not allow."""
+    kind = outputs.kind
+    if targets.dtype.kind not in ("iu" if kind == "classification" else "iufb"):
+        expected = "integers" if kind == "classification" else "numbers"
+        raise Refusal(f"dataset: {kind} targets of {split!r} are {targets.dtype.name}, expected {expected}")
+    if kind == "regression":
+        return
+    least, most = targets.min(), targets.max()
+    last = outputs.shape[-1] - 1 if kind == "classification" else 1
+    if least < 0 or most > last:
+        raise Refusal(f"dataset: {kind} targets of {split!r} reach from {least} to {most}, expected 0 to {last}")
+
+
+def look_at_arrays(split: str, examples: Arrays) -> tuple[Any, Any, str]:
+    """(input shape, target shape, input dtype) of examples in memory."""
+    inputs, targets = examples.inputs, examples.targets
+    for what, array in (("inputs", inputs), ("targets", targets)):
+        if not isinstance(array, np.ndarray):
+            raise Refusal(f"dataset: {what} of {split!r} are a {type(array).__name__}, expected a numpy array")
+    if len(inputs) != len(targets):
+        raise Refusal(f"dataset: load({split!r}) gave {len(inputs)} inputs and {len(targets)} targets")
+    return inputs.shape[1:], targets.shape[1:], inputs.dtype.name
+
+
+def look_at_stream(split: str, examples: Stream) -> tuple[Any, Any, str]:
+    """(input shape, target shape, input dtype) of a stream."""
+    spec = examples.dataset.element_spec
+    if not (isinstance(spec, tuple) and len(spec) == 2 and all(hasattr(s, "shape") for s in spec)):
+        raise Refusal(f"dataset: the stream of {split!r} must yield (input, target), and yields {spec}")
+    count = int(examples.dataset.cardinality())
+    if count != examples.length and count >= 0:
+        raise Refusal(f"dataset: the stream of {split!r} holds {count} examples, and the source says {examples.length}")
+    shapes = [tuple(s.shape) if s.shape.rank is not None else "unknown" for s in spec]
+    return shapes[0], shapes[1], spec[0].dtype.name
 
 
 def limited(examples: Examples, limit: int | None) -> Examples:

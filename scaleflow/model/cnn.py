@@ -37,7 +37,7 @@ def build(
     """
     check_images(inputs, filters, padding)
     raw, x = entry(inputs)
-    for count in filters:
+    for count in widths(filters, "model.filters"):
         x = keras.layers.Conv2D(count, 3, padding=padding, activation="relu")(x)
         x = keras.layers.MaxPooling2D()(x)
     x = hidden(keras.layers.Flatten()(x), units, dropout)
@@ -57,6 +57,6 @@ def check_images(inputs: Inputs, filters: Sequence[int], padding: str) -> None:
         side = (side if padding == "same" else side - 2) // 2
     if side < 1:
         raise Refusal(
-            f"model.filters={list(filters)}: nothing is left of images of shape {inputs.shape} behind so many "
+            f"model.filters={filters}: nothing is left of images of shape {inputs.shape} behind so many "
             "convolutions; use fewer" + (", or model.padding=same" if padding == "valid" else "")
         )

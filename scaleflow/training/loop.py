@@ -188,11 +188,13 @@ class Loop:
         variables = self.model.trainable_variables
         gradients = [tf.zeros(v.shape, v.dtype) for v in variables]
         sums = tf.zeros([1 + len(self._names)])
+        unused: set[int] = set()  # filled while the loop's body is traced, once
         for index in tf.range(tf.constant(feed.batching.accumulate, tf.int64)):
             more, more_sums = self._gradients(feed, fetched, epoch, step, index, weight)
-            gradients = [g if m is None else g + tf.convert_to_tensor(m) for g, m in zip(gradients, more, strict=True)]
+            unused.update(i for i, m in enumerate(more) if m is None)
+            gradients = [g if m is None else g + m for g, m in zip(gradients, more, strict=True)]
             sums = sums + more_sums
-        return gradients, sums
+        return [None if i in unused else g for i, g in enumerate(gradients)], sums
 
     def _gradients(
         self, feed: Feed, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, index: tf.Tensor, weight: tf.Tensor
@@ -207,6 +209,8 @@ class Loop:
             if isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer):
                 loss = self.optimizer.scale_loss(loss)
         gradients = tape.gradient(loss, [v.value for v in self.model.trainable_variables])
+        # Dense: of IndexedSlices with a row twice, neither the norm nor Adam's square is that of their sum.
+        gradients = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
         return gradients, self._sums(targets, outputs, losses, mask)
 
     def _regularization(self, feed: Feed) -> tf.Tensor | float:

@@ -1,0 +1,70 @@
+"""What comes out of a feed depends on the epoch and the step alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from scaleflow.interfaces import Batching, Stream
+from tests.dataset.reading import as_stream, numbered, reader, spread_over
+
+#: 5 steps of 12, the last one of 5 examples.
+EXAMPLES = 53
+GLOBAL = 12
+IN_ORDER = [(list(range(first, min(first + GLOBAL, EXAMPLES))), GLOBAL) for first in range(0, EXAMPLES, GLOBAL)]
+FORMS = ("arrays", "stream")
+
+
+def batches(replicas: int, accumulate: int) -> dict[str, Any]:
+    """Everything the tests below look at, by name."""
+    from scaleflow import dataset
+
+    strategy = spread_over(replicas)
+    arrays = numbered(EXAMPLES)
+    portions = Batching(GLOBAL // replicas // accumulate, accumulate, replicas)
+    found = {}
+    for form, examples in (("arrays", arrays), ("stream", Stream(as_stream(arrays), EXAMPLES))):
+        plain, shuffled, other = (
+            reader(strategy, dataset.feed(examples, portions, strategy, seed)) for seed in (None, 3, 4)
+        )
+        found[form] = {
+            "plain": plain(0),
+            "plain, epoch 1": plain(1),
+            "shuffled": shuffled(0),
+            "shuffled, epoch 1": shuffled(1),
+            "shuffled, from step 2": shuffled(1, 2),
+            "other seed": other(0),
+        }
+    return found
+
+
+def test_a_feed_gives_each_epoch_once_in_the_order_of_its_seed(isolated: Callable[..., Any]) -> None:
+    one = isolated(batches, 1, 1)
+    for form in FORMS:
+        found = one[form]
+        assert found["plain"] == found["plain, epoch 1"] == IN_ORDER, form
+        for name in ("shuffled", "shuffled, epoch 1", "other seed"):
+            assert sorted(number for numbers, _ in found[name] for number in numbers) == list(range(EXAMPLES)), (
+                form,
+                name,
+            )
+            assert [(len(numbers), places) for numbers, places in found[name]] == [(12, 12)] * 4 + [(5, 12)]
+        orders = [str(found[name]) for name in ("plain", "shuffled", "shuffled, epoch 1", "other seed")]
+        assert len(set(orders)) == len(orders), form
+        assert found["shuffled, from step 2"] == found["shuffled, epoch 1"][2:], form
+    for replicas, accumulate in ((2, 2), (3, 1)):
+        assert isolated(batches, replicas, accumulate) == one, (replicas, accumulate)
+
+
+def few_examples(replicas: int) -> list[Any]:
+    from scaleflow import dataset
+
+    strategy = spread_over(replicas)
+    portions = Batching(2, 1, replicas)
+    arrays = numbered(1)
+    forms = (arrays, Stream(as_stream(arrays), 1))
+    return [reader(strategy, dataset.feed(examples, portions, strategy, 3))(0) for examples in forms]
+
+
+def test_a_replica_without_an_example_gets_padding(isolated: Callable[..., Any]) -> None:
+    assert isolated(few_examples, 2) == [[([0], 4)]] * 2

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from scaleflow.errors import Refusal
+from scaleflow.interfaces import Arrays, Batching, Dataset, Inputs, Outputs, Stream, Target
+from tests.dataset.reading import as_stream, numbered
+
+NOWHERE = Target("dataset", "nowhere")
+
+
+class Numbered:
+    """Ten examples to train on, four to test on, three more in a split of another name."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.inputs: Any = Inputs((2,))
+        self.outputs: Any = Outputs("classification", (17,))
+        self.splits: Any = ("train", "test", "held")
+        self.counts = {"train": 10, "test": 4, "held": 3}
+        self.given: Any = None
+        vars(self).update(changes)
+
+    def load(self, split: str) -> Any:
+        return numbered(self.counts[split]) if self.given is None else self.given
+
+
+def options(**changes: Any) -> Dataset:
+    return Dataset(NOWHERE, **changes)
+
+
+def numbers(examples: Any) -> list[int] | None:
+    if examples is None:
+        return None
+    if isinstance(examples, Stream):
+        found = [int(y) for _, y in examples.dataset.as_numpy_iterator()]
+        assert len(found) == len(examples)
+        return found
+    assert examples.inputs[:, 0].tolist() == examples.targets.tolist()
+    return [int(y) for y in examples.targets]
+
+
+def prepared(source: Any, changes: dict[str, Any], seed: int = 0) -> tuple[Any, ...]:
+    from scaleflow.dataset import prepare
+
+    splits = prepare(source, options(**changes), seed)
+    named = {"train": splits.train, "validation": splits.validation, "test": splits.test}
+    assert splits.counts() == {name: len(examples) for name, examples in named.items() if examples is not None}
+    return tuple(numbers(examples) for examples in named.values())
+
+
+def many_prepared(cases: list[tuple[dict[str, Any], dict[str, Any], int]]) -> list[tuple[Any, ...]]:
+    return [prepared(Numbered(**source), changes, seed) for source, changes, seed in cases]
+
+
+def test_validation_is_a_fraction_a_split_or_nothing(isolated: Callable[..., Any]) -> None:
+    none, zero, fraction, again, other, named, limited, both, untested = isolated(
+        many_prepared,
+        [
+            ({}, {"validation": None}, 0),
+            ({}, {"validation": 0.0}, 0),
+            ({}, {"validation": 0.3}, 0),
+            ({}, {"validation": 0.3}, 0),
+            ({}, {"validation": 0.3}, 1),
+            ({}, {"validation": "held"}, 0),
+            ({}, {"validation": "held", "limit": 2}, 0),
+            ({}, {"validation": 0.5, "limit": 6}, 0),
+            ({"splits": ["train"]}, {"validation": None}, 0),
+        ],
+    )
+    assert none == zero == (list(range(10)), None, list(range(4)))
+    train, validation, _ = fraction
+    assert (len(train), len(validation)) == (7, 3)
+    assert sorted(train + validation) == list(range(10))
+    assert again == fraction != other
+    assert named == (list(range(10)), list(range(3)), list(range(4)))
+    assert limited == ([0, 1], [0, 1], [0, 1])
+    train, validation, test = both
+    assert (sorted(train + validation), len(validation), test) == (list(range(6)), 3, list(range(4)))
+    assert untested[2] is None
+
+
+def stream_prepared() -> tuple[Any, ...]:
+    return prepared(Numbered(given=Stream(as_stream(numbered(10)), 10)), {"validation": 0.3, "limit": 8})
+
+
+def test_of_a_stream_the_first_examples_are_held_out(isolated: Callable[..., Any]) -> None:
+    assert isolated(stream_prepared) == ([2, 3, 4, 5, 6, 7], [0, 1], list(range(8)))
+
+
+def refusals() -> list[str | None]:
+    import tensorflow as tf
+
+    good = numbered(10)
+    cases: list[tuple[Any, dict[str, Any]]] = [
+        (object(), {}),
+        (Numbered(outputs=(10,)), {}),
+        (Numbered(splits=("test",)), {}),
+        (Numbered(load=None), {}),
+        (Numbered(outputs=Outputs("ranking", (17,))), {}),  # type: ignore[arg-type]
+        (Numbered(), {"validation": "dev"}),
+        (Numbered(given=(good.inputs, good.targets)), {}),
+        (Numbered(given=numbered(0)), {}),
+        (Numbered(inputs=Inputs((3,))), {}),
+        (Numbered(outputs=Outputs("regression", (1,))), {}),
+        (Numbered(inputs=Inputs((2,), "uint8")), {}),
+        (Numbered(given=Arrays(good.inputs, good.targets[:9])), {}),
+        (Numbered(), {"validation": 0.96}),
+        (Numbered(given=Stream(tf.data.Dataset.range(10), 10)), {}),
+        (Numbered(given=Stream(as_stream(good).batch(2), 5)), {}),
+    ]
+    return [refused(source, changes) for source, changes in cases]
+
+
+def refused(source: Any, changes: dict[str, Any]) -> str | None:
+    from scaleflow.dataset import prepare
+
+    try:
+        prepare(source, options(**changes), 0)
+    except Refusal as refusal:
+        return str(refusal)
+    return None
+
+
+def test_a_source_that_breaks_its_contract_is_refused_in_words(isolated: Callable[..., Any]) -> None:
+    wanted = [
+        "dataset: object.inputs must be a scaleflow.interfaces.Inputs",
+        "dataset: Numbered.outputs must be a scaleflow.interfaces.Outputs",
+        "dataset: Numbered.splits must name the splits, 'train' among them",
+        "dataset: Numbered needs a method load(split)",
+        "dataset: Numbered.outputs.kind=ranking: expected one of classification, binary, multi_label, regression",
+        "dataset.validation=dev: there is no such split; there is train, test, held",
+        "dataset: load('train') returned a tuple, expected Arrays or a Stream",
+        "dataset: the split 'train' is empty",
+        "dataset: inputs of 'train' have shape (2,), and the source says (3,)",
+        "dataset: targets of 'train' have shape (), and the source says (1,)",
+        "dataset: inputs of 'train' are float32, and the source says uint8",
+        "dataset: load('train') gave 10 inputs and 9 targets",
+        "dataset.validation=0.96: leaves nothing of 10 examples to train on",
+        "dataset: the stream of 'train' must yield (input, target), and yields TensorSpec",
+        "dataset: inputs of 'train' have shape (None, 2), and the source says (2,)",
+    ]
+    found = isolated(refusals)
+    for words, message in zip(wanted, found, strict=True):
+        assert message is not None, words
+        assert message.startswith(words), message
+
+
+@pytest.mark.parametrize(("examples", "steps"), [(96, 2), (97, 3), (1, 1), (48, 1)])
+def test_a_partial_batch_is_a_step(examples: int, steps: int) -> None:
+    portions = Batching(batch_size=8, accumulate=2, replicas=3)
+    assert (portions.share, portions.global_size) == (16, 48)
+    assert portions.steps(examples) == steps

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from scaleflow.errors import Refusal
+from scaleflow.interfaces import Hardware
+from tests.training.driving import follow
+
+
+def configured(**options: Any) -> dict[str, Any] | str:
+    """The devices and threads there are then, or the refusal."""
+    import tensorflow as tf
+
+    from scaleflow.hardware import configure
+
+    try:
+        devices = configure(Hardware(**options))
+    except Refusal as refusal:
+        return str(refusal)
+    return {
+        "kind": devices.kind,
+        "names": devices.names,
+        "logical": [device.name for device in tf.config.list_logical_devices()],
+        "intra": tf.config.threading.get_intra_op_parallelism_threads(),
+        "inter": tf.config.threading.get_inter_op_parallelism_threads(),
+    }
+
+
+def test_a_cpu_is_divided_and_its_threads_are_set(isolated: Callable[..., Any]) -> None:
+    found = isolated(configured, name="cpu", logical_devices=3, intra_op_threads=1, inter_op_threads=2)
+    assert found["kind"] == "CPU"
+    assert found["names"] == ("CPU:0", "CPU:1", "CPU:2")
+    assert found["logical"] == [f"/device:CPU:{i}" for i in range(3)]
+    assert (found["intra"], found["inter"]) == (1, 2)
+
+
+def test_one_device_named_by_its_index(isolated: Callable[..., Any]) -> None:
+    found = isolated(configured, name="cpu", devices=[0])
+    assert found["names"] == ("CPU:0",)
+    assert (found["intra"], found["inter"]) == (0, 0)
+
+
+def without_gpu(**options: Any) -> dict[str, Any] | str:
+    import tensorflow as tf
+
+    tf.config.set_visible_devices([], "GPU")
+    tf.config.list_physical_devices = without(tf.config.list_physical_devices)
+    return configured(**options)
+
+
+def without(listed: Callable[..., Any]) -> Callable[..., Any]:
+    """TensorFlow's list of devices as it is on a machine without a GPU."""
+    return lambda kind=None: [] if kind == "GPU" else listed(kind)
+
+
+def test_what_is_not_there_is_refused(isolated: Callable[..., Any]) -> None:
+    wanted = [
+        ({"name": "cpu", "devices": [0, 1]}, ("hardware.devices=[0, 1]: found 1 CPU", "use hardware.devices=[0]")),
+        ({"name": "gpu"}, ("hardware=gpu: TensorFlow finds no GPU", "use hardware=cpu")),
+        ({"memory_limit_mb": 100}, ("hardware.memory_limit_mb=100: there is no GPU here", "leave it null")),
+    ]
+    for options, words in wanted:
+        message = isolated(without_gpu, **options)
+        assert isinstance(message, str), options
+        for word in words:
+            assert word in message
+
+
+def test_auto_is_the_cpu_where_there_is_no_gpu(isolated: Callable[..., Any]) -> None:
+    assert isolated(without_gpu, name="auto")["names"] == ("CPU:0",)
+
+
+def test_deterministic_runs_have_the_same_bits(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
+    chosen = plan(
+        "hardware=cpu", "hardware.deterministic=true", "hardware.logical_devices=2", "strategy=mirrored", "model=cnn",
+        "model.filters=[4]", "model.units=8", "model.dropout=0.2", "tracking=none", "dataset.limit=200",
+    )  # fmt: skip
+    first, second = isolated(follow, chosen, 12), isolated(follow, chosen, 12)
+    assert first.losses == second.losses
+    for one, other in zip(first.weights, second.weights, strict=True):
+        np.testing.assert_array_equal(one, other)

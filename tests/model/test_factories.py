@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from scaleflow.errors import Refusal
+from scaleflow.interfaces import Inputs, Outputs
+
+IMAGES = Inputs((8, 8, 1), scale=1 / 16)
+TEN = Outputs("classification", (10,))
+
+
+def shapes() -> dict[str, Any]:
+    """Of each model its output's shape and its layers' kernels."""
+    from scaleflow.model import make
+    from scaleflow.model.cnn import build as cnn
+    from scaleflow.model.mlp import build as mlp
+
+    cases: dict[str, tuple[Any, Inputs, Outputs]] = {
+        "mlp": (lambda i, o: mlp(i, o, units=128), IMAGES, TEN),
+        "mlp of two": (lambda i, o: mlp(i, o, units=[7, 5], dropout=0.5), Inputs((4,)), Outputs("binary", (1,))),
+        "mlp of a grid": (lambda i, o: mlp(i, o, units=[128]), Inputs((3,)), Outputs("regression", (2, 3))),
+        "cnn": (lambda i, o: cnn(i, o, filters=[4, 6], units=[9]), IMAGES, TEN),
+        "cnn valid": (lambda i, o: cnn(i, o, filters=[4], units=64, padding="valid", dropout=0.1), IMAGES, TEN),
+    }
+    found = {}
+    for name, (factory, inputs, outputs) in cases.items():
+        net = make(factory, inputs, outputs)
+        dropouts = sum("dropout" in layer.name for layer in net.layers)
+        found[name] = net.output_shape, [v.shape for v in net.trainable_variables if v.name == "kernel"], dropouts
+    return found
+
+
+def test_factories_build_what_they_are_asked_for(isolated: Callable[..., Any]) -> None:
+    assert isolated(shapes) == {
+        "mlp": ((None, 10), [(64, 128), (128, 10)], 0),
+        "mlp of two": ((None, 1), [(4, 7), (7, 5), (5, 1)], 2),
+        "mlp of a grid": ((None, 2, 3), [(3, 128), (128, 6)], 0),
+        "cnn": ((None, 10), [(3, 3, 1, 4), (3, 3, 4, 6), (24, 9), (9, 10)], 0),
+        "cnn valid": ((None, 10), [(3, 3, 1, 4), (36, 64), (64, 10)], 1),
+    }
+
+
+def scaled() -> bool:
+    """Whether a model gives for raw inputs what it would give for scaled ones without its scale."""
+    import dataclasses
+
+    import numpy as np
+
+    from scaleflow.model import make
+    from scaleflow.model.mlp import build as mlp
+
+    raw = make(mlp, IMAGES, TEN)
+    plain = make(mlp, dataclasses.replace(IMAGES, scale=None), TEN)
+    plain.set_weights(raw.get_weights())
+    batch = np.random.default_rng(0).uniform(0, 16, (3, 8, 8, 1)).astype(np.float32)
+    return bool(np.allclose(raw(batch), plain(batch / 16), atol=1e-6))
+
+
+def test_the_scale_is_part_of_the_model(isolated: Callable[..., Any]) -> None:
+    assert isolated(scaled)
+
+
+def refused(factory: Callable[[Inputs, Outputs], Any], inputs: Inputs, outputs: Outputs) -> str | None:
+    from scaleflow.model import make
+
+    try:
+        make(factory, inputs, outputs)
+    except Refusal as refusal:
+        return str(refusal)
+    return None
+
+
+def refusals() -> list[str | None]:
+    import keras
+
+    from scaleflow.model.cnn import build as cnn
+    from scaleflow.model.mlp import build as mlp
+
+    fixed = keras.Sequential([keras.Input((3,)), keras.layers.Dense(10)])
+    twice = keras.Model(raw := keras.Input((4,)), [keras.layers.Dense(10)(raw), keras.layers.Dense(10)(raw)])
+    row = Inputs((4,))
+    return [
+        refused(cnn, row, TEN),
+        refused(lambda i, o: cnn(i, o, filters=[4] * 4), IMAGES, TEN),
+        refused(lambda i, o: cnn(i, o, filters=[4, 4, 4], padding="valid"), IMAGES, TEN),
+        refused(lambda i, o: cnn(i, o, padding="full"), IMAGES, TEN),
+        refused(lambda i, o: cnn(i, o, filters=[0]), IMAGES, TEN),
+        refused(lambda i, o: mlp(i, o, units=[8, "a"]), row, TEN),
+        refused(lambda i, o: mlp(i, o, dropout=1.0), row, TEN),
+        refused(lambda i, o: mlp(i, Outputs("classification", (9,))), row, TEN),
+        refused(lambda i, o: "a model", row, TEN),
+        refused(lambda i, o: fixed, row, TEN),
+        refused(lambda i, o: twice, row, TEN),
+    ]
+
+
+def test_models_that_cannot_work_are_refused_in_words(isolated: Callable[..., Any]) -> None:
+    wanted = [
+        ("model=cnn", "(height, width, channels)", "(4,)", "use model=mlp"),
+        ("model.filters=[4, 4, 4, 4]", "(8, 8, 1)", "use fewer"),
+        ("model.filters=[4, 4, 4]", "or model.padding=same"),
+        ("model.padding=full: expected one of same, valid",),
+        ("model.filters=[0]: expected an integer, at least 1",),
+        ("model.units=[8, 'a']: expected an integer, at least 1",),
+        ("model.dropout=1.0: expected a number from 0 to less than 1",),
+        ("model: returns outputs of shape (batch, 9)", "need (batch, 10)"),
+        ("model: the factory returned a str, expected a keras.Model",),
+        ("model: does not take inputs of shape (batch, 4)",),
+        ("model: returned list, expected one tensor (batch, 10)",),
+    ]
+    for words, message in zip(wanted, isolated(refusals), strict=True):
+        assert message is not None, words
+        for word in words:
+            assert word in message, message
+
+
+def cnn_of_a_number() -> list[tuple[int, ...]]:
+    from scaleflow.model import make
+    from scaleflow.model.cnn import build as cnn
+
+    net = make(lambda i, o: cnn(i, o, filters=4, units=5), IMAGES, TEN)  # type: ignore[arg-type]
+    return [v.shape for v in net.trainable_variables if v.name == "kernel"]
+
+
+def test_filters_may_be_one_number(isolated: Callable[..., Any]) -> None:
+    assert isolated(cnn_of_a_number) == [(3, 3, 1, 4), (64, 5), (5, 10)]

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from scaleflow.errors import Refusal
+
+
+def made(arguments: dict[str, Any], loss_scaling: bool = False) -> str:
+    """The class that was made, or the refusal."""
+    import keras
+
+    from scaleflow.optimizer import make
+
+    try:
+        found = make(lambda learning_rate: keras.optimizers.Adam(learning_rate, **arguments), 0.1, loss_scaling)
+    except Refusal as refusal:
+        return str(refusal)
+    inner = getattr(found, "inner_optimizer", None)
+    return type(found).__name__ + (f" of {type(inner).__name__}" if inner is not None else "")
+
+
+def all_made() -> list[str]:
+    from scaleflow.optimizer import make
+
+    found = [
+        made({}),
+        made({}, loss_scaling=True),
+        made({"clipnorm": 1.0}),
+        made({"global_clipnorm": 0.5}),
+        made({"clipvalue": 2.0}),
+        made({"gradient_accumulation_steps": 4}),
+        made({"loss_scale_factor": 128.0}),
+    ]
+    try:
+        make(lambda learning_rate: learning_rate, 0.1, loss_scaling=False)
+    except Refusal as refusal:
+        found.append(str(refusal))
+    return found
+
+
+def test_what_the_loop_does_is_refused_to_keras(isolated: Callable[..., Any]) -> None:
+    assert isolated(all_made) == [
+        "Adam",
+        "LossScaleOptimizer of Adam",
+        "optimizer.clipnorm=1.0: use training.clip_norm, which is right on every strategy",
+        "optimizer.global_clipnorm=0.5: use training.clip_norm, which is right on every strategy",
+        "optimizer.clipvalue=2.0: use training.clip_norm, which is right on every strategy",
+        "optimizer.gradient_accumulation_steps=4: use training.accumulate, which is right on every strategy",
+        "optimizer.loss_scale_factor=128.0: use precision=mixed_float16, which is right on every strategy",
+        "optimizer: the factory returned a float, expected a keras.optimizers.Optimizer",
+    ]

@@ -1,0 +1,73 @@
+"""A run is the same run, however its global batch is divided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.training.driving import far, follow
+
+#: strategy, logical devices, accumulate: each makes a global batch of 48.
+DIVISIONS = [
+    ("one_device", 1, 4),
+    ("mirrored", 1, 1),
+    ("mirrored", 2, 1),
+    ("mirrored", 3, 1),
+    ("mirrored", 3, 4),
+]
+
+#: The digits' 1294 training examples make 27 steps of 48 an epoch, the last one partial.
+STEPS = 50
+BASE = ("hardware=cpu", "tracking=none", "training.global_batch_size=48", "model.units=16")
+SGD = ("optimizer=sgd", "optimizer.learning_rate=0.1")  # and momentum 0.9
+ADAM = ("optimizer=adam", "optimizer.learning_rate=0.01")
+ADAMW = ("optimizer=adamw", "optimizer.learning_rate=0.01")
+CLIP = "training.clip_norm=0.3"
+
+
+def divided(strategy: str, devices: int, accumulate: int) -> tuple[str, ...]:
+    return (
+        *BASE,
+        f"strategy={strategy}",
+        f"hardware.logical_devices={devices}",
+        f"training.accumulate={accumulate}",
+    )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "divisions"),
+    [
+        ((*SGD, CLIP), DIVISIONS),
+        (ADAM, DIVISIONS[-2:]),
+        ((*ADAMW, "optimizer.schedule=cosine", "optimizer.warmup_steps=5"), DIVISIONS[-1:]),
+    ],
+    ids=["sgd-clipped", "adam", "adamw-scheduled"],
+)
+def test_float32_equals_one_device(
+    isolated: Callable[..., Any], plan: Callable[..., Any], recipe: tuple[str, ...], divisions: list[Any]
+) -> None:
+    one = isolated(follow, plan(*divided("one_device", 1, 1), *recipe), STEPS)
+    assert one.losses[-1] < 0.7 * one.losses[0]
+    for division in divisions:
+        found = isolated(follow, plan(*divided(*division), *recipe), STEPS)
+        np.testing.assert_allclose(found.losses, one.losses, rtol=0, atol=1e-5, err_msg=str(division))
+        assert far(found.weights, one.weights) < 1e-4, division
+    if CLIP in recipe:
+        free = isolated(follow, plan(*divided("one_device", 1, 1), *recipe[:-1]), STEPS)
+        assert far(free.weights, one.weights) > 1e-2
+
+
+@pytest.mark.parametrize("precision", ["mixed_float16", "mixed_bfloat16"])
+def test_mixed_precision_equals_one_device_within_its_rounding(
+    isolated: Callable[..., Any], plan: Callable[..., Any], precision: str
+) -> None:
+    recipe = (f"precision={precision}", *SGD, CLIP)
+    one = isolated(follow, plan(*divided("one_device", 1, 1), *recipe), STEPS)
+    assert one.losses[-1] < 0.7 * one.losses[0]
+    found = isolated(follow, plan(*divided("mirrored", 3, 4), *recipe), STEPS)
+    tolerance = 5e-3 if precision == "mixed_float16" else 3e-2
+    np.testing.assert_allclose(found.losses, one.losses, rtol=0, atol=tolerance)
+    assert far(found.weights, one.weights) < tolerance

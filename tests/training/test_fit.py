@@ -1,0 +1,210 @@
+"""The host's half: epochs, events, early stopping."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from scaleflow.errors import Refusal
+from scaleflow.interfaces import EarlyStopping
+from tests.training.driving import ignore
+
+Event = tuple[str, dict[str, Any]]
+
+BASE = ("hardware=cpu", "tracking=none", "dataset.limit=100", "dataset.validation=0.2", "model.units=4")
+SIZE = "training.global_batch_size=16"  # 80 examples make 5 steps
+
+
+def fitted(plan: Any, stop_after: int | None = None) -> tuple[list[Event], Any]:
+    """The events of a run, and how it went; told to stop after some calls."""
+    import time
+
+    from scaleflow import training
+    from scaleflow.worker import build
+
+    events: list[Event] = []
+
+    def emit(event: str, /, **fields: Any) -> None:
+        events.append((event, fields))
+
+    built = build(plan, ignore)
+    result = training.fit(
+        built.loop, plan.training, built.train, built.validation, built.test,
+        emit=emit, started=time.time(), told_to_stop=lambda: calls(events) == stop_after,
+    )  # fmt: skip
+    return events, result
+
+
+def calls(events: list[Event]) -> int:
+    return len(training_steps(events))
+
+
+def training_steps(events: list[Event]) -> list[int]:
+    return [fields["step"] for name, fields in events if name == "metrics" and "train/loss" in fields["values"]]
+
+
+def steps_with(events: list[Event], key: str) -> list[int]:
+    return [fields["step"] for name, fields in events if name == "metrics" and key in fields["values"]]
+
+
+def epochs(events: list[Event]) -> list[tuple[int, int]]:
+    return [(fields["epoch"], fields["step"]) for name, fields in events if name == "epoch"]
+
+
+def test_a_run_tells_one_event_a_call_and_one_an_epoch(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
+    events, result = isolated(fitted, plan(*BASE, SIZE, "training.epochs=2", "training.steps_per_loop=2"))
+    assert (result.steps, result.stopped) == (10, False)
+    assert training_steps(events) == [1, 3, 5, 7, 9, 10]
+    assert steps_with(events, "val/loss") == steps_with(events, "val/accuracy") == [5, 10]
+    assert steps_with(events, "test/loss") == [10]
+    assert steps_with(events, "perf/seconds_to_first_step") == [1]
+    assert steps_with(events, "perf/examples_per_second") == steps_with(events, "perf/step_ms") == [5, 10]
+    assert epochs(events) == [(1, 5), (2, 10)]
+    first, second = (fields for name, fields in events if name == "epoch")
+    assert (first["epochs"], second["epochs"]) == (2, 2)
+    names = {"train/loss", "train/accuracy", "val/loss", "val/accuracy", "perf/examples_per_second", "perf/step_ms"}
+    assert set(first["values"]) == names
+    assert result.test == {
+        name.removeprefix("test/"): value for name, value in events[-1][1]["values"].items()
+    }  # the last event holds the test's values
+
+
+def many_fitted(*plans: Any) -> list[tuple[list[Event], Any]]:
+    return [fitted(plan) for plan in plans]
+
+
+def test_a_run_is_as_long_as_it_was_asked_to_be(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
+    cases = [
+        (("training.epochs=5", "training.max_steps=7"), 7, [(1, 5), (2, 7)]),
+        (("training.epochs=3", "training.steps_per_epoch=2"), 6, [(1, 2), (2, 4), (3, 6)]),
+        (("training.epochs=5", "training.steps_per_epoch=2", "training.max_steps=3"), 3, [(1, 2), (2, 3)]),
+        (("training.epochs=1", "training.max_steps=99"), 5, [(1, 5)]),
+    ]
+    found = isolated(many_fitted, *(plan(*BASE, SIZE, *limits) for limits, *_ in cases))
+    for (limits, steps, ends), (events, result) in zip(cases, found, strict=True):
+        assert result.steps == steps, limits
+        assert epochs(events) == ends, limits
+        assert training_steps(events)[-1] == steps, limits
+
+
+def test_a_run_ends_after_the_call_in_which_it_is_told_to_stop(
+    isolated: Callable[..., Any], plan: Callable[..., Any]
+) -> None:
+    events, result = isolated(fitted, plan(*BASE, SIZE, "training.steps_per_loop=1"), 3)
+    assert (result.steps, result.stopped, result.test) == (3, True, {})
+    assert training_steps(events) == [1, 2, 3]
+    assert not epochs(events)
+
+
+def test_float16_reports_its_loss_scale(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
+    chosen = (*BASE, SIZE, "training.epochs=1", "training.steps_per_loop=2")
+    (scaled, _), (plain, _) = isolated(many_fitted, plan(*chosen, "precision=mixed_float16"), plan(*chosen))
+    assert steps_with(scaled, "train/loss_scale") == [1, 3, 5]
+    assert all(f["values"].get("train/loss_scale", 1) >= 1 for name, f in scaled if name == "metrics")
+    assert steps_with(plain, "train/loss_scale") == []
+
+
+def test_training_stops_early(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
+    chosen = plan(
+        *BASE, SIZE, "training.epochs=9", "optimizer=sgd", "optimizer.learning_rate=1e-12",
+        "training.early_stopping={monitor: val/accuracy, patience: 2}",
+    )  # fmt: skip
+    events, result = isolated(fitted, chosen)
+    assert epochs(events) == [(1, 5), (2, 10), (3, 15)]  # the first is the best, two do not improve on it
+    assert result.steps == 15
+    assert steps_with(events, "test/loss") == [15]
+    notes = [fields["text"] for name, fields in events if name == "note"]
+    assert notes == ["stopped early after epoch 3: val/accuracy has not improved for 2 epochs"]
+
+
+# Parts of it ---------------------------------------------------------------------------------
+
+
+def patient(cases: list[tuple[EarlyStopping | None, list[float]]]) -> list[int | None]:
+    """After how many values each is over."""
+    from scaleflow.training.fit import Patience
+
+    found = []
+    for options, values in cases:
+        patience = Patience(options)
+        key = options.monitor if options else "val/loss"
+        over = [patience.is_over({key: value}) for value in values]
+        found.append(over.index(True) + 1 if True in over else None)
+    return found
+
+
+def test_patience_counts_epochs_without_a_better_value(isolated: Callable[..., Any]) -> None:
+    falling, bumpy = [5.0, 4.0, 3.0, 2.0], [3.0, 4.0, 2.0, 2.0, 2.5]
+    cases: list[tuple[EarlyStopping | None, list[float], int | None]] = [
+        (None, [1.0] * 9, None),
+        (EarlyStopping("val/loss", 1), falling, None),
+        (EarlyStopping("val/loss", 1), bumpy, 2),
+        (EarlyStopping("val/loss", 2), bumpy, 5),
+        (EarlyStopping("val/loss", 3), bumpy, None),
+        (EarlyStopping("val/accuracy", 1), falling, 2),
+        (EarlyStopping("val/accuracy", 1), [0.1, 0.2, 0.3], None),
+        (EarlyStopping("val/mae", 1), falling, None),
+        (EarlyStopping("val/loss", 1, "max"), falling, 2),
+        (EarlyStopping("val/accuracy", 1, "min"), falling, None),
+    ]
+    found = isolated(patient, [(options, values) for options, values, _ in cases])
+    assert found == [wanted for _, _, wanted in cases]
+
+
+def refused(*plans: Any) -> list[str | None]:
+    """Each plan's refusal when it is built."""
+    from scaleflow.worker import build
+
+    found: list[str | None] = []
+    for plan in plans:
+        try:
+            build(plan, ignore)
+        except Refusal as refusal:
+            found.append(str(refusal))
+        else:
+            found.append(None)
+    return found
+
+
+def test_what_the_data_cannot_give_is_refused(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
+    found = isolated(
+        refused,
+        plan(*BASE, SIZE, "training.steps_per_epoch=6"),
+        plan(*BASE, SIZE, "training.early_stopping={monitor: val/auc}"),
+        plan(*BASE, SIZE, "training.early_stopping={monitor: val/loss}", "dataset.validation=0.001"),
+    )
+    assert found == [
+        "training.steps_per_epoch=6: the training split's 80 examples make 5 steps of 16; use at most 5",
+        "training.early_stopping.monitor=val/auc: there is no such value; "
+        "there is train/loss, train/accuracy, val/loss, val/accuracy",
+        "training.early_stopping.monitor=val/loss: there is no such value; there is train/loss, train/accuracy",
+    ]
+
+
+def paces() -> dict[str, list[int]]:
+    """The steps of each call, a call's time being so many seconds a step."""
+    from scaleflow.training.stretch import StepsPerLoop
+
+    found = {}
+    for name, setting, a_step in (
+        ("fixed", 7, 0.1),
+        ("slow", "auto", 1.0),
+        ("fast", "auto", 1e-4),
+        ("mid", "auto", 0.01),
+    ):
+        pace = StepsPerLoop(setting)  # type: ignore[arg-type]
+        taken = []
+        for call in range(5):
+            steps = pace.next()
+            taken.append(steps)
+            pace.took(steps, steps * a_step + (5.0 if call == 0 else 0.0))
+        found[name] = taken
+    return found
+
+
+def test_a_call_is_made_to_take_half_a_second(isolated: Callable[..., Any]) -> None:
+    found = isolated(paces)
+    assert found["fixed"] == [7] * 5
+    assert found["slow"] == [8, 8, 1, 1, 1]
+    assert found["mid"] == [8, 8, 50, 50, 50]
+    assert found["fast"] == [8, 8, 512, 5000, 5000]

@@ -1,0 +1,427 @@
+"""What a step does: every example counts once, in the update and in what is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scaleflow.errors import NotFinite, RunError
+from scaleflow.interfaces import Arrays, Batching, Inputs, Outputs, Stream
+from tests.training.driving import (
+    Course,
+    Parts,
+    assemble,
+    dense,
+    far,
+    ignore,
+    on_each_replica,
+    random_arrays,
+    spread_over,
+    take,
+    train_epochs,
+    weights,
+)
+
+
+def as_stream(arrays: Arrays) -> Any:
+    import tensorflow as tf
+
+    return tf.data.Dataset.from_tensor_slices((arrays.inputs, arrays.targets))
+
+
+def both_forms(count: int) -> tuple[Arrays, Stream]:
+    arrays = random_arrays(count)
+    return arrays, Stream(as_stream(arrays), count)
+
+
+# Evaluation ----------------------------------------------------------------------------------
+
+
+def evaluated(plan: Any) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+    """The digits' test split by the loop, by the loop in calls of one step, and by numpy."""
+    from scaleflow.dataset.digits import Digits
+    from scaleflow.worker import build
+
+    built = build(plan, ignore)
+    built.loop.start_epoch()
+    built.loop.train(built.train, built.train.open(0, 0), 0, 0, 10, 0)
+    test = Digits().load("test")
+    logits = np.asarray(built.loop.model(test.inputs, training=False), np.float64)
+    logits -= logits.max(axis=1, keepdims=True)
+    chances = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    wanted = {
+        "loss": float(-chances[np.arange(len(test)), test.targets].mean()),
+        "accuracy": float((logits.argmax(axis=1) == test.targets).mean()),
+    }
+    assert built.test is not None
+    return dict(built.loop.evaluate(built.test)), dict(built.loop.evaluate(built.test, steps_per_call=1)), wanted
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_every_digit_counts_once_in_an_evaluation(
+    isolated: Callable[..., Any], plan: Callable[..., Any], replicas: int
+) -> None:
+    chosen = plan("hardware=cpu", f"hardware.logical_devices={replicas}", "tracking=none", "model.units=8")
+    whole, in_steps, wanted = isolated(evaluated, chosen)
+    assert whole == pytest.approx(wanted, abs=1e-6)
+    assert in_steps == pytest.approx(wanted, abs=1e-6)
+    assert whole["accuracy"] == pytest.approx(wanted["accuracy"], abs=1e-12)
+
+
+# Updates -------------------------------------------------------------------------------------
+
+
+def partial_batch(replicas: int, accumulate: int) -> tuple[list[np.ndarray[Any, Any]], list[np.ndarray[Any, Any]]]:
+    """SGD over 2 epochs of 29 examples in batches of 12 (12, 12, 5), by the loop and by hand."""
+    import keras
+    import tensorflow as tf
+
+    strategy = spread_over(replicas)
+    arrays = random_arrays(29)
+    size = 12 // replicas // accumulate
+    parts = assemble(strategy, arrays, "classification", 3, dense, batch_size=size, accumulate=accumulate)
+    twin = keras.models.clone_model(parts.loop.model)
+    twin.set_weights(parts.loop.model.get_weights())
+    train_epochs(parts, 2)
+    for first in [0, 12, 24] * 2:
+        with tf.GradientTape() as tape:
+            outputs = twin(arrays.inputs[first : first + 12])
+            loss = tf.reduce_mean(
+                tf.nn.sparse_softmax_cross_entropy_with_logits(arrays.targets[first : first + 12], outputs)
+            )
+        variables = [v.value for v in twin.trainable_variables]
+        for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+            variable.assign_sub(0.1 * gradient)
+    return weights(parts.loop), [np.asarray(v) for v in twin.trainable_variables]
+
+
+@pytest.mark.parametrize(("replicas", "accumulate"), [(1, 1), (2, 3)])
+def test_an_update_is_the_mean_over_the_examples_that_are_there(
+    isolated: Callable[..., Any], replicas: int, accumulate: int
+) -> None:
+    found, wanted = isolated(partial_batch, replicas, accumulate)
+    assert far(found, wanted) < 1e-6
+
+
+def traces(replicas: int) -> list[int]:
+    """How often the step was traced, fed from memory and from a stream."""
+    strategy = spread_over(replicas)
+    found = []
+    for examples in both_forms(29):
+        parts = assemble(strategy, examples, "classification", 3, dense, batch_size=2, accumulate=2 // replicas)
+        feed, loop = parts.feed, parts.loop
+        loop.trace(feed)
+        for epoch in range(3):
+            opened, first = feed.open(epoch, 0), 0
+            loop.start_epoch()
+            for steps in (1, 3, 2, 2):
+                loop.train(feed, opened, epoch, first, steps, epoch * 8 + first)
+                first += steps
+            assert first == feed.batching.steps(29)
+        found.append(loop.traces)
+    return found
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_the_step_is_traced_once(isolated: Callable[..., Any], replicas: int) -> None:
+    assert isolated(traces, replicas) == [1, 1]
+
+
+def stream_and_arrays(replicas: int, accumulate: int) -> list[tuple[Course, dict[str, float]]]:
+    """The same run and evaluation, fed from memory and from a stream."""
+    from scaleflow import dataset
+
+    strategy = spread_over(replicas)
+    found = []
+    for examples in both_forms(29):
+        parts = assemble(
+            strategy, examples, "classification", 3, dense, batch_size=12 // replicas // accumulate,
+            accumulate=accumulate,
+        )  # fmt: skip
+        whole = dataset.feed(examples, Batching(5, 1, replicas), strategy)
+        found.append((take(parts.loop, parts.feed, 6), dict(parts.loop.evaluate(whole))))
+    return found
+
+
+@pytest.mark.parametrize(("replicas", "accumulate"), [(1, 3), (2, 2)])
+def test_a_stream_trains_like_the_same_examples_in_memory(
+    isolated: Callable[..., Any], replicas: int, accumulate: int
+) -> None:
+    (arrays, scores), (stream, stream_scores) = isolated(stream_and_arrays, replicas, accumulate)
+    assert stream.losses == pytest.approx(arrays.losses, abs=1e-6)
+    assert far(stream.weights, arrays.weights) < 1e-6
+    assert stream_scores == pytest.approx(scores, abs=1e-6)
+
+
+def promised(cases: list[tuple[int, int]]) -> list[str | None]:
+    """Trains on streams of (true, promised) length in batches of 4; gives the errors."""
+    strategy = spread_over(1)
+    return [broken_promise(strategy, there, length) for there, length in cases]
+
+
+def broken_promise(strategy: Any, there: int, length: int) -> str | None:
+    stream = Stream(as_stream(random_arrays(there)), length)
+    parts = assemble(strategy, stream, "classification", 3, dense, batch_size=4)
+    try:
+        train_epochs(parts, 1)
+    except RunError as error:
+        return str(error)
+    return None
+
+
+def test_a_stream_shorter_than_promised_ends_the_run(isolated: Callable[..., Any]) -> None:
+    cases = [(20, 26), (20, 24), (3, 8)]
+    wanted = [f"the dataset gave {there} examples where its source had promised {length}" for there, length in cases]
+    assert isolated(promised, cases) == wanted
+
+
+def test_what_a_stream_holds_beyond_its_promise_is_not_used(isolated: Callable[..., Any]) -> None:
+    assert isolated(promised, [(30, 26), (28, 24)]) == [None, None]
+
+
+# Not finite ----------------------------------------------------------------------------------
+
+
+def not_finite(replicas: int, accumulates: list[int], calls: list[int]) -> list[int]:
+    """Epoch 5 of 30 examples in batches of 8, of which example 21 is NaN: the step that is named."""
+    strategy = spread_over(replicas)
+    arrays = random_arrays(30)
+    arrays.inputs[21] = np.nan
+    found = []
+    for accumulate in accumulates:
+        for examples in (arrays, Stream(as_stream(arrays), 30)):
+            size = 8 // replicas // accumulate
+            parts = assemble(strategy, examples, "classification", 3, dense, batch_size=size, accumulate=accumulate)
+            found.append(named_step(parts, calls))
+    return found
+
+
+def named_step(parts: Parts, calls: list[int]) -> int:
+    parts.loop.start_epoch()
+    opened, first = parts.feed.open(5, 0), 0
+    try:
+        for steps in calls:
+            parts.loop.train(parts.feed, opened, 5, first, steps, 100 + first)
+            first += steps
+    except NotFinite as error:
+        return error.step
+    return 0
+
+
+@pytest.mark.parametrize(("replicas", "accumulates", "calls"), [(1, [2], [4]), (2, [1], [1, 1, 1, 1])])
+def test_a_loss_that_is_not_finite_is_named_by_its_step(
+    isolated: Callable[..., Any], replicas: int, accumulates: list[int], calls: list[int]
+) -> None:
+    assert set(isolated(not_finite, replicas, accumulates, calls)) == {103}
+
+
+def normalizing(inputs: Inputs, outputs: Outputs) -> Any:
+    """Not defined at zero, which no example is."""
+    import keras
+
+    raw = keras.Input(inputs.shape, dtype=inputs.dtype)
+    unit = keras.layers.Lambda(lambda x: x / keras.ops.norm(x, axis=-1, keepdims=True))(raw)
+    return keras.Model(raw, keras.layers.Dense(*outputs.shape, dtype="float32")(unit))
+
+
+def padded() -> list[tuple[Course, dict[str, float]]]:
+    strategy = spread_over(2)
+    found = []
+    for examples in both_forms(10):
+        parts = assemble(strategy, examples, "classification", 3, normalizing, batch_size=4)
+        found.append((take(parts.loop, parts.feed, 4), dict(parts.loop.evaluate(parts.feed))))
+    return found
+
+
+def test_padding_does_no_harm_to_a_model_that_cannot_take_zeros(isolated: Callable[..., Any]) -> None:
+    for course, scores in isolated(padded):
+        assert np.isfinite(course.losses).all()
+        assert np.isfinite(scores["loss"])
+
+
+# Models with something special ---------------------------------------------------------------
+
+
+def regularized(inputs: Inputs, outputs: Outputs) -> Any:
+    import keras
+
+    raw = keras.Input(inputs.shape, dtype=inputs.dtype)
+    layer = keras.layers.Dense(*outputs.shape, kernel_regularizer=keras.regularizers.L2(0.3), dtype="float32")
+    return keras.Model(raw, layer(raw))
+
+
+def embedded(inputs: Inputs, outputs: Outputs) -> Any:
+    """Its gradient is an IndexedSlices, in which the same row comes many times."""
+    import keras
+
+    raw = keras.Input(inputs.shape, dtype=inputs.dtype)
+    x = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(7, 4)(raw))
+    return keras.Model(raw, keras.layers.Dense(*outputs.shape, dtype="float32")(x))
+
+
+def partly_used(inputs: Inputs, outputs: Outputs) -> Any:
+    """Has a weight that no output depends on."""
+    import keras
+
+    class Spare(keras.layers.Layer):  # type: ignore[misc]
+        def build(self, shape: Any) -> None:
+            self.spare = self.add_weight(shape=(3,), initializer="ones", name="spare")
+
+        def call(self, x: Any) -> Any:
+            return x
+
+    raw = keras.Input(inputs.shape, dtype=inputs.dtype)
+    return keras.Model(raw, keras.layers.Dense(*outputs.shape, dtype="float32")(Spare()(raw)))
+
+
+def tokens(count: int) -> Arrays:
+    random = np.random.default_rng(0)
+    return Arrays(random.integers(7, size=(count, 5), dtype=np.int32), random.integers(3, size=count, dtype=np.int32))
+
+
+#: Models and options that must train the same however the batch of 12 is divided.
+SPECIAL: dict[str, tuple[Any, dict[str, Any]]] = {
+    "regularized": (regularized, {}),
+    "regularized, float16": (regularized, {"policy": "mixed_float16"}),
+    "embedded, clipped": (embedded, {"clip_norm": 0.05, "rate": 1.0}),
+    "embedded, adam": (embedded, {"optimizer": "Adam", "rate": 0.01}),
+    "embedded, float16": (embedded, {"policy": "mixed_float16"}),
+    "partly used": (partly_used, {"optimizer": "AdamW"}),
+}
+
+
+def special(replicas: int, accumulate: int) -> dict[str, Course]:
+    strategy = spread_over(replicas)
+    found = {}
+    for name, (factory, options) in SPECIAL.items():
+        examples = tokens(30) if factory is embedded else random_arrays(30)
+        parts = assemble(
+            strategy, examples, "classification", 3, factory, batch_size=12 // replicas // accumulate,
+            accumulate=accumulate, **options,
+        )  # fmt: skip
+        found[name] = take(parts.loop, parts.feed, 7)
+        for variable in on_each_replica(parts):
+            for copy in variable:
+                np.testing.assert_array_equal(copy, variable[0])
+    return found
+
+
+@pytest.fixture(scope="module")
+def courses() -> dict[tuple[int, int], dict[str, Course]]:
+    """By (replicas, accumulate), as far as they were needed."""
+    return {}
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+@pytest.mark.parametrize(("replicas", "accumulate"), [(1, 3), (2, 1), (2, 2)])
+def test_special_models_train_the_same_however_divided(
+    isolated: Callable[..., Any], courses: dict[Any, Any], replicas: int, accumulate: int, name: str
+) -> None:
+    for division in ((1, 1), (replicas, accumulate)):
+        if division not in courses:
+            courses[division] = isolated(special, *division)
+    course, wanted = courses[replicas, accumulate][name], courses[1, 1][name]
+    tolerance = 2e-3 if "float16" in name else 1e-5
+    assert course.losses == pytest.approx(wanted.losses, abs=tolerance)
+    assert far(course.weights, wanted.weights) < tolerance
+
+
+def decays() -> tuple[list[np.ndarray[Any, Any]], list[np.ndarray[Any, Any]], list[np.ndarray[Any, Any]]]:
+    """One update of a regularized model: the weights before, after, and after without the regularizer."""
+    strategy = spread_over(2)
+    examples = random_arrays(12)
+    found = []
+    for factory in (regularized, plain):
+        parts = assemble(strategy, examples, "classification", 3, factory, batch_size=2, accumulate=3)
+        before = weights(parts.loop)
+        train_epochs(parts, 1)
+        found.append((before, weights(parts.loop)))
+    return found[0][0], found[0][1], found[1][1]
+
+
+def plain(inputs: Inputs, outputs: Outputs) -> Any:
+    import keras
+
+    raw = keras.Input(inputs.shape, dtype=inputs.dtype)
+    return keras.Model(raw, keras.layers.Dense(*outputs.shape, dtype="float32")(raw))
+
+
+def test_a_regularization_loss_counts_once(isolated: Callable[..., Any]) -> None:
+    (kernel, _), (regular, _), (free, _) = isolated(decays)
+    np.testing.assert_allclose(free - regular, 0.1 * 2 * 0.3 * kernel, atol=1e-6)
+
+
+def stateful(inputs: Inputs, outputs: Outputs) -> Any:
+    import keras
+
+    raw = keras.Input(inputs.shape, dtype=inputs.dtype)
+    x = keras.layers.BatchNormalization()(keras.layers.Dense(16, activation="relu")(raw))
+    return keras.Model(raw, keras.layers.Dense(*outputs.shape, dtype="float32")(keras.layers.Dropout(0.3)(x)))
+
+
+def state_moves(replicas: int) -> list[tuple[list[float], bool, bool]]:
+    """With and without accumulation: the losses, and whether dropout's and BatchNorm's state moved."""
+    strategy = spread_over(replicas)
+    arrays = random_arrays(240, size=20)
+    found = []
+    for accumulate in (1, 3):
+        size = 24 // replicas // accumulate
+        parts = assemble(strategy, arrays, "classification", 3, stateful, batch_size=size, accumulate=accumulate)
+        state = parts.loop.model.non_trainable_variables
+        before = [np.asarray(v) for v in state]
+        course = take(parts.loop, parts.feed, 40)
+        moved = [not np.array_equal(np.asarray(v), b) for v, b in zip(state, before, strict=True)]
+        is_seed = ["seed" in v.path for v in state]
+        assert sum(is_seed) == 1
+        norm_moved = all(m for m, seed in zip(moved, is_seed, strict=True) if not seed)
+        found.append((course.losses, moved[is_seed.index(True)], norm_moved))
+    return found
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_models_with_dropout_and_batch_norm_train(isolated: Callable[..., Any], replicas: int) -> None:
+    for losses, dropout_moved, norm_moved in isolated(state_moves, replicas):
+        assert np.mean(losses[-10:]) < 0.8 * np.mean(losses[:10])
+        assert dropout_moved
+        assert norm_moved
+
+
+# Resources -----------------------------------------------------------------------------------
+
+
+def growth(plan: Any) -> tuple[float, float]:
+    """Resident memory after a warm-up, and 20,000 steps later, in MiB."""
+    import gc
+
+    import psutil
+
+    from scaleflow.worker import build
+
+    built = build(plan, ignore)
+    process = psutil.Process()
+    per_epoch, done, seen = built.train.batching.steps(built.train.examples), 0, []
+    for until in (4000, 24_000):
+        while done < until:
+            built.loop.start_epoch()
+            opened = built.train.open(done // per_epoch, 0)
+            for first in range(0, per_epoch, 10):
+                built.loop.train(
+                    built.train, opened, done // per_epoch, first, min(10, per_epoch - first), done + first
+                )
+            done += per_epoch
+        gc.collect()
+        seen.append(process.memory_info().rss / 2**20)
+    return seen[0], seen[1]
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
+    chosen = plan(
+        "hardware=cpu", "strategy=one_device", "dataset=synthetic", "dataset.examples=1000", "dataset.shape=[4]",
+        "model.units=4", "training.batch_size=8", "tracking=none",
+    )  # fmt: skip
+    before, after = isolated(growth, chosen)
+    assert after < 1.05 * before
