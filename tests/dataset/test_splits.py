@@ -110,6 +110,11 @@ def refusals() -> list[str | None]:
         (Numbered(), {"validation": 0.96}),
         (Numbered(given=Stream(tf.data.Dataset.range(10), 10)), {}),
         (Numbered(given=Stream(as_stream(good).batch(2), 5)), {}),
+        (Numbered(given=Stream(as_stream(good), 9)), {}),
+        (Numbered(outputs=Outputs("classification", (9,))), {}),
+        (Numbered(given=Arrays(good.inputs, good.targets / 2)), {}),
+        (Numbered(given=Arrays(good.inputs.tolist(), good.targets)), {}),  # type: ignore[arg-type]
+        (Numbered(outputs=Outputs("binary", (1,)), given=Arrays(good.inputs, good.targets[:, None])), {}),
     ]
     return [refused(source, changes) for source, changes in cases]
 
@@ -141,6 +146,11 @@ def test_a_source_that_breaks_its_contract_is_refused_in_words(isolated: Callabl
         "dataset.validation=0.96: leaves nothing of 10 examples to train on",
         "dataset: the stream of 'train' must yield (input, target), and yields TensorSpec",
         "dataset: inputs of 'train' have shape (None, 2), and the source says (2,)",
+        "dataset: the stream of 'train' holds 10 examples, and the source says 9",
+        "dataset: classification targets of 'train' reach from 0 to 9, expected 0 to 8",
+        "dataset: classification targets of 'train' are float64, expected integers",
+        "dataset: inputs of 'train' are a list, expected a numpy array",
+        "dataset: binary targets of 'train' reach from 0 to 9, expected 0 to 1",
     ]
     found = isolated(refusals)
     for words, message in zip(wanted, found, strict=True):
