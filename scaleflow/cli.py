@@ -9,16 +9,21 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, OverrideParseException
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import MarkedYAMLError, YAMLError
 
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import Plan
 from scaleflow.launch import launch
+from scaleflow.masking import masked, masked_override
 from scaleflow.plan import make_plan, unknown_key, unknown_option
 
 CONF = "scaleflow.conf"
@@ -44,10 +49,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     app = hydra.main(version_base="1.3", config_path=f"pkg://{CONF}", config_name="config")(job)
     sys.argv = ["scaleflow", *words]
     try:
+        refusal = look_at_overrides(words) if {"-m", "--multirun"} & set(words) else None
+        if refusal is not None:  # before Hydra makes a folder for the sweep
+            return refuse(str(refusal))
         with errors_unabridged():
             app()
-    except (HydraException, OmegaConfBaseException, OSError) as error:
-        if "HYDRA_FULL_ERROR" in os.environ or (isinstance(error, OSError) and not began):
+    except (HydraException, OmegaConfBaseException, OSError, ValueError, YAMLError) as error:
+        is_hydras = isinstance(error, HydraException | OmegaConfBaseException) or began
+        if "HYDRA_FULL_ERROR" in os.environ or not is_hydras:
             raise  # asked for, or none of Hydra's
         return refuse(explain(error, words))
     return codes[0] if len(codes) == 1 else int(any(codes))
@@ -61,6 +70,7 @@ def entry() -> None:
 def run(config: DictConfig, started: float) -> int:
     """Checks a composed config and launches it."""
     folder = Path(HydraConfig.get().runtime.output_dir)
+    mask_sweep()
     try:
         plan = plan_of(config)
         folder = writable(folder)
@@ -69,6 +79,16 @@ def run(config: DictConfig, started: float) -> int:
         return refuse(str(error) if isinstance(error, Refusal) else in_a_line(error))
     overrides = list(HydraConfig.get().overrides.task)
     return launch(plan, OmegaConf.to_container(config, resolve=False), overrides, folder, started)
+
+
+def mask_sweep() -> None:
+    """Masks the secrets in what Hydra wrote about a sweep."""
+    path = Path(HydraConfig.get().sweep.dir, "multirun.yaml")
+    if HydraConfig.get().mode is RunMode.MULTIRUN and path.is_file():
+        kept: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        kept["hydra"]["overrides"] = {k: [masked_override(o) for o in v] for k, v in kept["hydra"]["overrides"].items()}
+        kept["hydra"]["job"].pop("override_dirname", None)  # the overrides once more, in a line
+        OmegaConf.save(OmegaConf.create(masked(kept)), path)
 
 
 def plan_of(config: DictConfig) -> Plan:
@@ -91,12 +111,14 @@ def writable(folder: Path) -> Path:
 def remove_empty(folder: Path) -> None:
     """Takes away the folder that Hydra made for a run that is not to be, and its day's if that is empty."""
     with contextlib.suppress(OSError):
-        folder.rmdir()
-        folder.parent.rmdir()
+        for place in (folder.absolute(), *folder.absolute().parents):
+            if place == Path.cwd() or not place.is_relative_to(Path.cwd()):
+                break
+            place.rmdir()
 
 
 def refuse(message: str) -> int:
-    print(f"scaleflow: {message}", file=sys.stderr)
+    print(f"scaleflow: {masked(message)}", file=sys.stderr)
     return REFUSED
 
 
@@ -135,7 +157,13 @@ def explain(error: Exception, words: Sequence[str]) -> str:
         if refusal is not None:
             return str(refusal)
     if isinstance(error, OverrideParseException):
-        return f"{error.override}: cannot be read as KEY=VALUE; put quotes around a value with special characters"
+        typed = masked_override(error.override)
+        return f"{typed}: cannot be read as KEY=VALUE; put quotes around a value with special characters"
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
+        group, _, option = error.missing_cfg_file.rpartition("/")
+        return str(unknown_option(group, option, error.options))
+    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
+        return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}"
     return in_a_line(error)
 
 
@@ -155,16 +183,22 @@ def look_at_overrides(words: Sequence[str]) -> Refusal | None:
     from hydra.core.object_type import ObjectType
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
+    is_sweep = bool({"-m", "--multirun"} & set(words))
     search = search_path(words)
     typed = [word for word in words if "=" in word and not word.startswith("-")]
     with initialize_config_module(CONF, version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
         known: list[str] | None = None
         for override in OverridesParser.create().parse_overrides(typed):
-            group, option = override.key_or_group, override.value()
+            group = override.key_or_group
             options = loader.get_group_options(group, ObjectType.CONFIG, "config", search)
-            if options and isinstance(option, str) and option not in options:
-                return unknown_option(group, option, options)
+            if override.is_sweep_override() and not is_sweep:
+                return Refusal(
+                    f"{override.input_line}: several values need -m, which runs a job for each; a list is written [a,b]"
+                )
+            for option in chosen(override) if options and not override.is_delete() else ():
+                if option not in options:
+                    return unknown_option(group, option, options)
             if options or group.startswith("hydra") or override.is_add():
                 continue
             known = known or keys_of(compose("config", overrides=[*search, *choices_in(typed, loader, search)]))
@@ -172,6 +206,14 @@ def look_at_overrides(words: Sequence[str]) -> Refusal | None:
             if group not in known:
                 return unknown_key(group, [*known, *groups])
     return None
+
+
+def chosen(override: Override) -> list[str]:
+    """The options that an override of a group names, as they were typed."""
+    if override.is_sweep_override():
+        return list(override.sweep_string_iterator())
+    value = override.value()
+    return [value if isinstance(value, str) else override.get_value_element_as_str()]
 
 
 def search_path(words: Sequence[str]) -> list[str]:

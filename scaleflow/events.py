@@ -35,6 +35,8 @@ class Writer:
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._lock = threading.Lock()
+        if not ends_with_a_line(path):
+            os.write(self._file, b"\n")
 
     def __call__(self, event: str, /, **fields: Any) -> None:
         line = json.dumps({"event": event, "time": int(time.time() * 1000), **fields}) + "\n"
@@ -69,6 +71,16 @@ class Reader:
             for line in file:
                 if not line.endswith(b"\n"):
                     return
-                event = json.loads(line)
                 self.offset += len(line)
+                try:
+                    event = json.loads(line)
+                except ValueError:  # the half line of a writer that died in it
+                    continue
                 yield event
+
+
+def ends_with_a_line(path: Path) -> bool:
+    """Whether a file is empty or its last line whole."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        return not size or (file.seek(size - 1) >= 0 and file.read(1) == b"\n")

@@ -253,10 +253,8 @@ class InlineRun(WorkerRun):
 
 
 def worker_environment() -> dict[str, str]:
-    """The worker's: Keras on TensorFlow whatever keras.json says, and this package importable."""
-    here = str(Path(__file__).parent.parent)
-    path = [here, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "KERAS_BACKEND": "tensorflow", "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(path)}
+    """The worker's: Keras on TensorFlow whatever keras.json says, and its log written as it comes."""
+    return {**os.environ, "KERAS_BACKEND": "tensorflow", "PYTHONUNBUFFERED": "1"}
 
 
 def how_it_ended(returncode: int) -> str:
@@ -278,8 +276,10 @@ def conclude(plan: Plan, folder: Path, started: float, recorder: Recorder, displ
     refusal = recorder.refusal
     if outcome.last.get("event") == "refused" or refusal is not None:
         message = str(refusal) if refusal is not None else outcome.last["message"]
-        print(f"scaleflow: {message}", file=sys.stderr)
-        if not outcome.last.get("keep"):
+        print(f"scaleflow: {masked(message)}", file=sys.stderr)
+        if recorder.is_alive():
+            recorder.finish(0)  # a process that ends in a store's migration leaves half a store
+        if refusal is not None or not outcome.last.get("keep"):
             discard(folder)
         return outcome.code
     is_recorded = recorder.finish(plan.tracking.flush_seconds)
@@ -307,5 +307,7 @@ def discard(folder: Path) -> None:
     for name in (*KEPT, EVENTS, LOG, STATE):
         (folder / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
-        folder.rmdir()
-        folder.parent.rmdir()
+        for place in (folder, *folder.parents):
+            if place == Path.cwd():
+                break
+            place.rmdir()

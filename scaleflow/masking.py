@@ -8,10 +8,11 @@ from typing import Any
 
 MASK = "****"
 
-_SECRET_KEY = re.compile(
-    r"(^|[_\W])(password|passwd|token|secret|credentials?|api_?key|access_?key|private_?key)s?$", re.I
-)
-_USER_IN_URI = re.compile(r"(?P<scheme>[a-z][\w+.-]*://)[^/\s@]*@", re.I)
+_WORDS = "password|passwd|token|secret|credentials?|api_?key|access_?key|private_?key|secret_?key"
+_SECRET_KEY = re.compile(rf"(^|[_\W])({_WORDS})s?$", re.I)
+_USER_IN_URI = re.compile(r"(?P<scheme>[a-z][\w+.-]*://)[^/\s]*@", re.I)
+#: In a typed `{key: value}`.
+_SECRET_INSIDE = re.compile(rf"(?P<key>[{{,]\s*[\w.]*({_WORDS})s?\s*:\s*)[^,}}]+", re.I)
 
 
 def masked(value: Any, key: str = "") -> Any:
@@ -28,4 +29,7 @@ def masked(value: Any, key: str = "") -> Any:
 def masked_override(override: str) -> str:
     """An override as it was typed, its value masked where `masked` would."""
     key, equals, value = override.partition("=")
-    return f"{key}{equals}{masked(value, key.rpartition('.')[2])}" if equals else override
+    if not equals:
+        return override
+    shown = masked(value, key.lstrip("+~").rpartition(".")[2])
+    return f"{key}=" + _SECRET_INSIDE.sub(rf"\g<key>{MASK}", shown)

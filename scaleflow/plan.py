@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import re
 import socket
 import types
 import typing
@@ -223,6 +224,10 @@ def describe(hint: Any, limits: Mapping[str, Any]) -> str:
 
 
 def show(value: object) -> str:
+    """A value as a user would type it, secrets masked and cut where it is long."""
+    value = masked(value)
+    if isinstance(value, str) and re.fullmatch(r"null|true|false|[+-]?\d*\.?\d+", value):
+        return f"'{value}'"  # text, where it looks like something else
     text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
@@ -364,14 +369,16 @@ def resolve_tracking(tracking: Tracking) -> Tracking:
         return tracking
     origin = "tracking.uri" if tracking.uri is not None else "MLFLOW_TRACKING_URI"
     uri = tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
-    scheme = urlsplit(uri).scheme
+    scheme = uri.partition(":")[0].lower() if ":" in uri else ""
+    if uri in ("sqlite://", "sqlite:///:memory:"):
+        raise Refusal(f"{origin}={uri}: would be gone with the run; use sqlite:///mlflow.db")
     if uri.startswith("sqlite:///"):
         uri = absolute_sqlite(uri, origin)
     elif scheme in ("http", "https"):
         probe(uri, origin)
     elif scheme in ("", "file"):
         raise Refusal(
-            f"{origin}={uri}: MLflow 3 keeps no runs in plain folders; use sqlite:///mlflow.db or http://HOST:PORT"
+            f"{origin}={masked(uri)}: MLflow 3 keeps no runs in plain folders; use sqlite:///mlflow.db or http://HOST:PORT"
         )
     return dataclasses.replace(tracking, uri=uri)
 

@@ -45,6 +45,8 @@ class Recorder(threading.Thread):
         self._hurry = threading.Event()
         self._failing_since: float | None = None
         self._reason = ""
+        self._over = False
+        self._taken = 0
         self._has_run = False
         self.refusal: Refusal | None = None
         self.done = threading.Event()
@@ -52,19 +54,18 @@ class Recorder(threading.Thread):
     @property
     def recorded(self) -> int:
         """Bytes of `events.jsonl` that the store has taken."""
-        return self._reader.offset
+        return self._taken
 
     def run(self) -> None:
         try:
             self._tracker.connect()
-            while not self.done.is_set():
+            while not self._over:
                 self._hurry.wait(self._pause())
                 self._try_pass()
         except Refusal as refusal:
             self.refusal = refusal
-        except BaseException as error:
-            self.refusal = Refusal(f"tracking: {type(error).__name__}: {error}")
-            raise
+        except Exception as error:
+            self.refusal = Refusal(f"tracking: {told(error)}")
         finally:
             self.done.set()
 
@@ -74,10 +75,11 @@ class Recorder(threading.Thread):
         Returns:
             Whether everything is recorded.
         """
+        began = time.monotonic()
         self._hurry.set()
         while not self.done.wait(0.02):
             since = self._failing_since
-            if since is not None and time.monotonic() - since > patience:
+            if since is not None and time.monotonic() - max(since, began) > patience:
                 return False
         return self.refusal is None
 
@@ -97,19 +99,18 @@ class Recorder(threading.Thread):
 
     def _try_pass(self) -> None:
         """Sends what is there; a failure leaves the offset where it was."""
-        before = self._reader.offset
+        self._reader.offset = self._taken
         try:
             while events := list(islice(self._reader.read(), EVENTS_A_PASS)):
                 self._send(events)
-                before = self._reader.offset
+                self._taken = self._reader.offset
                 self._keep_state()
             self._failing_since = None
         except Refusal:
             raise
         except Exception as error:  # whatever a store may raise: it will be tried again
-            self._reader.offset = before
             self._failing_since = self._failing_since or time.monotonic()
-            self._reason = f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}"
+            self._reason = told(error)
             if self._hurry.is_set():
                 time.sleep(SECONDS_BETWEEN_PASSES)
 
@@ -148,22 +149,28 @@ class Recorder(threading.Thread):
             tags["scaleflow.error"] = event["error"]
         self._tracker.tags(tags)
         self._tracker.finish(event["status"], event["time"])
-        self.done.set()
+        self._over = True
 
     def _refused(self, event: Event) -> None:
-        self.done.set()
+        self._over = True
 
     def _keep_state(self) -> None:
         """Leaves beside the events how far they are recorded, and where."""
         if not self._has_run:
             return
-        state = {"offset": self._reader.offset, "run_id": self._tracker.run_id, "done": self.done.is_set()}
+        state = {"offset": self._reader.offset, "run_id": self._tracker.run_id, "done": self._over}
         partial = self._state.with_suffix(".partial")
         partial.write_text(json.dumps(state))
         partial.replace(self._state)
 
 
 HANDLERS = {"ready": "_start", "artifact": "_artifact", "model": "_model", "end": "_end", "refused": "_refused"}
+
+
+def told(error: BaseException) -> str:
+    """An error in a line."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def points_of(event: Event) -> list[Point]:

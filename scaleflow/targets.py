@@ -52,7 +52,7 @@ def nested(target: Target, name: str, value: Any) -> Any:
     try:
         return instantiate(value, _convert_="all")
     except InstantiationException as error:
-        raise Refusal(f"{target.key}.{name}: {first_line(error)}") from error
+        raise Refusal(f"{target.key}.{name}: {first_line(error)} {first_line(error.__cause__ or error)}") from error
 
 
 def check_arguments(target: Target, named: Callable[..., Any], given: int, arguments: dict[str, Any]) -> None:
@@ -68,6 +68,12 @@ def check_arguments(target: Target, named: Callable[..., Any], given: int, argum
         ):
             takes = ", ".join(list(signature.parameters)[given:]) or "no arguments"
             raise Refusal(f"{target.key}.{name}={arguments[name]}: {target.path} does not take it; it takes {takes}")
+    ours = list(signature.parameters)[:given]
+    for name in arguments:
+        if name in ours:
+            raise Refusal(
+                f"{target.key}.{name}={arguments[name]}: scaleflow gives {target.path} its {name}; leave it away"
+            )
     try:
         signature.bind(*[None] * given, **arguments)
     except TypeError as error:

@@ -1,4 +1,7 @@
-"""Every strategy in every precision trains the default job to the accuracy that is promised, also where two replicas make the global batch 64."""
+"""Every strategy in every precision trains the default job to the accuracy that is promised.
+
+Also where two replicas make the global batch 64.
+"""
 
 from __future__ import annotations
 

@@ -125,9 +125,7 @@ class StreamFeed:
         return keep_size(inputs, size), keep_size(targets, size), keep_size(mask, size)
 
 
-def padded_shares(
-    dataset: tf.data.Dataset, unshuffled: tf.data.Dataset, share: int, shares: int
-) -> tf.data.Dataset:
+def padded_shares(dataset: tf.data.Dataset, unshuffled: tf.data.Dataset, share: int, shares: int) -> tf.data.Dataset:
     """Exactly `shares` batches of `share` examples with their mask; what the data does not fill is padding.
 
     The padding repeats real examples: one of zeros could make a model's loss NaN, and NaN x 0 is NaN.

@@ -10,7 +10,9 @@ from scaleflow.interfaces import Inputs, Outputs
 from scaleflow.model.layers import entry, head, hidden
 
 
-def build(inputs: Inputs, outputs: Outputs, units: int | Sequence[int] = (128, 128), dropout: float = 0.0) -> keras.Model:
+def build(
+    inputs: Inputs, outputs: Outputs, units: int | Sequence[int] = (128, 128), dropout: float = 0.0
+) -> keras.Model:
     """Flattens the input and passes it through dense layers.
 
     Args:

@@ -1,0 +1,240 @@
+import dataclasses
+import functools
+import re
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from scaleflow.interfaces import (
+    Dataset,
+    Debug,
+    Hardware,
+    Model,
+    Optimizer,
+    Plan,
+    Precision,
+    Strategy,
+    Target,
+    Tracking,
+    Training,
+)
+from scaleflow.plan import make_plan, read
+
+ROOT = Path(__file__).parent.parent.parent
+CONF = ROOT / "conf"
+
+Compose = Callable[..., dict[str, Any]]
+
+FILES = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml"))
+OPTIONS = [path for path in FILES if len(path.parts) == 2]
+EXPERIMENTS = [path for path in OPTIONS if path.parts[0] == "experiment"]
+PLAIN_OPTIONS = [path for path in OPTIONS if path.parts[0] != "experiment"]
+
+#: How many positional arguments the worker adds when it calls what a group names.
+GIVEN = {"dataset": 0, "model": 2, "optimizer": 0}
+
+WITHOUT_TARGET = {
+    "strategy": Strategy,
+    "hardware": Hardware,
+    "precision": Precision,
+    "training": Training,
+    "tracking": Tracking,
+    "debug": Debug,
+}
+WITH_TARGET = {"dataset": Dataset, "model": Model, "optimizer": Optimizer}
+
+#: What the documentation promises about a command without a word.
+PROMISED = {
+    "strategy": "auto",
+    "hardware": "auto",
+    "precision": "float32",
+    "dataset": "digits",
+    "model": "mlp",
+    "optimizer": "adam",
+    "tracking": "mlflow",
+    "seed": 0,
+    "hardware.logical_devices": 1,
+    "hardware.devices": None,
+    "dataset.limit": None,
+    "optimizer.scale": "none",
+    "training.epochs": 20,
+    "training.batch_size": 32,
+    "training.global_batch_size": None,
+    "training.accumulate": 1,
+    "training.clip_norm": None,
+    "training.steps_per_epoch": None,
+    "training.max_steps": None,
+    "training.steps_per_loop": "auto",
+    "training.engine": "loop",
+    "training.early_stopping": None,
+    "tracking.uri": None,
+    "tracking.experiment": "scaleflow",
+    "tracking.flush_seconds": 60,
+}
+
+
+def text(path: Path) -> list[str]:
+    return (CONF / path).read_text().splitlines()
+
+
+def defaults() -> dict[str, Any]:
+    """The option of each group that a command without a word has."""
+    chosen: dict[str, Any] = {}
+    for entry in yaml.safe_load((CONF / "config.yaml").read_text())["defaults"]:
+        if isinstance(entry, dict):
+            chosen.update({k: v for k, v in entry.items() if not k.startswith("override")})
+    return chosen
+
+
+def at(config: dict[str, Any], key: str) -> Any:
+    return functools.reduce(lambda node, word: node[word], key.split("."), config)
+
+
+def test_the_files_are_found() -> None:
+    assert Path("config.yaml") in FILES
+    assert len(OPTIONS) > 20
+    assert EXPERIMENTS
+
+
+@pytest.mark.parametrize("path", PLAIN_OPTIONS, ids=str)
+def test_every_option_composes_and_makes_a_plan(compose: Compose, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracker.example")
+    config = compose(f"{path.parts[0]}={path.stem}")
+    assert isinstance(make_plan(config, {}, look_outside=False), Plan)
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=str)
+def test_every_experiment_composes_and_makes_a_plan(compose: Compose, path: Path) -> None:
+    config = compose(f"experiment={path.stem}")
+    assert isinstance(make_plan(config, {}, look_outside=False), Plan)
+    assert config != compose()
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=str)
+def test_every_experiment_has_the_command_that_runs_it_on_its_second_line(path: Path) -> None:
+    lines = text(path)
+    assert lines[0] == "# @package _global_"
+    command = f"# python -m scaleflow experiment={path.stem}"
+    assert lines[1] == command or lines[1].startswith(f"{command} ")
+    assert re.match(r"# \w", lines[2])
+
+
+@pytest.mark.parametrize("path", PLAIN_OPTIONS, ids=str)
+def test_every_option_says_in_its_first_line_what_it_is(path: Path) -> None:
+    first = text(path)[0]
+    assert re.match(r"# \w", first)
+    assert not first.startswith("# @package")
+
+
+def test_the_table_of_contents_lists_every_group_with_a_comment() -> None:
+    groups = {path.parts[0] for path in OPTIONS}
+    assert set(defaults()) == groups
+    for group in groups:
+        (line,) = [line for line in text(Path("config.yaml")) if re.match(rf"  - {group}: ", line)]
+        assert re.search(r"# \w", line)
+
+
+def test_every_default_is_an_option() -> None:
+    for group, option in defaults().items():
+        assert option is None or (CONF / group / f"{option}.yaml").is_file()
+
+
+def test_the_experiment_stands_last_so_that_it_can_set_everything() -> None:
+    assert list(defaults())[-1] == "experiment"
+    first = yaml.safe_load((CONF / "config.yaml").read_text())["defaults"][0]
+    assert first == "_self_"
+
+
+def test_a_command_without_a_word_is_as_promised(compose: Compose) -> None:
+    config = compose()
+    chosen = defaults()
+    found = {key: chosen[key] if key in chosen else at(config, key) for key in PROMISED}
+    assert found == PROMISED
+
+
+# ---------------------------------------------------------------------------------------------
+# The config and the dataclasses
+# ---------------------------------------------------------------------------------------------
+
+
+def test_every_section_is_in_the_plan_and_the_other_way_round(compose: Compose) -> None:
+    in_plan = {field.name for field in dataclasses.fields(Plan)} - {"choices", "config", "search"}
+    assert set(compose()) == in_plan == {*WITHOUT_TARGET, *WITH_TARGET, "seed"}
+
+
+@pytest.mark.parametrize("group", WITHOUT_TARGET)
+def test_the_default_option_is_what_the_dataclass_says(compose: Compose, group: str) -> None:
+    cls = WITHOUT_TARGET[group]
+    section = compose()[group]
+    assert list(section) == [field.name for field in dataclasses.fields(cls)]
+    assert read(cls, section, group) == cls()
+
+
+@pytest.mark.parametrize("group", WITH_TARGET)
+def test_the_common_keys_of_a_group_with_targets_are_the_dataclass_s(compose: Compose, group: str) -> None:
+    target = Target(group, "")
+    made = make_plan(compose(), {}, look_outside=False)
+    ours = WITH_TARGET[group](target)
+    assert dataclasses.replace(getattr(made, group), target=target) == ours
+    assert set(compose()[group]) >= {field.name for field in dataclasses.fields(ours)} - {"target"}
+
+
+@pytest.mark.parametrize("path", [path for path in OPTIONS if path.parts[0] in WITHOUT_TARGET], ids=str)
+def test_every_option_has_the_same_keys_as_the_default(compose: Compose, path: Path) -> None:
+    group = path.parts[0]
+    assert set(compose(f"{group}={path.stem}")[group]) == set(compose()[group])
+
+
+@pytest.mark.parametrize("group", ["strategy", "hardware", "precision", "tracking"])
+def test_an_option_is_named_as_its_file_and_there_is_one_for_each_name(compose: Compose, group: str) -> None:
+    options = sorted(path.stem for path in OPTIONS if path.parts[0] == group)
+    assert [compose(f"{group}={option}")[group]["name"] for option in options] == options
+    assert sorted(typing.get_args(typing.get_type_hints(WITHOUT_TARGET[group])["name"])) == options
+
+
+def test_a_key_of_one_option_does_not_stay_when_another_is_chosen(compose: Compose) -> None:
+    assert "filters" in compose("model=cnn")["model"]
+    assert "filters" not in compose("model=mlp")["model"]
+
+
+# ---------------------------------------------------------------------------------------------
+# What the config names
+# ---------------------------------------------------------------------------------------------
+
+
+def bind_all(targets: list[tuple[str, str, dict[str, Any], int]]) -> list[str]:
+    """In a child: what was refused, of (name, path, arguments, given)."""
+    from scaleflow.errors import Refusal
+    from scaleflow.targets import bind
+
+    refused = []
+    for name, path, arguments, given in targets:
+        try:
+            bind(Target(name.partition("/")[0], path, arguments), given)
+        except Refusal as refusal:
+            refused.append(f"{name}: {refusal}")
+    return refused
+
+
+def test_every_target_resolves_and_takes_its_arguments(compose: Compose, isolated: Callable[..., Any]) -> None:
+    targets = []
+    for path in OPTIONS:
+        group = path.parts[0]
+        if group in WITH_TARGET:
+            target = getattr(make_plan(compose(f"{group}={path.stem}"), {}, look_outside=False), group).target
+            arguments = {**target.arguments, "learning_rate": 0.1} if group == "optimizer" else target.arguments
+            targets.append((str(path), target.path, arguments, GIVEN[group]))
+    assert len(targets) >= 7
+    wrong = ("model/wrong", "scaleflow.model.mlp.build", {"widths": 1}, 2)
+    (refused,) = isolated(bind_all, [*targets, wrong])
+    assert refused.startswith("model/wrong: model.widths=1")
+
+
+def test_every_target_in_a_file_is_of_a_group_that_has_them() -> None:
+    for path in FILES:
+        if any("_target_:" in line for line in text(path)):
+            assert path.parts[0] in WITH_TARGET, path

@@ -1,0 +1,413 @@
+import re
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scaleflow import cli
+from scaleflow.cli import main, split_overrides
+from tests.conftest import Command
+
+CPU_SECONDS = 1.5  # promised
+
+OWN_OPTIONS = {
+    "model/mine.yaml": "# mine\n_target_: mine.build\n_partial_: true\n",
+    "model/aimless.yaml": "# has no target\nunits: 3\n",
+    "training/typo.yaml": "# wrong\nepoch: 3\n",
+    "training/text.yaml": "# wrong\nepochs: three\n",
+    "dataset/broken.yaml": "# broken\n_target_: [\n",
+    "experiment/key.yaml": "# @package _global_\ntraining:\n  epoch: 3\n",
+    "experiment/group.yaml": "# @package _global_\ntrainig:\n  epochs: 3\n",
+    "experiment/option.yaml": "# @package _global_\ndefaults:\n  - override /model: cnnn\n",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current one: empty but for a `conf` with mistakes and a plain file."""
+    for name, text in OWN_OPTIONS.items():
+        path = tmp_path / "conf" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (tmp_path / "plain").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return tmp_path
+
+
+def left_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name not in ("conf", "plain"))
+
+
+@pytest.fixture
+def refused(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """`refused("training.epochs=0")`: what the command says in this process, where it must launch nothing."""
+
+    def launched(*arguments: Any) -> int:
+        raise AssertionError("launched")
+
+    def run(*words: str) -> str:
+        monkeypatch.setattr(cli, "launch", launched)
+        monkeypatch.setattr(sys, "argv", ["scaleflow"])
+        try:
+            code = main(words)
+        except SystemExit as leaving:  # argparse, on a flag
+            code = leaving.code
+        shown = capsys.readouterr()
+        assert code == 2, shown
+        assert shown.out == ""
+        assert "Traceback" not in shown.err
+        assert left_in(folder) == []
+        return shown.err
+
+    return run
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+#: The words of a command, and what its refusal has to say.
+REFUSED: Mapping[tuple[str, ...], Sequence[str]] = {
+    ("strategy=miror",): ["strategy=miror", "did you mean mirrored?", "auto", "one_device"],
+    ("strategy=tpu",): ["strategy=tpu", "not available yet", "mirrored"],
+    ("dataset=cifar10",): ["dataset=cifar10", "not available yet", "digits"],
+    ("model=resnet",): ["model=resnet", "not available yet", "mlp"],
+    ("debug=nan",): ["debug=nan", "not available yet"],
+    ("debug=eager",): ["debug=eager", "not available yet"],
+    ("cluster=slurm",): ["cluster", "not available yet"],
+    ("checkpoint.keep=3",): ["checkpoint.keep", "not available yet"],
+    ("resume=abc",): ["resume", "not available yet"],
+    ("training.engine=fit",): ["training.engine=fit", "not available yet", "training.engine=loop"],
+    ("experiment=digits_miror",): ["experiment=digits_miror", "did you mean digits_mirrored?"],
+    ("training=dafault",): ["training=dafault", "did you mean default?"],
+    ("strategy=",): ["strategy=", "auto", "mirrored", "one_device"],
+    ("strategy=null",): ["strategy=null", "auto", "mirrored", "one_device"],
+    ("strategy=3",): ["strategy=3", "auto", "mirrored", "one_device"],
+    ("training.epoch=3",): ["training.epoch:", "did you mean training.epochs?"],
+    ("model.unit=3",): ["model.unit:", "did you mean model.units?"],
+    ("model=cnn", "model.filter=3"): ["model.filter:", "did you mean model.filters?"],
+    ("foo=1",): ["foo:", "there is no such key"],
+    ("+foo=1",): ["foo:", "there is no such key"],
+    ("stratgy=mirrored",): ["stratgy:", "did you mean strategy?"],
+    ("+stratgy=mirrored",): ["stratgy:", "did you mean strategy?"],
+    ("training.epochs=abc",): ["training.epochs=abc", "an integer, at least 1"],
+    ("training.epochs=true",): ["training.epochs=true", "an integer, at least 1"],
+    ("training.epochs=1.5",): ["training.epochs=1.5", "an integer, at least 1"],
+    ("training.epochs=",): ["training.epochs=", "an integer, at least 1"],
+    ("training.epochs=-1",): ["training.epochs=-1", "an integer, at least 1"],
+    ("training.batch_size=0",): ["training.batch_size=0", "an integer, at least 1"],
+    (
+        *("hardware=cpu", "strategy=mirrored"),
+        *("hardware.logical_devices=3", "training.global_batch_size=32"),
+    ): ["training.global_batch_size=32", "3 replica(s)", "30 or 33"],
+    ("hardware=cpu", "hardware.memory_limit_mb=100"): ["hardware.memory_limit_mb=100", "hardware=gpu"],
+    ("tracking.uri=runs",): ["tracking.uri=runs", "sqlite:///mlflow.db"],
+    ("tracking.uri='http://[::1'",): ["tracking.uri=http://[::1"],
+    ("hydra.run.dir=plain/x",): ["hydra.run.dir=plain/x", "choose a folder"],
+    ("hydra.run.dir=plain",): ["hydra.run.dir=plain", "choose a folder"],
+    ("training.epochs=[1",): ["training.epochs=[1", "quotes"],
+    ("training.epochs=${",): ["training.epochs=${"],
+    ("training",): ["training", "KEY=VALUE"],
+    ("training.epochs=1,2",): ["training.epochs=1,2", "-m"],
+    ("strategy=auto,mirrored",): ["strategy=auto,mirrored", "-m"],
+    ("training.epochs=${nowhere}",): ["training.epochs", "nowhere"],
+    ("tracking.run_name=${oc.env:NOWHERE}",): ["tracking.run_name", "NOWHERE"],
+    ("tracking.run_name=${oc.env:NOWHERE",): ["tracking.run_name"],
+    ("tracking.run_name='${nowhere:1}'",): ["tracking.run_name", "nowhere"],
+    ("tracking.run_name=???",): ["tracking.run_name"],
+    ("--config-dir", "nowhere"): ["nowhere", "not found"],
+    ("--config-dir", "plain"): ["plain"],
+    ("--config-dir",): ["--config-dir"],
+    ("--config-name=nowhere",): ["nowhere"],
+    ("--frobnicate",): ["--frobnicate"],
+    ("--cfg", "jub"): ["jub", "job"],
+    ("--cfg", "job", "strategy=miror"): ["strategy=miror", "did you mean mirrored?"],
+    ("--cfg", "job", "training.epoch=3"): ["training.epoch", "did you mean training.epochs?"],
+    ("-m", "strategy=mirrored,miror"): ["strategy=miror", "did you mean mirrored?"],
+    ("-m", "strategy=mirrored,tpu"): ["strategy=tpu", "not available yet"],
+    ("-m", "training.epoch=1,2"): ["training.epoch", "did you mean training.epochs?"],
+    ("hydra/launcher=joblib",): ["hydra/launcher=joblib", "basic"],
+    ("hydra.run.dirr=x",): ["hydra.run.dirr"],
+    ("--config-dir", "conf", "model=mien"): ["model=mien", "did you mean mine?", "cnn"],
+    ("--config-dir=conf", "model=mien"): ["model=mien", "did you mean mine?"],
+    ("-cd", "conf", "model=mien"): ["model=mien", "did you mean mine?"],
+    ("--config-dir", "conf", "model=aimless"): ["model._target_", "dotted name"],
+    ("--config-dir", "conf", "training=typo"): ["training.epoch:", "did you mean training.epochs?"],
+    ("--config-dir", "conf", "training=text"): ["training.epochs=three", "an integer, at least 1"],
+    ("--config-dir", "conf", "experiment=key"): ["training.epoch:", "did you mean training.epochs?"],
+    ("--config-dir", "conf", "experiment=group"): ["trainig:", "did you mean training?"],
+    ("--config-dir", "conf", "experiment=option"): ["model", "cnnn", "did you mean cnn?"],
+    ("--config-dir", "conf", "dataset=broken"): ["dataset/broken.yaml", "line "],
+    ("--config-dir", "conf", "model=mine", "model.unit=3"): ["model.unit:"],
+}
+
+
+@pytest.mark.parametrize("words", REFUSED, ids=" ".join)
+def test_bad_input_is_refused_in_a_line_or_two(refused: Callable[..., str], words: tuple[str, ...]) -> None:
+    message = refused(*words)
+    own_words = message[message.index("error:") :] if message.startswith("usage:") else message
+    for part in REFUSED[words]:
+        assert part in own_words
+    assert len(own_words.splitlines()) <= 2
+    assert own_words.startswith("scaleflow: ") or message.startswith("usage: scaleflow ")
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "tracking.uri=http://me:sesame@127.0.0.1:{port}",
+        "tracking.uri=http://me:p@sesame@127.0.0.1:{port}",
+        "tracking.uri=postgresql://me:se(same@h/db",
+        "tracking.uri=http://me:sesame@h,b",
+        "tracking.uri=[http://me:sesame@h]",
+        "tracking=http://me:sesame@h",
+        "seed=http://me:sesame@h",
+        "tracking.uri=http://me:sesame@h${{",
+        "+tracking.password=sesame",
+        "tracking.password=sesame",
+        "+password=[sesame",
+        "seed={{password: sesame}}",
+    ],
+)
+def test_a_password_is_not_shown(refused: Callable[..., str], word: str) -> None:
+    message = refused(word.format(port=free_port()))
+    assert "sesame" not in message
+    assert "se(same" not in message
+
+
+def test_help_is_a_page_that_lists_every_group_with_its_options(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["scaleflow"])
+    with pytest.raises(SystemExit) as leaving:
+        main(["--help"])
+    assert leaving.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    conf = Path(cli.__file__).parent.parent / "conf"
+    groups = [path for path in conf.iterdir() if path.is_dir() and path.name not in ("hydra", "__pycache__")]
+    assert len(groups) >= 10
+    for group in groups:
+        options = ", ".join(sorted(path.stem for path in group.glob("*.yaml")))
+        assert f"{group.name}: {options}" in lines
+    assert len(lines) < 60
+    assert max(map(len, lines)) <= 120
+    assert not re.search(r"\$\{|\$[A-Z]", "\n".join(lines))
+    assert left_in(folder) == []
+
+
+def test_cfg_shows_the_config_and_runs_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["scaleflow"])
+    assert main(["--cfg", "job", "model=cnn", "training.epochs=3"]) == 0
+    shown = capsys.readouterr().out
+    assert "filters:" in shown
+    assert "epochs: 3" in shown
+    assert left_in(folder) == []
+
+
+# ---------------------------------------------------------------------------------------------
+# What is launched
+# ---------------------------------------------------------------------------------------------
+
+
+def test_a_good_command_is_launched_once_with_its_plan_and_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: list[tuple[Any, ...]] = []
+
+    def launch(*arguments: Any) -> int:
+        launched.append(arguments)
+        return 7
+
+    monkeypatch.setattr(cli, "launch", launch)
+    monkeypatch.setattr(sys, "argv", ["scaleflow"])
+    before = time.time()
+    assert main(["model=cnn", "training.epochs=3"]) == 7
+    ((plan, config, overrides, own, started),) = launched
+    assert plan.training.epochs == 3
+    assert plan.choices["model"] == "cnn"
+    assert plan.choices["strategy"] == "auto"
+    assert set(plan.choices) >= {"strategy", "hardware", "precision", "dataset", "model", "optimizer", "training"}
+    assert "experiment" not in plan.choices
+    assert str(folder) in plan.search
+    assert config["dataset"]["_target_"] == "scaleflow.dataset.digits.Digits"
+    assert overrides == ["model=cnn", "training.epochs=3"]
+    assert own.is_dir()
+    assert own.absolute().is_relative_to(folder / "outputs")
+    assert before - 1 < started <= time.time()
+
+
+def test_the_folder_of_config_dir_is_searched_for_targets(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[Any] = []
+    monkeypatch.setattr(cli, "launch", lambda plan, *rest: plans.append(plan) or 0)
+    monkeypatch.setattr(sys, "argv", ["scaleflow"])
+    assert main(["--config-dir", "conf", "model=mine", "+model.width=3"]) == 0
+    assert plans[0].model.target.path == "mine.build"
+    assert plans[0].model.target.arguments == {"width": 3}
+    assert str(folder / "conf") in [str(Path(place).absolute()) for place in plans[0].search]
+
+
+@pytest.mark.parametrize(("codes", "code"), [([0, 0], 0), ([0, 1], 1), ([2, 0], 1)])
+def test_a_sweep_fails_when_one_of_its_jobs_does(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, codes: list[int], code: int
+) -> None:
+    left = list(codes)
+    monkeypatch.setattr(cli, "launch", lambda *arguments: left.pop(0))
+    monkeypatch.setattr(sys, "argv", ["scaleflow"])
+    assert main(["-m", "training.epochs=1,2"]) == code
+    assert left == []
+
+
+def test_the_jobs_of_a_sweep_have_folders_of_their_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders: list[Path] = []
+    monkeypatch.setattr(cli, "launch", lambda plan, config, overrides, own, started: folders.append(own) or 0)
+    monkeypatch.setattr(sys, "argv", ["scaleflow"])
+    main(["-m", "training.epochs=1,2"])
+    assert [path.name for path in folders] == ["0", "1"]
+    assert len({path.parent for path in folders}) == 1
+
+
+def test_a_sweep_leaves_no_password_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "launch", lambda *arguments: 0)
+    monkeypatch.setattr(sys, "argv", ["scaleflow"])
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        uri = f"http://me:sesame@127.0.0.1:{listener.getsockname()[1]}"
+        assert main(["-m", f"tracking.uri='{uri}'", "training.epochs=1,2", "tracking.tags={token: sesame}"]) == 0
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert [path for path in files if "sesame" in path.read_text()] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "split"),
+    [
+        ([], []),
+        (["a=1", "-m"], ["a=1", "-m"]),
+        (["--overrides", "a=1 b=2"], ["a=1", "b=2"]),
+        (["--overrides", ""], []),
+        (["--overrides", "name='two words' b=2"], ["name=two words", "b=2"]),
+        (["x=0", "--overrides", "a=1", "y=2"], ["x=0", "a=1", "y=2"]),
+        (["a=1", "--overrides"], ["a=1", "--overrides"]),
+    ],
+)
+def test_what_mlflow_hands_on_as_one_word_is_split(words: list[str], split: list[str]) -> None:
+    assert split_overrides(words) == split
+
+
+# ---------------------------------------------------------------------------------------------
+# The real command
+# ---------------------------------------------------------------------------------------------
+
+NOTHING_HEAVY = """
+import sys
+from scaleflow.cli import main
+try:
+    code = main(sys.argv[1:])
+except SystemExit as leaving:
+    code = leaving.code
+heavy = {"tensorflow", "keras", "mlflow", "sklearn", "pandas", "jax", "torch"} & set(sys.modules)
+sys.exit(f"imported {heavy}" if heavy else code)
+"""
+
+
+def cpu_seconds(
+    command: Command, arguments: Sequence[str], timeout: float = 60
+) -> tuple[subprocess.CompletedProcess[str], float]:
+    """What a child did, and the user and system time that it took."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        arguments,
+        cwd=command.folder,
+        env=command.environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+QUICK: Mapping[tuple[str, ...], tuple[int, str]] = {
+    ("--help",): (0, ""),
+    ("--cfg", "job"): (0, ""),
+    ("--cfg", "job", "model=cnn", "experiment=digits_mirrored"): (0, ""),
+    ("strategy=miror",): (2, "strategy=miror"),
+    ("strategy=tpu",): (2, "strategy=tpu"),
+    ("training.epoch=3",): (2, "training.epoch"),
+    ("+foo=1",): (2, "foo"),
+    ("training.epochs=abc",): (2, "training.epochs=abc"),
+    ("hardware=cpu", "hardware.memory_limit_mb=100"): (2, "hardware.memory_limit_mb=100"),
+    ("tracking.uri=http://me:sesame@127.0.0.1:{port}",): (2, "tracking.uri=http://****@127.0.0.1:{port}"),
+    ("hydra.run.dir=plain/x",): (2, "hydra.run.dir=plain/x"),
+    ("training.epochs=[1",): (2, "training.epochs=[1"),
+    ("training.epochs=1,2",): (2, "training.epochs=1,2"),
+    ("--config-dir", "nowhere"): (2, "nowhere"),
+    ("-m", "strategy=mirrored,miror"): (2, "miror"),
+    ("--frobnicate",): (2, "--frobnicate"),
+}
+
+
+@pytest.mark.parametrize("words", QUICK, ids=" ".join)
+def test_an_answer_costs_little_and_imports_nothing_heavy(command: Command, words: tuple[str, ...]) -> None:
+    (command.folder / "plain").write_text("")
+    port = free_port()
+    code, said = QUICK[words]
+    arguments = [word.format(port=port) for word in words]
+    done, seconds = cpu_seconds(command, [sys.executable, "-c", NOTHING_HEAVY, *arguments])
+    assert done.returncode == code, done.stderr
+    assert seconds < CPU_SECONDS
+    assert said.format(port=port) in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "sesame" not in done.stderr + done.stdout
+    assert left_in(command.folder) == []
+
+
+@pytest.mark.parametrize("words", [("--cfg", "job"), ("--help",), ("training.epochs=abc",)], ids=" ".join)
+def test_python_m_costs_little_too(command: Command, words: tuple[str, ...]) -> None:
+    done, seconds = cpu_seconds(command, command.arguments(*words))
+    assert done.returncode == (2 if words == ("training.epochs=abc",) else 0)
+    assert seconds < CPU_SECONDS
+
+
+def test_an_unreachable_server_costs_seconds(command: Command) -> None:
+    before = time.monotonic()
+    done = command(f"tracking.uri=http://127.0.0.1:{free_port()}")
+    assert done.returncode == 2
+    assert time.monotonic() - before < 10
+    assert left_in(command.folder) == []
+
+
+#: Refused by the worker or by the store, before there is a run.
+REFUSED_LATER: Mapping[tuple[str, ...], str] = {
+    ("+model.width=3",): "model.width=3: scaleflow.model.mlp.build does not take it; it takes units, dropout",
+    ("tracking.uri=ftp://me:sesame@host/x",): "tracking.uri=ftp://****@host/x: ",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED_LATER, ids=" ".join)
+def test_what_needs_tensorflow_or_the_store_to_be_seen_is_refused_in_the_same_way(
+    command: Command, words: tuple[str, ...]
+) -> None:
+    done = command(*words)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith(f"scaleflow: {REFUSED_LATER[words]}")
+    assert len(done.stderr.splitlines()) <= 2
+    assert "sesame" not in done.stderr + done.stdout
+    assert not list(command.folder.glob("outputs/*/*"))
+
+
+@pytest.mark.slow
+def test_a_refusal_leaves_a_store_that_the_next_command_can_use(command: Command) -> None:
+    assert command("+model.width=3").returncode == 2
+    done = command("training.epochs=1", "training.max_steps=2", "dataset.limit=64")
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,130 @@
+import importlib.metadata
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import scaleflow
+from tests.conftest import clean_environment
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+IN_THE_WHEEL = ("scaleflow", "conf", "hydra_plugins", "pyproject.toml", "README.md", "LICENSE")
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    assert scaleflow.__version__ == PROJECT["version"]
+    latest = re.search(r"^## \[?v?(\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert latest is not None
+    assert latest[1] == PROJECT["version"]
+
+
+def test_the_console_script_is_a_function_that_exits_with_the_commands_code() -> None:
+    assert PROJECT["scripts"] == {"scaleflow": "scaleflow.cli:entry"}
+    (found,) = importlib.metadata.entry_points(group="console_scripts", name="scaleflow")
+    from scaleflow import cli
+
+    assert found.load() is cli.entry
+
+
+# ---------------------------------------------------------------------------------------------
+# The wheel
+# ---------------------------------------------------------------------------------------------
+
+
+def run(words: Sequence[str | Path], folder: Path, installed: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = clean_environment() | ({"PYTHONPATH": str(installed)} if installed else {})
+    done = subprocess.run(
+        [str(word) for word in words],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy, so that nothing is left in the checkout."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    source.mkdir()
+    for name in IN_THE_WHEEL:
+        path = ROOT / name
+        if path.is_dir():
+            shutil.copytree(path, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(path, source)
+    build = ["-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder)]
+    run([sys.executable, *build], source)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path) -> Path:
+    folder = wheel.parent / "installed"
+    options = ["--no-deps", "--no-index", "--no-compile", "--disable-pip-version-check", "--quiet"]
+    run([sys.executable, "-m", "pip", "install", *options, "--target", str(folder), str(wheel)], wheel.parent)
+    return folder
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_every_module_and_every_config_and_nothing_else(wheel: Path) -> None:
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    conf = {
+        f"scaleflow/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*") if path.suffix in (".yaml", ".py")
+    }
+    folders = (ROOT / "scaleflow", ROOT / "hydra_plugins")
+    code = {str(path.relative_to(ROOT)) for folder in folders for path in folder.rglob("*.py")}
+    assert names == conf | code | {"scaleflow/py.typed"}
+
+
+@pytest.mark.slow
+def test_the_wheel_says_what_it_is(installed: Path) -> None:
+    (found,) = importlib.metadata.distributions(path=[str(installed)])
+    assert (found.name, found.version) == ("scaleflow", PROJECT["version"])
+    assert sorted(found.metadata["Requires-Python"].split(",")) == sorted(PROJECT["requires-python"].split(","))
+    (script,) = [point for point in found.entry_points if point.group == "console_scripts"]
+    assert (script.name, script.value) == ("scaleflow", "scaleflow.cli:entry")
+    assert "Apache-2.0" in found.metadata["License-Expression"]
+
+
+def place_of(module: str, folder: Path, installed: Path) -> Path:
+    return Path(
+        run([sys.executable, "-c", f"import {module}; print({module}.__file__)"], folder, installed).stdout.strip()
+    )
+
+
+@pytest.mark.slow
+def test_what_is_installed_runs_from_any_folder_without_the_checkout(installed: Path, tmp_path: Path) -> None:
+    for module in ("scaleflow", "scaleflow.conf", "scaleflow.worker", "hydra_plugins.scaleflow"):
+        assert place_of(module, tmp_path, installed).is_relative_to(installed)
+    shown = run([sys.executable, "-m", "scaleflow", "--cfg", "job"], tmp_path, installed).stdout
+    assert "_target_: scaleflow.dataset.digits.Digits" in shown
+    assert "experiment: scaleflow" in shown
+    script = installed / "bin" / "scaleflow"
+    assert run([script, "--cfg", "job"], tmp_path, installed).stdout == shown
+    searched = run([sys.executable, "-m", "scaleflow", "--info", "searchpath"], tmp_path, installed).stdout
+    assert "pkg://scaleflow.conf" in searched
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_what_is_installed_trains_and_records(installed: Path, tmp_path: Path) -> None:
+    done = run([sys.executable, "-m", "scaleflow", "training.epochs=1"], tmp_path, installed)
+    assert "FINISHED" in done.stdout
+    assert (tmp_path / "mlflow.db").is_file()
+    (folder,) = tmp_path.glob("outputs/*/*")
+    assert (folder / "model" / "model.keras").is_file()
