@@ -1,6 +1,4 @@
-import sys
-
-from scaleflow.cli import main
+from scaleflow.cli import entry
 
 if __name__ == "__main__":
-    sys.exit(main())
+    entry()

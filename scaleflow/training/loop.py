@@ -6,7 +6,7 @@ another epoch traces again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -145,19 +145,23 @@ class Loop:
         return self._eval_functions[id(feed)]
 
     def _compile_training(self, feed: Feed) -> Any:
-        @tf.function
+        @tf.function(autograph=False)  # converting all that is called below takes longer than tracing it
         def stretch(opened: Any, epoch: tf.Tensor, first: tf.Tensor, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            for offset in tf.range(steps):
-                self.strategy.run(self._step, args=(feed, feed.fetch(opened), epoch, first + offset))
+            def update(step: tf.Tensor) -> None:
+                self.strategy.run(self._step, args=(feed, feed.fetch(opened), epoch, step))
+
+            repeat(update, first, steps)
             return self._totals.read_value(), self._first_bad.read_value()
 
         return stretch
 
     def _compile_evaluation(self, feed: Feed) -> Any:
-        @tf.function
+        @tf.function(autograph=False)
         def stretch(opened: Any, first: tf.Tensor, steps: tf.Tensor) -> tf.Tensor:
-            for offset in tf.range(steps):
-                self.strategy.run(self._eval_step, args=(feed, feed.fetch(opened), first + offset))
+            def batch(step: tf.Tensor) -> None:
+                self.strategy.run(self._eval_step, args=(feed, feed.fetch(opened), step))
+
+            repeat(batch, first, steps)
             return self._eval_totals.read_value()
 
         return stretch
@@ -185,15 +189,20 @@ class Loop:
         """This replica's part of the gradient, summed over its micro-batches, and its sums."""
         if feed.batching.accumulate == 1:
             return self._gradients(feed, fetched, epoch, step, tf.constant(0, tf.int64), weight)
-        variables = self.model.trainable_variables
-        gradients = [tf.zeros(v.shape, v.dtype) for v in variables]
-        sums = tf.zeros([1 + len(self._names)])
-        unused: set[int] = set()  # filled while the loop's body is traced, once
-        for index in tf.range(tf.constant(feed.batching.accumulate, tf.int64)):
+        unused: set[int] = set()  # filled while `add` is traced
+
+        def add(index: tf.Tensor, sums: tf.Tensor, gradients: list[tf.Tensor]) -> tuple[Any, Any, list[tf.Tensor]]:
             more, more_sums = self._gradients(feed, fetched, epoch, step, index, weight)
             unused.update(i for i, m in enumerate(more) if m is None)
-            gradients = [g if m is None else g + m for g, m in zip(gradients, more, strict=True)]
-            sums = sums + more_sums
+            added = [g if m is None else g + m for g, m in zip(gradients, more, strict=True)]
+            return index + 1, sums + more_sums, added
+
+        zeros = [tf.zeros(v.shape, v.dtype) for v in self.model.trainable_variables]
+        start = tf.constant(0, tf.int64), tf.zeros([1 + len(self._names)]), zeros
+        # One at a time: that there is memory for one micro-batch only is why there are several.
+        _, sums, gradients = tf.while_loop(
+            lambda index, *_: index < feed.batching.accumulate, add, start, parallel_iterations=1
+        )
         return [None if i in unused else g for i, g in enumerate(gradients)], sums
 
     def _gradients(
@@ -248,6 +257,16 @@ class Loop:
         outputs = self.model(inputs, training=False)
         sums = self._sums(targets, outputs, self.objective.loss(targets, outputs), mask)
         self._eval_totals.assign_add(tf.cast(sums, self._eval_totals.dtype))
+
+
+def repeat(body: Callable[[tf.Tensor], None], first: tf.Tensor, count: tf.Tensor) -> None:
+    """Calls `body(first)`, `body(first + 1)`, ... `count` times, in the graph."""
+
+    def once(index: tf.Tensor) -> list[tf.Tensor]:
+        body(index)
+        return [index + 1]
+
+    tf.while_loop(lambda index: index < first + count, once, [first])
 
 
 def per_replica_sums(size: int) -> tf.Variable:
