@@ -61,8 +61,10 @@ class ArrayFeed:
         size = self.batching.batch_size
         first = step * self.batching.global_size + tf.cast(replica, tf.int64) * self.batching.share + index * size
         position = first + tf.range(size, dtype=tf.int64)
-        mask = tf.cast(position < self.examples, tf.float32)
-        position = tf.minimum(position, self.examples - 1)
+        mask = tf.ones([size])
+        if self.examples % self.batching.global_size:  # there is a partial batch
+            mask = tf.cast(position < self.examples, tf.float32)
+            position = tf.minimum(position, self.examples - 1)
         if self._seed is not None:
             seed = tf.stack([tf.constant(self._seed, tf.int64), epoch])
             last = tf.constant(self.examples - 1, tf.int64)

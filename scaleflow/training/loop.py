@@ -52,15 +52,7 @@ class Loop:
         self._clip_norm = clip_norm
         self._names = ("loss", *objective.metrics)
         optimizer.build(model.trainable_variables)
-        self._totals = per_replica_sums(1 + len(self._names))
-        self._eval_totals = per_replica_sums(1 + len(self._names))
-        self._first_bad = tf.Variable(
-            NEVER,
-            dtype=tf.int64,
-            trainable=False,
-            synchronization=tf.VariableSynchronization.ON_READ,
-            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-        )
+        self._epoch = np.zeros(1 + len(self._names))
         self._train_functions: dict[int, Any] = {}
         self._eval_functions: dict[int, Any] = {}
 
@@ -76,7 +68,7 @@ class Loop:
 
     def start_epoch(self) -> None:
         """Forgets the sums of the epoch before."""
-        self._totals.assign(tf.zeros(self._totals.shape, self._totals.dtype))
+        self._epoch[:] = 0
 
     def train(self, feed: Feed, opened: Any, epoch: int, first: int, steps: int, done: int) -> Mapping[str, float]:
         """Takes `steps` updates from step `first` of `epoch` on, in one call.
@@ -96,23 +88,18 @@ class Loop:
             NotFinite: if the loss of an update was NaN or Inf.
         """
         position = (tf.constant(value, tf.int64) for value in (epoch, first, steps))
-        totals, first_bad = self._train_function(feed)(opened, *position)
+        sums, first_bad = self._train_function(feed)(opened, *position)
         bad = int(first_bad.numpy())
         if bad != NEVER:
             raise NotFinite(done + bad - first + 1)
-        return self._means(totals.numpy(), min((first + steps) * feed.batching.global_size, feed.examples))
+        self._epoch += sums.numpy()
+        return self._means(self._epoch, min((first + steps) * feed.batching.global_size, feed.examples))
 
-    def evaluate(self, feed: Feed, steps_per_call: int = 1_000_000) -> Mapping[str, float]:
+    def evaluate(self, feed: Feed) -> Mapping[str, float]:
         """The loss and metrics over a whole split, every example once."""
-        self._eval_totals.assign(tf.zeros(self._eval_totals.shape, self._eval_totals.dtype))
-        opened = feed.open(0, 0)
-        steps = feed.batching.steps(feed.examples)
-        totals = None
-        for first in range(0, steps, steps_per_call):
-            position = (tf.constant(v, tf.int64) for v in (first, min(steps_per_call, steps - first)))
-            totals = self._eval_function(feed)(opened, *position)
-        assert totals is not None
-        return self._means(totals.numpy(), feed.examples)
+        position = (tf.constant(value, tf.int64) for value in (0, feed.batching.steps(feed.examples)))
+        sums = self._eval_function(feed)(feed.open(0, 0), *position)
+        return self._means(sums.numpy(), feed.examples)
 
     @property
     def loss_scale(self) -> float | None:
@@ -125,12 +112,12 @@ class Loop:
         """How often the training functions were traced, for tests: once for each feed."""
         return sum(f.experimental_get_tracing_count() for f in self._train_functions.values())
 
-    def _means(self, totals: np.ndarray[Any, Any], expected: int) -> Mapping[str, float]:
+    def _means(self, sums: np.ndarray[Any, Any], expected: int) -> Mapping[str, float]:
         """Sums as means, once they are seen to hold as many examples as the source had promised."""
-        found = round(float(totals[0]))
+        found = round(float(sums[0]))
         if found != expected:
             raise RunError(f"the dataset gave {found} examples where its source had promised {expected}")
-        return {name: float(total / totals[0]) for name, total in zip(self._names, totals[1:], strict=True)}
+        return {name: float(value / sums[0]) for name, value in zip(self._names, sums[1:], strict=True)}
 
     # What is compiled ------------------------------------------------------------------------
 
@@ -147,41 +134,49 @@ class Loop:
     def _compile_training(self, feed: Feed) -> Any:
         @tf.function(autograph=False)  # converting all that is called below takes longer than tracing it
         def stretch(opened: Any, epoch: tf.Tensor, first: tf.Tensor, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            def update(step: tf.Tensor) -> None:
-                self.strategy.run(self._step, args=(feed, feed.fetch(opened), epoch, step))
+            def update(step: tf.Tensor, *state: Any) -> Any:
+                return self.strategy.run(self._step, args=(feed, feed.fetch(opened), epoch, step, *state))
 
-            repeat(update, first, steps)
-            return self._totals.read_value(), self._first_bad.read_value()
+            sums, first_bad = repeat(update, first, steps, self.strategy.run(self._no_sums))
+            total = self.strategy.reduce(tf.distribute.ReduceOp.SUM, sums, axis=None)
+            return total, self.strategy.experimental_local_results(first_bad)[0]
 
         return stretch
 
     def _compile_evaluation(self, feed: Feed) -> Any:
         @tf.function(autograph=False)
         def stretch(opened: Any, first: tf.Tensor, steps: tf.Tensor) -> tf.Tensor:
-            def batch(step: tf.Tensor) -> None:
-                self.strategy.run(self._eval_step, args=(feed, feed.fetch(opened), step))
+            def batch(step: tf.Tensor, *state: Any) -> Any:
+                return self.strategy.run(self._eval_step, args=(feed, feed.fetch(opened), step, *state))
 
-            repeat(batch, first, steps)
-            return self._eval_totals.read_value()
+            sums, _ = repeat(batch, first, steps, self.strategy.run(self._no_sums))
+            return self.strategy.reduce(tf.distribute.ReduceOp.SUM, sums, axis=None)
 
         return stretch
 
-    def _step(self, feed: Feed, fetched: Any, epoch: tf.Tensor, step: tf.Tensor) -> None:
-        """One update, in a replica."""
+    def _no_sums(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """What a replica carries from step to step: sums [count, loss, *metrics], and the first bad step."""
+        return tf.zeros([1 + len(self._names)], tf.float64), tf.constant(NEVER, tf.int64)
+
+    def _step(
+        self, feed: Feed, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, sums: tf.Tensor, first_bad: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """One update, in a replica; gives what it carries on."""
         weight = 1.0 / tf.cast(self._valid(feed, step), tf.float32)
-        gradients, sums = self._share_gradients(feed, fetched, epoch, step, weight)
-        gradients, loss = self._sum_over_replicas(gradients, sums[1] * weight)
+        gradients, here = self._share_gradients(feed, fetched, epoch, step, weight)
+        gradients, loss = self._sum_over_replicas(gradients, here[1] * weight)
         if self._clip_norm is not None:
             gradients = self._clip(gradients, self._clip_norm)
         self.optimizer.apply(gradients, self.model.trainable_variables)
-        self._totals.assign_add(tf.cast(sums, self._totals.dtype))
         bad = tf.where(tf.math.is_finite(loss), tf.constant(NEVER, tf.int64), step)
-        self._first_bad.assign(tf.minimum(self._first_bad, bad))
+        return sums + tf.cast(here, sums.dtype), tf.minimum(first_bad, bad)
 
     def _valid(self, feed: Feed, step: tf.Tensor) -> tf.Tensor:
         """How many real examples the global batch at `step` holds."""
-        size = feed.batching.global_size
-        return tf.minimum(tf.constant(size, tf.int64), feed.examples - step * size)
+        size = tf.constant(feed.batching.global_size, tf.int64)
+        if feed.examples % feed.batching.global_size == 0:
+            return size
+        return tf.minimum(size, feed.examples - step * size)
 
     def _share_gradients(
         self, feed: Feed, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, weight: tf.Tensor
@@ -250,30 +245,21 @@ class Loop:
         clipped: list[tf.Tensor | None] = tf.clip_by_global_norm(gradients, limit)[0]
         return clipped
 
-    def _eval_step(self, feed: Feed, fetched: Any, step: tf.Tensor) -> None:
+    def _eval_step(
+        self, feed: Feed, fetched: Any, step: tf.Tensor, sums: tf.Tensor, first_bad: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """One batch of an evaluation, in a replica; gives what it carries on."""
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         zero = tf.constant(0, tf.int64)
         inputs, targets, mask = feed.micro_batch(fetched, zero, step, replica, zero)
         outputs = self.model(inputs, training=False)
-        sums = self._sums(targets, outputs, self.objective.loss(targets, outputs), mask)
-        self._eval_totals.assign_add(tf.cast(sums, self._eval_totals.dtype))
+        here = self._sums(targets, outputs, self.objective.loss(targets, outputs), mask)
+        return sums + tf.cast(here, sums.dtype), first_bad
 
 
-def repeat(body: Callable[[tf.Tensor], None], first: tf.Tensor, count: tf.Tensor) -> None:
-    """Calls `body(first)`, `body(first + 1)`, ... `count` times, in the graph."""
-
-    def once(index: tf.Tensor) -> list[tf.Tensor]:
-        body(index)
-        return [index + 1]
-
-    tf.while_loop(lambda index: index < first + count, once, [first])
-
-
-def per_replica_sums(size: int) -> tf.Variable:
-    """Sums that each replica keeps for itself, added up only when they are read."""
-    return tf.Variable(
-        tf.zeros([size], tf.float64),
-        trainable=False,
-        synchronization=tf.VariableSynchronization.ON_READ,
-        aggregation=tf.VariableAggregation.SUM,
-    )
+def repeat(body: Callable[..., Any], first: tf.Tensor, count: tf.Tensor, state: Any) -> Any:
+    """`state = body(index, *state)` for `count` indices from `first` on, in the graph; gives the last state."""
+    last = first + count
+    return tf.while_loop(
+        lambda index, *_: index < last, lambda index, *carried: (index + 1, *body(index, *carried)), (first, *state)
+    )[1:]

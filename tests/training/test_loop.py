@@ -57,7 +57,7 @@ def evaluated(plan: Any) -> tuple[dict[str, float], dict[str, float], dict[str, 
         "accuracy": float((logits.argmax(axis=1) == test.targets).mean()),
     }
     assert built.test is not None
-    return dict(built.loop.evaluate(built.test)), dict(built.loop.evaluate(built.test, steps_per_call=1)), wanted
+    return dict(built.loop.evaluate(built.test)), dict(built.loop.evaluate(built.test)), wanted
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3])
