@@ -301,6 +301,10 @@ class Feed(Protocol):
     @property
     def batching(self) -> Batching: ...
 
+    @property
+    def ahead(self) -> bool:
+        """Whether the next step's batch can be read while this step's is trained on."""
+
     def open(self, epoch: int, step: int) -> Any:
         """What the compiled function needs as an argument to read from (epoch, step) on."""
 

@@ -45,6 +45,7 @@ class ArrayFeed:
     ) -> None:
         self.examples = len(arrays)
         self.batching = batching
+        self.ahead = batching.accumulate == 1  # else a step has no single batch
         self._seed = shuffle_seed
         self._arrays = on_every_replica(strategy, arrays)
 
@@ -64,7 +65,7 @@ class ArrayFeed:
         mask = tf.ones([size])
         if self.examples % self.batching.global_size:  # there is a partial batch
             mask = tf.cast(position < self.examples, tf.float32)
-            position = tf.minimum(position, self.examples - 1)
+        position = tf.minimum(position, self.examples - 1)
         if self._seed is not None:
             seed = tf.stack([tf.constant(self._seed, tf.int64), epoch])
             last = tf.constant(self.examples - 1, tf.int64)
@@ -97,6 +98,7 @@ class StreamFeed:
     ) -> None:
         self.examples = len(stream)
         self.batching = batching
+        self.ahead = False  # tf.data reads ahead itself
         self._stream = stream
         self._seed = shuffle_seed
         self._strategy = strategy

@@ -137,7 +137,8 @@ class Loop:
             def update(step: tf.Tensor, *state: Any) -> Any:
                 return self.strategy.run(self._step, args=(feed, feed.fetch(opened), epoch, step, *state))
 
-            sums, first_bad = repeat(update, first, steps, self.strategy.run(self._no_sums))
+            ahead = self.strategy.run(self._batch, args=(feed, opened, epoch, first)) if feed.ahead else ()
+            sums, first_bad, _ = repeat(update, first, steps, (*self.strategy.run(self._no_sums), ahead))
             total = self.strategy.reduce(tf.distribute.ReduceOp.SUM, sums, axis=None)
             return total, self.strategy.experimental_local_results(first_bad)[0]
 
@@ -158,18 +159,35 @@ class Loop:
         """What a replica carries from step to step: sums [count, loss, *metrics], and the first bad step."""
         return tf.zeros([1 + len(self._names)], tf.float64), tf.constant(NEVER, tf.int64)
 
+    def _batch(self, feed: Feed, fetched: Any, epoch: tf.Tensor, step: tf.Tensor) -> Any:
+        """The one batch of a step, in a replica: (inputs, targets, mask)."""
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return feed.micro_batch(fetched, epoch, step, replica, tf.constant(0, tf.int64))
+
     def _step(
-        self, feed: Feed, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, sums: tf.Tensor, first_bad: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+        self,
+        feed: Feed,
+        fetched: Any,
+        epoch: tf.Tensor,
+        step: tf.Tensor,
+        sums: tf.Tensor,
+        first_bad: tf.Tensor,
+        ahead: Any,
+    ) -> tuple[tf.Tensor, tf.Tensor, Any]:
         """One update, in a replica; gives what it carries on."""
+        following = self._batch(feed, fetched, epoch, step + 1) if feed.ahead else ()
         weight = 1.0 / tf.cast(self._valid(feed, step), tf.float32)
-        gradients, here = self._share_gradients(feed, fetched, epoch, step, weight)
+        if feed.batching.accumulate == 1:
+            batch = ahead or self._batch(feed, fetched, epoch, step)
+            gradients, here = self._gradients(feed, batch, weight)
+        else:
+            gradients, here = self._accumulate(feed, fetched, epoch, step, weight)
         gradients, loss = self._sum_over_replicas(gradients, here[1] * weight)
         if self._clip_norm is not None:
             gradients = self._clip(gradients, self._clip_norm)
         self.optimizer.apply(gradients, self.model.trainable_variables)
         bad = tf.where(tf.math.is_finite(loss), tf.constant(NEVER, tf.int64), step)
-        return sums + tf.cast(here, sums.dtype), tf.minimum(first_bad, bad)
+        return sums + tf.cast(here, sums.dtype), tf.minimum(first_bad, bad), following
 
     def _valid(self, feed: Feed, step: tf.Tensor) -> tf.Tensor:
         """How many real examples the global batch at `step` holds."""
@@ -178,16 +196,16 @@ class Loop:
             return size
         return tf.minimum(size, feed.examples - step * size)
 
-    def _share_gradients(
+    def _accumulate(
         self, feed: Feed, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, weight: tf.Tensor
     ) -> tuple[list[tf.Tensor | None], tf.Tensor]:
         """This replica's part of the gradient, summed over its micro-batches, and its sums."""
-        if feed.batching.accumulate == 1:
-            return self._gradients(feed, fetched, epoch, step, tf.constant(0, tf.int64), weight)
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         unused: set[int] = set()  # filled while `add` is traced
 
         def add(index: tf.Tensor, sums: tf.Tensor, gradients: list[tf.Tensor]) -> tuple[Any, Any, list[tf.Tensor]]:
-            more, more_sums = self._gradients(feed, fetched, epoch, step, index, weight)
+            batch = feed.micro_batch(fetched, epoch, step, replica, index)
+            more, more_sums = self._gradients(feed, batch, weight)
             unused.update(i for i, m in enumerate(more) if m is None)
             added = [g if m is None else g + m for g, m in zip(gradients, more, strict=True)]
             return index + 1, sums + more_sums, added
@@ -200,12 +218,9 @@ class Loop:
         )
         return [None if i in unused else g for i, g in enumerate(gradients)], sums
 
-    def _gradients(
-        self, feed: Feed, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, index: tf.Tensor, weight: tf.Tensor
-    ) -> tuple[list[tf.Tensor | None], tf.Tensor]:
+    def _gradients(self, feed: Feed, batch: Any, weight: tf.Tensor) -> tuple[list[tf.Tensor | None], tf.Tensor]:
         """One micro-batch's part of the gradient, and its sums [count, loss, *metrics]."""
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        inputs, targets, mask = feed.micro_batch(fetched, epoch, step, replica, index)
+        inputs, targets, mask = batch
         with tf.GradientTape() as tape:
             outputs = self.model(inputs, training=True)
             losses = self.objective.loss(targets, outputs)
@@ -249,9 +264,7 @@ class Loop:
         self, feed: Feed, fetched: Any, step: tf.Tensor, sums: tf.Tensor, first_bad: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """One batch of an evaluation, in a replica; gives what it carries on."""
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        zero = tf.constant(0, tf.int64)
-        inputs, targets, mask = feed.micro_batch(fetched, zero, step, replica, zero)
+        inputs, targets, mask = self._batch(feed, fetched, tf.constant(0, tf.int64), step)
         outputs = self.model(inputs, training=False)
         here = self._sums(targets, outputs, self.objective.loss(targets, outputs), mask)
         return sums + tf.cast(here, sums.dtype), first_bad
