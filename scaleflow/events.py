@@ -6,12 +6,15 @@ keep an offset of their own. Whatever dies, what was written stays and is read a
 The events, in the order of a run's life:
 
     ready     name, tags, params, began, steps, epochs   all is built; from here on there is a run
+    waiting   peers, seconds                             the workers wait for each other, so long at most
+    met       -                                          all are there
     note      text                                       something the user should know
     metrics   step, values, [epoch, rate]                values of metrics after `step` updates
     epoch     epoch, step, values                        an epoch is over; for the terminal
     artifact  path, [folder]                             a file to keep with the run
     model     path, step                                 the exported model's folder
-    end       status, [error, traceback]                 the worker's last word
+    fault     error                                      what went wrong, if something did
+    end       status, [error]                            how the run ended; of a fault the launcher says it
     refused   message, [keep, died]                      instead of `ready`: what was asked can't work;
                                                          `keep` where the log has more to say
 """

@@ -40,9 +40,30 @@ class Target:
 
 @dataclass(frozen=True)
 class Strategy:
-    """`strategy`: how the work is spread over devices."""
+    """`strategy`: how the work is spread over devices.
 
-    name: Literal["auto", "one_device", "mirrored"] = "auto"
+    Attributes:
+        communication: multi_worker: how gradients travel between workers; `ring` over gRPC, `nccl` between GPUs.
+    """
+
+    name: Literal["auto", "one_device", "mirrored", "multi_worker"] = "auto"
+    communication: Literal["auto", "ring", "nccl"] = "auto"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """`cluster`: where the worker processes of a multi-worker strategy are.
+
+    Attributes:
+        name: `local` starts them on this machine; `tf_config` is started once on each machine, and the
+            environment variable TF_CONFIG says which of them this is.
+        workers: processes; null means 2 where the strategy needs several.
+        start_seconds: how long workers wait for each other at the start.
+    """
+
+    name: Literal["local", "tf_config"] = "local"
+    workers: int | None = field(default=None, metadata={"at_least": 1, "at_most": 64})
+    start_seconds: float = field(default=120.0, metadata={"above": 0.0})
 
 
 @dataclass(frozen=True)
@@ -148,6 +169,19 @@ class Tracking:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Which of several workers a process is.
+
+    Attributes:
+        worker: its number; 0 is the chief, whose events are the run's.
+        peers: HOST:PORT of every worker, this one too.
+    """
+
+    worker: int
+    peers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Debug:
     """`debug`: ways to look inside. `inline` runs the worker in the launcher's process, for pdb."""
 
@@ -172,6 +206,7 @@ class Plan:
     optimizer: Optimizer
     training: Training
     tracking: Tracking
+    cluster: Cluster
     debug: Debug
     seed: int
     choices: Mapping[str, str]

@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 import traceback
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import distributions
 from pathlib import Path
 from types import FrameType
@@ -23,14 +22,16 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from scaleflow.errors import WorkerDied
+from scaleflow.cluster import TF_CONFIG, answers, environments
 from scaleflow.events import Event, Reader, Writer
 from scaleflow.interfaces import Plan
 from scaleflow.masking import masked, masked_override
+from scaleflow.plan import place_of, workers
+from scaleflow.process import WorkerProcess, started
 from scaleflow.record import STATE, Recorder
 from scaleflow.terminal import Display, display_for, duration
-from scaleflow.tracking import tracker_for
-from scaleflow.worker import EVENTS, LOG, Job, work
+from scaleflow.tracking import NoTracker, tracker_for
+from scaleflow.worker import EVENTS, Job, work
 
 FINISHED, FAILED, REFUSED = 0, 1, 2
 
@@ -40,7 +41,7 @@ GRACE_SECONDS = 30.0
 KEPT = ("config.yaml", "overrides.yaml", "environment.txt")
 
 
-def launch(plan: Plan, config: Any, overrides: Sequence[str], folder: Path, started: float) -> int:
+def launch(plan: Plan, config: Any, overrides: Sequence[str], folder: Path, began: float) -> int:
     """Runs one plan from start to end.
 
     Args:
@@ -48,20 +49,23 @@ def launch(plan: Plan, config: Any, overrides: Sequence[str], folder: Path, star
         config: the composed config, interpolations kept, for `config.yaml`.
         overrides: as typed, for `overrides.yaml`.
         folder: the run's own; exists and can be written.
-        started: when the command began, in seconds since the epoch.
+        began: when the command began, in seconds since the epoch.
 
     Returns:
         The command's exit code.
     """
-    display = display_for()
-    tracker = tracker_for(plan.tracking)
+    display = Display(sys.stdout) if plan.debug.inline else display_for()  # no bar across a debugger
+    place = place_of(plan)
+    job = Job(plan, folder.absolute(), began, place.worker if place else 0)
+    tracker = tracker_for(plan.tracking) if job.worker == 0 else NoTracker()
+    if place and place.worker:
+        display.line(f"worker {place.worker} of {len(place.peers)}; the chief, {place.peers[0]}, records the run")
     write_configs(folder, config, overrides)
-    recorder = Recorder(tracker, folder / EVENTS, [folder / name for name in KEPT])
-    job = Job(plan, folder.absolute(), started)
+    recorder = Recorder(tracker, job.events, [folder / name for name in KEPT])
     run = InlineRun if plan.debug.inline else WorkerRun
     with stop_signals() as stop:
         outcome = run(job, recorder, display, stop).run()
-    return conclude(plan, folder, started, recorder, display, outcome)
+    return conclude(plan, folder, began, recorder, display, outcome)
 
 
 def write_configs(folder: Path, config: Any, overrides: Sequence[str]) -> None:
@@ -112,6 +116,8 @@ class Outcome:
     Attributes:
         code: the exit code.
         last: the last event, `end` or `refused`.
+        fault: what the chief reported.
+        waiting: the event that says that workers wait for each other, as long as they do.
         test: the test metrics.
     """
 
@@ -120,10 +126,18 @@ class Outcome:
         self.last: Event = {}
         self.test: dict[str, float] = {}
         self.is_ready = False
+        self.fault = ""
+        self.waiting: Event | None = None
 
     def take(self, event: Event) -> None:
         if event["event"] == "ready":
             self.is_ready = True
+        elif event["event"] == "fault":
+            self.fault = event["error"]
+        elif event["event"] == "waiting":
+            self.waiting = event
+        elif event["event"] == "met":
+            self.waiting = None
         elif event["event"] in ("end", "refused"):
             self.last = event
         elif event["event"] == "metrics":
@@ -131,102 +145,89 @@ class Outcome:
 
 
 class WorkerRun:
-    """A run whose worker is a process of its own."""
+    """A run whose workers are processes of their own."""
 
     def __init__(self, job: Job, recorder: Recorder, display: Display, stop: Stop) -> None:
         self._job = job
         self._recorder = recorder
         self._display = display
         self._stop = stop
-        self._reader = Reader(job.folder / EVENTS)
+        self._reader = Reader(job.events)
         self._outcome = Outcome()
+        self._reason: tuple[str, bool] | None = None
 
     def run(self) -> Outcome:
-        fault: Exception | None = None
-        process: subprocess.Popen[bytes] | None = None
         try:
-            with self._started() as process:
+            with started(*parts(self._job)) as processes:
                 write_environment(self._job.folder)
                 self._recorder.start()
-                self._watch(process)
+                self._watch(processes)
+                self._reason = self._reason or reason(processes)
         except Exception as error:  # of the launcher itself: the run has to end truthfully all the same
             traceback.print_exc()
-            fault = error
+            self._reason = f"the launcher failed: {type(error).__name__}: {error}", False
         self._show_events()
         if not self._outcome.last:
-            self._speak_for_the_dead(process, fault)
+            self._say_how_it_ended()
             self._show_events()
         self._display.close()
         self._outcome.code = self._code()
         return self._outcome
 
-    @contextlib.contextmanager
-    def _started(self) -> Iterator[subprocess.Popen[bytes]]:
-        """The worker, its output in its log; ended on the way out if it is still there."""
-        with (self._job.folder / LOG).open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "scaleflow.worker"],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=worker_environment(),
-                process_group=0,  # Ctrl-C reaches the launcher alone
-            )
-        assert process.stdin is not None
-        try:
-            with contextlib.suppress(BrokenPipeError):  # it died at once; its exit says why
-                process.stdin.write(self._job.to_json().encode() + b"\n")
-                process.stdin.flush()
-            yield process
-        finally:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()
-
-    def _watch(self, process: subprocess.Popen[bytes]) -> None:
-        """Shows events until the worker is gone, and hands on what asks for an end."""
+    def _watch(self, processes: Sequence[WorkerProcess]) -> None:
+        """Shows events until the chief is gone, and hands on what asks for an end."""
         deadline: float | None = None
-        while process.poll() is None:
+        chief = processes[0]
+        while chief.is_alive:
             self._show_events()
             if self._recorder.refusal is not None:
-                process.kill()
+                chief.kill()
             if self._stop.is_set() and deadline is None:
-                process.terminate()
+                for process in processes:
+                    process.stop()
                 self._display.line(f"stopping ({signal.Signals(self._stop.signal or 0).name}); again to stop at once")
                 deadline = time.monotonic() + GRACE_SECONDS
             if deadline is not None and (
                 self._stop.times > 1 or time.monotonic() > deadline or not self._outcome.is_ready
             ):
-                process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(POLL_SECONDS)
+                chief.kill()
+            self._end_vain_waiting(chief)
+            if not self._outcome.last and any(process.is_lost for process in processes):
+                time.sleep(POLL_SECONDS)  # for the others' words about it
+                return
+            chief.wait(POLL_SECONDS)
+
+    def _end_vain_waiting(self, chief: WorkerProcess) -> None:
+        """Ends a worker whose peers don't come; it can't do so itself, since TensorFlow's waiting stops its threads."""
+        waiting = self._outcome.waiting
+        if waiting is None or time.time() < waiting["time"] / 1000 + waiting["seconds"]:
+            return
+        absent = [f"worker {i} ({peer})" for i, peer in enumerate(waiting["peers"]) if not answers(peer)]
+        who = f"{', '.join(absent)} did not come" if absent else "all answer, and one of them does not begin"
+        chief.kill()
+        self._reason = f"cluster.start_seconds={waiting['seconds']:g}: {who}", True
 
     def _show_events(self) -> None:
         for event in self._reader.read():
             self._outcome.take(event)
             self._display.show(event)
 
-    def _speak_for_the_dead(self, process: subprocess.Popen[bytes] | None, fault: Exception | None) -> None:
-        """Appends the last word that the worker could not say itself."""
+    def _say_how_it_ended(self) -> None:
+        """Appends the last word where no worker has said it."""
+        error, is_own_word = self._reason or ("it ended without a reason", False)
         status = "FAILED"
-        if fault is not None or process is None:
-            error = f"the launcher failed: {type(fault).__name__}: {fault}"
-        elif self._stop.is_set():
+        if self._stop.is_set():
             status, error = "KILLED", f"stopped by {signal.Signals(self._stop.signal or 0).name}"
-        else:
-            error = str(WorkerDied(how_it_ended(process.returncode), last_lines(self._job.folder / LOG)))
-        write = Writer(self._job.folder / EVENTS)
+        write = Writer(self._job.events)
         if self._outcome.is_ready:
             write("end", status=status, error=error)
         else:
-            write("refused", message=error, keep=True, died=True)
+            write("refused", message=error, keep=True, died=not is_own_word)
         write.close()
 
     def _code(self) -> int:
-        if self._stop.is_set() and self._outcome.last.get("status") != "FINISHED":
-            return 128 + (self._stop.signal or 0)
+        if self._outcome.last.get("status") == "KILLED" or (self._stop.is_set() and not self._outcome.is_ready):
+            return 128 + (self._stop.signal or signal.SIGTERM)  # or a worker was told
         if self._recorder.refusal is not None:
             return REFUSED
         if self._outcome.last["event"] == "refused":
@@ -246,32 +247,34 @@ class InlineRun(WorkerRun):
             write(event, **fields)
             self._show_events()
 
-        work(self._job, emit, self._stop.is_set)
+        if not work(self._job, emit, self._stop.is_set) and self._outcome.is_ready:
+            write("end", status="FAILED", error=self._outcome.fault)
+            self._show_events()
         self._display.close()
         self._outcome.code = self._code()
         return self._outcome
 
 
-def worker_environment() -> dict[str, str]:
-    """The worker's: Keras on TensorFlow whatever keras.json says, and its log written as it comes."""
-    return {**os.environ, "KERAS_BACKEND": "tensorflow", "PYTHONUNBUFFERED": "1"}
+def parts(job: Job) -> tuple[list[Job], list[Mapping[str, str]]]:
+    """The jobs of the workers on this machine, the chief's first, and what their environments add."""
+    if place_of(job.plan) is not None:
+        return [job], [{TF_CONFIG: os.environ[TF_CONFIG]}]
+    count = workers(job.plan)
+    return [replace(job, worker=number) for number in range(count)], environments(count)
 
 
-def how_it_ended(returncode: int) -> str:
-    if returncode >= 0:
-        return f"ended with exit status {returncode}"
-    try:
-        return f"was killed by {signal.Signals(-returncode).name}"
-    except ValueError:
-        return f"was killed by signal {-returncode}"
+def reason(processes: Sequence[WorkerProcess]) -> tuple[str, bool]:
+    """Why a run came to its end: first what died without a word, since the others' faults follow from that.
+
+    Returns:
+        The reason, and whether a worker said so itself.
+    """
+    lost = [process for process in processes if process.is_lost and not process.was_ended]
+    reasons = [process.reason() for process in lost or processes[:1]]
+    return next((found for found in reasons if not found[1]), reasons[0])
 
 
-def last_lines(log: Path, count: int = 3) -> str:
-    with log.open(errors="replace") as lines:
-        return " | ".join(line.strip() for line in deque((line for line in lines if line.strip()), count))
-
-
-def conclude(plan: Plan, folder: Path, started: float, recorder: Recorder, display: Display, outcome: Outcome) -> int:
+def conclude(plan: Plan, folder: Path, began: float, recorder: Recorder, display: Display, outcome: Outcome) -> int:
     """Waits for the recorder, and tells the user how it ended and where to look."""
     refusal = recorder.refusal
     if outcome.last.get("event") == "refused" or refusal is not None:
@@ -287,7 +290,7 @@ def conclude(plan: Plan, folder: Path, started: float, recorder: Recorder, displ
     error = outcome.last.get("error")
     if error:
         print(f"scaleflow: {error}", file=sys.stderr)
-    rows = [("status", f"{status} in {duration(time.time() - started)}")]
+    rows = [("status", f"{status} in {duration(time.time() - began)}")]
     rows += [(k.replace("/", " "), f"{v:.4f}") for k, v in outcome.test.items()]
     rows += [("output", os.path.relpath(folder))]
     if is_recorded:
@@ -304,7 +307,8 @@ def conclude(plan: Plan, folder: Path, started: float, recorder: Recorder, displ
 
 def discard(folder: Path) -> None:
     """Takes away what was written for a run that is not to be, and the folder if that was all."""
-    for name in (*KEPT, EVENTS, LOG, STATE):
+    of_workers = [path.name for pattern in ("worker-*.log", "events*.jsonl") for path in folder.glob(pattern)]
+    for name in (*KEPT, *of_workers, STATE):
         (folder / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         for place in (folder, *folder.parents):

@@ -18,15 +18,18 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 from urllib.parse import urlsplit
 
+from scaleflow.cluster import TF_CONFIG, parse, port_is_free
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import (
     Batching,
+    Cluster,
     Dataset,
     Debug,
     EarlyStopping,
     Hardware,
     Model,
     Optimizer,
+    Place,
     Plan,
     Precision,
     Strategy,
@@ -38,14 +41,14 @@ from scaleflow.masking import masked
 
 #: Options that the documentation names as coming. They are refused in those words, not as unknown.
 NOT_YET_OPTIONS: Mapping[str, Sequence[str]] = {
-    "strategy": ("multi_worker", "parameter_server", "tpu", "pipeline"),
+    "strategy": ("parameter_server", "tpu", "pipeline"),
     "hardware": ("tpu",),
     "dataset": ("mnist", "cifar10", "imdb_reviews", "tfds", "image_folder", "text_folder", "csv", "tfrecord", "npz"),
     "model": ("resnet", "text", "transformer", "linear"),
     "debug": ("overfit", "fast", "nan", "placement", "eager"),
     "checkpoint": (),
     "profiler": (),
-    "cluster": (),
+    "cluster": ("slurm", "ray", "kubernetes"),
 }
 
 #: The same for keys; a group's name stands for every key in it.
@@ -53,7 +56,11 @@ NOT_YET_KEYS: Sequence[str] = (
     "resume",
     "checkpoint",
     "profiler",
-    "cluster",
+    "cluster.servers",
+    "cluster.max_restarts",
+    "cluster.min_workers",
+    "cluster.stall_seconds",
+    "cluster.submit",
     "strategy.partitioner",
     "strategy.stages",
     "strategy.micro_batches",
@@ -103,6 +110,7 @@ def make_plan(
         optimizer=read_with_target(Optimizer, sections.pop("optimizer", {}), "optimizer"),
         training=read(Training, sections.pop("training", {}), "training"),
         tracking=read(Tracking, sections.pop("tracking", {}), "tracking"),
+        cluster=read(Cluster, sections.pop("cluster", {}), "cluster"),
         debug=read(Debug, sections.pop("debug", None) or {}, "debug"),
         seed=typed(sections.pop("seed", 0), int, "seed", {"at_least": 0, "at_most": 2**31 - 1}),
         choices=choices,
@@ -111,8 +119,14 @@ def make_plan(
     )
     for key in sections:
         raise unknown_key(key, [f.name for f in dataclasses.fields(Plan)])
+    plan = follow_tf_config(plan)
     check_combinations(plan)
-    return dataclasses.replace(plan, tracking=resolve_tracking(plan.tracking)) if look_outside else plan
+    if not look_outside:
+        return plan
+    place = place_of(plan)
+    if place and not port_is_free(place.peers[place.worker]):
+        raise Refusal(f"TF_CONFIG: the port of {place.peers[place.worker]}, this worker's, is in use; name a free one")
+    return dataclasses.replace(plan, tracking=resolve_tracking(plan.tracking))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -273,7 +287,37 @@ def check_combinations(plan: Plan) -> None:
         if applies(plan):
             raise Refusal(reason(plan))
     if plan.hardware.name == "cpu":
-        batching(plan.training, 1 if plan.strategy.name == "one_device" else plan.hardware.logical_devices)
+        local = 1 if plan.strategy.name == "one_device" else plan.hardware.logical_devices
+        batching(plan.training, local * workers(plan))
+
+
+def follow_tf_config(plan: Plan) -> Plan:
+    """`strategy=auto` becomes multi_worker where TF_CONFIG names several workers.
+
+    Raises:
+        Refusal: if TF_CONFIG is asked for, and is missing or wrong.
+    """
+    text = os.environ.get(TF_CONFIG)
+    if plan.cluster.name == "local" and (plan.strategy.name != "auto" or not text):
+        return plan
+    place = parse(text)
+    if plan.strategy.name == "auto" and len(place.peers) > 1:
+        there = Cluster(name="tf_config", start_seconds=plan.cluster.start_seconds)
+        return dataclasses.replace(plan, strategy=Strategy(name="multi_worker"), cluster=there)
+    return plan
+
+
+def place_of(plan: Plan) -> Place | None:
+    """This machine's place in a cluster of several machines, or None where all workers are on this one."""
+    return parse(os.environ.get(TF_CONFIG)) if plan.cluster.name == "tf_config" else None
+
+
+def workers(plan: Plan) -> int:
+    """How many worker processes the plan has, on all machines."""
+    if plan.strategy.name != "multi_worker":
+        return 1
+    place = place_of(plan)
+    return len(place.peers) if place else plan.cluster.workers or 2
 
 
 #: (does it apply, the refusal in words), in the order in which they are looked at.
@@ -309,6 +353,37 @@ COMBINATIONS: Sequence[tuple[Callable[[Plan], bool], Callable[[Plan], str]]] = (
             and (min(p.hardware.devices) < 0 or len(set(p.hardware.devices)) < len(p.hardware.devices))
         ),
         lambda p: f"hardware.devices={p.hardware.devices}: expected different indices from 0",
+    ),
+    (
+        lambda p: p.cluster.workers not in (None, 1) and p.strategy.name != "multi_worker",
+        lambda p: (
+            f"cluster.workers={p.cluster.workers} with strategy={p.strategy.name}: has one process; "
+            "use strategy=multi_worker, or leave cluster.workers null"
+        ),
+    ),
+    (
+        lambda p: p.cluster.name == "tf_config" and p.strategy.name in ("one_device", "mirrored"),
+        lambda p: (
+            f"cluster=tf_config with strategy={p.strategy.name}: stays on one machine; use "
+            "strategy=multi_worker, or cluster=local"
+        ),
+    ),
+    (
+        lambda p: p.cluster.name == "tf_config" and p.cluster.workers is not None,
+        lambda p: (
+            f"cluster.workers={p.cluster.workers} with cluster=tf_config: TF_CONFIG names the workers; leave it null"
+        ),
+    ),
+    (
+        lambda p: p.debug.inline and workers(p) > 1,
+        lambda p: (
+            f"debug=inline with {workers(p)} workers: they need a process each; use strategy=one_device or "
+            "mirrored, or cluster.workers=1"
+        ),
+    ),
+    (
+        lambda p: p.strategy.communication == "nccl" and p.hardware.name == "cpu",
+        lambda p: "strategy.communication=nccl with hardware=cpu: NCCL connects GPUs; use ring, or auto",
     ),
     (
         lambda p: p.optimizer.schedule == "step" and p.optimizer.step_every is None,

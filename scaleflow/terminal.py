@@ -14,6 +14,7 @@ from scaleflow.events import Event
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
+    from rich.status import Status
 
 METRICS_SHOWN = ("train/loss", "train/accuracy", "train/mae", "val/loss", "val/accuracy", "val/mae")
 
@@ -89,13 +90,25 @@ class BarDisplay(Display):
         from rich.console import Console
 
         self._console = Console(file=stream, highlight=False)
+        self._waiting: Status | None = self._console.status("starting TensorFlow")
+        self._waiting.start()
         self._progress: Progress | None = None
         self._task: TaskID | None = None
 
     def _print(self, text: str, style: str) -> None:
         self._console.print(text, style=style or None, markup=False, soft_wrap=True)
 
+    def show(self, event: Event) -> None:
+        self._stop_waiting()
+        super().show(event)
+
+    def _stop_waiting(self) -> None:
+        if self._waiting is not None:
+            self._waiting.stop()
+            self._waiting = None
+
     def close(self) -> None:
+        self._stop_waiting()
         if self._progress is not None:
             self._progress.stop()
             self._progress = None

@@ -12,26 +12,29 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scaleflow.cluster import TF_CONFIG, parse
 from scaleflow.errors import Refusal
 from scaleflow.events import Writer
 from scaleflow.interfaces import Batching, Emit, Examples, Feed, Plan, Stream
 from scaleflow.masking import masked
-from scaleflow.plan import batching, make_plan
+from scaleflow.plan import batching, make_plan, workers
 
 if TYPE_CHECKING:
     import numpy as np
+    import tensorflow as tf
 
     from scaleflow.training import Loop
 
 EVENTS = "events.jsonl"
-LOG = "worker-0.log"
 TRACEBACK = "traceback.txt"
 MODEL = "model"
 
@@ -51,28 +54,41 @@ class Job:
         plan: what to do.
         folder: the run's folder.
         started: when the command began, in seconds since the epoch.
+        worker: this one's number; 0 is the chief, whose events are the run's.
     """
 
     plan: Plan
     folder: Path
     started: float
+    worker: int = 0
+
+    @property
+    def events(self) -> Path:
+        """Where this worker reports."""
+        return self.folder / (EVENTS if self.worker == 0 else f"events-{self.worker}.jsonl")
+
+    @property
+    def log(self) -> Path:
+        """Where this worker's output goes."""
+        return self.folder / f"worker-{self.worker}.log"
 
     def to_json(self) -> str:
         plan = self.plan
         told = {"config": plan.config, "choices": plan.choices, "search": plan.search}
-        return json.dumps({**told, "folder": str(self.folder), "started": self.started})
+        return json.dumps({**told, "folder": str(self.folder), "started": self.started, "worker": self.worker})
 
     @classmethod
     def from_json(cls, text: str) -> Job:
         told = json.loads(text)
         plan = make_plan(told["config"], told["choices"], told["search"], look_outside=False)
-        return cls(plan, Path(told["folder"]), told["started"])
+        return cls(plan, Path(told["folder"]), told["started"], told["worker"])
 
 
 @dataclass(frozen=True)
 class Built:
     """Everything a run needs, checked and traced."""
 
+    strategy: tf.distribute.Strategy
     loop: Loop
     train: Feed
     validation: Feed | None
@@ -89,13 +105,15 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     job = Job.from_json(sys.stdin.buffer.readline().decode())
+    if job.plan.strategy.name != "multi_worker":
+        os.environ.pop(TF_CONFIG, None)  # with it a strategy of one process would wait for others
     threading.Thread(target=end_with_launcher, args=(os.dup(0),), daemon=True).start()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     import_keras()
-    work(job, Writer(job.folder / EVENTS), stop.is_set)
+    finished = work(job, Writer(job.events), stop.is_set)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(0 if finished else 1)
 
 
 def end_with_launcher(pipe: int) -> None:
@@ -106,31 +124,39 @@ def end_with_launcher(pipe: int) -> None:
     os._exit(1)
 
 
-def work(job: Job, emit: Emit, told_to_stop: Callable[[], bool]) -> None:
-    """Builds, trains and exports; whatever happens, the last event says how it ended."""
+def work(job: Job, emit: Emit, told_to_stop: Callable[[], bool]) -> bool:
+    """Builds, trains and exports; whatever happens, the last event says how it ended.
+
+    Returns:
+        False if it was refused or failed.
+    """
     try:
         built = build(job.plan, emit)
     except Refusal as refusal:
         emit("refused", message=str(refusal))
-        return
+        return False
     except Exception as error:
         traceback.print_exc()
         text = str(error).strip().splitlines() or [""]
-        emit("refused", message=f"{type(error).__name__}: {text[0]}; the traceback is in {job.folder / LOG}", keep=True)
-        return
+        emit("refused", message=f"{type(error).__name__}: {text[0]}; the traceback is in {job.log}", keep=True)
+        return False
     announce(job, built, emit)
     try:
         train_and_export(job, built, emit, told_to_stop)
     except Exception as error:
-        report_failure(job.folder, error, emit)
+        report_failure(job, error, emit)
+        return False
+    return True
 
 
-def report_failure(folder: Path, error: Exception, emit: Emit) -> None:
+def report_failure(job: Job, error: Exception, emit: Emit) -> None:
+    """Tells of a fault; the launcher, which sees all workers, says how the run ended."""
     traceback.print_exc()
-    (folder / TRACEBACK).write_text(traceback.format_exc())
-    emit("artifact", path=str(folder / TRACEBACK))
+    if job.worker == 0:
+        (job.folder / TRACEBACK).write_text(traceback.format_exc())
+        emit("artifact", path=str(job.folder / TRACEBACK))
     text = str(error).strip().splitlines() or [""]
-    emit("end", status="FAILED", error=f"{type(error).__name__}: {text[0]}")
+    emit("fault", error=f"{type(error).__name__}: {text[0]}")
 
 
 def build(plan: Plan, emit: Emit) -> Built:
@@ -142,10 +168,21 @@ def build(plan: Plan, emit: Emit) -> Built:
     from scaleflow.targets import bind
 
     devices = hardware.configure(plan.hardware)
-    keras.utils.set_random_seed(plan.seed)
     strategy_name = strategy.resolve(plan.strategy, devices.names)
     policy = precision.resolve(plan.precision, devices.kind)
-    spread, about_strategy = strategy.create(strategy_name, devices.names)
+    if workers(plan) > 1:
+        peers = parse(os.environ.get(TF_CONFIG)).peers
+        emit("waiting", peers=peers, seconds=plan.cluster.start_seconds)
+    spread, about_strategy = strategy.create(strategy_name, devices.names, plan.strategy)
+    if not training.Agreement(spread, workers(plan), bool).is_same(fingerprint(plan)):
+        raise Refusal(
+            "strategy=multi_worker: the workers were not all started with the same config and TensorFlow version; "
+            "give each the same command"
+        )
+    if workers(plan) > 1:
+        emit("met")
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))  # TensorFlow's runtime has put its own there
+    keras.utils.set_random_seed(plan.seed)
     about_precision = precision.apply(policy, devices.kind)
     for note in filter(None, (about_strategy, about_precision)):
         emit("note", text=note)
@@ -171,6 +208,7 @@ def build(plan: Plan, emit: Emit) -> Built:
         )
     loop.trace(train, validation, test)
     return Built(
+        strategy=spread,
         loop=loop,
         train=train,
         validation=validation,
@@ -182,6 +220,7 @@ def build(plan: Plan, emit: Emit) -> Built:
             "precision": policy,
             "hardware": devices.kind.lower(),
             "replicas": portions.replicas,
+            "workers": workers(plan),
             "global_batch_size": portions.global_size,
             "learning_rate": optimizer.scaled_rate(plan.optimizer, portions.global_size),
             "steps": run.total,
@@ -191,6 +230,13 @@ def build(plan: Plan, emit: Emit) -> Built:
         },
         counts=dict(splits.counts()),
     )
+
+
+def fingerprint(plan: Plan) -> str:
+    """What has to be the same on every worker: the config but for where each records, and TensorFlow's version."""
+    own = ("tracking", "cluster", "debug")
+    config = {key: value for key, value in plan.config.items() if key not in own}
+    return json.dumps([config, version("tensorflow")], sort_keys=True)
 
 
 def import_keras() -> None:
@@ -254,7 +300,8 @@ def flatten(config: Any, prefix: str = "") -> dict[str, str]:
 def train_and_export(job: Job, built: Built, emit: Emit, told_to_stop: Callable[[], bool]) -> None:
     from scaleflow import training
 
-    result = training.fit(
+    agree = training.Agreement(built.strategy, workers(job.plan), told_to_stop)
+    session = training.Session(
         built.loop,
         job.plan.training,
         built.train,
@@ -262,14 +309,25 @@ def train_and_export(job: Job, built: Built, emit: Emit, told_to_stop: Callable[
         built.test,
         emit=emit,
         started=job.started,
-        told_to_stop=told_to_stop,
+        agree=agree,
     )
+    result = session.run()
     if result.stopped:
         emit("end", status="KILLED", error=f"stopped at step {result.steps}")
         return
-    built.export(batch=built.sample, folder=job.folder / MODEL)
+    export(job, built)
     emit("model", path=str(job.folder / MODEL), step=result.steps)
     emit("end", status="FINISHED")
+    agree(0.0)  # nobody leaves before the chief is through: a worker that is gone would look like one that died
+
+
+def export(job: Job, built: Built) -> None:
+    """Exports the model; every worker takes part, since reading some variables does, and the chief's is kept."""
+    if job.worker == 0:
+        built.export(batch=built.sample, folder=job.folder / MODEL)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        built.export(batch=built.sample, folder=Path(folder))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from scaleflow.interfaces import Plan
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Command
 
 PROMISED = 0.95
 
@@ -37,11 +37,22 @@ def run(plan: Plan, folder: Path) -> list[dict[str, Any]]:
     [cell for cell in itertools.product(options("strategy"), options("precision")) if cell[0] != "auto"],
 )
 def test_the_default_job_reaches_the_promised_accuracy(
-    isolated: Callable[..., Any], plan: Callable[..., Plan], tmp_path: Path, strategy: str, precision: str
+    isolated: Callable[..., Any],
+    plan: Callable[..., Plan],
+    command: Command,
+    tmp_path: Path,
+    strategy: str,
+    precision: str,
 ) -> None:
-    devices = "hardware.logical_devices=2"
-    events = isolated(run, plan(f"strategy={strategy}", f"precision={precision}", devices), tmp_path)
-    assert events[-1] == {"event": "end", "status": "FINISHED"}
-    last = {key: value for event in events if event["event"] == "metrics" for key, value in event["values"].items()}
+    words = (f"strategy={strategy}", f"precision={precision}", "hardware=cpu")
+    if strategy == "multi_worker":  # takes processes, which take a launcher
+        ended = command(*words, "tracking=none", timeout=240)
+        assert ended.returncode == 0, ended.stderr
+        events = command.events()
+    else:
+        events = isolated(run, plan(*words, "hardware.logical_devices=2"), tmp_path)
+    assert (events[-1]["event"], events[-1]["status"]) == ("end", "FINISHED")
+    events = [event for event in events if event["event"] == "metrics"]
+    last = {key: value for event in events for key, value in event["values"].items()}
     assert last["test/accuracy"] >= PROMISED
     assert ("train/loss_scale" in last) == (precision == "mixed_float16")

@@ -179,7 +179,7 @@ def test_the_same_lines_stand_above_the_bar_but_the_time_left() -> None:
 @pytest.mark.usefixtures("colours")
 def test_the_bar_is_gone_and_the_cursor_back_at_the_end() -> None:
     text = bar(READY, metrics(10, {"train/loss": 0.5}), {"event": "end", "status": "FINISHED"})
-    assert text.count(f"{ESCAPE}[?25l") == text.count(f"{ESCAPE}[?25h") == 1
+    assert text.count(f"{ESCAPE}[?25l") == text.count(f"{ESCAPE}[?25h") == 2  # while it starts, and while it runs
 
 
 @pytest.mark.usefixtures("colours")

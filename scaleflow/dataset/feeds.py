@@ -75,11 +75,11 @@ class ArrayFeed:
 
 def on_every_replica(strategy: tf.distribute.Strategy, arrays: Arrays) -> Any:
     """(inputs, targets) as constants on each replica's device."""
-    devices = strategy.extended.worker_devices
+    devices = strategy.extended.worker_devices  # this worker's; the replicas are numbered over all of them
 
     def place(array: np.ndarray[Any, Any]) -> Any:
         def value(context: tf.distribute.experimental.ValueContext) -> tf.Tensor:
-            with tf.device(devices[context.replica_id_in_sync_group]):
+            with tf.device(devices[context.replica_id_in_sync_group % len(devices)]):
                 return tf.constant(array)
 
         return strategy.experimental_distribute_values_from_function(value)
@@ -107,8 +107,12 @@ class StreamFeed:
         """A distributed iterator over the rest of the epoch."""
         dataset = self._shuffled(epoch).take(self.examples).skip(step * self.batching.global_size)
         shares = (self.batching.steps(self.examples) - step) * self.batching.replicas
-        padded = padded_shares(dataset, self._stream.dataset, self.batching.share, shares).prefetch(tf.data.AUTOTUNE)
-        return iter(self._strategy.distribute_datasets_from_function(lambda context: padded))
+        padded = padded_shares(dataset, self._stream.dataset, self.batching.share, shares)
+
+        def of_this_worker(context: tf.distribute.InputContext) -> tf.data.Dataset:
+            return shares_of_worker(padded, context).prefetch(tf.data.AUTOTUNE)
+
+        return iter(self._strategy.distribute_datasets_from_function(of_this_worker))
 
     def _shuffled(self, epoch: int) -> tf.data.Dataset:
         if self._seed is None:
@@ -138,6 +142,16 @@ def padded_shares(dataset: tf.data.Dataset, unshuffled: tf.data.Dataset, share: 
     one = unshuffled.take(1).repeat(share).batch(share, drop_remainder=True)
     padding = one.map(lambda x, y: (x, y, tf.zeros([share]))).cache().repeat()
     return real.concatenate(padding).take(shares)
+
+
+def shares_of_worker(shares: tf.data.Dataset, context: tf.distribute.InputContext) -> tf.data.Dataset:
+    """Of the replicas' shares, step by step, those of one worker's replicas."""
+    workers, worker = context.num_input_pipelines, context.input_pipeline_id
+    if workers == 1:
+        return shares
+    local = context.num_replicas_in_sync // workers
+    mine = shares.enumerate().filter(lambda index, share: (index // local) % workers == worker)
+    return mine.map(lambda index, share: share)
 
 
 def pad(inputs: tf.Tensor, targets: tf.Tensor, share: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:

@@ -39,7 +39,8 @@ def configure(options: Hardware) -> Devices:
     tf.config.set_visible_devices(chosen, kind)
     for device in chosen:
         divide(device, options, kind)
-    names = tuple(f"{kind}:{i}" for i in range(len(tf.config.list_logical_devices(kind))))
+    # Counted, not listed: listing starts the runtime, which a multi-worker strategy still has to configure.
+    names = tuple(f"{kind}:{i}" for i in range(len(chosen) * options.logical_devices))
     return Devices(kind, names)
 
 

@@ -1,4 +1,4 @@
-"""The strategies of one process in which all replicas take each step together."""
+"""The strategies in which all replicas take each step together."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from scaleflow.interfaces import Strategy
+from scaleflow.strategy.workers import create_multi_worker
+
+NOTHING_SAID = Strategy()
 
 
 def resolve(options: Strategy, devices: Sequence[str]) -> str:
@@ -16,12 +19,15 @@ def resolve(options: Strategy, devices: Sequence[str]) -> str:
     return "mirrored" if len(devices) > 1 else "one_device"
 
 
-def create(name: str, devices: Sequence[str]) -> tuple[tf.distribute.Strategy, str | None]:
+def create(
+    name: str, devices: Sequence[str], options: Strategy = NOTHING_SAID
+) -> tuple[tf.distribute.Strategy, str | None]:
     """Makes the one strategy object of this process.
 
     Args:
         name: a resolved name.
-        devices: logical devices, such as `CPU:0`.
+        devices: logical devices, such as `CPU:0`; a multi-worker strategy takes all there are.
+        options: what else the config says.
 
     Returns:
         The strategy, and what the user should know about it.
@@ -29,6 +35,8 @@ def create(name: str, devices: Sequence[str]) -> tuple[tf.distribute.Strategy, s
     if name == "one_device":
         note = f"strategy=one_device: uses {devices[0]} of {len(devices)} devices" if len(devices) > 1 else None
         return tf.distribute.OneDeviceStrategy(devices[0]), note
+    if name == "multi_worker":
+        return create_multi_worker(options), None
     note = None
     if len(devices) == 1:
         note = f"strategy=mirrored: there is one device, {devices[0]}, so there is one replica"

@@ -1,7 +1,8 @@
 """The loop: many steps to one compiled call, on every strategy."""
 
-from scaleflow.training.fit import Fit, check_monitor, fit, length
+from scaleflow.training.agreement import Agreement
 from scaleflow.training.loop import Loop
 from scaleflow.training.objective import objective_for
+from scaleflow.training.session import Result, Session, check_monitor, length
 
-__all__ = ["Fit", "Loop", "check_monitor", "fit", "length", "objective_for"]
+__all__ = ["Agreement", "Loop", "Result", "Session", "check_monitor", "length", "objective_for"]

@@ -28,11 +28,11 @@ def fitted(plan: Any, stop_after: int | None = None) -> tuple[list[Event], Any]:
         events.append((event, fields))
 
     built = build(plan, ignore)
-    result = training.fit(
+    session = training.Session(
         built.loop, plan.training, built.train, built.validation, built.test,
-        emit=emit, started=time.time(), told_to_stop=lambda: calls(events) == stop_after,
+        emit=emit, started=time.time(), agree=lambda seconds: (seconds, calls(events) + 1 == stop_after),
     )  # fmt: skip
-    return events, result
+    return events, session.run()
 
 
 def calls(events: list[Event]) -> int:
@@ -64,9 +64,7 @@ def test_a_run_tells_one_event_a_call_and_one_an_epoch(isolated: Callable[..., A
     assert (first["epochs"], second["epochs"]) == (2, 2)
     names = {"train/loss", "train/accuracy", "val/loss", "val/accuracy", "perf/examples_per_second", "perf/step_ms"}
     assert set(first["values"]) == names
-    assert result.test == {
-        name.removeprefix("test/"): value for name, value in events[-1][1]["values"].items()
-    }  # the last event holds the test's values
+    assert result.test == events[-1][1]["values"]  # the last event holds the test's values
 
 
 def many_fitted(*plans: Any) -> list[tuple[list[Event], Any]]:
@@ -122,7 +120,7 @@ def test_training_stops_early(isolated: Callable[..., Any], plan: Callable[..., 
 
 def patient(cases: list[tuple[EarlyStopping | None, list[float]]]) -> list[int | None]:
     """After how many values each is over."""
-    from scaleflow.training.fit import Patience
+    from scaleflow.training.session import Patience
 
     found = []
     for options, values in cases:

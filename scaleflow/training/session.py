@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import EarlyStopping, Emit, Feed, Training
@@ -14,13 +15,13 @@ from scaleflow.training.stretch import StepsPerLoop
 
 
 @dataclass(frozen=True)
-class Fit:
-    """How training went.
+class Result:
+    """How a session went.
 
     Attributes:
         steps: updates that were made.
         stopped: whether it was told to stop before it was through.
-        test: loss and metrics on the test split.
+        test: `test/loss` and the metrics on the test split.
     """
 
     steps: int
@@ -67,18 +68,8 @@ def check_monitor(options: Training, metrics: Collection[str], validates: bool) 
         )
 
 
-def fit(
-    loop: Loop,
-    options: Training,
-    train: Feed,
-    validation: Feed | None,
-    test: Feed | None,
-    *,
-    emit: Emit,
-    started: float,
-    told_to_stop: Callable[[], bool],
-) -> Fit:
-    """Trains, validates after each epoch, and tests at the end.
+class Session:
+    """One run of the loop, from the first step to the test.
 
     Args:
         loop: the compiled half.
@@ -86,69 +77,88 @@ def fit(
         train, validation, test: the splits.
         emit: takes the metrics.
         started: when the command began, in seconds since the epoch.
-        told_to_stop: asked after each call of the compiled loop.
+        agree: called after each call of the compiled loop with its duration in seconds; gives the duration
+            that the next one's length follows from, and whether to stop.
     """
-    run = length(options, train)
-    pace = StepsPerLoop(options.steps_per_loop)
-    patience = Patience(options.early_stopping)
-    step = 0
-    for epoch in range(run.epochs):
-        end = min(run.total, (epoch + 1) * run.steps_per_epoch)
-        values, step = train_epoch(
-            loop, train, epoch, run.steps_per_epoch, end, step, pace, emit, started, told_to_stop
-        )
-        if told_to_stop():
-            return Fit(step, True, {})
-        if validation is not None:
-            scores = prefixed("val", loop.evaluate(validation))
-            emit("metrics", step=step, values=scores)
-            values = {**values, **scores}
-        emit("epoch", epoch=epoch + 1, epochs=run.epochs, step=step, values=values)
-        if patience.is_over(values):
-            emit("note", text=f"stopped early after epoch {epoch + 1}: {patience.reason}")
-            break
-    tested = loop.evaluate(test) if test is not None else {}
-    if tested:
-        emit("metrics", step=step, values=prefixed("test", tested))
-    return Fit(step, False, tested)
 
+    def __init__(
+        self,
+        loop: Loop,
+        options: Training,
+        train: Feed,
+        validation: Feed | None,
+        test: Feed | None,
+        *,
+        emit: Emit,
+        started: float,
+        agree: Callable[[float], tuple[float, bool]],
+    ) -> None:
+        self._loop = loop
+        self._train = train
+        self._validation = validation
+        self._test = test
+        self._emit = emit
+        self._started = started
+        self._agree = agree
+        self._length = length(options, train)
+        self._pace = StepsPerLoop(options.steps_per_loop)
+        self._patience = Patience(options.early_stopping)
+        self._step = 0
+        self._stopped = False
 
-def train_epoch(
-    loop: Loop,
-    feed: Feed,
-    epoch: int,
-    steps_per_epoch: int,
-    end: int,
-    step: int,
-    pace: StepsPerLoop,
-    emit: Emit,
-    started: float,
-    told_to_stop: Callable[[], bool],
-) -> tuple[dict[str, float], int]:
-    """Trains up to step `end`, one event to a call; gives the epoch's values and the step reached."""
-    first_of_epoch = epoch * steps_per_epoch
-    opened = feed.open(epoch, step - first_of_epoch)
-    loop.start_epoch()
-    clock = Clock(feed)
-    values: dict[str, float] = {}
-    while step < end and not told_to_stop():
-        steps = min(pace.next(), end - step) if step else 1
+    def run(self) -> Result:
+        """Trains, validates after each epoch, and tests at the end."""
+        for epoch in range(self._length.epochs):
+            values = self._train_epoch(epoch)
+            if self._stopped:
+                return Result(self._step, True, {})
+            values = {**values, **self._score("val", self._validation)}
+            self._emit("epoch", epoch=epoch + 1, epochs=self._length.epochs, step=self._step, values=values)
+            if self._patience.is_over(values):
+                self._emit("note", text=f"stopped early after epoch {epoch + 1}: {self._patience.reason}")
+                break
+        return Result(self._step, False, self._score("test", self._test))
+
+    def _train_epoch(self, epoch: int) -> dict[str, float]:
+        """Trains to the epoch's end, or the run's, one event to a call; gives the epoch's values."""
+        begin = epoch * self._length.steps_per_epoch
+        end = min(begin + self._length.steps_per_epoch, self._length.total)
+        opened = self._train.open(epoch, self._step - begin)
+        self._loop.start_epoch()
+        clock = Clock(self._train)
+        values: dict[str, float] = {}
+        while self._step < end and not self._stopped:
+            first = self._step - begin
+            steps = min(self._pace.next(), end - self._step) if self._step else 1
+            means, seconds = self._call(opened, epoch, first, steps)
+            if self._step:  # the first call makes ready what later ones find
+                clock.add(first, steps, seconds)
+            self._step += steps
+            speed = clock.speed() if self._step == end else {}
+            values = {**means, **speed}
+            self._emit("metrics", step=self._step, values=values, rate=clock.examples_per_second)
+        return values
+
+    def _call(self, opened: Any, epoch: int, first: int, steps: int) -> tuple[dict[str, float], float]:
+        """One call of the compiled loop: its values, and its duration in seconds."""
         begin = time.perf_counter()
-        means = loop.train(feed, opened, epoch, step - first_of_epoch, steps, step)
+        values = prefixed("train", self._loop.train(self._train, opened, epoch, first, steps, self._step))
         seconds = time.perf_counter() - begin
-        pace.took(steps, seconds)
-        values = prefixed("train", means)
-        if loop.loss_scale is not None:
-            values["train/loss_scale"] = loop.loss_scale
-        if step == 0:
-            emit("metrics", step=1, values={"perf/seconds_to_first_step": time.time() - started})
-        else:
-            clock.add(step - first_of_epoch, steps, seconds)
-        step += steps
-        speed = clock.speed() if step == end else {}
-        emit("metrics", step=step, values={**values, **speed}, rate=clock.examples_per_second)
-        values.update(speed)
-    return values, step
+        if not self._step:
+            self._emit("metrics", step=1, values={"perf/seconds_to_first_step": time.time() - self._started})
+        if self._loop.loss_scale is not None:
+            values["train/loss_scale"] = self._loop.loss_scale
+        agreed, self._stopped = self._agree(seconds)
+        self._pace.took(steps, agreed)
+        return values, seconds
+
+    def _score(self, prefix: str, feed: Feed | None) -> dict[str, float]:
+        """Evaluates a split, if there is one, and tells of it."""
+        if feed is None:
+            return {}
+        values = prefixed(prefix, self._loop.evaluate(feed))
+        self._emit("metrics", step=self._step, values=values)
+        return values
 
 
 class Clock:

@@ -1,0 +1,102 @@
+"""TF_CONFIG, the environment variable that tells a process which of several workers it is.
+
+    {"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}
+
+https://www.tensorflow.org/guide/distributed_training#TF_CONFIG
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+from scaleflow.errors import Refusal
+from scaleflow.interfaces import Place
+
+TF_CONFIG = "TF_CONFIG"
+EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
+
+
+def parse(text: str | None) -> Place:
+    """Which worker this is, and where all of them are.
+
+    A `chief` is worker 0, and the workers are counted behind it; else worker 0 is the chief.
+
+    Raises:
+        Refusal: if it is missing or says something that makes no sense.
+    """
+    if not text:
+        raise Refusal(f"cluster=tf_config: the environment variable TF_CONFIG is not set; it reads like {EXAMPLE}")
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise Refusal(f"TF_CONFIG={text[:60]}: is no JSON ({error}); it reads like {EXAMPLE}") from None
+    cluster, task = sections(config)
+    peers = [*addresses(cluster, "chief"), *addresses(cluster, "worker")]
+    if not peers:
+        raise Refusal(f"TF_CONFIG: cluster names no worker; it reads like {EXAMPLE}")
+    return Place(position(cluster, task), tuple(peers))
+
+
+def sections(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`cluster` and `task`."""
+    found = config if isinstance(config, dict) else {}
+    cluster, task = found.get("cluster"), found.get("task")
+    if not isinstance(cluster, dict) or not isinstance(task, dict):
+        raise Refusal(f"TF_CONFIG: expected `cluster` and `task`; it reads like {EXAMPLE}")
+    for role in cluster:
+        if role in ("ps", "evaluator"):
+            raise Refusal(f"TF_CONFIG: the role {role} is not available yet; there is chief, worker")
+        if role not in ("chief", "worker"):
+            raise Refusal(f"TF_CONFIG: there is no role {role}; there is chief, worker")
+    return cluster, task
+
+
+def addresses(cluster: dict[str, Any], role: str) -> list[str]:
+    found = cluster.get(role, [])
+    if not isinstance(found, list) or not all(isinstance(a, str) and is_address(a) for a in found):
+        raise Refusal(f"TF_CONFIG: cluster.{role}={shown(found)}: expected a list of HOST:PORT")
+    return found
+
+
+def is_address(text: str) -> bool:
+    host, colon, port = text.rpartition(":")
+    return bool(host and colon) and port.isdigit() and 0 < int(port) < 65536
+
+
+def position(cluster: dict[str, Any], task: dict[str, Any]) -> int:
+    """This process's number among all workers."""
+    role, index = task.get("type"), task.get("index")
+    if role not in cluster:
+        raise Refusal(f"TF_CONFIG: task.type={shown(role)}: the cluster has {', '.join(cluster)}")
+    count = len(cluster[role])
+    if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < count:
+        raise Refusal(f"TF_CONFIG: task.index={shown(index)}: expected 0 to {count - 1}, one of cluster.{role}")
+    return index + (len(cluster.get("chief", [])) if role == "worker" else 0)
+
+
+def port_is_free(address: str) -> bool:
+    """Whether this machine can listen on an address's port."""
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind(("", int(address.rpartition(":")[2])))
+        except OSError:
+            return False
+    return True
+
+
+def answers(address: str) -> bool:
+    """Whether something listens at an address."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=2).close()
+    except OSError:
+        return False
+    return True
+
+
+def shown(value: object) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,119 @@
+"""Worker processes: started, told what to do, watched, and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from scaleflow.cluster import TF_CONFIG
+from scaleflow.errors import WorkerDied
+from scaleflow.events import Reader
+from scaleflow.worker import Job
+
+
+class WorkerProcess:
+    """One worker: a process that ends when the launcher does, its output in a log of its own.
+
+    Args:
+        job: what it is told.
+        environment: added to the launcher's, in which TF_CONFIG does not count.
+    """
+
+    def __init__(self, job: Job, environment: Mapping[str, str]) -> None:
+        self.job = job
+        self.was_ended = False
+        with job.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "scaleflow.worker"],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**inherited(), **environment},
+                process_group=0,  # Ctrl-C reaches the launcher alone
+            )
+        assert self._process.stdin is not None
+        self._pipe = self._process.stdin
+        with contextlib.suppress(BrokenPipeError):  # it died at once; its exit says why
+            self._pipe.write(job.to_json().encode() + b"\n")
+            self._pipe.flush()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it has ended otherwise than well."""
+        return self._process.poll() not in (None, 0)
+
+    def wait(self, seconds: float) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+
+    def stop(self) -> None:
+        """Asks it to end after the call that it is in."""
+        self._process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        if self.is_alive:
+            self.was_ended = True
+            self._process.kill()
+
+    def close(self) -> None:
+        self.kill()
+        self._process.wait()
+        with contextlib.suppress(BrokenPipeError):
+            self._pipe.close()
+
+    def reason(self) -> tuple[str, bool]:
+        """Why it ended, and whether that is its own word: a refusal, or a fault that it reported."""
+        for event in reversed(list(Reader(self.job.events).read())):
+            if event["event"] in ("refused", "fault"):
+                return event.get("message") or event["error"], True
+        died = WorkerDied(how_it_ended(self._process.returncode), last_lines(self.job.log), self.job.worker)
+        return str(died), False
+
+
+@contextlib.contextmanager
+def started(jobs: Sequence[Job], environments: Sequence[Mapping[str, str]]) -> Iterator[list[WorkerProcess]]:
+    """The workers of a run on this machine, the chief first; none outlives the block."""
+    workers: list[WorkerProcess] = []
+    try:
+        for job, environment in zip(jobs, environments, strict=True):
+            workers.append(WorkerProcess(job, environment))
+        yield workers
+    finally:
+        for worker in workers:
+            worker.kill()
+        for worker in workers:
+            worker.close()
+
+
+def inherited() -> dict[str, str]:
+    """The launcher's environment: Keras on TensorFlow whatever keras.json says, the log written as it comes.
+
+    Without TF_CONFIG, which would make a strategy of one process wait for others.
+    """
+    kept = {key: value for key, value in os.environ.items() if key != TF_CONFIG}
+    return {**kept, "KERAS_BACKEND": "tensorflow", "PYTHONUNBUFFERED": "1"}
+
+
+def how_it_ended(returncode: int) -> str:
+    if returncode >= 0:
+        return f"ended with exit status {returncode}"
+    try:
+        return f"was killed by {signal.Signals(-returncode).name}"
+    except ValueError:
+        return f"was killed by signal {-returncode}"
+
+
+def last_lines(log: Path, count: int = 3) -> str:
+    with log.open(errors="replace") as lines:
+        return " | ".join(line.strip() for line in deque((line for line in lines if line.strip()), count))

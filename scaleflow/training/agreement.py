@@ -1,0 +1,48 @@
+"""What every worker has to decide alike, though each has measured something else."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import tensorflow as tf
+
+
+class Agreement:
+    """Makes one of the workers' durations and stop signals.
+
+    The steps of the next call follow from the last call's duration, and a stop ends the loop: workers
+    that decided for themselves would wait for each other in different collectives, for ever.
+
+    Args:
+        strategy: whose workers agree.
+        workers: how many there are.
+        told_to_stop: whether this one was.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, workers: int, told_to_stop: Callable[[], bool]) -> None:
+        self._strategy = strategy
+        self._workers = workers
+        self._told_to_stop = told_to_stop
+
+    def __call__(self, seconds: float) -> tuple[float, bool]:
+        """Gives (the mean duration, whether any worker was told to stop); all workers have to call it."""
+        stop = self._told_to_stop()
+        if self._workers == 1:
+            return seconds, stop
+        mean, told = self._sum(tf.constant([seconds, float(stop)])).numpy() / self._strategy.num_replicas_in_sync
+        return float(mean), told > 0
+
+    def is_same(self, text: str) -> bool:
+        """Whether every worker gave the same text; all have to call it, and all get the same answer."""
+        if self._workers == 1:
+            return True
+        number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+        replicas = self._strategy.num_replicas_in_sync
+        differs = int(self._sum(tf.constant(number, tf.int64))) != number * replicas
+        return int(self._sum(tf.constant(differs, tf.int64))) == 0  # the mean may equal one of them
+
+    @tf.function(autograph=False)
+    def _sum(self, values: tf.Tensor) -> tf.Tensor:
+        each = self._strategy.run(tf.identity, args=(values,))
+        return self._strategy.reduce(tf.distribute.ReduceOp.SUM, each, axis=None)

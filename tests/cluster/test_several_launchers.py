@@ -1,0 +1,92 @@
+"""A launcher to each worker, as on several machines, joined by TF_CONFIG alone."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from scaleflow.cluster.local import free_ports
+from tests.conftest import Command
+from tests.test_launch import only_run
+
+WORDS = ("cluster=tf_config", "hardware=cpu", "training.epochs=2")
+
+
+class Hosts:
+    """Machines, each with a folder and an environment of its own; all of them this one."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.peers = [f"127.0.0.1:{port}" for port in free_ports(count)]
+        self.commands = [Command(folder / str(number)) for number in range(count)]
+        for command in self.commands:
+            command.folder.mkdir()
+
+    def tf_config(self, number: int) -> str:
+        return json.dumps({"cluster": {"worker": self.peers}, "task": {"type": "worker", "index": number}})
+
+    def start(self, number: int, *words: str) -> subprocess.Popen[str]:
+        return self.commands[number].start(*WORDS, *words, TF_CONFIG=self.tf_config(number))
+
+
+def ends(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+    """(exit code, stdout, stderr) of each; none is left."""
+    try:
+        texts = [process.communicate(timeout=150) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return [(process.returncode, *text) for process, text in zip(processes, texts, strict=True)]
+
+
+@pytest.mark.slow
+def test_auto_makes_one_run_of_several_machines(tmp_path: Path) -> None:
+    hosts = Hosts(tmp_path, 2)
+    chief, other = ends([hosts.start(number) for number in range(2)])
+    assert (chief[0], other[0]) == (0, 0), chief[2] + other[2]
+    run = only_run(hosts.commands[0].folder)
+    assert run.info.status == "FINISHED"
+    assert run.data.params["resolved.strategy"] == "multi_worker"
+    assert run.data.params["resolved.replicas"] == "2"
+    assert f"worker 1 of 2; the chief, {hosts.peers[0]}, records the run" in other[1]
+    assert not (hosts.commands[1].folder / "mlflow.db").exists()
+    assert not list(hosts.commands[1].folder.glob("outputs/*/*/model"))
+
+
+@pytest.mark.slow
+def test_workers_with_different_configs_are_refused(tmp_path: Path) -> None:
+    hosts = Hosts(tmp_path, 2)
+    for code, _, stderr in ends([hosts.start(number, f"seed={number}") for number in range(2)]):
+        assert code == 2
+        assert "not all started with the same config" in stderr
+
+
+@pytest.mark.slow
+def test_a_peer_that_never_comes_is_named(tmp_path: Path) -> None:
+    hosts = Hosts(tmp_path, 2)
+    ((code, _, stderr),) = ends([hosts.start(0, "cluster.start_seconds=10")])
+    assert code == 2
+    assert f"worker 1 ({hosts.peers[1]}) did not come" in stderr
+    assert "Traceback" not in stderr
+
+
+def test_a_port_in_use_is_refused_at_once(tmp_path: Path) -> None:
+    hosts = Hosts(tmp_path, 2)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", int(hosts.peers[0].rpartition(":")[2])))
+        taken.listen()
+        ((code, _, stderr),) = ends([hosts.start(0)])
+    assert code == 2
+    assert f"{hosts.peers[0]}, this worker's, is in use" in stderr
+
+
+@pytest.mark.slow
+def test_tf_config_of_a_single_worker_changes_nothing(tmp_path: Path) -> None:
+    hosts = Hosts(tmp_path, 1)
+    ((code, stdout, stderr),) = ends([hosts.start(0, "strategy=auto", "tracking=none")])
+    assert code == 0, stderr
+    assert "digits-mlp-one_device-float32" in stdout

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import json
+import socket
+
+import pytest
+
+from scaleflow.cluster import environments, parse, port_is_free
+from scaleflow.errors import Refusal
+from scaleflow.interfaces import Place
+
+HOSTS = ["a:1", "b:2", "c:3"]
+
+
+def config(cluster: object, task: object) -> str:
+    return json.dumps({"cluster": cluster, "task": task})
+
+
+def task(index: object, role: str = "worker") -> dict[str, object]:
+    return {"type": role, "index": index}
+
+
+def test_workers_are_counted_in_order() -> None:
+    assert parse(config({"worker": HOSTS}, task(2))) == Place(2, ("a:1", "b:2", "c:3"))
+
+
+def test_a_chief_is_worker_0_and_the_others_come_behind_it() -> None:
+    cluster = {"worker": HOSTS[1:], "chief": HOSTS[:1]}
+    assert parse(config(cluster, task(0, "chief"))) == Place(0, ("a:1", "b:2", "c:3"))
+    assert parse(config(cluster, task(0))) == Place(1, ("a:1", "b:2", "c:3"))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "TF_CONFIG is not set"),
+        ("", "TF_CONFIG is not set"),
+        ("{worker", "is no JSON"),
+        ("[]", "expected `cluster` and `task`"),
+        (config({"worker": HOSTS}, None), "expected `cluster` and `task`"),
+        (config({}, task(0)), "names no worker"),
+        (config({"worker": HOSTS, "ps": ["d:4"]}, task(0)), "the role ps is not available yet"),
+        (config({"worker": HOSTS, "evaluator": ["d:4"]}, task(0)), "the role evaluator is not available yet"),
+        (config({"workers": HOSTS}, task(0)), "there is no role workers"),
+        (config({"worker": "a:1"}, task(0)), "expected a list of HOST:PORT"),
+        (config({"worker": ["a"]}, task(0)), "expected a list of HOST:PORT"),
+        (config({"worker": ["a:99999"]}, task(0)), "expected a list of HOST:PORT"),
+        (config({"worker": HOSTS}, task(3)), "task.index=3: expected 0 to 2"),
+        (config({"worker": HOSTS}, task(-1)), "task.index=-1"),
+        (config({"worker": HOSTS}, task("0")), 'task.index="0": expected'),
+        (config({"worker": HOSTS}, task(0, "chief")), 'task.type="chief": the cluster has worker'),
+    ],
+)
+def test_what_makes_no_sense_is_refused(text: str | None, words: str) -> None:
+    with pytest.raises(Refusal) as refusal:
+        parse(text)
+    assert words in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_local_workers_are_told_of_each_other() -> None:
+    told = [parse(environment["TF_CONFIG"]) for environment in environments(3)]
+    assert [place.worker for place in told] == [0, 1, 2]
+    assert len({place.peers for place in told}) == 1
+    assert len(set(told[0].peers)) == 3
+    assert all(peer.startswith("127.0.0.1:") for peer in told[0].peers)
+
+
+def test_a_single_worker_is_told_of_nobody() -> None:
+    assert environments(1) == [{}]
+
+
+def test_a_port_in_use_is_not_free() -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        assert not port_is_free(f"anywhere:{taken.getsockname()[1]}")
+
+
+def test_a_free_port_is_free() -> None:
+    with socket.socket() as sock:
+        sock.bind(("", 0))
+        port = sock.getsockname()[1]
+    assert port_is_free(f"anywhere:{port}")
