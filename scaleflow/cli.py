@@ -25,7 +25,8 @@ from scaleflow.errors import Refusal
 from scaleflow.interfaces import Plan
 from scaleflow.launch import launch
 from scaleflow.masking import masked, masked_override
-from scaleflow.plan import make_plan, unknown_key, unknown_option
+from scaleflow.plan import make_plan
+from scaleflow.sections import unknown_key, unknown_option
 
 CONF = "scaleflow.conf"
 REFUSED = 2

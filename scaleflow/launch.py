@@ -23,6 +23,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from scaleflow.cluster import TF_CONFIG, answers, environments
+from scaleflow.errors import Refusal
 from scaleflow.events import Event, Reader, Writer
 from scaleflow.interfaces import Plan
 from scaleflow.masking import masked, masked_override
@@ -65,7 +66,10 @@ def launch(plan: Plan, config: Any, overrides: Sequence[str], folder: Path, bega
     run = InlineRun if plan.debug.inline else WorkerRun
     with stop_signals() as stop:
         outcome = run(job, recorder, display, stop).run()
-    return conclude(plan, folder, began, recorder, display, outcome)
+        refusal = recorder.refusal or outcome.refusal
+        if refusal is not None:
+            return refuse(folder, recorder, refusal, outcome)
+        return conclude(job, recorder, display, stop, outcome)
 
 
 def write_configs(folder: Path, config: Any, overrides: Sequence[str]) -> None:
@@ -128,6 +132,11 @@ class Outcome:
         self.is_ready = False
         self.fault = ""
         self.waiting: Event | None = None
+
+    @property
+    def refusal(self) -> Refusal | None:
+        """Why there is no run, if there is none."""
+        return Refusal(self.last["message"]) if self.last.get("event") == "refused" else None
 
     def take(self, event: Event) -> None:
         if event["event"] == "ready":
@@ -274,32 +283,32 @@ def reason(processes: Sequence[WorkerProcess]) -> tuple[str, bool]:
     return next((found for found in reasons if not found[1]), reasons[0])
 
 
-def conclude(plan: Plan, folder: Path, began: float, recorder: Recorder, display: Display, outcome: Outcome) -> int:
+def refuse(folder: Path, recorder: Recorder, refusal: Refusal, outcome: Outcome) -> int:
+    """Says why there is no run, and takes away what was written for it, unless a log has more to say."""
+    print(f"scaleflow: {masked(str(refusal))}", file=sys.stderr)
+    if recorder.is_alive():
+        recorder.finish(0)  # a process that ends in a store's migration leaves half a store
+    if recorder.refusal is not None or not outcome.last.get("keep"):
+        discard(folder)
+    return REFUSED if recorder.refusal is not None else outcome.code
+
+
+def conclude(job: Job, recorder: Recorder, display: Display, stop: Stop, outcome: Outcome) -> int:
     """Waits for the recorder, and tells the user how it ended and where to look."""
-    refusal = recorder.refusal
-    if outcome.last.get("event") == "refused" or refusal is not None:
-        message = str(refusal) if refusal is not None else outcome.last["message"]
-        print(f"scaleflow: {masked(message)}", file=sys.stderr)
-        if recorder.is_alive():
-            recorder.finish(0)  # a process that ends in a store's migration leaves half a store
-        if refusal is not None or not outcome.last.get("keep"):
-            discard(folder)
-        return outcome.code
-    is_recorded = recorder.finish(plan.tracking.flush_seconds)
-    status = outcome.last["status"]
-    error = outcome.last.get("error")
-    if error:
-        print(f"scaleflow: {error}", file=sys.stderr)
-    rows = [("status", f"{status} in {duration(time.time() - began)}")]
+    signals, patience = stop.times, job.plan.tracking.flush_seconds
+    is_recorded = recorder.finish(patience, lambda: stop.times > signals)
+    if outcome.last.get("error"):
+        print(f"scaleflow: {outcome.last['error']}", file=sys.stderr)
+    rows = [("status", f"{outcome.last['status']} in {duration(time.time() - job.started)}")]
     rows += [(k.replace("/", " "), f"{v:.4f}") for k, v in outcome.test.items()]
-    rows += [("output", os.path.relpath(folder))]
+    rows += [("output", os.path.relpath(job.folder))]
     if is_recorded:
         rows += recorder.where()
     display.summary(rows)
     if not is_recorded:
         print(
-            f"scaleflow: the store did not take everything within {plan.tracking.flush_seconds:g} s "
-            f"({recorder.reason}); all of it is in {os.path.relpath(folder / EVENTS)}",
+            f"scaleflow: the store did not take everything within {patience:g} s ({recorder.reason}); all of it is in "
+            f"{os.path.relpath(job.events)}",
             file=sys.stderr,
         )
     return outcome.code

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -69,8 +69,12 @@ class Recorder(threading.Thread):
         finally:
             self.done.set()
 
-    def finish(self, patience: float) -> bool:
+    def finish(self, patience: float, told_to_stop: Callable[[], bool] = bool) -> bool:
         """Waits until everything is recorded; gives up when the store has failed for `patience` seconds.
+
+        Args:
+            patience: in seconds; a store that takes what it is sent may take as long as it needs.
+            told_to_stop: gives up at once where it says so.
 
         Returns:
             Whether everything is recorded.
@@ -79,6 +83,9 @@ class Recorder(threading.Thread):
         self._hurry.set()
         while not self.done.wait(0.02):
             since = self._failing_since
+            if told_to_stop():
+                self._reason = self._reason or "interrupted"
+                return False
             if since is not None and time.monotonic() - max(since, began) > patience:
                 return False
         return self.refusal is None

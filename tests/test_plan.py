@@ -8,7 +8,8 @@ import pytest
 
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import EarlyStopping, Plan, Training
-from scaleflow.plan import NOT_YET_KEYS, NOT_YET_OPTIONS, batching, make_plan, unknown_key, unknown_option
+from scaleflow.plan import batching, make_plan
+from scaleflow.sections import NOT_YET_KEYS, NOT_YET_OPTIONS, unknown_key, unknown_option
 
 Make = Callable[..., Plan]
 Compose = Callable[..., dict[str, Any]]

@@ -50,6 +50,7 @@ class MlflowTracker:
         self._options = options
         self._uri = options.uri
         self._experiment_id = ""
+        self._run_name = ""
         self._model_id: str | None = None
         self.run_id: str | None = None
 
@@ -70,6 +71,7 @@ class MlflowTracker:
             raise Refusal(f"tracking.uri={masked(self._uri)}: the store can't be used: {lines[0]}") from error
 
     def start(self, name: str, tags: Mapping[str, str], began: int) -> None:
+        self._run_name = name
         if self.run_id is not None:
             return
         adopted = os.environ.get("MLFLOW_RUN_ID")
@@ -150,7 +152,7 @@ class MlflowTracker:
         self._client.set_terminated(self._run, status, ended)
 
     def where(self) -> Sequence[tuple[str, str]]:
-        lines = [("run", f"{self._name()}  ({self.run_id})")]
+        lines = [("run", f"{self._run_name}  ({self.run_id})")]
         if self._model_id is not None:
             lines.append(("model", f"models:/{self._model_id}"))
         if self._uri.startswith("sqlite:"):
@@ -160,9 +162,6 @@ class MlflowTracker:
         else:
             lines.append(("look at it", f"{masked(self._uri)}/#/experiments/{self._experiment_id}/runs/{self.run_id}"))
         return lines
-
-    def _name(self) -> str:
-        return str(self._client.get_run(self._run).info.run_name)
 
     @property
     def _run(self) -> str:

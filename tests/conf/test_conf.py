@@ -23,7 +23,8 @@ from scaleflow.interfaces import (
     Tracking,
     Training,
 )
-from scaleflow.plan import make_plan, read
+from scaleflow.plan import make_plan
+from scaleflow.sections import read
 
 ROOT = Path(__file__).parent.parent.parent
 CONF = ROOT / "conf"
