@@ -7,6 +7,8 @@ lives: its end ends the worker. It knows no tracker; what it has to tell goes to
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import json
 import os
@@ -15,7 +17,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 EVENTS = "events.jsonl"
 TRACEBACK = "traceback.txt"
 MODEL = "model"
+
+PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 #: Examples to a step of an evaluation, over all replicas, if a training step does not have more.
 EVALUATION_BATCH = 256
@@ -170,18 +174,13 @@ def build(plan: Plan, emit: Emit) -> Built:
     devices = hardware.configure(plan.hardware)
     strategy_name = strategy.resolve(plan.strategy, devices.names)
     policy = precision.resolve(plan.precision, devices.kind)
-    if workers(plan) > 1:
-        peers = parse(os.environ.get(TF_CONFIG)).peers
-        emit("waiting", peers=peers, seconds=plan.cluster.start_seconds)
-    spread, about_strategy = strategy.create(strategy_name, devices.names, plan.strategy)
-    if not training.Agreement(spread, workers(plan), bool).is_same(fingerprint(plan)):
-        raise Refusal(
-            "strategy=multi_worker: the workers were not all started with the same config and TensorFlow version; "
-            "give each the same command"
-        )
-    if workers(plan) > 1:
-        emit("met")
-        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))  # TensorFlow's runtime has put its own there
+    with meeting(plan, emit):
+        spread, about_strategy = strategy.create(strategy_name, devices.names, plan.strategy)
+        if not training.Agreement(spread, workers(plan), bool).is_same(fingerprint(plan)):
+            raise Refusal(
+                "strategy=multi_worker: the workers were not all started with the same config and TensorFlow version; "
+                "give each the same command"
+            )
     keras.utils.set_random_seed(plan.seed)
     about_precision = precision.apply(policy, devices.kind)
     for note in filter(None, (about_strategy, about_precision)):
@@ -230,6 +229,26 @@ def build(plan: Plan, emit: Emit) -> Built:
         },
         counts=dict(splits.counts()),
     )
+
+
+@contextlib.contextmanager
+def meeting(plan: Plan, emit: Emit) -> Iterator[None]:
+    """Around what makes workers wait for each other, during which no thread of this process runs."""
+    if workers(plan) == 1:
+        yield
+        return
+    emit("waiting", peers=parse(os.environ.get(TF_CONFIG)).peers, seconds=plan.cluster.start_seconds)
+    end_with_parent(signal.SIGKILL)  # the thread that watches for the launcher's end is stopped too
+    yield
+    end_with_parent(0)
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))  # TensorFlow's runtime has put its own there
+    emit("met")
+
+
+def end_with_parent(number: int) -> None:
+    """Has the kernel send this process a signal when its launcher is gone; 0 for none. Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def fingerprint(plan: Plan) -> str:

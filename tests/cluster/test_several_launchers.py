@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from scaleflow.cluster.local import free_ports
 from tests.conftest import Command
-from tests.test_launch import only_run
+from tests.test_launch import only_run, wait_for
 
 WORDS = ("cluster=tf_config", "hardware=cpu", "training.epochs=2")
 
@@ -72,6 +74,18 @@ def test_a_peer_that_never_comes_is_named(tmp_path: Path) -> None:
     assert code == 2
     assert f"worker 1 ({hosts.peers[1]}) did not come" in stderr
     assert "Traceback" not in stderr
+
+
+@pytest.mark.slow
+def test_a_worker_that_waits_does_not_outlive_its_launcher(tmp_path: Path) -> None:
+    hosts = Hosts(tmp_path, 2)
+    with hosts.start(0) as launcher:
+        reported = wait_for(lambda: list(hosts.commands[0].folder.glob("outputs/*/*/events.jsonl")))[0]
+        wait_for(lambda: "waiting" in reported.read_text())
+        (worker,) = psutil.Process(launcher.pid).children()
+        time.sleep(2)  # until it is in TensorFlow's hands
+        launcher.kill()
+        worker.wait(timeout=10)
 
 
 def test_a_port_in_use_is_refused_at_once(tmp_path: Path) -> None:
