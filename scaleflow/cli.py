@@ -9,26 +9,31 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import MarkedYAMLError, YAMLError
+from yaml import YAMLError
 
 from scaleflow.errors import Refusal
+from scaleflow.explain import CONF, check_config_dirs, check_overrides, explain, in_a_line
 from scaleflow.interfaces import Plan
 from scaleflow.launch import launch
 from scaleflow.masking import masked, masked_override
 from scaleflow.plan import make_plan
-from scaleflow.sections import unknown_key, unknown_option
 
-CONF = "scaleflow.conf"
+#: Of Hydra's flags those that take the next word.
+FLAGS_WITH_VALUE = (
+    *("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd", "--cfg", "-c", "--package", "-p"),
+    *("--info", "-i", "--experimental-rerun"),
+)
+
 REFUSED = 2
 
 
@@ -41,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0 finished, 1 failed, 2 refused, 130 or 143 interrupted.
     """
-    words = split_overrides(list(sys.argv[1:] if argv is None else argv))
+    words = flags_first(split_overrides(list(sys.argv[1:] if argv is None else argv)))
     codes: list[int] = []
     began = [time.time()]
 
@@ -51,11 +56,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     app = hydra.main(version_base="1.3", config_path=f"pkg://{CONF}", config_name="config")(job)
     sys.argv = ["scaleflow", *words]
     try:
-        refusal = look_at_overrides(words) if {"-m", "--multirun"} & set(words) else None
-        if refusal is not None:  # before Hydra makes a folder for the sweep
-            return refuse(str(refusal))
+        check_config_dirs(words)
+        if {"-m", "--multirun"} & set(words):
+            check_overrides(words)  # before Hydra makes a folder for the sweep
         with errors_unabridged():
             app()
+    except Refusal as refusal:
+        return refuse(str(refusal))
     except (HydraException, OmegaConfBaseException, OSError, ValueError, YAMLError) as error:
         is_hydras = isinstance(error, HydraException | OmegaConfBaseException) or began
         if "HYDRA_FULL_ERROR" in os.environ or not is_hydras:
@@ -141,6 +148,18 @@ def split_overrides(words: list[str]) -> list[str]:
     return [*words[:at], *shlex.split(words[at + 1]), *words[at + 2 :]]
 
 
+def flags_first(words: Sequence[str]) -> list[str]:
+    """Moves flags, with their values, before the overrides: Hydra's parser takes no flag between two of them."""
+    flags: list[str] = []
+    overrides: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        (flags if word.startswith("-") else overrides).append(word)
+        if word in FLAGS_WITH_VALUE:
+            flags += islice(rest, 1)
+    return flags + overrides
+
+
 @contextlib.contextmanager
 def errors_unabridged() -> Iterator[None]:
     """Has Hydra raise its errors instead of printing them and exiting with 1."""
@@ -152,103 +171,3 @@ def errors_unabridged() -> Iterator[None]:
         yield
     finally:
         os.environ.pop("HYDRA_FULL_ERROR", None)
-
-
-# ---------------------------------------------------------------------------------------------
-# Hydra's errors in a line
-# ---------------------------------------------------------------------------------------------
-
-
-def explain(error: Exception, words: Sequence[str]) -> str:
-    """What was wrong with the command line, naming the key, the value and what would work."""
-    if isinstance(error, OSError) and not isinstance(error, HydraException):
-        return f"hydra.run.dir={error.filename}: {error.strerror}; choose a folder that can be written"
-    with contextlib.suppress(HydraException, OmegaConfBaseException):
-        refusal = look_at_overrides(words)
-        if refusal is not None:
-            return str(refusal)
-    if isinstance(error, OverrideParseException):
-        typed = masked_override(error.override)
-        return f"{typed}: cannot be read as KEY=VALUE; put quotes around a value with special characters"
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
-        group, _, option = error.missing_cfg_file.rpartition("/")
-        return str(unknown_option(group, option, error.options))
-    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
-        return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}"
-    return in_a_line(error)
-
-
-def in_a_line(error: Exception) -> str:
-    """A library's message, the key first where it knows one."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    key = getattr(error, "full_key", None)
-    if key and lines:
-        return f"{key}: {lines[0]}"
-    return "; ".join(lines[:2]) or type(error).__name__
-
-
-def look_at_overrides(words: Sequence[str]) -> Refusal | None:
-    """The first override that names an option or a key that is not there, as a refusal."""
-    from hydra import compose, initialize_config_module
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.core.object_type import ObjectType
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    is_sweep = bool({"-m", "--multirun"} & set(words))
-    search = search_path(words)
-    typed = [word for word in words if "=" in word and not word.startswith("-")]
-    with initialize_config_module(CONF, version_base="1.3"):
-        loader = GlobalHydra.instance().config_loader()
-        known: list[str] | None = None
-        for override in OverridesParser.create().parse_overrides(typed):
-            group = override.key_or_group
-            options = loader.get_group_options(group, ObjectType.CONFIG, "config", search)
-            if override.is_sweep_override() and not is_sweep:
-                return Refusal(
-                    f"{override.input_line}: several values need -m, which runs a job for each; a list is written [a,b]"
-                )
-            for option in chosen(override) if options and not override.is_delete() else ():
-                if option not in options:
-                    return unknown_option(group, option, options)
-            if options or group.startswith("hydra") or override.is_add():
-                continue
-            known = known or keys_of(compose("config", overrides=[*search, *choices_in(typed, loader, search)]))
-            groups = loader.get_group_options("", ObjectType.GROUP, "config", search)
-            if group not in known:
-                return unknown_key(group, [*known, *groups])
-    return None
-
-
-def chosen(override: Override) -> list[str]:
-    """The options that an override of a group names, as they were typed."""
-    if override.is_sweep_override():
-        return list(override.sweep_string_iterator())
-    value = override.value()
-    return [value if isinstance(value, str) else override.get_value_element_as_str()]
-
-
-def search_path(words: Sequence[str]) -> list[str]:
-    """Overrides that put the folders of `--config-dir` on Hydra's search path."""
-    after = [words[i + 1] for i, word in enumerate(words[:-1]) if word in ("--config-dir", "-cd")]
-    joined = [word.partition("=")[2] for word in words if word.startswith("--config-dir=")]
-    folders = [f"file://{Path(folder).absolute()}" for folder in [*after, *joined]]
-    return [f"hydra.searchpath=[{','.join(folders)}]"] if folders else []
-
-
-def choices_in(typed: Sequence[str], loader: object, search: list[str]) -> list[str]:
-    """Of the overrides typed, those that choose an option: they decide which keys there are."""
-    from hydra.core.object_type import ObjectType
-
-    groups = loader.get_group_options("", ObjectType.GROUP, "config", search)  # type: ignore[attr-defined]
-    return [word for word in typed if word.partition("=")[0] in groups]
-
-
-def keys_of(config: DictConfig) -> list[str]:
-    """Every key of a config, dotted, inner ones too."""
-
-    def walk(node: object, prefix: str) -> Iterator[str]:
-        for key, child in node.items() if isinstance(node, dict) else ():
-            yield f"{prefix}{key}"
-            yield from walk(child, f"{prefix}{key}.")
-
-    return list(walk(OmegaConf.to_container(config, resolve=False), ""))

@@ -38,9 +38,10 @@ class NotFinite(RunError):
     """
 
     def __init__(self, step: int) -> None:
-        super().__init__(
-            f"the loss is not finite at step {step}; try a lower optimizer.learning_rate, or training.clip_norm=1.0"
-        )
+        advice = "try a lower optimizer.learning_rate, or training.clip_norm=1.0"
+        if step == 1:
+            advice = "nothing was updated before it: look for NaN in the dataset's inputs, or in the model"
+        super().__init__(f"the loss is not finite at step {step}; {advice}")
         self.step = step
 
 

@@ -39,6 +39,11 @@ FINISHED, FAILED, REFUSED = 0, 1, 2
 POLL_SECONDS = 0.02
 GRACE_SECONDS = 30.0
 
+#: How long a command that is refused waits for a store that it has begun to make.
+MIGRATION_SECONDS = 60.0
+
+UNANSWERED = "it does not answer"
+
 KEPT = ("config.yaml", "overrides.yaml", "environment.txt")
 
 
@@ -68,7 +73,7 @@ def launch(plan: Plan, config: Any, overrides: Sequence[str], folder: Path, bega
         outcome = run(job, recorder, display, stop).run()
         refusal = recorder.refusal or outcome.refusal
         if refusal is not None:
-            return refuse(folder, recorder, refusal, outcome)
+            return refuse(job, recorder, refusal, outcome)
         return conclude(job, recorder, display, stop, outcome)
 
 
@@ -231,7 +236,7 @@ class WorkerRun:
         if self._outcome.is_ready:
             write("end", status=status, error=error)
         else:
-            write("refused", message=error, keep=True, died=not is_own_word)
+            write("refused", message=error, keep=not self._stop.is_set(), died=not is_own_word)
         write.close()
 
     def _code(self) -> int:
@@ -283,23 +288,24 @@ def reason(processes: Sequence[WorkerProcess]) -> tuple[str, bool]:
     return next((found for found in reasons if not found[1]), reasons[0])
 
 
-def refuse(folder: Path, recorder: Recorder, refusal: Refusal, outcome: Outcome) -> int:
+def refuse(job: Job, recorder: Recorder, refusal: Refusal, outcome: Outcome) -> int:
     """Says why there is no run, and takes away what was written for it, unless a log has more to say."""
     print(f"scaleflow: {masked(str(refusal))}", file=sys.stderr)
-    if recorder.is_alive():
-        recorder.finish(0)  # a process that ends in a store's migration leaves half a store
+    if recorder.is_alive() and str(job.plan.tracking.uri).startswith("sqlite:"):
+        recorder.finish(MIGRATION_SECONDS)  # a process that ends while it makes a store leaves half a store
     if recorder.refusal is not None or not outcome.last.get("keep"):
-        discard(folder)
+        discard(job.folder)
     return REFUSED if recorder.refusal is not None else outcome.code
 
 
 def conclude(job: Job, recorder: Recorder, display: Display, stop: Stop, outcome: Outcome) -> int:
     """Waits for the recorder, and tells the user how it ended and where to look."""
+    took = duration(time.time() - job.started)
     signals, patience = stop.times, job.plan.tracking.flush_seconds
     is_recorded = recorder.finish(patience, lambda: stop.times > signals)
     if outcome.last.get("error"):
         print(f"scaleflow: {outcome.last['error']}", file=sys.stderr)
-    rows = [("status", f"{outcome.last['status']} in {duration(time.time() - job.started)}")]
+    rows = [("status", f"{outcome.last['status']} in {took}")]
     rows += [(k.replace("/", " "), f"{v:.4f}") for k, v in outcome.test.items()]
     rows += [("output", os.path.relpath(job.folder))]
     if is_recorded:
@@ -307,7 +313,8 @@ def conclude(job: Job, recorder: Recorder, display: Display, stop: Stop, outcome
     display.summary(rows)
     if not is_recorded:
         print(
-            f"scaleflow: the store did not take everything within {patience:g} s ({recorder.reason}); all of it is in "
+            f"scaleflow: the store did not take {'everything' if recorder.recorded else 'anything'} in "
+            f"tracking.flush_seconds={patience:g}: {masked(recorder.reason or UNANSWERED)}; all of it is in "
             f"{os.path.relpath(job.events)}",
             file=sys.stderr,
         )

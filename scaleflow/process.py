@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -115,5 +116,7 @@ def how_it_ended(returncode: int) -> str:
 
 
 def last_lines(log: Path, count: int = 3) -> str:
+    """The end of a log, without what TensorFlow's runtime says of itself."""
     with log.open(errors="replace") as lines:
-        return " | ".join(line.strip() for line in deque((line for line in lines if line.strip()), count))
+        own = (line.strip() for line in lines if line.strip() and not re.match(r"[IWE]\d{4} |WARNING: All log", line))
+        return " | ".join(deque(own, count))

@@ -43,6 +43,7 @@ class Recorder(threading.Thread):
         self._state = events.with_name(STATE)
         self._artifacts = artifacts
         self._hurry = threading.Event()
+        self._connected = False
         self._failing_since: float | None = None
         self._reason = ""
         self._over = False
@@ -59,6 +60,7 @@ class Recorder(threading.Thread):
     def run(self) -> None:
         try:
             self._tracker.connect()
+            self._connected = True
             while not self._over:
                 self._hurry.wait(self._pause())
                 self._try_pass()
@@ -82,7 +84,7 @@ class Recorder(threading.Thread):
         began = time.monotonic()
         self._hurry.set()
         while not self.done.wait(0.02):
-            since = self._failing_since
+            since = self._failing_since if self._connected else began
             if told_to_stop():
                 self._reason = self._reason or "interrupted"
                 return False
@@ -92,8 +94,8 @@ class Recorder(threading.Thread):
 
     @property
     def reason(self) -> str:
-        """What the store answered last."""
-        return self._reason
+        """What the store answered last, if it did not take something."""
+        return str(self.refusal or self._reason)
 
     def where(self) -> Sequence[tuple[str, str]]:
         """How to look at the run, once it is recorded."""

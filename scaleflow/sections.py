@@ -59,6 +59,9 @@ NOT_YET_VALUES: Mapping[tuple[str, object], str] = {
     ("training.engine", "fit"): "training.engine=loop",
 }
 
+#: Keys that are null until they are given a whole mapping.
+EMPTY_MAPPINGS = ("training.early_stopping", "tracking.tags")
+
 T = TypeVar("T")
 
 
@@ -188,6 +191,10 @@ def unknown_key(key: str, known: Iterable[str]) -> Refusal:
     """The refusal of a key that is not there, with the nearest one that is."""
     if any(key == k or key.startswith(k + ".") for k in NOT_YET_KEYS):
         return Refusal(f"{key}: not available yet")
+    known = list(known)
+    parent, _, leaf = key.rpartition(".")
+    if parent in EMPTY_MAPPINGS and parent in known:
+        return Refusal(f"{key}: {parent} is null; write '{parent}={{{leaf}: ...}}'")
     return Refusal(f"{key}: there is no such key" + did_you_mean(key, known, "; --cfg job lists them all"))
 
 

@@ -30,6 +30,7 @@ class Display:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._begin: float | None = None
+        self._first = 0
         self._steps = 0
 
     def show(self, event: Event) -> None:
@@ -59,13 +60,18 @@ class Display:
         """No more events will come."""
 
     def _ready(self, event: Event) -> None:
-        self._begin = time.monotonic()
         self._steps = event["steps"]
         resolved = {k.removeprefix("resolved."): v for k, v in event["params"].items() if k.startswith("resolved.")}
         self.line(
             f"{event['name']}: {resolved['parameters']} parameters, {resolved['replicas']} replica(s) on "
             f"{resolved['hardware']}, global batch {resolved['global_batch_size']}, {event['steps']} steps"
         )
+
+    def _metrics(self, event: Event) -> None:
+        """Counts the time from the end of the first call, which makes ready what later ones find."""
+        if self._begin is None and "train/loss" in event["values"]:
+            self._begin = time.monotonic()
+            self._first = event["step"]
 
     def _note(self, event: Event) -> None:
         self.line(f"note: {event['text']}", "yellow")
@@ -77,9 +83,9 @@ class Display:
 
     def _left(self, step: int) -> str:
         """The time left, judged by the time taken so far."""
-        if self._begin is None or not step or step >= self._steps:
+        if self._begin is None or step <= self._first or step >= self._steps:
             return ""
-        return duration((time.monotonic() - self._begin) / step * (self._steps - step))
+        return duration((time.monotonic() - self._begin) / (step - self._first) * (self._steps - step))
 
 
 class BarDisplay(Display):
@@ -123,6 +129,7 @@ class BarDisplay(Display):
         self._progress.start()
 
     def _metrics(self, event: Event) -> None:
+        super()._metrics(event)
         if self._progress is not None and self._task is not None and "train/loss" in event["values"]:
             values = {**event["values"], "perf/examples_per_second": event.get("rate") or math.nan}
             self._progress.update(self._task, completed=event["step"], text=figures(values))

@@ -7,6 +7,7 @@ lives: its end ends the worker. It knows no tracker; what it has to tell goes to
 
 from __future__ import annotations
 
+import bdb
 import contextlib
 import ctypes
 import functools
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     import numpy as np
     import tensorflow as tf
 
+    from scaleflow.dataset import Splits
     from scaleflow.training import Loop
 
 EVENTS = "events.jsonl"
@@ -141,8 +143,7 @@ def work(job: Job, emit: Emit, told_to_stop: Callable[[], bool]) -> bool:
         return False
     except Exception as error:
         traceback.print_exc()
-        text = str(error).strip().splitlines() or [""]
-        emit("refused", message=f"{type(error).__name__}: {text[0]}; the traceback is in {job.log}", keep=True)
+        emit("refused", message=f"{told(error, job.plan)}; the traceback is in {job.log}", keep=True)
         return False
     announce(job, built, emit)
     try:
@@ -159,76 +160,117 @@ def report_failure(job: Job, error: Exception, emit: Emit) -> None:
     if job.worker == 0:
         (job.folder / TRACEBACK).write_text(traceback.format_exc())
         emit("artifact", path=str(job.folder / TRACEBACK))
+    emit("fault", error=told(error, job.plan))
+
+
+def told(error: Exception, plan: Plan) -> str:
+    """An error in a line, with the place in the user's own code where it came up."""
+    if isinstance(error, bdb.BdbQuit):
+        return "the debugger was left" + ("" if plan.debug.inline else "; in a worker it has no terminal: debug=inline")
     text = str(error).strip().splitlines() or [""]
-    emit("fault", error=f"{type(error).__name__}: {text[0]}")
+    own = [f for f in traceback.extract_tb(error.__traceback__) if is_own(f.filename, plan.search)]
+    place = f" ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
+    return f"{type(error).__name__}: {text[0]}{place}"
+
+
+def is_own(file: str, folders: Sequence[str]) -> bool:
+    """Whether a source file is the user's, rather than ours or a library's."""
+    path = Path(file)
+    ours = path.is_relative_to(Path(__file__).parent) or "site-packages" in path.parts
+    return not ours and any(path.is_relative_to(folder) for folder in folders)
 
 
 def build(plan: Plan, emit: Emit) -> Built:
     """Makes everything, in the order in which TensorFlow needs it, and traces the loop."""
     sys.path[:0] = [folder for folder in plan.search if folder not in sys.path]
-    import keras
-
-    from scaleflow import dataset, hardware, model, optimizer, precision, strategy, training
+    from scaleflow import dataset, model, optimizer, training
     from scaleflow.targets import bind
 
+    ground = settle(plan, emit)
+    source = bind(plan.dataset.target)()
+    splits = dataset.prepare(source, plan.dataset, plan.seed)
+    train, validation, test = feeds(splits, ground, plan.seed)
+
+    run = training.length(plan.training, train)
+    objective = training.objective_for(source.outputs)
+    training.check_monitor(plan.training, objective.metrics, validation is not None)
+    rate = optimizer.learning_rate(plan.optimizer, ground.portions.global_size, run.total)
+    with ground.strategy.scope():
+        net = model.make(bind(plan.model.target, given=2), source.inputs, source.outputs)
+        step = optimizer.make(bind(plan.optimizer.target), rate, loss_scaling=ground.policy == "mixed_float16")
+        loop = training.Loop(
+            strategy=ground.strategy, model=net, optimizer=step, objective=objective, clip_norm=plan.training.clip_norm
+        )
+    loop.trace(train, validation, test)
+    for note in filter(None, (model.doubt(net), optimizer.doubt(plan.optimizer, run.total))):
+        emit("note", text=note)
+    resolved = {
+        **ground.resolved(),
+        "workers": workers(plan),
+        "learning_rate": optimizer.scaled_rate(plan.optimizer, ground.portions.global_size),
+        "steps": run.total,
+        "steps_per_epoch": run.steps_per_epoch,
+        "epochs": run.epochs,
+        "parameters": net.count_params(),
+    }
+    export_net = functools.partial(model.export, net, source.inputs, source.outputs, policy=ground.policy)
+    sample = first_inputs(splits.train, 8)
+    return Built(ground.strategy, loop, train, validation, test, sample, export_net, resolved, dict(splits.counts()))
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What everything else is built on: devices, the strategy over them, the precision, the portions of a batch."""
+
+    kind: str
+    strategy_name: str
+    strategy: tf.distribute.Strategy
+    policy: str
+    portions: Batching
+
+    def resolved(self) -> dict[str, Any]:
+        return {
+            "strategy": self.strategy_name,
+            "precision": self.policy,
+            "hardware": self.kind.lower(),
+            "replicas": self.portions.replicas,
+            "global_batch_size": self.portions.global_size,
+        }
+
+
+def settle(plan: Plan, emit: Emit) -> Ground:
+    """Sets up the process: nothing of TensorFlow may have run before it."""
+    import keras
+
+    from scaleflow import hardware, precision, strategy, training
+
     devices = hardware.configure(plan.hardware)
-    strategy_name = strategy.resolve(plan.strategy, devices.names)
+    name = strategy.resolve(plan.strategy, devices.names)
     policy = precision.resolve(plan.precision, devices.kind)
     with meeting(plan, emit):
-        spread, about_strategy = strategy.create(strategy_name, devices.names, plan.strategy)
+        spread, about_strategy = strategy.create(name, devices.names, plan.strategy)
         if not training.Agreement(spread, workers(plan), bool).is_same(fingerprint(plan)):
             raise Refusal(
                 "strategy=multi_worker: the workers were not all started with the same config and TensorFlow version; "
                 "give each the same command"
             )
     keras.utils.set_random_seed(plan.seed)
-    about_precision = precision.apply(policy, devices.kind)
-    for note in filter(None, (about_strategy, about_precision)):
+    for note in filter(None, (about_strategy, precision.apply(policy, devices.kind))):
         emit("note", text=note)
+    return Ground(devices.kind, name, spread, policy, batching(plan.training, spread.num_replicas_in_sync))
 
-    portions = batching(plan.training, spread.num_replicas_in_sync)
-    source = bind(plan.dataset.target)()
-    splits = dataset.prepare(source, plan.dataset, plan.seed)
-    make_feed = functools.partial(dataset.feed, batching=portions, strategy=spread)
-    train = make_feed(splits.train, shuffle_seed=plan.seed)
-    whole = functools.partial(dataset.feed, batching=evaluation(portions), strategy=spread)
-    validation = whole(splits.validation) if splits.validation is not None else None
-    test = whole(splits.test) if splits.test is not None else None
 
-    run = training.length(plan.training, train)
-    objective = training.objective_for(source.outputs)
-    training.check_monitor(plan.training, objective.metrics, validation is not None)
-    rate = optimizer.learning_rate(plan.optimizer, portions.global_size, run.total)
-    with spread.scope():
-        net = model.make(bind(plan.model.target, given=2), source.inputs, source.outputs)
-        step = optimizer.make(bind(plan.optimizer.target), rate, loss_scaling=policy == "mixed_float16")
-        loop = training.Loop(
-            strategy=spread, model=net, optimizer=step, objective=objective, clip_norm=plan.training.clip_norm
-        )
-    loop.trace(train, validation, test)
-    return Built(
-        strategy=spread,
-        loop=loop,
-        train=train,
-        validation=validation,
-        test=test,
-        sample=first_inputs(splits.train, 8),
-        export=functools.partial(model.export, net, source.inputs, source.outputs, policy=policy),
-        resolved={
-            "strategy": strategy_name,
-            "precision": policy,
-            "hardware": devices.kind.lower(),
-            "replicas": portions.replicas,
-            "workers": workers(plan),
-            "global_batch_size": portions.global_size,
-            "learning_rate": optimizer.scaled_rate(plan.optimizer, portions.global_size),
-            "steps": run.total,
-            "steps_per_epoch": run.steps_per_epoch,
-            "epochs": run.epochs,
-            "parameters": net.count_params(),
-        },
-        counts=dict(splits.counts()),
-    )
+def feeds(splits: Splits, ground: Ground, seed: int) -> tuple[Feed, Feed | None, Feed | None]:
+    """The training split reshuffled from the seed, and the others in their order, in whole shares."""
+    from scaleflow import dataset
+
+    whole = evaluation(ground.portions)
+
+    def in_order(examples: Examples | None) -> Feed | None:
+        return None if examples is None else dataset.feed(examples, whole, ground.strategy)
+
+    train = dataset.feed(splits.train, ground.portions, ground.strategy, shuffle_seed=seed)
+    return train, in_order(splits.validation), in_order(splits.test)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from scaleflow import cli
-from scaleflow.cli import main, split_overrides
+from scaleflow.cli import flags_first, main, split_overrides
 from tests.conftest import Command
 
 CPU_SECONDS = 1.5  # promised
@@ -124,8 +124,14 @@ REFUSED: Mapping[tuple[str, ...], Sequence[str]] = {
     ("tracking.run_name=${oc.env:NOWHERE",): ["tracking.run_name"],
     ("tracking.run_name='${nowhere:1}'",): ["tracking.run_name", "nowhere"],
     ("tracking.run_name=???",): ["tracking.run_name"],
-    ("--config-dir", "nowhere"): ["nowhere", "not found"],
-    ("--config-dir", "plain"): ["plain"],
+    ("--config-dir", "nowhere"): ["--config-dir nowhere", "there is no such folder"],
+    ("--config-dir", "plain"): ["--config-dir plain", "there is no such folder"],
+    ("training.epochs=1", "--config-dir", "conf", "model=mien"): ["model=mien", "did you mean mine?"],
+    ("training.epochs", "3"): ["training.epochs", "KEY=VALUE in one word"],
+    ("training.early_stopping.patience=2",): ["training.early_stopping is null", "{patience: ...}"],
+    ("training.epochs=1", "strategy=mirrored,one_device"): ["strategy=mirrored,one_device", "several values need -m"],
+    ("-m", "model=mlp,cnn", "training.epoch=1"): ["training.epoch:", "did you mean training.epochs?"],
+    ("-m", "model=mlp,cnn", "model.filters=[4]"): ["model.filters:", "no such key"],
     ("--config-dir",): ["--config-dir"],
     ("--config-name=nowhere",): ["nowhere"],
     ("--frobnicate",): ["--frobnicate"],
@@ -266,6 +272,40 @@ def test_a_sweep_fails_when_one_of_its_jobs_does(
     monkeypatch.setattr(sys, "argv", ["scaleflow"])
     assert main(["-m", "training.epochs=1,2"]) == code
     assert left == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("-m", "precision=float32,mixed", "training.epochs=2"),
+        ("training.epochs=2", "-m", "precision=float32,mixed"),
+        ("training.epochs=2", "precision=float32,mixed", "--multirun"),
+    ],
+)
+def test_options_and_keys_are_swept_together_wherever_the_flag_stands(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, words: Sequence[str]
+) -> None:
+    found: list[tuple[str, int]] = []
+    monkeypatch.setattr(
+        cli, "launch", lambda plan, *rest: found.append((plan.precision.name, plan.training.epochs)) or 0
+    )
+    monkeypatch.setattr(sys, "argv", ["scaleflow"])
+    assert main(words) == 0
+    assert found == [("float32", 2), ("mixed", 2)]
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["a=1", "-m", "b=2"], ["-m", "a=1", "b=2"]),
+        (["a=1", "--config-dir", "conf", "b=2"], ["--config-dir", "conf", "a=1", "b=2"]),
+        (["a=1", "--config-dir=conf"], ["--config-dir=conf", "a=1"]),
+        (["a=1", "--cfg"], ["--cfg", "a=1"]),
+        (["~a"], ["~a"]),
+    ],
+)
+def test_flags_come_first_with_their_values(words: list[str], wanted: list[str]) -> None:
+    assert flags_first(words) == wanted
 
 
 def test_the_jobs_of_a_sweep_have_folders_of_their_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,6 +168,36 @@ def test_inline_runs_everything_in_one_process(command: Command) -> None:
     assert only_run(command.folder).info.status == "FINISHED"
 
 
+OWN_LOAD = """
+from scaleflow.dataset.digits import Digits
+
+
+class Mine(Digits):
+    def load(self, split):
+        {line}
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("raise KeyError('missing')", ["KeyError: 'missing'", "own_data.py, line 7, in load", "worker-0.log"]),
+        ("breakpoint()", ["debug=inline"]),
+        ("raise SystemExit('I quit')", ["worker 0 ended", "I quit"]),
+    ],
+)
+def test_a_fault_in_ones_own_code_is_told_with_its_place(command: Command, line: str, words: list[str]) -> None:
+    own = command.folder / "own"
+    (own / "dataset").mkdir(parents=True)
+    (own / "dataset" / "mine.yaml").write_text("_target_: own_data.Mine\n")
+    (own / "own_data.py").write_text(OWN_LOAD.format(line=line))
+    ended = command("--config-dir", "own", "dataset=mine")
+    assert ended.returncode in (1, 2)
+    assert len(ended.stderr.splitlines()) == 1
+    for word in words:
+        assert word in ended.stderr
+
+
 def test_tracking_none_keeps_everything_in_the_folder(command: Command) -> None:
     ended = command("tracking=none", "training.epochs=1")
     assert ended.returncode == 0, ended.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ def commands() -> list[str]:
 
 @pytest.mark.parametrize("line", [c for c in commands() if "--config-dir" not in c and "miror" not in c])
 def test_every_command_composes(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [word for word in line.split() if word != "-m" and not word.endswith(",mixed")]
+    words = [word for word in shlex.split(line) if word != "-m" and not word.endswith(",mixed")]
     assert main([*words, *([] if "--help" in words or "--cfg" in words else ["--cfg", "job"])]) == 0
     assert capsys.readouterr().out
 

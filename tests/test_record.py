@@ -320,6 +320,27 @@ def test_finish_gives_up_when_the_store_stays_away(setting: Setting) -> None:
     assert recorder.recorded == 0
 
 
+def test_finish_gives_up_on_a_store_that_never_opens(setting: Setting) -> None:
+    setting.ready()
+    setting.end()
+    opened = threading.Event()
+    setting.tracker.fails = lambda call: opened.wait(10) and None
+    recorder = setting.begin()
+    assert not recorder.finish(0.3)
+    assert recorder.recorded == 0
+    assert recorder.reason == ""
+    opened.set()
+    assert recorder.finish(5)
+
+
+def test_finish_gives_up_when_it_is_told_to(setting: Setting) -> None:
+    setting.ready()
+    recorder = setting.begin()
+    assert not recorder.finish(60, lambda: True)
+    setting.end()
+    assert recorder.finish(5)
+
+
 def test_finish_waits_its_whole_patience_also_for_a_store_that_was_away_before(setting: Setting) -> None:
     setting.ready()
     setting.end()

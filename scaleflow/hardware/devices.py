@@ -71,11 +71,11 @@ def choose(physical: list[tf.config.PhysicalDevice], options: Hardware, kind: st
         return physical
     if max(options.devices) >= len(physical):
         found = len(physical)
-        split = min(len(options.devices), found * len(options.devices))
+        split = -(-len(options.devices) // found)
+        divided = f", or hardware.logical_devices={split} to divide {'it' if found == 1 else 'each'}"
         raise Refusal(
             f"hardware.devices={options.devices}: found {found} {kind}{'s' if found != 1 else ''}; use "
-            f"hardware.devices={list(range(found))}, or hardware.logical_devices={split} to divide "
-            f"{'it' if found == 1 else 'each'}"
+            f"hardware.devices={list(range(found))}{divided if split > 1 else ''}"
         )
     return [physical[i] for i in options.devices]
 

@@ -45,5 +45,14 @@ def make(factory: Callable[[Inputs, Outputs], Any], inputs: Inputs, outputs: Out
     return model
 
 
+def doubt(model: keras.Model) -> str | None:
+    """What the user should know of a model whose last layer makes probabilities of logits."""
+    last = model.layers[-1] if model.layers else None
+    name = getattr(getattr(last, "activation", None), "__name__", "")
+    if name not in ("softmax", "sigmoid"):
+        return None
+    return f"model: its last layer ends in {name}, and the loss expects logits; leave that activation away"
+
+
 def batched(shape: tuple[int | None, ...]) -> str:
     return "(batch" + "".join(f", {size}" for size in shape) + ")"

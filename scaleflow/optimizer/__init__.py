@@ -1,6 +1,6 @@
 """The Keras optimizer that a config names, with the learning rate composed around it."""
 
 from scaleflow.optimizer.make import make
-from scaleflow.optimizer.rate import learning_rate, scaled_rate
+from scaleflow.optimizer.rate import doubt, learning_rate, scaled_rate
 
-__all__ = ["learning_rate", "make", "scaled_rate"]
+__all__ = ["doubt", "learning_rate", "make", "scaled_rate"]

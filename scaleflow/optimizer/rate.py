@@ -30,6 +30,13 @@ def learning_rate(options: Optimizer, global_batch_size: int, total_steps: int) 
     return Schedule(peak, options, total_steps)
 
 
+def doubt(options: Optimizer, total_steps: int) -> str | None:
+    """What the user should know of a warm-up that is longer than the run."""
+    if options.warmup_steps < total_steps:
+        return None
+    return f"optimizer.warmup_steps={options.warmup_steps}: the run has {total_steps} steps; the rate never gets there"
+
+
 class Schedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]  # keras has no types
     """Linear warm-up from 0 to `peak`, then constant, cosine or step decay.
 

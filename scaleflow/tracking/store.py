@@ -35,6 +35,9 @@ KIND = {"mlflow.experimentKind": "custom_model_development"}
 #: MLflow's defaults keep on for minutes; the recorder tries again itself, and keeps what it has.
 PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
 
+#: The launcher itself says where to look.
+QUIET = {"MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
+
 T = TypeVar("T")
 
 
@@ -55,7 +58,7 @@ class MlflowTracker:
         self.run_id: str | None = None
 
     def connect(self) -> None:
-        for key, value in PATIENCE.items():
+        for key, value in (PATIENCE | QUIET).items():
             os.environ.setdefault(key, value)
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException

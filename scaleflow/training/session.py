@@ -207,7 +207,7 @@ class Patience:
         value = values[monitor] if self._smaller_is_better(monitor) else -values[monitor]
         self._waited = 0 if value < self._best else self._waited + 1
         self._best = min(self._best, value)
-        self.reason = f"{monitor} has not improved for {self._waited} epochs"
+        self.reason = f"{monitor} has not improved for {self._waited} epoch{'s' if self._waited > 1 else ''}"
         return self._waited >= self._options.patience
 
     def _smaller_is_better(self, monitor: str) -> bool:

@@ -90,3 +90,15 @@ def test_the_built_optimizer_takes_the_schedule(isolated: Callable[..., Any], pl
     resolved, seen = isolated(applied, chosen)
     assert resolved == pytest.approx(0.2)
     assert seen == pytest.approx([0.1, 0.2, 0.2])
+
+
+def doubts() -> list[str | None]:
+    from scaleflow.optimizer import doubt
+
+    return [doubt(Optimizer(NOWHERE, warmup_steps=steps), 10) for steps in (0, 9, 10)]
+
+
+def test_a_warm_up_as_long_as_the_run_is_pointed_out(isolated: Callable[..., Any]) -> None:
+    none, shorter, longer = isolated(doubts)
+    assert none is shorter is None
+    assert "optimizer.warmup_steps=10: the run has 10 steps" in longer
