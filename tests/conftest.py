@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent
 
 #: One server for the whole session imports TensorFlow once; every child is forked from it.
 FORKSERVER = multiprocessing.get_context("forkserver")
-FORKSERVER.set_forkserver_preload(["tensorflow", "keras", "tests.helpers"])
+FORKSERVER.set_forkserver_preload(["tensorflow", "keras", "tests.preload"])
 
 
 def in_child(
