@@ -17,6 +17,10 @@ from scaleflow.interfaces import Arrays, Batching, Examples, Feed, Stream
 #: A stream is shuffled through a buffer of so many examples: all of them where they are fewer.
 SHUFFLE_BUFFER = 10_000
 
+#: Up to this size the next batch is read while a step computes, on cores that the small operations of such a
+#: step leave idle (measured: 1.07x). Copying a larger one takes cores from the step itself (0.95x).
+READ_AHEAD_BYTES = 1 << 20
+
 
 def feed(
     examples: Examples, batching: Batching, strategy: tf.distribute.Strategy, shuffle_seed: int | None = None
@@ -45,9 +49,13 @@ class ArrayFeed:
     ) -> None:
         self.examples = len(arrays)
         self.batching = batching
-        self.ahead = batching.accumulate == 1  # else a step has no single batch
+        self.ahead = batching.accumulate == 1 and self._share_bytes(arrays) <= READ_AHEAD_BYTES
         self._seed = shuffle_seed
         self._arrays = on_every_replica(strategy, arrays)
+
+    def _share_bytes(self, arrays: Arrays) -> int:
+        """The size of one replica's share of a global batch."""
+        return self.batching.share * (arrays.inputs.nbytes + arrays.targets.nbytes) // len(arrays)
 
     def open(self, epoch: int, step: int) -> Any:
         return self._arrays
