@@ -201,6 +201,8 @@ class WorkerRun:
                     process.stop()
                 self._display.line(f"stopping ({signal.Signals(self._stop.signal or 0).name}); again to stop at once")
                 deadline = time.monotonic() + GRACE_SECONDS
+            if self._outcome.last and deadline is None:  # all is said; what the chief still waits for may be gone
+                deadline = time.monotonic() + GRACE_SECONDS
             if deadline is not None and (
                 self._stop.times > 1 or time.monotonic() > deadline or not self._outcome.is_ready
             ):
