@@ -249,7 +249,9 @@ def settle(plan: Plan, emit: Emit) -> Ground:
     policy = precision.resolve(plan.precision, devices.kind)
     with meeting(plan, emit):
         spread, about_strategy = strategy.create(name, devices.names, plan.strategy)
-        if not training.Agreement(spread, workers(plan), bool).is_same(fingerprint(plan)):
+        agree = training.Agreement(spread, workers(plan), bool)
+        if not agree.is_same(fingerprint(plan)):
+            agree.part()
             raise Refusal(
                 "strategy=multi_worker: the workers were not all started with the same config and TensorFlow version; "
                 "give each the same command"
@@ -375,11 +377,12 @@ def train_and_export(job: Job, built: Built, emit: Emit, told_to_stop: Callable[
     result = session.run()
     if result.stopped:
         emit("end", status="KILLED", error=f"stopped at step {result.steps}")
+        agree.part()
         return
     export(job, built)
     emit("model", path=str(job.folder / MODEL), step=result.steps)
     emit("end", status="FINISHED")
-    agree(0.0)  # nobody leaves before the chief is through: a worker that is gone would look like one that died
+    agree.part()  # nobody leaves before the chief is through: a worker that is gone would look like one that died
 
 
 def export(job: Job, built: Built) -> None:
