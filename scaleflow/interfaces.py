@@ -365,6 +365,36 @@ class Objective:
     metrics: Mapping[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]]
 
 
+#: (model, (inputs, targets), weights [b]) -> (the scalar sum of the examples' losses times their weights, outputs).
+LossStep = Callable[[Any, tuple[Any, Any], Any], tuple[Any, Any]]
+
+
+class Passes(Protocol):
+    """A model's way forward, and forward and backward, over one micro-batch. Traced in a replica."""
+
+    @property
+    def variables(self) -> Sequence[Any]:
+        """What the gradients are of, and the optimizer updates."""
+
+    def forward(self, inputs: tf.Tensor) -> tf.Tensor:
+        """The outputs [b, ...] float32 that an evaluation looks at."""
+
+    def backward(
+        self, batch: tuple[tf.Tensor, tf.Tensor], weights: tf.Tensor, parts: int, scale: Callable[[Any], Any]
+    ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor | None]]:
+        """The gradient of the weighted loss.
+
+        Args:
+            batch: (inputs, targets) of one micro-batch.
+            weights: [b] float32, of each example; 0 where it is padding.
+            parts: micro-batches to an update, over all replicas; the model's own losses count once to an update.
+            scale: what the loss is passed through before the way back, for float16.
+
+        Returns:
+            (the scalar sum of losses times weights, outputs, a gradient or None to each of `variables`).
+        """
+
+
 class Emit(Protocol):
     """Where a worker's events go."""
 

@@ -1,20 +1,24 @@
-"""The compiled half of training: one function that takes many steps, one that evaluates a split.
+"""The compiled half of training: one function that takes many steps.
 
-Both are traced once. Position and number of steps are tensors, so that neither a longer stretch nor
+It is traced once. Position and number of steps are tensors, so that neither a longer stretch nor
 another epoch traces again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.errors import NotFinite, RunError
-from scaleflow.interfaces import Feed, Objective
+from scaleflow.errors import NotFinite
+from scaleflow.interfaces import Feed, Objective, Passes
+from scaleflow.training.evaluation import Evaluation
+from scaleflow.training.passes import WholePasses, supervised
+from scaleflow.training.repeat import repeat
+from scaleflow.training.tally import Tally
 
 NEVER = np.iinfo(np.int64).max
 
@@ -34,6 +38,7 @@ class Loop:
         optimizer: takes gradients that are summed over the replicas.
         objective: what is minimised and watched.
         clip_norm: the global norm that the gradient of the global batch is clipped to.
+        passes: the way forward and backward, where it is not that of a model in one piece.
     """
 
     def __init__(
@@ -44,27 +49,28 @@ class Loop:
         optimizer: keras.optimizers.Optimizer,
         objective: Objective,
         clip_norm: float | None = None,
+        passes: Passes | None = None,
     ) -> None:
         self.strategy = strategy
         self.model = model
         self.optimizer = optimizer
         self.objective = objective
+        self.passes = passes or WholePasses(model, supervised(objective))
+        self.evaluate = Evaluation(strategy, self.passes.forward, objective)
         self._clip_norm = clip_norm
-        self._names = ("loss", *objective.metrics)
-        optimizer.build(model.trainable_variables)
-        self._epoch = np.zeros(1 + len(self._names))
-        self._train_functions: dict[int, Any] = {}
-        self._eval_functions: dict[int, Any] = {}
+        self._tally = Tally(objective)
+        self._epoch = np.zeros(self._tally.size)
+        self._functions: dict[int, Any] = {}
+        optimizer.build(self.passes.variables)
 
     # What the host calls ---------------------------------------------------------------------
 
     def trace(self, train: Feed, *others: Feed | None) -> None:
         """Compiles for these feeds without running anything, so that a model's faults show early."""
         arguments = train.open(0, 0), tf.constant(0, tf.int64), tf.constant(0, tf.int64), tf.constant(1, tf.int64)
-        self._train_function(train).get_concrete_function(*arguments)
-        for feed in others:
-            if feed is not None:
-                self._eval_function(feed).get_concrete_function(feed.open(0, 0), *arguments[2:])
+        self._function(train).get_concrete_function(*arguments)
+        for feed in filter(None, others):
+            self.evaluate.trace(feed)
 
     def start_epoch(self) -> None:
         """Forgets the sums of the epoch before."""
@@ -88,18 +94,12 @@ class Loop:
             NotFinite: if the loss of an update was NaN or Inf.
         """
         position = (tf.constant(value, tf.int64) for value in (epoch, first, steps))
-        sums, first_bad = self._train_function(feed)(opened, *position)
+        sums, first_bad = self._function(feed)(opened, *position)
         bad = int(first_bad.numpy())
         if bad != NEVER:
             raise NotFinite(done + bad - first + 1)
         self._epoch += sums.numpy()
-        return self._means(self._epoch, min((first + steps) * feed.batching.global_size, feed.examples))
-
-    def evaluate(self, feed: Feed) -> Mapping[str, float]:
-        """The loss and metrics over a whole split, every example once."""
-        position = (tf.constant(value, tf.int64) for value in (0, feed.batching.steps(feed.examples)))
-        sums = self._eval_function(feed)(feed.open(0, 0), *position)
-        return self._means(sums.numpy(), feed.examples)
+        return self._tally.means(self._epoch, min((first + steps) * feed.batching.global_size, feed.examples))
 
     @property
     def loss_scale(self) -> float | None:
@@ -110,28 +110,16 @@ class Loop:
     @property
     def traces(self) -> int:
         """How often the training functions were traced, for tests: once for each feed."""
-        return sum(f.experimental_get_tracing_count() for f in self._train_functions.values())
-
-    def _means(self, sums: np.ndarray[Any, Any], expected: int) -> Mapping[str, float]:
-        """Sums as means, once they are seen to hold as many examples as the source had promised."""
-        found = round(float(sums[0]))
-        if found != expected:
-            raise RunError(f"the dataset gave {found} examples where its source had promised {expected}")
-        return {name: float(value / sums[0]) for name, value in zip(self._names, sums[1:], strict=True)}
+        return sum(f.experimental_get_tracing_count() for f in self._functions.values())
 
     # What is compiled ------------------------------------------------------------------------
 
-    def _train_function(self, feed: Feed) -> Any:
-        if id(feed) not in self._train_functions:
-            self._train_functions[id(feed)] = self._compile_training(feed)
-        return self._train_functions[id(feed)]
+    def _function(self, feed: Feed) -> Any:
+        if id(feed) not in self._functions:
+            self._functions[id(feed)] = self._compile(feed)
+        return self._functions[id(feed)]
 
-    def _eval_function(self, feed: Feed) -> Any:
-        if id(feed) not in self._eval_functions:
-            self._eval_functions[id(feed)] = self._compile_evaluation(feed)
-        return self._eval_functions[id(feed)]
-
-    def _compile_training(self, feed: Feed) -> Any:
+    def _compile(self, feed: Feed) -> Any:
         @tf.function(autograph=False)  # converting all that is called below takes longer than tracing it
         def stretch(opened: Any, epoch: tf.Tensor, first: tf.Tensor, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             def update(step: tf.Tensor, *state: Any) -> Any:
@@ -144,20 +132,9 @@ class Loop:
 
         return stretch
 
-    def _compile_evaluation(self, feed: Feed) -> Any:
-        @tf.function(autograph=False)
-        def stretch(opened: Any, first: tf.Tensor, steps: tf.Tensor) -> tf.Tensor:
-            def batch(step: tf.Tensor, *state: Any) -> Any:
-                return self.strategy.run(self._eval_step, args=(feed, feed.fetch(opened), step, *state))
-
-            sums, _ = repeat(batch, first, steps, self.strategy.run(self._no_sums))
-            return self.strategy.reduce(tf.distribute.ReduceOp.SUM, sums, axis=None)
-
-        return stretch
-
     def _no_sums(self) -> tuple[tf.Tensor, tf.Tensor]:
         """What a replica carries from step to step: sums [count, loss, *metrics], and the first bad step."""
-        return tf.zeros([1 + len(self._names)], tf.float64), tf.constant(NEVER, tf.int64)
+        return tf.zeros([self._tally.size], tf.float64), tf.constant(NEVER, tf.int64)
 
     def _batch(self, feed: Feed, fetched: Any, epoch: tf.Tensor, step: tf.Tensor) -> Any:
         """The one batch of a step, in a replica: (inputs, targets, mask)."""
@@ -185,7 +162,7 @@ class Loop:
         gradients, loss = self._sum_over_replicas(gradients, here[1] * weight)
         if self._clip_norm is not None:
             gradients = self._clip(gradients, self._clip_norm)
-        self.optimizer.apply(gradients, self.model.trainable_variables)
+        self.optimizer.apply(gradients, self.passes.variables)
         bad = tf.where(tf.math.is_finite(loss), tf.constant(NEVER, tf.int64), step)
         return sums + tf.cast(here, sums.dtype), tf.minimum(first_bad, bad), following
 
@@ -210,8 +187,8 @@ class Loop:
             added = [g if m is None else g + m for g, m in zip(gradients, more, strict=True)]
             return index + 1, sums + more_sums, added
 
-        zeros = [tf.zeros(v.shape, v.dtype) for v in self.model.trainable_variables]
-        start = tf.constant(0, tf.int64), tf.zeros([1 + len(self._names)]), zeros
+        zeros = [tf.zeros(v.shape, v.dtype) for v in self.passes.variables]
+        start = tf.constant(0, tf.int64), tf.zeros([self._tally.size]), zeros
         # One at a time: that there is memory for one micro-batch only is why there are several.
         _, sums, gradients = tf.while_loop(
             lambda index, *_: index < feed.batching.accumulate, add, start, parallel_iterations=1
@@ -221,25 +198,14 @@ class Loop:
     def _gradients(self, feed: Feed, batch: Any, weight: tf.Tensor) -> tuple[list[tf.Tensor | None], tf.Tensor]:
         """One micro-batch's part of the gradient, and its sums [count, loss, *metrics]."""
         inputs, targets, mask = batch
-        with tf.GradientTape() as tape:
-            outputs = self.model(inputs, training=True)
-            losses = self.objective.loss(targets, outputs)
-            loss = tf.reduce_sum(losses * mask) * weight + self._regularization(feed)
-            if isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer):
-                loss = self.optimizer.scale_loss(loss)
-        gradients = tape.gradient(loss, [v.value for v in self.model.trainable_variables])
-        # Dense: of IndexedSlices with a row twice, neither the norm nor Adam's square is that of their sum.
-        gradients = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
-        return gradients, self._sums(targets, outputs, losses, mask)
+        parts = feed.batching.accumulate * feed.batching.replicas
+        loss, outputs, gradients = self.passes.backward((inputs, targets), mask * weight, parts, self._scaled)
+        return gradients, self._tally.of(targets, outputs, loss / weight, mask)
 
-    def _regularization(self, feed: Feed) -> tf.Tensor | float:
-        """The model's own losses, divided so that they count once to an update."""
-        losses = self.model.losses
-        return tf.add_n(losses) / (feed.batching.accumulate * feed.batching.replicas) if losses else 0.0
-
-    def _sums(self, targets: tf.Tensor, outputs: tf.Tensor, losses: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-        values = [losses, *(metric(targets, outputs) for metric in self.objective.metrics.values())]
-        return tf.stack([tf.reduce_sum(mask), *(tf.reduce_sum(tf.cast(v, tf.float32) * mask) for v in values)])
+    def _scaled(self, value: tf.Tensor) -> tf.Tensor:
+        """Times the loss scale, where there is one."""
+        is_scaled = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
+        return self.optimizer.scale_loss(value) if is_scaled else value
 
     def _sum_over_replicas(
         self, gradients: list[tf.Tensor | None], loss: tf.Tensor
@@ -254,25 +220,6 @@ class Loop:
 
     def _clip(self, gradients: list[tf.Tensor | None], norm: float) -> list[tf.Tensor | None]:
         """Clips to a global norm; scaled gradients to the scaled norm, which is the same."""
-        limit = tf.constant(norm, tf.float32)
-        if isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer):
-            limit = self.optimizer.scale_loss(limit)
+        limit = self._scaled(tf.constant(norm, tf.float32))
         clipped: list[tf.Tensor | None] = tf.clip_by_global_norm(gradients, limit)[0]
         return clipped
-
-    def _eval_step(
-        self, feed: Feed, fetched: Any, step: tf.Tensor, sums: tf.Tensor, first_bad: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """One batch of an evaluation, in a replica; gives what it carries on."""
-        inputs, targets, mask = self._batch(feed, fetched, tf.constant(0, tf.int64), step)
-        outputs = self.model(inputs, training=False)
-        here = self._sums(targets, outputs, self.objective.loss(targets, outputs), mask)
-        return sums + tf.cast(here, sums.dtype), first_bad
-
-
-def repeat(body: Callable[..., Any], first: tf.Tensor, count: tf.Tensor, state: Any) -> Any:
-    """`state = body(index, *state)` for `count` indices from `first` on, in the graph; gives the last state."""
-    last = first + count
-    return tf.while_loop(
-        lambda index, *_: index < last, lambda index, *carried: (index + 1, *body(index, *carried)), (first, *state)
-    )[1:]
