@@ -55,8 +55,8 @@ class WorkerDied(RunError):
     Args:
         how: the signal or exit status, in words.
         last_lines: the end of its log.
-        number: which one it was.
+        name: which one it was.
     """
 
-    def __init__(self, how: str, last_lines: str, number: int = 0) -> None:
-        super().__init__(f"worker {number} {how}" + (f"; its last words: {last_lines}" if last_lines else ""))
+    def __init__(self, how: str, last_lines: str, name: str = "worker 0") -> None:
+        super().__init__(f"{name} {how}" + (f"; its last words: {last_lines}" if last_lines else ""))

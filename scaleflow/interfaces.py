@@ -39,30 +39,50 @@ class Target:
 
 
 @dataclass(frozen=True)
+class Partitioner:
+    """`strategy.partitioner`: how variables are divided among parameter servers, along their first axis.
+
+    Attributes:
+        max_shards: into so many at most; null leaves every variable whole.
+        min_shard_bytes: a shard has at least so many, so that small variables stay whole; null divides each
+            variable into `max_shards`.
+    """
+
+    max_shards: int | None = field(default=None, metadata={"at_least": 1})
+    min_shard_bytes: int | None = field(default=256 << 10, metadata={"at_least": 1})
+
+
+@dataclass(frozen=True)
 class Strategy:
     """`strategy`: how the work is spread over devices.
 
     Attributes:
         communication: multi_worker: how gradients travel between workers; `ring` over gRPC, `nccl` between GPUs.
+        partitioner: parameter_server.
     """
 
-    name: Literal["auto", "one_device", "mirrored", "multi_worker"] = "auto"
+    name: Literal["auto", "one_device", "mirrored", "multi_worker", "parameter_server"] = "auto"
     communication: Literal["auto", "ring", "nccl"] = "auto"
+    partitioner: Partitioner = field(default_factory=Partitioner)
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """`cluster`: where the worker processes of a multi-worker strategy are.
+    """`cluster`: where the processes of a strategy with several of them are.
 
     Attributes:
         name: `local` starts them on this machine; `tf_config` is started once on each machine, and the
             environment variable TF_CONFIG says which of them this is.
-        workers: processes; null means 2 where the strategy needs several.
-        start_seconds: how long workers wait for each other at the start.
+        workers: processes that train; null means 2 where the strategy needs several.
+        servers: parameter_server: processes that hold the variables; null means 1.
+        max_restarts: parameter_server: how often workers that died are started again, in all; null means 10.
+        start_seconds: how long processes wait for each other at the start.
     """
 
     name: Literal["local", "tf_config"] = "local"
     workers: int | None = field(default=None, metadata={"at_least": 1, "at_most": 64})
+    servers: int | None = field(default=None, metadata={"at_least": 1, "at_most": 64})
+    max_restarts: int | None = field(default=None, metadata={"at_least": 0})
     start_seconds: float = field(default=120.0, metadata={"above": 0.0})
 
 
@@ -170,15 +190,17 @@ class Tracking:
 
 @dataclass(frozen=True)
 class Place:
-    """Which of several workers a process is.
+    """Which of several processes this one is.
 
     Attributes:
         worker: its number; 0 is the chief, whose events are the run's.
-        peers: HOST:PORT of every worker, this one too.
+        peers: HOST:PORT of every process, this one too: the chief, the workers, the parameter servers.
+        servers: how many of them are parameter servers.
     """
 
     worker: int
     peers: tuple[str, ...]
+    servers: int = 0
 
 
 @dataclass(frozen=True)
@@ -350,6 +372,13 @@ class Feed(Protocol):
         self, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, replica: tf.Tensor, index: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Traced, in a replica: (inputs [b, ...], targets [b, ...], mask [b] float32) of one micro-batch."""
+
+
+class CoordinatedFeed(Feed, Protocol):
+    """A feed whose batches are taken by workers elsewhere, in any order."""
+
+    def portion(self, opened: Any, first: int, steps: int) -> Any:
+        """What a worker needs for so many steps from the epoch's step `first` on; taken in order."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from scaleflow.errors import Refusal
 from scaleflow.events import Event, Reader, Writer
 from scaleflow.interfaces import Plan
 from scaleflow.masking import masked, masked_override
-from scaleflow.plan import place_of, workers
+from scaleflow.plan import names, place_of, roles
 from scaleflow.process import WorkerProcess, started
 from scaleflow.record import STATE, Recorder
 from scaleflow.terminal import Display, display_for, duration
@@ -42,7 +42,13 @@ GRACE_SECONDS = 30.0
 #: How long a command that is refused waits for a store that it has begun to make.
 MIGRATION_SECONDS = 60.0
 
+#: How often workers are started again where `cluster.max_restarts` says nothing.
+MOST_RESTARTS = 10
+
 UNANSWERED = "it does not answer"
+
+#: What the processes of a run leave in its folder beside what they are told to keep.
+OF_PROCESSES = ("coordinator.log", "worker-*.log", "server-*.log", "events*.jsonl")
 
 KEPT = ("config.yaml", "overrides.yaml", "environment.txt")
 
@@ -65,7 +71,7 @@ def launch(plan: Plan, config: Any, overrides: Sequence[str], folder: Path, bega
     job = Job(plan, folder.absolute(), began, place.worker if place else 0)
     tracker = tracker_for(plan.tracking) if job.worker == 0 else NoTracker()
     if place and place.worker:
-        display.line(f"worker {place.worker} of {len(place.peers)}; the chief, {place.peers[0]}, records the run")
+        display.line(f"{job.name} of {len(place.peers)} processes; the chief, {place.peers[0]}, records the run")
     write_configs(folder, config, overrides)
     recorder = Recorder(tracker, job.events, [folder / name for name in KEPT])
     run = InlineRun if plan.debug.inline else WorkerRun
@@ -169,6 +175,7 @@ class WorkerRun:
         self._reader = Reader(job.events)
         self._outcome = Outcome()
         self._reason: tuple[str, bool] | None = None
+        self._restarts = 0
 
     def run(self) -> Outcome:
         try:
@@ -198,7 +205,8 @@ class WorkerRun:
                 chief.kill()
             if self._stop.is_set() and deadline is None:
                 for process in processes:
-                    process.stop()
+                    if not process.job.serves:  # those end with the coordinator
+                        process.stop()
                 self._display.line(f"stopping ({signal.Signals(self._stop.signal or 0).name}); again to stop at once")
                 deadline = time.monotonic() + GRACE_SECONDS
             if self._outcome.last and deadline is None:  # all is said; what the chief still waits for may be gone
@@ -208,17 +216,36 @@ class WorkerRun:
             ):
                 chief.kill()
             self._end_vain_waiting(chief)
-            if not self._outcome.last and any(process.is_lost for process in processes):
+            lost = [process for process in processes if process.is_lost]
+            if lost and not self._outcome.last and not all(self._start_again(process) for process in lost):
                 time.sleep(POLL_SECONDS)  # for the others' words about it
                 return
             chief.wait(POLL_SECONDS)
+
+    def _start_again(self, process: WorkerProcess) -> bool:
+        """Starts a lost worker again, if the coordinator goes on without it and not too many were lost."""
+        allowed = self._job.plan.cluster.max_restarts
+        allowed = MOST_RESTARTS if allowed is None else allowed
+        if (
+            not (process.job.is_replaceable and self._outcome.is_ready)
+            or self._stop.is_set()
+            or self._restarts >= allowed
+        ):
+            return False
+        self._restarts += 1
+        how = process.start_again()
+        tell = Writer(self._job.events)
+        tell("note", text=f"{process.job.name} {how}; it is started again ({self._restarts} of at most {allowed})")
+        tell.close()
+        return True
 
     def _end_vain_waiting(self, chief: WorkerProcess) -> None:
         """Ends a worker whose peers don't come; it can't do so itself, since TensorFlow's waiting stops its threads."""
         waiting = self._outcome.waiting
         if waiting is None or time.time() < waiting["time"] / 1000 + waiting["seconds"]:
             return
-        absent = [f"worker {i} ({peer})" for i, peer in enumerate(waiting["peers"]) if not answers(peer)]
+        peers = zip(names(self._job.plan), waiting["peers"], strict=True)
+        absent = [f"{name} ({peer})" for name, peer in peers if not answers(peer)]
         who = f"{', '.join(absent)} did not come" if absent else "all answer, and one of them does not begin"
         chief.kill()
         self._reason = f"cluster.start_seconds={waiting['seconds']:g}: {who}", True
@@ -275,8 +302,8 @@ def parts(job: Job) -> tuple[list[Job], list[Mapping[str, str]]]:
     """The jobs of the workers on this machine, the chief's first, and what their environments add."""
     if place_of(job.plan) is not None:
         return [job], [{TF_CONFIG: os.environ[TF_CONFIG]}]
-    count = workers(job.plan)
-    return [replace(job, worker=number) for number in range(count)], environments(count)
+    each = roles(job.plan)
+    return [replace(job, worker=number) for number in range(sum(each.values()))], environments(each)
 
 
 def reason(processes: Sequence[WorkerProcess]) -> tuple[str, bool]:
@@ -325,8 +352,8 @@ def conclude(job: Job, recorder: Recorder, display: Display, stop: Stop, outcome
 
 def discard(folder: Path) -> None:
     """Takes away what was written for a run that is not to be, and the folder if that was all."""
-    of_workers = [path.name for pattern in ("worker-*.log", "events*.jsonl") for path in folder.glob(pattern)]
-    for name in (*KEPT, *of_workers, STATE):
+    of_processes = [path.name for pattern in OF_PROCESSES for path in folder.glob(pattern)]
+    for name in (*KEPT, *of_processes, STATE):
         (folder / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         for place in (folder, *folder.parents):

@@ -23,6 +23,7 @@ from scaleflow.interfaces import (
     Hardware,
     Model,
     Optimizer,
+    Partitioner,
     Place,
     Plan,
     Precision,
@@ -73,7 +74,7 @@ def make_plan(
         return plan
     place = place_of(plan)
     if place and not port_is_free(place.peers[place.worker]):
-        raise Refusal(f"TF_CONFIG: the port of {place.peers[place.worker]}, this worker's, is in use; name a free one")
+        raise Refusal(f"TF_CONFIG: the port of {place.peers[place.worker]}, this process's, is in use; name a free one")
     return dataclasses.replace(plan, tracking=resolve(plan.tracking))
 
 
@@ -89,11 +90,11 @@ def check_combinations(plan: Plan) -> None:
             raise Refusal(reason(plan))
     if plan.hardware.name == "cpu":
         local = 1 if plan.strategy.name == "one_device" else plan.hardware.logical_devices
-        batching(plan.training, local * workers(plan))
+        batching(plan.training, local * in_step(plan))
 
 
 def follow_tf_config(plan: Plan) -> Plan:
-    """`strategy=auto` becomes multi_worker where TF_CONFIG names several workers.
+    """`strategy=auto` becomes multi_worker where TF_CONFIG names several workers, parameter_server where it names ps.
 
     Raises:
         Refusal: if TF_CONFIG is asked for, and is missing or wrong.
@@ -104,7 +105,8 @@ def follow_tf_config(plan: Plan) -> Plan:
     place = parse(text)
     if plan.strategy.name == "auto" and len(place.peers) > 1:
         there = Cluster(name="tf_config", start_seconds=plan.cluster.start_seconds)
-        return dataclasses.replace(plan, strategy=Strategy(name="multi_worker"), cluster=there)
+        strategy = Strategy(name="parameter_server" if place.servers else "multi_worker")
+        return dataclasses.replace(plan, strategy=strategy, cluster=there)
     return plan
 
 
@@ -113,13 +115,45 @@ def place_of(plan: Plan) -> Place | None:
     return parse(os.environ.get(TF_CONFIG)) if plan.cluster.name == "tf_config" else None
 
 
-def workers(plan: Plan) -> int:
-    """How many worker processes the plan has, on all machines."""
-    if plan.strategy.name != "multi_worker":
-        return 1
+def roles(plan: Plan) -> Mapping[str, int]:
+    """How many processes the plan has in each of TF_CONFIG's roles, on all machines, as they are numbered."""
     place = place_of(plan)
-    return len(place.peers) if place else plan.cluster.workers or 2
+    if plan.strategy.name == "parameter_server":
+        if place:
+            return {"chief": 1, "worker": len(place.peers) - 1 - place.servers, "ps": place.servers}
+        return {"chief": 1, "worker": plan.cluster.workers or 2, "ps": plan.cluster.servers or 1}
+    if plan.strategy.name == "multi_worker":
+        return {"worker": len(place.peers) if place else plan.cluster.workers or 2}
+    return {"worker": 1}
 
+
+def names(plan: Plan) -> list[str]:
+    """What users know the processes by, as they are numbered."""
+    words = {"chief": "coordinator", "worker": "worker", "ps": "server"}
+    return [
+        words[role] if role == "chief" else f"{words[role]} {index}"
+        for role, count in roles(plan).items()
+        for index in range(count)
+    ]
+
+
+def workers(plan: Plan) -> int:
+    """How many processes train, on all machines."""
+    return roles(plan)["worker"]
+
+
+def in_step(plan: Plan) -> int:
+    """How many processes take each step together."""
+    return workers(plan) if plan.strategy.name == "multi_worker" else 1
+
+
+def servers_named(plan: Plan) -> int:
+    """The parameter servers in TF_CONFIG."""
+    place = place_of(plan)
+    return place.servers if place else 0
+
+
+SEVERAL_PROCESSES = ("multi_worker", "parameter_server")
 
 #: (does it apply, the refusal in words), in the order in which they are looked at.
 COMBINATIONS: Sequence[tuple[Callable[[Plan], bool], Callable[[Plan], str]]] = (
@@ -156,17 +190,49 @@ COMBINATIONS: Sequence[tuple[Callable[[Plan], bool], Callable[[Plan], str]]] = (
         lambda p: f"hardware.devices={p.hardware.devices}: expected different indices from 0",
     ),
     (
-        lambda p: p.cluster.workers not in (None, 1) and p.strategy.name != "multi_worker",
+        lambda p: p.cluster.workers not in (None, 1) and p.strategy.name not in SEVERAL_PROCESSES,
         lambda p: (
             f"cluster.workers={p.cluster.workers} with strategy={p.strategy.name}: has one process; "
-            "use strategy=multi_worker, or leave cluster.workers null"
+            "use strategy=multi_worker or parameter_server, or leave cluster.workers null"
         ),
     ),
     (
-        lambda p: p.cluster.name == "tf_config" and p.strategy.name in ("one_device", "mirrored"),
+        lambda p: p.cluster.servers is not None and p.strategy.name != "parameter_server",
+        lambda p: (
+            f"cluster.servers={p.cluster.servers} with strategy={p.strategy.name}: has no parameter servers; "
+            "use strategy=parameter_server, or leave cluster.servers null"
+        ),
+    ),
+    (
+        lambda p: p.cluster.max_restarts is not None and p.strategy.name != "parameter_server",
+        lambda p: (
+            f"cluster.max_restarts={p.cluster.max_restarts} with strategy={p.strategy.name}: not available yet; "
+            "leave it null"
+        ),
+    ),
+    (
+        lambda p: p.cluster.name == "tf_config" and p.strategy.name not in ("auto", *SEVERAL_PROCESSES),
         lambda p: (
             f"cluster=tf_config with strategy={p.strategy.name}: stays on one machine; use "
-            "strategy=multi_worker, or cluster=local"
+            "strategy=multi_worker or parameter_server, or cluster=local"
+        ),
+    ),
+    (
+        lambda p: p.cluster.name == "tf_config" and p.strategy.name == "multi_worker" and servers_named(p) > 0,
+        lambda p: "strategy=multi_worker with ps in TF_CONFIG: has no parameter servers; use strategy=parameter_server",
+    ),
+    (
+        lambda p: p.cluster.name == "tf_config" and p.strategy.name == "parameter_server" and not servers_named(p),
+        lambda p: (
+            "strategy=parameter_server: TF_CONFIG names no ps; give it a chief, worker and ps, or use "
+            "strategy=multi_worker"
+        ),
+    ),
+    (
+        lambda p: p.strategy.name == "parameter_server" and p.hardware.logical_devices > 1,
+        lambda p: (
+            f"hardware.logical_devices={p.hardware.logical_devices} with strategy=parameter_server: each worker is one "
+            "replica on one device; use more cluster.workers"
         ),
     ),
     (
@@ -176,10 +242,24 @@ COMBINATIONS: Sequence[tuple[Callable[[Plan], bool], Callable[[Plan], str]]] = (
         ),
     ),
     (
-        lambda p: p.debug.inline and workers(p) > 1,
+        lambda p: p.debug.inline and len(names(p)) > 1,
         lambda p: (
-            f"debug=inline with {workers(p)} workers: they need a process each; use strategy=one_device or "
+            f"debug=inline with {len(names(p))} processes: it has one only; use strategy=one_device or "
             "mirrored, or cluster.workers=1"
+        ),
+    ),
+    (
+        lambda p: p.strategy.communication != "auto" and p.strategy.name != "multi_worker",
+        lambda p: (
+            f"strategy.communication={p.strategy.communication} with strategy={p.strategy.name}: is between the workers "
+            "of strategy=multi_worker"
+        ),
+    ),
+    (
+        lambda p: p.strategy.partitioner != Partitioner() and p.strategy.name != "parameter_server",
+        lambda p: (
+            f"strategy.partitioner with strategy={p.strategy.name}: divides variables among the servers of "
+            "strategy=parameter_server"
         ),
     ),
     (

@@ -29,20 +29,32 @@ class WorkerProcess:
     def __init__(self, job: Job, environment: Mapping[str, str]) -> None:
         self.job = job
         self.was_ended = False
-        with job.log.open("wb") as log:
-            self._process = subprocess.Popen(
+        self._environment = environment
+        job.log.unlink(missing_ok=True)
+        self._process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with self.job.log.open("ab") as log:
+            process = subprocess.Popen(
                 [sys.executable, "-m", "scaleflow.worker"],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**inherited(), **environment},
+                env={**inherited(), **self._environment},
                 process_group=0,  # Ctrl-C reaches the launcher alone
             )
-        assert self._process.stdin is not None
-        self._pipe = self._process.stdin
+        assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it died at once; its exit says why
-            self._pipe.write(job.to_json().encode() + b"\n")
-            self._pipe.flush()
+            process.stdin.write(self.job.to_json().encode() + b"\n")
+            process.stdin.flush()
+        return process
+
+    def start_again(self) -> str:
+        """Starts one that is lost again, at the same address and with the same log; gives how it was lost."""
+        how = how_it_ended(self._process.returncode)
+        self._close_pipe()
+        self._process = self._start()
+        return how
 
     @property
     def is_alive(self) -> bool:
@@ -70,15 +82,19 @@ class WorkerProcess:
     def close(self) -> None:
         self.kill()
         self._process.wait()
+        self._close_pipe()
+
+    def _close_pipe(self) -> None:
+        assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self._pipe.close()
+            self._process.stdin.close()
 
     def reason(self) -> tuple[str, bool]:
         """Why it ended, and whether that is its own word: a refusal, or a fault that it reported."""
         for event in reversed(list(Reader(self.job.events).read())):
             if event["event"] in ("refused", "fault"):
                 return event.get("message") or event["error"], True
-        died = WorkerDied(how_it_ended(self._process.returncode), last_lines(self.job.log), self.job.worker)
+        died = WorkerDied(how_it_ended(self._process.returncode), last_lines(self.job.log), self.job.name)
         return str(died), False
 
 

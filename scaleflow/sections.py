@@ -19,7 +19,7 @@ from scaleflow.masking import masked
 
 #: Options that the documentation names as coming. They are refused in those words, not as unknown.
 NOT_YET_OPTIONS: Mapping[str, Sequence[str]] = {
-    "strategy": ("parameter_server", "tpu", "pipeline"),
+    "strategy": ("tpu", "pipeline"),
     "hardware": ("tpu",),
     "dataset": ("mnist", "cifar10", "imdb_reviews", "tfds", "image_folder", "text_folder", "csv", "tfrecord", "npz"),
     "model": ("resnet", "text", "transformer", "linear"),
@@ -34,12 +34,9 @@ NOT_YET_KEYS: Sequence[str] = (
     "resume",
     "checkpoint",
     "profiler",
-    "cluster.servers",
-    "cluster.max_restarts",
     "cluster.min_workers",
     "cluster.stall_seconds",
     "cluster.submit",
-    "strategy.partitioner",
     "strategy.stages",
     "strategy.micro_batches",
     "hardware.xla",

@@ -17,21 +17,23 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from scaleflow.cluster import TF_CONFIG, parse
+from scaleflow.cluster import TF_CONFIG, answers, parse
 from scaleflow.errors import Refusal
 from scaleflow.events import Writer
-from scaleflow.interfaces import Batching, Emit, Examples, Feed, Plan, Stream
+from scaleflow.interfaces import Batching, Emit, Examples, Feed, Objective, Plan, Stream
 from scaleflow.masking import masked
-from scaleflow.plan import batching, make_plan, workers
+from scaleflow.plan import batching, in_step, make_plan, names, workers
 
 if TYPE_CHECKING:
+    import keras
     import numpy as np
     import tensorflow as tf
 
@@ -43,6 +45,9 @@ TRACEBACK = "traceback.txt"
 MODEL = "model"
 
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+#: How often a process that serves a coordinator looks whether that is there.
+SECONDS_BETWEEN_LOOKS = 1.0
 
 #: Examples to a step of an evaluation, over all replicas, if a training step does not have more.
 EVALUATION_BATCH = 256
@@ -60,7 +65,7 @@ class Job:
         plan: what to do.
         folder: the run's folder.
         started: when the command began, in seconds since the epoch.
-        worker: this one's number; 0 is the chief, whose events are the run's.
+        worker: this process's number; 0 is the chief, whose events are the run's.
     """
 
     plan: Plan
@@ -69,14 +74,29 @@ class Job:
     worker: int = 0
 
     @property
+    def name(self) -> str:
+        """What users know this process by."""
+        return names(self.plan)[self.worker]
+
+    @property
+    def serves(self) -> bool:
+        """Whether it does what a coordinator tells it, instead of training on its own."""
+        return self.plan.strategy.name == "parameter_server" and self.worker > 0
+
+    @property
+    def is_replaceable(self) -> bool:
+        """Whether the others go on without it while it is started again: it holds nothing."""
+        return self.serves and self.worker <= workers(self.plan)
+
+    @property
     def events(self) -> Path:
-        """Where this worker reports."""
+        """Where this process reports."""
         return self.folder / (EVENTS if self.worker == 0 else f"events-{self.worker}.jsonl")
 
     @property
     def log(self) -> Path:
-        """Where this worker's output goes."""
-        return self.folder / f"worker-{self.worker}.log"
+        """Where this process's output goes."""
+        return self.folder / f"{self.name.replace(' ', '-')}.log"
 
     def to_json(self) -> str:
         plan = self.plan
@@ -99,8 +119,7 @@ class Built:
     train: Feed
     validation: Feed | None
     test: Feed | None
-    sample: np.ndarray[Any, Any]
-    export: Callable[..., None]
+    export: Callable[[Path], None]
     resolved: dict[str, Any]
     counts: dict[str, int]
 
@@ -111,10 +130,12 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     job = Job.from_json(sys.stdin.buffer.readline().decode())
-    if job.plan.strategy.name != "multi_worker":
+    if len(names(job.plan)) == 1:
         os.environ.pop(TF_CONFIG, None)  # with it a strategy of one process would wait for others
     threading.Thread(target=end_with_launcher, args=(os.dup(0),), daemon=True).start()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    if job.serves:
+        serve(job, Writer(job.events))
     import_keras()
     finished = work(job, Writer(job.events), stop.is_set)
     sys.stdout.flush()
@@ -128,6 +149,28 @@ def end_with_launcher(pipe: int) -> None:
         pass
     print("the launcher is gone; this worker ends", file=sys.stderr, flush=True)
     os._exit(1)
+
+
+def serve(job: Job, emit: Emit) -> NoReturn:
+    """Trains or holds variables as a coordinator says, until that is gone or the launcher ends this process."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # nothing is lost with it that has to be saved
+    os.environ.setdefault(
+        "TF_CPP_MIN_LOG_LEVEL", "1"
+    )  # a log that ends in what was wrong, not in TensorFlow's settings
+    place = parse(os.environ.get(TF_CONFIG))
+    chief = place.peers[0]
+    from scaleflow import strategy
+
+    emit("waiting", peers=place.peers, seconds=job.plan.cluster.start_seconds)
+    strategy.serve(job.plan.hardware.inter_op_threads, job.plan.hardware.intra_op_threads)
+    while not answers(chief):
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+    emit("met")
+    emit("note", text=f"{job.name} serves the coordinator at {chief}")
+    while answers(chief):
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+    emit("end", status="FINISHED")
+    os._exit(0)
 
 
 def work(job: Job, emit: Emit, told_to_stop: Callable[[], bool]) -> bool:
@@ -195,14 +238,15 @@ def build(plan: Plan, emit: Emit) -> Built:
     objective = training.objective_for(source.outputs)
     training.check_monitor(plan.training, objective.metrics, validation is not None)
     rate = optimizer.learning_rate(plan.optimizer, ground.portions.global_size, run.total)
-    with ground.strategy.scope():
-        net = model.make(bind(plan.model.target, given=2), source.inputs, source.outputs)
-        step = optimizer.make(bind(plan.optimizer.target), rate, loss_scaling=ground.policy == "mixed_float16")
-        loop = training.Loop(
-            strategy=ground.strategy, model=net, optimizer=step, objective=objective, clip_norm=plan.training.clip_norm
-        )
+
+    factory = bind(plan.model.target, given=2)
+    make_model = functools.partial(model.make, factory, source.inputs, source.outputs)
+    make_optimizer = functools.partial(
+        optimizer.make, bind(plan.optimizer.target), rate, loss_scaling=ground.policy == "mixed_float16"
+    )
+    loop = make_loop(plan, ground, objective, make_model, make_optimizer)
     loop.trace(train, validation, test)
-    for note in filter(None, (model.doubt(net), optimizer.doubt(plan.optimizer, run.total))):
+    for note in filter(None, (model.doubt(loop.model), optimizer.doubt(plan.optimizer, run.total))):
         emit("note", text=note)
     resolved = {
         **ground.resolved(),
@@ -211,20 +255,52 @@ def build(plan: Plan, emit: Emit) -> Built:
         "steps": run.total,
         "steps_per_epoch": run.steps_per_epoch,
         "epochs": run.epochs,
-        "parameters": net.count_params(),
+        "parameters": loop.model.count_params(),
     }
-    export_net = functools.partial(model.export, net, source.inputs, source.outputs, policy=ground.policy)
+
+    def export(folder: Path) -> None:
+        model.export(loop.whole(), source.inputs, source.outputs, sample, ground.policy, folder)
+
     sample = first_inputs(splits.train, 8)
-    return Built(ground.strategy, loop, train, validation, test, sample, export_net, resolved, dict(splits.counts()))
+    return Built(ground.strategy, loop, train, validation, test, export, resolved, dict(splits.counts()))
+
+
+def make_loop(
+    plan: Plan,
+    ground: Ground,
+    objective: Objective,
+    make_model: Callable[[], keras.Model],
+    make_optimizer: Callable[[], keras.optimizers.Optimizer],
+) -> Loop:
+    """The loop around a model and an optimizer that are made in the strategy's scope."""
+    import keras
+
+    from scaleflow import training
+
+    spread, here = ground.strategy, ground.evaluating
+    if spread is not here:
+        with here.scope():
+            whole = make_model()
+        keras.utils.set_random_seed(plan.seed)  # the same weights again, as everywhere
+    with spread.scope():
+        parts = (spread, make_model(), make_optimizer(), objective, plan.training.clip_norm)
+        if spread is here:
+            return training.Loop(*parts)
+        return training.CoordinatedLoop(*parts, workers(plan), whole, here)
 
 
 @dataclass(frozen=True)
 class Ground:
-    """What everything else is built on: devices, the strategy over them, the precision, the portions of a batch."""
+    """What everything else is built on: devices, the strategy over them, the precision, the portions of a batch.
+
+    Attributes:
+        evaluating: the strategy under which splits are evaluated; a coordinator does so itself.
+    """
 
     kind: str
     strategy_name: str
     strategy: tf.distribute.Strategy
+    evaluating: tf.distribute.Strategy
     policy: str
     portions: Batching
 
@@ -249,7 +325,7 @@ def settle(plan: Plan, emit: Emit) -> Ground:
     policy = precision.resolve(plan.precision, devices.kind)
     with meeting(plan, emit):
         spread, about_strategy = strategy.create(name, devices.names, plan.strategy)
-        agree = training.Agreement(spread, workers(plan), bool)
+        agree = training.Agreement(spread, in_step(plan), bool)
         if not agree.is_same(fingerprint(plan)):
             agree.part()
             raise Refusal(
@@ -259,7 +335,8 @@ def settle(plan: Plan, emit: Emit) -> Ground:
     keras.utils.set_random_seed(plan.seed)
     for note in filter(None, (about_strategy, precision.apply(policy, devices.kind))):
         emit("note", text=note)
-    return Ground(devices.kind, name, spread, policy, batching(plan.training, spread.num_replicas_in_sync))
+    here = strategy.create("one_device", devices.names)[0] if name == "parameter_server" else spread
+    return Ground(devices.kind, name, spread, here, policy, batching(plan.training, spread.num_replicas_in_sync))
 
 
 def feeds(splits: Splits, ground: Ground, seed: int) -> tuple[Feed, Feed | None, Feed | None]:
@@ -269,7 +346,7 @@ def feeds(splits: Splits, ground: Ground, seed: int) -> tuple[Feed, Feed | None,
     whole = evaluation(ground.portions)
 
     def in_order(examples: Examples | None) -> Feed | None:
-        return None if examples is None else dataset.feed(examples, whole, ground.strategy)
+        return None if examples is None else dataset.feed(examples, whole, ground.evaluating)
 
     train = dataset.feed(splits.train, ground.portions, ground.strategy, shuffle_seed=seed)
     return train, in_order(splits.validation), in_order(splits.test)
@@ -278,7 +355,7 @@ def feeds(splits: Splits, ground: Ground, seed: int) -> tuple[Feed, Feed | None,
 @contextlib.contextmanager
 def meeting(plan: Plan, emit: Emit) -> Iterator[None]:
     """Around what makes workers wait for each other, during which no thread of this process runs."""
-    if workers(plan) == 1:
+    if len(names(plan)) == 1:
         yield
         return
     emit("waiting", peers=parse(os.environ.get(TF_CONFIG)).peers, seconds=plan.cluster.start_seconds)
@@ -363,7 +440,7 @@ def flatten(config: Any, prefix: str = "") -> dict[str, str]:
 def train_and_export(job: Job, built: Built, emit: Emit, told_to_stop: Callable[[], bool]) -> None:
     from scaleflow import training
 
-    agree = training.Agreement(built.strategy, workers(job.plan), told_to_stop)
+    agree = training.Agreement(built.strategy, in_step(job.plan), told_to_stop)
     session = training.Session(
         built.loop,
         job.plan.training,
@@ -388,10 +465,10 @@ def train_and_export(job: Job, built: Built, emit: Emit, told_to_stop: Callable[
 def export(job: Job, built: Built) -> None:
     """Exports the model; every worker takes part, since reading some variables does, and the chief's is kept."""
     if job.worker == 0:
-        built.export(batch=built.sample, folder=job.folder / MODEL)
+        built.export(job.folder / MODEL)
         return
     with tempfile.TemporaryDirectory() as folder:
-        built.export(batch=built.sample, folder=Path(folder))
+        built.export(Path(folder))
 
 
 if __name__ == "__main__":

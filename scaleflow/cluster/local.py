@@ -1,4 +1,4 @@
-"""Several workers on this machine: addresses on loopback, written into TF_CONFIG."""
+"""Several processes on this machine: addresses on loopback, written into TF_CONFIG."""
 
 from __future__ import annotations
 
@@ -9,13 +9,19 @@ from collections.abc import Mapping, Sequence
 from scaleflow.cluster.tf_config import TF_CONFIG
 
 
-def environments(count: int) -> list[Mapping[str, str]]:
-    """For each of several workers the TF_CONFIG that tells it of the others; for a single one nothing."""
+def environments(roles: Mapping[str, int]) -> list[Mapping[str, str]]:
+    """For each of several processes the TF_CONFIG that tells it of the others; for a single one nothing.
+
+    Args:
+        roles: how many processes have each of TF_CONFIG's roles, in the order in which they are numbered.
+    """
+    count = sum(roles.values())
     if count == 1:
         return [{}]
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
-    tasks = [{"cluster": {"worker": addresses}, "task": {"type": "worker", "index": i}} for i in range(count)]
-    return [{TF_CONFIG: json.dumps(task)} for task in tasks]
+    ports = iter(free_ports(count))
+    cluster = {role: [f"127.0.0.1:{next(ports)}" for _ in range(number)] for role, number in roles.items()}
+    tasks = [{"type": role, "index": index} for role, number in roles.items() for index in range(number)]
+    return [{TF_CONFIG: json.dumps({"cluster": cluster, "task": task})} for task in tasks]
 
 
 def free_ports(count: int) -> Sequence[int]:

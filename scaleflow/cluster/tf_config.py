@@ -7,6 +7,7 @@ https://www.tensorflow.org/guide/distributed_training#TF_CONFIG
 
 from __future__ import annotations
 
+import itertools
 import json
 import socket
 from typing import Any
@@ -15,13 +16,17 @@ from scaleflow.errors import Refusal
 from scaleflow.interfaces import Place
 
 TF_CONFIG = "TF_CONFIG"
+#: The roles, in the order in which processes are numbered.
+ROLES = ("chief", "worker", "ps")
+
 EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
 
 
 def parse(text: str | None) -> Place:
-    """Which worker this is, and where all of them are.
+    """Which process this is, and where all of them are.
 
-    A `chief` is worker 0, and the workers are counted behind it; else worker 0 is the chief.
+    A `chief` is number 0, and the workers are counted behind it, then the parameter servers (`ps`);
+    without one, worker 0 is the chief.
 
     Raises:
         Refusal: if it is missing or says something that makes no sense.
@@ -33,10 +38,14 @@ def parse(text: str | None) -> Place:
     except ValueError as error:
         raise Refusal(f"TF_CONFIG={text[:60]}: is no JSON ({error}); it reads like {EXAMPLE}") from None
     cluster, task = sections(config)
-    peers = [*addresses(cluster, "chief"), *addresses(cluster, "worker")]
-    if not peers:
+    peers = {role: addresses(cluster, role) for role in ROLES}
+    if not peers["chief"] + peers["worker"]:
         raise Refusal(f"TF_CONFIG: cluster names no worker; it reads like {EXAMPLE}")
-    return Place(position(cluster, task), tuple(peers))
+    if peers["ps"] and not (peers["chief"] and peers["worker"]):
+        raise Refusal("TF_CONFIG: cluster names ps, which takes a chief and at least one worker beside them")
+    if len(peers["chief"]) > 1:
+        raise Refusal(f"TF_CONFIG: cluster.chief={shown(peers['chief'])}: expected one")
+    return Place(position(cluster, task), tuple(itertools.chain(*peers.values())), len(peers["ps"]))
 
 
 def sections(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -46,10 +55,10 @@ def sections(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     if not isinstance(cluster, dict) or not isinstance(task, dict):
         raise Refusal(f"TF_CONFIG: expected `cluster` and `task`; it reads like {EXAMPLE}")
     for role in cluster:
-        if role in ("ps", "evaluator"):
-            raise Refusal(f"TF_CONFIG: the role {role} is not available yet; there is chief, worker")
-        if role not in ("chief", "worker"):
-            raise Refusal(f"TF_CONFIG: there is no role {role}; there is chief, worker")
+        if role == "evaluator":
+            raise Refusal(f"TF_CONFIG: the role evaluator is not available yet; there is {', '.join(ROLES)}")
+        if role not in ROLES:
+            raise Refusal(f"TF_CONFIG: there is no role {role}; there is {', '.join(ROLES)}")
     return cluster, task
 
 
@@ -66,14 +75,14 @@ def is_address(text: str) -> bool:
 
 
 def position(cluster: dict[str, Any], task: dict[str, Any]) -> int:
-    """This process's number among all workers."""
+    """This process's number among all."""
     role, index = task.get("type"), task.get("index")
     if role not in cluster:
         raise Refusal(f"TF_CONFIG: task.type={shown(role)}: the cluster has {', '.join(cluster)}")
     count = len(cluster[role])
     if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < count:
         raise Refusal(f"TF_CONFIG: task.index={shown(index)}: expected 0 to {count - 1}, one of cluster.{role}")
-    return index + (len(cluster.get("chief", [])) if role == "worker" else 0)
+    return index + sum(len(cluster.get(before, [])) for before in ROLES[: ROLES.index(role)])
 
 
 def port_is_free(address: str) -> bool:

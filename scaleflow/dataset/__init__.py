@@ -1,6 +1,6 @@
 """Datasets: sources of examples, and the one pipeline that is behind every source."""
 
-from scaleflow.dataset.feeds import feed
+from scaleflow.dataset.feed import feed
 from scaleflow.dataset.splits import Splits, prepare
 
 __all__ = ["Splits", "feed", "prepare"]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.interfaces import Arrays, Batching, Examples, Feed, Stream
+from scaleflow.interfaces import Arrays, Batching, Stream
 
 #: A stream is shuffled through a buffer of so many examples: all of them where they are fewer.
 SHUFFLE_BUFFER = 10_000
@@ -20,22 +20,6 @@ SHUFFLE_BUFFER = 10_000
 #: Up to this size the next batch is read while a step computes, on cores that the small operations of such a
 #: step leave idle (measured: 1.07x). Copying a larger one takes cores from the step itself (0.95x).
 READ_AHEAD_BYTES = 1 << 20
-
-
-def feed(
-    examples: Examples, batching: Batching, strategy: tf.distribute.Strategy, shuffle_seed: int | None = None
-) -> Feed:
-    """The feed of one split.
-
-    Args:
-        examples: the split.
-        batching: how a global batch is divided.
-        strategy: whose replicas read.
-        shuffle_seed: reshuffles every epoch; None keeps the order.
-    """
-    if isinstance(examples, Arrays):
-        return ArrayFeed(examples, batching, strategy, shuffle_seed)
-    return StreamFeed(examples, batching, strategy, shuffle_seed)
 
 
 class ArrayFeed:
@@ -51,7 +35,10 @@ class ArrayFeed:
         self.batching = batching
         self.ahead = batching.accumulate == 1 and self._share_bytes(arrays) <= READ_AHEAD_BYTES
         self._seed = shuffle_seed
-        self._arrays = on_every_replica(strategy, arrays)
+        self._arrays = self._hold(arrays, strategy)
+
+    def _hold(self, arrays: Arrays, strategy: tf.distribute.Strategy) -> Any:
+        return on_every_replica(strategy, arrays)
 
     def _share_bytes(self, arrays: Arrays) -> int:
         """The size of one replica's share of a global batch."""

@@ -1,5 +1,6 @@
 """How the work is spread over devices: a `tf.distribute` strategy from its name."""
 
-from scaleflow.strategy.synchronous import create, resolve
+from scaleflow.strategy.make import create, resolve
+from scaleflow.strategy.servers import serve
 
-__all__ = ["create", "resolve"]
+__all__ = ["create", "resolve", "serve"]

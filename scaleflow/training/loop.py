@@ -39,24 +39,26 @@ class Loop:
         objective: what is minimised and watched.
         clip_norm: the global norm that the gradient of the global batch is clipped to.
         passes: the way forward and backward, where it is not that of a model in one piece.
+        evaluation: where that is not done under the strategy, in the forward pass.
     """
 
     def __init__(
         self,
-        *,
         strategy: tf.distribute.Strategy,
         model: keras.Model,
         optimizer: keras.optimizers.Optimizer,
         objective: Objective,
         clip_norm: float | None = None,
+        *,
         passes: Passes | None = None,
+        evaluation: Evaluation | None = None,
     ) -> None:
         self.strategy = strategy
         self.model = model
         self.optimizer = optimizer
         self.objective = objective
         self.passes = passes or WholePasses(model, supervised(objective))
-        self.evaluate = Evaluation(strategy, self.passes.forward, objective)
+        self._evaluation = evaluation or Evaluation(strategy, self.passes.forward, objective)
         self._clip_norm = clip_norm
         self._tally = Tally(objective)
         self._epoch = np.zeros(self._tally.size)
@@ -70,7 +72,7 @@ class Loop:
         arguments = train.open(0, 0), tf.constant(0, tf.int64), tf.constant(0, tf.int64), tf.constant(1, tf.int64)
         self._function(train).get_concrete_function(*arguments)
         for feed in filter(None, others):
-            self.evaluate.trace(feed)
+            self._evaluation.trace(feed)
 
     def start_epoch(self) -> None:
         """Forgets the sums of the epoch before."""
@@ -93,13 +95,23 @@ class Loop:
         Raises:
             NotFinite: if the loss of an update was NaN or Inf.
         """
-        position = (tf.constant(value, tf.int64) for value in (epoch, first, steps))
-        sums, first_bad = self._function(feed)(opened, *position)
-        bad = int(first_bad.numpy())
+        sums, bad = self._take(feed, opened, epoch, first, steps)
         if bad != NEVER:
             raise NotFinite(done + bad - first + 1)
-        self._epoch += sums.numpy()
+        self._epoch += sums
         return self._tally.means(self._epoch, min((first + steps) * feed.batching.global_size, feed.examples))
+
+    def evaluate(self, feed: Feed) -> Mapping[str, float]:
+        """The loss and metrics over a whole split, every example once."""
+        return self._evaluation(feed)
+
+    def whole(self) -> keras.Model:
+        """The model with the weights of now, in this process and in one piece."""
+        return self.model
+
+    def updates(self, done: int) -> int:
+        """The optimizer's updates after so many steps were taken."""
+        return done
 
     @property
     def loss_scale(self) -> float | None:
@@ -112,6 +124,12 @@ class Loop:
         """How often the training functions were traced, for tests: once for each feed."""
         return sum(f.experimental_get_tracing_count() for f in self._functions.values())
 
+    def _take(self, feed: Feed, opened: Any, epoch: int, first: int, steps: int) -> tuple[np.ndarray[Any, Any], int]:
+        """Takes steps; gives the sums over their examples, and the first step whose loss was bad."""
+        position = (tf.constant(value, tf.int64) for value in (epoch, first, steps))
+        sums, bad = self._function(feed)(opened, *position)
+        return sums.numpy(), int(bad)
+
     # What is compiled ------------------------------------------------------------------------
 
     def _function(self, feed: Feed) -> Any:
@@ -120,7 +138,9 @@ class Loop:
         return self._functions[id(feed)]
 
     def _compile(self, feed: Feed) -> Any:
-        @tf.function(autograph=False)  # converting all that is called below takes longer than tracing it
+        @tf.function(
+            autograph=False, reduce_retracing=True
+        )  # converting all that is called below takes longer than tracing it
         def stretch(opened: Any, epoch: tf.Tensor, first: tf.Tensor, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             def update(step: tf.Tensor, *state: Any) -> Any:
                 return self.strategy.run(self._step, args=(feed, feed.fetch(opened), epoch, step, *state))

@@ -111,13 +111,18 @@ class Session:
         for epoch in range(self._length.epochs):
             values = self._train_epoch(epoch)
             if self._stopped:
-                return Result(self._step, True, {})
+                return Result(self._updates, True, {})
             values = {**values, **self._score("val", self._validation)}
-            self._emit("epoch", epoch=epoch + 1, epochs=self._length.epochs, step=self._step, values=values)
+            self._emit("epoch", epoch=epoch + 1, epochs=self._length.epochs, step=self._updates, values=values)
             if self._patience.is_over(values):
                 self._emit("note", text=f"stopped early after epoch {epoch + 1}: {self._patience.reason}")
                 break
-        return Result(self._step, False, self._score("test", self._test))
+        return Result(self._updates, False, self._score("test", self._test))
+
+    @property
+    def _updates(self) -> int:
+        """The optimizer's updates so far, by which what is reported is placed."""
+        return self._loop.updates(self._step)
 
     def _train_epoch(self, epoch: int) -> dict[str, float]:
         """Trains to the epoch's end, or the run's, one event to a call; gives the epoch's values."""
@@ -136,7 +141,7 @@ class Session:
             self._step += steps
             speed = clock.speed() if self._step == end else {}
             values = {**means, **speed}
-            self._emit("metrics", step=self._step, values=values, rate=clock.examples_per_second)
+            self._emit("metrics", step=self._updates, values=values, rate=clock.examples_per_second)
         return values
 
     def _call(self, opened: Any, epoch: int, first: int, steps: int) -> tuple[dict[str, float], float]:
@@ -157,7 +162,7 @@ class Session:
         if feed is None:
             return {}
         values = prefixed(prefix, self._loop.evaluate(feed))
-        self._emit("metrics", step=self._step, values=values)
+        self._emit("metrics", step=self._updates, values=values)
         return values
 
 

@@ -54,7 +54,7 @@ def test_auto_makes_one_run_of_several_machines(tmp_path: Path) -> None:
     assert run.info.status == "FINISHED"
     assert run.data.params["resolved.strategy"] == "multi_worker"
     assert run.data.params["resolved.replicas"] == "2"
-    assert f"worker 1 of 2; the chief, {hosts.peers[0]}, records the run" in other[1]
+    assert f"worker 1 of 2 processes; the chief, {hosts.peers[0]}, records the run" in other[1]
     assert not (hosts.commands[1].folder / "mlflow.db").exists()
     assert not list(hosts.commands[1].folder.glob("outputs/*/*/model"))
 
@@ -95,7 +95,7 @@ def test_a_port_in_use_is_refused_at_once(tmp_path: Path) -> None:
         taken.listen()
         ((code, _, stderr),) = ends([hosts.start(0)])
     assert code == 2
-    assert f"{hosts.peers[0]}, this worker's, is in use" in stderr
+    assert f"{hosts.peers[0]}, this process's, is in use" in stderr
 
 
 @pytest.mark.slow

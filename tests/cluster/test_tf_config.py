@@ -30,6 +30,12 @@ def test_a_chief_is_worker_0_and_the_others_come_behind_it() -> None:
     assert parse(config(cluster, task(0))) == Place(1, ("a:1", "b:2", "c:3"))
 
 
+def test_parameter_servers_come_behind_the_workers() -> None:
+    cluster = {"ps": HOSTS[2:], "worker": HOSTS[1:2], "chief": HOSTS[:1]}
+    for number, role in enumerate(("chief", "worker", "ps")):
+        assert parse(config(cluster, task(0, role))) == Place(number, ("a:1", "b:2", "c:3"), servers=1)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -39,7 +45,8 @@ def test_a_chief_is_worker_0_and_the_others_come_behind_it() -> None:
         ("[]", "expected `cluster` and `task`"),
         (config({"worker": HOSTS}, None), "expected `cluster` and `task`"),
         (config({}, task(0)), "names no worker"),
-        (config({"worker": HOSTS, "ps": ["d:4"]}, task(0)), "the role ps is not available yet"),
+        (config({"worker": HOSTS, "ps": ["d:4"]}, task(0)), "takes a chief and at least one worker"),
+        (config({"chief": HOSTS, "worker": ["d:4"]}, task(0)), "expected one"),
         (config({"worker": HOSTS, "evaluator": ["d:4"]}, task(0)), "the role evaluator is not available yet"),
         (config({"workers": HOSTS}, task(0)), "there is no role workers"),
         (config({"worker": "a:1"}, task(0)), "expected a list of HOST:PORT"),
@@ -59,7 +66,7 @@ def test_what_makes_no_sense_is_refused(text: str | None, words: str) -> None:
 
 
 def test_local_workers_are_told_of_each_other() -> None:
-    told = [parse(environment["TF_CONFIG"]) for environment in environments(3)]
+    told = [parse(environment["TF_CONFIG"]) for environment in environments({"worker": 3})]
     assert [place.worker for place in told] == [0, 1, 2]
     assert len({place.peers for place in told}) == 1
     assert len(set(told[0].peers)) == 3
@@ -67,7 +74,7 @@ def test_local_workers_are_told_of_each_other() -> None:
 
 
 def test_a_single_worker_is_told_of_nobody() -> None:
-    assert environments(1) == [{}]
+    assert environments({"worker": 1}) == [{}]
 
 
 def test_a_port_in_use_is_not_free() -> None:

@@ -1,4 +1,4 @@
-"""The strategies in which all replicas take each step together."""
+"""The strategy object of a process, by its name."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from scaleflow.interfaces import Strategy
+from scaleflow.strategy.servers import create_parameter_server
 from scaleflow.strategy.workers import create_multi_worker
 
 NOTHING_SAID = Strategy()
@@ -37,6 +38,8 @@ def create(
         return tf.distribute.OneDeviceStrategy(devices[0]), note
     if name == "multi_worker":
         return create_multi_worker(options), None
+    if name == "parameter_server":
+        return create_parameter_server(options), None
     note = None
     if len(devices) == 1:
         note = f"strategy=mirrored: there is one device, {devices[0]}, so there is one replica"

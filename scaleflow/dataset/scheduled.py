@@ -1,0 +1,67 @@
+"""Feeds of a coordinator, whose workers take batches in any order and at any time.
+
+From memory, every worker holds the arrays and is told positions; of a stream, which only the coordinator
+reads, it is sent the batches themselves. So every example is used once an epoch, whichever worker takes it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from scaleflow.dataset.feeds import ArrayFeed, StreamFeed
+from scaleflow.errors import Refusal
+from scaleflow.interfaces import Arrays, Batching
+
+#: Protocol Buffers' limit, less what else is in the message that takes the arrays to a worker.
+LARGEST_BYTES = (2 << 30) - (16 << 20)
+
+
+class ScheduledArrays(ArrayFeed):
+    """Arrays that each worker holds, also one that is started again."""
+
+    def __init__(
+        self, arrays: Arrays, batching: Batching, strategy: tf.distribute.Strategy, shuffle_seed: int | None
+    ) -> None:
+        size = arrays.inputs.nbytes + arrays.targets.nbytes
+        if size > LARGEST_BYTES:
+            raise Refusal(
+                f"strategy=parameter_server: the training split's {size / 2**30:.1f} GiB in memory are more than the "
+                "2 GiB a worker can be sent at once; use dataset.limit, a dataset that streams, or another strategy"
+            )
+        super().__init__(arrays, batching, strategy, shuffle_seed)
+        self.ahead = False  # the variables come over the network: what there is to gain is little
+
+    def _hold(self, arrays: Arrays, strategy: tf.distribute.Strategy) -> Any:
+        """An iterator on each worker that gives (inputs, targets), whole and without a copy, every time."""
+
+        def whole() -> tf.data.Dataset:
+            return tf.data.Dataset.from_tensors((tf.constant(arrays.inputs), tf.constant(arrays.targets))).repeat()
+
+        coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        return iter(coordinator.create_per_worker_dataset(whole))
+
+    def fetch(self, opened: Any) -> Any:
+        return next(opened)
+
+    def portion(self, opened: Any, first: int, steps: int) -> Any:
+        return opened
+
+
+class ScheduledStream(StreamFeed):
+    """A stream that the coordinator reads: each portion of steps is sent its batches."""
+
+    def portion(self, opened: Any, first: int, steps: int) -> Any:
+        """(the first step, inputs [steps, share, ...], targets, mask); of no steps, one that is not used."""
+        elements = [next(opened) for _ in range(max(1, steps))]
+        return tf.constant(first, tf.int64), *(tf.stack(tensors) for tensors in zip(*elements, strict=True))
+
+    def fetch(self, opened: Any) -> Any:
+        return opened
+
+    def micro_batch(
+        self, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, replica: tf.Tensor, index: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        first, *tensors = fetched
+        return super().micro_batch([t[step - first] for t in tensors], epoch, step, replica, index)

@@ -1,0 +1,50 @@
+"""The strategy in which workers train asynchronously on variables that parameter servers hold.
+
+A coordinator (TF_CONFIG's `chief`) schedules functions over the workers; the workers read variables from
+the servers and apply their updates there, none waiting for another (Li et al. 2014,
+https://www.usenix.org/conference/osdi14/technical-sessions/presentation/li_mu).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import tensorflow as tf
+
+from scaleflow.interfaces import Partitioner, Strategy
+
+
+def create_parameter_server(options: Strategy) -> tf.distribute.Strategy:
+    """Makes the coordinator's strategy, which waits until all processes that TF_CONFIG names are there."""
+    return tf.distribute.ParameterServerStrategy(
+        tf.distribute.cluster_resolver.TFConfigClusterResolver(rpc_layer="grpc"),
+        variable_partitioner=partition(options.partitioner),
+    )
+
+
+def partition(options: Partitioner) -> Any:
+    """How TensorFlow is to divide variables; None leaves them whole."""
+    if options.max_shards is None:
+        return None
+    if options.min_shard_bytes is None:
+        return tf.distribute.experimental.partitioners.FixedShardsPartitioner(options.max_shards)
+    return tf.distribute.experimental.partitioners.MinSizePartitioner(options.min_shard_bytes, options.max_shards)
+
+
+def serve(inter_op_threads: int | None, intra_op_threads: int | None) -> None:
+    """Starts what TF_CONFIG says this process is, a worker or a parameter server; returns while it serves.
+
+    Args:
+        inter_op_threads, intra_op_threads: as `hardware` says. A coordinator, every worker and every server
+            may have an operation waiting here at once, each in a thread; with too few of them all wait.
+    """
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver(rpc_layer="grpc")
+    spec = resolver.cluster_spec()
+    peers = sum(spec.num_tasks(role) for role in spec.jobs)
+    config = tf.compat.v1.ConfigProto(
+        inter_op_parallelism_threads=inter_op_threads or max(os.cpu_count() or 1, peers + 1),
+        intra_op_parallelism_threads=intra_op_threads or 0,
+        device_count={"GPU": 1 if resolver.task_type == "worker" else 0},  # one replica to a worker
+    )
+    tf.distribute.Server(spec, job_name=resolver.task_type, task_index=resolver.task_id, protocol="grpc", config=config)
