@@ -251,15 +251,15 @@ COMBINATIONS: Sequence[tuple[Callable[[Plan], bool], Callable[[Plan], str]]] = (
     (
         lambda p: p.strategy.communication != "auto" and p.strategy.name != "multi_worker",
         lambda p: (
-            f"strategy.communication={p.strategy.communication} with strategy={p.strategy.name}: is between the workers "
-            "of strategy=multi_worker"
+            f"strategy.communication={p.strategy.communication} with strategy={p.strategy.name}: is between workers; "
+            "use strategy=multi_worker, or auto"
         ),
     ),
     (
         lambda p: p.strategy.partitioner != Partitioner() and p.strategy.name != "parameter_server",
         lambda p: (
-            f"strategy.partitioner with strategy={p.strategy.name}: divides variables among the servers of "
-            "strategy=parameter_server"
+            f"strategy.partitioner with strategy={p.strategy.name}: divides variables among servers; "
+            "use strategy=parameter_server, or leave max_shards null"
         ),
     ),
     (

@@ -169,6 +169,7 @@ def serve(job: Job, emit: Emit) -> NoReturn:
     emit("note", text=f"{job.name} serves the coordinator at {chief}")
     while answers(chief):
         time.sleep(SECONDS_BETWEEN_LOOKS)
+    emit("note", text="the coordinator is gone; how the run ended is in its record")
     emit("end", status="FINISHED")
     os._exit(0)
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from scaleflow.interfaces import Plan
+from scaleflow.plan import SEVERAL_PROCESSES
 from tests.conftest import ROOT, Command
 
 PROMISED = 0.95
@@ -45,7 +46,7 @@ def test_the_default_job_reaches_the_promised_accuracy(
     precision: str,
 ) -> None:
     words = (f"strategy={strategy}", f"precision={precision}", "hardware=cpu")
-    if strategy == "multi_worker":  # takes processes, which take a launcher
+    if strategy in SEVERAL_PROCESSES:  # takes processes, which take a launcher
         ended = command(*words, "tracking=none", timeout=240)
         assert ended.returncode == 0, ended.stderr
         events = command.events()

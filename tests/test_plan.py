@@ -1,3 +1,4 @@
+import json
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -6,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from scaleflow.cluster.local import free_ports
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import EarlyStopping, Plan, Training
 from scaleflow.plan import batching, make_plan
@@ -122,6 +124,60 @@ def test_a_number_that_became_a_fraction_on_the_way_is_not_taken_for_an_integer(
 def test_a_whole_number_is_good_where_a_fraction_is_expected(plan: Make) -> None:
     assert plan("optimizer.learning_rate=1").optimizer.learning_rate == 1.0
     assert isinstance(plan("tracking.flush_seconds=3").tracking.flush_seconds, float)
+
+
+PROCESSES = {
+    ("strategy=mirrored", "cluster.workers=2"): "cluster.workers=2 with strategy=mirrored: has one process",
+    ("strategy=multi_worker", "cluster.servers=2"): "cluster.servers=2 with strategy=multi_worker: has no parameter",
+    ("strategy=multi_worker", "cluster.max_restarts=3"): "cluster.max_restarts=3 with strategy=multi_worker: not avail",
+    ("strategy=parameter_server", "hardware.logical_devices=2"): "each worker is one replica on one device; use more",
+    ("strategy=parameter_server", "debug=inline"): "debug=inline with 4 processes",
+    ("strategy=parameter_server", "cluster.servers=0"): "cluster.servers=0: expected an integer, at least 1",
+    ("strategy=parameter_server", "strategy.partitioner.max_shards=0"): "max_shards=0: expected an integer, at least 1",
+    ("strategy=mirrored", "+strategy.partitioner.max_shards=2"): "strategy.partitioner with strategy=mirrored: divides",
+    (
+        "strategy=mirrored",
+        "+strategy.communication=ring",
+    ): "strategy.communication=ring with strategy=mirrored: is between",
+    ("strategy=multi_worker", "strategy.communication=nccl", "hardware=cpu"): "NCCL connects GPUs; use ring",
+    ("strategy=parameter_server", "cluster=tf_config"): "TF_CONFIG is not set",
+}
+
+
+@pytest.mark.parametrize("overrides", PROCESSES)
+def test_what_a_strategys_processes_cannot_do_is_refused(
+    refused: Callable[..., str], overrides: tuple[str, ...]
+) -> None:
+    assert PROCESSES[overrides] in refused(*overrides)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "strategy", "words"),
+    [
+        ({"worker": ["a:1", "b:2"]}, "parameter_server", "TF_CONFIG names no ps"),
+        ({"chief": ["a:1"], "worker": ["b:2"], "ps": ["c:3"]}, "multi_worker", "with ps in TF_CONFIG"),
+    ],
+)
+def test_tf_config_has_to_have_the_strategys_roles(
+    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch, cluster: Any, strategy: str, words: str
+) -> None:
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}}))
+    assert words in refused(f"strategy={strategy}", "cluster=tf_config")
+
+
+@pytest.mark.parametrize(
+    ("cluster", "strategy"),
+    [
+        ({"worker": ["a:1", "127.0.0.1:2"]}, "multi_worker"),
+        ({"chief": ["a:1"], "worker": ["b:2", "127.0.0.1:2"], "ps": ["c:3"]}, "parameter_server"),
+    ],
+)
+def test_auto_follows_tf_config(plan: Make, monkeypatch: pytest.MonkeyPatch, cluster: Any, strategy: str) -> None:
+    port = free_ports(1)[0]
+    cluster["worker"][1] = f"127.0.0.1:{port}"
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 1}}))
+    found = plan()
+    assert (found.strategy.name, found.cluster.name) == (strategy, "tf_config")
 
 
 UNKNOWN_KEYS = {

@@ -21,14 +21,17 @@ WORDS = ("cluster=tf_config", "hardware=cpu", "training.epochs=2")
 class Hosts:
     """Machines, each with a folder and an environment of its own; all of them this one."""
 
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(self, folder: Path, count: int, *roles: str) -> None:
         self.peers = [f"127.0.0.1:{port}" for port in free_ports(count)]
         self.commands = [Command(folder / str(number)) for number in range(count)]
+        self.roles = roles or ("worker",) * count
         for command in self.commands:
             command.folder.mkdir()
 
     def tf_config(self, number: int) -> str:
-        return json.dumps({"cluster": {"worker": self.peers}, "task": {"type": "worker", "index": number}})
+        cluster = {role: [p for p, r in zip(self.peers, self.roles, strict=True) if r == role] for role in self.roles}
+        task = {"type": self.roles[number], "index": self.roles[:number].count(self.roles[number])}
+        return json.dumps({"cluster": cluster, "task": task})
 
     def start(self, number: int, *words: str) -> subprocess.Popen[str]:
         return self.commands[number].start(*WORDS, *words, TF_CONFIG=self.tf_config(number))
@@ -104,3 +107,34 @@ def test_tf_config_of_a_single_worker_changes_nothing(tmp_path: Path) -> None:
     ((code, stdout, stderr),) = ends([hosts.start(0, "strategy=auto", "tracking=none")])
     assert code == 0, stderr
     assert "digits-mlp-one_device-float32" in stdout
+
+
+@pytest.mark.slow
+def test_a_coordinator_its_worker_and_its_server_are_one_run(tmp_path: Path) -> None:
+    hosts = Hosts(tmp_path, 3, "chief", "worker", "ps")
+    chief, worker, server = ends([hosts.start(number) for number in range(3)])
+    assert (chief[0], worker[0], server[0]) == (0, 0, 0), chief[2] + worker[2] + server[2]
+    run = only_run(hosts.commands[0].folder)
+    assert run.info.status == "FINISHED"
+    assert run.data.params["resolved.strategy"] == "parameter_server"
+    assert f"worker 0 of 3 processes; the chief, {hosts.peers[0]}, records the run" in worker[1]
+    assert f"server 0 serves the coordinator at {hosts.peers[0]}" in server[1]
+    assert not any((command.folder / "mlflow.db").exists() for command in hosts.commands[1:])
+
+
+@pytest.mark.slow
+def test_a_server_that_the_coordinator_waits_for_in_vain_is_named(tmp_path: Path) -> None:
+    hosts = Hosts(tmp_path, 3, "chief", "worker", "ps")
+    chief, worker = ends([hosts.start(number, "cluster.start_seconds=15") for number in (0, 1)])
+    assert chief[0] == 2
+    assert f"server 0 ({hosts.peers[2]}) did not come" in chief[2]
+    assert "Traceback" not in chief[2] + worker[2]
+
+
+@pytest.mark.slow
+def test_a_coordinator_that_a_worker_waits_for_in_vain_is_named(tmp_path: Path) -> None:
+    hosts = Hosts(tmp_path, 3, "chief", "worker", "ps")
+    ((code, _, stderr),) = ends([hosts.start(1, "cluster.start_seconds=12")])
+    assert code == 2
+    assert f"coordinator ({hosts.peers[0]}), server 0 ({hosts.peers[2]}) did not come" in stderr
+    assert "Traceback" not in stderr

@@ -1,0 +1,184 @@
+"""A coordinator, workers and parameter servers, as real processes on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from scaleflow.interfaces import Partitioner
+from tests.conftest import Command
+from tests.strategy.test_multi_worker import CPU, SAME, children, course
+from tests.test_launch import LongRun, assert_all_points_are_kept, only_run, wait_for
+
+SERVED = ("strategy=parameter_server", *CPU)
+ALONE = ("strategy=parameter_server", "cluster.workers=1")
+IN_SHARDS = (
+    *ALONE,
+    "cluster.servers=2",
+    "strategy.partitioner.max_shards=3",
+    "strategy.partitioner.min_shard_bytes=null",
+    "training.clip_norm=1.0",
+)
+
+#: The digits again, read as a stream: whoever trains on them has to be sent them.
+STREAM = """
+import tensorflow as tf
+from scaleflow.dataset.digits import Digits
+from scaleflow.interfaces import Stream
+
+class Streamed(Digits):
+    def load(self, split):
+        arrays = super().load(split)
+        return Stream(tf.data.Dataset.from_tensor_slices((arrays.inputs, arrays.targets)), len(arrays))
+"""
+
+
+def assert_equal(found: Any, wanted: Any) -> None:
+    assert found[0] == pytest.approx(wanted[0], abs=1e-5)
+    assert max(float(np.abs(a - b).max()) for a, b in zip(found[1], wanted[1], strict=True)) < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_a_single_worker_gives_the_losses_and_weights_of_one_device(
+    tmp_path: Path, isolated: Callable[..., Any], model: str
+) -> None:
+    wanted = course(tmp_path / "one", isolated, f"model={model}", *SAME, "strategy=one_device")
+    assert_equal(course(tmp_path / "served", isolated, f"model={model}", *SAME, *ALONE), wanted)
+
+
+@pytest.mark.slow
+def test_variables_in_shards_are_trained_and_saved_like_whole_ones(
+    tmp_path: Path, isolated: Callable[..., Any]
+) -> None:
+    wanted = course(tmp_path / "one", isolated, *SAME, "strategy=one_device", "training.clip_norm=1.0")
+    assert_equal(course(tmp_path / "shards", isolated, *SAME, *IN_SHARDS), wanted)
+
+
+@pytest.mark.slow
+def test_a_stream_is_sent_to_the_workers_every_example_once(tmp_path: Path) -> None:
+    (tmp_path / "streamed.py").write_text(STREAM)
+    command = Command(tmp_path)
+    words = ("dataset._target_=streamed.Streamed", "tracking=none", "training.epochs=3")
+    ended = command(*SERVED, *words, timeout=240)
+    assert ended.returncode == 0, ended.stderr
+    epochs = [event for event in command.events() if event["event"] == "epoch"]
+    steps = -(-1294 // 32)
+    assert [event["step"] for event in epochs] == [steps, 2 * steps, 3 * steps]
+    assert epochs[-1]["values"]["val/accuracy"] > 0.8
+
+
+@pytest.mark.slow
+def test_it_is_one_run_in_which_every_update_is_counted(command: Command) -> None:
+    words = ("cluster.workers=3", "cluster.servers=2", "precision=mixed_float16", "training.epochs=3")
+    ended = command(*SERVED, *words, timeout=240)
+    assert ended.returncode == 0, ended.stderr
+    run = only_run(command.folder)
+    assert (run.info.status, run.info.run_name) == ("FINISHED", "digits-mlp-parameter_server-mixed_float16")
+    resolved = {
+        key: run.data.params[f"resolved.{key}"] for key in ("workers", "replicas", "global_batch_size", "steps")
+    }
+    assert resolved == {"workers": "3", "replicas": "1", "global_batch_size": "32", "steps": "123"}
+    assert max(event["step"] for event in command.events() if event["event"] == "metrics") == 123
+    assert len(run.outputs.model_outputs) == 1
+    assert_all_points_are_kept(command, run)
+    logs = sorted(path.name for path in command.run_folder().glob("*.log"))
+    assert logs == ["coordinator.log", *(f"server-{i}.log" for i in range(2)), *(f"worker-{i}.log" for i in range(3))]
+
+
+def listens(process: psutil.Process) -> bool:
+    return any(c.status == psutil.CONN_LISTEN for c in process.net_connections("tcp"))
+
+
+def lines(command: Command, word: str) -> int:
+    return sum(word in event.get("text", "") for event in command.events())
+
+
+@pytest.mark.slow
+def test_workers_that_die_are_started_again_and_the_run_goes_on(command: Command) -> None:
+    words = ("dataset.examples=4000", "training.epochs=60", "training.steps_per_loop=64")
+    long = LongRun(command, *SERVED, *words).until("epoch")
+    before = children(long)
+    os.kill(before[1].pid, signal.SIGKILL)
+    wait_for(lambda: lines(command, "worker 0 was killed by SIGKILL; it is started again (1 of at most 10)"))
+    (again,) = set(children(long)) - set(before)
+    wait_for(lambda: listens(again))
+    os.kill(before[2].pid, signal.SIGKILL)  # from here on there is nobody but the one that was started again
+    wait_for(lambda: lines(command, "worker 1 was killed by SIGKILL; it is started again (2 of at most 10)"))
+    assert long.end(120) == 0, long.err.read_text()
+    run = only_run(command.folder)
+    assert run.info.status == "FINISHED"
+    steps = int(run.data.params["resolved.steps"])
+    applied = max(event["step"] for event in command.events() if event["event"] == "metrics")
+    assert steps <= applied < steps + 2 * 64
+    assert_all_points_are_kept(command, run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "name", "words"),
+    [(0, "coordinator", ()), (3, "server 0", ()), (1, "worker 0", ("cluster.max_restarts=0",))],
+)
+def test_what_cannot_be_replaced_ends_all_with_its_name(
+    command: Command, number: int, name: str, words: tuple[str, ...]
+) -> None:
+    long = LongRun(command, *SERVED, *words).until("epoch")
+    processes = children(long)
+    assert len(processes) == 4
+    os.kill(processes[number].pid, signal.SIGKILL)
+    assert long.end(30) == 1
+    assert not any(process.is_running() for process in processes)
+    run = only_run(command.folder)
+    assert run.info.status == "FAILED"
+    assert f"{name} was killed by SIGKILL" in run.data.tags["scaleflow.error"]
+    assert_all_points_are_kept(command, run)
+
+
+@pytest.mark.slow
+def test_a_signal_stops_the_run_and_every_process(command: Command) -> None:
+    long = LongRun(command, *SERVED).until("epoch")
+    processes: list[psutil.Process] = children(long)
+    os.kill(long.launcher.pid, signal.SIGTERM)
+    assert long.end(30) == 143
+    assert only_run(command.folder).info.status == "KILLED"
+    assert "stopped at step" in command.events()[-1]["error"]
+    assert not any(process.is_running() for process in processes)
+
+
+@pytest.mark.slow
+def test_what_the_coordinator_refuses_is_refused(command: Command) -> None:
+    ended = command(*SERVED, "dataset.validation=nothing")
+    assert ended.returncode == 2
+    assert "dataset.validation=nothing" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+    assert not (command.folder / "outputs").exists()
+
+
+def shards(cases: list[tuple[Partitioner, tuple[int, ...]]]) -> list[list[int]]:
+    """Into how many parts variables of float32 are divided along each axis."""
+    import tensorflow as tf
+
+    from scaleflow.strategy.servers import partition
+
+    divide = [(partition(options), tf.TensorShape(shape)) for options, shape in cases]
+    return [[] if rule is None else list(rule(shape, tf.float32)) for rule, shape in divide]
+
+
+def test_a_partitioner_divides_large_variables_along_their_first_axis(isolated: Callable[..., Any]) -> None:
+    kib = 1 << 10
+    cases = {
+        (Partitioner(), (4096, 1024)): [],
+        (Partitioner(4), (4096, 1024)): [4, 1],
+        (Partitioner(4), (8, 8)): [1, 1],
+        (Partitioner(4, 2 * kib), (64, 16)): [2, 1],
+        (Partitioner(4, None), (8, 8)): [4, 1],
+        (Partitioner(4, None), (3, 8)): [3, 1],
+    }
+    assert isolated(shards, list(cases)) == list(cases.values())
