@@ -14,12 +14,15 @@ import functools
 import sys
 from collections.abc import Callable
 
-from benchmarks import steps, whole_job
+from benchmarks import distributed, steps, whole_job
 from benchmarks.measure import Row, WrongResultError, table
 
 BENCHMARKS: dict[str, Callable[[int], list[Row]]] = {
     "steps_mlp": functools.partial(steps.measure, steps.MLP),
     "steps_cnn": functools.partial(steps.measure, steps.CNN),
+    "mirrored": functools.partial(distributed.against_by_hand, "mirrored"),
+    "multi_worker": functools.partial(distributed.against_by_hand, "multi_worker"),
+    "efficiency": distributed.efficiency,
     "whole_job": whole_job.measure,
 }
 
