@@ -46,7 +46,7 @@ class Strategy:
         communication: multi_worker: how gradients travel between workers; `ring` over gRPC, `nccl` between GPUs.
     """
 
-    name: Literal["auto", "one_device", "mirrored", "multi_worker"] = "auto"
+    name: Literal["auto", "one_device", "mirrored", "multi_worker", "tpu"] = "auto"
     communication: Literal["auto", "ring", "nccl"] = "auto"
 
 
@@ -68,9 +68,14 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Hardware:
-    """`hardware`: which devices, and how TensorFlow uses them. Memory in MiB."""
+    """`hardware`: which devices, and how TensorFlow uses them. Memory in MiB.
 
-    name: Literal["auto", "cpu", "gpu"] = "auto"
+    Attributes:
+        tpu: `grpc://HOST:PORT`, `local` or a name; null means the one that the environment tells of.
+    """
+
+    name: Literal["auto", "cpu", "gpu", "tpu"] = "auto"
+    tpu: str | None = None
     devices: list[int] | None = None
     logical_devices: int = field(default=1, metadata={"at_least": 1})
     memory_growth: bool = False
