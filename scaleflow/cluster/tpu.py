@@ -147,6 +147,6 @@ def silence(host: str, port: int) -> str | None:
     """Why nothing answers at an address, or None where something does."""
     try:
         socket.create_connection((host, port), timeout=PROBE_SECONDS).close()
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, ValueError) as error:
         return getattr(error, "strerror", None) or str(error) or type(error).__name__
     return None
