@@ -61,7 +61,7 @@ class Strategy:
         partitioner: parameter_server.
     """
 
-    name: Literal["auto", "one_device", "mirrored", "multi_worker", "parameter_server"] = "auto"
+    name: Literal["auto", "one_device", "mirrored", "multi_worker", "parameter_server", "tpu"] = "auto"
     communication: Literal["auto", "ring", "nccl"] = "auto"
     partitioner: Partitioner = field(default_factory=Partitioner)
 
@@ -88,9 +88,14 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Hardware:
-    """`hardware`: which devices, and how TensorFlow uses them. Memory in MiB."""
+    """`hardware`: which devices, and how TensorFlow uses them. Memory in MiB.
 
-    name: Literal["auto", "cpu", "gpu"] = "auto"
+    Attributes:
+        tpu: `grpc://HOST:PORT`, `local` or a name; null means the one that the environment tells of.
+    """
+
+    name: Literal["auto", "cpu", "gpu", "tpu"] = "auto"
+    tpu: str | None = None
     devices: list[int] | None = None
     logical_devices: int = field(default=1, metadata={"at_least": 1})
     memory_growth: bool = False

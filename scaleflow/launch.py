@@ -132,7 +132,7 @@ class Outcome:
         code: the exit code.
         last: the last event, `end` or `refused`.
         fault: what the chief reported.
-        waiting: the event that says that workers wait for each other, as long as they do.
+        waiting: the event that says that a worker waits for others, or for a TPU, as long as it does.
         test: the test metrics.
     """
 
@@ -240,15 +240,18 @@ class WorkerRun:
         return True
 
     def _end_vain_waiting(self, chief: WorkerProcess) -> None:
-        """Ends a worker whose peers don't come; it can't do so itself, since TensorFlow's waiting stops its threads."""
+        """Ends a worker that waits in vain; it can't do so itself, since TensorFlow's waiting stops its threads."""
         waiting = self._outcome.waiting
         if waiting is None or time.time() < waiting["time"] / 1000 + waiting["seconds"]:
             return
+        self._reason = waiting.get("vain") or self._who_is_absent(waiting), True
+        chief.kill()
+
+    def _who_is_absent(self, waiting: Event) -> str:
         peers = zip(names(self._job.plan), waiting["peers"], strict=True)
         absent = [f"{name} ({peer})" for name, peer in peers if not answers(peer)]
         who = f"{', '.join(absent)} did not come" if absent else "all answer, and one of them does not begin"
-        chief.kill()
-        self._reason = f"cluster.start_seconds={waiting['seconds']:g}: {who}", True
+        return f"cluster.start_seconds={waiting['seconds']:g}: {who}"
 
     def _show_events(self) -> None:
         for event in self._reader.read():

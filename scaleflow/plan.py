@@ -12,7 +12,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from scaleflow.cluster import TF_CONFIG, parse, port_is_free
+from scaleflow.cluster import TF_CONFIG, find_tpu, is_sure, no_tpu, parse, port_is_free, unreachable
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import (
     Batching,
@@ -68,10 +68,11 @@ def make_plan(
     )
     for key in sections:
         raise unknown_key(key, [f.name for f in dataclasses.fields(Plan)])
-    plan = follow_tf_config(plan)
+    plan = follow_tf_config(follow_tpu(plan))
     check_combinations(plan)
     if not look_outside:
         return plan
+    check_tpu(plan)
     place = place_of(plan)
     if place and not port_is_free(place.peers[place.worker]):
         raise Refusal(f"TF_CONFIG: the port of {place.peers[place.worker]}, this process's, is in use; name a free one")
@@ -108,6 +109,39 @@ def follow_tf_config(plan: Plan) -> Plan:
         strategy = Strategy(name="parameter_server" if place.servers else "multi_worker")
         return dataclasses.replace(plan, strategy=strategy, cluster=there)
     return plan
+
+
+def follow_tpu(plan: Plan) -> Plan:
+    """`strategy=auto` becomes tpu where there is one, and the plan of a TPU names its address.
+
+    Raises:
+        Refusal: if `hardware.tpu` or the environment names it in a way that makes no sense.
+    """
+    is_auto = plan.strategy.name == "auto"
+    if not (is_auto or plan.strategy.name == "tpu") or plan.hardware.name in ("cpu", "gpu"):
+        return plan
+    if is_auto and plan.cluster.name == "tf_config":
+        return plan
+    is_wanted = not is_auto or plan.hardware.name == "tpu" or plan.hardware.tpu is not None
+    place = find_tpu(plan.hardware.tpu)
+    if not is_wanted and (place is None or not is_sure(place)):
+        return plan
+    hardware = dataclasses.replace(plan.hardware, name="tpu", tpu=place.address if place else None)
+    return dataclasses.replace(plan, strategy=Strategy(name="tpu"), hardware=hardware)
+
+
+def check_tpu(plan: Plan) -> None:
+    """Refuses a TPU that is not there: TensorFlow would wait for it for ever."""
+    if plan.strategy.name != "tpu":
+        return
+    hardware = plan.config.get("hardware") or {}
+    place = find_tpu(hardware.get("tpu"))
+    if place is None:
+        key = "hardware" if plan.choices.get("hardware") == "tpu" else "strategy"
+        raise Refusal(f"{key}=tpu: {no_tpu()}")
+    reason = unreachable(place)
+    if reason is not None:
+        raise Refusal(f"{place}: {reason}")
 
 
 def place_of(plan: Plan) -> Place | None:
@@ -190,6 +224,54 @@ COMBINATIONS: Sequence[tuple[Callable[[Plan], bool], Callable[[Plan], str]]] = (
         lambda p: f"hardware.devices={p.hardware.devices}: expected different indices from 0",
     ),
     (
+        lambda p: p.strategy.name == "tpu" and p.hardware.name in ("cpu", "gpu"),
+        lambda p: (
+            f"strategy=tpu with hardware={p.hardware.name}: its replicas are the cores of a TPU; use hardware=tpu, or "
+            "strategy=mirrored"
+        ),
+    ),
+    (
+        lambda p: p.hardware.name == "tpu" and p.strategy.name != "tpu",
+        lambda p: (
+            f"hardware=tpu with strategy={p.strategy.name}: only strategy=tpu uses a TPU; use it, or hardware=auto"
+        ),
+    ),
+    (
+        lambda p: p.hardware.tpu is not None and p.strategy.name != "tpu",
+        lambda p: (
+            f"hardware.tpu={p.hardware.tpu} with strategy={p.strategy.name} and hardware={p.hardware.name}: uses no "
+            "TPU; use strategy=tpu hardware=tpu, or leave hardware.tpu null"
+        ),
+    ),
+    (
+        lambda p: p.hardware.name == "tpu" and p.hardware.logical_devices > 1,
+        lambda p: (
+            f"hardware.logical_devices={p.hardware.logical_devices} with a TPU: its cores are not divided; leave it "
+            "1, or use hardware=cpu"
+        ),
+    ),
+    (
+        lambda p: p.hardware.name == "tpu" and p.hardware.devices is not None,
+        lambda p: (
+            f"hardware.devices={p.hardware.devices} with a TPU: all of its cores are used; leave it null, or use "
+            "hardware=gpu"
+        ),
+    ),
+    (
+        lambda p: p.hardware.name == "tpu" and (p.hardware.memory_growth or p.hardware.memory_limit_mb is not None),
+        lambda p: (
+            f"hardware.memory_growth={show(p.hardware.memory_growth)} hardware.memory_limit_mb="
+            f"{show(p.hardware.memory_limit_mb)} with a TPU: they are for GPUs; leave them false and null"
+        ),
+    ),
+    (
+        lambda p: p.hardware.name == "tpu" and p.precision.name == "mixed_float16",
+        lambda p: (
+            "precision=mixed_float16 on a TPU: its units multiply bfloat16; use precision=mixed_bfloat16, or mixed, "
+            "which means that there"
+        ),
+    ),
+    (
         lambda p: p.cluster.workers not in (None, 1) and p.strategy.name not in SEVERAL_PROCESSES,
         lambda p: (
             f"cluster.workers={p.cluster.workers} with strategy={p.strategy.name}: has one process; "
@@ -234,6 +316,10 @@ COMBINATIONS: Sequence[tuple[Callable[[Plan], bool], Callable[[Plan], str]]] = (
             f"hardware.logical_devices={p.hardware.logical_devices} with strategy=parameter_server: each worker is one "
             "replica on one device; use more cluster.workers"
         ),
+    ),
+    (
+        lambda p: p.cluster.name == "tf_config" and p.strategy.name == "tpu",
+        lambda p: "cluster=tf_config with strategy=tpu: hardware.tpu names the TPU's hosts; use cluster=local",
     ),
     (
         lambda p: p.cluster.name == "tf_config" and p.cluster.workers is not None,

@@ -19,8 +19,7 @@ from scaleflow.masking import masked
 
 #: Options that the documentation names as coming. They are refused in those words, not as unknown.
 NOT_YET_OPTIONS: Mapping[str, Sequence[str]] = {
-    "strategy": ("tpu", "pipeline"),
-    "hardware": ("tpu",),
+    "strategy": ("pipeline",),
     "dataset": ("mnist", "cifar10", "imdb_reviews", "tfds", "image_folder", "text_folder", "csv", "tfrecord", "npz"),
     "model": ("resnet", "text", "transformer", "linear"),
     "debug": ("overfit", "fast", "nan", "placement", "eager"),
@@ -40,7 +39,6 @@ NOT_YET_KEYS: Sequence[str] = (
     "strategy.stages",
     "strategy.micro_batches",
     "hardware.xla",
-    "hardware.tpu",
     "model.init_from",
     "training.callbacks",
     "training.step",

@@ -321,11 +321,12 @@ def settle(plan: Plan, emit: Emit) -> Ground:
 
     from scaleflow import hardware, precision, strategy, training
 
-    devices = hardware.configure(plan.hardware)
+    with reaching(plan, emit):
+        devices = hardware.configure(plan.hardware)
     name = strategy.resolve(plan.strategy, devices.names)
     policy = precision.resolve(plan.precision, devices.kind)
     with meeting(plan, emit):
-        spread, about_strategy = strategy.create(name, devices.names, plan.strategy)
+        spread, about_strategy = strategy.create(name, devices.names, plan.strategy, devices.tpu)
         agree = training.Agreement(spread, in_step(plan), bool)
         if not agree.is_same(fingerprint(plan)):
             agree.part()
@@ -355,11 +356,30 @@ def feeds(splits: Splits, ground: Ground, seed: int) -> tuple[Feed, Feed | None,
 
 @contextlib.contextmanager
 def meeting(plan: Plan, emit: Emit) -> Iterator[None]:
-    """Around what makes workers wait for each other, during which no thread of this process runs."""
+    """Around what makes processes wait for each other."""
     if len(names(plan)) == 1:
         yield
         return
-    emit("waiting", peers=parse(os.environ.get(TF_CONFIG)).peers, seconds=plan.cluster.start_seconds)
+    with waiting(emit, peers=parse(os.environ.get(TF_CONFIG)).peers, seconds=plan.cluster.start_seconds):
+        yield
+
+
+@contextlib.contextmanager
+def reaching(plan: Plan, emit: Emit) -> Iterator[None]:
+    """Around what waits for ever where something else than a TPU answers at a TPU's address."""
+    if plan.hardware.name != "tpu":
+        yield
+        return
+    seconds = plan.cluster.start_seconds
+    vain = f"hardware.tpu={plan.hardware.tpu}: does not answer as a TPU within cluster.start_seconds={seconds:g}"
+    with waiting(emit, vain=vain, seconds=seconds):
+        yield
+
+
+@contextlib.contextmanager
+def waiting(emit: Emit, **what: Any) -> Iterator[None]:
+    """Around a call of TensorFlow's that may never come back, during which no thread of this process runs."""
+    emit("waiting", **what)
     end_with_parent(signal.SIGKILL)  # the thread that watches for the launcher's end is stopped too
     yield
     end_with_parent(0)

@@ -18,6 +18,7 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_module
 from omegaconf import OmegaConf
 
+from scaleflow.cluster.tpu import VARIABLES
 from scaleflow.interfaces import Plan
 from scaleflow.plan import make_plan
 
@@ -38,6 +39,12 @@ def in_child(
         pipe.send((False, traceback.format_exc()))
     finally:
         pipe.close()
+
+
+@pytest.fixture(autouse=True)
+def no_tpu_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
 
 
 @pytest.fixture
@@ -111,7 +118,7 @@ class Command:
 
 def clean_environment() -> dict[str, str]:
     """The environment without what would lead a run elsewhere."""
-    led = ("MLFLOW_", "TF_CONFIG", "HYDRA_", "SLURM_")
+    led = ("MLFLOW_", "TF_CONFIG", "HYDRA_", "SLURM_", *VARIABLES)
     return {k: v for k, v in os.environ.items() if not k.startswith(led)} | {"CUDA_VISIBLE_DEVICES": "-1"}
 
 

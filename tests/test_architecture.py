@@ -13,7 +13,8 @@ CONF = ROOT / "conf"
 
 GROUPS_WITHOUT_TWIN = {"experiment", "debug", "hydra"}
 WORKERS_ROOMS = ("strategy", "hardware", "precision", "dataset", "model", "optimizer", "training")
-WORKERS_FILES = {"scaleflow.worker", "scaleflow.tracking.loader"}  # the loader travels in each logged model
+#: The loader travels in each logged model; the probe is a process of the doctor's, which itself imports nothing heavy.
+WORKERS_FILES = {"scaleflow.worker", "scaleflow.tracking.loader", "scaleflow.probe"}
 LAUNCHERS_ROOMS = ("tracking",)
 ALLOWED_TO_GROUPS = {"scaleflow.interfaces", "scaleflow.errors"}
 ALLOWED_TO_TRACKING = ALLOWED_TO_GROUPS | {"scaleflow.masking"}
@@ -172,7 +173,10 @@ def test_the_modules_import_each_other_without_cycles() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["scaleflow", "scaleflow.cli", "scaleflow.plan", "scaleflow.launch", "scaleflow.worker", "scaleflow.tracking"],
+    [
+        *("scaleflow", "scaleflow.cli", "scaleflow.plan", "scaleflow.launch", "scaleflow.worker"),
+        *("scaleflow.tracking", "scaleflow.doctor"),
+    ],
 )
 def test_importing_it_imports_neither_tensorflow_nor_mlflow(module: str) -> None:
     check = f"import sys, {module}; print(*{{'tensorflow', 'keras', 'mlflow', 'numpy', 'rich'}} & set(sys.modules))"

@@ -78,7 +78,10 @@ def free_port() -> int:
 #: The words of a command, and what its refusal has to say.
 REFUSED: Mapping[tuple[str, ...], Sequence[str]] = {
     ("strategy=miror",): ["strategy=miror", "did you mean mirrored?", "auto", "one_device"],
-    ("strategy=tpu",): ["strategy=tpu", "not available yet", "mirrored"],
+    ("strategy=tpu",): ["strategy=tpu", "there is no TPU", "TPU_NAME", "/dev/accel*", "strategy=mirrored"],
+    ("hardware=tpu",): ["hardware=tpu", "there is no TPU", "hardware.tpu=grpc://HOST:8470"],
+    ("strategy=tpu", "hardware.tpu=grpc://127.0.0.1:1"): ["hardware.tpu=grpc://127.0.0.1:1", "nothing answers"],
+    ("strategy=pipeline",): ["strategy=pipeline", "not available yet", "mirrored"],
     ("dataset=cifar10",): ["dataset=cifar10", "not available yet", "digits"],
     ("model=resnet",): ["model=resnet", "not available yet", "mlp"],
     ("debug=nan",): ["debug=nan", "not available yet"],
@@ -139,7 +142,7 @@ REFUSED: Mapping[tuple[str, ...], Sequence[str]] = {
     ("--cfg", "job", "strategy=miror"): ["strategy=miror", "did you mean mirrored?"],
     ("--cfg", "job", "training.epoch=3"): ["training.epoch", "did you mean training.epochs?"],
     ("-m", "strategy=mirrored,miror"): ["strategy=miror", "did you mean mirrored?"],
-    ("-m", "strategy=mirrored,tpu"): ["strategy=tpu", "not available yet"],
+    ("-m", "strategy=mirrored,pipeline"): ["strategy=pipeline", "not available yet"],
     ("-m", "training.epoch=1,2"): ["training.epoch", "did you mean training.epochs?"],
     ("hydra/launcher=joblib",): ["hydra/launcher=joblib", "basic"],
     ("hydra.run.dirr=x",): ["hydra.run.dirr"],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ README = (ROOT / "README.md").read_text()
 
 def commands() -> list[str]:
     """Every `python -m scaleflow ...` line of the README, comments cut."""
-    found = re.findall(r"^    (?:\$ )?python -m scaleflow(.*)$", README, re.M)
+    found = re.findall(r"^    (?:\$ )?python -m scaleflow((?: .*)?)$", README, re.M)
     return [line.partition("#")[0].strip() for line in found]
 
 
@@ -25,6 +27,17 @@ def test_every_command_composes(line: str, capsys: pytest.CaptureFixture[str]) -
     words = [word for word in shlex.split(line) if word != "-m" and not word.endswith(",mixed")]
     assert main([*words, *([] if "--help" in words or "--cfg" in words else ["--cfg", "job"])]) == 0
     assert capsys.readouterr().out
+
+
+def test_the_other_commands_are_there() -> None:
+    modules = set(re.findall(r"^    python -m (scaleflow\.\w+)", README, re.M))
+    assert modules == {"scaleflow.doctor"}
+    for module in modules:
+        done = subprocess.run(
+            [sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, check=False, timeout=60
+        )
+        assert done.returncode == 0
+        assert done.stdout
 
 
 def test_the_refusal_shown_is_the_one_that_comes(command: Command) -> None:

@@ -2,5 +2,17 @@
 
 from scaleflow.cluster.local import environments
 from scaleflow.cluster.tf_config import TF_CONFIG, answers, parse, port_is_free
+from scaleflow.cluster.tpu import TpuPlace, find_tpu, is_sure, no_tpu, unreachable
 
-__all__ = ["TF_CONFIG", "answers", "environments", "parse", "port_is_free"]
+__all__ = [
+    "TF_CONFIG",
+    "TpuPlace",
+    "answers",
+    "environments",
+    "find_tpu",
+    "is_sure",
+    "no_tpu",
+    "parse",
+    "port_is_free",
+    "unreachable",
+]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from scaleflow.dataset.feeds import ArrayFeed, StreamFeed
+from scaleflow.dataset.feeds import ArrayFeed, HostArrayFeed, StreamFeed, check_fixed
 from scaleflow.dataset.scheduled import ScheduledArrays, ScheduledStream
 from scaleflow.interfaces import Arrays, Batching, Examples, Feed
 
@@ -21,8 +21,12 @@ def feed(
         shuffle_seed: reshuffles every epoch; None keeps the order.
 
     Raises:
-        Refusal: if the examples are too many for the strategy.
+        Refusal: if the examples are of a kind, or too many, for the strategy.
     """
+    if isinstance(strategy, tf.distribute.TPUStrategy):
+        check_fixed(examples)
+        if isinstance(examples, Arrays):
+            return HostArrayFeed(examples, batching, strategy, shuffle_seed)
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         if isinstance(examples, Arrays):
             return ScheduledArrays(examples, batching, strategy, shuffle_seed)

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.interfaces import Arrays, Batching, Stream
+from scaleflow.errors import Refusal
+from scaleflow.interfaces import Arrays, Batching, Examples, Stream
 
 #: A stream is shuffled through a buffer of so many examples: all of them where they are fewer.
 SHUFFLE_BUFFER = 10_000
@@ -35,10 +36,11 @@ class ArrayFeed:
         self.batching = batching
         self.ahead = batching.accumulate == 1 and self._share_bytes(arrays) <= READ_AHEAD_BYTES
         self._seed = shuffle_seed
-        self._arrays = self._hold(arrays, strategy)
+        self._strategy = strategy
+        self._arrays = self._hold(arrays)
 
-    def _hold(self, arrays: Arrays, strategy: tf.distribute.Strategy) -> Any:
-        return on_every_replica(strategy, arrays)
+    def _hold(self, arrays: Arrays) -> Any:
+        return on_every_replica(self._strategy, arrays)
 
     def _share_bytes(self, arrays: Arrays) -> int:
         """The size of one replica's share of a global batch."""
@@ -53,9 +55,15 @@ class ArrayFeed:
     def micro_batch(
         self, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, replica: tf.Tensor, index: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        inputs, targets = fetched
         size = self.batching.batch_size
         first = step * self.batching.global_size + tf.cast(replica, tf.int64) * self.batching.share + index * size
+        return self._gather(fetched, first, size, epoch)
+
+    def _gather(
+        self, arrays: Any, first: tf.Tensor, size: int, epoch: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """The examples at `size` positions of an epoch, from `first` on, and which of them are real."""
+        inputs, targets = arrays
         position = first + tf.range(size, dtype=tf.int64)
         mask = tf.ones([size])
         if self.examples % self.batching.global_size:  # there is a partial batch
@@ -66,6 +74,61 @@ class ArrayFeed:
             last = tf.constant(self.examples - 1, tf.int64)
             position = tf.random.experimental.index_shuffle(position, seed, last)
         return tf.gather(inputs, position), tf.gather(targets, position), mask
+
+
+class HostArrayFeed(ArrayFeed):
+    """The same batches, put together on the host: XLA, which compiles a TPU's step, knows no `index_shuffle`.
+
+    An element is one replica's share of one global batch: (inputs, targets, mask).
+    """
+
+    def __init__(
+        self, arrays: Arrays, batching: Batching, strategy: tf.distribute.Strategy, shuffle_seed: int | None
+    ) -> None:
+        super().__init__(arrays, batching, strategy, shuffle_seed)
+        self.ahead = False  # tf.data reads ahead itself
+
+    def _hold(self, arrays: Arrays) -> Any:
+        return tf.constant(arrays.inputs), tf.constant(arrays.targets)
+
+    def open(self, epoch: int, step: int) -> Any:
+        """A distributed iterator over the rest of the epoch."""
+        replicas, share = self.batching.replicas, self.batching.share
+        numbers = tf.data.Dataset.range(step * replicas, self.batching.steps(self.examples) * replicas)
+        this_epoch = tf.constant(epoch, tf.int64)
+        shares = numbers.map(
+            lambda number: self._gather(self._arrays, number * share, share, this_epoch),
+            num_parallel_calls=tf.data.AUTOTUNE,
+        )
+
+        def of_this_worker(context: tf.distribute.InputContext) -> tf.data.Dataset:
+            return shares_of_worker(shares, context).prefetch(tf.data.AUTOTUNE)
+
+        return iter(self._strategy.distribute_datasets_from_function(of_this_worker))
+
+    def fetch(self, opened: Any) -> Any:
+        return next(opened)
+
+    def micro_batch(
+        self, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, replica: tf.Tensor, index: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        return part_of_share(fetched, self.batching.batch_size, index)
+
+
+def check_fixed(examples: Examples) -> None:
+    """Refuses what a TPU can't take: text, and shapes that differ from one example to the next."""
+    if isinstance(examples, Stream):
+        specs = [(spec.dtype, spec.shape) for spec in examples.dataset.element_spec]
+    else:
+        arrays = (examples.inputs, examples.targets)
+        specs = [(tf.as_dtype(array.dtype), tf.TensorShape(array.shape[1:])) for array in arrays]
+    for name, (dtype, shape) in zip(("inputs", "targets"), specs, strict=False):
+        if dtype == tf.string or not shape.is_fully_defined():
+            found = "are text" if dtype == tf.string else f"have the shape {shape}"
+            raise Refusal(
+                f"strategy=tpu with a dataset whose {name} {found}: a TPU takes numbers of one shape that is known "
+                "beforehand; make them so in the dataset, or use strategy=mirrored"
+            )
 
 
 def on_every_replica(strategy: tf.distribute.Strategy, arrays: Arrays) -> Any:
@@ -122,10 +185,18 @@ class StreamFeed:
     def micro_batch(
         self, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, replica: tf.Tensor, index: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        size = self.batching.batch_size
-        first = index * size
-        inputs, targets, mask = (tensor[first : first + size] for tensor in fetched)
-        return keep_size(inputs, size), keep_size(targets, size), keep_size(mask, size)
+        return part_of_share(fetched, self.batching.batch_size, index)
+
+
+def part_of_share(fetched: Any, size: int, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """One micro-batch of a replica's share: (inputs, targets, mask)."""
+
+    def part(tensor: tf.Tensor) -> tf.Tensor:
+        rest = tensor.shape[1:]  # of a `tensor[first : first + size]` in a loop XLA does not see that its size is fixed
+        return tf.slice(tensor, [index * size, *[0] * rest.rank], [size, *(-1 if n is None else n for n in rest)])
+
+    inputs, targets, mask = (part(tensor) for tensor in fetched)
+    return inputs, targets, mask
 
 
 def padded_shares(dataset: tf.data.Dataset, unshuffled: tf.data.Dataset, share: int, shares: int) -> tf.data.Dataset:

@@ -33,13 +33,13 @@ class ScheduledArrays(ArrayFeed):
         super().__init__(arrays, batching, strategy, shuffle_seed)
         self.ahead = False  # the variables come over the network: what there is to gain is little
 
-    def _hold(self, arrays: Arrays, strategy: tf.distribute.Strategy) -> Any:
+    def _hold(self, arrays: Arrays) -> Any:
         """An iterator on each worker that gives (inputs, targets), whole and without a copy, every time."""
 
         def whole() -> tf.data.Dataset:
             return tf.data.Dataset.from_tensors((tf.constant(arrays.inputs), tf.constant(arrays.targets))).repeat()
 
-        coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)
         return iter(coordinator.create_per_worker_dataset(whole))
 
     def fetch(self, opened: Any) -> Any:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from scaleflow.errors import Refusal
+from scaleflow.hardware.tpu import connect
 from scaleflow.interfaces import Hardware
 
 
@@ -15,12 +16,14 @@ class Devices:
     """What a run computes on.
 
     Attributes:
-        kind: `CPU` or `GPU`.
+        kind: `CPU`, `GPU` or `TPU`.
         names: the logical devices, such as `CPU:0`.
+        tpu: where the TPU is, for the strategy that is made over it.
     """
 
     kind: str
     names: tuple[str, ...]
+    tpu: tf.distribute.cluster_resolver.TPUClusterResolver | None = None
 
 
 def configure(options: Hardware) -> Devices:
@@ -32,6 +35,8 @@ def configure(options: Hardware) -> Devices:
     set_threads(options)
     if options.deterministic:
         tf.config.experimental.enable_op_determinism()
+    if options.name == "tpu":
+        return configure_tpu(options)
     kind = "GPU" if wants_gpu(options) else "CPU"
     if kind == "CPU":
         tf.config.set_visible_devices([], "GPU")
@@ -42,6 +47,15 @@ def configure(options: Hardware) -> Devices:
     # Counted, not listed: listing starts the runtime, which a multi-worker strategy still has to configure.
     names = tuple(f"{kind}:{i}" for i in range(len(chosen) * options.logical_devices))
     return Devices(kind, names)
+
+
+def configure_tpu(options: Hardware) -> Devices:
+    """The cores of a TPU, all of them."""
+    if options.tpu is None:
+        raise Refusal("hardware=tpu: there is no TPU; give hardware.tpu=grpc://HOST:8470, or use hardware=auto")
+    resolver = connect(options.tpu)
+    cores = tf.config.list_logical_devices("TPU")
+    return Devices("TPU", tuple(f"TPU:{i}" for i in range(len(cores))), resolver)
 
 
 def set_threads(options: Hardware) -> None:

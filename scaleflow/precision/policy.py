@@ -8,7 +8,7 @@ from scaleflow.interfaces import Precision
 
 
 def resolve(options: Precision, kind: str) -> str:
-    """The policy's name, `mixed` decided by the kind of device (`CPU` or `GPU`)."""
+    """The policy's name, `mixed` decided by the kind of device (`CPU`, `GPU` or `TPU`)."""
     if options.name != "mixed":
         return options.name
     return "mixed_float16" if kind == "GPU" else "mixed_bfloat16"

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from scaleflow.interfaces import Strategy
 from scaleflow.strategy.servers import create_parameter_server
+from scaleflow.strategy.tpu import create_tpu
 from scaleflow.strategy.workers import create_multi_worker
 
 NOTHING_SAID = Strategy()
@@ -21,7 +22,10 @@ def resolve(options: Strategy, devices: Sequence[str]) -> str:
 
 
 def create(
-    name: str, devices: Sequence[str], options: Strategy = NOTHING_SAID
+    name: str,
+    devices: Sequence[str],
+    options: Strategy = NOTHING_SAID,
+    tpu: tf.distribute.cluster_resolver.TPUClusterResolver | None = None,
 ) -> tuple[tf.distribute.Strategy, str | None]:
     """Makes the one strategy object of this process.
 
@@ -29,6 +33,7 @@ def create(
         name: a resolved name.
         devices: logical devices, such as `CPU:0`; a multi-worker strategy takes all there are.
         options: what else the config says.
+        tpu: where the TPU is, for `tpu`.
 
     Returns:
         The strategy, and what the user should know about it.
@@ -40,6 +45,8 @@ def create(
         return create_multi_worker(options), None
     if name == "parameter_server":
         return create_parameter_server(options), None
+    if name == "tpu":
+        return create_tpu(tpu), None
     note = None
     if len(devices) == 1:
         note = f"strategy=mirrored: there is one device, {devices[0]}, so there is one replica"

@@ -66,6 +66,7 @@ PROMISED = {
     "seed": 0,
     "hardware.logical_devices": 1,
     "hardware.devices": None,
+    "hardware.tpu": None,
     "dataset.limit": None,
     "optimizer.scale": "none",
     "training.epochs": 20,

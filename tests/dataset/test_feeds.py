@@ -56,6 +56,24 @@ def test_a_feed_gives_each_epoch_once_in_the_order_of_its_seed(isolated: Callabl
         assert isolated(batches, replicas, accumulate) == one, (replicas, accumulate)
 
 
+def of_unknown_shape() -> list[Any]:
+    """The batches of a stream whose inputs' shape is known only when they come."""
+    import tensorflow as tf
+
+    from scaleflow import dataset
+
+    strategy = spread_over(1)
+    arrays = numbered(7)
+    examples = list(zip(arrays.inputs, arrays.targets, strict=True))
+    signature = tf.TensorSpec([None], tf.float32), tf.TensorSpec([], tf.int32)
+    stream = Stream(tf.data.Dataset.from_generator(lambda: iter(examples), output_signature=signature), 7)
+    return reader(strategy, dataset.feed(stream, Batching(2, 2, 1), strategy))(0)
+
+
+def test_a_shape_that_is_not_known_beforehand_is_no_hindrance(isolated: Callable[..., Any]) -> None:
+    assert isolated(of_unknown_shape) == [([0, 1, 2, 3], 4), ([4, 5, 6], 4)]
+
+
 def few_examples(replicas: int) -> list[Any]:
     from scaleflow import dataset
 

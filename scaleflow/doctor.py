@@ -1,0 +1,412 @@
+"""`python -m scaleflow.doctor`: what is here, and what works here.
+
+    --json      one JSON object instead of text
+    --help      this page
+
+The object's keys:
+
+    versions    python, scaleflow, tensorflow, keras, mlflow, hydra-core, numpy; null: not installed
+    system      the operating system
+    cpu         model, cores, allowed (by affinity), limit (by control groups), usable, bfloat16
+    memory      total_mb, available_mb, limit_mb (by control groups)
+    tensorflow  works, error, devices [name, kind, model, compute_capability], cuda [built, cuda, cudnn: what it was
+                built for; cuda_found, cudnn_found, driver_found], computes {dtype: null, or how it failed}
+    gpus        what NVIDIA's driver tells: [index, name, memory_mb, free_mb, driver]
+    tf_config   null where it is not set; role, index, worker, peers
+    variables   slurm, kubernetes, tpu, tensorflow: those that are set
+    tracking    uri, reachable (null: not looked at), detail
+    auto        strategy, hardware, mixed: what a command without a word takes; refusal: why it is refused
+    strategies  {option: works (null: can't be told), reason}
+    precisions  the same
+
+What can't be found out is {"error": why} in its place. Exit code 0; 2 for a wrong argument.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from scaleflow import machine
+from scaleflow.cluster import find_tpu, no_tpu, unreachable
+from scaleflow.errors import Refusal
+from scaleflow.interfaces import Plan, Tracking
+from scaleflow.judge import Machine, Verdict, judge_precision, judge_strategy
+from scaleflow.masking import masked
+from scaleflow.plan import make_plan
+from scaleflow.process import how_it_ended, inherited
+from scaleflow.sections import did_you_mean
+from scaleflow.tracking.uri import PROBE_SECONDS, resolve
+
+FLAGS = ("--json", "--help")
+
+#: TensorFlow takes seconds to import, on a machine that is busy many.
+TENSORFLOW_SECONDS = 90.0
+
+#: What the probe answers.
+ANSWERS = ("versions", "devices", "cuda", "kind", "strategy", "mixed", "computes")
+
+Report = dict[str, Any]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Examines the machine and tells.
+
+    Args:
+        argv: the words behind `scaleflow.doctor`; `sys.argv` where None.
+
+    Returns:
+        The exit code.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    for word in words:
+        if word not in (*FLAGS, "-h"):
+            print(f"scaleflow: {masked(word)}: {wrong(word)}", file=sys.stderr)
+            return 2
+    if {"--help", "-h"} & set(words):
+        print(__doc__.replace("`", ""))
+        return 0
+    report = examine()
+    print(json.dumps(report, indent=2) if "--json" in words else text(report))
+    return 0
+
+
+def entry() -> None:
+    """`python -m scaleflow.doctor`: a process of its own."""
+    try:
+        code = main()
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        code = 130
+    except BrokenPipeError:  # whoever read it has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code)
+
+
+def wrong(word: str) -> str:
+    return "the doctor has no such flag" + did_you_mean(word, FLAGS, "") + f" ({', '.join(FLAGS)})"
+
+
+# ---------------------------------------------------------------------------------------------
+# The examination
+# ---------------------------------------------------------------------------------------------
+
+
+def examine(seconds: float = TENSORFLOW_SECONDS) -> Report:
+    """Everything that can be found out; nothing on the machine makes it raise.
+
+    Args:
+        seconds: how long TensorFlow may take to answer.
+    """
+    with asked_tensorflow() as process:  # while the rest is looked at
+        report: Report = {
+            "versions": attempt(machine.versions),
+            "system": attempt(machine.system),
+            "cpu": attempt(machine.cpu),
+            "memory": attempt(machine.memory),
+            "tensorflow": {},
+            "gpus": attempt(machine.nvidia),
+            "tf_config": attempt(machine.tf_config),
+            "variables": attempt(machine.variables),
+            "tracking": attempt(tracking),
+        }
+        answer = answered(process, seconds)
+    report["tensorflow"] = answer
+    report["versions"] = {**report["versions"], **answer.pop("versions", {})}
+    found = judged(report)
+    report["auto"] = attempt(lambda: auto(answer))
+    report["strategies"] = attempt(lambda: verdicts("strategy", judge_strategy, found))
+    report["precisions"] = attempt(lambda: verdicts("precision", judge_precision, found))
+    for key in ("kind", "strategy", "mixed"):  # said under `auto`
+        answer.pop(key, None)
+    return report
+
+
+def attempt(look: Callable[[], Any]) -> Any:
+    """What `look` finds, or `{"error": why}`: whatever is broken is reported, and the rest is looked at."""
+    try:
+        return look()
+    except Exception as error:
+        said = str(error).strip().splitlines() or [""]
+        return {"error": masked(said[0] if isinstance(error, Refusal) else f"{type(error).__name__}: {said[0]}")}
+
+
+@contextlib.contextmanager
+def asked_tensorflow() -> Iterator[subprocess.Popen[str]]:
+    """A process of its own that asks TensorFlow; what it logs does not get mixed with what it answers."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "scaleflow.probe"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=inherited(),
+        text=True,
+        errors="replace",
+        process_group=0,  # Ctrl-C is the doctor's affair
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def answered(process: subprocess.Popen[str], seconds: float) -> Report:
+    """What the process tells, or why it tells nothing."""
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return unfit(f"TensorFlow did not answer within {seconds:g} s")
+    try:
+        answer = json.loads(out.splitlines()[-1])
+        return {"works": True, "error": None, **{key: answer[key] for key in ANSWERS}}
+    except (LookupError, TypeError, ValueError):
+        last = err.strip().splitlines()[-1:] or [""]
+        reason = last[0] if process.returncode == 1 else f"its process {how_it_ended(process.returncode)}; {last[0]}"
+        return unfit(f"TensorFlow does not work: {reason}")
+
+
+def unfit(reason: str) -> Report:
+    return {"works": False, "error": masked(reason), "devices": [], "cuda": None, "computes": {}}
+
+
+def options(group: str) -> list[str]:
+    """The options of a config group but `auto`, as they are on disk."""
+    found = files("scaleflow.conf").joinpath(group).iterdir()
+    names = {Path(entry.name).stem for entry in found if entry.name.endswith(".yaml")}
+    return sorted(names - {"auto"})
+
+
+def verdicts(group: str, judge: Callable[[str, Machine], Verdict], found: Machine) -> dict[str, Any]:
+    return {option: vars(judge(option, found)) for option in options(group)}
+
+
+def judged(report: Report) -> Machine:
+    """What the judgements rest on, out of what was found."""
+    tensorflow, config = report["tensorflow"], report["tf_config"] or {}
+    gpus = [device for device in tensorflow["devices"] if device["kind"] == "GPU"]
+    capabilities = [float(gpu["compute_capability"]) for gpu in gpus if gpu["compute_capability"]]
+    place, no_place = where_tpu()
+    return Machine(
+        failure=tensorflow["error"],
+        gpus=len(gpus),
+        capability=min(capabilities, default=None),
+        cores=report["cpu"].get("usable", 1.0),
+        has_bfloat16=report["cpu"].get("bfloat16", False),
+        workers=len(config.get("peers", ())),
+        tf_config=config.get("error"),
+        tpu=place,
+        no_tpu=no_place,
+        fails={dtype: why for dtype, why in tensorflow["computes"].items() if why is not None},
+    )
+
+
+def where_tpu() -> tuple[str | None, str | None]:
+    """What tells of a TPU, and why there is none."""
+    try:
+        place = find_tpu(None)
+    except Refusal as refusal:
+        return None, str(refusal)
+    if place is None:
+        return None, no_tpu()
+    reason = unreachable(place)
+    return str(place), None if reason is None else f"{place}: {reason}"
+
+
+def auto(answer: Report) -> dict[str, Any]:
+    """What `strategy=auto hardware=auto precision=mixed` come to here, or the refusal."""
+    try:
+        plan = plan_without_a_word()
+    except Refusal as refusal:
+        return {"strategy": None, "hardware": None, "mixed": None, "refusal": masked(str(refusal))}
+    kind = "TPU" if plan.hardware.name == "tpu" else answer.get("kind")
+    strategy = plan.strategy.name if plan.strategy.name != "auto" else answer.get("strategy")
+    mixed = answer.get("mixed", {}).get(kind)
+    return {"strategy": strategy, "hardware": kind.lower() if kind else None, "mixed": mixed, "refusal": None}
+
+
+def plan_without_a_word() -> Plan:
+    """The plan of `python -m scaleflow`, without a look at the store, which has its own place in the report."""
+    from hydra import compose, initialize_config_module
+    from omegaconf import OmegaConf
+
+    with initialize_config_module("scaleflow.conf", version_base="1.3"):
+        config = OmegaConf.to_container(compose("config"), resolve=True)
+    assert isinstance(config, dict)
+    return make_plan({str(k): v for k, v in config.items()}, {}, look_outside=False)
+
+
+# ---------------------------------------------------------------------------------------------
+# The store
+# ---------------------------------------------------------------------------------------------
+
+
+def tracking() -> dict[str, Any]:
+    """The store that a command without a word records in, looked at and not made."""
+    asked = os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
+    try:
+        uri = resolve(Tracking()).uri or asked
+    except Refusal as refusal:
+        return {"uri": masked(asked), "reachable": False, "detail": str(refusal)}
+    if uri.startswith("sqlite:///"):
+        reachable, detail = look_at_file(Path(uri.removeprefix("sqlite:///")))
+    elif uri.startswith(("http://", "https://")):
+        reachable, detail = look_at_server(uri)
+    else:
+        reachable, detail = None, "not looked at: neither a file nor a server over http"
+    return {"uri": masked(uri), "reachable": reachable, "detail": masked(detail)}
+
+
+def look_at_file(path: Path) -> tuple[bool, str]:
+    if not path.exists():
+        return True, "the first run makes it"
+    try:
+        store = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=PROBE_SECONDS)
+        with contextlib.closing(store):
+            (tables,) = store.execute("select count(*) from sqlite_master where name = 'experiments'").fetchone()
+    except sqlite3.Error as error:
+        return False, f"is no SQLite database that can be read: {error}"
+    return True, "holds MLflow's tables" if tables else "is empty; the first run makes MLflow's tables"
+
+
+def look_at_server(uri: str) -> tuple[bool, str]:
+    """Whether a server that takes connections answers as well."""
+    parts = urlsplit(uri)
+    connect = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+    connection = connect(parts.hostname or "", parts.port, timeout=PROBE_SECONDS)
+    try:
+        connection.request("GET", f"{parts.path.rstrip('/')}/health")
+        status = connection.getresponse().status
+    except (OSError, HTTPException) as error:
+        return False, f"takes a connection and does not answer: {str(error) or type(error).__name__}"
+    finally:
+        connection.close()
+    return True, "answers" if status < 400 else f"answers GET /health with {status}"
+
+
+# ---------------------------------------------------------------------------------------------
+# The report as text
+# ---------------------------------------------------------------------------------------------
+
+
+def text(report: Report) -> str:
+    """The report for eyes."""
+    blocks = [
+        block("versions", report["versions"].items()),
+        block("machine", machine_rows(report)),
+        block("tensorflow", tensorflow_rows(report)),
+        block("environment", environment_rows(report)),
+        block("strategies", verdict_rows(report["strategies"])),
+        block("precisions", verdict_rows(report["precisions"])),
+        block("auto", auto_rows(report["auto"])),
+    ]
+    return "\n\n".join(blocks)
+
+
+def block(title: str, rows: Any) -> str:
+    shown = [(word, "not installed" if value is None else str(value)) for word, value in rows]
+    width = max((len(word) for word, _ in shown), default=0)
+    return "\n".join([title, *(f"  {word:<{width}}  {value}" for word, value in shown)])
+
+
+Rows = list[tuple[str, str]]
+
+
+def machine_rows(report: Report) -> Rows:
+    return [
+        ("system", failed(report["system"]) or report["system"]),
+        ("cpu", failed(report["cpu"]) or cpu_line(report["cpu"])),
+        ("memory", failed(report["memory"]) or memory_line(report["memory"])),
+    ]
+
+
+def failed(found: Any) -> str | None:
+    """Why a part of the report could not be found out."""
+    return f"unknown: {found['error']}" if isinstance(found, Mapping) and found.get("error") else None
+
+
+def cpu_line(cpu: Mapping[str, Any]) -> str:
+    why = [f"{cpu['cores']} in the machine"]
+    why += [f"{cpu['allowed']} by affinity"] if cpu["allowed"] != cpu["cores"] else []
+    why += [f"{cpu['limit']:g} by control groups"] if cpu["limit"] is not None else []
+    return f"{cpu['usable']:g} cores usable ({', '.join(why)}), {cpu['model']}"
+
+
+def memory_line(memory: Mapping[str, Any]) -> str:
+    limit = "" if memory["limit_mb"] is None else f", limited to {memory['limit_mb']} MiB"
+    return f"{memory['total_mb']} MiB, {memory['available_mb']} free{limit}"
+
+
+def tensorflow_rows(report: Report) -> Rows:
+    found = report["tensorflow"]
+    if not found["works"]:
+        return [("broken", found["error"])]
+    rows = [(d["name"], device_line(d, report["gpus"])) for d in found["devices"]]
+    rows += [("cuda", cuda_line(found["cuda"]))]
+    rows += [("driver", reason)] if (reason := failed(report["gpus"])) else []
+    return rows + [(dtype, f"fails: {why}") for dtype, why in found["computes"].items() if why is not None]
+
+
+def device_line(device: Mapping[str, Any], gpus: Any) -> str:
+    """A device of TensorFlow's; the memory of GPUs where the driver's are the same ones, one for one."""
+    if device["kind"] != "GPU":
+        return "the processor"
+    known = gpus if isinstance(gpus, list) else []
+    own = [gpu for gpu in known if gpu["name"] == device["model"]]
+    memory = f", {own[0]['memory_mb']} MiB" if own else ""
+    return f"{device['model']}{memory}, compute capability {device['compute_capability']}"
+
+
+def cuda_line(cuda: Mapping[str, Any]) -> str:
+    if not cuda["built"]:
+        return "TensorFlow was built without it"
+    libraries = [(f"CUDA {cuda['cuda']}", cuda["cuda_found"]), (f"cuDNN {cuda['cudnn']}", cuda["cudnn_found"])]
+    libraries += [("the driver", cuda["driver_found"])]
+    return "built for " + ", ".join(f"{name} ({'found' if there else 'not found'})" for name, there in libraries)
+
+
+def environment_rows(report: Report) -> Rows:
+    config, store = report["tf_config"], report["tracking"]
+    peers = (
+        f"{config['role']} {config['index']} of {', '.join(config['peers'])}" if config and "peers" in config else ""
+    )
+    reach = {True: "reachable", False: "NOT reachable", None: "unknown"}
+    rows = [
+        ("TF_CONFIG", "not set" if config is None else config.get("error") or peers),
+        ("tracking", failed(store) or f"{store['uri']}: {reach[store['reachable']]}; {store['detail']}"),
+    ]
+    found = report["variables"]
+    return rows + [(name, value) for who in found.values() if isinstance(who, Mapping) for name, value in who.items()]
+
+
+def verdict_rows(verdicts: Mapping[str, Any]) -> Rows:
+    if reason := failed(verdicts):
+        return [("error", reason)]
+    words = {True: "yes", False: "no", None: "?"}
+    width = max(map(len, verdicts), default=0)
+    return [(f"{option:<{width}}  {words[v['works']]:<3}", v["reason"]) for option, v in verdicts.items()]
+
+
+def auto_rows(auto: Mapping[str, Any]) -> Rows:
+    if reason := failed(auto) or (auto["refusal"] and f"refused: {auto['refusal']}"):
+        return [("", reason)]
+    chosen = [
+        ("strategy=auto", auto["strategy"]),
+        ("hardware=auto", auto["hardware"]),
+        ("precision=mixed", auto["mixed"]),
+    ]
+    return [(word, value or "unknown") for word, value in chosen]
+
+
+if __name__ == "__main__":
+    entry()
