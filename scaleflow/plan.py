@@ -8,29 +8,27 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scaleflow.cluster import TF_CONFIG, parse, port_is_free
+from scaleflow.cluster import TF_CONFIG, parse, place_of, port_is_free, workers
+from scaleflow.combinations import check
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import (
     Batching,
     Cluster,
     Dataset,
     Debug,
-    EarlyStopping,
     Hardware,
     Model,
     Optimizer,
-    Place,
     Plan,
     Precision,
     Strategy,
     Tracking,
     Training,
 )
-from scaleflow.sections import read, read_with_target, show, typed, unknown_key
+from scaleflow.sections import read, read_with_target, typed, unknown_key
 from scaleflow.tracking.uri import resolve
 
 
@@ -83,10 +81,8 @@ def make_plan(
 
 
 def check_combinations(plan: Plan) -> None:
-    """Refuses what cannot work together, as far as the config alone tells."""
-    for applies, reason in COMBINATIONS:
-        if applies(plan):
-            raise Refusal(reason(plan))
+    """Refuses what cannot work together, as far as the config alone tells; warnings are the worker's affair."""
+    check(plan)
     if plan.hardware.name == "cpu":
         local = 1 if plan.strategy.name == "one_device" else plan.hardware.logical_devices
         batching(plan.training, local * workers(plan))
@@ -106,113 +102,6 @@ def follow_tf_config(plan: Plan) -> Plan:
         there = Cluster(name="tf_config", start_seconds=plan.cluster.start_seconds)
         return dataclasses.replace(plan, strategy=Strategy(name="multi_worker"), cluster=there)
     return plan
-
-
-def place_of(plan: Plan) -> Place | None:
-    """This machine's place in a cluster of several machines, or None where all workers are on this one."""
-    return parse(os.environ.get(TF_CONFIG)) if plan.cluster.name == "tf_config" else None
-
-
-def workers(plan: Plan) -> int:
-    """How many worker processes the plan has, on all machines."""
-    if plan.strategy.name != "multi_worker":
-        return 1
-    place = place_of(plan)
-    return len(place.peers) if place else plan.cluster.workers or 2
-
-
-#: (does it apply, the refusal in words), in the order in which they are looked at.
-COMBINATIONS: Sequence[tuple[Callable[[Plan], bool], Callable[[Plan], str]]] = (
-    (
-        lambda p: p.hardware.memory_limit_mb is not None and p.hardware.name == "cpu",
-        lambda p: (
-            f"hardware.memory_limit_mb={p.hardware.memory_limit_mb}: only a GPU takes a memory limit; "
-            "use hardware=gpu, or leave it null"
-        ),
-    ),
-    (
-        lambda p: p.hardware.memory_growth and p.hardware.memory_limit_mb is not None,
-        lambda p: (
-            f"hardware.memory_growth=true with hardware.memory_limit_mb={p.hardware.memory_limit_mb}: "
-            "a limited device can't grow; leave one of the two"
-        ),
-    ),
-    (
-        lambda p: p.hardware.name == "gpu" and p.hardware.logical_devices > 1 and p.hardware.memory_limit_mb is None,
-        lambda p: (
-            f"hardware.logical_devices={p.hardware.logical_devices} with hardware=gpu: dividing a GPU needs "
-            "hardware.memory_limit_mb, the memory of each logical device"
-        ),
-    ),
-    (
-        lambda p: p.hardware.devices is not None and not p.hardware.devices,
-        lambda p: "hardware.devices=[]: expected at least one index, or null for every device",
-    ),
-    (
-        lambda p: (
-            p.hardware.devices is not None
-            and (min(p.hardware.devices) < 0 or len(set(p.hardware.devices)) < len(p.hardware.devices))
-        ),
-        lambda p: f"hardware.devices={p.hardware.devices}: expected different indices from 0",
-    ),
-    (
-        lambda p: p.cluster.workers not in (None, 1) and p.strategy.name != "multi_worker",
-        lambda p: (
-            f"cluster.workers={p.cluster.workers} with strategy={p.strategy.name}: has one process; "
-            "use strategy=multi_worker, or leave cluster.workers null"
-        ),
-    ),
-    (
-        lambda p: p.cluster.name == "tf_config" and p.strategy.name in ("one_device", "mirrored"),
-        lambda p: (
-            f"cluster=tf_config with strategy={p.strategy.name}: stays on one machine; use "
-            "strategy=multi_worker, or cluster=local"
-        ),
-    ),
-    (
-        lambda p: p.cluster.name == "tf_config" and p.cluster.workers is not None,
-        lambda p: (
-            f"cluster.workers={p.cluster.workers} with cluster=tf_config: TF_CONFIG names the workers; leave it null"
-        ),
-    ),
-    (
-        lambda p: p.debug.inline and workers(p) > 1,
-        lambda p: (
-            f"debug=inline with {workers(p)} workers: they need a process each; use strategy=one_device or "
-            "mirrored, or cluster.workers=1"
-        ),
-    ),
-    (
-        lambda p: p.strategy.communication == "nccl" and p.hardware.name == "cpu",
-        lambda p: "strategy.communication=nccl with hardware=cpu: NCCL connects GPUs; use ring, or auto",
-    ),
-    (
-        lambda p: p.optimizer.schedule == "step" and p.optimizer.step_every is None,
-        lambda p: (
-            "optimizer.schedule=step: give optimizer.step_every, the updates after which the rate is "
-            "multiplied by optimizer.step_factor"
-        ),
-    ),
-    (
-        lambda p: isinstance(p.dataset.validation, float) and not 0 <= p.dataset.validation < 1,
-        lambda p: (
-            f"dataset.validation={p.dataset.validation}: expected a fraction from 0 to less than 1, "
-            "the name of a split, or null"
-        ),
-    ),
-    (
-        lambda p: (
-            p.training.early_stopping is not None
-            and p.training.early_stopping.monitor.startswith("val/")
-            and not p.dataset.validation
-        ),
-        lambda p: (
-            f"training.early_stopping.monitor={typing.cast(EarlyStopping, p.training.early_stopping).monitor} "
-            f"with dataset.validation={show(p.dataset.validation)}: there is nothing to validate on; "
-            "set dataset.validation=0.1, or monitor train/loss"
-        ),
-    ),
-)
 
 
 def batching(training: Training, replicas: int) -> Batching:

@@ -24,12 +24,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scaleflow.cluster import TF_CONFIG, parse
+from scaleflow.cluster import TF_CONFIG, parse, workers
 from scaleflow.errors import Refusal
 from scaleflow.events import Writer
 from scaleflow.interfaces import Batching, Emit, Examples, Feed, Plan, Stream
 from scaleflow.masking import masked
-from scaleflow.plan import batching, make_plan, workers
+from scaleflow.plan import batching, make_plan
 
 if TYPE_CHECKING:
     import numpy as np

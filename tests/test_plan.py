@@ -223,7 +223,7 @@ CANNOT_WORK = {
         "training.global_batch_size=3: ",
         "use 4",
     ),
-    "hardware=cpu hardware.memory_limit_mb=100": ("hardware.memory_limit_mb=100: ", "hardware=gpu"),
+    "hardware=cpu hardware.memory_limit_mb=100": ("hardware.memory_limit_mb=100 with hardware=cpu: ", "hardware=gpu"),
     "hardware=gpu hardware.memory_limit_mb=100": ("hardware.memory_growth=true", "hardware.memory_limit_mb=100"),
     "hardware=gpu hardware.logical_devices=2": ("hardware.logical_devices=2", "hardware.memory_limit_mb"),
     "optimizer.schedule=step": ("optimizer.schedule=step: ", "optimizer.step_every"),

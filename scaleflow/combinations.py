@@ -1,0 +1,186 @@
+"""What works with what: the table, as data.
+
+A combination that cannot work is one `Rule` in `RULES`. The launcher applies them to what the command says, where
+`auto` stands for what is not known yet; the worker applies them again once devices and strategy are, before `ready`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from scaleflow.cluster import workers
+from scaleflow.errors import Refusal
+from scaleflow.interfaces import Plan
+from scaleflow.sections import show
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One thing that does not work, or that a user should know of.
+
+    Attributes:
+        name: short, for the docs and the tests.
+        keys: what it is about, that which is best changed first. A group stands for its option.
+        applies: whether a plan has it; `auto` for a name means that it is not known yet.
+        reason: why.
+        instead: what would work.
+        verdict: `refused`, or a `warning` that the run begins with.
+    """
+
+    name: str
+    keys: tuple[str, ...]
+    applies: Callable[[Plan], bool]
+    reason: str
+    instead: str
+    verdict: Literal["refused", "warning"] = "refused"
+
+    def message(self, plan: Plan) -> str:
+        """What the user reads: keys, values, why, and what would work."""
+        found = " with ".join(f"{key}={show(value_of(plan, key))}" for key in self.keys)
+        return f"{found}: {self.reason}; {self.instead}"
+
+
+def value_of(plan: Plan, key: str) -> object:
+    """What a plan says under a dotted key; of a config group, the option."""
+    value: object = plan
+    for part in key.split("."):
+        value = getattr(value, part)
+    return getattr(value, "name", value)
+
+
+def applying(plan: Plan) -> Iterator[Rule]:
+    """The rules that apply, in the order in which they are looked at."""
+    return (rule for rule in RULES if rule.applies(plan))
+
+
+def check(plan: Plan) -> list[str]:
+    """Refuses what cannot work together, as far as the plan tells.
+
+    Returns:
+        The warnings.
+
+    Raises:
+        Refusal: with the first reason.
+    """
+    found = list(applying(plan))
+    for rule in found:
+        if rule.verdict == "refused":
+            raise Refusal(rule.message(plan))
+    return [rule.message(plan) for rule in found]
+
+
+# ---------------------------------------------------------------------------------------------
+# What a rule asks
+# ---------------------------------------------------------------------------------------------
+
+
+def has_indices_that_are_none(plan: Plan) -> bool:
+    indices = plan.hardware.devices or []
+    return any(index < 0 for index in indices) or len(set(indices)) < len(indices)
+
+
+def has_no_fraction_to_validate(plan: Plan) -> bool:
+    validation = plan.dataset.validation
+    return isinstance(validation, float) and not 0 <= validation < 1
+
+
+def monitors_what_is_not_validated(plan: Plan) -> bool:
+    stopping = plan.training.early_stopping
+    return stopping is not None and stopping.monitor.startswith("val/") and not plan.dataset.validation
+
+
+RULES: Sequence[Rule] = (
+    Rule(
+        "memory limit on a CPU",
+        ("hardware.memory_limit_mb", "hardware"),
+        lambda p: p.hardware.memory_limit_mb is not None and p.hardware.name == "cpu",
+        "only a GPU takes a memory limit",
+        "use hardware=gpu, or leave it null",
+    ),
+    Rule(
+        "memory growth and limit",
+        ("hardware.memory_growth", "hardware.memory_limit_mb"),
+        lambda p: p.hardware.memory_growth and p.hardware.memory_limit_mb is not None,
+        "a limited device can't grow",
+        "leave one of the two",
+    ),
+    Rule(
+        "divided GPU without a limit",
+        ("hardware.logical_devices", "hardware"),
+        lambda p: p.hardware.name == "gpu" and p.hardware.logical_devices > 1 and p.hardware.memory_limit_mb is None,
+        "dividing a GPU takes a limit to the memory of each logical device",
+        "give hardware.memory_limit_mb",
+    ),
+    Rule(
+        "no device",
+        ("hardware.devices",),
+        lambda p: p.hardware.devices is not None and not p.hardware.devices,
+        "there is no device to compute on",
+        "expected at least one index, or null for every device",
+    ),
+    Rule(
+        "indices of devices",
+        ("hardware.devices",),
+        has_indices_that_are_none,
+        "these are no indices of devices",
+        "expected different indices from 0",
+    ),
+    Rule(
+        "several processes of a strategy with one",
+        ("cluster.workers", "strategy"),
+        lambda p: p.cluster.workers not in (None, 1) and p.strategy.name != "multi_worker",
+        "has one process",
+        "use strategy=multi_worker, or leave cluster.workers null",
+    ),
+    Rule(
+        "several machines of a strategy with one",
+        ("cluster", "strategy"),
+        lambda p: p.cluster.name == "tf_config" and p.strategy.name in ("one_device", "mirrored"),
+        "stays on one machine",
+        "use strategy=multi_worker, or cluster=local",
+    ),
+    Rule(
+        "workers counted twice",
+        ("cluster.workers", "cluster"),
+        lambda p: p.cluster.name == "tf_config" and p.cluster.workers is not None,
+        "TF_CONFIG names the workers",
+        "leave it null",
+    ),
+    Rule(
+        "several workers inline",
+        ("debug.inline", "strategy"),
+        lambda p: p.debug.inline and workers(p) > 1,
+        "its workers need a process each",
+        "use strategy=one_device or mirrored, or cluster.workers=1",
+    ),
+    Rule(
+        "NCCL on a CPU",
+        ("strategy.communication", "hardware"),
+        lambda p: p.strategy.communication == "nccl" and p.hardware.name == "cpu",
+        "NCCL connects GPUs",
+        "use ring, or auto",
+    ),
+    Rule(
+        "step schedule without a step",
+        ("optimizer.schedule",),
+        lambda p: p.optimizer.schedule == "step" and p.optimizer.step_every is None,
+        "multiplies the rate by optimizer.step_factor every so many updates",
+        "give optimizer.step_every",
+    ),
+    Rule(
+        "validation fraction",
+        ("dataset.validation",),
+        has_no_fraction_to_validate,
+        "no fraction of the training split",
+        "expected a fraction from 0 to less than 1, the name of a split, or null",
+    ),
+    Rule(
+        "monitor without validation",
+        ("training.early_stopping.monitor", "dataset.validation"),
+        monitors_what_is_not_validated,
+        "there is nothing to validate on",
+        "set dataset.validation=0.1, or monitor train/loss",
+    ),
+)
