@@ -1,18 +1,21 @@
 """What works with what: the table, as data.
 
-A combination that cannot work is one `Rule` in `RULES`. The launcher applies them to what the command says, where
-`auto` stands for what is not known yet; the worker applies them again once devices and strategy are, before `ready`.
+A combination that cannot work is one `Rule` in `RULES`. What is combined are the values on `AXES`, which an option
+joins by its name in the Literals of `interfaces.py`. `scaleflow.table` makes the docs' page of both.
+
+The launcher applies the rules to what the command says, where `auto` stands for what is not known yet; the worker
+applies them again once devices and strategy are, before `ready`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, cast, get_args, get_type_hints
 
-from scaleflow.cluster import workers
+from scaleflow.cluster import EXAMPLE, TF_CONFIG, workers
 from scaleflow.errors import Refusal
-from scaleflow.interfaces import Plan
+from scaleflow.interfaces import Cluster, Hardware, Plan, Precision, Strategy, Training
 from scaleflow.sections import show
 
 
@@ -48,6 +51,16 @@ def value_of(plan: Plan, key: str) -> object:
     for part in key.split("."):
         value = getattr(value, part)
     return getattr(value, "name", value)
+
+
+def settled(plan: Plan, strategy: str, hardware: str, precision: str) -> Plan:
+    """The plan with what `auto` and `mixed` have come to, for the rules that need to know."""
+    return replace(
+        plan,
+        strategy=replace(plan.strategy, name=cast(Any, strategy)),
+        hardware=replace(plan.hardware, name=cast(Any, hardware)),
+        precision=replace(plan.precision, name=cast(Any, precision)),
+    )
 
 
 def applying(plan: Plan) -> Iterator[Rule]:
@@ -114,6 +127,21 @@ RULES: Sequence[Rule] = (
         "give hardware.memory_limit_mb",
     ),
     Rule(
+        "XLA and determinism",
+        ("hardware.xla", "hardware.deterministic"),
+        lambda p: p.hardware.xla and p.hardware.deterministic,
+        "XLA has no deterministic form of some gradients, max-pooling's for one",
+        "leave one of the two false",
+    ),
+    Rule(
+        "XLA on a CPU",
+        ("hardware.xla", "hardware"),
+        lambda p: p.hardware.xla and p.hardware.name == "cpu",
+        "right, but on a CPU slower than without it (measured: half to three quarters of the examples a second)",
+        "hardware.xla=false is faster there",
+        "warning",
+    ),
+    Rule(
         "no device",
         ("hardware.devices",),
         lambda p: p.hardware.devices is not None and not p.hardware.devices,
@@ -131,14 +159,14 @@ RULES: Sequence[Rule] = (
         "several processes of a strategy with one",
         ("cluster.workers", "strategy"),
         lambda p: p.cluster.workers not in (None, 1) and p.strategy.name != "multi_worker",
-        "has one process",
+        "this strategy is one process",
         "use strategy=multi_worker, or leave cluster.workers null",
     ),
     Rule(
         "several machines of a strategy with one",
         ("cluster", "strategy"),
         lambda p: p.cluster.name == "tf_config" and p.strategy.name in ("one_device", "mirrored"),
-        "stays on one machine",
+        "this strategy stays on one machine",
         "use strategy=multi_worker, or cluster=local",
     ),
     Rule(
@@ -147,6 +175,14 @@ RULES: Sequence[Rule] = (
         lambda p: p.cluster.name == "tf_config" and p.cluster.workers is not None,
         "TF_CONFIG names the workers",
         "leave it null",
+    ),
+    Rule(
+        "divided CPUs of several workers",
+        ("hardware.logical_devices", "strategy"),
+        lambda p: p.hardware.logical_devices > 1 and p.strategy.name == "multi_worker" and p.hardware.name == "cpu",
+        "on CPUs this strategy has one replica to a worker, whatever its devices",
+        "more replicas take cluster.workers=4, or so",
+        "warning",
     ),
     Rule(
         "several workers inline",
@@ -163,10 +199,18 @@ RULES: Sequence[Rule] = (
         "use ring, or auto",
     ),
     Rule(
+        "float16 on a CPU",
+        ("precision", "hardware"),
+        lambda p: p.precision.name == "mixed_float16" and p.hardware.name == "cpu",
+        "right, but slow",
+        "precision=mixed picks bfloat16 there",
+        "warning",
+    ),
+    Rule(
         "step schedule without a step",
         ("optimizer.schedule",),
         lambda p: p.optimizer.schedule == "step" and p.optimizer.step_every is None,
-        "multiplies the rate by optimizer.step_factor every so many updates",
+        "the rate is multiplied by optimizer.step_factor every so many updates",
         "give optimizer.step_every",
     ),
     Rule(
@@ -183,4 +227,70 @@ RULES: Sequence[Rule] = (
         "there is nothing to validate on",
         "set dataset.validation=0.1, or monitor train/loss",
     ),
+)
+
+
+# ---------------------------------------------------------------------------------------------
+# What is combined
+# ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Value:
+    """One value of an axis.
+
+    Attributes:
+        key: the axis's.
+        name: as one types it behind the key.
+        words: all of what one types, with what the value needs beside it.
+        environment: what has to be in the environment.
+    """
+
+    key: str
+    name: str
+    words: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A key, and the values of it that differ in what they work with."""
+
+    key: str
+    values: tuple[Value, ...]
+
+
+#: What a value needs beside it so that it does what it is for: on a CPU, several devices.
+NEEDS: Mapping[str, tuple[str, ...]] = {
+    "hardware=auto": ("hardware.logical_devices=2",),
+    "hardware=cpu": ("hardware.logical_devices=2",),
+}
+
+#: What a value needs in the environment.
+ENVIRONMENTS: Mapping[str, Mapping[str, str]] = {"cluster=tf_config": {TF_CONFIG: EXAMPLE}}
+
+
+def axis(key: str, *names: str) -> Axis:
+    words = [f"{key}={name}" for name in names]
+    values = (
+        Value(key, name, (word, *NEEDS.get(word, ())), ENVIRONMENTS.get(word, {}))
+        for name, word in zip(names, words, strict=True)
+    )
+    return Axis(key, tuple(values))
+
+
+def literals(cls: type[Any], name: str = "name") -> tuple[str, ...]:
+    """The values that a section's key can have."""
+    return get_args(get_type_hints(cls)[name])
+
+
+AXES: Sequence[Axis] = (
+    axis("strategy", *literals(Strategy)),
+    axis("hardware", *literals(Hardware)),
+    axis("precision", *literals(Precision)),
+    axis("training.engine", *literals(Training, "engine")),
+    axis("training.accumulate", "1", "4"),
+    axis("training.clip_norm", "null", "1.0"),
+    axis("hardware.xla", "false", "true"),
+    axis("cluster", *literals(Cluster)),
 )

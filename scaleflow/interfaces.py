@@ -68,7 +68,12 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Hardware:
-    """`hardware`: which devices, and how TensorFlow uses them. Memory in MiB."""
+    """`hardware`: which devices, and how TensorFlow uses them. Memory in MiB.
+
+    Attributes:
+        xla: compile the model's forward and backward pass with XLA.
+        deterministic: the same bits at every run.
+    """
 
     name: Literal["auto", "cpu", "gpu"] = "auto"
     devices: list[int] | None = None
@@ -77,6 +82,7 @@ class Hardware:
     memory_limit_mb: int | None = field(default=None, metadata={"at_least": 1})
     intra_op_threads: int | None = field(default=None, metadata={"at_least": 1})
     inter_op_threads: int | None = field(default=None, metadata={"at_least": 1})
+    xla: bool = False
     deterministic: bool = False
 
 

@@ -46,6 +46,18 @@ def make_plan(
     Raises:
         Refusal: naming the key, the value and what would work.
     """
+    plan = read_plan(config, choices, search)
+    check_combinations(plan)
+    if not look_outside:
+        return plan
+    place = place_of(plan)
+    if place and not port_is_free(place.peers[place.worker]):
+        raise Refusal(f"TF_CONFIG: the port of {place.peers[place.worker]}, this worker's, is in use; name a free one")
+    return dataclasses.replace(plan, tracking=resolve(plan.tracking))
+
+
+def read_plan(config: Mapping[str, Any], choices: Mapping[str, str], search: Sequence[str] = ()) -> Plan:
+    """Every key read into its type; nothing is said yet of what works with what."""
     sections = dict(config)
     plan = Plan(
         strategy=read(Strategy, sections.pop("strategy", {}), "strategy"),
@@ -65,14 +77,7 @@ def make_plan(
     )
     for key in sections:
         raise unknown_key(key, [f.name for f in dataclasses.fields(Plan)])
-    plan = follow_tf_config(plan)
-    check_combinations(plan)
-    if not look_outside:
-        return plan
-    place = place_of(plan)
-    if place and not port_is_free(place.peers[place.worker]):
-        raise Refusal(f"TF_CONFIG: the port of {place.peers[place.worker]}, this worker's, is in use; name a free one")
-    return dataclasses.replace(plan, tracking=resolve(plan.tracking))
+    return follow_tf_config(plan)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -84,7 +89,7 @@ def check_combinations(plan: Plan) -> None:
     """Refuses what cannot work together, as far as the config alone tells; warnings are the worker's affair."""
     check(plan)
     if plan.hardware.name == "cpu":
-        local = 1 if plan.strategy.name == "one_device" else plan.hardware.logical_devices
+        local = plan.hardware.logical_devices if plan.strategy.name in ("auto", "mirrored") else 1
         batching(plan.training, local * workers(plan))
 
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scaleflow.cluster import TF_CONFIG, parse, workers
+from scaleflow.combinations import check, settled
 from scaleflow.errors import Refusal
 from scaleflow.events import Writer
 from scaleflow.interfaces import Batching, Emit, Examples, Feed, Plan, Stream
@@ -197,9 +198,16 @@ def build(plan: Plan, emit: Emit) -> Built:
     rate = optimizer.learning_rate(plan.optimizer, ground.portions.global_size, run.total)
     with ground.strategy.scope():
         net = model.make(bind(plan.model.target, given=2), source.inputs, source.outputs)
+        if plan.hardware.xla:
+            training.check_xla(net, source.inputs, ground.portions.replicas)
         step = optimizer.make(bind(plan.optimizer.target), rate, loss_scaling=ground.policy == "mixed_float16")
         loop = training.Loop(
-            strategy=ground.strategy, model=net, optimizer=step, objective=objective, clip_norm=plan.training.clip_norm
+            strategy=ground.strategy,
+            model=net,
+            optimizer=step,
+            objective=objective,
+            clip_norm=plan.training.clip_norm,
+            xla=plan.hardware.xla,
         )
     loop.trace(train, validation, test)
     for note in filter(None, (model.doubt(net), optimizer.doubt(plan.optimizer, run.total))):
@@ -247,6 +255,7 @@ def settle(plan: Plan, emit: Emit) -> Ground:
     devices = hardware.configure(plan.hardware)
     name = strategy.resolve(plan.strategy, devices.names)
     policy = precision.resolve(plan.precision, devices.kind)
+    warnings = check(settled(plan, name, devices.kind.lower(), policy))
     with meeting(plan, emit):
         spread, about_strategy = strategy.create(name, devices.names, plan.strategy)
         agree = training.Agreement(spread, workers(plan), bool)
@@ -257,7 +266,8 @@ def settle(plan: Plan, emit: Emit) -> Ground:
                 "give each the same command"
             )
     keras.utils.set_random_seed(plan.seed)
-    for note in filter(None, (about_strategy, precision.apply(policy, devices.kind))):
+    precision.apply(policy)
+    for note in filter(None, (about_strategy, *warnings)):
         emit("note", text=note)
     return Ground(devices.kind, name, spread, policy, batching(plan.training, spread.num_replicas_in_sync))
 

@@ -64,6 +64,7 @@ WRONG_VALUES = {
     "hardware.logical_devices=two": AT_LEAST_1,
     "hardware.memory_growth=1": "expected true or false",
     "hardware.deterministic=yes": "expected true or false",
+    "hardware.xla=1": "expected true or false",
     "hardware.intra_op_threads=0": f"{AT_LEAST_1}, or null",
     "hardware.inter_op_threads=-1": f"{AT_LEAST_1}, or null",
     "hardware.devices=0": "expected a list such as [0, 1], or null",
@@ -159,7 +160,6 @@ NOT_YET = {
     "+cluster.servers=2": "cluster",
     "+strategy.partitioner.max_shards=2": "strategy.partitioner",
     "+strategy.stages=2": "strategy.stages",
-    "+hardware.xla=true": "hardware.xla",
     "+training.callbacks=[]": "training.callbacks",
     "+tracking.offline=true": "tracking.offline",
     "+tracking.register_as=x": "tracking.register_as",
@@ -248,6 +248,7 @@ def test_what_cannot_work_together_is_refused_with_what_would(refused: Callable[
 CAN_WORK = [
     "hardware=cpu strategy=mirrored hardware.logical_devices=4 training.global_batch_size=32",
     "hardware=cpu strategy=one_device hardware.logical_devices=3 training.global_batch_size=32",
+    "hardware=cpu strategy=multi_worker hardware.logical_devices=3 training.global_batch_size=32",
     "hardware=cpu training.accumulate=4 training.global_batch_size=32",
     "strategy=mirrored hardware.logical_devices=3 training.global_batch_size=32",  # GPUs may be there
     "hardware=gpu hardware.memory_growth=false hardware.logical_devices=2 hardware.memory_limit_mb=1000",

@@ -2,6 +2,6 @@
 
 from scaleflow.cluster.local import environments
 from scaleflow.cluster.members import place_of, workers
-from scaleflow.cluster.tf_config import TF_CONFIG, answers, parse, port_is_free
+from scaleflow.cluster.tf_config import EXAMPLE, TF_CONFIG, answers, parse, port_is_free
 
-__all__ = ["TF_CONFIG", "answers", "environments", "parse", "place_of", "port_is_free", "workers"]
+__all__ = ["EXAMPLE", "TF_CONFIG", "answers", "environments", "parse", "place_of", "port_is_free", "workers"]

@@ -4,5 +4,6 @@ from scaleflow.training.agreement import Agreement
 from scaleflow.training.loop import Loop
 from scaleflow.training.objective import objective_for
 from scaleflow.training.session import Result, Session, check_monitor, length
+from scaleflow.training.xla import check_xla
 
-__all__ = ["Agreement", "Loop", "Result", "Session", "check_monitor", "length", "objective_for"]
+__all__ = ["Agreement", "Loop", "Result", "Session", "check_monitor", "check_xla", "length", "objective_for"]

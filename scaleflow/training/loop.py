@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from scaleflow.errors import NotFinite, RunError
 from scaleflow.interfaces import Feed, Objective
+from scaleflow.training.xla import with_xla
 
 NEVER = np.iinfo(np.int64).max
 
@@ -34,6 +35,7 @@ class Loop:
         optimizer: takes gradients that are summed over the replicas.
         objective: what is minimised and watched.
         clip_norm: the global norm that the gradient of the global batch is clipped to.
+        xla: compile the model's forward and backward pass with XLA.
     """
 
     def __init__(
@@ -44,12 +46,15 @@ class Loop:
         optimizer: keras.optimizers.Optimizer,
         objective: Objective,
         clip_norm: float | None = None,
+        xla: bool = False,
     ) -> None:
         self.strategy = strategy
         self.model = model
         self.optimizer = optimizer
         self.objective = objective
         self._clip_norm = clip_norm
+        self._differentiate = with_xla(self._gradients) if xla else self._gradients
+        self._measure = with_xla(self._outcome) if xla else self._outcome
         self._names = ("loss", *objective.metrics)
         optimizer.build(model.trainable_variables)
         self._epoch = np.zeros(1 + len(self._names))
@@ -179,7 +184,7 @@ class Loop:
         weight = 1.0 / tf.cast(self._valid(feed, step), tf.float32)
         if feed.batching.accumulate == 1:
             batch = ahead or self._batch(feed, fetched, epoch, step)
-            gradients, here = self._gradients(feed, batch, weight)
+            gradients, here = self._differentiate(feed, batch, weight)
         else:
             gradients, here = self._accumulate(feed, fetched, epoch, step, weight)
         gradients, loss = self._sum_over_replicas(gradients, here[1] * weight)
@@ -205,7 +210,7 @@ class Loop:
 
         def add(index: tf.Tensor, sums: tf.Tensor, gradients: list[tf.Tensor]) -> tuple[Any, Any, list[tf.Tensor]]:
             batch = feed.micro_batch(fetched, epoch, step, replica, index)
-            more, more_sums = self._gradients(feed, batch, weight)
+            more, more_sums = self._differentiate(feed, batch, weight)
             unused.update(i for i, m in enumerate(more) if m is None)
             added = [g if m is None else g + m for g, m in zip(gradients, more, strict=True)]
             return index + 1, sums + more_sums, added
@@ -264,10 +269,14 @@ class Loop:
         self, feed: Feed, fetched: Any, step: tf.Tensor, sums: tf.Tensor, first_bad: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """One batch of an evaluation, in a replica; gives what it carries on."""
-        inputs, targets, mask = self._batch(feed, fetched, tf.constant(0, tf.int64), step)
-        outputs = self.model(inputs, training=False)
-        here = self._sums(targets, outputs, self.objective.loss(targets, outputs), mask)
+        here = self._measure(self._batch(feed, fetched, tf.constant(0, tf.int64), step))
         return sums + tf.cast(here, sums.dtype), first_bad
+
+    def _outcome(self, batch: Any) -> tf.Tensor:
+        """The sums of one batch of an evaluation."""
+        inputs, targets, mask = batch
+        outputs = self.model(inputs, training=False)
+        return self._sums(targets, outputs, self.objective.loss(targets, outputs), mask)
 
 
 def repeat(body: Callable[..., Any], first: tf.Tensor, count: tf.Tensor, state: Any) -> Any:
