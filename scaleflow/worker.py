@@ -13,6 +13,7 @@ import ctypes
 import functools
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -51,6 +52,9 @@ EVALUATION_BATCH = 256
 #: Keras imports these where it finds them, for wrappers and plots that a worker has no use for: a
 #: second and more of every start. Whoever needs one in a model or dataset imports it as usual.
 NOT_FOR_KERAS = ("sklearn", "matplotlib", "matplotlib.pyplot", "pandas")
+
+#: Lines that TensorFlow's errors begin with, before they say what was wrong.
+LEADS_TO_REASON = re.compile(r"\s*$|Graph execution error|Detected at node|<stack traces|\d+ root error|\s+File ")
 
 
 @dataclass(frozen=True)
@@ -168,10 +172,10 @@ def told(error: Exception, plan: Plan) -> str:
     """An error in a line, with the place in the user's own code where it came up."""
     if isinstance(error, bdb.BdbQuit):
         return "the debugger was left" + ("" if plan.debug.inline else "; in a worker it has no terminal: debug=inline")
-    text = str(error).strip().splitlines() or [""]
+    reason = next((line.strip() for line in str(error).splitlines() if not LEADS_TO_REASON.match(line)), "")
     own = [f for f in traceback.extract_tb(error.__traceback__) if is_own(f.filename, plan.search)]
     place = f" ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
-    return f"{type(error).__name__}: {text[0]}{place}"
+    return f"{type(error).__name__}: {reason}{place}"
 
 
 def is_own(file: str, folders: Sequence[str]) -> bool:

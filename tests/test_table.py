@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
@@ -134,6 +135,7 @@ class Expected:
         }
 
 
+@functools.cache
 def expected(cell: Cell) -> Expected:
     with environment(cell):
         plan = plan_of(cell)
@@ -157,11 +159,14 @@ def pairs(cell: Cell) -> set[tuple[tuple[str, str], tuple[str, str]]]:
 
 
 def cover(chosen: Sequence[Cell]) -> Iterator[Cell]:
-    """Few of the cells in which all pairs are that are in any: again and again the one with most that are left."""
+    """Few of the cells in which all pairs are that are in any.
+
+    Again and again the one with most pairs that are left, where each process counts as what it costs.
+    """
     of = {cell: pairs(cell) for cell in chosen}
     left = set().union(*of.values())
     while left:
-        best = max(chosen, key=lambda cell: len(of[cell] & left))
+        best = max(chosen, key=lambda cell: len(of[cell] & left) / expected(cell).processes)
         left -= of[best]
         yield best
 
