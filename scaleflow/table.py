@@ -39,7 +39,7 @@ a column a value of another key:
 - **depends**, **may warn**: only together with what the reason names.
 
 `auto` is decided where the run starts, by the devices found there; what it has come to is then looked up in the
-same way.
+same way. `make matrix` trains what this page allows on CPUs; what needs a GPU or a TPU is planned there, not run.
 """
 
 

@@ -23,6 +23,7 @@ SAME = ("training.global_batch_size=48", "training.max_steps=50", "training.step
 SPREAD = {
     "one_device": ("strategy=one_device",),
     "multi_worker(2)": ("strategy=multi_worker",),
+    "multi_worker(2) with XLA": ("strategy=multi_worker", "hardware.xla=true"),
     "multi_worker(3)": ("strategy=multi_worker", "cluster.workers=3", "training.accumulate=2"),
 }
 
