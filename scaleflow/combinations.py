@@ -242,13 +242,13 @@ class Value:
     Attributes:
         key: the axis's.
         name: as one types it behind the key.
-        words: all of what one types, with what the value needs beside it.
+        word: what one types.
         environment: what has to be in the environment.
     """
 
     key: str
     name: str
-    words: tuple[str, ...]
+    word: str
     environment: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
@@ -260,22 +260,20 @@ class Axis:
     values: tuple[Value, ...]
 
 
-#: What a value needs beside it so that it does what it is for: on a CPU, several devices.
-NEEDS: Mapping[str, tuple[str, ...]] = {
-    "hardware=auto": ("hardware.logical_devices=2",),
-    "hardware=cpu": ("hardware.logical_devices=2",),
-}
+#: What one types beside values that come together, so that they do what they are for: on a CPU, several devices.
+NEEDS: Sequence[tuple[frozenset[str], str]] = tuple(
+    (frozenset({f"strategy={strategy}", f"hardware={hardware}"}), "hardware.logical_devices=2")
+    for strategy in ("auto", "mirrored")
+    for hardware in ("auto", "cpu")
+)
 
 #: What a value needs in the environment.
 ENVIRONMENTS: Mapping[str, Mapping[str, str]] = {"cluster=tf_config": {TF_CONFIG: EXAMPLE}}
 
 
 def axis(key: str, *names: str) -> Axis:
-    words = [f"{key}={name}" for name in names]
-    values = (
-        Value(key, name, (word, *NEEDS.get(word, ())), ENVIRONMENTS.get(word, {}))
-        for name, word in zip(names, words, strict=True)
-    )
+    typed = {name: f"{key}={name}" for name in names}
+    values = (Value(key, name, word, ENVIRONMENTS.get(word, {})) for name, word in typed.items())
     return Axis(key, tuple(values))
 
 

@@ -18,7 +18,7 @@ import yaml
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
-from scaleflow.combinations import AXES, RULES, Axis, Rule, Value, applying
+from scaleflow.combinations import AXES, NEEDS, RULES, Axis, Rule, Value, applying
 from scaleflow.interfaces import Plan
 from scaleflow.plan import read_plan
 
@@ -50,7 +50,8 @@ def cells() -> Iterator[Cell]:
 
 def words(cell: Cell) -> list[str]:
     """What one types for a cell."""
-    return [word for value in cell for word in value.words]
+    typed = [value.word for value in cell]
+    return typed + [word for values, word in NEEDS if values <= set(typed)]
 
 
 @contextlib.contextmanager

@@ -78,7 +78,7 @@ def test_every_cell_is_a_plan_or_a_refusal_that_names_what_would_work() -> None:
         plan, rules = refusing(cell)
         if rules:
             assert found == rules[0].message(plan), name(cell)
-            assert {f"{value.key}={value.name}" for value in cell} & set(found.partition(": ")[0].split(" with "))
+            assert {value.word for value in cell} & set(found.partition(": ")[0].split(" with "))
         else:
             assert isinstance(found, Plan), found
 
@@ -93,7 +93,7 @@ def test_each_axis_is_made_of_values_that_are_read_as_such() -> None:
         assert len({value.name for value in axis.values}) == len(axis.values)
         for value in axis.values:
             section, _, leaf = value.key.partition(".")
-            config = config_of(value.words)
+            config = config_of([value.word])
             assert json.dumps(config[section][leaf or "name"]).strip('"') == value.name
 
 
@@ -104,6 +104,12 @@ def test_a_rule_says_what_to_do_instead(rule: Rule) -> None:
     assert rule.instead
     assert len(rule.reason + rule.instead) < 200
     assert [r.name for r in RULES].count(rule.name) == 1
+
+
+def test_several_workers_on_cpus_say_that_logical_devices_make_no_replicas(plan: Callable[..., Plan]) -> None:
+    (warning,) = check(plan("strategy=multi_worker", "hardware=cpu", "hardware.logical_devices=2"))
+    assert warning.startswith("hardware.logical_devices=2 with strategy=multi_worker: ")
+    assert "cluster.workers=4" in warning
 
 
 def test_the_page_is_made_from_the_table() -> None:
