@@ -1,16 +1,25 @@
 # make run     sets up .venv and runs the default job
 # make test    sets up .venv and passes the tests
+# make matrix  trains every allowed cell of docs/combinations.md
+# make table   makes docs/combinations.md
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test lint bench ui clean
+.PHONY: run test matrix table lint bench ui clean
 
 run: $(VENV)/installed
 	$(BIN)/python -m scaleflow
 
 test: $(VENV)/developed
 	$(BIN)/python -m pytest
+
+matrix: $(VENV)/developed
+	$(BIN)/python -m pytest tests/test_table.py --matrix --verbose
+
+table: $(VENV)/installed
+	$(BIN)/python -m scaleflow.table > docs/combinations.new
+	mv docs/combinations.new docs/combinations.md
 
 lint: $(VENV)/developed
 	$(BIN)/ruff check .

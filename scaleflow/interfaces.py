@@ -92,6 +92,8 @@ class Hardware:
 
     Attributes:
         tpu: `grpc://HOST:PORT`, `local` or a name; null means the one that the environment tells of.
+        xla: compile the model's forward and backward pass with XLA.
+        deterministic: the same bits at every run.
     """
 
     name: Literal["auto", "cpu", "gpu", "tpu"] = "auto"
@@ -102,6 +104,7 @@ class Hardware:
     memory_limit_mb: int | None = field(default=None, metadata={"at_least": 1})
     intra_op_threads: int | None = field(default=None, metadata={"at_least": 1})
     inter_op_threads: int | None = field(default=None, metadata={"at_least": 1})
+    xla: bool = False
     deterministic: bool = False
 
 

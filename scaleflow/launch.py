@@ -22,12 +22,11 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from scaleflow.cluster import TF_CONFIG, answers, environments
+from scaleflow.cluster import TF_CONFIG, answers, environments, names, place_of, roles
 from scaleflow.errors import Refusal
 from scaleflow.events import Event, Reader, Writer
 from scaleflow.interfaces import Plan
 from scaleflow.masking import masked, masked_override
-from scaleflow.plan import names, place_of, roles
 from scaleflow.process import WorkerProcess, started
 from scaleflow.record import STATE, Recorder
 from scaleflow.terminal import Display, display_for, duration

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import re
 import types
 import typing
@@ -38,7 +39,6 @@ NOT_YET_KEYS: Sequence[str] = (
     "cluster.submit",
     "strategy.stages",
     "strategy.micro_batches",
-    "hardware.xla",
     "model.init_from",
     "training.callbacks",
     "training.step",
@@ -70,7 +70,7 @@ def read(cls: type[T], section: object, key: str) -> T:
     if not isinstance(section, Mapping):
         raise Refusal(f"{key}={show(section)}: expected keys under {key}, such as {key}.{fields_of(cls)[0].name}=...")
     known = {f.name: f for f in fields_of(cls)}
-    hints = typing.get_type_hints(cls)
+    hints = hints_of(typing.cast(Any, cls))
     for name in section:
         if name not in known:
             raise unknown_key(f"{key}.{name}", [f"{key}.{k}" for k in known])
@@ -88,9 +88,15 @@ def read_with_target(cls: type[T], section: object, key: str) -> T:
         raise Refusal(f"{key}._target_={show(path)}: expected the dotted name of a class or function")
     arguments = {k: v for k, v in section.items() if k not in own and k not in ("_target_", "_partial_")}
     known = {f.name: f for f in fields_of(cls)}
-    hints = typing.get_type_hints(cls)
+    hints = hints_of(typing.cast(Any, cls))
     values = {k: typed(section[k], hints[k], f"{key}.{k}", known[k].metadata) for k in section if k in own}
     return cls(**{"target": Target(key, path.strip(), arguments), **values})
+
+
+@functools.cache
+def hints_of(cls: Any) -> Mapping[str, Any]:
+    """A section's types, found once: a table of configs asks for them again and again."""
+    return typing.get_type_hints(cls)
 
 
 def fields_of(cls: type[Any]) -> tuple[dataclasses.Field[Any], ...]:

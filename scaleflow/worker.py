@@ -13,6 +13,7 @@ import ctypes
 import functools
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -25,12 +26,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from scaleflow.cluster import TF_CONFIG, answers, parse
+from scaleflow.cluster import TF_CONFIG, answers, in_step, names, parse, workers
+from scaleflow.combinations import check, settled
 from scaleflow.errors import Refusal
 from scaleflow.events import Writer
 from scaleflow.interfaces import Batching, Emit, Examples, Feed, Objective, Plan, Stream
 from scaleflow.masking import masked
-from scaleflow.plan import batching, in_step, make_plan, names, workers
+from scaleflow.plan import batching, make_plan
 
 if TYPE_CHECKING:
     import keras
@@ -55,6 +57,9 @@ EVALUATION_BATCH = 256
 #: Keras imports these where it finds them, for wrappers and plots that a worker has no use for: a
 #: second and more of every start. Whoever needs one in a model or dataset imports it as usual.
 NOT_FOR_KERAS = ("sklearn", "matplotlib", "matplotlib.pyplot", "pandas")
+
+#: Lines that TensorFlow's errors begin with, before they say what was wrong.
+LEADS_TO_REASON = re.compile(r"\s*$|Graph execution error|Detected at node|<stack traces|\d+ root error|\s+File ")
 
 
 @dataclass(frozen=True)
@@ -211,10 +216,10 @@ def told(error: Exception, plan: Plan) -> str:
     """An error in a line, with the place in the user's own code where it came up."""
     if isinstance(error, bdb.BdbQuit):
         return "the debugger was left" + ("" if plan.debug.inline else "; in a worker it has no terminal: debug=inline")
-    text = str(error).strip().splitlines() or [""]
+    reason = next((line.strip() for line in str(error).splitlines() if not LEADS_TO_REASON.match(line)), "")
     own = [f for f in traceback.extract_tb(error.__traceback__) if is_own(f.filename, plan.search)]
     place = f" ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
-    return f"{type(error).__name__}: {text[0]}{place}"
+    return f"{type(error).__name__}: {reason}{place}"
 
 
 def is_own(file: str, folders: Sequence[str]) -> bool:
@@ -246,6 +251,8 @@ def build(plan: Plan, emit: Emit) -> Built:
         optimizer.make, bind(plan.optimizer.target), rate, loss_scaling=ground.policy == "mixed_float16"
     )
     loop = make_loop(plan, ground, objective, make_model, make_optimizer)
+    if plan.hardware.xla:
+        training.check_xla(loop.model, source.inputs, ground.portions.replicas)
     loop.trace(train, validation, test)
     for note in filter(None, (model.doubt(loop.model), optimizer.doubt(plan.optimizer, run.total))):
         emit("note", text=note)
@@ -284,7 +291,7 @@ def make_loop(
             whole = make_model()
         keras.utils.set_random_seed(plan.seed)  # the same weights again, as everywhere
     with spread.scope():
-        parts = (spread, make_model(), make_optimizer(), objective, plan.training.clip_norm)
+        parts = (spread, make_model(), make_optimizer(), objective, plan.training.clip_norm, plan.hardware.xla)
         if spread is here:
             return training.Loop(*parts)
         return training.CoordinatedLoop(*parts, workers(plan), whole, here)
@@ -325,6 +332,7 @@ def settle(plan: Plan, emit: Emit) -> Ground:
         devices = hardware.configure(plan.hardware)
     name = strategy.resolve(plan.strategy, devices.names)
     policy = precision.resolve(plan.precision, devices.kind)
+    warnings = check(settled(plan, name, devices.kind.lower(), policy))
     with meeting(plan, emit):
         spread, about_strategy = strategy.create(name, devices.names, plan.strategy, devices.tpu)
         agree = training.Agreement(spread, in_step(plan), bool)
@@ -335,7 +343,8 @@ def settle(plan: Plan, emit: Emit) -> Ground:
                 "give each the same command"
             )
     keras.utils.set_random_seed(plan.seed)
-    for note in filter(None, (about_strategy, precision.apply(policy, devices.kind))):
+    precision.apply(policy)
+    for note in filter(None, (about_strategy, *warnings)):
         emit("note", text=note)
     here = strategy.create("one_device", devices.names)[0] if name == "parameter_server" else spread
     return Ground(devices.kind, name, spread, here, policy, batching(plan.training, spread.num_replicas_in_sync))

@@ -29,6 +29,10 @@ FORKSERVER = multiprocessing.get_context("forkserver")
 FORKSERVER.set_forkserver_preload(["tensorflow", "keras", "tests.preload"])
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--matrix", action="store_true", help="train every allowed cell of the table, not a cover of them")
+
+
 def in_child(
     pipe: Connection, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from scaleflow.combinations import SEVERAL_PROCESSES
 from scaleflow.interfaces import Plan
-from scaleflow.plan import SEVERAL_PROCESSES
 from tests.conftest import ROOT, Command
 
 PROMISED = 0.95

@@ -66,6 +66,7 @@ WRONG_VALUES = {
     "hardware.logical_devices=two": AT_LEAST_1,
     "hardware.memory_growth=1": "expected true or false",
     "hardware.deterministic=yes": "expected true or false",
+    "hardware.xla=1": "expected true or false",
     "hardware.intra_op_threads=0": f"{AT_LEAST_1}, or null",
     "hardware.inter_op_threads=-1": f"{AT_LEAST_1}, or null",
     "hardware.devices=0": "expected a list such as [0, 1], or null",
@@ -126,21 +127,29 @@ def test_a_whole_number_is_good_where_a_fraction_is_expected(plan: Make) -> None
     assert isinstance(plan("tracking.flush_seconds=3").tracking.flush_seconds, float)
 
 
+SERVED = "strategy=parameter_server"
+SHARDS = "strategy.partitioner.max_shards"
 PROCESSES = {
-    ("strategy=mirrored", "cluster.workers=2"): "cluster.workers=2 with strategy=mirrored: has one process",
-    ("strategy=multi_worker", "cluster.servers=2"): "cluster.servers=2 with strategy=multi_worker: has no parameter",
-    ("strategy=multi_worker", "cluster.max_restarts=3"): "cluster.max_restarts=3 with strategy=multi_worker: not avail",
-    ("strategy=parameter_server", "hardware.logical_devices=2"): "each worker is one replica on one device; use more",
-    ("strategy=parameter_server", "debug=inline"): "debug=inline with 4 processes",
-    ("strategy=parameter_server", "cluster.servers=0"): "cluster.servers=0: expected an integer, at least 1",
-    ("strategy=parameter_server", "strategy.partitioner.max_shards=0"): "max_shards=0: expected an integer, at least 1",
-    ("strategy=mirrored", "+strategy.partitioner.max_shards=2"): "strategy.partitioner with strategy=mirrored: divides",
     (
         "strategy=mirrored",
-        "+strategy.communication=ring",
-    ): "strategy.communication=ring with strategy=mirrored: is between",
+        "cluster.workers=2",
+    ): "cluster.workers=2 with strategy=mirrored: this strategy has one process",
+    (
+        "strategy=multi_worker",
+        "cluster.servers=2",
+    ): "cluster.servers=2 with strategy=multi_worker: this strategy has no",
+    (
+        "strategy=multi_worker",
+        "cluster.max_restarts=3",
+    ): "starting workers again is not available yet for this strategy",
+    (SERVED, "hardware.logical_devices=2"): "each worker is one replica on one device; use more",
+    (SERVED, "debug=inline"): f"debug.inline=true with {SERVED}: its workers need a process each",
+    (SERVED, "cluster.servers=0"): "cluster.servers=0: expected an integer, at least 1",
+    (SERVED, f"{SHARDS}=0"): f"{SHARDS}=0: expected an integer, at least 1",
+    ("strategy=mirrored", f"+{SHARDS}=2"): f"{SHARDS}=2 with strategy=mirrored: there are no servers",
+    ("strategy=mirrored", "+strategy.communication=ring"): "this strategy has no workers that speak with each other",
     ("strategy=multi_worker", "strategy.communication=nccl", "hardware=cpu"): "NCCL connects GPUs; use ring",
-    ("strategy=parameter_server", "cluster=tf_config"): "TF_CONFIG is not set",
+    (SERVED, "cluster=tf_config"): "TF_CONFIG is not set",
 }
 
 
@@ -155,7 +164,7 @@ def test_what_a_strategys_processes_cannot_do_is_refused(
     ("cluster", "strategy", "words"),
     [
         ({"worker": ["a:1", "b:2"]}, "parameter_server", "TF_CONFIG names no ps"),
-        ({"chief": ["a:1"], "worker": ["b:2"], "ps": ["c:3"]}, "multi_worker", "with ps in TF_CONFIG"),
+        ({"chief": ["a:1"], "worker": ["b:2"], "ps": ["c:3"]}, "multi_worker", "TF_CONFIG names ps"),
     ],
 )
 def test_tf_config_has_to_have_the_strategys_roles(
@@ -213,7 +222,6 @@ NOT_YET = {
     "+checkpoint.keep=3": "checkpoint",
     "+profiler=trace": "profiler",
     "+strategy.stages=2": "strategy.stages",
-    "+hardware.xla=true": "hardware.xla",
     "+training.callbacks=[]": "training.callbacks",
     "+tracking.offline=true": "tracking.offline",
     "+tracking.register_as=x": "tracking.register_as",
@@ -281,15 +289,15 @@ CANNOT_WORK = {
     "strategy=tpu hardware=gpu": ("strategy=tpu with hardware=gpu: ", "hardware=tpu", "strategy=mirrored"),
     "strategy=mirrored hardware=tpu": ("hardware=tpu with strategy=mirrored: ", "strategy=tpu", "hardware=auto"),
     "strategy=one_device hardware.tpu=local": ("hardware.tpu=local with strategy=one_device", "strategy=tpu"),
-    "hardware=cpu hardware.tpu=local": ("hardware.tpu=local with strategy=auto and hardware=cpu", "strategy=tpu"),
-    "strategy=tpu hardware.logical_devices=2": ("hardware.logical_devices=2 with a TPU: ", "leave it 1"),
-    "hardware=tpu hardware.devices=[0]": ("hardware.devices=[0] with a TPU: ", "leave it null"),
-    "strategy=tpu hardware.memory_growth=true": ("hardware.memory_growth=true", "with a TPU: "),
-    "strategy=tpu hardware.memory_limit_mb=100": ("hardware.memory_limit_mb=100", "with a TPU: "),
-    "strategy=tpu precision=mixed_float16": ("precision=mixed_float16 on a TPU: ", "precision=mixed_bfloat16"),
+    "hardware=cpu hardware.tpu=local": ("hardware.tpu=local with strategy=auto", "strategy=tpu"),
+    "strategy=tpu hardware.logical_devices=2": ("hardware.logical_devices=2 with hardware=tpu: ", "leave it 1"),
+    "hardware=tpu hardware.devices=[0]": ("hardware.devices=[0] with hardware=tpu: ", "leave it null"),
+    "strategy=tpu hardware.memory_growth=true": ("hardware.memory_growth=true", "with hardware=tpu: "),
+    "strategy=tpu hardware.memory_limit_mb=100": ("hardware.memory_limit_mb=100", "with hardware=tpu: "),
+    "strategy=tpu precision=mixed_float16": ("precision=mixed_float16 with hardware=tpu: ", "precision=mixed_bfloat16"),
     "strategy=tpu cluster.workers=2": ("cluster.workers=2 with strategy=tpu: ", "strategy=multi_worker"),
     "hardware.tpu=10.0.0.1:8470": ("hardware.tpu=10.0.0.1:8470: ", "grpc://10.0.0.1:8470"),
-    "hardware=cpu hardware.memory_limit_mb=100": ("hardware.memory_limit_mb=100: ", "hardware=gpu"),
+    "hardware=cpu hardware.memory_limit_mb=100": ("hardware.memory_limit_mb=100 with hardware=cpu: ", "hardware=gpu"),
     "hardware=gpu hardware.memory_limit_mb=100": ("hardware.memory_growth=true", "hardware.memory_limit_mb=100"),
     "hardware=gpu hardware.logical_devices=2": ("hardware.logical_devices=2", "hardware.memory_limit_mb"),
     "optimizer.schedule=step": ("optimizer.schedule=step: ", "optimizer.step_every"),
@@ -314,6 +322,7 @@ def test_what_cannot_work_together_is_refused_with_what_would(refused: Callable[
 CAN_WORK = [
     "hardware=cpu strategy=mirrored hardware.logical_devices=4 training.global_batch_size=32",
     "hardware=cpu strategy=one_device hardware.logical_devices=3 training.global_batch_size=32",
+    "hardware=cpu strategy=multi_worker hardware.logical_devices=3 training.global_batch_size=32",
     "hardware=cpu training.accumulate=4 training.global_batch_size=32",
     "strategy=mirrored hardware.logical_devices=3 training.global_batch_size=32",  # GPUs may be there
     "hardware=gpu hardware.memory_growth=false hardware.logical_devices=2 hardware.memory_limit_mb=1000",

@@ -1,18 +1,26 @@
 """Where the worker processes of a run are, and what tells them of each other. No TensorFlow here."""
 
 from scaleflow.cluster.local import environments
-from scaleflow.cluster.tf_config import TF_CONFIG, answers, parse, port_is_free
+from scaleflow.cluster.members import in_step, names, place_of, roles, workers
+from scaleflow.cluster.tf_config import EXAMPLE, EXAMPLE_WITH_SERVERS, TF_CONFIG, answers, parse, port_is_free
 from scaleflow.cluster.tpu import TpuPlace, find_tpu, is_sure, no_tpu, unreachable
 
 __all__ = [
+    "EXAMPLE",
+    "EXAMPLE_WITH_SERVERS",
     "TF_CONFIG",
     "TpuPlace",
     "answers",
     "environments",
     "find_tpu",
+    "in_step",
     "is_sure",
+    "names",
     "no_tpu",
     "parse",
+    "place_of",
     "port_is_free",
+    "roles",
     "unreachable",
+    "workers",
 ]

@@ -19,6 +19,10 @@ TF_CONFIG = "TF_CONFIG"
 #: The roles, in the order in which processes are numbered.
 ROLES = ("chief", "worker", "ps")
 
+EXAMPLE_WITH_SERVERS = (
+    '{"cluster": {"chief": ["host0:2222"], "worker": ["host1:2222"], "ps": ["host2:2222"]}, '
+    '"task": {"type": "chief", "index": 0}}'
+)
 EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
 
 

@@ -14,9 +14,6 @@ def resolve(options: Precision, kind: str) -> str:
     return "mixed_float16" if kind == "GPU" else "mixed_bfloat16"
 
 
-def apply(policy: str, kind: str) -> str | None:
-    """Makes `policy` the default of layers built from now on; gives what the user should know."""
+def apply(policy: str) -> None:
+    """Makes `policy` the default of layers built from now on."""
     keras.config.set_dtype_policy(policy)
-    if policy == "mixed_float16" and kind == "CPU":
-        return "precision=mixed_float16 on a CPU: right, but slow; precision=mixed picks bfloat16 there"
-    return None

@@ -6,6 +6,7 @@ from scaleflow.training.evaluation import Evaluation
 from scaleflow.training.loop import Loop
 from scaleflow.training.objective import objective_for
 from scaleflow.training.session import Result, Session, check_monitor, length
+from scaleflow.training.xla import check_xla
 
 __all__ = [
     "Agreement",
@@ -15,6 +16,7 @@ __all__ = [
     "Result",
     "Session",
     "check_monitor",
+    "check_xla",
     "length",
     "objective_for",
 ]

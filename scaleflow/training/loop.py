@@ -19,6 +19,7 @@ from scaleflow.training.evaluation import Evaluation
 from scaleflow.training.passes import WholePasses, supervised
 from scaleflow.training.repeat import repeat
 from scaleflow.training.tally import Tally
+from scaleflow.training.xla import with_xla
 
 NEVER = np.iinfo(np.int64).max
 
@@ -38,6 +39,7 @@ class Loop:
         optimizer: takes gradients that are summed over the replicas.
         objective: what is minimised and watched.
         clip_norm: the global norm that the gradient of the global batch is clipped to.
+        xla: compile the model's forward and backward pass with XLA.
         passes: the way forward and backward, where it is not that of a model in one piece.
         evaluation: where that is not done under the strategy, in the forward pass.
     """
@@ -49,6 +51,7 @@ class Loop:
         optimizer: keras.optimizers.Optimizer,
         objective: Objective,
         clip_norm: float | None = None,
+        xla: bool = False,
         *,
         passes: Passes | None = None,
         evaluation: Evaluation | None = None,
@@ -58,8 +61,10 @@ class Loop:
         self.optimizer = optimizer
         self.objective = objective
         self.passes = passes or WholePasses(model, supervised(objective))
-        self._evaluation = evaluation or Evaluation(strategy, self.passes.forward, objective)
+        forward = with_xla(self.passes.forward) if xla else self.passes.forward
+        self._evaluation = evaluation or Evaluation(strategy, forward, objective)
         self._clip_norm = clip_norm
+        self._differentiate = with_xla(self._gradients) if xla else self._gradients
         self._tally = Tally(objective)
         self._epoch = np.zeros(self._tally.size)
         self._functions: dict[int, Any] = {}
@@ -176,7 +181,7 @@ class Loop:
         weight = 1.0 / tf.cast(self._valid(feed, step), tf.float32)
         if feed.batching.accumulate == 1:
             batch = ahead or self._batch(feed, fetched, epoch, step)
-            gradients, here = self._gradients(feed, batch, weight)
+            gradients, here = self._differentiate(feed, batch, weight)
         else:
             gradients, here = self._accumulate(feed, fetched, epoch, step, weight)
         gradients, loss = self._sum_over_replicas(gradients, here[1] * weight)
@@ -202,7 +207,7 @@ class Loop:
 
         def add(index: tf.Tensor, sums: tf.Tensor, gradients: list[tf.Tensor]) -> tuple[Any, Any, list[tf.Tensor]]:
             batch = feed.micro_batch(fetched, epoch, step, replica, index)
-            more, more_sums = self._gradients(feed, batch, weight)
+            more, more_sums = self._differentiate(feed, batch, weight)
             unused.update(i for i, m in enumerate(more) if m is None)
             added = [g if m is None else g + m for g, m in zip(gradients, more, strict=True)]
             return index + 1, sums + more_sums, added

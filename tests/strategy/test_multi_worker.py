@@ -18,13 +18,13 @@ from tests.test_launch import LongRun, assert_all_points_are_kept, only_run
 CPU = ("hardware=cpu", "hardware.intra_op_threads=1")
 WORKERS = ("strategy=multi_worker", *CPU)
 
-#: 50 steps of the same global batches on one, two and two-by-two devices, one step to a call.
+#: 50 steps of the same global batches on one, two and three devices, one step to a call.
 SAME = ("training.global_batch_size=48", "training.max_steps=50", "training.steps_per_loop=1", "tracking=none", *CPU)
 SPREAD = {
     "one_device": ("strategy=one_device",),
     "multi_worker(2)": ("strategy=multi_worker",),
+    "multi_worker(2) with XLA": ("strategy=multi_worker", "hardware.xla=true"),
     "multi_worker(3)": ("strategy=multi_worker", "cluster.workers=3", "training.accumulate=2"),
-    "multi_worker(2) x 2": ("strategy=multi_worker", "hardware.logical_devices=2"),
 }
 
 

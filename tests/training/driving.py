@@ -67,7 +67,7 @@ def assemble(
     from scaleflow.optimizer import make
 
     keras.utils.set_random_seed(7)
-    precision.apply(policy, "CPU")
+    precision.apply(policy)
     feed = dataset.feed(
         examples, Batching(batch_size, accumulate, strategy.num_replicas_in_sync), strategy, shuffle_seed
     )

@@ -1,0 +1,46 @@
+"""Which processes a plan has, and which of them this machine is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from scaleflow.cluster.tf_config import TF_CONFIG, parse
+from scaleflow.interfaces import Place, Plan
+
+
+def place_of(plan: Plan) -> Place | None:
+    """This machine's place in a cluster of several machines, or None where all workers are on this one."""
+    return parse(os.environ.get(TF_CONFIG)) if plan.cluster.name == "tf_config" else None
+
+
+def roles(plan: Plan) -> Mapping[str, int]:
+    """How many processes the plan has in each of TF_CONFIG's roles, on all machines, as they are numbered."""
+    place = place_of(plan)
+    if plan.strategy.name == "parameter_server":
+        if place:
+            return {"chief": 1, "worker": len(place.peers) - 1 - place.servers, "ps": place.servers}
+        return {"chief": 1, "worker": plan.cluster.workers or 2, "ps": plan.cluster.servers or 1}
+    if plan.strategy.name == "multi_worker":
+        return {"worker": len(place.peers) if place else plan.cluster.workers or 2}
+    return {"worker": 1}
+
+
+def names(plan: Plan) -> list[str]:
+    """What users know the processes by, as they are numbered."""
+    words = {"chief": "coordinator", "worker": "worker", "ps": "server"}
+    return [
+        words[role] if role == "chief" else f"{words[role]} {index}"
+        for role, count in roles(plan).items()
+        for index in range(count)
+    ]
+
+
+def workers(plan: Plan) -> int:
+    """How many processes train, on all machines."""
+    return roles(plan)["worker"]
+
+
+def in_step(plan: Plan) -> int:
+    """How many processes take each step together."""
+    return workers(plan) if plan.strategy.name == "multi_worker" else 1

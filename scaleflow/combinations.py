@@ -1,0 +1,409 @@
+"""What works with what: the table, as data.
+
+A combination that cannot work is one `Rule` in `RULES`. What is combined are the values on `AXES`, which an option
+joins by its name in the Literals of `interfaces.py`. `scaleflow.table` makes the docs' page of both.
+
+The launcher applies the rules to what the command says, where `auto` stands for what is not known yet; the worker
+applies them again once devices and strategy are, before `ready`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast, get_args, get_type_hints
+
+from scaleflow.cluster import EXAMPLE, EXAMPLE_WITH_SERVERS, TF_CONFIG, names, place_of
+from scaleflow.errors import Refusal
+from scaleflow.interfaces import Cluster, Hardware, Partitioner, Plan, Precision, Strategy, Training
+from scaleflow.sections import show
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One thing that does not work, or that a user should know of.
+
+    Attributes:
+        name: short, for the docs and the tests.
+        keys: what it is about, that which is best changed first. A group stands for its option.
+        applies: whether a plan has it; `auto` for a name means that it is not known yet.
+        reason: why.
+        instead: what would work.
+        verdict: `refused`, or a `warning` that the run begins with.
+    """
+
+    name: str
+    keys: tuple[str, ...]
+    applies: Callable[[Plan], bool]
+    reason: str
+    instead: str
+    verdict: Literal["refused", "warning"] = "refused"
+
+    def message(self, plan: Plan) -> str:
+        """What the user reads: keys, values, why, and what would work."""
+        found = " with ".join(f"{key}={show(value_of(plan, key))}" for key in self.keys)
+        return f"{found}: {self.reason}; {self.instead}"
+
+
+def value_of(plan: Plan, key: str) -> object:
+    """What a plan says under a dotted key; of a config group, the option."""
+    value: object = plan
+    for part in key.split("."):
+        value = getattr(value, part)
+    return getattr(value, "name", value)
+
+
+def settled(plan: Plan, strategy: str, hardware: str, precision: str) -> Plan:
+    """The plan with what `auto` and `mixed` have come to, for the rules that need to know."""
+    return replace(
+        plan,
+        strategy=replace(plan.strategy, name=cast(Any, strategy)),
+        hardware=replace(plan.hardware, name=cast(Any, hardware)),
+        precision=replace(plan.precision, name=cast(Any, precision)),
+    )
+
+
+def applying(plan: Plan) -> Iterator[Rule]:
+    """The rules that apply, in the order in which they are looked at."""
+    return (rule for rule in RULES if rule.applies(plan))
+
+
+def check(plan: Plan) -> list[str]:
+    """Refuses what cannot work together, as far as the plan tells.
+
+    Returns:
+        The warnings.
+
+    Raises:
+        Refusal: with the first reason.
+    """
+    found = list(applying(plan))
+    for rule in found:
+        if rule.verdict == "refused":
+            raise Refusal(rule.message(plan))
+    return [rule.message(plan) for rule in found]
+
+
+# ---------------------------------------------------------------------------------------------
+# What a rule asks
+# ---------------------------------------------------------------------------------------------
+
+
+def has_indices_that_are_none(plan: Plan) -> bool:
+    indices = plan.hardware.devices or []
+    return any(index < 0 for index in indices) or len(set(indices)) < len(indices)
+
+
+def has_no_fraction_to_validate(plan: Plan) -> bool:
+    validation = plan.dataset.validation
+    return isinstance(validation, float) and not 0 <= validation < 1
+
+
+def monitors_what_is_not_validated(plan: Plan) -> bool:
+    stopping = plan.training.early_stopping
+    return stopping is not None and stopping.monitor.startswith("val/") and not plan.dataset.validation
+
+
+def servers_named(plan: Plan) -> int:
+    """The parameter servers that TF_CONFIG names."""
+    place = place_of(plan)
+    return place.servers if place else 0
+
+
+SEVERAL_PROCESSES = ("multi_worker", "parameter_server")
+
+RULES: Sequence[Rule] = (
+    Rule(
+        "memory limit on a CPU",
+        ("hardware.memory_limit_mb", "hardware"),
+        lambda p: p.hardware.memory_limit_mb is not None and p.hardware.name == "cpu",
+        "only a GPU takes a memory limit",
+        "use hardware=gpu, or leave it null",
+    ),
+    Rule(
+        "memory growth and limit",
+        ("hardware.memory_growth", "hardware.memory_limit_mb"),
+        lambda p: p.hardware.memory_growth and p.hardware.memory_limit_mb is not None,
+        "a limited device can't grow",
+        "leave one of the two",
+    ),
+    Rule(
+        "divided GPU without a limit",
+        ("hardware.logical_devices", "hardware"),
+        lambda p: p.hardware.name == "gpu" and p.hardware.logical_devices > 1 and p.hardware.memory_limit_mb is None,
+        "dividing a GPU takes a limit to the memory of each logical device",
+        "give hardware.memory_limit_mb",
+    ),
+    Rule(
+        "XLA and determinism",
+        ("hardware.xla", "hardware.deterministic"),
+        lambda p: p.hardware.xla and p.hardware.deterministic,
+        "XLA has no deterministic form of some gradients, max-pooling's for one",
+        "leave one of the two false",
+    ),
+    Rule(
+        "XLA on a CPU",
+        ("hardware.xla", "hardware"),
+        lambda p: p.hardware.xla and p.hardware.name == "cpu",
+        "right, but on a CPU slower than without it (measured: half to three quarters of the examples a second)",
+        "hardware.xla=false is faster there",
+        "warning",
+    ),
+    Rule(
+        "no device",
+        ("hardware.devices",),
+        lambda p: p.hardware.devices is not None and not p.hardware.devices,
+        "there is no device to compute on",
+        "expected at least one index, or null for every device",
+    ),
+    Rule(
+        "indices of devices",
+        ("hardware.devices",),
+        has_indices_that_are_none,
+        "these are no indices of devices",
+        "expected different indices from 0",
+    ),
+    Rule(
+        "several processes of a strategy with one",
+        ("cluster.workers", "strategy"),
+        lambda p: p.cluster.workers not in (None, 1) and p.strategy.name not in SEVERAL_PROCESSES,
+        "this strategy has one process",
+        "use strategy=multi_worker or parameter_server, or leave cluster.workers null",
+    ),
+    Rule(
+        "servers of a strategy without them",
+        ("cluster.servers", "strategy"),
+        lambda p: p.cluster.servers is not None and p.strategy.name != "parameter_server",
+        "this strategy has no parameter servers",
+        "use strategy=parameter_server, or leave cluster.servers null",
+    ),
+    Rule(
+        "restarts",
+        ("cluster.max_restarts", "strategy"),
+        lambda p: p.cluster.max_restarts is not None and p.strategy.name != "parameter_server",
+        "starting workers again is not available yet for this strategy",
+        "leave it null",
+    ),
+    Rule(
+        "TF_CONFIG with servers",
+        ("strategy", "cluster"),
+        lambda p: p.cluster.name == "tf_config" and p.strategy.name == "multi_worker" and servers_named(p) > 0,
+        "TF_CONFIG names ps, and this strategy has no parameter servers",
+        "use strategy=parameter_server",
+    ),
+    Rule(
+        "TF_CONFIG without servers",
+        ("strategy", "cluster"),
+        lambda p: p.cluster.name == "tf_config" and p.strategy.name == "parameter_server" and not servers_named(p),
+        "TF_CONFIG names no ps, the servers that hold the variables",
+        "give it a chief, worker and ps, or use strategy=multi_worker",
+    ),
+    Rule(
+        "divided devices of a coordinator's workers",
+        ("hardware.logical_devices", "strategy"),
+        lambda p: p.hardware.logical_devices > 1 and p.strategy.name == "parameter_server",
+        "each worker is one replica on one device",
+        "use more cluster.workers",
+    ),
+    Rule(
+        "partitioner without servers",
+        ("strategy.partitioner.max_shards", "strategy"),
+        lambda p: p.strategy.partitioner != Partitioner() and p.strategy.name != "parameter_server",
+        "there are no servers to divide variables among",
+        "use strategy=parameter_server, or leave it null",
+    ),
+    Rule(
+        "communication without workers",
+        ("strategy.communication", "strategy"),
+        lambda p: p.strategy.communication != "auto" and p.strategy.name != "multi_worker",
+        "this strategy has no workers that speak with each other",
+        "use strategy=multi_worker, or leave it auto",
+    ),
+    Rule(
+        "TPU strategy elsewhere",
+        ("strategy", "hardware"),
+        lambda p: p.strategy.name == "tpu" and p.hardware.name in ("cpu", "gpu"),
+        "its replicas are the cores of a TPU",
+        "use hardware=tpu, or strategy=mirrored",
+    ),
+    Rule(
+        "TPU with another strategy",
+        ("hardware", "strategy"),
+        lambda p: p.hardware.name == "tpu" and p.strategy.name != "tpu",
+        "only strategy=tpu uses a TPU",
+        "use it, or hardware=auto",
+    ),
+    Rule(
+        "address of a TPU that is not used",
+        ("hardware.tpu", "strategy", "hardware"),
+        lambda p: p.hardware.tpu is not None and p.strategy.name != "tpu",
+        "this uses no TPU",
+        "use strategy=tpu hardware=tpu, or leave hardware.tpu null",
+    ),
+    Rule(
+        "divided TPU",
+        ("hardware.logical_devices", "hardware"),
+        lambda p: p.hardware.name == "tpu" and p.hardware.logical_devices > 1,
+        "its cores are not divided",
+        "leave it 1, or use hardware=cpu",
+    ),
+    Rule(
+        "some of a TPU",
+        ("hardware.devices", "hardware"),
+        lambda p: p.hardware.name == "tpu" and p.hardware.devices is not None,
+        "all of its cores are used",
+        "leave it null, or use hardware=gpu",
+    ),
+    Rule(
+        "memory of a TPU",
+        ("hardware.memory_growth", "hardware.memory_limit_mb", "hardware"),
+        lambda p: p.hardware.name == "tpu" and (p.hardware.memory_growth or p.hardware.memory_limit_mb is not None),
+        "they are for GPUs",
+        "leave them false and null",
+    ),
+    Rule(
+        "float16 on a TPU",
+        ("precision", "hardware"),
+        lambda p: p.hardware.name == "tpu" and p.precision.name == "mixed_float16",
+        "its units multiply bfloat16",
+        "use precision=mixed_bfloat16, or mixed, which means that there",
+    ),
+    Rule(
+        "TPU in TF_CONFIG",
+        ("cluster", "strategy"),
+        lambda p: p.cluster.name == "tf_config" and p.strategy.name == "tpu",
+        "hardware.tpu names the TPU's hosts",
+        "use cluster=local",
+    ),
+    Rule(
+        "several machines of a strategy with one",
+        ("cluster", "strategy"),
+        lambda p: p.cluster.name == "tf_config" and p.strategy.name in ("one_device", "mirrored"),
+        "this strategy stays on one machine",
+        "use strategy=multi_worker or parameter_server, or cluster=local",
+    ),
+    Rule(
+        "workers counted twice",
+        ("cluster.workers", "cluster"),
+        lambda p: p.cluster.name == "tf_config" and p.cluster.workers is not None,
+        "TF_CONFIG names the workers",
+        "leave it null",
+    ),
+    Rule(
+        "divided CPUs of several workers",
+        ("hardware.logical_devices", "strategy"),
+        lambda p: p.hardware.logical_devices > 1 and p.strategy.name == "multi_worker" and p.hardware.name == "cpu",
+        "on CPUs this strategy has one replica to a worker, whatever its devices",
+        "more replicas take cluster.workers=4, or so",
+        "warning",
+    ),
+    Rule(
+        "several processes inline",
+        ("debug.inline", "strategy"),
+        lambda p: p.debug.inline and len(names(p)) > 1,
+        "its workers need a process each",
+        "use strategy=one_device or mirrored, or cluster.workers=1",
+    ),
+    Rule(
+        "NCCL on a CPU",
+        ("strategy.communication", "hardware"),
+        lambda p: p.strategy.communication == "nccl" and p.hardware.name == "cpu",
+        "NCCL connects GPUs",
+        "use ring, or auto",
+    ),
+    Rule(
+        "float16 on a CPU",
+        ("precision", "hardware"),
+        lambda p: p.precision.name == "mixed_float16" and p.hardware.name == "cpu",
+        "right, but slow",
+        "precision=mixed picks bfloat16 there",
+        "warning",
+    ),
+    Rule(
+        "step schedule without a step",
+        ("optimizer.schedule",),
+        lambda p: p.optimizer.schedule == "step" and p.optimizer.step_every is None,
+        "the rate is multiplied by optimizer.step_factor every so many updates",
+        "give optimizer.step_every",
+    ),
+    Rule(
+        "validation fraction",
+        ("dataset.validation",),
+        has_no_fraction_to_validate,
+        "no fraction of the training split",
+        "expected a fraction from 0 to less than 1, the name of a split, or null",
+    ),
+    Rule(
+        "monitor without validation",
+        ("training.early_stopping.monitor", "dataset.validation"),
+        monitors_what_is_not_validated,
+        "there is nothing to validate on",
+        "set dataset.validation=0.1, or monitor train/loss",
+    ),
+)
+
+
+# ---------------------------------------------------------------------------------------------
+# What is combined
+# ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Value:
+    """One value of an axis.
+
+    Attributes:
+        key: the axis's.
+        name: as one types it behind the key.
+    """
+
+    key: str
+    name: str
+
+    @property
+    def word(self) -> str:
+        """What one types."""
+        return f"{self.key}={self.name}"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A key, and the values of it that differ in what they work with."""
+
+    key: str
+    values: tuple[Value, ...]
+
+
+#: What one types beside values that come together, so that they do what they are for: on a CPU, several devices.
+NEEDS: Sequence[tuple[frozenset[str], str]] = tuple(
+    (frozenset({f"strategy={strategy}", f"hardware={hardware}"}), "hardware.logical_devices=2")
+    for strategy in ("auto", "mirrored")
+    for hardware in ("auto", "cpu")
+)
+
+#: What has to be in the environment where values come together; what stands later wins.
+ENVIRONMENTS: Sequence[tuple[frozenset[str], Mapping[str, str]]] = (
+    (frozenset({"cluster=tf_config"}), {TF_CONFIG: EXAMPLE}),
+    (frozenset({"cluster=tf_config", "strategy=parameter_server"}), {TF_CONFIG: EXAMPLE_WITH_SERVERS}),
+)
+
+
+def axis(key: str, *names: str) -> Axis:
+    return Axis(key, tuple(Value(key, name) for name in names))
+
+
+def literals(cls: type[Any], name: str = "name") -> tuple[str, ...]:
+    """The values that a section's key can have."""
+    return get_args(get_type_hints(cls)[name])
+
+
+AXES: Sequence[Axis] = (
+    axis("strategy", *literals(Strategy)),
+    axis("hardware", *literals(Hardware)),
+    axis("precision", *literals(Precision)),
+    axis("training.engine", *literals(Training, "engine")),
+    axis("training.accumulate", "1", "4"),
+    axis("training.clip_norm", "null", "1.0"),
+    axis("hardware.xla", "false", "true"),
+    axis("cluster", *literals(Cluster)),
+)

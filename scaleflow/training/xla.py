@@ -1,0 +1,38 @@
+"""hardware.xla: the model's forward and backward pass as one XLA program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from scaleflow.errors import Refusal
+from scaleflow.interfaces import Inputs
+
+
+def with_xla(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as one XLA program for each shape of its tensors.
+
+    Around what a replica computes alone: XLA takes neither what reads data nor, on a CPU, what speaks with other
+    replicas.
+    """
+    compiled: Callable[..., Any] = tf.function(function, autograph=False, jit_compile=True)
+    return compiled
+
+
+def check_xla(model: keras.Model, inputs: Inputs, replicas: int) -> None:
+    """Refuses what is known not to compile, which would show in the first step only.
+
+    Raises:
+        Refusal: if the inputs are text, or if layers speak with other replicas.
+    """
+    if inputs.dtype == "string":
+        raise Refusal("hardware.xla=true: the dataset's inputs are text, and XLA has none; use hardware.xla=false")
+    synchronised = [layer.name for layer in model._flatten_layers() if getattr(layer, "synchronized", False)]
+    if replicas > 1 and synchronised:
+        raise Refusal(
+            f"hardware.xla=true: the layer {synchronised[0]} is synchronised over {replicas} replicas, inside what XLA "
+            "compiles; use hardware.xla=false, or strategy=one_device"
+        )

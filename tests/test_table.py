@@ -1,0 +1,230 @@
+"""Every cell of the table: planned or refused in words, and what is allowed trains.
+
+`make test` trains a cover of the allowed cells in which each two values that can meet do; `make matrix` all of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scaleflow.cluster import names, workers
+from scaleflow.combinations import AXES, RULES, Rule, applying, check, settled
+from scaleflow.errors import Refusal
+from scaleflow.interfaces import Plan
+from scaleflow.plan import make_plan
+from scaleflow.table import Cell, cells, config_of, environment, page, plan_of, words
+from tests.cluster.test_several_launchers import Hosts, ends
+from tests.conftest import ROOT
+
+CELLS = list(cells())
+
+#: What no machine without an accelerator or a scheduler can try: planned only.
+ELSEWHERE = {
+    "hardware": {"gpu", "tpu"},
+    "strategy": {"tpu"},
+    "cluster": {"slurm", "kubernetes", "ray"},
+}
+
+STEPS = 3
+SMALL = (
+    "dataset.limit=64",
+    "model.units=8",
+    "training.batch_size=2",
+    f"training.max_steps={STEPS}",
+    "hardware.intra_op_threads=1",
+    "tracking=none",
+)
+
+
+def name(cell: Cell) -> str:
+    """The cell's values that are not an axis's first."""
+    rest = zip(cell[1:], AXES[1:], strict=True)
+    return "-".join([cell[0].name, *(f"{v.key.rpartition('.')[2]}={v.name}" for v, a in rest if v != a.values[0])])
+
+
+# ---------------------------------------------------------------------------------------------
+# Every cell is planned, in one process
+# ---------------------------------------------------------------------------------------------
+
+
+def outcome(cell: Cell) -> Plan | str:
+    """The plan that the command would have, or what it says instead. Nothing but a Refusal may come."""
+    with environment(cell):
+        try:
+            return make_plan(config_of(words(cell)), {}, look_outside=False)
+        except Refusal as refusal:
+            return str(refusal)
+
+
+def refusing(cell: Cell) -> tuple[Plan, list[Rule]]:
+    plan = plan_of(cell)
+    with environment(cell):
+        return plan, [rule for rule in applying(plan) if rule.verdict == "refused"]
+
+
+def test_every_cell_is_a_plan_or_a_refusal_that_names_what_would_work() -> None:
+    for cell in CELLS:
+        found = outcome(cell)
+        plan, rules = refusing(cell)
+        if rules:
+            assert found == rules[0].message(plan), name(cell)
+            assert {value.word for value in cell} & set(found.partition(": ")[0].split(" with "))
+        else:
+            assert isinstance(found, Plan), found
+
+
+def test_the_cells_are_what_hydra_would_compose(compose: Callable[..., dict[str, Any]]) -> None:
+    for cell in CELLS[:: len(CELLS) // 5]:
+        assert config_of(words(cell)) == compose(*words(cell)), name(cell)
+
+
+def test_each_axis_is_made_of_values_that_are_read_as_such() -> None:
+    for axis in AXES:
+        assert len({value.name for value in axis.values}) == len(axis.values)
+        for value in axis.values:
+            section, _, leaf = value.key.partition(".")
+            config = config_of([value.word])
+            assert json.dumps(config[section][leaf or "name"]).strip('"') == value.name
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_rule_says_what_to_do_instead(rule: Rule) -> None:
+    assert rule.keys
+    assert rule.reason
+    assert rule.instead
+    assert len(rule.reason + rule.instead) < 200
+    assert [r.name for r in RULES].count(rule.name) == 1
+
+
+def test_several_workers_on_cpus_say_that_logical_devices_make_no_replicas(plan: Callable[..., Plan]) -> None:
+    (warning,) = check(plan("strategy=multi_worker", "hardware=cpu", "hardware.logical_devices=2"))
+    assert warning.startswith("hardware.logical_devices=2 with strategy=multi_worker: ")
+    assert "cluster.workers=4" in warning
+
+
+def test_the_page_is_made_from_the_table() -> None:
+    assert (ROOT / "docs" / "combinations.md").read_text() == page() + "\n", "out of date: make table"
+
+
+# ---------------------------------------------------------------------------------------------
+# What is allowed trains
+# ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a cell has come to on a machine with two logical CPUs to each process."""
+
+    plan: Plan
+    processes: int
+    workers: int
+
+    @property
+    def resolved(self) -> Mapping[str, str]:
+        replicas = {"mirrored": 2, "multi_worker": self.workers}.get(self.plan.strategy.name, 1)
+        return {
+            "strategy": self.plan.strategy.name,
+            "precision": self.plan.precision.name,
+            "hardware": self.plan.hardware.name,
+            "workers": str(self.workers),
+            "replicas": str(replicas),
+            "global_batch_size": str(2 * replicas * self.plan.training.accumulate),
+        }
+
+
+@functools.cache
+def expected(cell: Cell) -> Expected:
+    with environment(cell):
+        plan = plan_of(cell)
+        strategy = "mirrored" if plan.strategy.name == "auto" else plan.strategy.name
+        precision = "mixed_bfloat16" if plan.precision.name == "mixed" else plan.precision.name
+        return Expected(settled(plan, strategy, "cpu", precision), len(names(plan)), workers(plan))
+
+
+def is_refused(cell: Cell) -> bool:
+    """Refused by the launcher, or by the worker that knows more."""
+    with environment(cell):
+        return any(r.verdict == "refused" for r in (*applying(plan_of(cell)), *applying(expected(cell).plan)))
+
+
+def can_be_tried(cell: Cell) -> bool:
+    return not is_refused(cell) and not any(v.name in ELSEWHERE.get(v.key, ()) for v in cell)
+
+
+def pairs(cell: Cell) -> set[tuple[tuple[str, str], tuple[str, str]]]:
+    return set(itertools.combinations([(value.key, value.name) for value in cell], 2))
+
+
+def cover(chosen: Sequence[Cell]) -> Iterator[Cell]:
+    """Few of the cells in which all pairs are that are in any.
+
+    Again and again the one with most pairs that are left, where each process counts as what it costs.
+    """
+    of = {cell: pairs(cell) for cell in chosen}
+    left = set().union(*of.values())
+    while left:
+        best = max(chosen, key=lambda cell: len(of[cell] & left) / expected(cell).processes)
+        left -= of[best]
+        yield best
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "allowed" in metafunc.fixturenames:
+        tried = [cell for cell in CELLS if can_be_tried(cell)]
+        every = metafunc.config.getoption("--matrix")
+        metafunc.parametrize("allowed", tried if every else list(cover(tried)), ids=name)
+
+
+def work_here(plan: Plan, folder: Path) -> list[dict[str, Any]]:
+    """In a child: the events of a run of one process."""
+    from scaleflow.worker import Job, work
+
+    events: list[dict[str, Any]] = []
+    work(Job(plan, folder, time.time()), lambda event, **fields: events.append({"event": event, **fields}), bool)
+    return events
+
+
+def events_of(cell: Cell, folder: Path, isolated: Callable[..., Any]) -> list[dict[str, Any]]:
+    """Trains a cell: in a child, by the command, or by a command on each machine."""
+    typed = [*words(cell), *SMALL]
+    if expected(cell).processes == 1:
+        return list(isolated(work_here, make_plan(config_of(typed), {}, look_outside=False), folder))
+    served = expected(cell).plan.strategy.name == "parameter_server"
+    hosts = Hosts(folder, *((3, "chief", "worker", "ps") if served else (2,)))
+    if "cluster=tf_config" in {value.word for value in cell}:
+        started = [command.start(*typed, TF_CONFIG=hosts.tf_config(i)) for i, command in enumerate(hosts.commands)]
+    else:
+        started = [hosts.commands[0].start(*typed)]
+    for code, _, stderr in ends(started):
+        assert code == 0, stderr
+    return hosts.commands[0].events()
+
+
+def test_what_is_allowed_trains(isolated: Callable[..., Any], tmp_path: Path, allowed: Cell) -> None:
+    events = events_of(allowed, tmp_path, isolated)
+    assert events[-1].get("status") == "FINISHED", events[-1]
+    (ready,) = [event for event in events if event["event"] == "ready"]
+    assert ready["steps"] == STEPS
+    wanted = expected(allowed)
+    assert {key: ready["params"][f"resolved.{key}"] for key in wanted.resolved} == wanted.resolved
+    assert {value.key: ready["params"][value.key] for value in allowed if "." in value.key} == {
+        value.key: value.name for value in allowed if "." in value.key
+    }
+    metrics = [event for event in events if event["event"] == "metrics"]
+    losses = [event["values"]["train/loss"] for event in metrics if "train/loss" in event["values"]]
+    assert losses
+    assert all(math.isfinite(loss) for loss in losses)
+    assert max(event["step"] for event in metrics) == STEPS
+    notes = [event["text"] for event in events if event["event"] == "note"]
+    with environment(allowed):
+        assert [note for note in check(wanted.plan) if note not in notes] == []

@@ -1,0 +1,146 @@
+"""hardware.xla compiles the model's passes, and nothing else comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scaleflow.errors import Refusal
+from scaleflow.interfaces import Inputs, Outputs
+from tests.training.driving import far, follow, ignore
+
+STEPS = 30
+BASE = ("hardware=cpu", "tracking=none", "training.global_batch_size=48", "optimizer.learning_rate=0.01")
+RECIPES = {
+    "mlp": ("model.units=16",),
+    "mlp accumulated and clipped": ("model.units=16", "training.accumulate=4", "training.clip_norm=0.3"),
+    "cnn": ("model=cnn", "model.filters=[8]", "model.units=8"),
+    "stream": ("dataset._target_=tests.training.test_xla.Streamed", "model.units=16"),
+}
+STRATEGIES = {
+    "one_device": ("strategy=one_device",),
+    "mirrored": ("strategy=mirrored", "hardware.logical_devices=2"),
+}
+
+
+class Streamed:
+    """The digits, read as they come."""
+
+    def __init__(self) -> None:
+        from scaleflow.dataset.digits import Digits
+
+        self._digits = Digits()
+        self.inputs, self.outputs, self.splits = self._digits.inputs, self._digits.outputs, self._digits.splits
+
+    def load(self, split: str) -> Any:
+        import tensorflow as tf
+
+        from scaleflow.interfaces import Stream
+
+        arrays = self._digits.load(split)
+        return Stream(tf.data.Dataset.from_tensor_slices((arrays.inputs, arrays.targets)), len(arrays))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_run_compiled_with_xla_is_the_same_run(
+    isolated: Callable[..., Any], plan: Callable[..., Any], strategy: str, recipe: str
+) -> None:
+    words = (*BASE, *RECIPES[recipe], *STRATEGIES[strategy])
+    plain = isolated(follow, plan(*words), STEPS)
+    found = isolated(follow, plan(*words, "hardware.xla=true"), STEPS)
+    np.testing.assert_allclose(found.losses, plain.losses, rtol=0, atol=1e-5)
+    assert far(found.weights, plain.weights) < 1e-4
+    assert plain.losses[-1] < plain.losses[0]
+
+
+def synchronised(inputs: Inputs, outputs: Outputs) -> Any:
+    """A user's model whose replicas speak with each other in the middle of it."""
+    import keras
+
+    raw = keras.Input(inputs.shape)
+    x = keras.layers.BatchNormalization(synchronized=True, name="norm")(keras.layers.Flatten()(raw))
+    return keras.Model(raw, keras.layers.Dense(*outputs.shape)(x))
+
+
+def through_text(inputs: Inputs, outputs: Outputs) -> Any:
+    """A user's model with an operation that XLA does not have."""
+    import keras
+    import tensorflow as tf
+
+    raw = keras.Input(inputs.shape)
+    number = keras.layers.Lambda(lambda x: tf.strings.to_number(tf.strings.as_string(x)), output_shape=inputs.shape)
+    return keras.Model(raw, keras.layers.Dense(*outputs.shape)(keras.layers.Flatten()(number(raw))))
+
+
+class Words:
+    """Text."""
+
+    def __init__(self) -> None:
+        self.inputs, self.outputs = Inputs((), "string"), Outputs("binary", (1,))
+        self.splits = ("train",)
+
+    def load(self, split: str) -> Any:
+        import tensorflow as tf
+
+        from scaleflow.interfaces import Stream
+
+        return Stream(tf.data.Dataset.from_tensor_slices((["good", "bad"] * 8, [[1.0], [0.0]] * 8)), 16)
+
+
+def of_text(inputs: Inputs, outputs: Outputs) -> Any:
+    import keras
+    import tensorflow as tf
+
+    raw = keras.Input(inputs.shape, dtype="string")
+    length = keras.layers.Lambda(lambda x: tf.cast(tf.strings.length(x), "float32")[:, None], output_shape=(1,))
+    return keras.Model(raw, keras.layers.Dense(*outputs.shape)(length(raw)))
+
+
+def model(name: str) -> tuple[str, ...]:
+    return f"model._target_=tests.training.test_xla.{name}", "~model.units", "~model.dropout"
+
+
+def why(plan: Any) -> str:
+    """What the worker refuses, or why training fails."""
+    from scaleflow.worker import build, told
+
+    try:
+        built = build(plan, ignore)
+        built.loop.train(built.train, built.train.open(0, 0), 0, 0, 1, 0)
+    except Refusal as refusal:
+        return f"refused: {refusal}"
+    except Exception as error:
+        return f"failed: {told(error, plan)}"
+    return "trained"
+
+
+def test_layers_that_speak_with_other_replicas_are_refused(isolated: Callable[..., Any], plan: Any) -> None:
+    words = (*BASE, *model("synchronised"), "hardware.xla=true")
+    several = isolated(why, plan(*words, *STRATEGIES["mirrored"]))
+    assert several.startswith("refused: hardware.xla=true: the layer norm is synchronised over 2 replicas")
+    assert "use hardware.xla=false, or strategy=one_device" in several
+    assert isolated(why, plan(*words, *STRATEGIES["one_device"])) == "trained"
+
+
+def test_text_is_refused(isolated: Callable[..., Any], plan: Any) -> None:
+    words = (*BASE, *model("of_text"), "dataset._target_=tests.training.test_xla.Words", "dataset.validation=null")
+    assert isolated(why, plan(*words, "strategy=one_device")) == "trained"
+    found = isolated(why, plan(*words, "strategy=one_device", "hardware.xla=true"))
+    assert (
+        found == "refused: hardware.xla=true: the dataset's inputs are text, and XLA has none; use hardware.xla=false"
+    )
+
+
+def test_what_does_not_compile_is_named_by_its_operation(isolated: Callable[..., Any], plan: Any) -> None:
+    found = isolated(why, plan(*BASE, *model("through_text"), "strategy=one_device", "hardware.xla=true"))
+    assert found.startswith("failed: InvalidArgumentError: ")
+    assert "AsString" in found
+
+
+def test_determinism_is_refused_by_the_launcher(plan: Any) -> None:
+    with pytest.raises(Refusal, match=r"^hardware.xla=true with hardware.deterministic=true: .* leave one"):
+        plan("hardware.xla=true", "hardware.deterministic=true")
