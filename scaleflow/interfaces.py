@@ -44,10 +44,16 @@ class Strategy:
 
     Attributes:
         communication: multi_worker: how gradients travel between workers; `ring` over gRPC, `nccl` between GPUs.
+        stages: pipeline: the parts that the model's layers are divided into, a device to each.
+        micro_batches: pipeline: the equal parts that a batch goes through the stages in; 1 is plain model parallelism.
+        cuts: pipeline: the first layer of each stage but the first; null balances them by parameters.
     """
 
-    name: Literal["auto", "one_device", "mirrored", "multi_worker"] = "auto"
+    name: Literal["auto", "one_device", "mirrored", "multi_worker", "pipeline"] = "auto"
     communication: Literal["auto", "ring", "nccl"] = "auto"
+    stages: int = field(default=2, metadata={"at_least": 2})
+    micro_batches: int = field(default=4, metadata={"at_least": 1})
+    cuts: list[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -375,6 +381,10 @@ class Passes(Protocol):
     @property
     def variables(self) -> Sequence[Any]:
         """What the gradients are of, and the optimizer updates."""
+
+    @property
+    def places(self) -> Sequence[str]:
+        """The device of each variable's gradient; empty where that is the replica's own."""
 
     def forward(self, inputs: tf.Tensor) -> tf.Tensor:
         """The outputs [b, ...] float32 that an evaluation looks at."""

@@ -88,7 +88,7 @@ def check_combinations(plan: Plan) -> None:
         if applies(plan):
             raise Refusal(reason(plan))
     if plan.hardware.name == "cpu":
-        local = 1 if plan.strategy.name == "one_device" else plan.hardware.logical_devices
+        local = 1 if plan.strategy.name in ("one_device", "pipeline") else plan.hardware.logical_devices
         batching(plan.training, local * workers(plan))
 
 
@@ -187,6 +187,37 @@ COMBINATIONS: Sequence[tuple[Callable[[Plan], bool], Callable[[Plan], str]]] = (
         lambda p: "strategy.communication=nccl with hardware=cpu: NCCL connects GPUs; use ring, or auto",
     ),
     (
+        lambda p: p.strategy.name == "pipeline" and p.cluster.name == "tf_config",
+        lambda p: "cluster=tf_config with strategy=pipeline: its stages are on one machine; use cluster=local",
+    ),
+    (
+        lambda p: (
+            p.strategy.name == "pipeline"
+            and p.hardware.name == "cpu"
+            and p.hardware.logical_devices != p.strategy.stages
+        ),
+        lambda p: (
+            f"strategy.stages={p.strategy.stages} with hardware.logical_devices={p.hardware.logical_devices}: "
+            "a pipeline has one device to each stage, and is not replicated over data; use "
+            f"hardware.logical_devices={p.strategy.stages}"
+        ),
+    ),
+    (
+        lambda p: (
+            p.strategy.name == "pipeline"
+            and p.strategy.cuts is not None
+            and len(p.strategy.cuts) != p.strategy.stages - 1
+        ),
+        lambda p: (
+            f"strategy.cuts={show(p.strategy.cuts)} with strategy.stages={p.strategy.stages}: expected the first layer "
+            f"of each stage but the first, {p.strategy.stages - 1} in all, or null"
+        ),
+    ),
+    (
+        lambda p: p.strategy.name == "pipeline" and batching(p.training, 1).batch_size % p.strategy.micro_batches > 0,
+        lambda p: uneven(p.training, p.strategy.micro_batches),
+    ),
+    (
         lambda p: p.optimizer.schedule == "step" and p.optimizer.step_every is None,
         lambda p: (
             "optimizer.schedule=step: give optimizer.step_every, the updates after which the rate is "
@@ -213,6 +244,21 @@ COMBINATIONS: Sequence[tuple[Callable[[Plan], bool], Callable[[Plan], str]]] = (
         ),
     ),
 )
+
+
+def uneven(training: Training, micro_batches: int) -> str:
+    """The refusal of a batch that does not divide into micro-batches, in the key that gives its size."""
+    is_global = training.global_batch_size is not None
+    parts = micro_batches * training.accumulate if is_global else micro_batches
+    value = training.global_batch_size if training.global_batch_size is not None else training.batch_size
+    below = value // parts * parts
+    near = " or ".join(str(size) for size in (below, below + parts) if size)
+    key = "global_batch_size" if is_global else "batch_size"
+    by = f" x training.accumulate={training.accumulate}" if is_global and training.accumulate > 1 else ""
+    return (
+        f"training.{key}={value}: does not divide by strategy.micro_batches={micro_batches}{by}; "
+        f"use training.{key}={near}, or strategy.micro_batches=1"
+    )
 
 
 def batching(training: Training, replicas: int) -> Batching:

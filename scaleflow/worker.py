@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from scaleflow.cluster import TF_CONFIG, parse
 from scaleflow.errors import Refusal
 from scaleflow.events import Writer
-from scaleflow.interfaces import Batching, Emit, Examples, Feed, Plan, Stream
+from scaleflow.interfaces import Batching, Emit, Examples, Feed, Objective, Passes, Plan, Source, Stream
 from scaleflow.masking import masked
 from scaleflow.plan import batching, make_plan, workers
 
@@ -195,14 +195,10 @@ def build(plan: Plan, emit: Emit) -> Built:
     objective = training.objective_for(source.outputs)
     training.check_monitor(plan.training, objective.metrics, validation is not None)
     rate = optimizer.learning_rate(plan.optimizer, ground.portions.global_size, run.total)
-    with ground.strategy.scope():
-        net = model.make(bind(plan.model.target, given=2), source.inputs, source.outputs)
-        step = optimizer.make(bind(plan.optimizer.target), rate, loss_scaling=ground.policy == "mixed_float16")
-        loop = training.Loop(
-            strategy=ground.strategy, model=net, optimizer=step, objective=objective, clip_norm=plan.training.clip_norm
-        )
+    loop, notes = assemble(plan, ground, source, objective, rate)
+    net = loop.model
     loop.trace(train, validation, test)
-    for note in filter(None, (model.doubt(net), optimizer.doubt(plan.optimizer, run.total))):
+    for note in filter(None, (*notes, model.doubt(net), optimizer.doubt(plan.optimizer, run.total))):
         emit("note", text=note)
     resolved = {
         **ground.resolved(),
@@ -213,9 +209,32 @@ def build(plan: Plan, emit: Emit) -> Built:
         "epochs": run.epochs,
         "parameters": net.count_params(),
     }
-    export_net = functools.partial(model.export, net, source.inputs, source.outputs, policy=ground.policy)
+    export_net = functools.partial(
+        model.export, net, source.inputs, source.outputs, policy=ground.policy, on_host=ground.is_divided
+    )
     sample = first_inputs(splits.train, 8)
     return Built(ground.strategy, loop, train, validation, test, sample, export_net, resolved, dict(splits.counts()))
+
+
+def assemble(plan: Plan, ground: Ground, source: Source, objective: Objective, rate: Any) -> tuple[Loop, list[str]]:
+    """The model, its optimizer and the loop around both, and what the user should know of how they are divided."""
+    from scaleflow import model, optimizer, strategy, training
+    from scaleflow.targets import bind
+
+    passes: Passes | None = None
+    notes: list[str] = []
+    with ground.strategy.scope():
+        with strategy.birthplace(ground.strategy_name):
+            net = model.make(bind(plan.model.target, given=2), source.inputs, source.outputs)
+        step = optimizer.make(bind(plan.optimizer.target), rate, loss_scaling=ground.policy == "mixed_float16")
+        if ground.is_divided:
+            passes, notes = strategy.pipelined(net, objective, ground.devices, plan.strategy)
+            optimizer.update_in_place(step)
+        clip_norm = plan.training.clip_norm
+        loop = training.Loop(
+            strategy=ground.strategy, model=net, optimizer=step, objective=objective, clip_norm=clip_norm, passes=passes
+        )
+    return loop, notes
 
 
 @dataclass(frozen=True)
@@ -223,10 +242,16 @@ class Ground:
     """What everything else is built on: devices, the strategy over them, the precision, the portions of a batch."""
 
     kind: str
+    devices: Sequence[str]
     strategy_name: str
     strategy: tf.distribute.Strategy
     policy: str
     portions: Batching
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether the model is in stages on several devices, so that none needs to hold the whole."""
+        return self.strategy_name == "pipeline"
 
     def resolved(self) -> dict[str, Any]:
         return {
@@ -259,7 +284,8 @@ def settle(plan: Plan, emit: Emit) -> Ground:
     keras.utils.set_random_seed(plan.seed)
     for note in filter(None, (about_strategy, precision.apply(policy, devices.kind))):
         emit("note", text=note)
-    return Ground(devices.kind, name, spread, policy, batching(plan.training, spread.num_replicas_in_sync))
+    portions = batching(plan.training, spread.num_replicas_in_sync)
+    return Ground(devices.kind, devices.names, name, spread, policy, portions)
 
 
 def feeds(splits: Splits, ground: Ground, seed: int) -> tuple[Feed, Feed | None, Feed | None]:

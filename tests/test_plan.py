@@ -158,7 +158,6 @@ NOT_YET = {
     "+profiler=trace": "profiler",
     "+cluster.servers=2": "cluster",
     "+strategy.partitioner.max_shards=2": "strategy.partitioner",
-    "+strategy.stages=2": "strategy.stages",
     "+hardware.xla=true": "hardware.xla",
     "+training.callbacks=[]": "training.callbacks",
     "+tracking.offline=true": "tracking.offline",

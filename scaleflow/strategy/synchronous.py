@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from scaleflow.interfaces import Strategy
+from scaleflow.strategy.pipeline import create_pipeline
 from scaleflow.strategy.workers import create_multi_worker
 
 NOTHING_SAID = Strategy()
@@ -37,6 +38,8 @@ def create(
         return tf.distribute.OneDeviceStrategy(devices[0]), note
     if name == "multi_worker":
         return create_multi_worker(options), None
+    if name == "pipeline":
+        return create_pipeline(devices, options), None
     note = None
     if len(devices) == 1:
         note = f"strategy=mirrored: there is one device, {devices[0]}, so there is one replica"
