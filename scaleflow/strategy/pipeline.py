@@ -196,7 +196,7 @@ class Pipeline:
         way = Way({self._graph.source: inputs})
         for stage, device in self._stages:
             with tf.device(device), tf.GradientTape() as tape:
-                tape.watch([way.values[number] for number in taken(stage, way)])
+                tape.watch(taken(stage, way))
                 aims = [loss / (parts * self._count) for loss in stage.run(way.values, training=True)]
                 if counts_weights:
                     aims += [v.regularizer(v) / parts for v in stage.trainable if v.regularizer is not None]
@@ -209,29 +209,35 @@ class Pipeline:
 
     def _back(self, way: Way, sums: dict[int, tf.Tensor]) -> None:
         """The way back of one micro-batch, last stage first; adds its gradients to `sums`, by variable."""
-        arriving: dict[int, list[tf.Tensor]] = defaultdict(list)
+        arriving: dict[int, list[tf.Tensor]] = defaultdict(list)  # by tensor: one may have several numbers
         for (stage, device), tape, aim in reversed(list(zip(self._stages, way.tapes, way.aims, strict=True))):
             with tf.device(device):
-                reached = [number for number in stage.gives if arriving[number]]
-                given = [tf.add_n(arriving[number]) for number in reached]
-                targets = [way.values[number] for number in reached]
+                targets = [t for t in distinct(stage.gives, way) if id(t) in arriving]
+                given = [tf.add_n(arriving.pop(id(t))) for t in targets]
                 if aim is not None:
                     targets, given = [*targets, aim], [*given, tf.ones_like(aim)]
+                if not targets:
+                    continue
                 takes = taken(stage, way)
-                sources = [*(way.values[number] for number in takes), *(v.value for v in stage.trainable)]
-                found = dense(tape.gradient(targets, sources, output_gradients=given)) if targets else []
-                for number, gradient in zip(takes, found, strict=False):
+                sources = [*takes, *(v.value for v in stage.trainable)]
+                found = dense(tape.gradient(targets, sources, output_gradients=given))
+                for tensor, gradient in zip(takes, found, strict=False):
                     if gradient is not None:
-                        arriving[number].append(gradient)
-                for variable, gradient in zip(stage.trainable, found[len(takes) :], strict=False):
+                        arriving[id(tensor)].append(gradient)
+                for variable, gradient in zip(stage.trainable, found[len(takes) :], strict=True):
                     if gradient is not None:
                         key = id(variable)
                         sums[key] = sums[key] + gradient if key in sums else gradient
 
 
-def taken(stage: Stage, way: Way) -> list[int]:
+def taken(stage: Stage, way: Way) -> list[tf.Tensor]:
     """Of what a stage takes from earlier ones, that which a gradient goes back to."""
-    return [number for number in stage.takes if way.values[number].dtype.is_floating]
+    return [tensor for tensor in distinct(stage.takes, way) if tensor.dtype.is_floating]
+
+
+def distinct(numbers: Sequence[int], way: Way) -> list[tf.Tensor]:
+    """The tensors of these numbers, each once: a layer that does nothing gives the tensor that it takes."""
+    return list({id(way.values[number]): way.values[number] for number in numbers}.values())
 
 
 def divided(tensor: tf.Tensor, parts: int, device: str) -> list[tf.Tensor]:

@@ -194,7 +194,8 @@ def calls_of_node(
         lambda leaf: places[id(leaf)] if isinstance(leaf, keras.KerasTensor) else leaf,
         (node.arguments.args, node.arguments.kwargs),
     )
-    if functional_of(layer) is not None and len(args) == 1 and set(named) <= {"training"}:
+    more = [name for name, value in named.items() if value is not None and name != "training"]
+    if functional_of(layer) is not None and len(args) == 1 and not more:
         return calls_of(layer, args[0], f"{prefix}{layer.name}/", numbers)
     outputs = [Place(next(numbers)) for _ in node.outputs]
     return [Call(prefix + layer.name, layer, (args, named), tuple(p.number for p in outputs))], outputs
@@ -287,7 +288,7 @@ def named_starts(calls: Sequence[Call], cuts: Sequence[str]) -> list[int]:
     told = f"strategy.cuts=[{', '.join(cuts)}]"
     held = held_together(calls)
     for name, start, before in zip(cuts, starts, [0, *starts], strict=False):
-        if start <= before:
+        if not names(calls[before:start]):
             raise Refusal(
                 f"{told}: there is nothing between {name} and the cut before it; name the first layers of the second "
                 f"and later stages in the order in which they run: {', '.join(names(calls)[1:])}"

@@ -6,6 +6,7 @@ another epoch traces again.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ from scaleflow.errors import NotFinite
 from scaleflow.interfaces import Feed, Objective, Passes
 from scaleflow.training.evaluation import Evaluation
 from scaleflow.training.passes import WholePasses, supervised
-from scaleflow.training.repeat import repeat
+from scaleflow.training.repeat import repeat, staying_in_place
 from scaleflow.training.tally import Tally
 
 NEVER = np.iinfo(np.int64).max
@@ -192,9 +193,10 @@ class Loop:
                 zeros.append(tf.zeros(variable.shape, variable.dtype))
         start = tf.constant(0, tf.int64), tf.zeros([self._tally.size]), zeros
         # One at a time: that there is memory for one micro-batch only is why there are several.
-        _, sums, gradients = tf.while_loop(
-            lambda index, *_: index < feed.batching.accumulate, add, start, parallel_iterations=1
-        )
+        with staying_in_place() if any(self.passes.places) else contextlib.nullcontext():
+            _, sums, gradients = tf.while_loop(
+                lambda index, *_: index < feed.batching.accumulate, add, start, parallel_iterations=1
+            )
         kept = self._each_in_its_place(tf.identity, gradients)  # a loop's results have no device of their own
         return [None if i in unused else g for i, g in enumerate(kept)], sums
 
