@@ -14,12 +14,13 @@ import functools
 import sys
 from collections.abc import Callable
 
-from benchmarks import steps, whole_job
+from benchmarks import pipeline, steps, whole_job
 from benchmarks.measure import Row, WrongResultError, table
 
 BENCHMARKS: dict[str, Callable[[int], list[Row]]] = {
     "steps_mlp": functools.partial(steps.measure, steps.MLP),
     "steps_cnn": functools.partial(steps.measure, steps.CNN),
+    "pipeline": pipeline.measure,
     "whole_job": whole_job.measure,
 }
 

@@ -89,6 +89,10 @@ WRONG_VALUES = {
     "tracking.experiment=null": "expected text",
     "tracking.tags=3": "expected keys and values",
     "tracking.flush_seconds=-1": "expected a number, at least 0.0",
+    "+strategy.stages=1": "expected an integer, at least 2",
+    "+strategy.micro_batches=0": AT_LEAST_1,
+    "+strategy.cuts=dense": "expected a list such as [a, b], or null",
+    "+strategy.cuts=[1]": "expected a list such as [a, b], or null",
     "strategy.name=miror": "expected one of auto, one_device, mirrored",
     "precision.name=float64": "expected one of float32, mixed, mixed_float16, mixed_bfloat16",
     "model._target_=null": "expected the dotted name of a class or function",
@@ -102,7 +106,7 @@ WRONG_VALUES = {
 
 @pytest.mark.parametrize("override", WRONG_VALUES)
 def test_a_wrong_value_is_refused_by_its_key_with_what_would_work(refused: Callable[..., str], override: str) -> None:
-    key, _, value = override.partition("=")
+    key, _, value = override.removeprefix("+").partition("=")
     base = (EARLY + "{monitor: train/loss, patience: 1, mode: auto}",) if key.startswith("training.early_") else ()
     message = refused(*base, override)
     assert message.startswith(f"{key}=")
@@ -222,6 +226,25 @@ CANNOT_WORK = {
         "training.global_batch_size=3: ",
         "use 4",
     ),
+    "strategy=pipeline hardware=cpu": ("strategy.stages=2 with hardware.logical_devices=1: ", "=2"),
+    "strategy=pipeline hardware=cpu hardware.logical_devices=4": (
+        "strategy.stages=2 with hardware.logical_devices=4: ",
+        "not replicated over data",
+        "use hardware.logical_devices=2",
+    ),
+    "strategy=pipeline strategy.cuts=[a,b]": ("strategy.cuts=['a', 'b'] with strategy.stages=2: ", "1 in all"),
+    "strategy=pipeline strategy.stages=3 strategy.cuts=[]": ("strategy.cuts=[] with strategy.stages=3: ", "2 in all"),
+    "strategy=pipeline training.batch_size=50": (
+        "training.batch_size=50: ",
+        "strategy.micro_batches=4",
+        "use training.batch_size=48 or 52, ",
+    ),
+    "strategy=pipeline training.batch_size=3": ("use training.batch_size=4, or strategy.micro_batches=1",),
+    "strategy=pipeline training.global_batch_size=30 training.accumulate=3": (
+        "training.global_batch_size=30: ",
+        "strategy.micro_batches=4 x training.accumulate=3",
+        "use training.global_batch_size=24 or 36, ",
+    ),
     "hardware=cpu hardware.memory_limit_mb=100": ("hardware.memory_limit_mb=100: ", "hardware=gpu"),
     "hardware=gpu hardware.memory_limit_mb=100": ("hardware.memory_growth=true", "hardware.memory_limit_mb=100"),
     "hardware=gpu hardware.logical_devices=2": ("hardware.logical_devices=2", "hardware.memory_limit_mb"),
@@ -244,7 +267,18 @@ def test_what_cannot_work_together_is_refused_with_what_would(refused: Callable[
         assert part in message
 
 
+def test_a_pipeline_stays_on_one_machine(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}')
+    message = refused("strategy=pipeline", "cluster=tf_config", "tracking=none")
+    assert message.startswith("cluster=tf_config with strategy=pipeline: ")
+    assert "cluster=local" in message
+
+
 CAN_WORK = [
+    "strategy=pipeline hardware=cpu hardware.logical_devices=2",
+    "strategy=pipeline strategy.stages=3 strategy.cuts=[a,b] strategy.micro_batches=8",
+    "strategy=pipeline training.batch_size=50 strategy.micro_batches=1",
+    "strategy=pipeline hardware=cpu hardware.logical_devices=2 training.global_batch_size=24 training.accumulate=3",
     "hardware=cpu strategy=mirrored hardware.logical_devices=4 training.global_batch_size=32",
     "hardware=cpu strategy=one_device hardware.logical_devices=3 training.global_batch_size=32",
     "hardware=cpu training.accumulate=4 training.global_batch_size=32",

@@ -26,7 +26,7 @@ MLP = ("model.units=[16,16]", *SGD)
 CNN = ("model=cnn", "model.filters=[8,8]", "model.units=16", *SGD)
 #: Adam's epsilon is such that it does not divide rounding by rounding.
 RESNET = (
-    *("model._target_=tests.strategy.models.resnet", "optimizer.learning_rate=0.01", "optimizer.epsilon=0.001"),
+    *("model._target_=tests.strategy.models.resnet", "optimizer.learning_rate=0.01", "optimizer.epsilon=0.0001"),
     *(BATCH, "training.accumulate=2", "training.clip_norm=0.3"),
 )
 NORMALISED = ("model._target_=tests.strategy.models.normalised", *SGD)
