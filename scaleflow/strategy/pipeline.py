@@ -41,11 +41,8 @@ def create_pipeline(devices: Sequence[str], options: Strategy) -> tf.distribute.
     if found < stages:
         more = f"hardware.logical_devices={stages}" if is_cpu else "more devices"
         fewer = f"strategy.stages={found}" if found > 1 else "strategy=one_device"
-        raise Refusal(
-            f"strategy.stages={stages}: each stage needs a device, and there is {found}; use {more}, or {fewer}"
-            if found == 1
-            else f"strategy.stages={stages}: each stage needs a device, and there are {found}; use {more}, or {fewer}"
-        )
+        there = "there is 1" if found == 1 else f"there are {found}"
+        raise Refusal(f"strategy.stages={stages}: each stage needs a device, and {there}; use {more}, or {fewer}")
     fewer = f"hardware.logical_devices={stages}" if is_cpu else f"hardware.devices={list(range(stages))}"
     raise Refusal(
         f"strategy.stages={stages}: there are {found} devices, and a pipeline is not replicated over data; use "
@@ -197,7 +194,8 @@ class Pipeline:
         for stage, device in self._stages:
             with tf.device(device), tf.GradientTape() as tape:
                 tape.watch(taken(stage, way))
-                aims = [loss / (parts * self._count) for loss in stage.run(way.values, training=True)]
+                own = stage.run(way.values, training=True)
+                aims = [tf.cast(loss, tf.float32) / (parts * self._count) for loss in own]
                 if counts_weights:
                     aims += [v.regularizer(v) / parts for v in stage.trainable if v.regularizer is not None]
                 if self._graph.sink in stage.gives:
