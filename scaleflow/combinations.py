@@ -110,6 +110,15 @@ def servers_named(plan: Plan) -> int:
     return place.servers if place else 0
 
 
+def is_staged(strategy: Strategy) -> bool:
+    nothing_said = Strategy()
+    return (strategy.stages, strategy.micro_batches, strategy.cuts) != (
+        nothing_said.stages,
+        nothing_said.micro_batches,
+        nothing_said.cuts,
+    )
+
+
 SEVERAL_PROCESSES = ("multi_worker", "parameter_server")
 
 RULES: Sequence[Rule] = (
@@ -305,6 +314,56 @@ RULES: Sequence[Rule] = (
         "use strategy=one_device or mirrored, or cluster.workers=1",
     ),
     Rule(
+        "pipeline over machines",
+        ("cluster", "strategy"),
+        lambda p: p.strategy.name == "pipeline" and p.cluster.name == "tf_config",
+        "a pipeline's stages are on one machine",
+        "use cluster=local",
+    ),
+    Rule(
+        "devices of a pipeline",
+        ("strategy.stages", "hardware.logical_devices"),
+        lambda p: (
+            p.strategy.name == "pipeline"
+            and p.hardware.name == "cpu"
+            and p.hardware.logical_devices != p.strategy.stages
+        ),
+        "a pipeline has one device to each stage, and is not replicated over data",
+        "use as many of the one as of the other",
+    ),
+    Rule(
+        "cuts of a pipeline",
+        ("strategy.cuts", "strategy.stages"),
+        lambda p: (
+            p.strategy.name == "pipeline"
+            and p.strategy.cuts is not None
+            and len(p.strategy.cuts) != p.strategy.stages - 1
+        ),
+        "these are not the first layer of each stage but the first",
+        "expected one less than there are stages, or null",
+    ),
+    Rule(
+        "stages without a pipeline",
+        ("strategy.stages", "strategy.micro_batches", "strategy.cuts", "strategy"),
+        lambda p: p.strategy.name != "pipeline" and is_staged(p.strategy),
+        "this strategy does not divide the model",
+        "use strategy=pipeline, or leave them as they are",
+    ),
+    Rule(
+        "XLA and stages",
+        ("hardware.xla", "strategy"),
+        lambda p: p.hardware.xla and p.strategy.name == "pipeline",
+        "XLA makes one program for one device of what is on several",
+        "use hardware.xla=false, or another strategy",
+    ),
+    Rule(
+        "XLA and servers",
+        ("hardware.xla", "strategy"),
+        lambda p: p.hardware.xla and p.strategy.name == "parameter_server",
+        "a program of XLA's reads no variables that are on another machine",
+        "use hardware.xla=false, or another strategy",
+    ),
+    Rule(
         "NCCL on a CPU",
         ("strategy.communication", "hardware"),
         lambda p: p.strategy.communication == "nccl" and p.hardware.name == "cpu",
@@ -377,7 +436,7 @@ class Axis:
 #: What one types beside values that come together, so that they do what they are for: on a CPU, several devices.
 NEEDS: Sequence[tuple[frozenset[str], str]] = tuple(
     (frozenset({f"strategy={strategy}", f"hardware={hardware}"}), "hardware.logical_devices=2")
-    for strategy in ("auto", "mirrored")
+    for strategy in ("auto", "mirrored", "pipeline")
     for hardware in ("auto", "cpu")
 )
 

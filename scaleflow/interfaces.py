@@ -59,11 +59,17 @@ class Strategy:
     Attributes:
         communication: multi_worker: how gradients travel between workers; `ring` over gRPC, `nccl` between GPUs.
         partitioner: parameter_server.
+        stages: pipeline: the parts that the model's layers are divided into, a device to each.
+        micro_batches: pipeline: the equal parts that a batch goes through the stages in; 1 is plain model parallelism.
+        cuts: pipeline: the first layer of each stage but the first; null balances them by parameters.
     """
 
-    name: Literal["auto", "one_device", "mirrored", "multi_worker", "parameter_server", "tpu"] = "auto"
+    name: Literal["auto", "one_device", "mirrored", "multi_worker", "parameter_server", "pipeline", "tpu"] = "auto"
     communication: Literal["auto", "ring", "nccl"] = "auto"
     partitioner: Partitioner = field(default_factory=Partitioner)
+    stages: int = field(default=2, metadata={"at_least": 2})
+    micro_batches: int = field(default=4, metadata={"at_least": 1})
+    cuts: list[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -412,6 +418,10 @@ class Passes(Protocol):
     @property
     def variables(self) -> Sequence[Any]:
         """What the gradients are of, and the optimizer updates."""
+
+    @property
+    def places(self) -> Sequence[str]:
+        """The device of each variable's gradient; empty where that is the replica's own."""
 
     def forward(self, inputs: tf.Tensor) -> tf.Tensor:
         """The outputs [b, ...] float32 that an evaluation looks at."""

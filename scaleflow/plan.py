@@ -88,6 +88,7 @@ def read_plan(config: Mapping[str, Any], choices: Mapping[str, str], search: Seq
 def check_combinations(plan: Plan) -> None:
     """Refuses what cannot work together, as far as the config alone tells; warnings are the worker's affair."""
     check(plan)
+    check_micro_batches(plan)
     if plan.hardware.name == "cpu":
         local = plan.hardware.logical_devices if plan.strategy.name in ("auto", "mirrored") else 1
         batching(plan.training, local * in_step(plan))
@@ -141,6 +142,28 @@ def check_tpu(plan: Plan) -> None:
     reason = unreachable(place)
     if reason is not None:
         raise Refusal(f"{place}: {reason}")
+
+
+def check_micro_batches(plan: Plan) -> None:
+    """Refuses a replica's batch that does not divide into a pipeline's micro-batches."""
+    training, parts = plan.training, plan.strategy.micro_batches
+    if plan.strategy.name == "pipeline" and batching(training, 1).batch_size % parts:
+        raise Refusal(uneven(training, parts))
+
+
+def uneven(training: Training, micro_batches: int) -> str:
+    """The refusal of a batch that does not divide into micro-batches, in the key that gives its size."""
+    is_global = training.global_batch_size is not None
+    parts = micro_batches * training.accumulate if is_global else micro_batches
+    value = training.global_batch_size if training.global_batch_size is not None else training.batch_size
+    below = value // parts * parts
+    near = " or ".join(str(size) for size in (below, below + parts) if size)
+    key = "global_batch_size" if is_global else "batch_size"
+    by = f" x training.accumulate={training.accumulate}" if is_global and training.accumulate > 1 else ""
+    return (
+        f"training.{key}={value}: does not divide by strategy.micro_batches={micro_batches}{by}; "
+        f"use training.{key}={near}, or strategy.micro_batches=1"
+    )
 
 
 def batching(training: Training, replicas: int) -> Batching:

@@ -20,7 +20,6 @@ from scaleflow.masking import masked
 
 #: Options that the documentation names as coming. They are refused in those words, not as unknown.
 NOT_YET_OPTIONS: Mapping[str, Sequence[str]] = {
-    "strategy": ("pipeline",),
     "dataset": ("mnist", "cifar10", "imdb_reviews", "tfds", "image_folder", "text_folder", "csv", "tfrecord", "npz"),
     "model": ("resnet", "text", "transformer", "linear"),
     "debug": ("overfit", "fast", "nan", "placement", "eager"),
@@ -37,8 +36,6 @@ NOT_YET_KEYS: Sequence[str] = (
     "cluster.min_workers",
     "cluster.stall_seconds",
     "cluster.submit",
-    "strategy.stages",
-    "strategy.micro_batches",
     "model.init_from",
     "training.callbacks",
     "training.step",
@@ -165,7 +162,7 @@ def describe(hint: Any, limits: Mapping[str, Any]) -> str:
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(get_args(hint)) if len(get_args(hint)) > 1 else str(get_args(hint)[0])
     if get_origin(hint) is list:
-        return f"a list such as [{'0, 1' if get_args(hint)[0] is int else ''}]"
+        return f"a list such as [{'0, 1' if get_args(hint)[0] is int else 'a, b'}]"
     if dataclasses.is_dataclass(hint):
         return "{" + ", ".join(f.name for f in dataclasses.fields(hint)) + "}"
     names: dict[Any, str] = {int: "an integer", float: "a number", bool: "true or false", str: "text"}

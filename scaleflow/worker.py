@@ -30,7 +30,7 @@ from scaleflow.cluster import TF_CONFIG, answers, in_step, names, parse, workers
 from scaleflow.combinations import check, settled
 from scaleflow.errors import Refusal
 from scaleflow.events import Writer
-from scaleflow.interfaces import Batching, Emit, Examples, Feed, Objective, Plan, Stream
+from scaleflow.interfaces import Batching, Emit, Examples, Feed, Objective, Passes, Plan, Stream
 from scaleflow.masking import masked
 from scaleflow.plan import batching, make_plan
 
@@ -250,11 +250,11 @@ def build(plan: Plan, emit: Emit) -> Built:
     make_optimizer = functools.partial(
         optimizer.make, bind(plan.optimizer.target), rate, loss_scaling=ground.policy == "mixed_float16"
     )
-    loop = make_loop(plan, ground, objective, make_model, make_optimizer)
+    loop, notes = make_loop(plan, ground, objective, make_model, make_optimizer)
     if plan.hardware.xla:
         training.check_xla(loop.model, source.inputs, ground.portions.replicas)
     loop.trace(train, validation, test)
-    for note in filter(None, (model.doubt(loop.model), optimizer.doubt(plan.optimizer, run.total))):
+    for note in filter(None, (*notes, model.doubt(loop.model), optimizer.doubt(plan.optimizer, run.total))):
         emit("note", text=note)
     resolved = {
         **ground.resolved(),
@@ -267,7 +267,8 @@ def build(plan: Plan, emit: Emit) -> Built:
     }
 
     def export(folder: Path) -> None:
-        model.export(loop.whole(), source.inputs, source.outputs, sample, ground.policy, folder)
+        net = loop.whole()
+        model.export(net, source.inputs, source.outputs, sample, ground.policy, folder, on_host=ground.is_divided)
 
     sample = first_inputs(splits.train, 8)
     return Built(ground.strategy, loop, train, validation, test, export, resolved, dict(splits.counts()))
@@ -279,22 +280,34 @@ def make_loop(
     objective: Objective,
     make_model: Callable[[], keras.Model],
     make_optimizer: Callable[[], keras.optimizers.Optimizer],
-) -> Loop:
-    """The loop around a model and an optimizer that are made in the strategy's scope."""
+) -> tuple[Loop, list[str]]:
+    """The loop around a model and an optimizer that are made in the strategy's scope.
+
+    Returns:
+        The loop, and what the user should know of how the model is divided.
+    """
     import keras
 
-    from scaleflow import training
+    from scaleflow import optimizer, strategy, training
 
     spread, here = ground.strategy, ground.evaluating
     if spread is not here:
         with here.scope():
             whole = make_model()
         keras.utils.set_random_seed(plan.seed)  # the same weights again, as everywhere
+    passes: Passes | None = None
+    notes: list[str] = []
     with spread.scope():
-        parts = (spread, make_model(), make_optimizer(), objective, plan.training.clip_norm, plan.hardware.xla)
+        with strategy.birthplace(ground.strategy_name):
+            net = make_model()
+        step = make_optimizer()
+        if ground.is_divided:
+            passes, notes = strategy.pipelined(net, objective, ground.devices, plan.strategy)
+            optimizer.update_in_place(step)
+        parts = (spread, net, step, objective, plan.training.clip_norm, plan.hardware.xla)
         if spread is here:
-            return training.Loop(*parts)
-        return training.CoordinatedLoop(*parts, workers(plan), whole, here)
+            return training.Loop(*parts, passes=passes), notes
+        return training.CoordinatedLoop(*parts, workers(plan), whole, here), notes
 
 
 @dataclass(frozen=True)
@@ -306,11 +319,17 @@ class Ground:
     """
 
     kind: str
+    devices: Sequence[str]
     strategy_name: str
     strategy: tf.distribute.Strategy
     evaluating: tf.distribute.Strategy
     policy: str
     portions: Batching
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether the model is in stages on several devices, so that none needs to hold the whole."""
+        return self.strategy_name == "pipeline"
 
     def resolved(self) -> dict[str, Any]:
         return {
@@ -347,7 +366,8 @@ def settle(plan: Plan, emit: Emit) -> Ground:
     for note in filter(None, (about_strategy, *warnings)):
         emit("note", text=note)
     here = strategy.create("one_device", devices.names)[0] if name == "parameter_server" else spread
-    return Ground(devices.kind, name, spread, here, policy, batching(plan.training, spread.num_replicas_in_sync))
+    portions = batching(plan.training, spread.num_replicas_in_sync)
+    return Ground(devices.kind, devices.names, name, spread, here, policy, portions)
 
 
 def feeds(splits: Splits, ground: Ground, seed: int) -> tuple[Feed, Feed | None, Feed | None]:

@@ -92,6 +92,10 @@ WRONG_VALUES = {
     "tracking.experiment=null": "expected text",
     "tracking.tags=3": "expected keys and values",
     "tracking.flush_seconds=-1": "expected a number, at least 0.0",
+    "+strategy.stages=1": "expected an integer, at least 2",
+    "+strategy.micro_batches=0": AT_LEAST_1,
+    "+strategy.cuts=dense": "expected a list such as [a, b], or null",
+    "+strategy.cuts=[1]": "expected a list such as [a, b], or null",
     "strategy.name=miror": "expected one of auto, one_device, mirrored",
     "precision.name=float64": "expected one of float32, mixed, mixed_float16, mixed_bfloat16",
     "model._target_=null": "expected the dotted name of a class or function",
@@ -105,7 +109,7 @@ WRONG_VALUES = {
 
 @pytest.mark.parametrize("override", WRONG_VALUES)
 def test_a_wrong_value_is_refused_by_its_key_with_what_would_work(refused: Callable[..., str], override: str) -> None:
-    key, _, value = override.partition("=")
+    key, _, value = override.removeprefix("+").partition("=")
     base = (EARLY + "{monitor: train/loss, patience: 1, mode: auto}",) if key.startswith("training.early_") else ()
     message = refused(*base, override)
     assert message.startswith(f"{key}=")
@@ -150,6 +154,9 @@ PROCESSES = {
     ("strategy=mirrored", "+strategy.communication=ring"): "this strategy has no workers that speak with each other",
     ("strategy=multi_worker", "strategy.communication=nccl", "hardware=cpu"): "NCCL connects GPUs; use ring",
     (SERVED, "cluster=tf_config"): "TF_CONFIG is not set",
+    (SERVED, "hardware.xla=true"): "a program of XLA's reads no variables that are on another machine",
+    ("strategy=pipeline", "hardware.xla=true"): "XLA makes one program for one device of what is on several",
+    ("strategy=mirrored", "+strategy.stages=3"): "this strategy does not divide the model; use strategy=pipeline",
 }
 
 
@@ -221,7 +228,6 @@ NOT_YET = {
     "+checkpoint=none": "checkpoint",
     "+checkpoint.keep=3": "checkpoint",
     "+profiler=trace": "profiler",
-    "+strategy.stages=2": "strategy.stages",
     "+training.callbacks=[]": "training.callbacks",
     "+tracking.offline=true": "tracking.offline",
     "+tracking.register_as=x": "tracking.register_as",
@@ -298,6 +304,28 @@ CANNOT_WORK = {
     "strategy=tpu cluster.workers=2": ("cluster.workers=2 with strategy=tpu: ", "strategy=multi_worker"),
     "hardware.tpu=10.0.0.1:8470": ("hardware.tpu=10.0.0.1:8470: ", "grpc://10.0.0.1:8470"),
     "hardware=cpu hardware.memory_limit_mb=100": ("hardware.memory_limit_mb=100 with hardware=cpu: ", "hardware=gpu"),
+    "strategy=pipeline hardware=cpu": (
+        "strategy.stages=2 with hardware.logical_devices=1: ",
+        "one device to each stage",
+    ),
+    "strategy=pipeline hardware=cpu hardware.logical_devices=4": (
+        "strategy.stages=2 with hardware.logical_devices=4: ",
+        "not replicated over data",
+        "use as many of the one as of the other",
+    ),
+    "strategy=pipeline strategy.cuts=[a,b]": ("strategy.cuts=['a', 'b'] with strategy.stages=2: ", "one less"),
+    "strategy=pipeline strategy.stages=3 strategy.cuts=[]": ("strategy.cuts=[] with strategy.stages=3: ", "one less"),
+    "strategy=pipeline training.batch_size=50": (
+        "training.batch_size=50: ",
+        "strategy.micro_batches=4",
+        "use training.batch_size=48 or 52, ",
+    ),
+    "strategy=pipeline training.batch_size=3": ("use training.batch_size=4, or strategy.micro_batches=1",),
+    "strategy=pipeline training.global_batch_size=30 training.accumulate=3": (
+        "training.global_batch_size=30: ",
+        "strategy.micro_batches=4 x training.accumulate=3",
+        "use training.global_batch_size=24 or 36, ",
+    ),
     "hardware=gpu hardware.memory_limit_mb=100": ("hardware.memory_growth=true", "hardware.memory_limit_mb=100"),
     "hardware=gpu hardware.logical_devices=2": ("hardware.logical_devices=2", "hardware.memory_limit_mb"),
     "optimizer.schedule=step": ("optimizer.schedule=step: ", "optimizer.step_every"),
@@ -319,7 +347,18 @@ def test_what_cannot_work_together_is_refused_with_what_would(refused: Callable[
         assert part in message
 
 
+def test_a_pipeline_stays_on_one_machine(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}')
+    message = refused("strategy=pipeline", "cluster=tf_config", "tracking=none")
+    assert message.startswith("cluster=tf_config with strategy=pipeline: ")
+    assert "cluster=local" in message
+
+
 CAN_WORK = [
+    "strategy=pipeline hardware=cpu hardware.logical_devices=2",
+    "strategy=pipeline strategy.stages=3 strategy.cuts=[a,b] strategy.micro_batches=8",
+    "strategy=pipeline training.batch_size=50 strategy.micro_batches=1",
+    "strategy=pipeline hardware=cpu hardware.logical_devices=2 training.global_batch_size=24 training.accumulate=3",
     "hardware=cpu strategy=mirrored hardware.logical_devices=4 training.global_batch_size=32",
     "hardware=cpu strategy=one_device hardware.logical_devices=3 training.global_batch_size=32",
     "hardware=cpu strategy=multi_worker hardware.logical_devices=3 training.global_batch_size=32",

@@ -36,10 +36,11 @@ ELSEWHERE = {
 }
 
 STEPS = 3
+BATCH_SIZE = 4  # a pipeline divides it into 4 micro-batches
 SMALL = (
     "dataset.limit=64",
     "model.units=8",
-    "training.batch_size=2",
+    f"training.batch_size={BATCH_SIZE}",
     f"training.max_steps={STEPS}",
     "hardware.intra_op_threads=1",
     "tracking=none",
@@ -138,7 +139,7 @@ class Expected:
             "hardware": self.plan.hardware.name,
             "workers": str(self.workers),
             "replicas": str(replicas),
-            "global_batch_size": str(2 * replicas * self.plan.training.accumulate),
+            "global_batch_size": str(BATCH_SIZE * replicas * self.plan.training.accumulate),
         }
 
 

@@ -133,7 +133,7 @@ def check_fixed(examples: Examples) -> None:
 
 def on_every_replica(strategy: tf.distribute.Strategy, arrays: Arrays) -> Any:
     """(inputs, targets) as constants on each replica's device."""
-    devices = strategy.extended.worker_devices  # this worker's; the replicas are numbered over all of them
+    devices = devices_of(strategy)  # this worker's; the replicas are numbered over all of them
 
     def place(array: np.ndarray[Any, Any]) -> Any:
         def value(context: tf.distribute.experimental.ValueContext) -> tf.Tensor:
@@ -143,6 +143,14 @@ def on_every_replica(strategy: tf.distribute.Strategy, arrays: Arrays) -> Any:
         return strategy.experimental_distribute_values_from_function(value)
 
     return place(arrays.inputs), place(arrays.targets)
+
+
+def devices_of(strategy: tf.distribute.Strategy) -> tuple[str, ...]:
+    """The devices of this worker's replicas; for the default strategy TensorFlow's choice, the first."""
+    try:
+        return tuple(strategy.extended.worker_devices)
+    except RuntimeError:  # the default strategy has none
+        return ("",)
 
 
 class StreamFeed:

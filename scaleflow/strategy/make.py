@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from scaleflow.interfaces import Strategy
+from scaleflow.strategy.pipeline import create_pipeline
 from scaleflow.strategy.servers import create_parameter_server
 from scaleflow.strategy.tpu import create_tpu
 from scaleflow.strategy.workers import create_multi_worker
@@ -47,6 +48,8 @@ def create(
         return create_parameter_server(options), None
     if name == "tpu":
         return create_tpu(tpu), None
+    if name == "pipeline":
+        return create_pipeline(devices, options), None
     note = None
     if len(devices) == 1:
         note = f"strategy=mirrored: there is one device, {devices[0]}, so there is one replica"

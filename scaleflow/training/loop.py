@@ -6,7 +6,8 @@ another epoch traces again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -17,7 +18,7 @@ from scaleflow.errors import NotFinite
 from scaleflow.interfaces import Feed, Objective, Passes
 from scaleflow.training.evaluation import Evaluation
 from scaleflow.training.passes import WholePasses, supervised
-from scaleflow.training.repeat import repeat
+from scaleflow.training.repeat import repeat, staying_in_place
 from scaleflow.training.tally import Tally
 from scaleflow.training.xla import with_xla
 
@@ -209,16 +210,30 @@ class Loop:
             batch = feed.micro_batch(fetched, epoch, step, replica, index)
             more, more_sums = self._differentiate(feed, batch, weight)
             unused.update(i for i, m in enumerate(more) if m is None)
-            added = [g if m is None else g + m for g, m in zip(gradients, more, strict=True)]
-            return index + 1, sums + more_sums, added
+            return index + 1, sums + more_sums, self._each_in_its_place(tf.add, gradients, more)
 
-        zeros = [tf.zeros(v.shape, v.dtype) for v in self.passes.variables]
+        zeros = []
+        for variable, place in zip(self.passes.variables, self.passes.places, strict=True):
+            with tf.device(place):
+                zeros.append(tf.zeros(variable.shape, variable.dtype))
         start = tf.constant(0, tf.int64), tf.zeros([self._tally.size]), zeros
         # One at a time: that there is memory for one micro-batch only is why there are several.
-        _, sums, gradients = tf.while_loop(
-            lambda index, *_: index < feed.batching.accumulate, add, start, parallel_iterations=1
-        )
-        return [None if i in unused else g for i, g in enumerate(gradients)], sums
+        with staying_in_place() if any(self.passes.places) else contextlib.nullcontext():
+            _, sums, gradients = tf.while_loop(
+                lambda index, *_: index < feed.batching.accumulate, add, start, parallel_iterations=1
+            )
+        kept = self._each_in_its_place(tf.identity, gradients)  # a loop's results have no device of their own
+        return [None if i in unused else g for i, g in enumerate(kept)], sums
+
+    def _each_in_its_place(
+        self, operation: Callable[..., tf.Tensor], gradients: list[tf.Tensor], *more: list[tf.Tensor | None]
+    ) -> list[tf.Tensor]:
+        """The operation on each gradient, on its variable's device; the gradient itself where another is None."""
+        results = []
+        for place, gradient, *others in zip(self.passes.places, gradients, *more, strict=True):
+            with tf.device(place):
+                results.append(gradient if any(o is None for o in others) else operation(gradient, *others))
+        return results
 
     def _gradients(self, feed: Feed, batch: Any, weight: tf.Tensor) -> tuple[list[tf.Tensor | None], tf.Tensor]:
         """One micro-batch's part of the gradient, and its sums [count, loss, *metrics]."""

@@ -24,6 +24,7 @@ class WholePasses:
         self._model = model
         self._loss = loss
         self.variables = list(model.trainable_variables) if variables is None else list(variables)
+        self.places = [""] * len(self.variables)
 
     def forward(self, inputs: tf.Tensor) -> tf.Tensor:
         return self._model(inputs, training=False)

@@ -1,8 +1,9 @@
-"""A loop in the graph."""
+"""Loops in the graph."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -14,3 +15,20 @@ def repeat(body: Callable[..., Any], first: tf.Tensor, count: tf.Tensor, state: 
     return tf.while_loop(
         lambda index, *_: index < last, lambda index, *carried: (index + 1, *body(index, *carried)), (first, *state)
     )[1:]
+
+
+@contextlib.contextmanager
+def staying_in_place() -> Iterator[None]:
+    """What a loop carries on stays on the device that it was computed on.
+
+    TensorFlow passes the results of a loop's body through identities without a device, which are
+    then the first device's: without this they travel there and back in each round.
+    """
+    with tf.compat.v1.get_default_graph().device(beside_its_input):
+        yield
+
+
+def beside_its_input(operation: tf.Operation) -> str:
+    """The device of an operation, which for an identity without one is its input's."""
+    passes_on = operation.type == "Identity" and not operation.device
+    return str(operation.inputs[0].device if passes_on else operation.device)

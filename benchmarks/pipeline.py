@@ -1,0 +1,61 @@
+"""How much micro-batches make of two stages: examples per second against one micro-batch.
+
+Two stages of three wide dense layers each, on two logical devices of one CPU. An operation has one
+thread, so that a device is a core: else a single stage would have all cores, which no device lends
+to another. With one micro-batch only one stage works at a time; what is measured is what
+overlapping them adds.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.measure import Row, WrongResultError, alternate, median, metric, ratios, run_scaleflow, temporary_folder
+
+MICRO_BATCHES = (1, 2, 4, 8)
+HELD_TO = 1.3
+
+WIDTH = 1024
+BATCH_SIZE = 2048
+STEPS = 4
+#: Epochs; the first one compiles and is not measured.
+EPOCHS = 4
+
+STACK = (
+    *("strategy=pipeline", "hardware=cpu", "hardware.logical_devices=2", "hardware.intra_op_threads=1"),
+    *("dataset=synthetic", f"dataset.shape=[{WIDTH}]", "dataset.validation=null"),
+    f"dataset.examples={STEPS * BATCH_SIZE * 5 // 4}",  # a fifth of them is the test split
+    f"model.units={[WIDTH] * 6}".replace(" ", ""),
+    *(f"training.batch_size={BATCH_SIZE}", f"training.epochs={EPOCHS}", f"training.steps_per_loop={STEPS}"),
+)
+
+
+def measure(rounds: int) -> list[Row]:
+    """One row: the best number of micro-batches against one."""
+    with temporary_folder() as folder:
+        contestants: dict[str, Callable[[], float]] = {
+            str(count): functools.partial(examples_per_second, count, folder) for count in MICRO_BATCHES
+        }
+        rates = alternate(contestants, rounds)
+    best = max(list(contestants)[1:], key=lambda count: statistics.median(rates[count]))
+    return [
+        Row(
+            work=f"pipeline(2), {best} micro-batches, examples/s",
+            against="1 micro-batch",
+            ratios=ratios(rates[best], rates["1"]),
+            held_to=f">= {HELD_TO:g}",
+            ours=median(rates[best], "/s"),
+            theirs=median(rates["1"], "/s"),
+        )
+    ]
+
+
+def examples_per_second(micro_batches: int, folder: Path) -> float:
+    events, _ = run_scaleflow([*STACK, f"strategy.micro_batches={micro_batches}"], folder)
+    losses = metric(events, "train/loss")
+    if not losses[-1] < losses[0]:
+        raise WrongResultError(f"{micro_batches} micro-batches: the loss went from {losses[0]} to {losses[-1]}")
+    return statistics.median(metric(events, "perf/examples_per_second")[1:])

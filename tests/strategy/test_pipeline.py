@@ -1,0 +1,265 @@
+"""A model in stages trains as it does in one piece, each stage on its own device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scaleflow.interfaces import Plan, Strategy
+from tests.conftest import Command
+from tests.training.driving import Course, far, take
+
+CPU = ("hardware=cpu", "tracking=none")
+ONE = ("strategy=one_device", *CPU)
+PIPELINE = ("strategy=pipeline", "hardware.logical_devices=2", *CPU)
+THREE = ("strategy=pipeline", "strategy.stages=3", "hardware.logical_devices=3", *CPU)
+
+STEPS = 50
+#: The digits' 1294 training examples make 27 steps of 48 an epoch, the last one partial.
+BATCH = "training.global_batch_size=48"
+SGD = ("optimizer=sgd", "optimizer.learning_rate=0.1", BATCH)  # and momentum 0.9
+MLP = ("model.units=[16,16]", *SGD)
+CNN = ("model=cnn", "model.filters=[8,8]", "model.units=16", *SGD)
+#: Adam's epsilon is such that it does not divide rounding by rounding.
+RESNET = (
+    *("model._target_=tests.strategy.models.resnet", "optimizer.learning_rate=0.01", "optimizer.epsilon=0.0001"),
+    *(BATCH, "training.accumulate=2", "training.clip_norm=0.3"),
+)
+NORMALISED = ("model._target_=tests.strategy.models.normalised", *SGD)
+
+Isolated = Callable[..., Any]
+Make = Callable[..., Plan]
+
+
+def followed(plan: Plan, steps: int) -> tuple[Course, dict[str, float], list[str]]:
+    """The course of training, how the test split then is, and the notes."""
+    from scaleflow.worker import build
+
+    notes: list[str] = []
+    built = build(plan, lambda event, **fields: notes.append(fields.get("text", "")))
+    course = take(built.loop, built.train, steps)
+    assert built.test is not None
+    return course, dict(built.loop.evaluate(built.test)), notes
+
+
+@pytest.mark.parametrize(
+    ("recipe", "divisions"),
+    [
+        (MLP, [(*PIPELINE, "strategy.micro_batches=1"), PIPELINE]),
+        (CNN, [(*PIPELINE, "strategy.micro_batches=1"), PIPELINE]),
+        (RESNET, [THREE]),
+    ],
+    ids=["mlp", "cnn", "resnet"],
+)
+def test_float32_equals_one_device(
+    isolated: Isolated, plan: Make, recipe: Sequence[str], divisions: Sequence[Sequence[str]]
+) -> None:
+    wanted, scores, _ = isolated(followed, plan(*recipe, *ONE), STEPS)
+    assert wanted.losses[-1] < 0.7 * wanted.losses[0]
+    for division in divisions:
+        found, found_scores, _ = isolated(followed, plan(*recipe, *division), STEPS)
+        np.testing.assert_allclose(found.losses, wanted.losses, rtol=0, atol=1e-5, err_msg=str(division))
+        assert far(found.weights, wanted.weights) < 1e-4, division
+        assert found_scores == pytest.approx(scores, abs=1e-4), division
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("mixed_float16", 5e-3), ("mixed_bfloat16", 3e-2)])
+def test_mixed_precision_equals_one_device_within_its_rounding(
+    isolated: Isolated, plan: Make, precision: str, tolerance: float
+) -> None:
+    recipe = ("model.units=16", *SGD, f"precision={precision}", "training.clip_norm=0.3", "training.accumulate=2")
+    wanted, _, _ = isolated(followed, plan(*recipe, *ONE), STEPS)
+    found, _, _ = isolated(followed, plan(*recipe, *PIPELINE), STEPS)
+    np.testing.assert_allclose(found.losses, wanted.losses, rtol=0, atol=tolerance)
+    assert far(found.weights, wanted.weights) < tolerance
+
+
+def test_batch_norm_is_equal_where_there_are_no_micro_batches_and_said_to_differ_where_there_are(
+    isolated: Isolated, plan: Make
+) -> None:
+    wanted, scores, _ = isolated(followed, plan(*NORMALISED, *ONE), STEPS)
+    found, found_scores, notes = isolated(followed, plan(*NORMALISED, *PIPELINE, "strategy.micro_batches=1"), STEPS)
+    np.testing.assert_allclose(found.losses, wanted.losses, rtol=0, atol=1e-5)
+    assert found_scores == pytest.approx(scores, abs=1e-4)
+    assert not [note for note in notes if "BatchNormalization" in note]
+    found, _, notes = isolated(followed, plan(*NORMALISED, *PIPELINE, "model.dropout=0.1"), 20)
+    assert found.losses[-1] < 0.7 * found.losses[0]
+    (note,) = [note for note in notes if "BatchNormalization" in note]
+    assert "strategy.micro_batches=4" in note
+    (note,) = [note for note in notes if note.startswith("strategy=pipeline")]
+    assert note.count("parameters") == 2
+
+
+# ---------------------------------------------------------------------------------------------
+# Where things are
+# ---------------------------------------------------------------------------------------------
+
+Places = dict[str, list[tuple[str, str]]]
+
+
+def placed(plan: Plan) -> tuple[Places, dict[str, int]]:
+    """(operation, name) of what ran on each device in two steps, and the bytes of variables and slots there."""
+    from tensorflow.python.eager import context
+
+    from scaleflow.worker import build
+
+    built = build(plan, lambda event, **fields: None)
+    loop = built.loop
+    context.enable_run_metadata()
+    loop.train(built.train, built.train.open(0, 0), 0, 0, 2, 0)
+    places: Places = {}
+    for graph in context.export_run_metadata().partition_graphs:
+        for node in graph.node:
+            places.setdefault(node.device.rpartition("device:")[2], []).append((node.op, node.name))
+    held: dict[str, int] = {}
+    for variable in (*loop.model.variables, *loop.optimizer.variables):
+        device = variable.value.device.rpartition("device:")[2]
+        held[device] = held.get(device, 0) + variable.value.shape.num_elements() * variable.value.dtype.size
+    return places, held
+
+
+def of(operations: list[tuple[str, str]], kind: str, part: str = "") -> list[str]:
+    return [name for operation, name in operations if kind in operation and part in name]
+
+
+@pytest.mark.parametrize(
+    ("precision", "optimizer", "assigned"), [("float32", "adamw", 2), ("mixed_float16", "adam", 1)]
+)
+def test_a_stage_is_on_its_device_forward_backward_and_in_the_update(
+    isolated: Isolated, plan: Make, precision: str, optimizer: str, assigned: int
+) -> None:
+    chosen = (*PIPELINE, f"precision={precision}", f"optimizer={optimizer}")
+    words = ("model.units=[128,128]", "strategy.micro_batches=2", "training.accumulate=2", "training.clip_norm=1.0")
+    places, held = isolated(placed, plan(*chosen, *words))
+    # The stages are `dense`, and `dense_1` with `outputs`: 64 x 128 and 128 x 128 + 128 x 10 weights.
+    first, second = places["CPU:0"], places["CPU:1"]
+    # In each micro-batch a layer multiplies once forward, and backward once for its weights and once for its input,
+    # but for the first layer, which passes nothing back.
+    assert len(of(first, "MatMul")) == 2 * 2
+    assert len(of(second, "MatMul")) == 2 * (3 + 3)
+    assert not of(first, "MatMul", "outputs")
+    assert len(of(first, "MatMul", "gradient_tape")) == 2
+    assert len(of(second, "MatMul", "gradient_tape")) == 2 * (2 + 2)
+    # Adam takes two roots to a variable, AdamW's decay assigns too, clipping takes the norm of each gradient.
+    for operations, variables in ((first, 2), (second, 4)):
+        assert len(of(operations, "Sqrt", "adam")) == 2 * variables
+        assert len(of(operations, "AssignSubVariableOp")) == assigned * variables
+        assert len(of(operations, "L2Loss")) == variables
+        assert precision == "float32" or len(of(operations, "IsFinite")) >= variables
+    # Of gradients only those of activations travel: one to a micro-batch, in the accumulation's loop.
+    assert len(of(first, "_Recv", "gradient_tape")) == 2
+    assert not of(first, "_Recv", "AddOpsRewrite")
+
+    weights = {"CPU:0": 64 * 128 + 128, "CPU:1": 128 * 128 + 128 + 128 * 10 + 10}
+    for device, numbers in weights.items():
+        counters = 64  # iterations, learning rate, loss scale
+        assert 0 <= held[device] - 3 * 4 * numbers <= (counters if device == "CPU:0" else 0)  # Adam's two slots
+
+
+def exported(plan: Plan, folder: Path) -> np.ndarray[Any, Any]:
+    """Trains a few steps and exports; gives what comes out of the stages for the sample."""
+    import tensorflow as tf
+
+    from scaleflow.worker import build
+
+    built = build(plan, lambda event, **fields: None)
+    built.loop.train(built.train, built.train.open(0, 0), 0, 0, 3, 0)
+    built.export(folder)
+    return np.asarray(tf.function(built.loop.passes.forward)(tf.constant(np.load(folder / "input_example.npy"))))
+
+
+def reloaded(folder: Path, batch: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    import keras
+    import tensorflow as tf
+
+    import tests.strategy.models  # noqa: F401  # registers its layer
+
+    sample = np.load(folder / "input_example.npy")[:batch]
+    saved = tf.saved_model.load(str(folder / "saved_model"))
+    return saved.serve(tf.constant(sample)).numpy(), np.asarray(keras.models.load_model(folder / "model.keras")(sample))
+
+
+def test_the_exported_model_is_whole_and_does_on_one_device_what_the_stages_do(
+    isolated: Isolated, plan: Make, tmp_path: Path
+) -> None:
+    live = isolated(exported, plan(*RESNET, *THREE), tmp_path / "model")
+    for outputs in isolated(reloaded, tmp_path / "model", 2):
+        np.testing.assert_allclose(outputs, live[:2], atol=1e-5)
+
+
+def test_the_default_job_finishes_and_is_accurate(command: Command) -> None:
+    ended = command("strategy=pipeline", "hardware=cpu", "hardware.logical_devices=2", "tracking=none")
+    assert ended.returncode == 0, ended.stderr
+    assert "strategy=pipeline: rescaling to dense on CPU:0 (8,320 parameters), dense_1 to outputs on CPU:1" in (
+        ended.stdout + ended.stderr
+    )
+    events = command.events()
+    assert events[-1]["status"] == "FINISHED"
+    last = {key: value for event in events for key, value in event.get("values", {}).items()}
+    assert last["test/accuracy"] >= 0.95
+
+
+# ---------------------------------------------------------------------------------------------
+# What is refused
+# ---------------------------------------------------------------------------------------------
+
+
+def refusal(plan: Plan) -> str:
+    from scaleflow.errors import Refusal
+    from scaleflow.worker import build
+
+    try:
+        build(plan, lambda event, **fields: None)
+    except Refusal as refused:
+        return str(refused)
+    return ""
+
+
+def no_pipeline(cases: list[tuple[list[str], Strategy]]) -> list[str]:
+    """What is said of devices and stages that do not go together."""
+    from scaleflow.strategy.pipeline import create_pipeline
+
+    found = []
+    for devices, options in cases:
+        with pytest.raises(Refusal) as refused:
+            create_pipeline(devices, options)
+        found.append(str(refused.value))
+    return found
+
+
+def test_stages_that_are_not_as_many_as_devices_are_refused_with_what_would_work(isolated: Isolated) -> None:
+    cases = {
+        ("CPU:0",): (2, "there is 1", "hardware.logical_devices=2", "one_device"),
+        ("CPU:0", "CPU:1"): (3, "there are 2", "hardware.logical_devices=3", "strategy.stages=2"),
+        ("GPU:0",): (2, "there is 1", "more devices", "one_device"),
+        ("GPU:0", "GPU:1", "GPU:2", "GPU:3"): (2, "4 devices", "not replicated", "strategy.stages=4"),
+    }
+    given = [(list(names), Strategy("pipeline", stages=stages)) for names, (stages, *_) in cases.items()]
+    for message, (stages, *parts) in zip(isolated(no_pipeline, given), cases.values(), strict=True):
+        assert message.startswith(f"strategy.stages={stages}: ")
+        assert len(message.splitlines()) == 1
+        for part in parts:
+            assert part in message, message
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (("strategy.stages=2",), ("strategy.stages=2 with hardware.logical_devices=1", "one device to each stage")),
+        (
+            ("hardware.logical_devices=2", "strategy.cuts=[dense_7]"),
+            ("strategy.cuts=[dense_7]", "no layer dense_7", "dense_1"),
+        ),
+    ],
+)
+def test_what_the_machine_or_the_model_does_not_allow_is_refused_by_the_worker(
+    isolated: Isolated, plan: Make, words: Sequence[str], parts: Sequence[str]
+) -> None:
+    message = isolated(refusal, plan("strategy=pipeline", "hardware=auto", "tracking=none", *words))
+    assert len(message.splitlines()) == 1
+    for part in parts:
+        assert part in message, message

@@ -1,0 +1,153 @@
+"""A model's graph, where it is cut, and what the way through its stages gives."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from scaleflow.interfaces import Hardware, Objective, Strategy
+
+#: Blocks, groups, and the largest group.
+BALANCED = [
+    ([1, 1], 2, 1),
+    ([5, 1, 1, 1, 1], 2, 5),
+    ([1, 1, 1, 1, 5], 2, 5),
+    ([3, 3, 3, 3, 3, 3], 3, 6),
+    ([1, 9, 1, 1, 9, 1], 3, 10),
+    ([2, 2, 2], 3, 2),
+    ([1] * 200, 8, 25),
+]
+
+
+def largest(cases: Sequence[tuple[list[int], int, int]]) -> list[int]:
+    from scaleflow.strategy.stages import balanced
+
+    found = []
+    for blocks, count, _ in cases:
+        starts = balanced(blocks, count)
+        groups = [sum(blocks[a:b]) for a, b in itertools.pairwise((0, *starts, len(blocks)))]
+        assert len(groups) == count
+        assert all(groups)
+        found.append(max(groups))
+    return found
+
+
+def test_the_largest_group_is_as_small_as_can_be(isolated: Callable[..., Any]) -> None:
+    assert isolated(largest, BALANCED) == [case[2] for case in BALANCED]
+
+
+#: model, stages, cuts, and the layers of each stage.
+DIVIDED: list[tuple[str, int, list[str] | None, list[str]]] = [
+    ("chain", 2, None, ["flat to t1", "d2 to last"]),
+    ("chain", 3, None, ["flat to t0", "d1 to t1", "d2 to last"]),
+    ("chain", 4, None, ["flat to t0", "d1 to t1", "d2 to t2", "last"]),
+    ("chain", 2, ["t2"], ["flat to d2", "t2 to last"]),
+    ("chain", 3, ["d1", "d2"], ["flat to t0", "d1 to t1", "d2 to last"]),
+    ("nested", 2, ["between"], ["chain/flat to chain/last", "between to second/last"]),
+    ("nested", 2, ["second/d1"], ["chain/flat to second/t0", "second/d1 to second/last"]),
+    ("nested", 2, ["second"], ["chain/flat to between", "second/flat to second/last"]),
+    ("shared", 2, ["last"], ["cast to inner/b", "last"]),
+    ("shared", 2, None, ["cast to first", "twice to last"]),
+]
+
+
+def divisions(asked: Sequence[tuple[str, int, list[str] | None]]) -> list[list[str] | str]:
+    """In a child: the stages of each, or why it is refused."""
+    import keras
+
+    from scaleflow.errors import Refusal
+    from scaleflow.strategy.stages import divide, graph_of
+    from tests.strategy import models
+
+    found: list[list[str] | str] = []
+    for name, count, cuts in asked:
+        keras.backend.clear_session()
+        try:
+            found.append([str(stage) for stage in divide(graph_of(getattr(models, name)()), count, cuts)])
+        except Refusal as refusal:
+            found.append(str(refusal))
+    return found
+
+
+def test_a_model_is_divided_by_parameters_or_before_the_layers_named(isolated: Callable[..., Any]) -> None:
+    found = isolated(divisions, [case[:3] for case in DIVIDED])
+    assert found == [case[3] for case in DIVIDED]
+
+
+REFUSED: list[tuple[str, int, list[str] | None, list[str]]] = [
+    ("subclassed", 2, None, ["strategy=pipeline", "mine (Subclassed)", "keras.Sequential"]),
+    ("chain", 5, None, ["strategy.stages=5", "4 stages at the most", "use strategy.stages=4"]),
+    ("shared", 4, None, ["strategy.stages=4", "3 stages at the most", "inner/a, inner/b, twice", "strategy.stages=3"]),
+    ("shared", 2, ["inner"], ["strategy.cuts=[inner]", "cut before inner", "the calls of twice", "before the first"]),
+    ("chain", 2, ["d9"], ["strategy.cuts=[d9]", "no layer d9", "flat, d0, t0"]),
+    ("chain", 2, ["flat"], ["strategy.cuts=[flat]", "nothing between flat and", "d0, t0"]),
+    ("chain", 3, ["d2", "d1"], ["strategy.cuts=[d2, d1]", "nothing between d1 and", "in the order"]),
+    ("chain", 3, ["d2", "d2"], ["strategy.cuts=[d2, d2]", "nothing between d2 and"]),
+    ("nested", 2, ["d1"], ["strategy.cuts=[d1]", "chain/d1 or second/d1"]),
+]
+
+
+def test_what_cannot_be_cut_is_refused_by_name(isolated: Callable[..., Any]) -> None:
+    for message, case in zip(isolated(divisions, [case[:3] for case in REFUSED]), REFUSED, strict=True):
+        assert isinstance(message, str), (case, message)
+        assert len(message.splitlines()) == 1
+        for part in case[3]:
+            assert part in message, (case, message)
+
+
+def far(found: Any, wanted: Any) -> float:
+    """The largest difference, relative to the largest value where that is above 1."""
+    return float(np.max(np.abs(found - wanted)) / max(1.0, np.max(np.abs(wanted))))
+
+
+def differences(cases: Sequence[tuple[str, int, list[str] | None, int]]) -> list[tuple[float, float, float, float]]:
+    """In a child with 3 devices: how far loss, outputs, gradients and evaluation are from those of one tape."""
+    import keras
+    import tensorflow as tf
+
+    from scaleflow import hardware, strategy
+    from scaleflow.training.passes import WholePasses, supervised
+    from tests.strategy import models
+
+    devices = hardware.configure(Hardware(name="cpu", logical_devices=3)).names
+    objective = Objective(lambda t, o: tf.reduce_mean(tf.square(t - o), axis=1), {})
+    random = np.random.default_rng(0)
+    inputs = tf.constant(random.integers(10, size=(8, 6)), tf.int32)
+    batch = inputs, tf.constant(random.normal(size=(8, 3)), tf.float32)
+    weights = tf.constant([0.1] * 7 + [0.0])
+    found = []
+    for name, count, cuts, micro_batches in cases:
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(0)
+        model = getattr(models, name)()
+        whole = WholePasses(model, supervised(objective))
+        options = Strategy("pipeline", stages=count, micro_batches=micro_batches, cuts=cuts)
+        wanted = (*whole.backward(batch, weights, 1, lambda x: x), whole.forward(inputs))
+        passes, _ = strategy.pipelined(model, objective, devices[:count], options)
+        got = (*passes.backward(batch, weights, 1, lambda x: x), passes.forward(inputs))
+        assert [g is None for g in got[2]] == [g is None for g in wanted[2]]
+        for gradient, place in zip(got[2], passes.places, strict=True):
+            assert gradient is None or place in gradient.device
+        gradients = max(far(g, w) for g, w in zip(got[2], wanted[2], strict=True) if g is not None)
+        found.append((far(got[0], wanted[0]), far(got[1], wanted[1]), gradients, far(got[3], wanted[3])))
+    return found
+
+
+GRADIENTS = [
+    ("masked", 3, None, 1),
+    ("masked", 2, ["last"], 4),
+    ("several_tensors", 3, None, 1),
+    ("several_tensors", 3, None, 2),
+    ("several_tensors", 2, ["joined"], 4),
+    ("shared", 3, None, 1),
+    ("skipped", 3, None, 1),
+    ("skipped", 2, ["identity_1"], 2),
+]
+
+
+def test_the_way_through_the_stages_gives_what_one_tape_gives(isolated: Callable[..., Any]) -> None:
+    for case, found in zip(GRADIENTS, isolated(differences, GRADIENTS), strict=True):
+        assert max(found) < 1e-5, (case, found)
