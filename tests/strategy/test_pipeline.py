@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scaleflow.errors import Refusal
 from scaleflow.interfaces import Plan, Strategy
 from tests.conftest import Command
 from tests.training.driving import Course, far, take
@@ -209,7 +210,6 @@ def test_the_default_job_finishes_and_is_accurate(command: Command) -> None:
 
 
 def refusal(plan: Plan) -> str:
-    from scaleflow.errors import Refusal
     from scaleflow.worker import build
 
     try:
