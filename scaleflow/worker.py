@@ -10,6 +10,7 @@ from __future__ import annotations
 import bdb
 import contextlib
 import ctypes
+import dataclasses
 import functools
 import json
 import os
@@ -27,11 +28,12 @@ from typing import TYPE_CHECKING, Any
 from scaleflow.cluster import TF_CONFIG, parse
 from scaleflow.errors import Refusal
 from scaleflow.events import Writer
-from scaleflow.interfaces import Batching, Emit, Examples, Feed, Plan, Stream
+from scaleflow.interfaces import Batching, Emit, Examples, Feed, MakeOptimizer, Outputs, Plan, Stream
 from scaleflow.masking import masked
 from scaleflow.plan import batching, make_plan, workers
 
 if TYPE_CHECKING:
+    import keras
     import numpy as np
     import tensorflow as tf
 
@@ -194,13 +196,9 @@ def build(plan: Plan, emit: Emit) -> Built:
     run = training.length(plan.training, train)
     objective = training.objective_for(source.outputs)
     training.check_monitor(plan.training, objective.metrics, validation is not None)
-    rate = optimizer.learning_rate(plan.optimizer, ground.portions.global_size, run.total)
     with ground.strategy.scope():
         net = model.make(bind(plan.model.target, given=2), source.inputs, source.outputs)
-        step = optimizer.make(bind(plan.optimizer.target), rate, loss_scaling=ground.policy == "mixed_float16")
-        loop = training.Loop(
-            strategy=ground.strategy, model=net, optimizer=step, objective=objective, clip_norm=plan.training.clip_norm
-        )
+        loop = make_loop(plan, ground, net, source.outputs, run.total)
     loop.trace(train, validation, test)
     for note in filter(None, (model.doubt(net), optimizer.doubt(plan.optimizer, run.total))):
         emit("note", text=note)
@@ -216,6 +214,45 @@ def build(plan: Plan, emit: Emit) -> Built:
     export_net = functools.partial(model.export, net, source.inputs, source.outputs, policy=ground.policy)
     sample = first_inputs(splits.train, 8)
     return Built(ground.strategy, loop, train, validation, test, sample, export_net, resolved, dict(splits.counts()))
+
+
+def make_loop(plan: Plan, ground: Ground, net: keras.Model, outputs: Outputs, steps: int) -> Loop:
+    """What trains the model, in `steps` updates; called in the strategy's scope."""
+    from scaleflow import optimizer, training
+    from scaleflow.targets import bind, names_class
+
+    own, objective = plan.training.step, training.objective_for(outputs)
+    if own is not None and names_class(own):
+        training.check_own_updates(plan.training, ground.policy, own.path)
+        return training.OwnLoop(
+            strategy=ground.strategy, model=net, objective=objective, outputs=outputs, own=bind(own)(), name=own.path,
+            make_optimizer=optimizer_maker(plan, ground, steps),
+        )  # fmt: skip
+    loss = training.checked(bind(own, given=3), own.path, outputs) if own else training.supervised(objective)
+    rate = optimizer.learning_rate(plan.optimizer, ground.portions.global_size, steps)
+    return training.Loop(
+        strategy=ground.strategy,
+        model=net,
+        optimizer=optimizer.make(bind(plan.optimizer.target), rate, loss_scaling=ground.policy == "mixed_float16"),
+        objective=objective,
+        clip_norm=plan.training.clip_norm,
+        passes=training.WholePasses(net, loss),
+    )
+
+
+def optimizer_maker(plan: Plan, ground: Ground, steps: int) -> MakeOptimizer:
+    """What a training step of the user's makes its optimizers with: each sums gradients over the replicas itself."""
+    from scaleflow import optimizer
+    from scaleflow.targets import bind
+
+    def make_optimizer(variables: Sequence[Any], rate_factor: float = 1.0) -> keras.optimizers.Optimizer:
+        options = dataclasses.replace(plan.optimizer, learning_rate=plan.optimizer.learning_rate * rate_factor)
+        rate = optimizer.learning_rate(options, ground.portions.global_size, steps)
+        made = optimizer.make(bind(plan.optimizer.target), rate, loss_scaling=False, takes_summed=False)
+        made.build(list(variables))
+        return made
+
+    return make_optimizer
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from scaleflow.errors import Refusal
-from scaleflow.interfaces import EarlyStopping, Plan, Training
+from scaleflow.interfaces import EarlyStopping, Plan, Target, Training
 from scaleflow.plan import batching, make_plan
 from scaleflow.sections import NOT_YET_KEYS, NOT_YET_OPTIONS, unknown_key, unknown_option
 
@@ -57,6 +57,8 @@ WRONG_VALUES = {
     "training.clip_norm=-1.0": "expected a number, above 0.0, or null",
     "training.clip_norm=.inf": "expected a number, above 0.0, or null",
     "training.engine=keras": "expected loop",
+    "training.step=3": "expected {_target_: the dotted name of a class or function, and its arguments}, or null",
+    "training.step=my_code.step": "expected {_target_: the dotted name",
     "training.early_stopping=3": "expected {monitor, patience, mode}, or null",
     "training.early_stopping.patience=0": AT_LEAST_1,
     "training.early_stopping.mode=up": "expected one of auto, min, max",
@@ -122,6 +124,16 @@ def test_a_number_that_became_a_fraction_on_the_way_is_not_taken_for_an_integer(
 def test_a_whole_number_is_good_where_a_fraction_is_expected(plan: Make) -> None:
     assert plan("optimizer.learning_rate=1").optimizer.learning_rate == 1.0
     assert isinstance(plan("tracking.flush_seconds=3").tracking.flush_seconds, float)
+
+
+def test_a_step_needs_a_target(refused: Callable[..., str]) -> None:
+    message = refused("training.step={smoothing: 0.1}")
+    assert message == "training.step._target_=null: expected the dotted name of a class or function"
+
+
+def test_a_step_is_read_into_its_target(plan: Make) -> None:
+    made = plan("+training.step._target_=my_code.step", "+training.step.smoothing=0.1").training.step
+    assert made == Target("training.step", "my_code.step", {"smoothing": 0.1})
 
 
 UNKNOWN_KEYS = {

@@ -20,8 +20,10 @@ INSTEAD = {
 }
 
 
-def make(factory: Callable[..., Any], rate: Any, loss_scaling: bool) -> keras.optimizers.Optimizer:
-    """The optimizer, to be given gradients that are summed over the replicas already.
+def make(
+    factory: Callable[..., Any], rate: Any, loss_scaling: bool, takes_summed: bool = True
+) -> keras.optimizers.Optimizer:
+    """The optimizer, to be given gradients that are summed over the replicas already, unless told otherwise.
 
     Call it in the strategy's scope.
 
@@ -29,6 +31,7 @@ def make(factory: Callable[..., Any], rate: Any, loss_scaling: bool) -> keras.op
         factory: a Keras optimizer's class, arguments but the rate bound.
         rate: a float or a schedule.
         loss_scaling: wrap it for float16 gradients (dynamic scale, Micikevicius et al. 2017).
+        takes_summed: whether the gradients are summed already; else it sums them itself, as Keras's do.
 
     Raises:
         Refusal: if it is no optimizer, or is asked to do what the loop does.
@@ -43,7 +46,8 @@ def make(factory: Callable[..., Any], rate: Any, loss_scaling: bool) -> keras.op
             raise Refusal(
                 f"optimizer.{name}={getattr(optimizer, name)}: use {instead}, which is right on every strategy"
             )
-    take_summed_gradients(optimizer)
+    if takes_summed:
+        take_summed_gradients(optimizer)
     return keras.optimizers.LossScaleOptimizer(optimizer) if loss_scaling else optimizer
 
 

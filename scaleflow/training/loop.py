@@ -35,7 +35,7 @@ class Loop:
     Args:
         strategy: whose replicas work.
         model: built; returns float32.
-        optimizer: takes gradients that are summed over the replicas.
+        optimizer: takes gradients that are summed over the replicas; None where `_update` does without it.
         objective: what is minimised and watched.
         clip_norm: the global norm that the gradient of the global batch is clipped to.
         passes: the way forward and backward, where it is not that of a model in one piece.
@@ -46,14 +46,14 @@ class Loop:
         *,
         strategy: tf.distribute.Strategy,
         model: keras.Model,
-        optimizer: keras.optimizers.Optimizer,
+        optimizer: keras.optimizers.Optimizer | None,
         objective: Objective,
         clip_norm: float | None = None,
         passes: Passes | None = None,
     ) -> None:
         self.strategy = strategy
         self.model = model
-        self.optimizer = optimizer
+        self.optimizer: Any = optimizer
         self.objective = objective
         self.passes = passes or WholePasses(model, supervised(objective))
         self.evaluate = Evaluation(strategy, self.passes.forward, objective)
@@ -61,7 +61,8 @@ class Loop:
         self._tally = Tally(objective)
         self._epoch = np.zeros(self._tally.size)
         self._functions: dict[int, Any] = {}
-        optimizer.build(self.passes.variables)
+        if optimizer is not None:
+            optimizer.build(self.passes.variables)
 
     # What the host calls ---------------------------------------------------------------------
 
@@ -154,6 +155,14 @@ class Loop:
         """One update, in a replica; gives what it carries on."""
         following = self._batch(feed, fetched, epoch, step + 1) if feed.ahead else ()
         weight = 1.0 / tf.cast(self._valid(feed, step), tf.float32)
+        here, loss = self._update(feed, fetched, epoch, step, weight, ahead)
+        bad = tf.where(tf.math.is_finite(loss), tf.constant(NEVER, tf.int64), step)
+        return sums + tf.cast(here, sums.dtype), tf.minimum(first_bad, bad), following
+
+    def _update(
+        self, feed: Feed, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, weight: tf.Tensor, ahead: Any
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Moves the weights; gives this replica's sums, and the loss of the global batch."""
         if feed.batching.accumulate == 1:
             batch = ahead or self._batch(feed, fetched, epoch, step)
             gradients, here = self._gradients(feed, batch, weight)
@@ -163,8 +172,7 @@ class Loop:
         if self._clip_norm is not None:
             gradients = self._clip(gradients, self._clip_norm)
         self.optimizer.apply(gradients, self.passes.variables)
-        bad = tf.where(tf.math.is_finite(loss), tf.constant(NEVER, tf.int64), step)
-        return sums + tf.cast(here, sums.dtype), tf.minimum(first_bad, bad), following
+        return here, loss
 
     def _valid(self, feed: Feed, step: tf.Tensor) -> tf.Tensor:
         """How many real examples the global batch at `step` holds."""
