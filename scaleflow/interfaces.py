@@ -137,7 +137,12 @@ class EarlyStopping:
 
 @dataclass(frozen=True)
 class Training:
-    """`training`: how long, and in what portions. A step is one optimizer update."""
+    """`training`: how long, and in what portions. A step is one optimizer update.
+
+    Attributes:
+        engine: `loop` is scaleflow's own, on every strategy; `fit` is Keras's, on one device or mirrored.
+        step: a training step of the user's.
+    """
 
     epochs: int = field(default=20, metadata={"at_least": 1})
     batch_size: int = field(default=32, metadata={"at_least": 1})
@@ -147,7 +152,7 @@ class Training:
     steps_per_epoch: int | None = field(default=None, metadata={"at_least": 1})
     max_steps: int | None = field(default=None, metadata={"at_least": 1})
     steps_per_loop: int | Literal["auto"] = field(default="auto", metadata={"at_least": 1})
-    engine: Literal["loop"] = "loop"
+    engine: Literal["loop", "fit"] = "loop"
     step: Target | None = None
     early_stopping: EarlyStopping | None = None
 
@@ -351,6 +356,9 @@ class Feed(Protocol):
         self, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, replica: tf.Tensor, index: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Traced, in a replica: (inputs [b, ...], targets [b, ...], mask [b] float32) of one micro-batch."""
+
+    def batches(self, epochs: int, steps_per_epoch: int) -> tf.data.Dataset:
+        """The global batches of the first epochs, for Keras's `fit`: (inputs, targets, mask), replica after replica."""
 
 
 @dataclass(frozen=True)

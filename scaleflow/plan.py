@@ -27,6 +27,7 @@ from scaleflow.interfaces import (
     Plan,
     Precision,
     Strategy,
+    Target,
     Tracking,
     Training,
 )
@@ -121,6 +122,10 @@ def workers(plan: Plan) -> int:
     return len(place.peers) if place else plan.cluster.workers or 2
 
 
+def is_fit_mirrored(plan: Plan) -> bool:
+    return plan.training.engine == "fit" and plan.strategy.name == "mirrored"
+
+
 #: (does it apply, the refusal in words), in the order in which they are looked at.
 COMBINATIONS: Sequence[tuple[Callable[[Plan], bool], Callable[[Plan], str]]] = (
     (
@@ -185,6 +190,48 @@ COMBINATIONS: Sequence[tuple[Callable[[Plan], bool], Callable[[Plan], str]]] = (
     (
         lambda p: p.strategy.communication == "nccl" and p.hardware.name == "cpu",
         lambda p: "strategy.communication=nccl with hardware=cpu: NCCL connects GPUs; use ring, or auto",
+    ),
+    (
+        lambda p: p.training.engine == "fit" and p.strategy.name not in ("auto", "one_device", "mirrored"),
+        lambda p: (
+            f"training.engine=fit with strategy={p.strategy.name}: Keras 3's fit fails there, it knows one device and "
+            "mirrored; use training.engine=loop"
+        ),
+    ),
+    (
+        lambda p: p.training.engine == "fit" and p.training.step is not None,
+        lambda p: (
+            f"training.engine=fit with training.step._target_={typing.cast(Target, p.training.step).path}: Keras's fit "
+            "takes its own step; use training.engine=loop"
+        ),
+    ),
+    (
+        lambda p: p.training.engine == "fit" and p.training.accumulate > 1,
+        lambda p: (
+            f"training.engine=fit with training.accumulate={p.training.accumulate}: Keras's own accumulation fails "
+            "under a strategy; use training.engine=loop"
+        ),
+    ),
+    (
+        lambda p: p.training.engine == "fit" and p.training.clip_norm is not None,
+        lambda p: (
+            f"training.engine=fit with training.clip_norm={p.training.clip_norm}: Keras clips each replica's gradient, "
+            "before they are summed; use training.engine=loop"
+        ),
+    ),
+    (
+        lambda p: is_fit_mirrored(p) and p.precision.name == "mixed_float16",
+        lambda p: (
+            "training.engine=fit with precision=mixed_float16 and strategy=mirrored: Keras looks for an overflow in "
+            "the first replica's gradients alone; use training.engine=loop"
+        ),
+    ),
+    (
+        lambda p: is_fit_mirrored(p) and p.training.steps_per_loop not in ("auto", 1),
+        lambda p: (
+            f"training.steps_per_loop={p.training.steps_per_loop} with training.engine=fit and strategy=mirrored: "
+            "Keras's steps_per_execution fails there; use auto, or training.engine=loop"
+        ),
     ),
     (
         lambda p: p.optimizer.schedule == "step" and p.optimizer.step_every is None,

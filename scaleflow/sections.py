@@ -53,11 +53,6 @@ NOT_YET_KEYS: Sequence[str] = (
     "tracking.tensorboard",
 )
 
-#: Values of keys that are there already.
-NOT_YET_VALUES: Mapping[tuple[str, object], str] = {
-    ("training.engine", "fit"): "training.engine=loop",
-}
-
 #: Keys that are null until they are given a whole mapping.
 EMPTY_MAPPINGS = ("training.early_stopping", "training.step", "tracking.tags")
 
@@ -109,8 +104,6 @@ def fields_of(cls: type[Any]) -> tuple[dataclasses.Field[Any], ...]:
 
 def typed(value: object, hint: Any, key: str, limits: Mapping[str, Any]) -> Any:
     """`value` as the type `hint` and within `limits`, or a refusal that says what was expected."""
-    if (key, value if isinstance(value, str) else None) in NOT_YET_VALUES:
-        raise Refusal(f"{key}={value}: not available yet; use {NOT_YET_VALUES[key, value]}")
     found = convert(value, hint, key)
     if found is _NO or not within(found, limits):
         raise Refusal(f"{key}={show(value)}: expected {describe(hint, limits)}")

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from scaleflow.dataset import Splits
-    from scaleflow.training import Loop
+    from scaleflow.training import Fit, Length, Loop
 
 EVENTS = "events.jsonl"
 TRACEBACK = "traceback.txt"
@@ -97,7 +97,7 @@ class Built:
     """Everything a run needs, checked and traced."""
 
     strategy: tf.distribute.Strategy
-    loop: Loop
+    loop: Loop | Fit
     train: Feed
     validation: Feed | None
     test: Feed | None
@@ -198,7 +198,7 @@ def build(plan: Plan, emit: Emit) -> Built:
     training.check_monitor(plan.training, objective.metrics, validation is not None)
     with ground.strategy.scope():
         net = model.make(bind(plan.model.target, given=2), source.inputs, source.outputs)
-        loop = make_loop(plan, ground, net, source.outputs, run.total)
+        loop = make_loop(plan, ground, net, source.outputs, run)
     loop.trace(train, validation, test)
     for note in filter(None, (model.doubt(net), optimizer.doubt(plan.optimizer, run.total))):
         emit("note", text=note)
@@ -216,8 +216,8 @@ def build(plan: Plan, emit: Emit) -> Built:
     return Built(ground.strategy, loop, train, validation, test, sample, export_net, resolved, dict(splits.counts()))
 
 
-def make_loop(plan: Plan, ground: Ground, net: keras.Model, outputs: Outputs, steps: int) -> Loop:
-    """What trains the model, in `steps` updates; called in the strategy's scope."""
+def make_loop(plan: Plan, ground: Ground, net: keras.Model, outputs: Outputs, run: Length) -> Loop | Fit:
+    """What trains the model; called in the strategy's scope."""
     from scaleflow import optimizer, training
     from scaleflow.targets import bind, names_class
 
@@ -226,14 +226,25 @@ def make_loop(plan: Plan, ground: Ground, net: keras.Model, outputs: Outputs, st
         training.check_own_updates(plan.training, ground.policy, own.path)
         return training.OwnLoop(
             strategy=ground.strategy, model=net, objective=objective, outputs=outputs, own=bind(own)(), name=own.path,
-            make_optimizer=optimizer_maker(plan, ground, steps),
+            make_optimizer=optimizer_maker(plan, ground, run.total),
+        )  # fmt: skip
+    rate = optimizer.learning_rate(plan.optimizer, ground.portions.global_size, run.total)
+    make_optimizer = functools.partial(
+        optimizer.make, bind(plan.optimizer.target), rate, loss_scaling=ground.policy == "mixed_float16"
+    )
+    if plan.training.engine == "fit":
+        training.check_fit(plan.training, ground.policy, ground.strategy)
+        return training.Fit(
+            strategy=ground.strategy, model=net, optimizer=make_optimizer(takes_summed=False), objective=objective,
+            steps_per_execution=training.steps_per_execution(
+                plan.training.steps_per_loop, run.steps_per_epoch, run.total
+            ),
         )  # fmt: skip
     loss = training.checked(bind(own, given=3), own.path, outputs) if own else training.supervised(objective)
-    rate = optimizer.learning_rate(plan.optimizer, ground.portions.global_size, steps)
     return training.Loop(
         strategy=ground.strategy,
         model=net,
-        optimizer=optimizer.make(bind(plan.optimizer.target), rate, loss_scaling=ground.policy == "mixed_float16"),
+        optimizer=make_optimizer(),
         objective=objective,
         clip_norm=plan.training.clip_norm,
         passes=training.WholePasses(net, loss),

@@ -86,7 +86,7 @@ REFUSED: Mapping[tuple[str, ...], Sequence[str]] = {
     ("cluster=slurm",): ["cluster", "not available yet"],
     ("checkpoint.keep=3",): ["checkpoint.keep", "not available yet"],
     ("resume=abc",): ["resume", "not available yet"],
-    ("training.engine=fit",): ["training.engine=fit", "not available yet", "training.engine=loop"],
+    ("training.engine=fit", "strategy=multi_worker"): ["training.engine=fit", "multi_worker", "training.engine=loop"],
     ("experiment=digits_miror",): ["experiment=digits_miror", "did you mean digits_mirrored?"],
     ("training=dafault",): ["training=dafault", "did you mean default?"],
     ("strategy=",): ["strategy=", "auto", "mirrored", "one_device"],

@@ -56,7 +56,7 @@ WRONG_VALUES = {
     "training.clip_norm=0": "expected a number, above 0.0, or null",
     "training.clip_norm=-1.0": "expected a number, above 0.0, or null",
     "training.clip_norm=.inf": "expected a number, above 0.0, or null",
-    "training.engine=keras": "expected loop",
+    "training.engine=keras": "expected one of loop, fit",
     "training.step=3": "expected {_target_: the dotted name of a class or function, and its arguments}, or null",
     "training.step=my_code.step": "expected {_target_: the dotted name",
     "training.early_stopping=3": "expected {monitor, patience, mode}, or null",
@@ -176,7 +176,6 @@ NOT_YET = {
     "+tracking.offline=true": "tracking.offline",
     "+tracking.register_as=x": "tracking.register_as",
     "+tracking.system_metrics=true": "tracking.system_metrics",
-    "training.engine=fit": "training.engine=fit",
 }
 
 
@@ -220,6 +219,8 @@ def test_what_is_there_is_not_promised_for_later(compose: Compose) -> None:
     assert not keys & set(NOT_YET_KEYS)
 
 
+FIT_WAY_OUT = "use training.engine=loop"
+
 CANNOT_WORK = {
     "hardware=cpu strategy=mirrored hardware.logical_devices=3 training.global_batch_size=32": (
         "training.global_batch_size=32: ",
@@ -238,6 +239,15 @@ CANNOT_WORK = {
     "hardware=cpu hardware.memory_limit_mb=100": ("hardware.memory_limit_mb=100: ", "hardware=gpu"),
     "hardware=gpu hardware.memory_limit_mb=100": ("hardware.memory_growth=true", "hardware.memory_limit_mb=100"),
     "hardware=gpu hardware.logical_devices=2": ("hardware.logical_devices=2", "hardware.memory_limit_mb"),
+    "training.engine=fit strategy=multi_worker": ("strategy=multi_worker: Keras 3's fit fails there", FIT_WAY_OUT),
+    "training.engine=fit training.step={_target_:my.step}": ("training.step._target_=my.step", FIT_WAY_OUT),
+    "training.engine=fit training.accumulate=2": ("training.accumulate=2: ", FIT_WAY_OUT),
+    "training.engine=fit training.clip_norm=1.0": ("training.clip_norm=1.0: ", FIT_WAY_OUT),
+    "training.engine=fit strategy=mirrored precision=mixed_float16": ("precision=mixed_float16", FIT_WAY_OUT),
+    "training.engine=fit strategy=mirrored training.steps_per_loop=4": (
+        "training.steps_per_loop=4 with",
+        "or training.engine=loop",
+    ),
     "optimizer.schedule=step": ("optimizer.schedule=step: ", "optimizer.step_every"),
     "training.early_stopping={monitor: val/loss} dataset.validation=null": (
         "training.early_stopping.monitor=val/loss",
@@ -269,6 +279,8 @@ CAN_WORK = [
     "dataset.validation=test",
     "+dataset.anything=1 +model.anything=2 +optimizer.anything=3",
     "training.steps_per_loop=7",
+    "training.engine=fit strategy=mirrored precision=mixed_bfloat16",
+    "training.engine=fit strategy=one_device precision=mixed_float16 training.steps_per_loop=4",
 ]
 
 

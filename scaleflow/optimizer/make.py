@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from scaleflow.errors import Refusal
 
@@ -46,8 +47,7 @@ def make(
             raise Refusal(
                 f"optimizer.{name}={getattr(optimizer, name)}: use {instead}, which is right on every strategy"
             )
-    if takes_summed:
-        take_summed_gradients(optimizer)
+    (take_summed_gradients if takes_summed else sum_dense_gradients)(optimizer)
     return keras.optimizers.LossScaleOptimizer(optimizer) if loss_scaling else optimizer
 
 
@@ -59,3 +59,17 @@ def take_summed_gradients(optimizer: keras.optimizers.Optimizer) -> None:
     """
     assert callable(getattr(optimizer, "_all_reduce_sum_gradients", None)), "Keras moved its all-reduce"
     optimizer._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars
+
+
+def sum_dense_gradients(optimizer: keras.optimizers.Optimizer) -> None:
+    """Has Keras sum over the replicas what is dense.
+
+    Of an embedding's gradient, in which the same row comes many times, Adam would square the parts, not their sum.
+    """
+    summed = optimizer._all_reduce_sum_gradients
+    optimizer._all_reduce_sum_gradients = lambda grads_and_vars: summed(
+        [
+            (None if gradient is None else tf.convert_to_tensor(gradient), variable)
+            for gradient, variable in grads_and_vars
+        ]
+    )

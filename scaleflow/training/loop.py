@@ -6,6 +6,7 @@ another epoch traces again.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ import tensorflow as tf
 
 from scaleflow.errors import NotFinite
 from scaleflow.interfaces import Feed, Objective, Passes
+from scaleflow.training.engine import Host
 from scaleflow.training.evaluation import Evaluation
 from scaleflow.training.passes import WholePasses, supervised
 from scaleflow.training.repeat import repeat
@@ -66,6 +68,19 @@ class Loop:
 
     # What the host calls ---------------------------------------------------------------------
 
+    def run(self, feed: Feed, host: Host) -> None:
+        """Trains until the host says that it is enough."""
+        for epoch in range(host.epochs):
+            opened = feed.open(epoch, 0)
+            self.start_epoch()
+            host.begin_epoch(epoch)
+            while steps := host.next_steps():
+                begin = time.perf_counter()
+                means = self.train(feed, opened, epoch, host.first, steps, host.step)
+                host.called(steps, means, time.perf_counter() - begin)
+            if not host.end_epoch():
+                return
+
     def trace(self, train: Feed, *others: Feed | None) -> None:
         """Compiles for these feeds without running anything, so that a model's faults show early."""
         arguments = train.open(0, 0), tf.constant(0, tf.int64), tf.constant(0, tf.int64), tf.constant(1, tf.int64)
@@ -104,9 +119,7 @@ class Loop:
 
     @property
     def loss_scale(self) -> float | None:
-        """The dynamic loss scale, where there is one."""
-        scale = getattr(self.optimizer, "dynamic_scale", None)
-        return None if scale is None else float(np.asarray(scale.numpy()))
+        return loss_scale(self.optimizer)
 
     @property
     def traces(self) -> int:
@@ -231,3 +244,9 @@ class Loop:
         limit = self._scaled(tf.constant(norm, tf.float32))
         clipped: list[tf.Tensor | None] = tf.clip_by_global_norm(gradients, limit)[0]
         return clipped
+
+
+def loss_scale(optimizer: Any) -> float | None:
+    """The dynamic loss scale, where there is one."""
+    scale = getattr(optimizer, "dynamic_scale", None)
+    return None if scale is None else float(np.asarray(scale.numpy()))
