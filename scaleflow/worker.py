@@ -200,7 +200,12 @@ def build(plan: Plan, emit: Emit) -> Built:
         net = model.make(bind(plan.model.target, given=2), source.inputs, source.outputs)
         loop = make_loop(plan, ground, net, source.outputs, run)
     loop.trace(train, validation, test)
-    for note in filter(None, (model.doubt(net), optimizer.doubt(plan.optimizer, run.total))):
+    doubts = (
+        model.doubt(net),
+        *model.batch_norm_doubts(net, ground.portions),
+        optimizer.doubt(plan.optimizer, run.total),
+    )
+    for note in filter(None, doubts):
         emit("note", text=note)
     resolved = {
         **ground.resolved(),

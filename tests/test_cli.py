@@ -429,7 +429,9 @@ def test_an_unreachable_server_costs_seconds(command: Command) -> None:
 
 #: Refused by the worker or by the store, before there is a run.
 REFUSED_LATER: Mapping[tuple[str, ...], str] = {
-    ("+model.width=3",): "model.width=3: scaleflow.model.mlp.build does not take it; it takes units, dropout",
+    (
+        "+model.width=3",
+    ): "model.width=3: scaleflow.model.mlp.build does not take it; it takes units, dropout, batch_norm",
     ("tracking.uri=ftp://me:sesame@host/x",): "tracking.uri=ftp://****@host/x: ",
 }
 

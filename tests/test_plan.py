@@ -292,7 +292,7 @@ def test_what_can_work_is_not_refused(plan: Make, command: str) -> None:
 def test_what_scaleflow_has_no_name_for_is_the_targets_argument(plan: Make) -> None:
     made = plan("model.units=[8,4]", "+optimizer.amsgrad=true")
     assert made.model.target.path == "scaleflow.model.mlp.build"
-    assert made.model.target.arguments == {"units": [8, 4], "dropout": 0.0}
+    assert made.model.target.arguments == {"units": [8, 4], "dropout": 0.0, "batch_norm": False}
     assert made.optimizer.target.arguments == {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7, "amsgrad": True}
     assert made.optimizer.learning_rate == 0.001
 
