@@ -49,7 +49,7 @@ def value_of(plan: Plan, key: str) -> object:
     """What a plan says under a dotted key; of a config group, the option."""
     value: object = plan
     for part in key.split("."):
-        value = getattr(value, part)
+        value = getattr(value, "path" if part == "_target_" else part)
     return getattr(value, "name", value)
 
 
@@ -108,6 +108,10 @@ def servers_named(plan: Plan) -> int:
     """The parameter servers that TF_CONFIG names."""
     place = place_of(plan)
     return place.servers if place else 0
+
+
+def is_fit_mirrored(plan: Plan) -> bool:
+    return plan.training.engine == "fit" and plan.strategy.name == "mirrored"
 
 
 def is_staged(strategy: Strategy) -> bool:
@@ -362,6 +366,62 @@ RULES: Sequence[Rule] = (
         lambda p: p.hardware.xla and p.strategy.name == "parameter_server",
         "a program of XLA's reads no variables that are on another machine",
         "use hardware.xla=false, or another strategy",
+    ),
+    Rule(
+        "fit under other strategies",
+        ("training.engine", "strategy"),
+        lambda p: p.training.engine == "fit" and p.strategy.name not in ("auto", "one_device", "mirrored"),
+        "Keras 3's fit fails there, it knows one device and mirrored",
+        "use training.engine=loop",
+    ),
+    Rule(
+        "fit with an own step",
+        ("training.engine", "training.step._target_"),
+        lambda p: p.training.engine == "fit" and p.training.step is not None,
+        "Keras's fit takes its own step",
+        "use training.engine=loop",
+    ),
+    Rule(
+        "fit with accumulation",
+        ("training.engine", "training.accumulate"),
+        lambda p: p.training.engine == "fit" and p.training.accumulate > 1,
+        "Keras's own accumulation fails under a strategy",
+        "use training.engine=loop",
+    ),
+    Rule(
+        "fit with clipping",
+        ("training.engine", "training.clip_norm"),
+        lambda p: p.training.engine == "fit" and p.training.clip_norm is not None,
+        "Keras clips each replica's gradient, before they are summed",
+        "use training.engine=loop",
+    ),
+    Rule(
+        "fit with XLA",
+        ("training.engine", "hardware.xla"),
+        lambda p: p.training.engine == "fit" and p.hardware.xla,
+        "what XLA compiles is the loop's",
+        "use training.engine=loop, or hardware.xla=false",
+    ),
+    Rule(
+        "fit mirrored in float16",
+        ("training.engine", "precision", "strategy"),
+        lambda p: is_fit_mirrored(p) and p.precision.name == "mixed_float16",
+        "Keras looks for an overflow in the first replica's gradients alone",
+        "use training.engine=loop",
+    ),
+    Rule(
+        "fit mirrored with several steps to a call",
+        ("training.steps_per_loop", "training.engine", "strategy"),
+        lambda p: is_fit_mirrored(p) and p.training.steps_per_loop not in ("auto", 1),
+        "Keras's steps_per_execution fails there",
+        "use auto, or training.engine=loop",
+    ),
+    Rule(
+        "own step in stages",
+        ("training.step._target_", "strategy"),
+        lambda p: p.training.step is not None and p.strategy.name == "pipeline",
+        "it calls the model as a whole, and a pipeline has it in stages",
+        "use another strategy",
     ),
     Rule(
         "NCCL on a CPU",

@@ -171,7 +171,12 @@ class EarlyStopping:
 
 @dataclass(frozen=True)
 class Training:
-    """`training`: how long, and in what portions. A step is one optimizer update."""
+    """`training`: how long, and in what portions. A step is one optimizer update.
+
+    Attributes:
+        engine: `loop` is scaleflow's own, on every strategy; `fit` is Keras's, on one device or mirrored.
+        step: a training step of the user's.
+    """
 
     epochs: int = field(default=20, metadata={"at_least": 1})
     batch_size: int = field(default=32, metadata={"at_least": 1})
@@ -181,7 +186,8 @@ class Training:
     steps_per_epoch: int | None = field(default=None, metadata={"at_least": 1})
     max_steps: int | None = field(default=None, metadata={"at_least": 1})
     steps_per_loop: int | Literal["auto"] = field(default="auto", metadata={"at_least": 1})
-    engine: Literal["loop"] = "loop"
+    engine: Literal["loop", "fit"] = "loop"
+    step: Target | None = None
     early_stopping: EarlyStopping | None = None
 
 
@@ -387,6 +393,9 @@ class Feed(Protocol):
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Traced, in a replica: (inputs [b, ...], targets [b, ...], mask [b] float32) of one micro-batch."""
 
+    def batches(self, epochs: int, steps_per_epoch: int) -> tf.data.Dataset:
+        """The global batches of the first epochs, for Keras's `fit`: (inputs, targets, mask), replica after replica."""
+
 
 class CoordinatedFeed(Feed, Protocol):
     """A feed whose batches are taken by workers elsewhere, in any order."""
@@ -409,7 +418,51 @@ class Objective:
 
 
 #: (model, (inputs, targets), weights [b]) -> (the scalar sum of the examples' losses times their weights, outputs).
+#:
+#: A user's own is a function that `training.step._target_` names, its further arguments beside it. It is called in a
+#: replica, for one micro-batch, under the tape of the loop, which does all else: it adds the model's own losses
+#: (regularization), scales for float16, accumulates, sums over the replicas, clips and updates.
+#:
+#: Weights sum to 1 over all micro-batches and replicas of an update; an example that is padding has 0 (and is a copy of
+#: a real one). So a term that is not a sum over examples counts once if it is multiplied by the sum of the weights.
 LossStep = Callable[[Any, tuple[Any, Any], Any], tuple[Any, Any]]
+
+
+class MakeOptimizer(Protocol):
+    """Makes one more optimizer, as the config's group `optimizer` says."""
+
+    def __call__(self, variables: Sequence[Any], rate_factor: float = 1.0) -> Any:
+        """A Keras optimizer with its state, for some variables; its rate is the config's times a factor.
+
+        Its `apply_gradients` takes this replica's gradients of a weighted loss and sums them over the replicas.
+        """
+
+
+class OwnUpdates(Protocol):
+    """A training step that applies optimizers of its own, as a user writes one.
+
+    `training.step._target_` names the class, its arguments beside it; one object is made in each worker. It
+    does what it likes to the gradients; so what the loop would do to them is refused beside it: accumulation,
+    clipping, float16's loss scaling. What it keeps from step to step (optimizers, models, variables) lies in its
+    attributes, also in lists, tuples and dicts there: that is where a checkpoint finds it.
+    """
+
+    def build(self, model: Any, make_optimizer: MakeOptimizer) -> None:
+        """Makes all variables that there will be; called once, in the strategy's scope."""
+
+    def update(self, model: Any, batch: tuple[Any, Any], weights: Any) -> tuple[Any, Any]:
+        """One update; traced in a replica.
+
+        Args:
+            model: what the config's group `model` makes.
+            batch: (inputs, targets) [b, ...], this replica's share of the global batch.
+            weights: [b] float32; they sum to 1 over all replicas, and an example that is padding has 0.
+
+        Returns:
+            (the scalar sum of this replica's losses times weights, outputs). The loop sums the loss over the
+            replicas to report it and to end the run where it is not finite; `make_optimizer`'s optimizers sum the
+            gradients. The model's own losses (regularization) are for it to add, divided by the replicas.
+        """
 
 
 class Passes(Protocol):

@@ -50,9 +50,10 @@ def make_plan(
     check_combinations(plan)
     if not look_outside:
         return plan
+    check_tpu(plan)
     place = place_of(plan)
     if place and not port_is_free(place.peers[place.worker]):
-        raise Refusal(f"TF_CONFIG: the port of {place.peers[place.worker]}, this worker's, is in use; name a free one")
+        raise Refusal(f"TF_CONFIG: the port of {place.peers[place.worker]}, this process's, is in use; name a free one")
     return dataclasses.replace(plan, tracking=resolve(plan.tracking))
 
 

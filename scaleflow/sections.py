@@ -38,7 +38,6 @@ NOT_YET_KEYS: Sequence[str] = (
     "cluster.submit",
     "model.init_from",
     "training.callbacks",
-    "training.step",
     "training.on_nan",
     "tracking.offline",
     "tracking.register_as",
@@ -46,13 +45,8 @@ NOT_YET_KEYS: Sequence[str] = (
     "tracking.tensorboard",
 )
 
-#: Values of keys that are there already.
-NOT_YET_VALUES: Mapping[tuple[str, object], str] = {
-    ("training.engine", "fit"): "training.engine=loop",
-}
-
 #: Keys that are null until they are given a whole mapping.
-EMPTY_MAPPINGS = ("training.early_stopping", "tracking.tags")
+EMPTY_MAPPINGS = ("training.early_stopping", "training.step", "tracking.tags")
 
 T = TypeVar("T")
 
@@ -80,14 +74,20 @@ def read_with_target(cls: type[T], section: object, key: str) -> T:
     if not isinstance(section, Mapping):
         raise Refusal(f"{key}={show(section)}: expected keys under {key}, with {key}._target_ among them")
     own = {f.name for f in fields_of(cls)} - {"target"}
-    path = section.get("_target_")
-    if not isinstance(path, str) or not path.strip():
-        raise Refusal(f"{key}._target_={show(path)}: expected the dotted name of a class or function")
-    arguments = {k: v for k, v in section.items() if k not in own and k not in ("_target_", "_partial_")}
+    target = read_target({k: v for k, v in section.items() if k not in own}, key)
     known = {f.name: f for f in fields_of(cls)}
     hints = hints_of(typing.cast(Any, cls))
     values = {k: typed(section[k], hints[k], f"{key}.{k}", known[k].metadata) for k in section if k in own}
-    return cls(**{"target": Target(key, path.strip(), arguments), **values})
+    return cls(**{"target": target, **values})
+
+
+def read_target(section: Mapping[str, Any], key: str) -> Target:
+    """What a `_target_` names, with the keys beside it as its arguments."""
+    path = section.get("_target_")
+    if not isinstance(path, str) or not path.strip():
+        raise Refusal(f"{key}._target_={show(path)}: expected the dotted name of a class or function")
+    arguments = {k: v for k, v in section.items() if k not in ("_target_", "_partial_")}
+    return Target(key, path.strip(), arguments)
 
 
 @functools.cache
@@ -102,8 +102,6 @@ def fields_of(cls: type[Any]) -> tuple[dataclasses.Field[Any], ...]:
 
 def typed(value: object, hint: Any, key: str, limits: Mapping[str, Any]) -> Any:
     """`value` as the type `hint` and within `limits`, or a refusal that says what was expected."""
-    if (key, value if isinstance(value, str) else None) in NOT_YET_VALUES:
-        raise Refusal(f"{key}={value}: not available yet; use {NOT_YET_VALUES[key, value]}")
     found = convert(value, hint, key)
     if found is _NO or not within(found, limits):
         raise Refusal(f"{key}={show(value)}: expected {describe(hint, limits)}")
@@ -126,6 +124,8 @@ def convert(value: object, hint: Any, key: str) -> Any:
         return _NO if any(i is _NO for i in items) else items
     if origin is dict:
         return {str(k): str(v) for k, v in value.items()} if isinstance(value, Mapping) else _NO
+    if hint is Target:
+        return read_target(value, key) if isinstance(value, Mapping) else _NO
     if dataclasses.is_dataclass(hint):
         return read(typing.cast(type[Any], hint), value, key) if isinstance(value, Mapping) else _NO
     return convert_plain(value, hint)
@@ -163,6 +163,8 @@ def describe(hint: Any, limits: Mapping[str, Any]) -> str:
         return "one of " + ", ".join(get_args(hint)) if len(get_args(hint)) > 1 else str(get_args(hint)[0])
     if get_origin(hint) is list:
         return f"a list such as [{'0, 1' if get_args(hint)[0] is int else 'a, b'}]"
+    if hint is Target:
+        return "{_target_: the dotted name of a class or function, and its arguments}"
     if dataclasses.is_dataclass(hint):
         return "{" + ", ".join(f.name for f in dataclasses.fields(hint)) + "}"
     names: dict[Any, str] = {int: "an integer", float: "a number", bool: "true or false", str: "text"}

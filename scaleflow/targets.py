@@ -34,6 +34,11 @@ def bind(target: Target, given: int = 0) -> Callable[..., Any]:
     return functools.partial(named, **arguments)
 
 
+def names_class(target: Target) -> bool:
+    """Whether it is a class that `target` names, rather than a function."""
+    return inspect.isclass(locate(target))
+
+
 def locate(target: Target) -> Any:
     try:
         return get_object(target.path)

@@ -1,16 +1,13 @@
-"""The worker's life: the one place where the groups meet.
+"""The worker's life.
 
 A process of its own, `python -m scaleflow.worker`, reads one line of JSON from its standard input,
-builds everything, says `ready`, trains and exports. Standard input stays open as long as the launcher
-lives: its end ends the worker. It knows no tracker; what it has to tell goes to `events.jsonl`.
+builds everything (`assemble.py`), says `ready`, trains and exports. Standard input stays open as long
+as the launcher lives: its end ends the worker. It knows no tracker; what it has to tell goes to `events.jsonl`.
 """
 
 from __future__ import annotations
 
 import bdb
-import contextlib
-import ctypes
-import functools
 import json
 import os
 import re
@@ -20,39 +17,28 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from scaleflow.assemble import Built, build
 from scaleflow.cluster import TF_CONFIG, answers, in_step, names, parse, workers
-from scaleflow.combinations import check, settled
 from scaleflow.errors import Refusal
 from scaleflow.events import Writer
-from scaleflow.interfaces import Batching, Emit, Examples, Feed, Objective, Passes, Plan, Stream
+from scaleflow.interfaces import Emit, Plan
 from scaleflow.masking import masked
-from scaleflow.plan import batching, make_plan
+from scaleflow.plan import make_plan
 
 if TYPE_CHECKING:
-    import keras
-    import numpy as np
-    import tensorflow as tf
-
-    from scaleflow.dataset import Splits
-    from scaleflow.training import Loop
+    pass
 
 EVENTS = "events.jsonl"
 TRACEBACK = "traceback.txt"
 MODEL = "model"
 
-PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
-
 #: How often a process that serves a coordinator looks whether that is there.
 SECONDS_BETWEEN_LOOKS = 1.0
-
-#: Examples to a step of an evaluation, over all replicas, if a training step does not have more.
-EVALUATION_BATCH = 256
 
 #: Keras imports these where it finds them, for wrappers and plots that a worker has no use for: a
 #: second and more of every start. Whoever needs one in a model or dataset imports it as usual.
@@ -113,20 +99,6 @@ class Job:
         told = json.loads(text)
         plan = make_plan(told["config"], told["choices"], told["search"], look_outside=False)
         return cls(plan, Path(told["folder"]), told["started"], told["worker"])
-
-
-@dataclass(frozen=True)
-class Built:
-    """Everything a run needs, checked and traced."""
-
-    strategy: tf.distribute.Strategy
-    loop: Loop
-    train: Feed
-    validation: Feed | None
-    test: Feed | None
-    export: Callable[[Path], None]
-    resolved: dict[str, Any]
-    counts: dict[str, int]
 
 
 def main() -> None:
@@ -229,206 +201,6 @@ def is_own(file: str, folders: Sequence[str]) -> bool:
     return not ours and any(path.is_relative_to(folder) for folder in folders)
 
 
-def build(plan: Plan, emit: Emit) -> Built:
-    """Makes everything, in the order in which TensorFlow needs it, and traces the loop."""
-    sys.path[:0] = [folder for folder in plan.search if folder not in sys.path]
-    from scaleflow import dataset, model, optimizer, training
-    from scaleflow.targets import bind
-
-    ground = settle(plan, emit)
-    source = bind(plan.dataset.target)()
-    splits = dataset.prepare(source, plan.dataset, plan.seed)
-    train, validation, test = feeds(splits, ground, plan.seed)
-
-    run = training.length(plan.training, train)
-    objective = training.objective_for(source.outputs)
-    training.check_monitor(plan.training, objective.metrics, validation is not None)
-    rate = optimizer.learning_rate(plan.optimizer, ground.portions.global_size, run.total)
-
-    factory = bind(plan.model.target, given=2)
-    make_model = functools.partial(model.make, factory, source.inputs, source.outputs)
-    make_optimizer = functools.partial(
-        optimizer.make, bind(plan.optimizer.target), rate, loss_scaling=ground.policy == "mixed_float16"
-    )
-    loop, notes = make_loop(plan, ground, objective, make_model, make_optimizer)
-    if plan.hardware.xla:
-        training.check_xla(loop.model, source.inputs, ground.portions.replicas)
-    loop.trace(train, validation, test)
-    for note in filter(None, (*notes, model.doubt(loop.model), optimizer.doubt(plan.optimizer, run.total))):
-        emit("note", text=note)
-    resolved = {
-        **ground.resolved(),
-        "workers": workers(plan),
-        "learning_rate": optimizer.scaled_rate(plan.optimizer, ground.portions.global_size),
-        "steps": run.total,
-        "steps_per_epoch": run.steps_per_epoch,
-        "epochs": run.epochs,
-        "parameters": loop.model.count_params(),
-    }
-
-    def export(folder: Path) -> None:
-        net = loop.whole()
-        model.export(net, source.inputs, source.outputs, sample, ground.policy, folder, on_host=ground.is_divided)
-
-    sample = first_inputs(splits.train, 8)
-    return Built(ground.strategy, loop, train, validation, test, export, resolved, dict(splits.counts()))
-
-
-def make_loop(
-    plan: Plan,
-    ground: Ground,
-    objective: Objective,
-    make_model: Callable[[], keras.Model],
-    make_optimizer: Callable[[], keras.optimizers.Optimizer],
-) -> tuple[Loop, list[str]]:
-    """The loop around a model and an optimizer that are made in the strategy's scope.
-
-    Returns:
-        The loop, and what the user should know of how the model is divided.
-    """
-    import keras
-
-    from scaleflow import optimizer, strategy, training
-
-    spread, here = ground.strategy, ground.evaluating
-    if spread is not here:
-        with here.scope():
-            whole = make_model()
-        keras.utils.set_random_seed(plan.seed)  # the same weights again, as everywhere
-    passes: Passes | None = None
-    notes: list[str] = []
-    with spread.scope():
-        with strategy.birthplace(ground.strategy_name):
-            net = make_model()
-        step = make_optimizer()
-        if ground.is_divided:
-            passes, notes = strategy.pipelined(net, objective, ground.devices, plan.strategy)
-            optimizer.update_in_place(step)
-        parts = (spread, net, step, objective, plan.training.clip_norm, plan.hardware.xla)
-        if spread is here:
-            return training.Loop(*parts, passes=passes), notes
-        return training.CoordinatedLoop(*parts, workers(plan), whole, here), notes
-
-
-@dataclass(frozen=True)
-class Ground:
-    """What everything else is built on: devices, the strategy over them, the precision, the portions of a batch.
-
-    Attributes:
-        evaluating: the strategy under which splits are evaluated; a coordinator does so itself.
-    """
-
-    kind: str
-    devices: Sequence[str]
-    strategy_name: str
-    strategy: tf.distribute.Strategy
-    evaluating: tf.distribute.Strategy
-    policy: str
-    portions: Batching
-
-    @property
-    def is_divided(self) -> bool:
-        """Whether the model is in stages on several devices, so that none needs to hold the whole."""
-        return self.strategy_name == "pipeline"
-
-    def resolved(self) -> dict[str, Any]:
-        return {
-            "strategy": self.strategy_name,
-            "precision": self.policy,
-            "hardware": self.kind.lower(),
-            "replicas": self.portions.replicas,
-            "global_batch_size": self.portions.global_size,
-        }
-
-
-def settle(plan: Plan, emit: Emit) -> Ground:
-    """Sets up the process: nothing of TensorFlow may have run before it."""
-    import keras
-
-    from scaleflow import hardware, precision, strategy, training
-
-    with reaching(plan, emit):
-        devices = hardware.configure(plan.hardware)
-    name = strategy.resolve(plan.strategy, devices.names)
-    policy = precision.resolve(plan.precision, devices.kind)
-    warnings = check(settled(plan, name, devices.kind.lower(), policy))
-    with meeting(plan, emit):
-        spread, about_strategy = strategy.create(name, devices.names, plan.strategy, devices.tpu)
-        agree = training.Agreement(spread, in_step(plan), bool)
-        if not agree.is_same(fingerprint(plan)):
-            agree.part()
-            raise Refusal(
-                "strategy=multi_worker: the workers were not all started with the same config and TensorFlow version; "
-                "give each the same command"
-            )
-    keras.utils.set_random_seed(plan.seed)
-    precision.apply(policy)
-    for note in filter(None, (about_strategy, *warnings)):
-        emit("note", text=note)
-    here = strategy.create("one_device", devices.names)[0] if name == "parameter_server" else spread
-    portions = batching(plan.training, spread.num_replicas_in_sync)
-    return Ground(devices.kind, devices.names, name, spread, here, policy, portions)
-
-
-def feeds(splits: Splits, ground: Ground, seed: int) -> tuple[Feed, Feed | None, Feed | None]:
-    """The training split reshuffled from the seed, and the others in their order, in whole shares."""
-    from scaleflow import dataset
-
-    whole = evaluation(ground.portions)
-
-    def in_order(examples: Examples | None) -> Feed | None:
-        return None if examples is None else dataset.feed(examples, whole, ground.evaluating)
-
-    train = dataset.feed(splits.train, ground.portions, ground.strategy, shuffle_seed=seed)
-    return train, in_order(splits.validation), in_order(splits.test)
-
-
-@contextlib.contextmanager
-def meeting(plan: Plan, emit: Emit) -> Iterator[None]:
-    """Around what makes processes wait for each other."""
-    if len(names(plan)) == 1:
-        yield
-        return
-    with waiting(emit, peers=parse(os.environ.get(TF_CONFIG)).peers, seconds=plan.cluster.start_seconds):
-        yield
-
-
-@contextlib.contextmanager
-def reaching(plan: Plan, emit: Emit) -> Iterator[None]:
-    """Around what waits for ever where something else than a TPU answers at a TPU's address."""
-    if plan.hardware.name != "tpu":
-        yield
-        return
-    seconds = plan.cluster.start_seconds
-    vain = f"hardware.tpu={plan.hardware.tpu}: does not answer as a TPU within cluster.start_seconds={seconds:g}"
-    with waiting(emit, vain=vain, seconds=seconds):
-        yield
-
-
-@contextlib.contextmanager
-def waiting(emit: Emit, **what: Any) -> Iterator[None]:
-    """Around a call of TensorFlow's that may never come back, during which no thread of this process runs."""
-    emit("waiting", **what)
-    end_with_parent(signal.SIGKILL)  # the thread that watches for the launcher's end is stopped too
-    yield
-    end_with_parent(0)
-    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))  # TensorFlow's runtime has put its own there
-    emit("met")
-
-
-def end_with_parent(number: int) -> None:
-    """Has the kernel send this process a signal when its launcher is gone; 0 for none. Linux only."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
-
-
-def fingerprint(plan: Plan) -> str:
-    """What has to be the same on every worker: the config but for where each records, and TensorFlow's version."""
-    own = ("tracking", "cluster", "debug")
-    config = {key: value for key, value in plan.config.items() if key not in own}
-    return json.dumps([config, version("tensorflow")], sort_keys=True)
-
-
 def import_keras() -> None:
     """Imports Keras without what it would import beside itself; for a process that is ours alone."""
     hidden = [name for name in NOT_FOR_KERAS if name not in sys.modules]
@@ -438,20 +210,6 @@ def import_keras() -> None:
     finally:
         for name in hidden:
             sys.modules.pop(name, None)
-
-
-def evaluation(portions: Batching) -> Batching:
-    """Evaluation takes a replica's whole share at once: without gradients there is memory for it."""
-    return Batching(max(portions.share, EVALUATION_BATCH // portions.replicas), 1, portions.replicas)
-
-
-def first_inputs(examples: Examples, count: int) -> np.ndarray[Any, Any]:
-    """A few raw inputs, [count, *shape]."""
-    import numpy as np
-
-    if isinstance(examples, Stream):
-        return np.stack([x for x, _ in examples.dataset.take(count).as_numpy_iterator()])
-    return examples.inputs[:count]
 
 
 def announce(job: Job, built: Built, emit: Emit) -> None:

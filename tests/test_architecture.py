@@ -14,7 +14,7 @@ CONF = ROOT / "conf"
 GROUPS_WITHOUT_TWIN = {"experiment", "debug", "hydra"}
 WORKERS_ROOMS = ("strategy", "hardware", "precision", "dataset", "model", "optimizer", "training")
 #: The loader travels in each logged model; the probe is a process of the doctor's, which itself imports nothing heavy.
-WORKERS_FILES = {"scaleflow.worker", "scaleflow.tracking.loader", "scaleflow.probe"}
+WORKERS_FILES = {"scaleflow.assemble", "scaleflow.worker", "scaleflow.tracking.loader", "scaleflow.probe"}
 LAUNCHERS_ROOMS = ("tracking",)
 ALLOWED_TO_GROUPS = {"scaleflow.interfaces", "scaleflow.errors"}
 ALLOWED_TO_TRACKING = ALLOWED_TO_GROUPS | {"scaleflow.masking"}

@@ -81,7 +81,7 @@ REFUSED: Mapping[tuple[str, ...], Sequence[str]] = {
     ("strategy=tpu",): ["strategy=tpu", "there is no TPU", "TPU_NAME", "/dev/accel*", "strategy=mirrored"],
     ("hardware=tpu",): ["hardware=tpu", "there is no TPU", "hardware.tpu=grpc://HOST:8470"],
     ("strategy=tpu", "hardware.tpu=grpc://127.0.0.1:1"): ["hardware.tpu=grpc://127.0.0.1:1", "nothing answers"],
-    ("strategy=pipeline",): ["strategy=pipeline", "not available yet", "mirrored"],
+    ("cluster=ray",): ["cluster=ray", "not available yet", "tf_config"],
     ("dataset=cifar10",): ["dataset=cifar10", "not available yet", "digits"],
     ("model=resnet",): ["model=resnet", "not available yet", "mlp"],
     ("debug=nan",): ["debug=nan", "not available yet"],
@@ -89,7 +89,7 @@ REFUSED: Mapping[tuple[str, ...], Sequence[str]] = {
     ("cluster=slurm",): ["cluster", "not available yet"],
     ("checkpoint.keep=3",): ["checkpoint.keep", "not available yet"],
     ("resume=abc",): ["resume", "not available yet"],
-    ("training.engine=fit",): ["training.engine=fit", "not available yet", "training.engine=loop"],
+    ("training.engine=fit", "strategy=multi_worker"): ["training.engine=fit", "multi_worker", "training.engine=loop"],
     ("experiment=digits_miror",): ["experiment=digits_miror", "did you mean digits_mirrored?"],
     ("training=dafault",): ["training=dafault", "did you mean default?"],
     ("strategy=",): ["strategy=", "auto", "mirrored", "one_device"],
@@ -142,7 +142,7 @@ REFUSED: Mapping[tuple[str, ...], Sequence[str]] = {
     ("--cfg", "job", "strategy=miror"): ["strategy=miror", "did you mean mirrored?"],
     ("--cfg", "job", "training.epoch=3"): ["training.epoch", "did you mean training.epochs?"],
     ("-m", "strategy=mirrored,miror"): ["strategy=miror", "did you mean mirrored?"],
-    ("-m", "strategy=mirrored,pipeline"): ["strategy=pipeline", "not available yet"],
+    ("-m", "cluster=local,ray"): ["cluster=ray", "not available yet"],
     ("-m", "training.epoch=1,2"): ["training.epoch", "did you mean training.epochs?"],
     ("hydra/launcher=joblib",): ["hydra/launcher=joblib", "basic"],
     ("hydra.run.dirr=x",): ["hydra.run.dirr"],
@@ -432,7 +432,9 @@ def test_an_unreachable_server_costs_seconds(command: Command) -> None:
 
 #: Refused by the worker or by the store, before there is a run.
 REFUSED_LATER: Mapping[tuple[str, ...], str] = {
-    ("+model.width=3",): "model.width=3: scaleflow.model.mlp.build does not take it; it takes units, dropout",
+    (
+        "+model.width=3",
+    ): "model.width=3: scaleflow.model.mlp.build does not take it; it takes units, dropout, batch_norm",
     ("tracking.uri=ftp://me:sesame@host/x",): "tracking.uri=ftp://****@host/x: ",
 }
 

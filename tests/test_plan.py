@@ -9,7 +9,7 @@ import pytest
 
 from scaleflow.cluster.local import free_ports
 from scaleflow.errors import Refusal
-from scaleflow.interfaces import EarlyStopping, Plan, Training
+from scaleflow.interfaces import EarlyStopping, Plan, Target, Training
 from scaleflow.plan import batching, make_plan
 from scaleflow.sections import NOT_YET_KEYS, NOT_YET_OPTIONS, unknown_key, unknown_option
 
@@ -58,7 +58,9 @@ WRONG_VALUES = {
     "training.clip_norm=0": "expected a number, above 0.0, or null",
     "training.clip_norm=-1.0": "expected a number, above 0.0, or null",
     "training.clip_norm=.inf": "expected a number, above 0.0, or null",
-    "training.engine=keras": "expected loop",
+    "training.engine=keras": "expected one of loop, fit",
+    "training.step=3": "expected {_target_: the dotted name of a class or function, and its arguments}, or null",
+    "training.step=my_code.step": "expected {_target_: the dotted name",
     "training.early_stopping=3": "expected {monitor, patience, mode}, or null",
     "training.early_stopping.patience=0": AT_LEAST_1,
     "training.early_stopping.mode=up": "expected one of auto, min, max",
@@ -196,6 +198,16 @@ def test_auto_follows_tf_config(plan: Make, monkeypatch: pytest.MonkeyPatch, clu
     assert (found.strategy.name, found.cluster.name) == (strategy, "tf_config")
 
 
+def test_a_step_needs_a_target(refused: Callable[..., str]) -> None:
+    message = refused("training.step={smoothing: 0.1}")
+    assert message == "training.step._target_=null: expected the dotted name of a class or function"
+
+
+def test_a_step_is_read_into_its_target(plan: Make) -> None:
+    made = plan("+training.step._target_=my_code.step", "+training.step.smoothing=0.1").training.step
+    assert made == Target("training.step", "my_code.step", {"smoothing": 0.1})
+
+
 UNKNOWN_KEYS = {
     "+foo=1": "foo: there is no such key",
     "+trainig.epochs=1": "trainig: there is no such key; did you mean training?",
@@ -232,7 +244,6 @@ NOT_YET = {
     "+tracking.offline=true": "tracking.offline",
     "+tracking.register_as=x": "tracking.register_as",
     "+tracking.system_metrics=true": "tracking.system_metrics",
-    "training.engine=fit": "training.engine=fit",
 }
 
 
@@ -275,6 +286,8 @@ def test_what_is_there_is_not_promised_for_later(compose: Compose) -> None:
     }
     assert not keys & set(NOT_YET_KEYS)
 
+
+FIT_WAY_OUT = "use training.engine=loop"
 
 CANNOT_WORK = {
     "hardware=cpu strategy=mirrored hardware.logical_devices=3 training.global_batch_size=32": (
@@ -328,6 +341,15 @@ CANNOT_WORK = {
     ),
     "hardware=gpu hardware.memory_limit_mb=100": ("hardware.memory_growth=true", "hardware.memory_limit_mb=100"),
     "hardware=gpu hardware.logical_devices=2": ("hardware.logical_devices=2", "hardware.memory_limit_mb"),
+    "training.engine=fit strategy=multi_worker": ("strategy=multi_worker: Keras 3's fit fails there", FIT_WAY_OUT),
+    "training.engine=fit training.step={_target_:my.step}": ("training.step._target_=my.step", FIT_WAY_OUT),
+    "training.engine=fit training.accumulate=2": ("training.accumulate=2: ", FIT_WAY_OUT),
+    "training.engine=fit training.clip_norm=1.0": ("training.clip_norm=1.0: ", FIT_WAY_OUT),
+    "training.engine=fit strategy=mirrored precision=mixed_float16": ("precision=mixed_float16", FIT_WAY_OUT),
+    "training.engine=fit strategy=mirrored training.steps_per_loop=4": (
+        "training.steps_per_loop=4 with",
+        "or training.engine=loop",
+    ),
     "optimizer.schedule=step": ("optimizer.schedule=step: ", "optimizer.step_every"),
     "training.early_stopping={monitor: val/loss} dataset.validation=null": (
         "training.early_stopping.monitor=val/loss",
@@ -371,6 +393,8 @@ CAN_WORK = [
     "dataset.validation=test",
     "+dataset.anything=1 +model.anything=2 +optimizer.anything=3",
     "training.steps_per_loop=7",
+    "training.engine=fit strategy=mirrored precision=mixed_bfloat16",
+    "training.engine=fit strategy=one_device precision=mixed_float16 training.steps_per_loop=4",
 ]
 
 
@@ -382,7 +406,7 @@ def test_what_can_work_is_not_refused(plan: Make, command: str) -> None:
 def test_what_scaleflow_has_no_name_for_is_the_targets_argument(plan: Make) -> None:
     made = plan("model.units=[8,4]", "+optimizer.amsgrad=true")
     assert made.model.target.path == "scaleflow.model.mlp.build"
-    assert made.model.target.arguments == {"units": [8, 4], "dropout": 0.0}
+    assert made.model.target.arguments == {"units": [8, 4], "dropout": 0.0, "batch_norm": False}
     assert made.optimizer.target.arguments == {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7, "amsgrad": True}
     assert made.optimizer.learning_rate == 0.001
 

@@ -46,6 +46,11 @@ def test_the_refusal_shown_is_the_one_that_comes(command: Command) -> None:
     assert ended.stderr.strip() in README
 
 
+def shown_code(name: str) -> str:
+    (code,) = re.findall(rf"<!-- test: {name} -->\n```python\n(.*?)```", README, re.S)
+    return str(code)
+
+
 def test_the_own_dataset_model_and_optimizer_train(command: Command) -> None:
     folder = command.folder / "my_conf"
     shown = README[README.index("    my_conf/dataset/mine.yaml") : README.index("<!-- test")]
@@ -57,10 +62,19 @@ def test_the_own_dataset_model_and_optimizer_train(command: Command) -> None:
             path.write_text(match[2] + "\n")
         elif path is not None and line.startswith("          "):
             path.write_text(path.read_text() + line.strip() + "\n")
-    (code,) = re.findall(r"<!-- test: my_code.py -->\n```python\n(.*?)```", README, re.S)
-    (folder / "my_code.py").write_text(code)
+    (folder / "my_code.py").write_text(shown_code("my_code.py"))
     (line,) = [c for c in commands() if "--config-dir my_conf" in c]
     ended = command(*line.split())
+    assert ended.returncode == 0, ended.stderr
+    (accuracy,) = re.findall(r"test accuracy +(\S+)", ended.stdout)
+    assert float(accuracy) > 0.8
+
+
+@pytest.mark.parametrize("step", ["consistent", "TwoRates"])
+def test_the_own_training_step_trains(command: Command, step: str) -> None:
+    (command.folder / "my_steps.py").write_text(shown_code("my_steps.py"))
+    (line,) = [c for c in commands() if f"my_steps.{step}" in c]
+    ended = command(*shlex.split(line), "tracking=none", "strategy=mirrored", "hardware.logical_devices=2")
     assert ended.returncode == 0, ended.stderr
     (accuracy,) = re.findall(r"test accuracy +(\S+)", ended.stdout)
     assert float(accuracy) > 0.8

@@ -57,12 +57,23 @@ class ArrayFeed:
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         size = self.batching.batch_size
         first = step * self.batching.global_size + tf.cast(replica, tf.int64) * self.batching.share + index * size
-        return self._gather(fetched, first, size, epoch)
+        return self._gather(fetched, epoch, first, size)
+
+    def batches(self, epochs: int, steps_per_epoch: int) -> tf.data.Dataset:
+        with tf.device("CPU"):
+            arrays = tuple(tf.identity(self._strategy.experimental_local_results(each)[0]) for each in self._arrays)
+
+        def batch(place: tf.Tensor) -> Any:
+            epoch, step = place // steps_per_epoch, place % steps_per_epoch
+            return self._gather(arrays, epoch, step * self.batching.global_size, self.batching.global_size)
+
+        dataset = tf.data.Dataset.range(epochs * steps_per_epoch)
+        return dataset.map(batch, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
 
     def _gather(
-        self, arrays: Any, first: tf.Tensor, size: int, epoch: tf.Tensor
+        self, arrays: Any, epoch: tf.Tensor, first: tf.Tensor, size: int
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """The examples at `size` positions of an epoch, from `first` on, and which of them are real."""
+        """The examples at `size` places of an epoch's order from `first` on: (inputs, targets, mask)."""
         inputs, targets = arrays
         position = first + tf.range(size, dtype=tf.int64)
         mask = tf.ones([size])
@@ -97,7 +108,7 @@ class HostArrayFeed(ArrayFeed):
         numbers = tf.data.Dataset.range(step * replicas, self.batching.steps(self.examples) * replicas)
         this_epoch = tf.constant(epoch, tf.int64)
         shares = numbers.map(
-            lambda number: self._gather(self._arrays, number * share, share, this_epoch),
+            lambda number: self._gather(self._arrays, this_epoch, number * share, share),
             num_parallel_calls=tf.data.AUTOTUNE,
         )
 
@@ -171,7 +182,7 @@ class StreamFeed:
 
     def open(self, epoch: int, step: int) -> Any:
         """A distributed iterator over the rest of the epoch."""
-        dataset = self._shuffled(epoch).take(self.examples).skip(step * self.batching.global_size)
+        dataset = self._shuffled(self._shuffle_seed(epoch)).take(self.examples).skip(step * self.batching.global_size)
         shares = (self.batching.steps(self.examples) - step) * self.batching.replicas
         padded = padded_shares(dataset, self._stream.dataset, self.batching.share, shares)
 
@@ -180,10 +191,22 @@ class StreamFeed:
 
         return iter(self._strategy.distribute_datasets_from_function(of_this_worker))
 
-    def _shuffled(self, epoch: int) -> tf.data.Dataset:
+    def batches(self, epochs: int, steps_per_epoch: int) -> tf.data.Dataset:
+        seeds = tf.constant([self._shuffle_seed(epoch) for epoch in range(epochs)], tf.int64)
+        steps = self.batching.steps(self.examples)
+
+        def batches_of(epoch: tf.Tensor) -> tf.data.Dataset:
+            dataset = self._shuffled(seeds[epoch]).take(self.examples)
+            return padded_shares(dataset, self._stream.dataset, self.batching.global_size, steps).take(steps_per_epoch)
+
+        return tf.data.Dataset.range(epochs).flat_map(batches_of).prefetch(tf.data.AUTOTUNE)
+
+    def _shuffle_seed(self, epoch: int) -> int:
+        return 0 if self._seed is None else int(np.random.default_rng([self._seed, epoch]).integers(2**31))
+
+    def _shuffled(self, seed: int | tf.Tensor) -> tf.data.Dataset:
         if self._seed is None:
             return self._stream.dataset
-        seed = int(np.random.default_rng([self._seed, epoch]).integers(2**31))
         buffer = min(self.examples, SHUFFLE_BUFFER)
         return self._stream.dataset.shuffle(buffer, seed=seed, reshuffle_each_iteration=False)
 

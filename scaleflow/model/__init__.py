@@ -2,6 +2,6 @@
 
 from scaleflow.model.export import export
 from scaleflow.model.layers import entry, head, hidden
-from scaleflow.model.make import doubt, make
+from scaleflow.model.make import batch_norm_doubts, doubt, make
 
-__all__ = ["doubt", "entry", "export", "head", "hidden", "make"]
+__all__ = ["batch_norm_doubts", "doubt", "entry", "export", "head", "hidden", "make"]

@@ -11,7 +11,7 @@ import keras
 
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import Inputs, Outputs
-from scaleflow.model.layers import entry, head, hidden, widths
+from scaleflow.model.layers import entry, head, hidden, rectified, widths
 
 
 def build(
@@ -21,6 +21,7 @@ def build(
     units: int | Sequence[int] = 64,
     padding: str = "same",
     dropout: float = 0.0,
+    batch_norm: bool = False,
 ) -> keras.Model:
     """3 x 3 convolutions with ReLU, each followed by 2 x 2 max-pooling, then dense layers.
 
@@ -31,6 +32,7 @@ def build(
         units: the width of the dense layer, or of each of several.
         padding: `same`, or `valid`.
         dropout: the fraction dropped behind each dense layer.
+        batch_norm: normalize behind each convolution and dense layer, over all replicas.
 
     Raises:
         Refusal: if the inputs are not images, or too small for so many convolutions.
@@ -38,9 +40,9 @@ def build(
     check_images(inputs, filters, padding)
     raw, x = entry(inputs)
     for count in widths(filters, "model.filters"):
-        x = keras.layers.Conv2D(count, 3, padding=padding, activation="relu")(x)
+        x = rectified(x, keras.layers.Conv2D, count, batch_norm, kernel_size=3, padding=padding)
         x = keras.layers.MaxPooling2D()(x)
-    x = hidden(keras.layers.Flatten()(x), units, dropout)
+    x = hidden(keras.layers.Flatten()(x), units, dropout, batch_norm)
     return keras.Model(raw, head(x, outputs), name="cnn")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -49,11 +49,33 @@ def fraction(value: Any, key: str = "model.dropout") -> float:
     return float(value)
 
 
-def hidden(x: keras.KerasTensor, units: int | Sequence[int], dropout: float) -> keras.KerasTensor:
+def flag(value: Any, key: str = "model.batch_norm") -> bool:
+    """True or false, or a refusal."""
+    if not isinstance(value, bool):
+        raise Refusal(f"{key}={value}: expected true or false")
+    return value
+
+
+def rectified(
+    x: keras.KerasTensor, layer: Callable[..., keras.Layer], size: int, batch_norm: bool, **options: Any
+) -> keras.KerasTensor:
+    """A layer with ReLU, and BatchNorm between them if asked (Ioffe and Szegedy 2015).
+
+    Its statistics are those of all replicas together: what each replica's own would be depends on their number.
+    """
+    if not flag(batch_norm):
+        return layer(size, activation="relu", **options)(x)
+    x = layer(size, use_bias=False, **options)(x)  # the normalization has one
+    return keras.layers.ReLU()(keras.layers.BatchNormalization(synchronized=True)(x))
+
+
+def hidden(
+    x: keras.KerasTensor, units: int | Sequence[int], dropout: float, batch_norm: bool = False
+) -> keras.KerasTensor:
     """Dense layers with ReLU, each followed by dropout where that is above 0."""
     rate = fraction(dropout)
     for width in widths(units):
-        x = keras.layers.Dense(width, activation="relu")(x)
+        x = rectified(x, keras.layers.Dense, width, batch_norm)
         if rate:
             x = keras.layers.Dropout(rate)(x)
     return x

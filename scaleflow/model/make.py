@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from scaleflow.errors import Refusal
-from scaleflow.interfaces import Inputs, Outputs
+from scaleflow.interfaces import Batching, Inputs, Outputs
 
 
 def make(factory: Callable[[Inputs, Outputs], Any], inputs: Inputs, outputs: Outputs) -> keras.Model:
@@ -52,6 +52,31 @@ def doubt(model: keras.Model) -> str | None:
     if name not in ("softmax", "sigmoid"):
         return None
     return f"model: its last layer ends in {name}, and the loss expects logits; leave that activation away"
+
+
+def batch_norm_doubts(model: keras.Model, portions: Batching) -> list[str]:
+    """What the user should know of BatchNorm that sees less than the global batch."""
+    norms = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
+    trained = [layer for layer in norms if layer.trainable]  # a frozen one keeps its statistics
+    alone = [layer.name for layer in trained if not layer.synchronized]
+    doubts = []
+    if alone and portions.replicas > 1:
+        doubts.append(
+            f"model: {some(alone)} normalizes each of {portions.replicas} replicas by its own examples, and the first "
+            "one's statistics are saved: the result depends on the number of replicas; write "
+            "BatchNormalization(synchronized=True), or set layer.synchronized = True in a ready-made model"
+        )
+    if trained and portions.accumulate > 1:
+        doubts.append(
+            f"model: with training.accumulate={portions.accumulate} BatchNormalization sees a micro-batch at a time, "
+            f"not the {portions.global_size} examples of an update: the result depends on how they are divided"
+        )
+    return doubts
+
+
+def some(names: list[str]) -> str:
+    """The first of several names, and how many more there are."""
+    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def batched(shape: tuple[int | None, ...]) -> str:

@@ -11,7 +11,11 @@ from scaleflow.model.layers import entry, head, hidden
 
 
 def build(
-    inputs: Inputs, outputs: Outputs, units: int | Sequence[int] = (128, 128), dropout: float = 0.0
+    inputs: Inputs,
+    outputs: Outputs,
+    units: int | Sequence[int] = (128, 128),
+    dropout: float = 0.0,
+    batch_norm: bool = False,
 ) -> keras.Model:
     """Flattens the input and passes it through dense layers.
 
@@ -20,7 +24,8 @@ def build(
         outputs: what the model has to return.
         units: the width of the hidden layer, or of each of several.
         dropout: the fraction dropped behind each hidden layer.
+        batch_norm: normalize behind each hidden layer, over all replicas.
     """
     raw, x = entry(inputs)
-    x = hidden(keras.layers.Flatten()(x), units, dropout)
+    x = hidden(keras.layers.Flatten()(x), units, dropout, batch_norm)
     return keras.Model(raw, head(x, outputs), name="mlp")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from scaleflow.errors import Refusal
 
@@ -20,8 +21,10 @@ INSTEAD = {
 }
 
 
-def make(factory: Callable[..., Any], rate: Any, loss_scaling: bool) -> keras.optimizers.Optimizer:
-    """The optimizer, to be given gradients that are summed over the replicas already.
+def make(
+    factory: Callable[..., Any], rate: Any, loss_scaling: bool, takes_summed: bool = True
+) -> keras.optimizers.Optimizer:
+    """The optimizer, to be given gradients that are summed over the replicas already, unless told otherwise.
 
     Call it in the strategy's scope.
 
@@ -29,6 +32,7 @@ def make(factory: Callable[..., Any], rate: Any, loss_scaling: bool) -> keras.op
         factory: a Keras optimizer's class, arguments but the rate bound.
         rate: a float or a schedule.
         loss_scaling: wrap it for float16 gradients (dynamic scale, Micikevicius et al. 2017).
+        takes_summed: whether the gradients are summed already; else it sums them itself, as Keras's do.
 
     Raises:
         Refusal: if it is no optimizer, or is asked to do what the loop does.
@@ -43,7 +47,7 @@ def make(factory: Callable[..., Any], rate: Any, loss_scaling: bool) -> keras.op
             raise Refusal(
                 f"optimizer.{name}={getattr(optimizer, name)}: use {instead}, which is right on every strategy"
             )
-    take_summed_gradients(optimizer)
+    (take_summed_gradients if takes_summed else sum_dense_gradients)(optimizer)
     return keras.optimizers.LossScaleOptimizer(optimizer) if loss_scaling else optimizer
 
 
@@ -55,3 +59,17 @@ def take_summed_gradients(optimizer: keras.optimizers.Optimizer) -> None:
     """
     assert callable(getattr(optimizer, "_all_reduce_sum_gradients", None)), "Keras moved its all-reduce"
     optimizer._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars
+
+
+def sum_dense_gradients(optimizer: keras.optimizers.Optimizer) -> None:
+    """Has Keras sum over the replicas what is dense.
+
+    Of an embedding's gradient, in which the same row comes many times, Adam would square the parts, not their sum.
+    """
+    summed = optimizer._all_reduce_sum_gradients
+    optimizer._all_reduce_sum_gradients = lambda grads_and_vars: summed(
+        [
+            (None if gradient is None else tf.convert_to_tensor(gradient), variable)
+            for gradient, variable in grads_and_vars
+        ]
+    )

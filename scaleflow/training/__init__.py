@@ -1,22 +1,35 @@
-"""The loop: many steps to one compiled call, on every strategy."""
+"""The loop: many steps to one compiled call, on every strategy; and Keras's `fit` beside it."""
 
 from scaleflow.training.agreement import Agreement
 from scaleflow.training.coordinated import CoordinatedLoop
+from scaleflow.training.engine import Engine
 from scaleflow.training.evaluation import Evaluation
+from scaleflow.training.fit import Fit, steps_per_execution
 from scaleflow.training.loop import Loop
 from scaleflow.training.objective import objective_for
-from scaleflow.training.session import Result, Session, check_monitor, length
+from scaleflow.training.passes import WholePasses, supervised
+from scaleflow.training.session import Length, Result, Session, check_monitor, length
+from scaleflow.training.step import OwnLoop, check_own_updates, checked
 from scaleflow.training.xla import check_xla
 
 __all__ = [
     "Agreement",
     "CoordinatedLoop",
+    "Engine",
     "Evaluation",
+    "Fit",
+    "Length",
     "Loop",
+    "OwnLoop",
     "Result",
     "Session",
+    "WholePasses",
     "check_monitor",
+    "check_own_updates",
     "check_xla",
+    "checked",
     "length",
     "objective_for",
+    "steps_per_execution",
+    "supervised",
 ]

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.interfaces import CoordinatedFeed, Feed, Objective
+from scaleflow.interfaces import CoordinatedFeed, Feed, LossStep, Objective
 from scaleflow.training.evaluation import Evaluation
 from scaleflow.training.loop import Loop
 from scaleflow.training.passes import WholePasses, raw, supervised
@@ -28,7 +28,8 @@ class CoordinatedLoop(Loop):
     Make it in the strategy's scope.
 
     Args:
-        strategy, model, optimizer, objective, clip_norm, xla: as for `Loop`.
+        strategy, model, optimizer, objective, clip_norm: as for `Loop`.
+        loss: the training step's way from a batch to its loss.
         workers: how many there are.
         whole: the same model in this process, unpartitioned: evaluated and exported with the servers' weights.
         here: the strategy under which `whole` was made.
@@ -41,14 +42,14 @@ class CoordinatedLoop(Loop):
         optimizer: keras.optimizers.Optimizer,
         objective: Objective,
         clip_norm: float | None,
-        xla: bool,
+        loss: LossStep,
         workers: int,
         whole: keras.Model,
         here: tf.distribute.Strategy,
     ) -> None:
-        passes = WholePasses(model, supervised(objective), shards_of(model.trainable_variables))
+        passes = WholePasses(model, loss, shards_of(model.trainable_variables))
         evaluation = Evaluation(here, WholePasses(whole, supervised(objective)).forward, objective)
-        super().__init__(strategy, model, optimizer, objective, clip_norm, xla, passes=passes, evaluation=evaluation)
+        super().__init__(strategy, model, optimizer, objective, clip_norm, passes=passes, evaluation=evaluation)
         count_every_update(optimizer)
         self._applied = tf.Variable(0, dtype=tf.int64, trainable=False, name="applied")
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)

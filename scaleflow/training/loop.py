@@ -7,6 +7,7 @@ another epoch traces again.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ import tensorflow as tf
 
 from scaleflow.errors import NotFinite
 from scaleflow.interfaces import Feed, Objective, Passes
+from scaleflow.training.engine import Host
 from scaleflow.training.evaluation import Evaluation
 from scaleflow.training.passes import WholePasses, supervised
 from scaleflow.training.repeat import repeat, staying_in_place
@@ -37,7 +39,7 @@ class Loop:
     Args:
         strategy: whose replicas work.
         model: built; returns float32.
-        optimizer: takes gradients that are summed over the replicas.
+        optimizer: takes gradients that are summed over the replicas; None where `_update` does without it.
         objective: what is minimised and watched.
         clip_norm: the global norm that the gradient of the global batch is clipped to.
         xla: compile the model's forward and backward pass with XLA.
@@ -49,7 +51,7 @@ class Loop:
         self,
         strategy: tf.distribute.Strategy,
         model: keras.Model,
-        optimizer: keras.optimizers.Optimizer,
+        optimizer: keras.optimizers.Optimizer | None,
         objective: Objective,
         clip_norm: float | None = None,
         xla: bool = False,
@@ -59,7 +61,7 @@ class Loop:
     ) -> None:
         self.strategy = strategy
         self.model = model
-        self.optimizer = optimizer
+        self.optimizer: Any = optimizer
         self.objective = objective
         self.passes = passes or WholePasses(model, supervised(objective))
         forward = with_xla(self.passes.forward) if xla else self.passes.forward
@@ -69,9 +71,23 @@ class Loop:
         self._tally = Tally(objective)
         self._epoch = np.zeros(self._tally.size)
         self._functions: dict[int, Any] = {}
-        optimizer.build(self.passes.variables)
+        if optimizer is not None:
+            optimizer.build(self.passes.variables)
 
     # What the host calls ---------------------------------------------------------------------
+
+    def run(self, feed: Feed, host: Host) -> None:
+        """Trains until the host says that it is enough."""
+        for epoch in range(host.epochs):
+            opened = feed.open(epoch, 0)
+            self.start_epoch()
+            host.begin_epoch(epoch)
+            while steps := host.next_steps():
+                begin = time.perf_counter()
+                means = self.train(feed, opened, epoch, host.first, steps, host.step)
+                host.called(steps, means, time.perf_counter() - begin)
+            if not host.end_epoch():
+                return
 
     def trace(self, train: Feed, *others: Feed | None) -> None:
         """Compiles for these feeds without running anything, so that a model's faults show early."""
@@ -121,9 +137,7 @@ class Loop:
 
     @property
     def loss_scale(self) -> float | None:
-        """The dynamic loss scale, where there is one."""
-        scale = getattr(self.optimizer, "dynamic_scale", None)
-        return None if scale is None else float(np.asarray(scale.numpy()))
+        return loss_scale(self.optimizer)
 
     @property
     def traces(self) -> int:
@@ -180,6 +194,14 @@ class Loop:
         """One update, in a replica; gives what it carries on."""
         following = self._batch(feed, fetched, epoch, step + 1) if feed.ahead else ()
         weight = 1.0 / tf.cast(self._valid(feed, step), tf.float32)
+        here, loss = self._update(feed, fetched, epoch, step, weight, ahead)
+        bad = tf.where(tf.math.is_finite(loss), tf.constant(NEVER, tf.int64), step)
+        return sums + tf.cast(here, sums.dtype), tf.minimum(first_bad, bad), following
+
+    def _update(
+        self, feed: Feed, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, weight: tf.Tensor, ahead: Any
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Moves the weights; gives this replica's sums, and the loss of the global batch."""
         if feed.batching.accumulate == 1:
             batch = ahead or self._batch(feed, fetched, epoch, step)
             gradients, here = self._differentiate(feed, batch, weight)
@@ -189,8 +211,7 @@ class Loop:
         if self._clip_norm is not None:
             gradients = self._clip(gradients, self._clip_norm)
         self.optimizer.apply(gradients, self.passes.variables)
-        bad = tf.where(tf.math.is_finite(loss), tf.constant(NEVER, tf.int64), step)
-        return sums + tf.cast(here, sums.dtype), tf.minimum(first_bad, bad), following
+        return here, loss
 
     def _valid(self, feed: Feed, step: tf.Tensor) -> tf.Tensor:
         """How many real examples the global batch at `step` holds."""
@@ -263,3 +284,9 @@ class Loop:
         limit = self._scaled(tf.constant(norm, tf.float32))
         clipped: list[tf.Tensor | None] = tf.clip_by_global_norm(gradients, limit)[0]
         return clipped
+
+
+def loss_scale(optimizer: Any) -> float | None:
+    """The dynamic loss scale, where there is one."""
+    scale = getattr(optimizer, "dynamic_scale", None)
+    return None if scale is None else float(np.asarray(scale.numpy()))

@@ -6,11 +6,10 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import EarlyStopping, Emit, Feed, Training
-from scaleflow.training.loop import Loop
+from scaleflow.training.engine import Engine
 from scaleflow.training.stretch import StepsPerLoop
 
 
@@ -69,21 +68,21 @@ def check_monitor(options: Training, metrics: Collection[str], validates: bool) 
 
 
 class Session:
-    """One run of the loop, from the first step to the test.
+    """One run, from the first step to the test: it tells of what the engine does, and when it is enough.
 
     Args:
-        loop: the compiled half.
+        engine: takes the steps.
         options: how long, and in what portions.
         train, validation, test: the splits.
         emit: takes the metrics.
         started: when the command began, in seconds since the epoch.
-        agree: called after each call of the compiled loop with its duration in seconds; gives the duration
+        agree: called after each call of the engine with its duration in seconds; gives the duration
             that the next one's length follows from, and whether to stop.
     """
 
     def __init__(
         self,
-        loop: Loop,
+        engine: Engine,
         options: Training,
         train: Feed,
         validation: Feed | None,
@@ -93,7 +92,7 @@ class Session:
         started: float,
         agree: Callable[[float], tuple[float, bool]],
     ) -> None:
-        self._loop = loop
+        self._engine = engine
         self._train = train
         self._validation = validation
         self._test = test
@@ -103,65 +102,75 @@ class Session:
         self._length = length(options, train)
         self._pace = StepsPerLoop(options.steps_per_loop)
         self._patience = Patience(options.early_stopping)
-        self._step = 0
+        self._clock = Clock(train)
+        self._epoch = 0
+        self._values: dict[str, float] = {}
         self._stopped = False
+        self.step = 0
+        self.epochs = self._length.epochs
+        self.steps_per_epoch = self._length.steps_per_epoch
 
     def run(self) -> Result:
         """Trains, validates after each epoch, and tests at the end."""
-        for epoch in range(self._length.epochs):
-            values = self._train_epoch(epoch)
-            if self._stopped:
-                return Result(self._updates, True, {})
-            values = {**values, **self._score("val", self._validation)}
-            self._emit("epoch", epoch=epoch + 1, epochs=self._length.epochs, step=self._updates, values=values)
-            if self._patience.is_over(values):
-                self._emit("note", text=f"stopped early after epoch {epoch + 1}: {self._patience.reason}")
-                break
-        return Result(self._updates, False, self._score("test", self._test))
+        self._engine.run(self._train, self)
+        return Result(self._updates, self._stopped, {} if self._stopped else self._score("test", self._test))
 
     @property
     def _updates(self) -> int:
         """The optimizer's updates so far, by which what is reported is placed."""
-        return self._loop.updates(self._step)
+        return self._engine.updates(self.step)
 
-    def _train_epoch(self, epoch: int) -> dict[str, float]:
-        """Trains to the epoch's end, or the run's, one event to a call; gives the epoch's values."""
-        begin = epoch * self._length.steps_per_epoch
-        end = min(begin + self._length.steps_per_epoch, self._length.total)
-        opened = self._train.open(epoch, self._step - begin)
-        self._loop.start_epoch()
-        clock = Clock(self._train)
-        values: dict[str, float] = {}
-        while self._step < end and not self._stopped:
-            first = self._step - begin
-            steps = min(self._pace.next(), end - self._step) if self._step else 1
-            means, seconds = self._call(opened, epoch, first, steps)
-            if self._step:  # the first call makes ready what later ones find
-                clock.add(first, steps, seconds)
-            self._step += steps
-            speed = clock.speed() if self._step == end else {}
-            values = {**means, **speed}
-            self._emit("metrics", step=self._updates, values=values, rate=clock.examples_per_second)
-        return values
+    # What the engine tells and asks ----------------------------------------------------------
 
-    def _call(self, opened: Any, epoch: int, first: int, steps: int) -> tuple[dict[str, float], float]:
-        """One call of the compiled loop: its values, and its duration in seconds."""
-        begin = time.perf_counter()
-        values = prefixed("train", self._loop.train(self._train, opened, epoch, first, steps, self._step))
-        seconds = time.perf_counter() - begin
-        if not self._step:
+    @property
+    def first(self) -> int:
+        return self.step - self._epoch * self.steps_per_epoch
+
+    def begin_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._clock = Clock(self._train)
+        self._values = {}
+
+    def next_steps(self) -> int:
+        left = min(self.steps_per_epoch - self.first, self._length.total - self.step)
+        if self._stopped or left <= 0:
+            return 0
+        return min(self._pace.next(), left) if self.step else 1
+
+    def called(self, steps: int, means: Mapping[str, float], seconds: float) -> None:
+        """One event to a call; the epoch's last one has the speed."""
+        if self.step:  # the first call makes ready what later ones find
+            self._clock.add(self.first, steps, seconds)
+        else:
             self._emit("metrics", step=1, values={"perf/seconds_to_first_step": time.time() - self._started})
-        if self._loop.loss_scale is not None:
-            values["train/loss_scale"] = self._loop.loss_scale
         agreed, self._stopped = self._agree(seconds)
         self._pace.took(steps, agreed)
-        return values, seconds
+        self.step += steps
+        scale = self._engine.loss_scale
+        values = prefixed("train", means) | ({} if scale is None else {"train/loss_scale": scale})
+        is_last = self.first == self.steps_per_epoch or self.step == self._length.total
+        self._values = values | (self._clock.speed() if is_last else {})
+        self._emit("metrics", step=self._updates, values=self._values, rate=self._clock.examples_per_second)
+
+    def end_epoch(self) -> bool:
+        """Validates, unless the run was told to stop, and looks whether it is enough."""
+        if self._stopped:
+            return False
+        done = self._epoch + 1
+        values = {**self._values, **self._score("val", self._validation)}
+        self._emit("epoch", epoch=done, epochs=self.epochs, step=self._updates, values=values)
+        if self._patience.is_over(values):
+            self._emit("note", text=f"stopped early after epoch {done}: {self._patience.reason}")
+            return False
+        return done < self.epochs
+
+    # -----------------------------------------------------------------------------------------
 
     def _score(self, prefix: str, feed: Feed | None) -> dict[str, float]:
         """Evaluates a split, if there is one, and tells of it."""
         if feed is None:
             return {}
-        values = prefixed(prefix, self._loop.evaluate(feed))
+        values = prefixed(prefix, self._engine.evaluate(feed))
         self._emit("metrics", step=self._updates, values=values)
         return values
 

@@ -78,6 +78,7 @@ PROMISED = {
     "training.max_steps": None,
     "training.steps_per_loop": "auto",
     "training.engine": "loop",
+    "training.step": None,
     "training.early_stopping": None,
     "tracking.uri": None,
     "tracking.experiment": "scaleflow",
@@ -251,5 +252,5 @@ def test_every_target_resolves_and_takes_its_arguments(compose: Compose, isolate
 
 def test_every_target_in_a_file_is_of_a_group_that_has_them() -> None:
     for path in FILES:
-        if any("_target_:" in line for line in text(path)):
+        if any(line.lstrip().startswith("_target_:") for line in text(path)):
             assert path.parts[0] in WITH_TARGET, path

@@ -20,8 +20,8 @@ def trained(plan: Any, folder: Path) -> np.ndarray[Any, Any]:
     built = build(plan, ignore)
     built.loop.start_epoch()
     built.loop.train(built.train, built.train.open(0, 0), 0, 0, 3, 0)
-    built.export(batch=built.sample, folder=folder)
-    return np.asarray(built.loop.model(built.sample, training=False))
+    built.export(folder)
+    return np.asarray(built.loop.model(np.load(folder / "input_example.npy"), training=False))
 
 
 def reloaded(folder: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int]:

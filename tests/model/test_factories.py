@@ -21,6 +21,8 @@ def shapes() -> dict[str, Any]:
         "mlp of two": (lambda i, o: mlp(i, o, units=[7, 5], dropout=0.5), Inputs((4,)), Outputs("binary", (1,))),
         "mlp of a grid": (lambda i, o: mlp(i, o, units=[128]), Inputs((3,)), Outputs("regression", (2, 3))),
         "cnn": (lambda i, o: cnn(i, o, filters=[4, 6], units=[9]), IMAGES, TEN),
+        "mlp normalized": (lambda i, o: mlp(i, o, units=[7], batch_norm=True), Inputs((4,)), TEN),
+        "cnn normalized": (lambda i, o: cnn(i, o, filters=[4], units=9, batch_norm=True), IMAGES, TEN),
         "cnn valid": (lambda i, o: cnn(i, o, filters=[4], units=64, padding="valid", dropout=0.1), IMAGES, TEN),
     }
     found = {}
@@ -37,6 +39,8 @@ def test_factories_build_what_they_are_asked_for(isolated: Callable[..., Any]) -
         "mlp of two": ((None, 1), [(4, 7), (7, 5), (5, 1)], 2),
         "mlp of a grid": ((None, 2, 3), [(3, 128), (128, 6)], 0),
         "cnn": ((None, 10), [(3, 3, 1, 4), (3, 3, 4, 6), (24, 9), (9, 10)], 0),
+        "mlp normalized": ((None, 10), [(4, 7), (7, 10)], 0),
+        "cnn normalized": ((None, 10), [(3, 3, 1, 4), (64, 9), (9, 10)], 0),
         "cnn valid": ((None, 10), [(3, 3, 1, 4), (36, 64), (64, 10)], 1),
     }
 
@@ -88,6 +92,7 @@ def refusals() -> list[str | None]:
         refused(lambda i, o: cnn(i, o, filters=[0]), IMAGES, TEN),
         refused(lambda i, o: mlp(i, o, units=[8, "a"]), row, TEN),
         refused(lambda i, o: mlp(i, o, dropout=1.0), row, TEN),
+        refused(lambda i, o: mlp(i, o, batch_norm="yes"), row, TEN),  # type: ignore[arg-type]
         refused(lambda i, o: mlp(i, Outputs("classification", (9,))), row, TEN),
         refused(lambda i, o: "a model", row, TEN),
         refused(lambda i, o: fixed, row, TEN),
@@ -104,6 +109,7 @@ def test_models_that_cannot_work_are_refused_in_words(isolated: Callable[..., An
         ("model.filters=[0]: expected an integer, at least 1",),
         ("model.units=[8, 'a']: expected an integer, at least 1",),
         ("model.dropout=1.0: expected a number from 0 to less than 1",),
+        ("model.batch_norm=yes: expected true or false",),
         ("model: returns outputs of shape (batch, 9)", "need (batch, 10)"),
         ("model: the factory returned a str, expected a keras.Model",),
         ("model: does not take inputs of shape (batch, 4)",),
@@ -145,3 +151,52 @@ def test_probabilities_in_place_of_logits_are_pointed_out(isolated: Callable[...
     assert none is None
     assert "ends in softmax, and the loss expects logits" in softmax
     assert "ends in sigmoid, and the loss expects logits" in sigmoid
+
+
+def norm_doubts() -> dict[str, list[str]]:
+    """By what the model has and how a batch is divided."""
+    import keras
+
+    from scaleflow.interfaces import Batching
+    from scaleflow.model import batch_norm_doubts
+    from scaleflow.model.cnn import build as cnn
+
+    def of(*layers: Any) -> Any:
+        return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), *layers])
+
+    norm = keras.layers.BatchNormalization
+    models = {
+        "none": of(),
+        "alone": of(norm(name="first"), of_three(keras, norm)),
+        "together": of(norm(synchronized=True)),
+        "frozen": of(norm(trainable=False)),
+        "ours": cnn(IMAGES, TEN, batch_norm=True),
+    }
+    divided = {"whole": Batching(8, 1, 1), "replicas": Batching(8, 1, 2), "micro-batches": Batching(8, 3, 1)}
+    return {
+        f"{name}, {how}": found
+        for name, net in models.items()
+        for how, portions in divided.items()
+        if (found := batch_norm_doubts(net, portions))
+    }
+
+
+def of_three(keras: Any, norm: Any) -> Any:
+    """A model inside another."""
+    return keras.Sequential([keras.Input((3,)), norm(name="second")])
+
+
+def test_batch_norm_that_sees_less_than_the_batch_is_pointed_out(isolated: Callable[..., Any]) -> None:
+    found = isolated(norm_doubts)
+    assert set(found) == {
+        "alone, replicas",
+        "alone, micro-batches",
+        "together, micro-batches",
+        "ours, micro-batches",
+    }
+    (alone,) = found["alone, replicas"]
+    assert alone.startswith("model: first and 1 more normalizes each of 2 replicas by its own examples")
+    assert "BatchNormalization(synchronized=True)" in alone
+    (parts,) = found["ours, micro-batches"]
+    assert "training.accumulate=3" in parts
+    assert "not the 24 examples of an update" in parts

@@ -45,14 +45,15 @@ def course(folder: Path, isolated: Callable[..., Any], *words: str) -> tuple[lis
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["mlp", "cnn"])
+@pytest.mark.parametrize("model", ["mlp", "cnn", "cnn model.batch_norm=true"])
 def test_several_workers_give_the_losses_and_weights_of_one(
     tmp_path: Path, isolated: Callable[..., Any], model: str
 ) -> None:
-    wanted, weights = course(tmp_path / "one", isolated, f"model={model}", *SAME, *SPREAD["one_device"])
+    words = f"model={model}".split()
+    wanted, weights = course(tmp_path / "one", isolated, *words, *SAME, *SPREAD["one_device"])
     others = SPREAD if model == "mlp" else ["multi_worker(2)"]
     for number, name in enumerate(others):
-        losses, found = course(tmp_path / str(number), isolated, f"model={model}", *SAME, *SPREAD[name])
+        losses, found = course(tmp_path / str(number), isolated, *words, *SAME, *SPREAD[name])
         assert losses == pytest.approx(wanted, abs=1e-5), name
         assert max(float(np.abs(a - b).max()) for a, b in zip(found, weights, strict=True)) < 1e-4, name
 

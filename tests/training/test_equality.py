@@ -71,3 +71,36 @@ def test_mixed_precision_equals_one_device_within_its_rounding(
     tolerance = 5e-3 if precision == "mixed_float16" else 3e-2
     np.testing.assert_allclose(found.losses, one.losses, rtol=0, atol=tolerance)
     assert far(found.weights, one.weights) < tolerance
+
+
+#: 864 training examples: whole batches of 48, since BatchNorm sees padding too.
+NORMALIZED = (
+    "hardware=cpu", "tracking=none", "training.global_batch_size=48", "model=cnn", "model.filters=[4]", "model.units=8",
+    "model.batch_norm=true", "optimizer=sgd", "dataset.limit=960",
+)  # fmt: skip
+
+
+def follow_all(plan: Any) -> tuple[list[float], list[np.ndarray[Any, Any]]]:
+    """The losses, and all variables, the moving statistics among them."""
+    from scaleflow.worker import build
+    from tests.training.driving import ignore, take
+
+    built = build(plan, ignore)
+    losses = take(built.loop, built.train, STEPS).losses
+    return losses, [np.asarray(v) for v in built.loop.model.variables if "seed" not in v.path]
+
+
+@pytest.mark.parametrize(
+    ("precision", "rate", "tolerance"),
+    [("float32", 0.1, 1e-5), ("mixed_float16", 0.01, 1e-2)],
+    ids=["float32", "float16"],
+)
+def test_batch_norm_equals_one_device(
+    isolated: Callable[..., Any], plan: Callable[..., Any], precision: str, rate: float, tolerance: float
+) -> None:
+    chosen = (*NORMALIZED, f"precision={precision}", f"optimizer.learning_rate={rate}")
+    losses, wanted = isolated(follow_all, plan(*chosen, "strategy=one_device"))
+    found_losses, found = isolated(follow_all, plan(*chosen, "strategy=mirrored", "hardware.logical_devices=2"))
+    assert losses[-1] < 0.8 * losses[0]
+    np.testing.assert_allclose(found_losses, losses, rtol=0, atol=tolerance)
+    assert far(found, wanted) < 10 * tolerance

@@ -101,7 +101,7 @@ def of_text(inputs: Inputs, outputs: Outputs) -> Any:
 
 
 def model(name: str) -> tuple[str, ...]:
-    return f"model._target_=tests.training.test_xla.{name}", "~model.units", "~model.dropout"
+    return f"model._target_=tests.training.test_xla.{name}", "~model.units", "~model.dropout", "~model.batch_norm"
 
 
 def why(plan: Any) -> str:

@@ -1,0 +1,375 @@
+"""From a plan to what trains it: the one place where the groups meet, in the order in which TensorFlow needs them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import functools
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scaleflow.cluster import TF_CONFIG, in_step, names, parse, workers
+from scaleflow.combinations import check, settled
+from scaleflow.errors import Refusal
+from scaleflow.interfaces import Batching, Emit, Examples, Feed, MakeOptimizer, Outputs, Passes, Plan, Stream
+from scaleflow.plan import batching
+from scaleflow.targets import bind, names_class
+
+if TYPE_CHECKING:
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    from scaleflow.dataset import Splits
+    from scaleflow.training import Engine, Fit, Length, Loop
+
+PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+#: Examples to a step of an evaluation, over all replicas, if a training step does not have more.
+EVALUATION_BATCH = 256
+
+
+@dataclass(frozen=True)
+class Built:
+    """Everything a run needs, checked and traced."""
+
+    strategy: tf.distribute.Strategy
+    loop: Engine
+    train: Feed
+    validation: Feed | None
+    test: Feed | None
+    export: Callable[[Path], None]
+    resolved: dict[str, Any]
+    counts: dict[str, int]
+
+
+def build(plan: Plan, emit: Emit) -> Built:
+    """Makes everything, and compiles it: what is wrong with a model or a dataset shows here, before there is a run.
+
+    Raises:
+        Refusal: where what was asked for can't work.
+    """
+    sys.path[:0] = [folder for folder in plan.search if folder not in sys.path]
+    from scaleflow import dataset, model, optimizer, training
+
+    ground = settle(plan, emit)
+    source = bind(plan.dataset.target)()
+    splits = dataset.prepare(source, plan.dataset, plan.seed)
+    train, validation, test = feeds(splits, ground, plan.seed)
+
+    run = training.length(plan.training, train)
+    metrics = training.objective_for(source.outputs).metrics
+    training.check_monitor(plan.training, metrics, validation is not None)
+    make_model = functools.partial(model.make, bind(plan.model.target, given=2), source.inputs, source.outputs)
+    engine, about_stages = make_engine(plan, ground, make_model, source.outputs, run)
+    if plan.hardware.xla:
+        training.check_xla(engine.model, source.inputs, ground.portions.replicas)
+    engine.trace(train, validation, test)
+    doubts = (
+        *about_stages,
+        model.doubt(engine.model),
+        *model.batch_norm_doubts(engine.model, ground.portions),
+        optimizer.doubt(plan.optimizer, run.total),
+    )
+    for note in filter(None, doubts):
+        emit("note", text=note)
+    resolved = {
+        **ground.resolved(),
+        "workers": workers(plan),
+        "learning_rate": optimizer.scaled_rate(plan.optimizer, ground.portions.global_size),
+        "steps": run.total,
+        "steps_per_epoch": run.steps_per_epoch,
+        "epochs": run.epochs,
+        "parameters": engine.model.count_params(),
+    }
+    sample = first_inputs(splits.train, 8)
+
+    def export(folder: Path) -> None:
+        on_host = ground.is_divided
+        model.export(engine.whole(), source.inputs, source.outputs, sample, ground.policy, folder, on_host=on_host)
+
+    return Built(ground.strategy, engine, train, validation, test, export, resolved, dict(splits.counts()))
+
+
+# ---------------------------------------------------------------------------------------------
+# The engine
+# ---------------------------------------------------------------------------------------------
+
+
+def make_engine(
+    plan: Plan, ground: Ground, make_model: Callable[[], keras.Model], outputs: Outputs, run: Length
+) -> tuple[Engine, list[str]]:
+    """What trains: a loop, or Keras's fit, around a model that is made in the strategy's scope.
+
+    Returns:
+        The engine, and what the user should know of how the model is divided.
+    """
+    from scaleflow import strategy
+
+    if ground.strategy_name == "parameter_server":
+        return coordinated_loop(plan, ground, make_model, outputs, run), []
+    with ground.strategy.scope():
+        with strategy.birthplace(ground.strategy_name):
+            net = make_model()
+        if plan.training.step is not None and names_class(plan.training.step):
+            return own_loop(plan, ground, net, outputs, run), []
+        if plan.training.engine == "fit":
+            return fit(plan, ground, net, outputs, run), []
+        return loop(plan, ground, net, outputs, run)
+
+
+def loop(plan: Plan, ground: Ground, net: keras.Model, outputs: Outputs, run: Length) -> tuple[Loop, list[str]]:
+    """The loop around a model in one piece, or in stages."""
+    from scaleflow import optimizer, strategy, training
+
+    objective = training.objective_for(outputs)
+    step = make_optimizer(plan, ground, run.total)
+    passes: Passes
+    if ground.is_divided:
+        optimizer.update_in_place(step)
+        passes, notes = strategy.pipelined(net, objective, ground.devices, plan.strategy)
+    else:
+        passes, notes = training.WholePasses(net, loss_step(plan, outputs)), []
+    options = plan.training.clip_norm, plan.hardware.xla
+    return training.Loop(ground.strategy, net, step, objective, *options, passes=passes), notes
+
+
+def coordinated_loop(
+    plan: Plan, ground: Ground, make_model: Callable[[], keras.Model], outputs: Outputs, run: Length
+) -> Loop:
+    """The loop of a coordinator, which has the model twice: on the servers, and whole for itself.
+
+    Raises:
+        Refusal: for a step that applies its own optimizers: it would have to know of servers.
+    """
+    import keras
+
+    from scaleflow import training
+
+    own = plan.training.step
+    if own is not None and names_class(own):
+        raise Refusal(
+            f"training.step._target_={own.path} with strategy=parameter_server: a class applies its own optimizers, "
+            "which know nothing of servers; use a function (model, batch, weights) -> (loss, outputs)"
+        )
+    with ground.evaluating.scope():
+        whole = make_model()
+    keras.utils.set_random_seed(plan.seed)  # the same weights again, as everywhere
+    with ground.strategy.scope():
+        parts = (ground.strategy, make_model(), make_optimizer(plan, ground, run.total))
+        objective = training.objective_for(outputs)
+        loss = loss_step(plan, outputs)
+        return training.CoordinatedLoop(
+            *parts, objective, plan.training.clip_norm, loss, workers(plan), whole, ground.evaluating
+        )
+
+
+def own_loop(plan: Plan, ground: Ground, net: keras.Model, outputs: Outputs, run: Length) -> Loop:
+    """The loop around a step of the user's that applies its own optimizers."""
+    from scaleflow import training
+
+    own = plan.training.step
+    assert own is not None
+    training.check_own_updates(plan.training, ground.policy, own.path)
+    return training.OwnLoop(
+        strategy=ground.strategy,
+        model=net,
+        objective=training.objective_for(outputs),
+        outputs=outputs,
+        own=bind(own)(),
+        name=own.path,
+        make_optimizer=optimizer_maker(plan, ground, run.total),
+    )
+
+
+def fit(plan: Plan, ground: Ground, net: keras.Model, outputs: Outputs, run: Length) -> Fit:
+    """Keras's own engine."""
+    from scaleflow import training
+
+    per_execution = training.steps_per_execution(plan.training.steps_per_loop, run.steps_per_epoch, run.total)
+    return training.Fit(
+        strategy=ground.strategy,
+        model=net,
+        optimizer=make_optimizer(plan, ground, run.total, takes_summed=False),
+        objective=training.objective_for(outputs),
+        steps_per_execution=per_execution,
+    )
+
+
+def loss_step(plan: Plan, outputs: Outputs) -> Any:
+    """The way from a batch to its loss: the user's, or the one that follows from the kind of target."""
+    from scaleflow import training
+
+    own = plan.training.step
+    if own is not None:
+        return training.checked(bind(own, given=3), own.path, outputs)
+    return training.supervised(training.objective_for(outputs))
+
+
+def make_optimizer(plan: Plan, ground: Ground, steps: int, takes_summed: bool = True) -> keras.optimizers.Optimizer:
+    """The config's optimizer for a run of so many steps."""
+    from scaleflow import optimizer
+
+    rate = optimizer.learning_rate(plan.optimizer, ground.portions.global_size, steps)
+    scaled = ground.policy == "mixed_float16"
+    return optimizer.make(bind(plan.optimizer.target), rate, loss_scaling=scaled, takes_summed=takes_summed)
+
+
+def optimizer_maker(plan: Plan, ground: Ground, steps: int) -> MakeOptimizer:
+    """What a training step of the user's makes its optimizers with: each sums gradients over the replicas itself."""
+    from scaleflow import optimizer
+
+    def make(variables: Sequence[Any], rate_factor: float = 1.0) -> keras.optimizers.Optimizer:
+        options = dataclasses.replace(plan.optimizer, learning_rate=plan.optimizer.learning_rate * rate_factor)
+        rate = optimizer.learning_rate(options, ground.portions.global_size, steps)
+        made = optimizer.make(bind(plan.optimizer.target), rate, loss_scaling=False, takes_summed=False)
+        made.build(list(variables))
+        return made
+
+    return make
+
+
+# ---------------------------------------------------------------------------------------------
+# What it stands on
+# ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What everything else is built on: devices, the strategy over them, the precision, the portions of a batch.
+
+    Attributes:
+        evaluating: the strategy under which splits are evaluated; a coordinator does so itself.
+    """
+
+    kind: str
+    devices: Sequence[str]
+    strategy_name: str
+    strategy: tf.distribute.Strategy
+    evaluating: tf.distribute.Strategy
+    policy: str
+    portions: Batching
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether the model is in stages on several devices, so that none needs to hold the whole."""
+        return self.strategy_name == "pipeline"
+
+    def resolved(self) -> dict[str, Any]:
+        return {
+            "strategy": self.strategy_name,
+            "precision": self.policy,
+            "hardware": self.kind.lower(),
+            "replicas": self.portions.replicas,
+            "global_batch_size": self.portions.global_size,
+        }
+
+
+def settle(plan: Plan, emit: Emit) -> Ground:
+    """Sets up the process: nothing of TensorFlow may have run before it."""
+    import keras
+
+    from scaleflow import hardware, precision, strategy, training
+
+    with reaching(plan, emit):
+        devices = hardware.configure(plan.hardware)
+    name = strategy.resolve(plan.strategy, devices.names)
+    policy = precision.resolve(plan.precision, devices.kind)
+    warnings = check(settled(plan, name, devices.kind.lower(), policy))
+    with meeting(plan, emit):
+        spread, about_strategy = strategy.create(name, devices.names, plan.strategy, devices.tpu)
+        agree = training.Agreement(spread, in_step(plan), bool)
+        if not agree.is_same(fingerprint(plan)):
+            agree.part()
+            raise Refusal(
+                "strategy=multi_worker: the workers were not all started with the same config and TensorFlow version; "
+                "give each the same command"
+            )
+    keras.utils.set_random_seed(plan.seed)
+    precision.apply(policy)
+    for note in filter(None, (about_strategy, *warnings)):
+        emit("note", text=note)
+    here = strategy.create("one_device", devices.names)[0] if name == "parameter_server" else spread
+    portions = batching(plan.training, spread.num_replicas_in_sync)
+    return Ground(devices.kind, devices.names, name, spread, here, policy, portions)
+
+
+def feeds(splits: Splits, ground: Ground, seed: int) -> tuple[Feed, Feed | None, Feed | None]:
+    """The training split reshuffled from the seed, and the others in their order, in whole shares."""
+    from scaleflow import dataset
+
+    whole = evaluation(ground.portions)
+
+    def in_order(examples: Examples | None) -> Feed | None:
+        return None if examples is None else dataset.feed(examples, whole, ground.evaluating)
+
+    train = dataset.feed(splits.train, ground.portions, ground.strategy, shuffle_seed=seed)
+    return train, in_order(splits.validation), in_order(splits.test)
+
+
+@contextlib.contextmanager
+def meeting(plan: Plan, emit: Emit) -> Iterator[None]:
+    """Around what makes processes wait for each other."""
+    if len(names(plan)) == 1:
+        yield
+        return
+    with waiting(emit, peers=parse(os.environ.get(TF_CONFIG)).peers, seconds=plan.cluster.start_seconds):
+        yield
+
+
+@contextlib.contextmanager
+def reaching(plan: Plan, emit: Emit) -> Iterator[None]:
+    """Around what waits for ever where something else than a TPU answers at a TPU's address."""
+    if plan.hardware.name != "tpu":
+        yield
+        return
+    seconds = plan.cluster.start_seconds
+    vain = f"hardware.tpu={plan.hardware.tpu}: does not answer as a TPU within cluster.start_seconds={seconds:g}"
+    with waiting(emit, vain=vain, seconds=seconds):
+        yield
+
+
+@contextlib.contextmanager
+def waiting(emit: Emit, **what: Any) -> Iterator[None]:
+    """Around a call of TensorFlow's that may never come back, during which no thread of this process runs."""
+    emit("waiting", **what)
+    end_with_parent(signal.SIGKILL)  # the thread that watches for the launcher's end is stopped too
+    yield
+    end_with_parent(0)
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))  # TensorFlow's runtime has put its own there
+    emit("met")
+
+
+def end_with_parent(number: int) -> None:
+    """Has the kernel send this process a signal when its launcher is gone; 0 for none. Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def fingerprint(plan: Plan) -> str:
+    """What has to be the same on every worker: the config but for where each records, and TensorFlow's version."""
+    own = ("tracking", "cluster", "debug")
+    config = {key: value for key, value in plan.config.items() if key not in own}
+    return json.dumps([config, version("tensorflow")], sort_keys=True)
+
+
+def evaluation(portions: Batching) -> Batching:
+    """Evaluation takes a replica's whole share at once: without gradients there is memory for it."""
+    return Batching(max(portions.share, EVALUATION_BATCH // portions.replicas), 1, portions.replicas)
+
+
+def first_inputs(examples: Examples, count: int) -> np.ndarray[Any, Any]:
+    """A few raw inputs, [count, *shape]."""
+    import numpy as np
+
+    if isinstance(examples, Stream):
+        return np.stack([x for x, _ in examples.dataset.take(count).as_numpy_iterator()])
+    return examples.inputs[:count]

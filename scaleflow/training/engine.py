@@ -1,0 +1,68 @@
+"""What an engine and the host's half of training know of each other: the engine drives, the host watches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import keras
+
+from scaleflow.interfaces import Feed
+
+
+class Host(Protocol):
+    """The host's half of a run, to be told of each call and epoch."""
+
+    @property
+    def epochs(self) -> int:
+        """How many the run has, if nothing ends it before."""
+
+    @property
+    def steps_per_epoch(self) -> int: ...
+
+    @property
+    def step(self) -> int:
+        """Updates of the whole run so far."""
+
+    @property
+    def first(self) -> int:
+        """The next step's place in its epoch, from 0."""
+
+    def begin_epoch(self, epoch: int) -> None:
+        """An epoch begins, counted from 0."""
+
+    def next_steps(self) -> int:
+        """How many steps the next call takes; 0 where the epoch or the run is over."""
+
+    def called(self, steps: int, means: Mapping[str, float], seconds: float) -> None:
+        """A call has taken so many steps in so many seconds; `means` are those over the epoch so far."""
+
+    def end_epoch(self) -> bool:
+        """An epoch is over; gives whether another one follows."""
+
+
+class Engine(Protocol):
+    """What trains and evaluates one model under one strategy."""
+
+    @property
+    def loss_scale(self) -> float | None:
+        """The dynamic loss scale, where there is one."""
+
+    def run(self, feed: Feed, host: Host) -> None:
+        """Trains until the host says that it is enough."""
+
+    @property
+    def model(self) -> keras.Model:
+        """What is trained."""
+
+    def trace(self, train: Feed, *others: Feed | None) -> None:
+        """Compiles for these feeds without running anything, so that a model's faults show early."""
+
+    def evaluate(self, feed: Feed) -> Mapping[str, float]:
+        """The loss and metrics over a whole split, every example once."""
+
+    def whole(self) -> keras.Model:
+        """The model with the weights of now, in this process and in one piece."""
+
+    def updates(self, done: int) -> int:
+        """The optimizer's updates after so many steps were taken."""

@@ -1,0 +1,219 @@
+"""The second engine: Keras's own `fit`, on one device or mirrored.
+
+The same batches, weights, metrics and events as the loop's, so that a run with the one can be compared with a run
+with the other. Forward, backward, the sum over the replicas and the update are Keras's.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from scaleflow.errors import NotFinite, Refusal
+from scaleflow.interfaces import Feed, Objective
+from scaleflow.training.engine import Host
+from scaleflow.training.evaluation import Evaluation
+from scaleflow.training.loop import loss_scale
+from scaleflow.training.passes import WholePasses, supervised
+from scaleflow.training.tally import Tally
+
+
+def steps_per_execution(setting: int | str, epoch: int, total: int) -> int:
+    """Keras's word for `training.steps_per_loop`; `auto` is one, as it is Keras's.
+
+    Args:
+        setting: what the config says.
+        epoch, total: the steps of an epoch and of the run, at whose ends an execution has to end.
+
+    Raises:
+        Refusal: if it does not: Keras would take the next epoch's steps for this one's.
+    """
+    if isinstance(setting, str):
+        return 1
+    divides = [number for number in range(1, setting + 1) if math.gcd(epoch, total) % number == 0]
+    if setting in divides:
+        return setting
+    raise Refusal(
+        f"training.steps_per_loop={setting} with training.engine=fit: Keras takes whole executions, and an epoch has "
+        f"{epoch} steps, the run {total}; use {divides[-1]}, or training.engine=loop"
+    )
+
+
+class Fit:
+    """Trains one model under one strategy with `keras.Model.fit`.
+
+    Args:
+        strategy: whose replicas work.
+        model: built; returns float32.
+        optimizer: sums its gradients over the replicas itself, as Keras's do.
+        objective: what is minimised and watched.
+        steps_per_execution: steps to one call of Keras's compiled function.
+    """
+
+    def __init__(
+        self,
+        *,
+        strategy: tf.distribute.Strategy,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer,
+        objective: Objective,
+        steps_per_execution: int = 1,
+    ) -> None:
+        self.strategy = strategy
+        self.model = model
+        self.optimizer = optimizer
+        self.objective = objective
+        self._evaluation = Evaluation(strategy, WholePasses(model, supervised(objective)).forward, objective)
+        self._tally = Tally(objective)
+        self._per_execution = steps_per_execution
+        optimizer.build(model.trainable_variables)
+
+    def trace(self, train: Feed, *others: Feed | None) -> None:
+        """Compiles for these feeds without running anything, so that a model's faults show early."""
+        with self.strategy.scope():
+            self._sums = Sums(self._tally)
+        # Not made in the scope: there `fit` would build it again, from the mean of a batch, and text has none.
+        self._fitted = Fitted(self.model, self.objective, self._sums)
+        with self.strategy.scope():
+            self._fitted.compile(self.optimizer, steps_per_execution=self._per_execution, jit_compile=False)
+            batches = self.strategy.experimental_distribute_dataset(weighted(train.batches(1, 1)))
+
+            @tf.function(autograph=False)
+            def step(batch: Any) -> Any:
+                return self.strategy.run(self._fitted.train_step, args=(batch,))
+
+            step.get_concrete_function(batches.element_spec)
+        for feed in filter(None, others):
+            self._evaluation.trace(feed)
+
+    def run(self, feed: Feed, host: Host) -> None:
+        """Trains until the host says that it is enough."""
+        with self.strategy.scope():
+            self._fitted.fit(
+                weighted(feed.batches(host.epochs, host.steps_per_epoch)),
+                epochs=host.epochs,
+                steps_per_epoch=host.steps_per_epoch,
+                callbacks=[Report(self, feed, host)],
+                shuffle=False,
+                verbose=0,
+            )
+
+    def means(self, feed: Feed, taken: int, before: int) -> Mapping[str, float]:
+        """The loss and metrics averaged over this epoch's examples so far.
+
+        Args:
+            feed: what is trained on.
+            taken: this epoch's steps so far.
+            before: those of the epochs before, to name a step by.
+
+        Raises:
+            NotFinite: if the loss of a step was NaN or Inf.
+        """
+        good = min(int(each.numpy()) for each in self.strategy.experimental_local_results(self._sums.good.value))
+        if good < taken:
+            raise NotFinite(before + good + 1)
+        return self._tally.means(self._sums.sums.numpy(), min(taken * feed.batching.global_size, feed.examples))
+
+    def evaluate(self, feed: Feed) -> Mapping[str, float]:
+        return self._evaluation(feed)
+
+    def whole(self) -> keras.Model:
+        return self.model
+
+    def updates(self, done: int) -> int:
+        return done
+
+    @property
+    def loss_scale(self) -> float | None:
+        return loss_scale(self.optimizer)
+
+
+def weighted(batches: tf.data.Dataset) -> tf.data.Dataset:
+    """Global batches with each example's weight, 1 / (valid examples), in place of the mask."""
+    return batches.map(lambda inputs, targets, mask: (inputs, targets, mask / tf.reduce_sum(mask)))
+
+
+class Fitted(keras.Model):  # type: ignore[misc]  # keras has no types
+    """The model as `fit` trains it: the loss weighted and summed, the metrics in our sums."""
+
+    def __init__(self, model: keras.Model, objective: Objective, sums: Sums) -> None:
+        super().__init__()
+        self._model = model
+        self._loss_of = objective.loss
+        self._sums = sums
+        self.built = True
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        return self._model(inputs, training=training)
+
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
+    ) -> tf.Tensor:
+        """This replica's part of the global batch's mean; Keras sums the gradients."""
+        loss = tf.reduce_sum(self._loss_of(y, y_pred) * sample_weight)
+        own = self.losses
+        return loss + tf.add_n(own) / tf.distribute.get_strategy().num_replicas_in_sync if own else loss
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        self._sums.update_state(y, y_pred, self._loss_of(y, y_pred), sample_weight)
+        return self.get_metrics_result()
+
+    @property
+    def metrics(self) -> list[Any]:
+        """All that is reset at an epoch's begin and logged; Keras's own mean would count padding."""
+        return [self._sums]
+
+
+class Sums(keras.metrics.Metric):  # type: ignore[misc]  # keras has no types
+    """The tally of an epoch so far, summed over the replicas when it is read."""
+
+    def __init__(self, tally: Tally) -> None:
+        super().__init__(name="sums")
+        self._tally = tally
+        self.sums = self.add_variable((tally.size,), "zeros", dtype="float64", name="sums")
+        self.good = self.add_variable((), "zeros", dtype="float64", name="good")
+
+    def update_state(self, y: Any, y_pred: Any, losses: Any, weights: Any) -> None:
+        """Adds a batch, in a replica; `good` counts the steps as long as the sum is finite."""
+        mask = tf.cast(weights > 0, tf.float32)
+        sums = self.sums + tf.cast(self._tally.of(y, y_pred, tf.reduce_sum(losses * mask), mask), tf.float64)
+        self.sums.assign(sums)
+        self.good.assign(self.good + tf.cast(tf.math.is_finite(sums[1]), tf.float64))
+
+    def result(self) -> dict[str, tf.Tensor]:
+        """The means, for Keras's logs."""
+        sums = tf.convert_to_tensor(self.sums)
+        return {name: tf.math.divide_no_nan(sums[i + 1], sums[0]) for i, name in enumerate(self._tally.names)}
+
+
+class Report(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
+    """Tells the host of what `fit` does, and `fit` of what the host says."""
+
+    def __init__(self, engine: Fit, feed: Feed, host: Host) -> None:
+        super().__init__()
+        self._engine = engine
+        self._feed = feed
+        self._host = host
+        self._began = 0.0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._host.begin_epoch(epoch)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._began = time.perf_counter()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        host, taken = self._host, batch + 1
+        means = self._engine.means(self._feed, taken, host.step - host.first)
+        host.called(taken - host.first, means, time.perf_counter() - self._began)
+        if taken < host.steps_per_epoch and not host.next_steps():
+            self.model.stop_training = True
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if not self._host.end_epoch():
+            self.model.stop_training = True

@@ -1,0 +1,164 @@
+"""A user's own training step: what it is checked for, and the loop around one that applies its own optimizers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from scaleflow.errors import Refusal
+from scaleflow.interfaces import Feed, LossStep, MakeOptimizer, Objective, Outputs, OwnUpdates, Training
+from scaleflow.training.loop import Loop
+
+KEY = "training.step._target_"
+
+
+def checked(step: LossStep, name: str, outputs: Outputs) -> LossStep:
+    """The same step, what it returns checked while it is traced.
+
+    Args:
+        step: (model, batch, weights) -> (loss, outputs).
+        name: what the config calls it.
+        outputs: what the dataset's targets need.
+
+    Raises:
+        Refusal: by the step, if the loss is not a real scalar, or the outputs have another shape.
+    """
+
+    def call(model: Any, batch: tuple[Any, Any], weights: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        returned = step(model, batch, weights)
+        if not isinstance(returned, tuple | list) or len(returned) != 2 or any(part is None for part in returned):
+            raise Refusal(f"{KEY}={name}: returned {described(returned)}, expected (loss, outputs)")
+        loss, values = (tf.convert_to_tensor(part) for part in returned)
+        if not loss.shape.is_compatible_with([]) or not loss.dtype.is_floating:
+            raise Refusal(
+                f"{KEY}={name}: returned a loss of shape {loss.shape} and type {loss.dtype.name}, expected a real "
+                "scalar: tf.reduce_sum(losses * weights)"
+            )
+        wanted = (*weights.shape, *outputs.shape)
+        if not values.shape.is_compatible_with(wanted):
+            raise Refusal(
+                f"{KEY}={name}: returned outputs of shape {values.shape}, and the dataset's {outputs.kind} targets "
+                f"need {wanted}"
+            )
+        return tf.cast(loss, tf.float32), tf.cast(values, tf.float32)
+
+    return call
+
+
+def described(returned: Any) -> str:
+    """What came, in words."""
+    if isinstance(returned, tuple | list):
+        return "(" + ", ".join(type(part).__name__ for part in returned) + ")"
+    return f"a {type(returned).__name__}"
+
+
+class OwnLoop(Loop):
+    """The loop around a step that applies its own optimizers: it feeds, counts, reports and stops.
+
+    Make it in the strategy's scope.
+
+    Args:
+        strategy: whose replicas work.
+        model: built; returns float32.
+        objective: what an evaluation looks at.
+        outputs: what the dataset's targets need.
+        own: the step.
+        name: what the config calls it.
+        make_optimizer: what it makes its optimizers with.
+
+    Raises:
+        Refusal: if it is no such step.
+    """
+
+    def __init__(
+        self,
+        *,
+        strategy: tf.distribute.Strategy,
+        model: keras.Model,
+        objective: Objective,
+        outputs: Outputs,
+        own: OwnUpdates,
+        name: str,
+        make_optimizer: MakeOptimizer,
+    ) -> None:
+        super().__init__(strategy=strategy, model=model, optimizer=None, objective=objective)
+        check_methods(own, name)
+        own.build(model, make_optimizer)
+        self._own = own
+        self._own_update = checked(own.update, name, outputs)
+
+    @property
+    def own_variables(self) -> list[tf.Variable]:
+        """What the step keeps from one update to the next beside the model: its optimizers' state, other models."""
+        models = {id(variable.value) for variable in self.model.variables}
+        found = {id(variable): variable for variable in held(vars(self._own))}
+        return [variable for key, variable in found.items() if key not in models]
+
+    def _update(
+        self, feed: Feed, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, weight: tf.Tensor, ahead: Any
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        inputs, targets, mask = ahead or self._batch(feed, fetched, epoch, step)
+        loss, outputs = self._own_update(self.model, (inputs, targets), mask * weight)
+        _, total = self._sum_over_replicas([], loss)
+        return self._tally.of(targets, outputs, loss / weight, mask), total
+
+
+def check_methods(own: Any, name: str) -> None:
+    """Refuses an object that is no `OwnUpdates`."""
+    for method, arguments in (("build", "model, make_optimizer"), ("update", "model, batch, weights")):
+        if not takes(getattr(own, method, None), arguments.count(",") + 1):
+            raise Refusal(
+                f"{KEY}={name}: a class that trains has the methods build(model, make_optimizer) and "
+                f"update(model, batch, weights); its {method}({arguments}) is missing or takes others. "
+                "A loss is a function (model, batch, weights)"
+            )
+
+
+def takes(method: Callable[..., Any] | None, count: int) -> bool:
+    """Whether it can be called with so many positional arguments."""
+    if not callable(method):
+        return False
+    try:
+        inspect.signature(method).bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
+
+
+def check_own_updates(options: Training, policy: str, name: str) -> None:
+    """Refuses beside a step with its own optimizers what the loop would do to the gradients.
+
+    Args:
+        options: the config's `training`.
+        policy: the precision that was resolved.
+        name: what the config calls the step.
+    """
+    beside = {
+        f"training.accumulate={options.accumulate}": options.accumulate > 1,
+        f"training.clip_norm={options.clip_norm}": options.clip_norm is not None,
+        f"precision={policy}": policy == "mixed_float16",
+    }
+    for found, applies in beside.items():
+        if applies:
+            raise Refusal(
+                f"{found} with {KEY}={name}: it applies its own optimizers, so the loop has no gradient to accumulate, "
+                "clip or scale; do that in its update and leave this away, or write a function (model, batch, weights) "
+                "-> (loss, outputs)"
+            )
+
+
+def held(value: Any) -> Iterator[tf.Variable]:
+    """TensorFlow's variables in a value, in its containers, and in the Keras objects there."""
+    if isinstance(value, keras.Variable):
+        yield value.value
+    elif isinstance(value, tf.Variable):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from held(part)
+    elif hasattr(value, "variables"):
+        yield from held(list(value.variables))

@@ -1,0 +1,183 @@
+"""A user's own training step: in the loop, or with its own optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scaleflow.errors import NotFinite, Refusal
+from tests.conftest import ROOT, Command
+from tests.training.driving import Course, far, follow, ignore
+
+STEPS = 30
+BASE = ("hardware=cpu", "tracking=none", "training.global_batch_size=48", "model.units=16", "optimizer=sgd")
+ONE = ("strategy=one_device",)
+MIRRORED = ("strategy=mirrored", "hardware.logical_devices=2")
+
+
+def step(name: str, **arguments: Any) -> str:
+    given = "".join(f", {key}: {value}" for key, value in arguments.items())
+    return f"training.step={{_target_: tests.training.steps.{name}{given}}}"
+
+
+def assert_same(found: Course, wanted: Course) -> None:
+    assert found.losses == pytest.approx(wanted.losses, abs=1e-5)
+    assert far(found.weights, wanted.weights) < 1e-4
+
+
+# 48 examples of 1294 make 27 steps an epoch, the last one partial.
+RECIPES: dict[str, tuple[str, ...]] = {
+    "smoothed": (step("smoothed"), "training.clip_norm=0.5"),
+    "flat": (step("flat"), "optimizer=adam"),
+    "two rates": (step("TwoRates", head_rate=3.0), "optimizer=adamw", "optimizer.schedule=cosine"),
+    "adversarial": (step("Adversarial"),),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_two_replicas_train_as_one_device_does(
+    isolated: Callable[..., Any], plan: Callable[..., Any], recipe: str
+) -> None:
+    one = isolated(follow, plan(*BASE, *ONE, *RECIPES[recipe]), STEPS)
+    two = isolated(follow, plan(*BASE, *MIRRORED, *RECIPES[recipe]), STEPS)
+    assert_same(two, one)
+    assert one.losses[-1] < one.losses[0]
+
+
+def test_a_step_does_what_the_loop_does(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
+    """A step that repeats the loop's own changes nothing; accumulated, with several optimizers or in float16."""
+    usual = isolated(follow, plan(*BASE, *MIRRORED), STEPS)
+    for recipe in ((step("plain"), "training.accumulate=3"), (step("TwoRates"),)):
+        assert_same(isolated(follow, plan(*BASE, *MIRRORED, *recipe), STEPS), usual)
+    scaled, plain = (
+        isolated(follow, plan(*BASE, *MIRRORED, *recipe, "precision=mixed_float16"), STEPS)
+        for recipe in ((step("plain"),), ())
+    )
+    assert scaled.losses == pytest.approx(plain.losses, abs=1e-5)
+
+
+def rates(plan: Any) -> tuple[float, list[float], int, int]:
+    """The rates of both optimizers after a step, and how many variables the step keeps, and holds of others."""
+    from scaleflow.worker import build
+
+    loop: Any = build(plan, ignore).loop
+    own = loop._own
+    made = [own.defend, own.attack]
+    found = [float(np.asarray(optimizer.learning_rate)) for optimizer in made]
+    expected = sum(len(optimizer.variables) for optimizer in made) + len(own.adversary.variables)
+    return loop.loss_scale, found, len(loop.own_variables), expected
+
+
+def test_what_a_step_keeps_can_be_found(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
+    chosen = plan(*BASE, *MIRRORED, step("Adversarial"), "optimizer.scale=linear", "optimizer.base_batch_size=24")
+    scale, found, kept, expected = isolated(rates, chosen)
+    assert scale is None
+    assert found == pytest.approx([0.02, 0.01])
+    assert kept == expected > 10
+
+
+def stopped_at(plan: Any) -> int:
+    """The step that is named as not finite, of an epoch in one call."""
+    from scaleflow.worker import build
+
+    built = build(plan, ignore)
+    try:
+        built.loop.train(built.train, built.train.open(0, 0), 0, 0, 27, 0)
+    except NotFinite as error:
+        return error.step
+    return 0
+
+
+def test_a_step_whose_loss_is_not_finite_is_named(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
+    found = {
+        (name, spread): isolated(stopped_at, plan(*BASE, *spread, step(name)))
+        for name in ("not_finite", "NotFiniteUpdates")
+        for spread in (ONE, MIRRORED)
+    }
+    assert len(set(found.values())) == 1
+    assert found["not_finite", ONE] > 1
+
+
+# Refused -------------------------------------------------------------------------------------
+
+
+def refused(*plans: Any) -> list[str | None]:
+    from scaleflow.worker import build
+
+    found: list[str | None] = []
+    for plan in plans:
+        try:
+            build(plan, ignore)
+        except Refusal as refusal:
+            found.append(str(refusal))
+        else:
+            found.append(None)
+    return found
+
+
+def test_what_is_no_step_is_refused_by_its_name(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
+    wanted = {
+        step("of_examples"): "returned a loss of shape (24,) and type float32, expected a real scalar",
+        step("counted"): "returned a loss of shape () and type int32, expected a real scalar",
+        step("chosen"): "returned outputs of shape (24,), and the dataset's classification targets need (24, 10)",
+        step("alone"): "returned a ",
+        step("half"): "NoneType), expected (loss, outputs)",
+        step("unweighted"): "too many positional arguments beside the 3 that scaleflow gives it",
+        step("nowhere"): "cannot be loaded",
+        step("OnlyUpdates"): "its build(model, make_optimizer) is missing or takes others",
+        step("UpdatesUnweighted"): "its update(model, batch, weights) is missing or takes others",
+        step("ReturnsNothing"): "returned a NoneType, expected (loss, outputs)",
+    }
+    for recipe, message in zip(wanted, isolated(refused, *(plan(*BASE, *MIRRORED, r) for r in wanted)), strict=True):
+        assert message is not None, recipe
+        assert message.startswith("training.step._target_=tests.training.steps."), message
+        assert wanted[recipe] in message
+        assert "\n" not in message
+
+
+def test_an_argument_of_a_step_is_checked(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
+    unknown, given, head = isolated(
+        refused,
+        plan(*BASE, step("smoothed", smoothness=0.2)),
+        plan(*BASE, step("smoothed", weights=1)),
+        plan(*BASE, step("TwoRates", tail_rate=1)),
+    )
+    assert unknown == (
+        "training.step.smoothness=0.2: tests.training.steps.smoothed does not take it; it takes smoothing, consistency"
+    )
+    assert given is not None
+    assert given.startswith("training.step.weights=1: scaleflow gives")
+    assert head is not None
+    assert head.startswith("training.step.tail_rate=1: ")
+
+
+@pytest.mark.parametrize("beside", ["training.accumulate=2", "training.clip_norm=1.0", "precision=mixed_float16"])
+def test_what_the_loop_would_do_to_gradients_is_refused_beside_own_optimizers(
+    isolated: Callable[..., Any], plan: Callable[..., Any], beside: str
+) -> None:
+    (message,) = isolated(refused, plan(*BASE, step("TwoRates"), beside))
+    assert message is not None
+    assert message.startswith(f"{beside} with training.step._target_=tests.training.steps.TwoRates: ")
+    assert "write a function (model, batch, weights)" in message
+
+
+@pytest.mark.slow
+def test_own_optimizers_train_alike_on_two_workers(tmp_path: Path) -> None:
+    losses = []
+    for words in (ONE, ("strategy=multi_worker", "cluster.workers=2")):
+        folder = tmp_path / words[0]
+        folder.mkdir()
+        (folder / "steps.py").write_text((ROOT / "tests" / "training" / "steps.py").read_text())
+        there = Command(folder)
+        ended = there(
+            *BASE, *words, "training.max_steps=20", "training.steps_per_loop=1",
+            "training.step={_target_: steps.TwoRates, head_rate: 3.0}", "hardware.intra_op_threads=1", timeout=240,
+        )  # fmt: skip
+        assert ended.returncode == 0, ended.stderr
+        losses.append([e["values"]["train/loss"] for e in there.events() if "train/loss" in e.get("values", {})])
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+    assert len(losses[0]) >= 20
