@@ -12,9 +12,10 @@ PACKAGE = ROOT / "scaleflow"
 CONF = ROOT / "conf"
 
 GROUPS_WITHOUT_TWIN = {"experiment", "debug", "hydra"}
+TOOLS = {"doctor"}  # subpackages that are a command of their own, not a part of a run
 WORKERS_ROOMS = ("strategy", "hardware", "precision", "dataset", "model", "optimizer", "training")
 #: The loader travels in each logged model; the probe is a process of the doctor's, which itself imports nothing heavy.
-WORKERS_FILES = {"scaleflow.assemble", "scaleflow.worker", "scaleflow.tracking.loader", "scaleflow.probe"}
+WORKERS_FILES = {"scaleflow.assemble", "scaleflow.worker", "scaleflow.tracking.loader", "scaleflow.doctor.probe"}
 LAUNCHERS_ROOMS = ("tracking",)
 ALLOWED_TO_GROUPS = {"scaleflow.interfaces", "scaleflow.errors"}
 ALLOWED_TO_TRACKING = ALLOWED_TO_GROUPS | {"scaleflow.masking"}
@@ -33,7 +34,7 @@ SOURCES = {
 }
 TREES = {name: ast.parse(path.read_text(), str(path)) for name, path in SOURCES.items()}
 GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir() and any(path.rglob("*.yaml")))
-ROOMS = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py") if path.parent.name != "conf")
+ROOMS = sorted({path.parent.name for path in PACKAGE.glob("*/__init__.py")} - {"conf"} - TOOLS)
 
 
 def is_for_types(node: ast.AST) -> bool:
@@ -175,7 +176,7 @@ def test_the_modules_import_each_other_without_cycles() -> None:
     "module",
     [
         *("scaleflow", "scaleflow.cli", "scaleflow.plan", "scaleflow.launch", "scaleflow.worker"),
-        *("scaleflow.tracking", "scaleflow.doctor"),
+        *("scaleflow.tracking", "scaleflow.doctor.report"),
     ],
 )
 def test_importing_it_imports_neither_tensorflow_nor_mlflow(module: str) -> None:

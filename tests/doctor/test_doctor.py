@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from scaleflow import doctor, machine
-from scaleflow.judge import PRECISIONS, STRATEGIES, Machine, judge_precision, judge_strategy
+from scaleflow.doctor import machine
+from scaleflow.doctor import report as doctor
+from scaleflow.doctor.judge import PRECISIONS, STRATEGIES, Machine, judge_precision, judge_strategy
 from tests.conftest import ROOT, Command
 
 KEYS = (

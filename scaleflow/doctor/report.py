@@ -37,11 +37,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from scaleflow import machine
 from scaleflow.cluster import find_tpu, no_tpu, unreachable
+from scaleflow.doctor import machine
+from scaleflow.doctor.judge import Machine, Verdict, judge_precision, judge_strategy
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import Plan, Tracking
-from scaleflow.judge import Machine, Verdict, judge_precision, judge_strategy
 from scaleflow.masking import masked
 from scaleflow.plan import make_plan
 from scaleflow.process import how_it_ended, inherited
@@ -146,7 +146,7 @@ def attempt(look: Callable[[], Any]) -> Any:
 def asked_tensorflow() -> Iterator[subprocess.Popen[str]]:
     """A process of its own that asks TensorFlow; what it logs does not get mixed with what it answers."""
     with subprocess.Popen(
-        [sys.executable, "-m", "scaleflow.probe"],
+        [sys.executable, "-m", "scaleflow.doctor.probe"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -406,7 +406,3 @@ def auto_rows(auto: Mapping[str, Any]) -> Rows:
         ("precision=mixed", auto["mixed"]),
     ]
     return [(word, value or "unknown") for word, value in chosen]
-
-
-if __name__ == "__main__":
-    entry()

@@ -1,7 +1,7 @@
 """TensorFlow asked about this machine, in a process of its own: its libraries can hang, and crash.
 
-`python -m scaleflow.probe` prints one JSON object in the last line of its standard output. It takes no memory of a GPU
-beyond what a small multiplication needs, and does not touch a TPU, which would take it away from who is using it.
+`python -m scaleflow.doctor.probe` prints one JSON object in the last line of its standard output. It takes no memory of
+a GPU beyond what a small multiplication needs, and does not touch a TPU, which would take it away from who is using it.
 """
 
 from __future__ import annotations

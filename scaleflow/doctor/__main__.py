@@ -1,0 +1,6 @@
+"""Runs the doctor."""
+
+from scaleflow.doctor.report import entry
+
+if __name__ == "__main__":
+    entry()
