@@ -9,6 +9,7 @@ applies them again once devices and strategy are, before `ready`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast, get_args, get_type_hints
@@ -102,6 +103,12 @@ def has_no_fraction_to_validate(plan: Plan) -> bool:
 def monitors_what_is_not_validated(plan: Plan) -> bool:
     stopping = plan.training.early_stopping
     return stopping is not None and stopping.monitor.startswith("val/") and not plan.dataset.validation
+
+
+def is_over_machines(plan: Plan) -> bool:
+    """Whether TF_CONFIG is to be followed, and names others; a worker that is alone has it taken away."""
+    place = place_of(plan) if TF_CONFIG in os.environ else None
+    return place is not None and len(place.peers) > 1
 
 
 def servers_named(plan: Plan) -> int:
@@ -291,7 +298,7 @@ RULES: Sequence[Rule] = (
     Rule(
         "several machines of a strategy with one",
         ("cluster", "strategy"),
-        lambda p: p.cluster.name == "tf_config" and p.strategy.name in ("one_device", "mirrored"),
+        lambda p: p.strategy.name in ("one_device", "mirrored") and is_over_machines(p),
         "this strategy stays on one machine",
         "use strategy=multi_worker or parameter_server, or cluster=local",
     ),
