@@ -16,14 +16,14 @@ def place_of(plan: Plan) -> Place | None:
 
 def roles(plan: Plan) -> Mapping[str, int]:
     """How many processes the plan has in each of TF_CONFIG's roles, on all machines, as they are numbered."""
+    if plan.strategy.name not in ("multi_worker", "parameter_server"):
+        return {"worker": 1}
     place = place_of(plan)
     if plan.strategy.name == "parameter_server":
         if place:
             return {"chief": 1, "worker": len(place.peers) - 1 - place.servers, "ps": place.servers}
         return {"chief": 1, "worker": plan.cluster.workers or 2, "ps": plan.cluster.servers or 1}
-    if plan.strategy.name == "multi_worker":
-        return {"worker": len(place.peers) if place else plan.cluster.workers or 2}
-    return {"worker": 1}
+    return {"worker": len(place.peers) if place else plan.cluster.workers or 2}
 
 
 def names(plan: Plan) -> list[str]:
