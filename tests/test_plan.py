@@ -157,6 +157,10 @@ PROCESSES = {
     ("strategy=multi_worker", "strategy.communication=nccl", "hardware=cpu"): "NCCL connects GPUs; use ring",
     (SERVED, "cluster=tf_config"): "TF_CONFIG is not set",
     (SERVED, "hardware.xla=true"): "a program of XLA's reads no variables that are on another machine",
+    (
+        "strategy=pipeline",
+        "training.step={_target_: a.b}",
+    ): "training.step._target_=a.b with strategy=pipeline: it calls",
     ("strategy=pipeline", "hardware.xla=true"): "XLA makes one program for one device of what is on several",
     ("strategy=mirrored", "+strategy.stages=3"): "this strategy does not divide the model; use strategy=pipeline",
 }

@@ -27,8 +27,9 @@ IN_SHARDS = (
     "training.clip_norm=1.0",
 )
 
-#: The digits again, read as a stream: whoever trains on them has to be sent them.
-STREAM = """
+#: The digits again, read as a stream: whoever trains on them has to be sent them. And steps to train with.
+MINE = """
+import keras
 import tensorflow as tf
 from scaleflow.dataset.digits import Digits
 from scaleflow.interfaces import Stream
@@ -37,6 +38,15 @@ class Streamed(Digits):
     def load(self, split):
         arrays = super().load(split)
         return Stream(tf.data.Dataset.from_tensor_slices((arrays.inputs, arrays.targets)), len(arrays))
+
+def halved(model, batch, weights):
+    outputs = model(batch[0], training=True)
+    losses = keras.losses.sparse_categorical_crossentropy(batch[1], outputs, from_logits=True)
+    return tf.reduce_sum(losses * weights) / 2, outputs
+
+class Own:
+    def build(self, model, make_optimizer): ...
+    def update(self, model, batch, weights): ...
 """
 
 
@@ -63,16 +73,16 @@ def test_variables_in_shards_are_trained_and_saved_like_whole_ones(
 
 
 @pytest.mark.slow
-def test_a_stream_is_sent_to_the_workers_every_example_once(tmp_path: Path) -> None:
-    (tmp_path / "streamed.py").write_text(STREAM)
-    command = Command(tmp_path)
-    words = ("dataset._target_=streamed.Streamed", "tracking=none", "training.epochs=3")
-    ended = command(*SERVED, *words, timeout=240)
+def test_a_stream_is_sent_to_the_workers_every_example_once_and_a_step_of_ones_own_is_taken(command: Command) -> None:
+    (command.folder / "mine.py").write_text(MINE)
+    words = ("dataset._target_=mine.Streamed", "training.step={_target_: mine.halved}", "training.epochs=3")
+    ended = command(*SERVED, *words, "tracking=none", timeout=240)
     assert ended.returncode == 0, ended.stderr
     epochs = [event for event in command.events() if event["event"] == "epoch"]
     steps = -(-1294 // 32)
     assert [event["step"] for event in epochs] == [steps, 2 * steps, 3 * steps]
     assert epochs[-1]["values"]["val/accuracy"] > 0.8
+    assert epochs[0]["values"]["train/loss"] < 1.3  # half of what it would be
 
 
 @pytest.mark.slow
@@ -154,9 +164,10 @@ def test_a_signal_stops_the_run_and_every_process(command: Command) -> None:
 
 @pytest.mark.slow
 def test_what_the_coordinator_refuses_is_refused(command: Command) -> None:
-    ended = command(*SERVED, "dataset.validation=nothing")
+    (command.folder / "mine.py").write_text(MINE)
+    ended = command(*SERVED, "training.step={_target_: mine.Own}")
     assert ended.returncode == 2
-    assert "dataset.validation=nothing" in ended.stderr
+    assert ended.stderr.startswith("scaleflow: training.step._target_=mine.Own with strategy=parameter_server: ")
     assert len(ended.stderr.splitlines()) == 1
     assert not (command.folder / "outputs").exists()
 
