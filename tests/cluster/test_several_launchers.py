@@ -73,7 +73,7 @@ def test_workers_with_different_configs_are_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_peer_that_never_comes_is_named(tmp_path: Path) -> None:
     hosts = Hosts(tmp_path, 2)
-    ((code, _, stderr),) = ends([hosts.start(0, "cluster.start_seconds=10")])
+    ((code, _, stderr),) = ends([hosts.start(0, "cluster.start_seconds=6")])
     assert code == 2
     assert f"worker 1 ({hosts.peers[1]}) did not come" in stderr
     assert "Traceback" not in stderr
@@ -125,7 +125,7 @@ def test_a_coordinator_its_worker_and_its_server_are_one_run(tmp_path: Path) -> 
 @pytest.mark.slow
 def test_a_server_that_the_coordinator_waits_for_in_vain_is_named(tmp_path: Path) -> None:
     hosts = Hosts(tmp_path, 3, "chief", "worker", "ps")
-    chief, worker = ends([hosts.start(number, "cluster.start_seconds=15") for number in (0, 1)])
+    chief, worker = ends([hosts.start(number, "cluster.start_seconds=6") for number in (0, 1)])
     assert chief[0] == 2
     assert f"server 0 ({hosts.peers[2]}) did not come" in chief[2]
     assert "Traceback" not in chief[2] + worker[2]
@@ -134,7 +134,7 @@ def test_a_server_that_the_coordinator_waits_for_in_vain_is_named(tmp_path: Path
 @pytest.mark.slow
 def test_a_coordinator_that_a_worker_waits_for_in_vain_is_named(tmp_path: Path) -> None:
     hosts = Hosts(tmp_path, 3, "chief", "worker", "ps")
-    ((code, _, stderr),) = ends([hosts.start(1, "cluster.start_seconds=12")])
+    ((code, _, stderr),) = ends([hosts.start(1, "cluster.start_seconds=6")])
     assert code == 2
     assert f"coordinator ({hosts.peers[0]}), server 0 ({hosts.peers[2]}) did not come" in stderr
     assert "Traceback" not in stderr
