@@ -7,12 +7,13 @@ what the groups hand to each other in the worker and in the launcher.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
+    import keras
     import numpy as np
     import tensorflow as tf
 
@@ -270,11 +271,13 @@ class Inputs:
         dtype: a TensorFlow dtype name.
         scale: what a model multiplies the raw values by to bring them near [0, 1], or None where they
             are near it already. Part of the model, so that the saved one takes raw input.
+        vocabulary: of text as numbers (dtype int32, 0 is padding): they are below this.
     """
 
     shape: tuple[int, ...]
     dtype: str = "float32"
     scale: float | None = None
+    vocabulary: int | None = None
 
 
 @dataclass(frozen=True)
@@ -285,10 +288,12 @@ class Outputs:
         kind: `classification` (integer targets of shape ()), `binary` (0 or 1, shape (1,)),
             `multi_label` (0 or 1 in each place, the shape of the output) or `regression` (real values).
         shape: of one example's output, without the batch dimension: logits, or values.
+        names: of the classes, labels or values, in the order of the last dimension, where they have some.
     """
 
     kind: Kind
     shape: tuple[int, ...]
+    names: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -312,13 +317,19 @@ class Stream:
     """A split that is read as it goes.
 
     Attributes:
-        dataset: yields single (input, target) examples, in the same order each time it is iterated.
+        dataset: yields single (input, target) examples, in the same order each time it is iterated; or, with
+            `decode`, records that are cheap to read and to keep: a path and a label, a line, a serialized example.
         length: how many; an epoch is counted from it. A stream that ends earlier ends the run as FAILED; what
             goes beyond is not used.
+        decode: traced: a record (the components that `dataset` yields, as arguments) -> (input, target). It is
+            called behind the shuffling and the division among workers, in parallel, for what a worker trains on.
+        name: a record (as numpy values) -> what a user knows the example by (a file, a file and a row), for messages.
     """
 
     dataset: tf.data.Dataset
     length: int
+    decode: Callable[..., tuple[Any, Any]] | None = None
+    name: Callable[..., str] | None = None
 
     def __len__(self) -> int:
         return self.length
@@ -342,6 +353,30 @@ class Source(Protocol):
 
     def load(self, split: str) -> Examples:
         """The examples of one split, the same ones in the same order at every call."""
+
+    # A source may have an attribute `preprocessing`, too: a `Preprocessing`, or None.
+
+
+class Preprocessing(Protocol):
+    """The way from raw inputs (`Source.inputs`) to what a model computes with, where a rescaling is not enough.
+
+    It is learned once, from the training split, by the chief. In training it is done by the input pipeline; in the
+    saved model it is the first part, so that this takes raw inputs: a string, a row.
+    """
+
+    def learn(self, batches: Iterable[np.ndarray[Any, Any]]) -> Any:
+        """What there is to learn (a vocabulary, means and deviations), as plain values that JSON can hold.
+
+        Args:
+            batches: the raw inputs of the training split, in its order, each [b, *Source.inputs.shape].
+        """
+
+    def features(self, learned: Any) -> Inputs:
+        """What comes out, and is what the model factory is called with."""
+
+    def layer(self, learned: Any) -> keras.Layer:
+        """raw [b, *Source.inputs.shape] -> [b, *features.shape]; made of Keras's own layers, so that the saved model
+        loads without scaleflow. It has no trainable weights."""
 
 
 @dataclass(frozen=True)
