@@ -16,6 +16,7 @@ from scaleflow.combinations import check
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import (
     Batching,
+    Checkpoint,
     Cluster,
     Dataset,
     Debug,
@@ -68,6 +69,7 @@ def read_plan(config: Mapping[str, Any], choices: Mapping[str, str], search: Seq
         model=read_with_target(Model, sections.pop("model", {}), "model"),
         optimizer=read_with_target(Optimizer, sections.pop("optimizer", {}), "optimizer"),
         training=read(Training, sections.pop("training", {}), "training"),
+        checkpoint=read(Checkpoint, sections.pop("checkpoint", {}), "checkpoint"),
         tracking=read(Tracking, sections.pop("tracking", {}), "tracking"),
         cluster=read(Cluster, sections.pop("cluster", {}), "cluster"),
         debug=read(Debug, sections.pop("debug", None) or {}, "debug"),
@@ -75,6 +77,7 @@ def read_plan(config: Mapping[str, Any], choices: Mapping[str, str], search: Seq
         choices=choices,
         config=config,
         search=search,
+        resume=typed(sections.pop("resume", None), str | None, "resume", {}),
     )
     for key in sections:
         raise unknown_key(key, [f.name for f in dataclasses.fields(Plan)])
