@@ -136,5 +136,9 @@ def how_it_ended(returncode: int) -> str:
 def last_lines(log: Path, count: int = 3) -> str:
     """The end of a log, without what TensorFlow's runtime says of itself."""
     with log.open(errors="replace") as lines:
-        own = (line.strip() for line in lines if line.strip() and not re.match(r"[IWE]\d{4} |WARNING: All log|To enable the following", line))
+        own = (
+            line.strip()
+            for line in lines
+            if line.strip() and not re.match(r"[IWE]\d{4} |WARNING: All log|To enable the following", line)
+        )
         return " | ".join(deque(own, count))

@@ -2,10 +2,10 @@
 
     checkpoints/step-00000450/
         tensors.index, tensors.data-...   readable by `tf.train.load_checkpoint(".../tensors")`
-        checkpoint.json                   written last: what is here, each file's size and CRC-32, the host's state
+        checkpoint.json                   what is here, each file's size and CRC-32, the host's state
 
-A folder appears under its name when all in it was written and read again. One without `checkpoint.json`, or whose files
-are not what that says, does not count.
+`checkpoint.json` is written last, when all else was written and read again. A folder without it, or whose files are not
+what it says, does not count: so nothing has to be renamed, which an object store can't do at once.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from scaleflow.interfaces import Snapshot
 FORMAT = 1
 TENSORS = "tensors"
 MANIFEST = "checkpoint.json"
+ASIDE = "damaged.json"
 CHUNK_BYTES = 1 << 22
 
 
@@ -47,6 +48,10 @@ class Shelf:
 
     def steps(self) -> list[int]:
         """The steps of which there is a checkpoint, the newest last."""
+        return [step for step in self._begun() if tf.io.gfile.exists(f"{self.place(step)}/{MANIFEST}")]
+
+    def _begun(self) -> list[int]:
+        """The steps of which there is a folder."""
         try:
             names = tf.io.gfile.listdir(self.folder)
         except tf.errors.NotFoundError:
@@ -58,21 +63,18 @@ class Shelf:
         """Writes a checkpoint and reads it again; gives its folder.
 
         Raises:
-            CheckpointError: if it could not be written; what was there before is as it was.
+            CheckpointError: if it could not be written; those of other steps are as they were.
         """
-        partial = f"{self.folder}/partial-{snapshot.step:08d}"
         place = self.place(snapshot.step)
         try:
-            remove(partial)
-            tf.io.gfile.makedirs(partial)
-            write_tensors(f"{partial}/{TENSORS}", snapshot.tensors)
-            check_tensors(f"{partial}/{TENSORS}", snapshot.tensors)
-            files = {name: described(f"{partial}/{name}") for name in tf.io.gfile.listdir(partial)}
+            self._clear(snapshot.step)
+            tf.io.gfile.makedirs(place)
+            write_tensors(f"{place}/{TENSORS}", snapshot.tensors)
+            check_tensors(f"{place}/{TENSORS}", snapshot.tensors)
+            files = {name: described(f"{place}/{name}") for name in tf.io.gfile.listdir(place)}
             manifest = {"format": FORMAT, "step": snapshot.step, "files": files, "host": snapshot.host}
-            with tf.io.gfile.GFile(f"{partial}/{MANIFEST}", "w") as file:
+            with tf.io.gfile.GFile(f"{place}/{MANIFEST}", "w") as file:
                 file.write(json.dumps(manifest))
-            remove(place)
-            tf.io.gfile.rename(partial, place)
         except (tf.errors.OpError, OSError, Damaged) as error:
             said = getattr(error, "message", None) or getattr(error, "strerror", None) or str(error)
             raise CheckpointError(
@@ -80,6 +82,14 @@ class Shelf:
                 f"{said.splitlines()[0] if said else type(error).__name__}"
             ) from error
         return place
+
+    def _clear(self, step: int) -> None:
+        """Takes away what is there of a step, and what a process that died in writing has left."""
+        whole = self.steps()
+        for begun in self._begun():
+            is_left_over = begun not in whole and not tf.io.gfile.exists(f"{self.place(begun)}/{ASIDE}")
+            if begun == step or is_left_over:
+                self.drop(begun)
 
     def read(self, step: int) -> Snapshot:
         """A checkpoint, once its files were found to be what was written.
@@ -101,18 +111,17 @@ class Shelf:
             raise Damaged(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}") from error
 
     def drop(self, step: int) -> None:
-        remove(self.place(step))
+        """Takes one away; what says that it is whole goes first."""
+        place = self.place(step)
+        if tf.io.gfile.exists(f"{place}/{MANIFEST}"):
+            tf.io.gfile.remove(f"{place}/{MANIFEST}")
+        if tf.io.gfile.exists(place):
+            tf.io.gfile.rmtree(place)
 
     def put_aside(self, step: int) -> None:
-        """Keeps a damaged one under a name that does not count."""
-        aside = f"{self.folder}/damaged-{step:08d}"
-        remove(aside)
-        tf.io.gfile.rename(self.place(step), aside)
-
-
-def remove(folder: str) -> None:
-    if tf.io.gfile.exists(folder):
-        tf.io.gfile.rmtree(folder)
+        """Keeps what is left of a damaged one, where it does not count."""
+        place = self.place(step)
+        tf.io.gfile.rename(f"{place}/{MANIFEST}", f"{place}/{ASIDE}", overwrite=True)
 
 
 def write_tensors(prefix: str, tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:
@@ -123,13 +132,13 @@ def write_tensors(prefix: str, tensors: Mapping[str, np.ndarray[Any, Any]]) -> N
 
 
 def read_tensors(prefix: str) -> dict[str, np.ndarray[Any, Any]]:
-    reader = tf.train.load_checkpoint(prefix)
+    reader = tf.compat.v1.train.NewCheckpointReader(prefix)
     return {name: np.asarray(reader.get_tensor(name)) for name in reader.get_variable_to_dtype_map()}
 
 
 def check_tensors(prefix: str, tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:
     """Reads what was written again, one tensor at a time."""
-    reader = tf.train.load_checkpoint(prefix)
+    reader = tf.compat.v1.train.NewCheckpointReader(prefix)
     for name, value in tensors.items():
         if np.asarray(reader.get_tensor(name)).tobytes() != value.tobytes():
             raise Damaged(f"{name} is read otherwise than it was written")

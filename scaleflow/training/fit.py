@@ -111,6 +111,7 @@ class Fit:
         report = Report(self, feed, host, begun)
         steps = host.steps_per_epoch - begun
         if not steps:  # all that was left of the epoch is its validation
+            self._restored = {}
             host.begin_epoch(host.epoch)
             return host.end_epoch()
         batches = feed.batches(epochs, host.steps_per_epoch).skip(host.step)
