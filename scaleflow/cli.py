@@ -90,7 +90,7 @@ def run(config: DictConfig, started: float) -> int:
     """Checks a composed config and launches it."""
     folder = Path(HydraConfig.get().runtime.output_dir)
     mask_sweep()
-    overrides = list(HydraConfig.get().overrides.task)
+    overrides = typed()
     try:
         if config.get("resume") is not None:
             return go_on(config, overrides, folder, started)
@@ -102,15 +102,22 @@ def run(config: DictConfig, started: float) -> int:
     return launch(plan, OmegaConf.to_container(config, resolve=False), overrides, folder, started)
 
 
+def typed() -> list[str]:
+    """The overrides as they were typed, interpolations and all."""
+    words = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+    assert isinstance(words, list)
+    return [str(word) for word in words]
+
+
 def go_on(config: DictConfig, overrides: Sequence[str], made: Path, started: float) -> int:
     """Goes on with an earlier run, in its folder; the one that Hydra made for this command is not needed."""
     composed, choices, search = resolved(config)
     run = resumed(str(composed["resume"]), composed, choices, overrides)
+    plan = make_plan(run.config, run.choices, search)
     remove_empty(made)
     if run.is_through:
         print(f"{run.folder}: the run is finished; training.epochs=N with more epochs would go on with it")
         return 0
-    plan = make_plan(run.config, run.choices, search)
     return launch(plan, run.config, run.changes, writable(run.folder), started, life=run.number)
 
 

@@ -99,7 +99,7 @@ def write_configs(folder: Path, config: Any, overrides: Sequence[str]) -> list[P
 
 
 def write_resumption(job: Job, overrides: Sequence[str], life: int) -> list[Path]:
-    """What was asked of a run that goes on, once nobody else writes to its folder; gives the file that is logged.
+    """What was asked of a run that goes on, once nobody else writes to its folder; gives the files that are logged.
 
     Raises:
         Refusal: if somebody does.
@@ -110,7 +110,7 @@ def write_resumption(job: Job, overrides: Sequence[str], life: int) -> list[Path
         writing.release()  # the worker takes it
     path = job.folder / f"resume-{life}.yaml"
     path.write_text(OmegaConf.to_yaml([masked_override(o) for o in overrides]))
-    return [path]
+    return sorted(job.folder.glob("resume-*.yaml"))  # those of a launcher that died too early, too
 
 
 def write_environment(folder: Path) -> None:
@@ -160,6 +160,7 @@ class Outcome:
         step: the last one that a metric was reported of.
         checkpoint: the step of the newest one.
         heard: when the chief reported last, in seconds since the epoch.
+        is_under_way: whether this life's processes have built everything.
         waiting: the event that says that a worker waits for others, or for a TPU, as long as it does.
         test: the test metrics.
     """
@@ -174,6 +175,7 @@ class Outcome:
         self.step = 0
         self.checkpoint: int | None = None
         self.heard = 0.0
+        self.is_under_way = False
         self.waiting: Event | None = None
 
     @property
@@ -184,7 +186,7 @@ class Outcome:
     def take(self, event: Event) -> None:
         self.heard = event["time"] / 1000
         if event["event"] == "ready":
-            self.is_ready = True
+            self.is_ready = self.is_under_way = True
             self.checkpoint = event.get("resumed") or self.checkpoint
         elif event["event"] == "checkpoint":
             self.checkpoint = event["step"]
@@ -263,7 +265,7 @@ class WorkerRun:
         self._died_at.append(step)
         self._tell_of_restart(f"{why}; all start again from the last checkpoint")
         outcome.fault, outcome.has_lost_peer, outcome.waiting = "", False, None
-        outcome.heard = time.time()
+        outcome.is_under_way = False
         return True
 
     def _tell_of_restart(self, why: str) -> None:
@@ -325,7 +327,7 @@ class WorkerRun:
     def _end_stalled(self, processes: Sequence[WorkerProcess]) -> None:
         """Ends processes that have made no progress for too long: what one of them waits for will not come."""
         limit = self._job.plan.cluster.stall_seconds
-        if limit is None or not self._outcome.is_ready or self._outcome.last or self._stop.is_set():
+        if limit is None or not self._outcome.is_under_way or self._outcome.last or self._stop.is_set():
             return
         if time.time() - self._outcome.heard > limit:
             self._reason = f"no progress for cluster.stall_seconds={limit:g}, at step {self._outcome.step}", False

@@ -317,7 +317,9 @@ def begin(job: Job, built: Built, agree: Agreement, emit: Emit) -> Session:
         best=options.sought,
         ends_as_best=options.export == "best",
     )
-    if job.goes_on:
+    if not job.goes_on:
+        keeper.check_empty()
+    else:
         snapshot = keeper.newest()
         if not agree.is_same(str(snapshot and snapshot.step)):
             agree.part()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from scaleflow.checkpoint.shelf import Damaged, Shelf
-from scaleflow.errors import CheckpointError
+from scaleflow.errors import CheckpointError, Refusal
 from scaleflow.interfaces import Checkpoint, Emit, Snapshot
 
 
@@ -58,6 +58,15 @@ class Keeper:
 
     def best(self) -> Snapshot | None:
         return None if self._best is None else self._shelf.read(self._best)
+
+    def check_empty(self) -> None:
+        """Refuses a folder in which another run's checkpoints are: this one's would be taken for those."""
+        steps = self._shelf.steps() if self._options.folder is not None and self._writes else []
+        if steps:
+            raise Refusal(
+                f"checkpoint.folder={self._options.folder}: holds checkpoints of another run, up to step {steps[-1]}; "
+                "go on with that one by resume=RUN, or name a folder of this run's own"
+            )
 
     def newest(self) -> Snapshot | None:
         """The newest one that is undamaged, or None; a note tells of those that are damaged.
