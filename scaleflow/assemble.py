@@ -68,8 +68,9 @@ def build(plan: Plan, emit: Emit) -> Built:
     run = training.length(plan.training, train)
     metrics = training.objective_for(source.outputs).metrics
     watched = {"training.early_stopping": plan.training.early_stopping, "checkpoint.best": plan.checkpoint.sought}
+    validates = validation is not None and plan.evaluator != "elsewhere"
     for key, monitored in watched.items():
-        training.check_monitor(key, monitored, metrics, validation is not None)
+        training.check_monitor(key, monitored, metrics, validates)
     make_model = functools.partial(model.make, bind(plan.model.target, given=2), source.inputs, source.outputs)
     engine, about_stages = make_engine(plan, ground, make_model, source.outputs, run)
     if plan.hardware.xla:

@@ -255,13 +255,16 @@ class Place:
 
     Attributes:
         worker: its number; 0 is the chief, whose events are the run's.
-        peers: HOST:PORT of every process, this one too: the chief, the workers, the parameter servers.
+        peers: HOST:PORT of every process that trains or serves, this one too: the chief, the workers, the parameter
+            servers.
         servers: how many of them are parameter servers.
+        evaluator: whether there is one beside them; `here` where it is this process, whose number then means nothing.
     """
 
     worker: int
     peers: tuple[str, ...]
     servers: int = 0
+    evaluator: Literal["here", "elsewhere"] | None = None
 
 
 @dataclass(frozen=True)
@@ -280,6 +283,8 @@ class Plan:
         config: the composed config with interpolations resolved, as plain containers.
         search: folders in which the modules named by `_target_` are looked for, first match first.
         resume: the folder of the run that goes on.
+        evaluator: whether TF_CONFIG names one, which is this process or another.
+        chief: HOST:PORT at which an evaluator's chief answers, where that is one of several processes.
     """
 
     strategy: Strategy
@@ -298,6 +303,8 @@ class Plan:
     config: Mapping[str, Any]
     search: Sequence[str] = ()
     resume: str | None = None
+    evaluator: Literal["here", "elsewhere"] | None = None
+    chief: str | None = None
 
 
 # ---------------------------------------------------------------------------------------------

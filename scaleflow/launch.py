@@ -51,7 +51,7 @@ SAME_STEP = 2
 UNANSWERED = "it does not answer"
 
 #: What the processes of a run leave in its folder beside what they are told to keep.
-OF_PROCESSES = ("coordinator.log", "worker-*.log", "server-*.log", "events*.jsonl")
+OF_PROCESSES = ("coordinator.log", "evaluator.log", "worker-*.log", "server-*.log", "events*.jsonl")
 
 KEPT = ("config.yaml", "overrides.yaml", "environment.txt")
 
@@ -78,7 +78,9 @@ def launch(plan: Plan, config: Any, overrides: Sequence[str], folder: Path, bega
     except Refusal as busy:
         print(f"scaleflow: {busy}", file=sys.stderr)
         return REFUSED
-    tracker = tracker_for(plan.tracking) if job.worker == 0 else NoTracker()
+    tracker = tracker_for(plan.tracking) if job.records else NoTracker()
+    if plan.evaluator == "here":
+        display.line(f"{job.name} of the checkpoints in {plan.checkpoint.folder}; the chief records the run")
     if place and place.worker:
         display.line(f"{job.name} of {len(place.peers)} processes; the chief, {place.peers[0]}, records the run")
     recorder = Recorder(tracker, job.events, kept, began if life else None)
@@ -104,7 +106,7 @@ def write_resumption(job: Job, overrides: Sequence[str], life: int) -> list[Path
     Raises:
         Refusal: if somebody does.
     """
-    if job.worker == 0:
+    if job.records:
         writing = lock(job.folder)
         wait_for(writing)
         writing.release()  # the worker takes it
@@ -398,7 +400,7 @@ class InlineRun(WorkerRun):
 
 def parts(job: Job) -> tuple[list[Job], list[Mapping[str, str]]]:
     """The jobs of the workers on this machine, the chief's first, and what their environments add."""
-    if place_of(job.plan) is not None:
+    if place_of(job.plan) is not None or job.plan.evaluator is not None:
         return [job], [{TF_CONFIG: os.environ[TF_CONFIG]}]
     each = roles(job.plan)
     return [replace(job, worker=number) for number in range(sum(each.values()))], environments(each)

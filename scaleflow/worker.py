@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from filelock import FileLock, Timeout
 
 from scaleflow.assemble import Built, build
-from scaleflow.cluster import TF_CONFIG, answers, in_step, names, parse, workers
+from scaleflow.cluster import TF_CONFIG, answers, in_step, names, parse, without_evaluator, workers
 from scaleflow.errors import Refusal
+from scaleflow.evaluator import WithEvaluations, evaluate
 from scaleflow.events import Reader, Writer
 from scaleflow.interfaces import Emit, Plan
 from scaleflow.masking import masked
@@ -78,7 +79,14 @@ class Job:
     @property
     def name(self) -> str:
         """What users know this process by."""
+        if self.plan.evaluator == "here":
+            return "evaluator"
         return names(self.plan)[self.worker]
+
+    @property
+    def records(self) -> bool:
+        """Whether what it reports is the run."""
+        return self.worker == 0 and self.plan.evaluator != "here"
 
     @property
     def serves(self) -> bool:
@@ -103,7 +111,7 @@ class Job:
     @property
     def events(self) -> Path:
         """Where this process reports."""
-        return self.folder / (EVENTS if self.worker == 0 else f"events-{self.worker}.jsonl")
+        return self.folder / (EVENTS if self.records else f"events-{self.name.replace(' ', '-')}.jsonl")
 
     @property
     def log(self) -> Path:
@@ -131,6 +139,8 @@ def main() -> None:
     job = Job.from_json(sys.stdin.buffer.readline().decode())
     if len(names(job.plan)) == 1:
         os.environ.pop(TF_CONFIG, None)  # with it a strategy of one process would wait for others
+    elif job.plan.evaluator is not None:
+        os.environ[TF_CONFIG] = without_evaluator(os.environ[TF_CONFIG])
     threading.Thread(target=end_with_launcher, args=(os.dup(0), stop), daemon=True).start()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     if job.serves:
@@ -183,11 +193,18 @@ def work(job: Job, emit: Emit, told_to_stop: Callable[[], bool]) -> bool:
     """
     writing = lock(job.folder)
     try:
-        if job.worker == 0:
+        if job.records:
             wait_for(writing)
         if job.goes_on:
             emit = OnlyNew(job.events, emit)
+        if job.records and job.plan.evaluator is not None:
+            emit = WithEvaluations(Path(job.checkpoints), emit, goes_on=job.goes_on)
         built = build(job.plan, emit)
+        if job.plan.evaluator == "here":
+            announce(job, built, 0, emit)
+            status = evaluate(built, Path(job.checkpoints), emit, told_to_stop, is_left_alone(job.plan))
+            emit("end", status=status, **({} if status == "FINISHED" else {"error": "stopped"}))
+            return True
         agree = training_agreement(job, built, told_to_stop)
         session = begin(job, built, agree, emit)
     except Refusal as refusal:
@@ -204,6 +221,19 @@ def work(job: Job, emit: Emit, told_to_stop: Callable[[], bool]) -> bool:
         report_failure(job, error, emit)
         return False
     return True
+
+
+def is_left_alone(plan: Plan) -> Callable[[], bool]:
+    """Whether an evaluator's chief has not answered for `cluster.start_seconds`."""
+    heard = time.monotonic()
+
+    def asked() -> bool:
+        nonlocal heard
+        if plan.chief is None or answers(plan.chief):
+            heard = time.monotonic()
+        return time.monotonic() - heard > plan.cluster.start_seconds
+
+    return asked
 
 
 def lock(folder: Path) -> FileLock:
@@ -308,7 +338,7 @@ def begin(job: Job, built: Built, agree: Agreement, emit: Emit) -> Session:
         built.loop,
         job.plan.training,
         built.train,
-        built.validation,
+        None if job.plan.evaluator else built.validation,
         built.test,
         emit=emit,
         started=job.started,
@@ -368,6 +398,8 @@ def flatten(config: Any, prefix: str = "") -> dict[str, str]:
 
 def train_and_export(job: Job, built: Built, session: Session, agree: Agreement, emit: Emit) -> None:
     result = session.run()
+    if isinstance(emit, WithEvaluations):
+        end_evaluations(emit, session.step, job.plan.cluster.start_seconds)
     if result.stopped:
         limit = job.plan.checkpoint.max_seconds
         over = limit is not None and time.time() - job.started > limit
@@ -379,6 +411,13 @@ def train_and_export(job: Job, built: Built, session: Session, agree: Agreement,
     emit("model", path=str(job.folder / MODEL), step=result.steps)
     emit("end", status="FINISHED")
     agree.part()  # nobody leaves before the chief is through: a worker that is gone would look like one that died
+
+
+def end_evaluations(emit: WithEvaluations, step: int, seconds: float) -> None:
+    """Waits for what the evaluator says of the last checkpoint, and tells it that no more will come."""
+    if not emit.wait_for(step, seconds):
+        emit("note", text=f"the evaluator has not evaluated the checkpoint at step {step} within {seconds:g} s")
+    emit.end()
 
 
 def export(job: Job, built: Built) -> None:

@@ -143,6 +143,7 @@ class Session:
         """All that is needed to go on from here. All workers have to call it."""
         host = {
             **self._terms(),
+            "updates": self._updates,
             "epoch": self.epoch,
             "values": self._values,
             "patience": self._patience.state(),
