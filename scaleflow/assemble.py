@@ -47,6 +47,7 @@ class Built:
     validation: Feed | None
     test: Feed | None
     export: Callable[[Path], None]
+    callbacks: Sequence[Any]
     resolved: dict[str, Any]
     counts: dict[str, int]
 
@@ -99,7 +100,9 @@ def build(plan: Plan, emit: Emit) -> Built:
         on_host = ground.is_divided
         model.export(engine.whole(), source.inputs, source.outputs, sample, ground.policy, folder, on_host=on_host)
 
-    return Built(ground.strategy, engine, train, validation, test, export, resolved, dict(splits.counts()))
+    callbacks = [training.check_callback(bind(each)(), each.path) for each in plan.training.callbacks or ()]
+    whole = dict(splits.counts())
+    return Built(ground.strategy, engine, train, validation, test, export, callbacks, resolved, whole)
 
 
 # ---------------------------------------------------------------------------------------------

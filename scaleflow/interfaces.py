@@ -180,6 +180,7 @@ class Training:
     Attributes:
         engine: `loop` is scaleflow's own, on every strategy; `fit` is Keras's, on one device or mirrored.
         step: a training step of the user's.
+        callbacks: Keras's, in both engines.
     """
 
     epochs: int = field(default=20, metadata={"at_least": 1})
@@ -193,6 +194,7 @@ class Training:
     engine: Literal["loop", "fit"] = "loop"
     step: Target | None = None
     early_stopping: EarlyStopping | None = None
+    callbacks: list[Target] | None = None
 
 
 @dataclass(frozen=True)

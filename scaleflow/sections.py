@@ -33,7 +33,6 @@ NOT_YET_KEYS: Sequence[str] = (
     "cluster.min_workers",
     "cluster.submit",
     "model.init_from",
-    "training.callbacks",
     "training.on_nan",
     "tracking.offline",
     "tracking.register_as",
@@ -158,7 +157,8 @@ def describe(hint: Any, limits: Mapping[str, Any]) -> str:
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(get_args(hint)) if len(get_args(hint)) > 1 else str(get_args(hint)[0])
     if get_origin(hint) is list:
-        return f"a list such as [{'0, 1' if get_args(hint)[0] is int else 'a, b'}]"
+        examples = {int: "0, 1", Target: "{_target_: keras.callbacks.TerminateOnNaN}"}
+        return f"a list such as [{examples.get(get_args(hint)[0], 'a, b')}]"
     if hint is Target:
         return "{_target_: the dotted name of a class or function, and its arguments}"
     if dataclasses.is_dataclass(hint):

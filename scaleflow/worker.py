@@ -346,6 +346,8 @@ def begin(job: Job, built: Built, agree: Agreement, emit: Emit) -> Session:
         checkpoints=None if options.name == "none" else keeper,
         best=options.sought,
         ends_as_best=options.export == "best",
+        callbacks=built.callbacks,
+        any_worker=agree.any,
     )
     if not job.goes_on:
         keeper.check_empty()

@@ -34,6 +34,10 @@ class Agreement:
         mean, told = self._sum(tf.constant([seconds, float(stop)])).numpy() / self._strategy.num_replicas_in_sync
         return float(mean), told > 0
 
+    def any(self, said: bool) -> bool:
+        """Whether any worker says so; all have to call it."""
+        return said if self._workers == 1 else float(self._sum(tf.constant(float(said)))) > 0
+
     def is_same(self, text: str) -> bool:
         """Whether every worker gave the same text; all have to call it, and all get the same answer."""
         if self._workers == 1:

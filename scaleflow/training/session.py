@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import Best, Checkpoints, EarlyStopping, Emit, Feed, Snapshot, Training
+from scaleflow.training.callbacks import Callbacks, logs_of
 from scaleflow.training.engine import Engine
 from scaleflow.training.stretch import StepsPerLoop
 
@@ -79,6 +80,8 @@ class Session:
         checkpoints: keeps what the run needs to go on.
         best: by what the best of them is known; None where none is sought.
         ends_as_best: test the model of the best one, which is then the model that the run has made.
+        callbacks: Keras's, told of the same as `emit`.
+        any_worker: whether any of the workers says so; called by all of them.
     """
 
     def __init__(
@@ -95,6 +98,8 @@ class Session:
         checkpoints: Checkpoints | None = None,
         best: Best | None = None,
         ends_as_best: bool = False,
+        callbacks: Sequence[Any] = (),
+        any_worker: Callable[[bool], bool] = bool,
     ) -> None:
         self._engine = engine
         self._train = train
@@ -108,6 +113,7 @@ class Session:
         self._patience = Patience(options.early_stopping)
         self._best = Record(best)
         self._ends_as_best = ends_as_best
+        self._any_worker = any_worker
         self._checkpoints = checkpoints
         self._clock = Clock(train)
         self._values: dict[str, float] = {}
@@ -119,16 +125,23 @@ class Session:
         self.step = 0
         self.epochs = self._length.epochs
         self.steps_per_epoch = self._length.steps_per_epoch
+        self._callbacks = Callbacks(callbacks, engine, self.epochs, self.steps_per_epoch) if callbacks else None
 
     def run(self) -> Result:
         """Trains, validates after each epoch, and tests at the end: the best checkpoint, if that is asked for."""
+        self._tell("train_begin")
         self._engine.run(self._train, self)
+        self._tell("train_end", logs_of(self._values))
         self._save()
         if self._checkpoints is not None:
             self._checkpoints.wait()
             if self._ends_as_best and not self._stopped:
                 self._take_best(self._checkpoints)
         return Result(self._updates, self._stopped, {} if self._stopped else self._score("test", self._test))
+
+    def _tell(self, hook: str, *arguments: Any) -> None:
+        if self._callbacks is not None:
+            self._callbacks.tell(hook, *arguments)
 
     def _take_best(self, checkpoints: Checkpoints) -> None:
         self._agree(0.0)  # nobody reads before the one that writes is through
@@ -148,6 +161,7 @@ class Session:
             "values": self._values,
             "patience": self._patience.state(),
             "best": self._best.state(),
+            "callbacks": self._callbacks.state() if self._callbacks else [],
         }
         return Snapshot(self.step, self._engine.state(), host)
 
@@ -166,6 +180,8 @@ class Session:
         self._engine.restore(snapshot.tensors)
         self._patience.restore(snapshot.host["patience"])
         self._best.restore(snapshot.host["best"])
+        if self._callbacks is not None:
+            self._callbacks.restore(snapshot.host["callbacks"])
         self._values = dict(snapshot.host["values"])
         self.epoch, self.step = snapshot.host["epoch"], snapshot.step
         self._saved = self.epoch, self.step
@@ -201,6 +217,7 @@ class Session:
         self.epoch = epoch
         self._clock = Clock(self._train)
         self._values = self._values if self.first else {}
+        self._tell("epoch_begin", epoch)
 
     def next_steps(self) -> int:
         left = min(self.steps_per_epoch - self.first, self._length.total - self.step)
@@ -208,6 +225,7 @@ class Session:
             return 0
         until_saved = self._checkpoints.steps_left(self.step) if self._checkpoints is not None else None
         wanted = self._pace.next() if self._is_warm else 1
+        self._tell("train_batch_begin", self.first)
         return min(wanted, left, left if until_saved is None else until_saved)
 
     @property
@@ -231,6 +249,7 @@ class Session:
         is_last = self.first == self.steps_per_epoch or self.step == self._length.total
         self._values = values | (self._clock.speed() if is_last else {})
         self._emit("metrics", step=self._updates, values=self._values, rate=self._clock.examples_per_second)
+        self._tell("train_batch_end", self.first - 1, logs_of(values))
         self._unsaved_seconds += agreed
         is_due = self._checkpoints is not None and self._checkpoints.is_due(self.step, self._unsaved_seconds)
         if is_due and not self._stopped:
@@ -243,6 +262,7 @@ class Session:
         done = self.epoch + 1
         values = {**self._values, **self._score("val", self._validation)}
         self._emit("epoch", epoch=done, epochs=self.epochs, step=self._updates, values=values)
+        self._tell("epoch_end", self.epoch, logs_of(values))
         is_over = self._patience.is_over(values)
         is_best = self._best.is_broken(values, self.step)
         if self.first == self.steps_per_epoch:  # else the run has ended within the epoch
@@ -251,6 +271,9 @@ class Session:
             self._save(is_best)
         if is_over:
             self._emit("note", text=f"stopped early after epoch {done}: {self._patience.reason}")
+            return False
+        if self._callbacks is not None and self._any_worker(self._callbacks.wants_end):
+            self._emit("note", text=f"a callback ended the run after epoch {done}")
             return False
         return done < self.epochs
 

@@ -1,0 +1,83 @@
+"""Keras's callbacks in both engines, told of what the host's half knows: the ends of calls, and epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+
+from scaleflow.errors import Refusal
+from scaleflow.training.engine import Engine
+
+
+class Watched:
+    """What a callback has as its `model`: the engine's, with its optimizer, and `stop_training`.
+
+    Its weights are those of now; on parameter servers a copy of them.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.stop_training = False
+
+    @property
+    def optimizer(self) -> Any:
+        return getattr(self._engine, "optimizer", None)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine.whole(), name)
+
+
+class Callbacks:
+    """Several callbacks as one.
+
+    A batch hook is called at the end of each call of the compiled loop, with the number of the last batch in the epoch,
+    and before the next one. The logs are as Keras's: `loss`, `accuracy`, `val_loss`.
+
+    Args:
+        callbacks: made already.
+        engine: what trains.
+        epochs, steps: of the run, and of an epoch.
+    """
+
+    def __init__(self, callbacks: Sequence[Any], engine: Engine, epochs: int, steps: int) -> None:
+        self._all = list(callbacks)
+        self._watched = Watched(engine)
+        for callback in self._all:
+            callback.set_params({"verbose": 0, "epochs": epochs, "steps": steps})
+            callback.set_model(self._watched)
+
+    @property
+    def wants_end(self) -> bool:
+        """Whether one of them has set `model.stop_training`."""
+        return bool(self._watched.stop_training)
+
+    def tell(self, hook: str, *arguments: Any) -> None:
+        """Calls one hook of all of them: `train_begin`, `epoch_end` and so on."""
+        for callback in self._all:
+            getattr(callback, f"on_{hook}")(*arguments)
+
+    def state(self) -> list[Any]:
+        """What each that has a method `get_state` wants to be kept in a checkpoint: what JSON can hold."""
+        return [callback.get_state() if hasattr(callback, "get_state") else None for callback in self._all]
+
+    def restore(self, states: Sequence[Any]) -> None:
+        """Gives that back to each by its method `set_state`."""
+        for callback, state in zip(self._all, states, strict=False):
+            if state is not None:
+                callback.set_state(state)
+
+
+def check_callback(callback: Any, path: str) -> Any:
+    """The same, if it is one of Keras's kind."""
+    if not isinstance(callback, keras.callbacks.Callback):
+        raise Refusal(
+            f"training.callbacks: {path} made a {type(callback).__name__}, expected a keras.callbacks.Callback"
+        )
+    return callback
+
+
+def logs_of(values: Mapping[str, float]) -> dict[str, float]:
+    """Our names of metrics as Keras's: `train/loss` is `loss`, `val/loss` is `val_loss`."""
+    return {name.removeprefix("train/").replace("/", "_"): value for name, value in values.items()}

@@ -1,0 +1,117 @@
+"""Keras's callbacks, in both engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import pytest
+
+from tests.training.test_session import BASE, SIZE
+
+#: What was called, as (hook, first argument, names of the logs).
+CALLED: list[tuple[str, Any, tuple[str, ...]]] = []
+
+
+class Watch(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
+    """Notes what it is told, sets the rate by the epoch, and ends the run after an epoch."""
+
+    def __init__(self, last: int) -> None:
+        super().__init__()
+        self.last = last
+        self.epochs = 0
+
+    def note(self, hook: str, place: Any, logs: Any) -> None:
+        CALLED.append((hook, place, tuple(sorted(logs or ()))))
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.note("train begins", self.params["epochs"], logs)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.model.optimizer.learning_rate = 0.1 / (epoch + 1)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.note("batch", batch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.note("epoch", epoch, logs)
+        self.epochs += 1
+        self.model.stop_training = epoch == self.last
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.note("train ends", round(float(self.model.optimizer.learning_rate.numpy()), 6), ())
+
+    def get_state(self) -> Any:
+        return self.epochs
+
+    def set_state(self, state: Any) -> None:
+        self.epochs = state
+
+
+WATCH = "training.callbacks=[{_target_: tests.training.test_callbacks.Watch, last: 1}]"
+
+
+def watched(plan: Any) -> tuple[list[Any], list[str], Any]:
+    from scaleflow import training
+    from scaleflow.worker import build
+    from tests.training.driving import ignore
+
+    notes: list[str] = []
+    built = build(plan, ignore)
+
+    def session() -> Any:
+        return training.Session(
+            built.loop, plan.training, built.train, built.validation, None, started=0.0, agree=lambda s: (s, False),
+            emit=lambda event, **fields: notes.append(fields["text"]) if event == "note" else None,
+            callbacks=built.callbacks,
+        )  # fmt: skip
+
+    first = session()
+    first.run()
+    kept = first.snapshot()
+    built.callbacks[0].epochs = 99
+    session().restore(kept)
+    return CALLED, notes, built.callbacks[0].epochs
+
+
+@pytest.mark.parametrize("engine", ["loop", "fit"])
+def test_a_callback_is_told_of_calls_and_epochs_sets_the_rate_and_ends_the_run(
+    isolated: Callable[..., Any], plan: Callable[..., Any], engine: str
+) -> None:
+    loops = "training.steps_per_loop=5" if engine == "fit" else "training.steps_per_loop=4"
+    called, notes, epochs = isolated(watched, plan(*BASE, SIZE, f"training.engine={engine}", loops, WATCH))
+    names = ("accuracy", "loss")
+    both = (*names, "val_accuracy", "val_loss")
+    first = [4] if engine == "fit" else [0, 4]
+    assert [c for c in called if c[0] != "epoch"] == [
+        ("train begins", 20, ()),
+        *(("batch", place, names) for place in first),
+        *(("batch", place, names) for place in ([4] if engine == "fit" else [3, 4])),
+        ("train ends", 0.05, ()),
+    ]
+    assert [(place, set(both) <= set(logs)) for hook, place, logs in called if hook == "epoch"] == [
+        (0, True),
+        (1, True),
+    ]
+    assert notes == ["a callback ended the run after epoch 2"]
+    assert epochs == 2
+
+
+def test_what_is_no_callback_is_refused(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
+    made = plan(*BASE, SIZE, "training.callbacks=[{_target_: keras.losses.MeanSquaredError}]")
+    assert isolated(refusal_of, made) == (
+        "training.callbacks: keras.losses.MeanSquaredError made a MeanSquaredError, expected a keras.callbacks.Callback"
+    )
+
+
+def refusal_of(plan: Any) -> str:
+    from scaleflow.errors import Refusal
+    from scaleflow.worker import build
+    from tests.training.driving import ignore
+
+    try:
+        build(plan, ignore)
+    except Refusal as refusal:
+        return str(refusal)
+    raise AssertionError("it was built")
