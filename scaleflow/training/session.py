@@ -12,6 +12,7 @@ from scaleflow.errors import Refusal
 from scaleflow.interfaces import Best, Checkpoints, EarlyStopping, Emit, Feed, Snapshot, Training
 from scaleflow.training.callbacks import Callbacks, logs_of
 from scaleflow.training.engine import Engine
+from scaleflow.training.memory import peaks
 from scaleflow.training.stretch import StepsPerLoop
 
 
@@ -247,7 +248,7 @@ class Session:
         scale = self._engine.loss_scale
         values = prefixed("train", means) | ({} if scale is None else {"train/loss_scale": scale})
         is_last = self.first == self.steps_per_epoch or self.step == self._length.total
-        self._values = values | (self._clock.speed() if is_last else {})
+        self._values = values | ({**self._clock.speed(), **peaks()} if is_last else {})
         self._emit("metrics", step=self._updates, values=self._values, rate=self._clock.examples_per_second)
         self._tell("train_batch_end", self.first - 1, logs_of(values))
         self._unsaved_seconds += agreed

@@ -1,0 +1,26 @@
+"""The most memory that this process has held, on the host and on its devices."""
+
+from __future__ import annotations
+
+import resource
+import sys
+
+import tensorflow as tf
+
+#: `ru_maxrss` counts bytes on macOS and KiB elsewhere (getrusage(2)).
+RSS_UNIT = 1 if sys.platform == "darwin" else 1 << 10
+MIB = 1 << 20
+
+
+def peaks() -> dict[str, float]:
+    """In MiB: resident on the host since the process began, and of each kind of device the fullest one's.
+
+    TensorFlow keeps no such count for a CPU as a device.
+    """
+    found = {"perf/peak_host_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT / MIB}
+    used = [tf.config.experimental.get_memory_info(name)["peak"] for name in gpus()]
+    return found | ({"perf/peak_device_mb": max(used) / MIB} if used else {})
+
+
+def gpus() -> list[str]:
+    return [f"GPU:{number}" for number, _ in enumerate(tf.config.list_logical_devices("GPU"))]
