@@ -375,7 +375,9 @@ class Source(Protocol):
     def load(self, split: str) -> Examples:
         """The examples of one split, the same ones in the same order at every call."""
 
-    # A source may have an attribute `preprocessing`, too: a `Preprocessing`, or None.
+    # A source may have these attributes, too:
+    #   preprocessing: a `Preprocessing`, or None.
+    #   notes: what a user should know before anything is read (that it is downloaded first, say), each a line.
 
 
 class Preprocessing(Protocol):

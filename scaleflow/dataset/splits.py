@@ -90,6 +90,8 @@ def prepare(source: Source, options: Dataset, seed: int, workers: Workers | None
         Refusal: if the source does not keep the contract, a split that was named is missing, or an example that has to
             be read at the start can't be.
     """
+    for note in getattr(source, "notes", ()):
+        emit("note", text=note)
     check_contract(source)
     workers = workers or Alone()
     given = {name: clean(source, name, options, workers, emit) for name in wanted(source, options)}
@@ -183,7 +185,9 @@ def check_contract(source: Any) -> None:
     """Refuses an object that is no `Source`, naming what it lacks."""
     name = type(source).__name__
     for attribute, kind in (("inputs", Inputs), ("outputs", Outputs)):
-        if not isinstance(getattr(source, attribute, None), kind):
+        # What fails inside a property is not taken for its absence.
+        found = getattr(source, attribute) if hasattr(type(source), attribute) else getattr(source, attribute, None)
+        if not isinstance(found, kind):
             raise Refusal(f"dataset: {name}.{attribute} must be a scaleflow.interfaces.{kind.__name__}")
     if "train" not in (getattr(source, "splits", None) or ()):
         raise Refusal(f"dataset: {name}.splits must name the splits, 'train' among them")
