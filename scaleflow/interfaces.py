@@ -126,6 +126,21 @@ class Precision:
 
 
 @dataclass(frozen=True)
+class Augment:
+    """`dataset.augment`: what is done to what is trained on, and to nothing else.
+
+    Attributes:
+        flip: images left to right, half of them.
+        crop: pixels of zeros around an image, out of which one of its size is cut.
+        mixup: each example is mixed with another one, by a share from Beta(mixup, mixup) (Zhang et al. 2017).
+    """
+
+    flip: bool = False
+    crop: int = field(default=0, metadata={"at_least": 0})
+    mixup: float = field(default=0.0, metadata={"at_least": 0.0})
+
+
+@dataclass(frozen=True)
 class Dataset:
     """`dataset`: the source, and what the shared pipeline does with it.
 
@@ -150,6 +165,7 @@ class Dataset:
     threads: int | None = field(default=None, metadata={"at_least": 1})
     on_bad_example: Literal["raise", "skip"] = "raise"
     normalise: bool = False
+    augment: Augment | None = None
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ NOT_YET_KEYS: Sequence[str] = (
 )
 
 #: Keys that are null until they are given a whole mapping.
-EMPTY_MAPPINGS = ("training.early_stopping", "training.step", "tracking.tags")
+EMPTY_MAPPINGS = ("dataset.augment", "training.early_stopping", "training.step", "tracking.tags")
 
 T = TypeVar("T")
 

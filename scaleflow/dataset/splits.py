@@ -39,7 +39,7 @@ class Splits:
     """What a run trains, validates and tests on; the last two may be missing.
 
     Attributes:
-        inputs: what the model takes, behind the preprocessing.
+        inputs, outputs: what the model takes, behind the preprocessing, and what it returns.
         sample: a few raw inputs of the training split.
         transform: the preprocessing of what is read as it goes; that of arrays is done.
         front: makes the preprocessing anew, as the first part of a saved model.
@@ -49,6 +49,7 @@ class Splits:
     validation: Examples | None
     test: Examples | None
     inputs: Inputs
+    outputs: Outputs
     sample: np.ndarray[Any, Any]
     transform: Transform | None = None
     front: Callable[[], keras.Layer] | None = None
@@ -101,7 +102,7 @@ def prepare(source: Source, options: Dataset, seed: int, workers: Workers | None
     else:
         train, validation = hold_out(train, options.validation or 0.0, seed)
     sample = first_inputs(train, 8)
-    raw = Splits(train, validation, test, source.inputs, sample)
+    raw = Splits(train, validation, test, source.inputs, source.outputs, sample)
     return kept(preprocessed(preprocessing_of(source, options), raw, workers), options.cache, workers)
 
 
