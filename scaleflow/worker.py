@@ -218,7 +218,7 @@ def work(job: Job, emit: Emit, told_to_stop: Callable[[], bool]) -> bool:
     try:
         train_and_export(job, built, session, agree, emit)
     except Exception as error:
-        report_failure(job, error, emit)
+        report_failure(job, built.explain(error), emit)
         return False
     return True
 
