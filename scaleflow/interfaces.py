@@ -446,10 +446,16 @@ class Objective:
     Attributes:
         loss: (targets, outputs float32) -> [batch] float32.
         metrics: name -> a function of the same form; each is averaged over examples.
+        finish: name -> what becomes of that metric's mean, such as a root.
+        classes: where examples are of classes, how many there are.
+        decide: with `classes`: (targets, outputs) -> (the true class [batch], the model's [batch]), int32.
     """
 
     loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
     metrics: Mapping[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]]
+    finish: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    classes: int | None = None
+    decide: Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]] | None = None
 
 
 #: (model, (inputs, targets), weights [b]) -> (the scalar sum of the examples' losses times their weights, outputs).

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import keras
+import numpy as np
 
 from scaleflow.interfaces import Feed
 
@@ -60,6 +61,9 @@ class Engine(Protocol):
 
     def evaluate(self, feed: Feed) -> Mapping[str, float]:
         """The loss and metrics over a whole split, every example once."""
+
+    def confusion(self, feed: Feed) -> np.ndarray[Any, Any] | None:
+        """Of a split's last evaluation: how many examples of each class (row) were taken for each (column)."""
 
     def whole(self) -> keras.Model:
         """The model with the weights of now, in this process and in one piece."""

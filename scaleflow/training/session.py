@@ -228,7 +228,7 @@ class Patience:
         assert self._options is not None
         if self._options.mode != "auto":
             return self._options.mode == "min"
-        return not monitor.endswith("accuracy")
+        return not monitor.endswith(("accuracy", "exact_match"))
 
 
 def prefixed(prefix: str, values: Mapping[str, float]) -> dict[str, float]:
