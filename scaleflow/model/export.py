@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ def export(
     policy: str,
     folder: Path,
     on_host: bool = False,
+    front: Callable[[], keras.Layer] | None = None,
 ) -> None:
     """Exports the model into `folder`, loads the SavedModel again and compares.
 
@@ -44,18 +46,21 @@ def export(
         batch: a few raw inputs, to compare on and to keep as the example.
         policy: the dtype policy it computes in, which decides how equal is equal.
         folder: is made.
+        front: makes the preprocessing that the saved model begins with, so that it takes raw inputs.
         on_host: compare in the host's memory, where the model is too large for a device.
 
     Raises:
         ExportError: if the outputs differ.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    if front is not None:
+        model = composed(front(), model, inputs)
     model.save(folder / KERAS_FILE)
     spec = tf.TensorSpec([None, *inputs.shape], inputs.dtype, name="inputs")
     model.export(folder / SAVED_MODEL, input_signature=[spec], verbose=False)
     with tf.device("CPU:0") if on_host else contextlib.nullcontext():
         check(model, batch, TOLERANCE[policy], folder)
-    np.save(folder / EXAMPLE, batch[:2])
+    np.save(folder / EXAMPLE, as_text(batch[:2]) if inputs.dtype == "string" else batch[:2])
     signature = {
         "inputs": {"dtype": inputs.dtype, "shape": [-1, *inputs.shape]},
         "outputs": {"dtype": "float32", "shape": [-1, *outputs.shape]},
@@ -63,6 +68,18 @@ def export(
         "keras": keras.__version__,
     }
     (folder / SIGNATURE).write_text(json.dumps(signature, indent=2))
+
+
+def composed(front: keras.Layer, model: keras.Model, inputs: Inputs) -> keras.Model:
+    """The model behind its preprocessing."""
+    raw = keras.Input(inputs.shape, dtype=inputs.dtype, name="inputs")
+    return keras.Model(raw, model(front(raw)), name=model.name)
+
+
+def as_text(batch: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Strings as numpy's own type, which a file holds without pickle."""
+    words = [word.decode(errors="replace") if isinstance(word, bytes) else str(word) for word in batch.ravel()]
+    return np.array(words).reshape(batch.shape)
 
 
 def check(model: keras.Model, batch: np.ndarray[Any, Any], tolerance: float, folder: Path) -> None:
