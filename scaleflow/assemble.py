@@ -16,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scaleflow.about import About, look_at
 from scaleflow.cluster import TF_CONFIG, in_step, names, parse, workers
 from scaleflow.combinations import check, settled
 from scaleflow.errors import Refusal
@@ -48,6 +49,8 @@ class Built:
     export: Callable[[Path], None]
     resolved: dict[str, Any]
     counts: dict[str, int]
+    outputs: Outputs
+    about: About | None
 
 
 def build(plan: Plan, emit: Emit) -> Built:
@@ -94,7 +97,9 @@ def build(plan: Plan, emit: Emit) -> Built:
         described = source.inputs, source.outputs, splits.sample, ground.policy, folder
         model.export(engine.whole(), *described, on_host=ground.is_divided, front=splits.front)
 
-    return Built(ground.strategy, engine, train, validation, test, export, resolved, dict(splits.counts()))
+    about = look_at(plan, source.outputs, splits, engine.model) if is_chief(plan) else None
+    evaluated = ground.strategy, engine, train, validation, test
+    return Built(*evaluated, export, resolved, dict(splits.counts()), source.outputs, about)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -353,6 +358,11 @@ def end_with_parent(number: int) -> None:
     """Has the kernel send this process a signal when its launcher is gone; 0 for none. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def is_chief(plan: Plan) -> bool:
+    """Whether this process's events are the run's."""
+    return len(names(plan)) == 1 or parse(os.environ.get(TF_CONFIG)).worker == 0
 
 
 def fingerprint(plan: Plan) -> str:

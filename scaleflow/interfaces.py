@@ -616,6 +616,9 @@ class Tracker(Protocol):
 
     def artifact(self, path: Path, folder: str | None) -> None: ...
 
+    def data(self, told: Mapping[str, Any]) -> None:
+        """Logs the dataset, as the event `data` tells of it, as what the run has for input."""
+
     def model(self, path: Path, step: int) -> None:
         """Logs the folder that a worker exported as the run's model."""
 

@@ -48,7 +48,7 @@ MOST_RESTARTS = 10
 UNANSWERED = "it does not answer"
 
 #: What the processes of a run leave in its folder beside what they are told to keep.
-OF_PROCESSES = ("coordinator.log", "worker-*.log", "server-*.log", "events*.jsonl")
+OF_PROCESSES = ("coordinator.log", "worker-*.log", "server-*.log", "events*.jsonl", "model_summary.txt")
 
 KEPT = ("config.yaml", "overrides.yaml", "environment.txt")
 

@@ -149,6 +149,16 @@ class Recorder(threading.Thread):
     def _artifact(self, event: Event) -> None:
         self._tracker.artifact(Path(event["path"]), event.get("folder"))
 
+    def _data(self, event: Event) -> None:
+        self._tracker.data(event)
+
+    def _confusion(self, event: Event) -> None:
+        from scaleflow.tracking.picture import draw_confusion
+
+        table = Path(event["path"])
+        for path in filter(None, (draw_confusion(table, event["split"]), table)):
+            self._tracker.artifact(path, event["folder"])
+
     def _model(self, event: Event) -> None:
         self._tracker.model(Path(event["path"]), event["step"])
 
@@ -173,7 +183,15 @@ class Recorder(threading.Thread):
         partial.replace(self._state)
 
 
-HANDLERS = {"ready": "_start", "artifact": "_artifact", "model": "_model", "end": "_end", "refused": "_refused"}
+HANDLERS = {
+    "ready": "_start",
+    "data": "_data",
+    "artifact": "_artifact",
+    "confusion": "_confusion",
+    "model": "_model",
+    "end": "_end",
+    "refused": "_refused",
+}
 
 
 def told(error: BaseException) -> str:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from scaleflow.about import tell, tell_confusion
 from scaleflow.assemble import Built, build
 from scaleflow.cluster import TF_CONFIG, answers, in_step, names, parse, workers
 from scaleflow.errors import Refusal
@@ -232,6 +233,8 @@ def announce(job: Job, built: Built, emit: Emit) -> None:
         steps=resolved["steps"],
         epochs=resolved["epochs"],
     )
+    if built.about is not None:
+        tell(built.about, job.folder, emit)
 
 
 def flatten(config: Any, prefix: str = "") -> dict[str, str]:
@@ -264,6 +267,9 @@ def train_and_export(job: Job, built: Built, emit: Emit, told_to_stop: Callable[
         emit("end", status="KILLED", error=f"stopped at step {result.steps}")
         agree.part()
         return
+    if job.worker == 0:
+        evaluated = {"validation": built.validation, "test": built.test}
+        tell_confusion(built.loop, evaluated, built.outputs, job.folder, emit)
     export(job, built)
     emit("model", path=str(job.folder / MODEL), step=result.steps)
     emit("end", status="FINISHED")

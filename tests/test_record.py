@@ -51,6 +51,9 @@ class FakeTracker:
     def artifact(self, path: Path, folder: str | None) -> None:
         self.take("artifact", path, folder)
 
+    def data(self, told: Mapping[str, Any]) -> None:
+        self.take("data", told["name"])
+
     def model(self, path: Path, step: int) -> None:
         self.take("model", path, step)
 

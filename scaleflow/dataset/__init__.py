@@ -2,7 +2,8 @@
 
 from scaleflow.dataset.bad import Bad, first_bad
 from scaleflow.dataset.feed import feed
+from scaleflow.dataset.looks import targets_at_hand
 from scaleflow.dataset.records import decoded
 from scaleflow.dataset.splits import Splits, prepare
 
-__all__ = ["Bad", "Splits", "decoded", "feed", "first_bad", "prepare"]
+__all__ = ["Bad", "Splits", "decoded", "feed", "first_bad", "prepare", "targets_at_hand"]

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from filelock import FileLock
@@ -136,6 +136,11 @@ class MlflowTracker:
 
     def artifact(self, path: Path, folder: str | None) -> None:
         self._client.log_artifact(self._run, str(path), folder)
+
+    def data(self, told: Mapping[str, Any]) -> None:
+        from scaleflow.tracking.inputs import dataset_inputs
+
+        self._client.log_inputs(self._run, datasets=dataset_inputs(told))
 
     def model(self, path: Path, step: int) -> None:
         from mlflow.entities import LoggedModelOutput

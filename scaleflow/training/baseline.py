@@ -11,10 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from scaleflow.interfaces import Arrays, Examples, Outputs, Stream
-
-#: A stream of more examples than so many is not read through for its targets.
-MOST_EXAMPLES = 100_000
+from scaleflow.interfaces import Outputs
 
 Array = np.ndarray[Any, Any]
 
@@ -63,41 +60,16 @@ def of_values(train: Array, evaluated: Array) -> dict[str, float]:
     return {"loss": squared, "mae": float(np.mean(np.abs(errors))), "rmse": squared**0.5}
 
 
-def baselines(
-    outputs: Outputs, train: Examples, validation: Examples | None, test: Examples | None
-) -> tuple[Mapping[str, float], str | None]:
-    """Values under the names that a run tells them by, and why there are none if so.
+def baselines(outputs: Outputs, train: Array, validation: Array | None, test: Array | None) -> Mapping[str, float]:
+    """Values under the names that a run tells them by, from the splits' targets.
 
     `baseline/<metric>` is over the split that the curves are of, which is validation, or else test; where there
     are both, `baseline/test/<metric>` is over the test split.
     """
-    named = {"baseline": validation or test, "baseline/test": test if validation is not None else None}
-    there = {prefix: examples for prefix, examples in named.items() if examples is not None}
-    reason = next(filter(None, map(too_dear, (train, *there.values()))), None) if there else None
-    if not there or reason:
-        return {}, reason
-    known = targets_of(train)
+    named = {"baseline": test} if validation is None else {"baseline": validation, "baseline/test": test}
     return {
         f"{prefix}/{name}": value
-        for prefix, examples in there.items()
-        for name, value in baseline(outputs, known, targets_of(examples)).items()
-    }, None
-
-
-def too_dear(examples: Examples) -> str | None:
-    """Why a split's targets are not looked at."""
-    if isinstance(examples, Arrays):
-        return None
-    if examples.decode is not None:
-        return "no baseline: the dataset's targets are known only once its examples are decoded"
-    if len(examples) > MOST_EXAMPLES:
-        return f"no baseline: a pass over {len(examples):,} examples that are streamed would cost too much"
-    return None
-
-
-def targets_of(examples: Examples) -> Array:
-    """All targets of a split, [n, ...]."""
-    if isinstance(examples, Stream):
-        alone = examples.dataset.take(len(examples)).map(lambda inputs, targets: targets).batch(1024)
-        return np.concatenate(list(alone.as_numpy_iterator()))
-    return examples.targets
+        for prefix, targets in named.items()
+        if targets is not None
+        for name, value in baseline(outputs, train, targets).items()
+    }
