@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import dataclasses
 import functools
+import hashlib
 import json
 import os
 import signal
@@ -20,7 +21,7 @@ from scaleflow.about import About, look_at
 from scaleflow.cluster import TF_CONFIG, in_step, names, parse, workers
 from scaleflow.combinations import check, settled
 from scaleflow.errors import Refusal
-from scaleflow.interfaces import Batching, Emit, Examples, Feed, MakeOptimizer, Outputs, Passes, Plan
+from scaleflow.interfaces import Batching, Emit, Examples, Feed, Inputs, MakeOptimizer, Outputs, Passes, Plan
 from scaleflow.plan import batching
 from scaleflow.targets import bind, names_class
 
@@ -70,7 +71,7 @@ def build(plan: Plan, emit: Emit) -> Built:
     run = training.length(plan.training, train)
     metrics = training.objective_for(source.outputs).metrics
     training.check_monitor(plan.training, metrics, validation is not None)
-    make_model = functools.partial(model.make, bind(plan.model.target, given=2), splits.inputs, source.outputs)
+    make_model = model_maker(plan, splits.inputs, source.outputs, emit)
     engine, about_stages = make_engine(plan, ground, make_model, source.outputs, run)
     if plan.hardware.xla:
         training.check_xla(engine.model, splits.inputs, ground.portions.replicas)
@@ -100,6 +101,31 @@ def build(plan: Plan, emit: Emit) -> Built:
     about = look_at(plan, source.outputs, splits, engine.model) if is_chief(plan) else None
     evaluated = ground.strategy, engine, train, validation, test
     return Built(*evaluated, export, resolved, dict(splits.counts()), source.outputs, about)
+
+
+def model_maker(plan: Plan, inputs: Inputs, outputs: Outputs, emit: Emit) -> Callable[[], keras.Model]:
+    """Makes the config's model, with the weights that it is to begin with; to be called in the strategy's scope."""
+    from scaleflow import model
+
+    make = functools.partial(model.make, bind(plan.model.target, given=2), inputs, outputs)
+    if plan.model.init_from is None:
+        return make
+    import keras
+
+    saved = model.read(plan.model.init_from, plan.config["model"]["init_from"])
+    keras.utils.set_random_seed(plan.seed)  # reading it took from the random numbers
+    first: list[keras.Model] = []
+
+    def begun() -> keras.Model:
+        made = make()
+        if first:  # a coordinator makes its model twice; Keras names the layers of the second otherwise
+            model.copy_weights(first[0], made)
+        else:
+            emit("note", text=model.begin_with(made, saved))
+            first.append(made)
+        return made
+
+    return begun
 
 
 # ---------------------------------------------------------------------------------------------
@@ -294,8 +320,8 @@ def settle(plan: Plan, emit: Emit) -> Ground:
         if not agree.is_same(fingerprint(plan)):
             agree.part()
             raise Refusal(
-                "strategy=multi_worker: the workers were not all started with the same config and TensorFlow version; "
-                "give each the same command"
+                "strategy=multi_worker: the workers were not all started with the same config, TensorFlow version and "
+                "model.init_from; give each the same command"
             )
     keras.utils.set_random_seed(plan.seed)
     precision.apply(policy)
@@ -369,7 +395,15 @@ def fingerprint(plan: Plan) -> str:
     """What has to be the same on every worker: the config but for where each records, and TensorFlow's version."""
     own = ("tracking", "cluster", "debug")
     config = {key: value for key, value in plan.config.items() if key not in own}
-    return json.dumps([config, version("tensorflow")], sort_keys=True)
+    return json.dumps([config, version("tensorflow"), digest(plan.model.init_from)], sort_keys=True)
+
+
+def digest(file: str | None) -> str | None:
+    """Of a file's content."""
+    if file is None:
+        return None
+    with Path(file).open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def evaluation(portions: Batching) -> Batching:

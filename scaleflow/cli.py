@@ -27,6 +27,7 @@ from scaleflow.interfaces import Plan
 from scaleflow.launch import launch
 from scaleflow.masking import masked, masked_override
 from scaleflow.plan import make_plan
+from scaleflow.tracking import located
 
 #: Of Hydra's flags those that take the next word.
 FLAGS_WITH_VALUE = (
@@ -89,14 +90,16 @@ def run(config: DictConfig, started: float) -> int:
     """Checks a composed config and launches it."""
     folder = Path(HydraConfig.get().runtime.output_dir)
     mask_sweep()
-    try:
-        plan = plan_of(config)
-        folder = writable(folder)
-    except (Refusal, OmegaConfBaseException) as error:
-        remove_empty(folder)
-        return refuse(str(error) if isinstance(error, Refusal) else in_a_line(error))
-    overrides = list(HydraConfig.get().overrides.task)
-    return launch(plan, OmegaConf.to_container(config, resolve=False), overrides, folder, started)
+    with contextlib.ExitStack() as until_it_ended:
+        try:
+            plan = plan_of(config)
+            folder = writable(folder)
+            plan = until_it_ended.enter_context(located(plan))
+        except (Refusal, OmegaConfBaseException) as error:
+            remove_empty(folder)
+            return refuse(str(error) if isinstance(error, Refusal) else in_a_line(error))
+        overrides = list(HydraConfig.get().overrides.task)
+        return launch(plan, OmegaConf.to_container(config, resolve=False), overrides, folder, started)
 
 
 def mask_sweep() -> None:

@@ -154,9 +154,15 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Model:
-    """`model`: a factory that is called with the dataset's description."""
+    """`model`: a factory that is called with the dataset's description.
+
+    Attributes:
+        init_from: a Keras file, a folder with one, or an MLflow model URI, whose weights layers of the same name and
+            shapes begin with.
+    """
 
     target: Target
+    init_from: str | None = None
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,6 @@ NOT_YET_KEYS: Sequence[str] = (
     "cluster.min_workers",
     "cluster.stall_seconds",
     "cluster.submit",
-    "model.init_from",
     "training.callbacks",
     "training.on_nan",
     "tracking.offline",

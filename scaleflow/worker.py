@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -93,12 +93,16 @@ class Job:
     def to_json(self) -> str:
         plan = self.plan
         told = {"config": plan.config, "choices": plan.choices, "search": plan.search}
-        return json.dumps({**told, "folder": str(self.folder), "started": self.started, "worker": self.worker})
+        begins = {"init_from": plan.model.init_from}  # the file that it came to
+        return json.dumps(
+            {**told, **begins, "folder": str(self.folder), "started": self.started, "worker": self.worker}
+        )
 
     @classmethod
     def from_json(cls, text: str) -> Job:
         told = json.loads(text)
         plan = make_plan(told["config"], told["choices"], told["search"], look_outside=False)
+        plan = replace(plan, model=replace(plan.model, init_from=told["init_from"]))
         return cls(plan, Path(told["folder"]), told["started"], told["worker"])
 
 

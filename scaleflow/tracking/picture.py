@@ -33,19 +33,22 @@ def draw_confusion(table: Path, split: str) -> Path | None:
         return None
     counts = [[int(cell) for cell in row[1:]] for row in rows]
     shares = [[n / max(1, sum(row)) for n in row] for row in counts]
-    side = min(24.0, max(4.5, 2.0 + 0.42 * len(names)))
+    is_numbered = len(names) <= MOST_NUMBERED
+    side = max(4.5, 2.0 + (0.42 if is_numbered else 0.14) * len(names))
+    size = 10 if is_numbered else 6
+    turned = 90 if not is_numbered else 45 if longest(names) > 3 else 0
     figure = Figure(figsize=(side + 1.0, side), layout="constrained")
     axes = figure.add_subplot()
     shown = axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0)
     figure.colorbar(shown, ax=axes, label="share of the true class", shrink=0.8)
-    axes.set_xticks(range(len(names)), [short(name) for name in names], rotation=45 if longest(names) > 3 else 0)
-    axes.set_yticks(range(len(names)), [short(name) for name in names])
+    axes.set_xticks(range(len(names)), [short(name) for name in names], rotation=turned, fontsize=size)
+    axes.set_yticks(range(len(names)), [short(name) for name in names], fontsize=size)
     axes.set_xlabel("predicted")
     axes.set_ylabel("true")
     right = sum(row[i] for i, row in enumerate(counts))
     total = sum(map(sum, counts))
     axes.set_title(f"{split}: {right:,} of {total:,} right")
-    if len(names) <= MOST_NUMBERED:
+    if is_numbered:
         for i, row in enumerate(counts):
             for j, n in enumerate(row):
                 colour = "white" if shares[i][j] > 0.5 else "black"
