@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.kept import refusing_bad
 from scaleflow.dataset.records import Records, as_yielded, decode, decoded
 from scaleflow.interfaces import Arrays, Examples, Stream
 
@@ -43,12 +42,8 @@ class Look:
 
 
 def look(split: str, examples: Examples) -> Look:
-    """Looks at a few raw examples of a split.
-
-    Raises:
-        Refusal: for one that can't be read.
-    """
-    inputs, targets = sample(split, examples)
+    """Looks at a few raw examples of a split; of those that can be read."""
+    inputs, targets = sample(examples)
     seen = hashlib.blake2b(f"{split} {len(examples)}".encode(), digest_size=8)
     for values in (inputs, targets):
         seen.update(f"{dtype_name(values)} {values.shape}".encode())
@@ -57,17 +52,25 @@ def look(split: str, examples: Examples) -> Look:
     return Look(len(examples), seen.hexdigest(), *of_one)
 
 
-def sample(split: str, examples: Examples) -> tuple[Array, Array]:
+def sample(examples: Examples) -> tuple[Array, Array]:
     """A few examples: (inputs, targets), each [n, ...]."""
     if isinstance(examples, Arrays):
         of_one = max(1, (examples.inputs.nbytes + examples.targets.nbytes) // len(examples))
         at = spread(len(examples), max(SAMPLE, SAMPLE_BYTES // of_one))
         return examples.inputs[at], examples.targets[at]
     few = examples.only(spread(len(examples), SAMPLE)) if isinstance(examples, Records) else examples
-    with refusing_bad(split, examples):
-        pairs = list(decoded(few, few.dataset.take(SAMPLE)).as_numpy_iterator())
+    readable = decoded(few, few.dataset.take(SAMPLE)).ignore_errors()  # what is bad is for others to tell of
+    pairs = list(readable.as_numpy_iterator())
+    if not pairs:
+        of_inputs, of_targets = decoded(examples).element_spec
+        return empty(of_inputs), empty(of_targets)
     inputs, targets = zip(*pairs, strict=True)
     return stacked(inputs), stacked(targets)
+
+
+def empty(spec: tf.TensorSpec) -> Array:
+    """No example."""
+    return np.empty([0, *(size or 0 for size in spec.shape)], spec.dtype.as_numpy_dtype)
 
 
 def spread(length: int, count: int) -> Array:

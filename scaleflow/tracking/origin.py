@@ -80,9 +80,9 @@ def fetch(uri: str, tracking: Tracking, folder: Path) -> Path:
     from mlflow.exceptions import MlflowException
 
     def download(artifact: str) -> Path:
-        return Path(download_artifacts(artifact, dst_path=str(folder), tracking_uri=store, registry_uri=store))
+        return Path(download_artifacts(artifact, dst_path=str(folder)))
 
-    with migration_lock(store):
+    with migration_lock(store), using(store):
         with contextlib.suppress(MlflowException, OSError):
             return download(f"{uri.rstrip('/')}/data/model.keras")  # without the SavedModel beside it
         shutil.rmtree(folder)
@@ -91,3 +91,18 @@ def fetch(uri: str, tracking: Tracking, folder: Path) -> Path:
         except (MlflowException, OSError) as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise Refusal(f"model.init_from={uri}: cannot be had from {masked(store)}: {masked(reason)}") from error
+
+
+@contextlib.contextmanager
+def using(store: str) -> Iterator[None]:
+    """MLflow's own store for a while: what a `runs:/` leads to is looked for there, whatever a call says."""
+    from mlflow.tracking._tracking_service.utils import _use_tracking_uri
+
+    before = os.environ.get("MLFLOW_TRACKING_URI")
+    try:
+        with _use_tracking_uri(store):
+            yield
+    finally:  # it is not put back where it was set by the environment alone
+        os.environ.pop("MLFLOW_TRACKING_URI", None)
+        if before is not None:
+            os.environ["MLFLOW_TRACKING_URI"] = before
