@@ -40,7 +40,11 @@ EVALUATION_BATCH = 256
 
 @dataclass(frozen=True)
 class Built:
-    """Everything a run needs, checked and traced."""
+    """Everything a run needs, checked and traced.
+
+    Attributes:
+        explain: an error that ended the training, or one that names the example it came from.
+    """
 
     strategy: tf.distribute.Strategy
     loop: Engine
@@ -48,6 +52,7 @@ class Built:
     validation: Feed | None
     test: Feed | None
     export: Callable[[Path], None]
+    explain: Callable[[Exception], Exception]
     resolved: dict[str, Any]
     counts: dict[str, int]
     outputs: Outputs
@@ -99,8 +104,9 @@ def build(plan: Plan, emit: Emit) -> Built:
         model.export(engine.whole(), *described, on_host=ground.is_divided, front=splits.front)
 
     about = look_at(plan, source.outputs, splits, engine.model) if is_chief(plan) else None
-    evaluated = ground.strategy, engine, train, validation, test
-    return Built(*evaluated, export, resolved, dict(splits.counts()), source.outputs, about)
+    explain = functools.partial(dataset.explained, splits=splits.named())
+    trained = ground.strategy, engine, train, validation, test
+    return Built(*trained, export, explain, resolved, dict(splits.counts()), source.outputs, about)
 
 
 def model_maker(plan: Plan, inputs: Inputs, outputs: Outputs, emit: Emit) -> Callable[[], keras.Model]:
@@ -343,6 +349,7 @@ def feeds(splits: Splits, ground: Ground, plan: Plan) -> tuple[Feed, Feed | None
         return None if examples is None else read(examples, whole, ground.evaluating)
 
     train = read(splits.train, ground.portions, ground.strategy, plan.seed, buffer=plan.dataset.shuffle)
+    train = dataset.augmented(train, plan.dataset.augment, plan.seed, splits.inputs, splits.outputs)
     validation = in_order(splits.validation)
     return train, validation, validation if splits.test is splits.validation else in_order(splits.test)
 

@@ -126,11 +126,27 @@ class Precision:
 
 
 @dataclass(frozen=True)
+class Augment:
+    """`dataset.augment`: what is done to what is trained on, and to nothing else.
+
+    Attributes:
+        flip: images left to right, half of them.
+        crop: pixels of zeros around an image, out of which one of its size is cut.
+        mixup: each example is mixed with another one, by a share from Beta(mixup, mixup) (Zhang et al. 2017).
+    """
+
+    flip: bool = False
+    crop: int = field(default=0, metadata={"at_least": 0})
+    mixup: float = field(default=0.0, metadata={"at_least": 0.0})
+
+
+@dataclass(frozen=True)
 class Dataset:
     """`dataset`: the source, and what the shared pipeline does with it.
 
     Attributes:
-        limit: use only the first so many examples of each split.
+        limit: use only so many examples of each split: the first ones or, of a stream whose records are in memory,
+            some at even distances.
         validation: the fraction of the training split that is held out, or the name of a split.
         shuffle: a stream that is not kept goes through a buffer of so many examples; null takes as many as fit in
             256 MiB. What is in memory, and a stream whose records are small, is always shuffled as a whole.
@@ -150,6 +166,7 @@ class Dataset:
     threads: int | None = field(default=None, metadata={"at_least": 1})
     on_bad_example: Literal["raise", "skip"] = "raise"
     normalise: bool = False
+    augment: Augment | None = None
 
 
 @dataclass(frozen=True)
@@ -381,7 +398,9 @@ class Source(Protocol):
     def load(self, split: str) -> Examples:
         """The examples of one split, the same ones in the same order at every call."""
 
-    # A source may have an attribute `preprocessing`, too: a `Preprocessing`, or None.
+    # A source may have these attributes, too:
+    #   preprocessing: a `Preprocessing`, or None.
+    #   notes: what a user should know before anything is read (that it is downloaded first, say), each a line.
 
 
 class Preprocessing(Protocol):

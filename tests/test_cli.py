@@ -82,7 +82,7 @@ REFUSED: Mapping[tuple[str, ...], Sequence[str]] = {
     ("hardware=tpu",): ["hardware=tpu", "there is no TPU", "hardware.tpu=grpc://HOST:8470"],
     ("strategy=tpu", "hardware.tpu=grpc://127.0.0.1:1"): ["hardware.tpu=grpc://127.0.0.1:1", "nothing answers"],
     ("cluster=ray",): ["cluster=ray", "not available yet", "tf_config"],
-    ("dataset=cifar10",): ["dataset=cifar10", "not available yet", "digits"],
+    ("dataset=csv",): ["dataset=csv", "not available yet", "digits"],
     ("model.init_from=nothing.keras",): ["model.init_from=nothing.keras", "no such file", "runs:/RUN_ID/model"],
     ("model=resent",): ["model=resent", "did you mean resnet"],
     ("debug=nan",): ["debug=nan", "not available yet"],

@@ -1,9 +1,20 @@
 """Datasets: sources of examples, and the one pipeline that is behind every source."""
 
-from scaleflow.dataset.bad import Bad, first_bad
+from scaleflow.dataset.augment import augmented
+from scaleflow.dataset.bad import Bad, explained, first_bad
 from scaleflow.dataset.feed import feed
 from scaleflow.dataset.looks import targets_at_hand
 from scaleflow.dataset.records import decoded
 from scaleflow.dataset.splits import Splits, prepare
 
-__all__ = ["Bad", "Splits", "decoded", "feed", "first_bad", "prepare", "targets_at_hand"]
+__all__ = [
+    "Bad",
+    "Splits",
+    "augmented",
+    "decoded",
+    "explained",
+    "feed",
+    "first_bad",
+    "prepare",
+    "targets_at_hand",
+]

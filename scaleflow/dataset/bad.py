@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.dataset.records import Records, as_yielded, decode
-from scaleflow.interfaces import Stream
+from scaleflow.errors import RunError
+from scaleflow.interfaces import Examples, Stream
+
+DECODED_AT_ONCE = 16
 
 #: What TensorFlow writes around an operation's own words.
 AROUND_WORDS = re.compile(r"^(\{\{.*?\}\}\s*)?(Error in user-defined function passed to .*?Iterator::\S+:\s*)?")
@@ -39,32 +43,75 @@ class Bad:
 def bad_places(stream: Stream) -> list[int]:
     """The places of the records that cannot be decoded: one pass over the stream, in parallel."""
     good = np.zeros(len(stream), bool)
-    for places in readable(stream).batch(1024).as_numpy_iterator():
+    for places, _ in readable(stream).batch(1024).as_numpy_iterator():
         good[places] = True
     return [int(place) for place in np.flatnonzero(~good)]
 
 
-def readable(stream: Stream) -> tf.data.Dataset:
-    """The places of the records that can be decoded."""
-
-    def place_if_read(place: tf.Tensor, record: Any) -> tf.Tensor:
-        with tf.control_dependencies(tf.nest.flatten(decode(stream, record))):  # an example that nobody asks for
-            return tf.identity(place)  # would not be decoded
-
-    numbered = stream.dataset.take(len(stream)).enumerate()
-    places = numbered.map(place_if_read, num_parallel_calls=tf.data.AUTOTUNE, deterministic=False)
-    return places.ignore_errors()
-
-
 def first_bad(stream: Stream) -> Bad | None:
     """The first record that cannot be decoded, if there is one."""
-    places = bad_places(stream)
-    return next(iter(described(stream, places[:1])), None)
+    place = -1
+    for place, (found, _) in enumerate(readable(stream).as_numpy_iterator()):
+        if found != place:
+            break
+    else:
+        place += 1
+    return None if place == len(stream) else next(iter(described(stream, [place])), None)
+
+
+def readable(stream: Stream) -> tf.data.Dataset:
+    """(place, witness) of the records that can be decoded, in order.
+
+    What fails before the decoding fails here, too.
+    """
+
+    def place_if_read(place: tf.Tensor, record: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        return place, witness(decode(stream, record))
+
+    def alone(place: tf.Tensor, record: Any) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensors((place, record)).map(place_if_read).ignore_errors()
+
+    numbered = stream.dataset.take(len(stream)).enumerate()
+    parallel = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
+    if isinstance(stream, Records):  # to read them cannot fail
+        return numbered.map(place_if_read, **parallel).ignore_errors()
+    return numbered.interleave(alone, cycle_length=DECODED_AT_ONCE, **parallel)
+
+
+def witness(example: Any) -> tf.Tensor:
+    """A little of an example, as text: what nobody asks for, TensorFlow would not decode."""
+    first = [tf.reshape(tensor, [-1])[:1] for tensor in tf.nest.flatten(example)]
+    words = [value if value.dtype == tf.string else tf.strings.as_string(value) for value in first]
+    return tf.strings.reduce_join(tf.concat(words, axis=0))
+
+
+def explained(error: Exception, splits: Mapping[str, Examples]) -> Exception:
+    """The error, or one that names the example it came from: the splits that are read as they go are read again.
+
+    Args:
+        error: what ended the training.
+        splits: by their names.
+    """
+    is_from_input = isinstance(error, tf.errors.OpError) and "terator" in str(error)
+    if not is_from_input:
+        return error
+    for split, examples in splits.items():
+        with contextlib.suppress(tf.errors.OpError):  # it is not an example's decoding that fails
+            bad = first_bad(examples) if isinstance(examples, Stream) else None
+            if bad is not None:
+                return RunError(unreadable(split, bad))
+    return error
+
+
+def unreadable(split: str, bad: Bad) -> str:
+    """The message that names an example."""
+    words = f"dataset: {bad.name} of {split!r} cannot be read: {bad.reason}"
+    return f"{words}; dataset.on_bad_example=skip leaves such out"
 
 
 def described(stream: Stream, places: Sequence[int]) -> list[Bad]:
     """Some bad records with their names and reasons."""
-    return [describe(stream, place, record) for place, record in zip(places, at_places(stream, places), strict=True)]
+    return [describe(stream, place, record) for place, record in zip(places, at_places(stream, places), strict=False)]
 
 
 def at_places(stream: Stream, places: Sequence[int]) -> Iterable[Any]:

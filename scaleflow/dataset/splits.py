@@ -40,7 +40,7 @@ class Splits:
     """What a run trains, validates and tests on; the last two may be missing.
 
     Attributes:
-        inputs: what the model takes, behind the preprocessing.
+        inputs, outputs: what the model takes, behind the preprocessing, and what it returns.
         sample: a few raw inputs of the training split.
         transform: the preprocessing of what is read as it goes; that of arrays is done.
         front: makes the preprocessing anew, as the first part of a saved model.
@@ -51,6 +51,7 @@ class Splits:
     validation: Examples | None
     test: Examples | None
     inputs: Inputs
+    outputs: Outputs
     sample: np.ndarray[Any, Any]
     transform: Transform | None = None
     front: Callable[[], keras.Layer] | None = None
@@ -93,6 +94,8 @@ def prepare(source: Source, options: Dataset, seed: int, workers: Workers | None
         Refusal: if the source does not keep the contract, a split that was named is missing, or an example that has to
             be read at the start can't be.
     """
+    for note in getattr(source, "notes", ()):
+        emit("note", text=note)
     check_contract(source)
     workers = workers or Alone()
     given = {name: clean(source, name, options, workers, emit) for name in wanted(source, options)}
@@ -102,7 +105,7 @@ def prepare(source: Source, options: Dataset, seed: int, workers: Workers | None
     else:
         train, validation = hold_out(train, options.validation or 0.0, seed)
     sample = first_inputs(train, 8)
-    raw = Splits(train, validation, test, source.inputs, sample)
+    raw = Splits(train, validation, test, source.inputs, source.outputs, sample)
     raw = replace(raw, looks=looks(raw.named()))
     return kept(preprocessed(preprocessing_of(source, options), raw, workers), options.cache, workers)
 
@@ -187,7 +190,9 @@ def check_contract(source: Any) -> None:
     """Refuses an object that is no `Source`, naming what it lacks."""
     name = type(source).__name__
     for attribute, kind in (("inputs", Inputs), ("outputs", Outputs)):
-        if not isinstance(getattr(source, attribute, None), kind):
+        # What fails inside a property is not taken for its absence.
+        found = getattr(source, attribute) if hasattr(type(source), attribute) else getattr(source, attribute, None)
+        if not isinstance(found, kind):
             raise Refusal(f"dataset: {name}.{attribute} must be a scaleflow.interfaces.{kind.__name__}")
     if "train" not in (getattr(source, "splits", None) or ()):
         raise Refusal(f"dataset: {name}.splits must name the splits, 'train' among them")
@@ -262,13 +267,13 @@ def look_at_stream(split: str, examples: Stream) -> tuple[Any, Any, str]:
 
 
 def limited(examples: Examples, limit: int | None) -> Examples:
-    """The first `limit` examples."""
+    """The first `limit` examples; of records in memory, which may be sorted by class, as many at even distances."""
     if limit is None or limit >= len(examples):
         return examples
     if isinstance(examples, Arrays):
         return Arrays(examples.inputs[:limit], examples.targets[:limit])
     if isinstance(examples, Records):
-        return examples.only(np.arange(limit))
+        return examples.only(np.arange(limit) * len(examples) // limit)
     return replace(examples, dataset=examples.dataset.take(limit), length=limit)
 
 

@@ -14,7 +14,7 @@ def objective_for(outputs: Outputs) -> Objective:
     """What to minimise and to watch; models return logits (or values), never probabilities."""
     if outputs.kind == "classification":
         count = outputs.shape[-1]
-        return Objective(sparse_crossentropy, {"accuracy": sparse_accuracy}, classes=count, decide=largest)
+        return Objective(crossentropy, {"accuracy": class_accuracy}, classes=count, decide=largest)
     if outputs.kind == "regression":
         return Objective(squared_error, {"mae": absolute_error, "rmse": squared_error}, finish={"rmse": root})
     if outputs.kind == "multi_label":
@@ -28,12 +28,22 @@ def objective_for(outputs: Outputs) -> Objective:
     )
 
 
-def sparse_crossentropy(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+def crossentropy(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+    """Of classes as integers [b], or of their shares [b, classes], which mixup makes."""
+    if is_shares(targets, outputs):
+        return keras.losses.categorical_crossentropy(targets, outputs, from_logits=True)
     return keras.losses.sparse_categorical_crossentropy(targets, outputs, from_logits=True)
 
 
-def sparse_accuracy(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+def class_accuracy(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+    """Of shares, the class with the largest one counts."""
+    if is_shares(targets, outputs):
+        return keras.metrics.categorical_accuracy(targets, outputs)
     return keras.metrics.sparse_categorical_accuracy(targets, outputs)
+
+
+def is_shares(targets: tf.Tensor, outputs: tf.Tensor) -> bool:
+    return bool(targets.shape.rank == outputs.shape.rank)
 
 
 def binary_crossentropy(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
