@@ -75,7 +75,10 @@ def build(plan: Plan, emit: Emit) -> Built:
 
     run = training.length(plan.training, train)
     metrics = training.objective_for(source.outputs).metrics
-    training.check_monitor(plan.training, metrics, validation is not None)
+    watched = {"training.early_stopping": plan.training.early_stopping, "checkpoint.best": plan.checkpoint.sought}
+    validates = validation is not None and plan.evaluator != "elsewhere"
+    for key, monitored in watched.items():
+        training.check_monitor(key, monitored, metrics, validates)
     make_model = model_maker(plan, splits.inputs, source.outputs, emit)
     engine, about_stages = make_engine(plan, ground, make_model, source.outputs, run)
     if plan.hardware.xla:
@@ -400,7 +403,7 @@ def is_chief(plan: Plan) -> bool:
 
 def fingerprint(plan: Plan) -> str:
     """What has to be the same on every worker: the config but for where each records, and TensorFlow's version."""
-    own = ("tracking", "cluster", "debug")
+    own = ("tracking", "cluster", "debug", "resume")
     config = {key: value for key, value in plan.config.items() if key not in own}
     return json.dumps([config, version("tensorflow"), digest(plan.model.init_from)], sort_keys=True)
 

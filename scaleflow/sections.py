@@ -22,18 +22,14 @@ from scaleflow.masking import masked
 NOT_YET_OPTIONS: Mapping[str, Sequence[str]] = {
     "dataset": ("image_folder", "text_folder", "csv", "tfrecord", "npz"),
     "debug": ("overfit", "fast", "nan", "placement", "eager"),
-    "checkpoint": (),
     "profiler": (),
     "cluster": ("slurm", "ray", "kubernetes"),
 }
 
 #: The same for keys; a group's name stands for every key in it.
 NOT_YET_KEYS: Sequence[str] = (
-    "resume",
-    "checkpoint",
     "profiler",
     "cluster.min_workers",
-    "cluster.stall_seconds",
     "cluster.submit",
     "training.callbacks",
     "training.on_nan",
@@ -44,7 +40,7 @@ NOT_YET_KEYS: Sequence[str] = (
 )
 
 #: Keys that are null until they are given a whole mapping.
-EMPTY_MAPPINGS = ("dataset.augment", "training.early_stopping", "training.step", "tracking.tags")
+EMPTY_MAPPINGS = ("dataset.augment", "training.early_stopping", "training.step", "checkpoint.best", "tracking.tags")
 
 T = TypeVar("T")
 
