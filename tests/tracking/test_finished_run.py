@@ -278,4 +278,6 @@ def test_the_logged_model_belongs_to_the_run(logged: Any, run: Any) -> None:
 def test_the_recorder_left_how_far_it_came(finished: tuple[Command, Any], run: Any) -> None:
     folder = finished[0].run_folder()
     state = json.loads((folder / "record.json").read_text())
-    assert state == {"offset": (folder / "events.jsonl").stat().st_size, "run_id": run.info.run_id, "done": True}
+    store = f"sqlite:///{finished[0].folder}/mlflow.db"
+    offset = (folder / "events.jsonl").stat().st_size
+    assert state == {"offset": offset, "run_id": run.info.run_id, "uri": store, "done": True}
