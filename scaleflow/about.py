@@ -67,7 +67,7 @@ def look_at(plan: Plan, outputs: Outputs, splits: Splits, model: keras.Model) ->
 def data_of(plan: Plan, outputs: Outputs, splits: Splits) -> dict[str, Any]:
     """Which dataset it is, where it comes from, and each split's size and digest."""
     return {
-        "name": plan.choices.get("dataset") or plan.dataset.target.path.rpartition(".")[2],
+        "name": name_of(plan),
         "source": source_of(plan),
         "kind": outputs.kind,
         "classes": list(outputs.names or ()),
@@ -81,6 +81,14 @@ def data_of(plan: Plan, outputs: Outputs, splits: Splits) -> dict[str, Any]:
             for split, look in splits.looks.items()
         },
     }
+
+
+def name_of(plan: Plan) -> str:
+    """The chosen option's name, and what it was asked for by name."""
+    target = plan.dataset.target
+    chosen = plan.choices.get("dataset") or target.path.rpartition(".")[2]
+    asked = target.arguments.get("name")
+    return f"{chosen} {asked}" if isinstance(asked, str) and asked != chosen else chosen
 
 
 def source_of(plan: Plan) -> dict[str, Any]:

@@ -33,8 +33,8 @@ def baseline(outputs: Outputs, train: Array, evaluated: Array) -> Mapping[str, f
 
 
 def of_classes(classes: int, train: Array, evaluated: Array) -> dict[str, float]:
-    counts = np.bincount(train, minlength=classes)
-    there = counts[evaluated]
+    counts = np.bincount(train.astype(np.int64), minlength=classes)
+    there = counts[evaluated.astype(np.int64)]
     values = {"accuracy": float(np.mean(evaluated == counts.argmax()))}
     if there.all():  # else an example is of a class that the training split never had
         values["loss"] = float(-np.mean(np.log(there / counts.sum())))
@@ -72,4 +72,5 @@ def baselines(outputs: Outputs, train: Array, validation: Array | None, test: Ar
         for prefix, targets in named.items()
         if targets is not None
         for name, value in baseline(outputs, train, targets).items()
+        if np.isfinite(value)
     }

@@ -22,7 +22,7 @@ def found(cases: list[tuple[Outputs, Any, Any, Any]]) -> list[dict[str, float]]:
 
 
 def test_each_kind_has_the_baseline_of_its_training_targets(isolated: Callable[..., Any]) -> None:
-    classes = split([0, 1, 1, 1], "int32"), split([1, 1, 0, 1, 0], "int64")
+    classes = split([0, 1, 1, 1], "uint64"), split([1, 1, 0, 1, 0], "int64")
     ones = split([[0], [0], [1], [0]]), split([[1], [0]])
     labels = split([[0, 1], [1, 1], [0, 0]]), split([[0, 1], [1, 1]])
     values = split([[1.0], [3.0]]), split([[2.0], [5.0], [2.0]])
