@@ -21,7 +21,6 @@ from scaleflow.masking import masked
 #: Options that the documentation names as coming. They are refused in those words, not as unknown.
 NOT_YET_OPTIONS: Mapping[str, Sequence[str]] = {
     "dataset": ("image_folder", "text_folder", "csv", "tfrecord", "npz"),
-    "model": ("resnet", "text", "transformer", "linear"),
     "debug": ("overfit", "fast", "nan", "placement", "eager"),
     "profiler": (),
     "cluster": ("slurm", "ray", "kubernetes"),
@@ -32,7 +31,6 @@ NOT_YET_KEYS: Sequence[str] = (
     "profiler",
     "cluster.min_workers",
     "cluster.submit",
-    "model.init_from",
     "training.on_nan",
     "tracking.offline",
     "tracking.register_as",

@@ -1,6 +1,7 @@
 """The loop: many steps to one compiled call, on every strategy; and Keras's `fit` beside it."""
 
 from scaleflow.training.agreement import Agreement
+from scaleflow.training.baseline import baselines
 from scaleflow.training.callbacks import check_callback
 from scaleflow.training.coordinated import CoordinatedLoop
 from scaleflow.training.engine import Engine
@@ -25,6 +26,7 @@ __all__ = [
     "Result",
     "Session",
     "WholePasses",
+    "baselines",
     "check_callback",
     "check_monitor",
     "check_own_updates",
