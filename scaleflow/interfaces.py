@@ -324,12 +324,14 @@ class Stream:
         decode: traced: a record (the components that `dataset` yields, as arguments) -> (input, target). It is
             called behind the shuffling and the division among workers, in parallel, for what a worker trains on.
         name: a record (as numpy values) -> what a user knows the example by (a file, a file and a row), for messages.
+        faults: the first of the examples that the source already knows it can't decode, in words.
     """
 
     dataset: tf.data.Dataset
     length: int
     decode: Callable[..., tuple[Any, Any]] | None = None
     name: Callable[..., str] | None = None
+    faults: Sequence[str] = ()
 
     def __len__(self) -> int:
         return self.length
