@@ -19,17 +19,16 @@ from typing import TYPE_CHECKING, Any
 from scaleflow.cluster import TF_CONFIG, in_step, names, parse, workers
 from scaleflow.combinations import check, settled
 from scaleflow.errors import Refusal
-from scaleflow.interfaces import Batching, Emit, Examples, Feed, MakeOptimizer, Outputs, Passes, Plan, Stream
+from scaleflow.interfaces import Batching, Emit, Examples, Feed, MakeOptimizer, Outputs, Passes, Plan
 from scaleflow.plan import batching
 from scaleflow.targets import bind, names_class
 
 if TYPE_CHECKING:
     import keras
-    import numpy as np
     import tensorflow as tf
 
     from scaleflow.dataset import Splits
-    from scaleflow.training import Engine, Fit, Length, Loop
+    from scaleflow.training import Agreement, Engine, Fit, Length, Loop
 
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
@@ -62,16 +61,16 @@ def build(plan: Plan, emit: Emit) -> Built:
 
     ground = settle(plan, emit)
     source = bind(plan.dataset.target)()
-    splits = dataset.prepare(source, plan.dataset, plan.seed)
-    train, validation, test = feeds(splits, ground, plan.seed)
+    splits = dataset.prepare(source, plan.dataset, plan.seed, ground.agree, emit)
+    train, validation, test = feeds(splits, ground, plan)
 
     run = training.length(plan.training, train)
     metrics = training.objective_for(source.outputs).metrics
     training.check_monitor(plan.training, metrics, validation is not None)
-    make_model = functools.partial(model.make, bind(plan.model.target, given=2), source.inputs, source.outputs)
+    make_model = functools.partial(model.make, bind(plan.model.target, given=2), splits.inputs, source.outputs)
     engine, about_stages = make_engine(plan, ground, make_model, source.outputs, run)
     if plan.hardware.xla:
-        training.check_xla(engine.model, source.inputs, ground.portions.replicas)
+        training.check_xla(engine.model, splits.inputs, ground.portions.replicas)
     engine.trace(train, validation, test)
     doubts = (
         *about_stages,
@@ -90,11 +89,10 @@ def build(plan: Plan, emit: Emit) -> Built:
         "epochs": run.epochs,
         "parameters": engine.model.count_params(),
     }
-    sample = first_inputs(splits.train, 8)
 
     def export(folder: Path) -> None:
-        on_host = ground.is_divided
-        model.export(engine.whole(), source.inputs, source.outputs, sample, ground.policy, folder, on_host=on_host)
+        described = source.inputs, source.outputs, splits.sample, ground.policy, folder
+        model.export(engine.whole(), *described, on_host=ground.is_divided, front=splits.front)
 
     return Built(ground.strategy, engine, train, validation, test, export, resolved, dict(splits.counts()))
 
@@ -257,6 +255,7 @@ class Ground:
     evaluating: tf.distribute.Strategy
     policy: str
     portions: Batching
+    agree: Agreement
 
     @property
     def is_divided(self) -> bool:
@@ -299,20 +298,22 @@ def settle(plan: Plan, emit: Emit) -> Ground:
         emit("note", text=note)
     here = strategy.create("one_device", devices.names)[0] if name == "parameter_server" else spread
     portions = batching(plan.training, spread.num_replicas_in_sync)
-    return Ground(devices.kind, devices.names, name, spread, here, policy, portions)
+    return Ground(devices.kind, devices.names, name, spread, here, policy, portions, agree)
 
 
-def feeds(splits: Splits, ground: Ground, seed: int) -> tuple[Feed, Feed | None, Feed | None]:
+def feeds(splits: Splits, ground: Ground, plan: Plan) -> tuple[Feed, Feed | None, Feed | None]:
     """The training split reshuffled from the seed, and the others in their order, in whole shares."""
     from scaleflow import dataset
 
     whole = evaluation(ground.portions)
+    read = functools.partial(dataset.feed, transform=splits.transform, threads=plan.dataset.threads)
 
     def in_order(examples: Examples | None) -> Feed | None:
-        return None if examples is None else dataset.feed(examples, whole, ground.evaluating)
+        return None if examples is None else read(examples, whole, ground.evaluating)
 
-    train = dataset.feed(splits.train, ground.portions, ground.strategy, shuffle_seed=seed)
-    return train, in_order(splits.validation), in_order(splits.test)
+    train = read(splits.train, ground.portions, ground.strategy, plan.seed, buffer=plan.dataset.shuffle)
+    validation = in_order(splits.validation)
+    return train, validation, validation if splits.test is splits.validation else in_order(splits.test)
 
 
 @contextlib.contextmanager
@@ -364,12 +365,3 @@ def fingerprint(plan: Plan) -> str:
 def evaluation(portions: Batching) -> Batching:
     """Evaluation takes a replica's whole share at once: without gradients there is memory for it."""
     return Batching(max(portions.share, EVALUATION_BATCH // portions.replicas), 1, portions.replicas)
-
-
-def first_inputs(examples: Examples, count: int) -> np.ndarray[Any, Any]:
-    """A few raw inputs, [count, *shape]."""
-    import numpy as np
-
-    if isinstance(examples, Stream):
-        return np.stack([x for x, _ in examples.dataset.take(count).as_numpy_iterator()])
-    return examples.inputs[:count]

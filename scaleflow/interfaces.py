@@ -124,11 +124,26 @@ class Precision:
 
 @dataclass(frozen=True)
 class Dataset:
-    """`dataset`: the source, and what the shared pipeline does with it."""
+    """`dataset`: the source, and what the shared pipeline does with it.
+
+    Attributes:
+        limit: use only the first so many examples of each split.
+        validation: the fraction of the training split that is held out, or the name of a split.
+        shuffle: a stream that is not kept goes through a buffer of so many examples; null takes as many as fit in
+            256 MiB. What is in memory, and a stream whose records are small, is always shuffled as a whole.
+        cache: where the examples of a stream are kept once they were read and prepared: `memory`, `file` (in the
+            folder for temporary files, gone with the process), `none`; `auto` takes memory for those that are small.
+        threads: of tf.data's own; null shares TensorFlow's.
+        on_bad_example: `raise` ends with the name of an example that cannot be read; `skip` looks for them all first.
+    """
 
     target: Target
     limit: int | None = field(default=None, metadata={"at_least": 1})
     validation: float | str | None = 0.1
+    shuffle: int | None = field(default=None, metadata={"at_least": 1})
+    cache: Literal["auto", "memory", "file", "none"] = "auto"
+    threads: int | None = field(default=None, metadata={"at_least": 1})
+    on_bad_example: Literal["raise", "skip"] = "raise"
 
 
 @dataclass(frozen=True)
@@ -379,6 +394,16 @@ class Preprocessing(Protocol):
     def layer(self, learned: Any) -> keras.Layer:
         """raw [b, *Source.inputs.shape] -> [b, *features.shape]; made of Keras's own layers, so that the saved model
         loads without scaleflow. It has no trainable weights."""
+
+
+class Workers(Protocol):
+    """The processes that train in step, as what they have to do alike sees them; all of them make the same calls."""
+
+    def from_chief(self, make: Callable[[], str]) -> str:
+        """What the chief makes, on every worker."""
+
+    def all(self, found: bool) -> bool:
+        """Whether every worker has found so."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
 """Datasets: sources of examples, and the one pipeline that is behind every source."""
 
+from scaleflow.dataset.bad import Bad, first_bad
 from scaleflow.dataset.feed import feed
+from scaleflow.dataset.records import decoded
 from scaleflow.dataset.splits import Splits, prepare
 
-__all__ = ["Splits", "feed", "prepare"]
+__all__ = ["Bad", "Splits", "decoded", "feed", "first_bad", "prepare"]

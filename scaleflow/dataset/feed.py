@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.feeds import ArrayFeed, HostArrayFeed, StreamFeed, check_fixed
-from scaleflow.dataset.scheduled import ScheduledArrays, ScheduledStream
+from scaleflow.dataset.feeds import ArrayFeed, FileFeed, HostArrayFeed, StreamFeed, check_fixed
+from scaleflow.dataset.kept import Transform
+from scaleflow.dataset.scheduled import ScheduledArrays, ScheduledFile, ScheduledStream
 from scaleflow.interfaces import Arrays, Batching, Examples, Feed
 
 
 def feed(
-    examples: Examples, batching: Batching, strategy: tf.distribute.Strategy, shuffle_seed: int | None = None
+    examples: Examples,
+    batching: Batching,
+    strategy: tf.distribute.Strategy,
+    shuffle_seed: int | None = None,
+    *,
+    transform: Transform | None = None,
+    buffer: int | None = None,
+    threads: int | None = None,
 ) -> Feed:
     """The feed of one split.
 
@@ -19,19 +28,38 @@ def feed(
         batching: how a global batch is divided.
         strategy: whose replicas read; a parameter server strategy's workers are sent portions by the coordinator.
         shuffle_seed: reshuffles every epoch; None keeps the order.
+        transform: the preprocessing of a stream's inputs; that of arrays is done already.
+        buffer, threads: `dataset.shuffle`, of a stream, and `dataset.threads`.
 
     Raises:
         Refusal: if the examples are of a kind, or too many, for the strategy.
     """
     if isinstance(strategy, tf.distribute.TPUStrategy):
-        check_fixed(examples)
-        if isinstance(examples, Arrays):
-            return HostArrayFeed(examples, batching, strategy, shuffle_seed)
-    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
-        if isinstance(examples, Arrays):
-            return ScheduledArrays(examples, batching, strategy, shuffle_seed)
-        here = tf.distribute.get_strategy()  # it is this process that reads
-        return ScheduledStream(examples, batching, here, shuffle_seed)
+        check_fixed(examples, transform)
     if isinstance(examples, Arrays):
-        return ArrayFeed(examples, batching, strategy, shuffle_seed)
-    return StreamFeed(examples, batching, strategy, shuffle_seed)
+        return array_feed(examples, batching, strategy, shuffle_seed, threads)
+    chosen = (shuffle_seed, transform, buffer, threads)
+    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        here = tf.distribute.get_strategy()  # it is this process that reads
+        return ScheduledStream(examples, batching, here, *chosen)
+    return StreamFeed(examples, batching, strategy, *chosen)
+
+
+def array_feed(
+    arrays: Arrays,
+    batching: Batching,
+    strategy: tf.distribute.Strategy,
+    shuffle_seed: int | None,
+    threads: int | None,
+) -> Feed:
+    """The feed of a split in memory, or in a file."""
+    is_file = isinstance(arrays.inputs, np.memmap)
+    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        if is_file:
+            return ScheduledFile(arrays, batching, tf.distribute.get_strategy(), shuffle_seed, threads)
+        return ScheduledArrays(arrays, batching, strategy, shuffle_seed)
+    if is_file:
+        return FileFeed(arrays, batching, strategy, shuffle_seed, threads)
+    if isinstance(strategy, tf.distribute.TPUStrategy):
+        return HostArrayFeed(arrays, batching, strategy, shuffle_seed, threads)
+    return ArrayFeed(arrays, batching, strategy, shuffle_seed, threads)

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from scaleflow.dataset.kept import Transform, batch_spec, prepared
+from scaleflow.dataset.order import Mine, Order, shuffled_place
+from scaleflow.dataset.records import decoded
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import Arrays, Batching, Examples, Stream
-
-#: A stream is shuffled through a buffer of so many examples: all of them where they are fewer.
-SHUFFLE_BUFFER = 10_000
 
 #: Up to this size the next batch is read while a step computes, on cores that the small operations of such a
 #: step leave idle (measured: 1.07x). Copying a larger one takes cores from the step itself (0.95x).
@@ -30,13 +30,19 @@ class ArrayFeed:
     """
 
     def __init__(
-        self, arrays: Arrays, batching: Batching, strategy: tf.distribute.Strategy, shuffle_seed: int | None
+        self,
+        arrays: Arrays,
+        batching: Batching,
+        strategy: tf.distribute.Strategy,
+        shuffle_seed: int | None,
+        threads: int | None = None,
     ) -> None:
         self.examples = len(arrays)
         self.batching = batching
         self.ahead = batching.accumulate == 1 and self._share_bytes(arrays) <= READ_AHEAD_BYTES
         self._seed = shuffle_seed
         self._strategy = strategy
+        self._options = options(threads)
         self._arrays = self._hold(arrays)
 
     def _hold(self, arrays: Arrays) -> Any:
@@ -60,31 +66,37 @@ class ArrayFeed:
         return self._gather(fetched, epoch, first, size)
 
     def batches(self, epochs: int, steps_per_epoch: int) -> tf.data.Dataset:
-        with tf.device("CPU"):
-            arrays = tuple(tf.identity(self._strategy.experimental_local_results(each)[0]) for each in self._arrays)
+        arrays = self._on_host()
 
         def batch(place: tf.Tensor) -> Any:
             epoch, step = place // steps_per_epoch, place % steps_per_epoch
             return self._gather(arrays, epoch, step * self.batching.global_size, self.batching.global_size)
 
         dataset = tf.data.Dataset.range(epochs * steps_per_epoch)
-        return dataset.map(batch, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+        batches = dataset.map(batch, num_parallel_calls=tf.data.AUTOTUNE)
+        return batches.prefetch(tf.data.AUTOTUNE).with_options(self._options)
+
+    def _on_host(self) -> Any:
+        """The arrays in the host's memory."""
+        with tf.device("CPU"):
+            return tuple(tf.identity(self._strategy.experimental_local_results(each)[0]) for each in self._arrays)
 
     def _gather(
         self, arrays: Any, epoch: tf.Tensor, first: tf.Tensor, size: int
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """The examples at `size` places of an epoch's order from `first` on: (inputs, targets, mask)."""
-        inputs, targets = arrays
         position = first + tf.range(size, dtype=tf.int64)
         mask = tf.ones([size])
         if self.examples % self.batching.global_size:  # there is a partial batch
             mask = tf.cast(position < self.examples, tf.float32)
         position = tf.minimum(position, self.examples - 1)
         if self._seed is not None:
-            seed = tf.stack([tf.constant(self._seed, tf.int64), epoch])
-            last = tf.constant(self.examples - 1, tf.int64)
-            position = tf.random.experimental.index_shuffle(position, seed, last)
-        return tf.gather(inputs, position), tf.gather(targets, position), mask
+            position = shuffled_place(position, self._seed, epoch, self.examples)
+        return *self._take(arrays, position), mask
+
+    def _take(self, arrays: Any, position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        inputs, targets = arrays
+        return tf.gather(inputs, position), tf.gather(targets, position)
 
 
 class HostArrayFeed(ArrayFeed):
@@ -94,9 +106,14 @@ class HostArrayFeed(ArrayFeed):
     """
 
     def __init__(
-        self, arrays: Arrays, batching: Batching, strategy: tf.distribute.Strategy, shuffle_seed: int | None
+        self,
+        arrays: Arrays,
+        batching: Batching,
+        strategy: tf.distribute.Strategy,
+        shuffle_seed: int | None,
+        threads: int | None = None,
     ) -> None:
-        super().__init__(arrays, batching, strategy, shuffle_seed)
+        super().__init__(arrays, batching, strategy, shuffle_seed, threads)
         self.ahead = False  # tf.data reads ahead itself
 
     def _hold(self, arrays: Arrays) -> Any:
@@ -107,13 +124,15 @@ class HostArrayFeed(ArrayFeed):
         replicas, share = self.batching.replicas, self.batching.share
         numbers = tf.data.Dataset.range(step * replicas, self.batching.steps(self.examples) * replicas)
         this_epoch = tf.constant(epoch, tf.int64)
-        shares = numbers.map(
-            lambda number: self._gather(self._arrays, this_epoch, number * share, share),
-            num_parallel_calls=tf.data.AUTOTUNE,
-        )
+
+        def share_at(number: tf.Tensor) -> Any:
+            return self._gather(self._arrays, this_epoch, number * share, share)
 
         def of_this_worker(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            return shares_of_worker(shares, context).prefetch(tf.data.AUTOTUNE)
+            mine = places_of_worker(1, context)
+            own = numbers if mine is None else numbers.filter(mine)
+            shares = own.map(share_at, num_parallel_calls=tf.data.AUTOTUNE)
+            return shares.prefetch(tf.data.AUTOTUNE).with_options(self._options)
 
         return iter(self._strategy.distribute_datasets_from_function(of_this_worker))
 
@@ -126,10 +145,33 @@ class HostArrayFeed(ArrayFeed):
         return part_of_share(fetched, self.batching.batch_size, index)
 
 
-def check_fixed(examples: Examples) -> None:
+class FileFeed(HostArrayFeed):
+    """The same batches from arrays in a file, of which memory holds what is being read."""
+
+    def _hold(self, arrays: Arrays) -> Any:
+        return arrays
+
+    def _on_host(self) -> Any:
+        return self._arrays
+
+    def _take(self, arrays: Any, position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        both = (arrays.inputs, arrays.targets)
+        taken = tf.numpy_function(
+            lambda places: tuple(np.asarray(array[places]) for array in both),
+            [position],
+            [array.dtype for array in both],
+            stateful=False,
+        )
+        inputs, targets = (
+            tf.ensure_shape(t, [*position.shape, *a.shape[1:]]) for t, a in zip(taken, both, strict=True)
+        )
+        return inputs, targets
+
+
+def check_fixed(examples: Examples, transform: Transform | None = None) -> None:
     """Refuses what a TPU can't take: text, and shapes that differ from one example to the next."""
     if isinstance(examples, Stream):
-        specs = [(spec.dtype, spec.shape) for spec in examples.dataset.element_spec]
+        specs = [(spec.dtype, spec.shape) for spec in batch_spec(examples, transform)]
     else:
         arrays = (examples.inputs, examples.targets)
         specs = [(tf.as_dtype(array.dtype), tf.TensorShape(array.shape[1:])) for array in arrays]
@@ -168,47 +210,67 @@ class StreamFeed:
     """Examples that are read as they come, batched and padded by tf.data.
 
     An element is one replica's share of one global batch: (inputs, targets, mask).
+
+    Args:
+        stream: what is read.
+        batching: how a global batch is divided.
+        strategy: whose replicas read.
+        shuffle_seed: reshuffles every epoch; None keeps the order.
+        transform: the preprocessing of its inputs.
+        buffer, threads: `dataset.shuffle` and `dataset.threads`.
     """
 
     def __init__(
-        self, stream: Stream, batching: Batching, strategy: tf.distribute.Strategy, shuffle_seed: int | None
+        self,
+        stream: Stream,
+        batching: Batching,
+        strategy: tf.distribute.Strategy,
+        shuffle_seed: int | None,
+        transform: Transform | None = None,
+        buffer: int | None = None,
+        threads: int | None = None,
     ) -> None:
         self.examples = len(stream)
         self.batching = batching
         self.ahead = False  # tf.data reads ahead itself
         self._stream = stream
-        self._seed = shuffle_seed
+        self._order = Order(stream, shuffle_seed, buffer)
         self._strategy = strategy
+        self._transform = transform
+        self._options = options(threads)
 
     def open(self, epoch: int, step: int) -> Any:
         """A distributed iterator over the rest of the epoch."""
-        dataset = self._shuffled(self._shuffle_seed(epoch)).take(self.examples).skip(step * self.batching.global_size)
+        first = step * self.batching.global_size
         shares = (self.batching.steps(self.examples) - step) * self.batching.replicas
-        padded = padded_shares(dataset, self._stream.dataset, self.batching.share, shares)
 
         def of_this_worker(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            return shares_of_worker(padded, context).prefetch(tf.data.AUTOTUNE)
+            mine = places_of_worker(self.batching.share, context)
+            own = shares // context.num_input_pipelines
+            dataset = self._shares(self._order.examples(epoch, first, mine), self.batching.share, own)
+            return dataset.prefetch(tf.data.AUTOTUNE).with_options(self._options)
 
         return iter(self._strategy.distribute_datasets_from_function(of_this_worker))
 
     def batches(self, epochs: int, steps_per_epoch: int) -> tf.data.Dataset:
-        seeds = tf.constant([self._shuffle_seed(epoch) for epoch in range(epochs)], tf.int64)
-        steps = self.batching.steps(self.examples)
+        size, steps = self.batching.global_size, self.batching.steps(self.examples)
 
         def batches_of(epoch: tf.Tensor) -> tf.data.Dataset:
-            dataset = self._shuffled(seeds[epoch]).take(self.examples)
-            return padded_shares(dataset, self._stream.dataset, self.batching.global_size, steps).take(steps_per_epoch)
+            return self._shares(self._order.examples(epoch, 0), size, steps).take(steps_per_epoch)
 
-        return tf.data.Dataset.range(epochs).flat_map(batches_of).prefetch(tf.data.AUTOTUNE)
+        dataset = tf.data.Dataset.range(epochs).flat_map(batches_of)
+        return dataset.prefetch(tf.data.AUTOTUNE).with_options(self._options)
 
-    def _shuffle_seed(self, epoch: int) -> int:
-        return 0 if self._seed is None else int(np.random.default_rng([self._seed, epoch]).integers(2**31))
+    def _shares(self, examples: tf.data.Dataset, share: int, shares: int) -> tf.data.Dataset:
+        """Exactly `shares` batches of `share` examples with their mask; what the examples do not fill is padding.
 
-    def _shuffled(self, seed: int | tf.Tensor) -> tf.data.Dataset:
-        if self._seed is None:
-            return self._stream.dataset
-        buffer = min(self.examples, SHUFFLE_BUFFER)
-        return self._stream.dataset.shuffle(buffer, seed=seed, reshuffle_each_iteration=False)
+        The padding repeats real examples: one of zeros could make a model's loss NaN, and NaN x 0 is NaN.
+        """
+        batches = prepared(examples.batch(share), self._transform)
+        real = batches.map(lambda x, y: pad(x, y, share), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        one = decoded(self._stream, self._stream.dataset.take(1)).repeat(share).batch(share, drop_remainder=True)
+        padding = prepared(one, self._transform).map(lambda x, y: (x, y, tf.zeros([share]))).cache().repeat()
+        return real.concatenate(padding).take(shares)
 
     def fetch(self, opened: Any) -> Any:
         return next(opened)
@@ -230,25 +292,20 @@ def part_of_share(fetched: Any, size: int, index: tf.Tensor) -> tuple[tf.Tensor,
     return inputs, targets, mask
 
 
-def padded_shares(dataset: tf.data.Dataset, unshuffled: tf.data.Dataset, share: int, shares: int) -> tf.data.Dataset:
-    """Exactly `shares` batches of `share` examples with their mask; what the data does not fill is padding.
-
-    The padding repeats real examples: one of zeros could make a model's loss NaN, and NaN x 0 is NaN.
-    """
-    real = dataset.batch(share).map(lambda x, y: pad(x, y, share), num_parallel_calls=tf.data.AUTOTUNE)
-    one = unshuffled.take(1).repeat(share).batch(share, drop_remainder=True)
-    padding = one.map(lambda x, y: (x, y, tf.zeros([share]))).cache().repeat()
-    return real.concatenate(padding).take(shares)
+def options(threads: int | None) -> tf.data.Options:
+    """How tf.data works: in an order that is always the same, with so many threads of its own."""
+    chosen = tf.data.Options()
+    chosen.deterministic = True
+    if threads is not None:
+        chosen.threading.private_threadpool_size = threads
+    return chosen
 
 
-def shares_of_worker(shares: tf.data.Dataset, context: tf.distribute.InputContext) -> tf.data.Dataset:
-    """Of the replicas' shares, step by step, those of one worker's replicas."""
+def places_of_worker(share: int, context: tf.distribute.InputContext) -> Mine | None:
+    """Which places of an epoch's order are those of one worker's replicas; None where it is alone."""
     workers, worker = context.num_input_pipelines, context.input_pipeline_id
-    if workers == 1:
-        return shares
     local = context.num_replicas_in_sync // workers
-    mine = shares.enumerate().filter(lambda index, share: (index // local) % workers == worker)
-    return mine.map(lambda index, share: share)
+    return None if workers == 1 else lambda place: (place // (share * local)) % workers == worker
 
 
 def pad(inputs: tf.Tensor, targets: tf.Tensor, share: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from scaleflow.dataset.feeds import ArrayFeed, StreamFeed
+from scaleflow.dataset.feeds import ArrayFeed, FileFeed, StreamFeed, part_of_share
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import Arrays, Batching
 
@@ -22,7 +22,12 @@ class ScheduledArrays(ArrayFeed):
     """Arrays that each worker holds, also one that is started again."""
 
     def __init__(
-        self, arrays: Arrays, batching: Batching, strategy: tf.distribute.Strategy, shuffle_seed: int | None
+        self,
+        arrays: Arrays,
+        batching: Batching,
+        strategy: tf.distribute.Strategy,
+        shuffle_seed: int | None,
+        threads: int | None = None,
     ) -> None:
         size = arrays.inputs.nbytes + arrays.targets.nbytes
         if size > LARGEST_BYTES:
@@ -30,7 +35,7 @@ class ScheduledArrays(ArrayFeed):
                 f"strategy=parameter_server: the training split's {size / 2**30:.1f} GiB in memory are more than the "
                 "2 GiB a worker can be sent at once; use dataset.limit, a dataset that streams, or another strategy"
             )
-        super().__init__(arrays, batching, strategy, shuffle_seed)
+        super().__init__(arrays, batching, strategy, shuffle_seed, threads)
         self.ahead = False  # the variables come over the network: what there is to gain is little
 
     def _hold(self, arrays: Arrays) -> Any:
@@ -49,8 +54,10 @@ class ScheduledArrays(ArrayFeed):
         return opened
 
 
-class ScheduledStream(StreamFeed):
-    """A stream that the coordinator reads: each portion of steps is sent its batches."""
+class Sent:
+    """Batches that the coordinator reads: each portion of steps is sent its own."""
+
+    batching: Batching
 
     def portion(self, opened: Any, first: int, steps: int) -> Any:
         """(the first step, inputs [steps, share, ...], targets, mask); of no steps, one that is not used."""
@@ -64,4 +71,12 @@ class ScheduledStream(StreamFeed):
         self, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, replica: tf.Tensor, index: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         first, *tensors = fetched
-        return super().micro_batch([t[step - first] for t in tensors], epoch, step, replica, index)
+        return part_of_share([t[step - first] for t in tensors], self.batching.batch_size, index)
+
+
+class ScheduledStream(Sent, StreamFeed):
+    """A stream that the coordinator reads."""
+
+
+class ScheduledFile(Sent, FileFeed):
+    """Arrays in a file that the coordinator reads."""

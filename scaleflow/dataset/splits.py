@@ -1,51 +1,157 @@
-"""From a source to the three splits of a run: limited, and the validation split taken off."""
+"""From a source to the three splits of a run: limited, the validation split taken off, bad examples left out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
+import keras
 import numpy as np
 
+from scaleflow.dataset.bad import bad_places, described, without
+from scaleflow.dataset.kept import Transform, keep, refusing_bad
+from scaleflow.dataset.prepared import learned_from, made, transform_by
+from scaleflow.dataset.records import Records, decoded, hold_records, with_checked_targets
 from scaleflow.errors import Refusal
-from scaleflow.interfaces import Arrays, Dataset, Examples, Inputs, Kind, Outputs, Source, Stream
+from scaleflow.interfaces import Arrays, Dataset, Emit, Examples, Inputs, Kind, Outputs, Source, Stream, Workers
+
+#: How many bad examples a note names.
+NAMED = 5
 
 
 @dataclass(frozen=True)
 class Splits:
-    """What a run trains, validates and tests on; the last two may be missing."""
+    """What a run trains, validates and tests on; the last two may be missing.
+
+    Attributes:
+        inputs: what the model takes, behind the preprocessing.
+        sample: a few raw inputs of the training split.
+        transform: the preprocessing of what is read as it goes; that of arrays is done.
+        front: makes the preprocessing anew, as the first part of a saved model.
+    """
 
     train: Examples
     validation: Examples | None
     test: Examples | None
+    inputs: Inputs
+    sample: np.ndarray[Any, Any]
+    transform: Transform | None = None
+    front: Callable[[], keras.Layer] | None = None
 
     def counts(self) -> Mapping[str, int]:
-        named = {"train": self.train, "validation": self.validation, "test": self.test}
-        return {name: len(examples) for name, examples in named.items() if examples is not None}
+        return {name: len(examples) for name, examples in self.named().items()}
+
+    def named(self) -> Mapping[str, Examples]:
+        """Those that there are."""
+        roles = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {name: examples for name, examples in roles.items() if examples is not None}
 
 
-def prepare(source: Source, options: Dataset, seed: int) -> Splits:
-    """Loads and checks the splits.
+class Alone:
+    """`Workers` of a single process."""
+
+    def from_chief(self, make: Callable[[], str]) -> str:
+        return make()
+
+    def all(self, found: bool) -> bool:
+        return found
+
+
+def silent(event: str, /, **fields: Any) -> None:
+    """An `Emit` to which nothing matters."""
+
+
+def prepare(source: Source, options: Dataset, seed: int, workers: Workers | None = None, emit: Emit = silent) -> Splits:
+    """Loads, checks and preprocesses the splits.
 
     Args:
         source: any object that keeps the contract.
-        seed: decides which examples of an in-memory training split are held out for validation.
+        options: what the pipeline does with it.
+        seed: decides which examples of the training split are held out for validation.
+        workers: those that train in step; the chief learns the preprocessing for all.
+        emit: is told what was left out.
 
     Raises:
-        Refusal: if the source does not keep the contract, or a split that was named is missing.
+        Refusal: if the source does not keep the contract, a split that was named is missing, or an example that has to
+            be read at the start can't be.
     """
     check_contract(source)
-    validation: Examples | None
+    workers = workers or Alone()
+    given = {name: clean(source, name, options, workers, emit) for name in wanted(source, options)}
+    train, validation, test = given["train"], None, given.get("test")
     if isinstance(options.validation, str):
-        train, validation = load(source, "train"), load(source, options.validation)
-        validation = limited(validation, options.limit)
-        train = limited(train, options.limit)
+        validation = given[options.validation]
     else:
-        train = limited(load(source, "train"), options.limit)
         train, validation = hold_out(train, options.validation or 0.0, seed)
-    test = limited(load(source, "test"), options.limit) if "test" in source.splits else None
-    return Splits(train, validation, test)
+    sample = first_inputs(train, 8)
+    raw = Splits(train, validation, test, source.inputs, sample)
+    return kept(preprocessed(source, raw, workers), options.cache, workers)
+
+
+def wanted(source: Source, options: Dataset) -> list[str]:
+    """The splits that are read, each once."""
+    names = ["train", *([options.validation] if isinstance(options.validation, str) else [])]
+    return list(dict.fromkeys([*names, *(["test"] if "test" in source.splits else [])]))
+
+
+def clean(source: Source, split: str, options: Dataset, workers: Workers, emit: Emit) -> Examples:
+    """One split, checked and limited, without what is to be skipped."""
+    examples = load(source, split)
+    if isinstance(examples, Stream):
+        examples = hold_records(split, examples)
+    examples = limited(examples, options.limit)
+    if isinstance(examples, Arrays):
+        return examples
+    examples = with_checked_targets(examples, source.outputs)
+    return without_bad(split, examples, workers, emit) if options.on_bad_example == "skip" else examples
+
+
+def without_bad(split: str, stream: Stream, workers: Workers, emit: Emit) -> Stream:
+    """The stream without the examples that cannot be read, which a note counts and names."""
+    places = json.loads(workers.from_chief(lambda: json.dumps(bad_places(stream))))
+    if not places:
+        return stream
+    if len(places) == len(stream):
+        first = described(stream, places[:1])[0]
+        raise Refusal(
+            f"dataset.on_bad_example=skip: none of the {len(stream)} examples of {split!r} can be read: {first}"
+        )
+    named = ", ".join(map(str, described(stream, places[:NAMED])))
+    more = f" and {len(places) - NAMED} more" if len(places) > NAMED else ""
+    skipped = f"left out {len(places)} of the {len(stream)} examples of {split!r} that cannot be read"
+    emit("note", text=f"dataset.on_bad_example=skip: {skipped}: {named}{more}")
+    return without(stream, places)
+
+
+def preprocessed(source: Source, splits: Splits, workers: Workers) -> Splits:
+    """The splits with what their preprocessing is, learned from the training split."""
+    preprocessing = getattr(source, "preprocessing", None)
+    if preprocessing is None:
+        return splits
+    learned = learned_from(preprocessing, splits.train, workers)
+    inputs = preprocessing.features(learned)
+    transform = transform_by(preprocessing, learned, splits.sample, inputs)
+    return replace(splits, inputs=inputs, transform=transform, front=lambda: made(preprocessing, learned))
+
+
+def kept(splits: Splits, cache: str, workers: Workers) -> Splits:
+    """The splits, those that `dataset.cache` keeps as arrays; one with two roles is kept once."""
+    done: dict[int, Examples] = {}
+    for name, examples in splits.named().items():
+        if id(examples) not in done:
+            done[id(examples)] = keep(name, examples, cache, splits.transform, workers)
+    held, test = (None if examples is None else done[id(examples)] for examples in (splits.validation, splits.test))
+    return replace(splits, train=done[id(splits.train)], validation=held, test=test)
+
+
+def first_inputs(examples: Examples, count: int) -> np.ndarray[Any, Any]:
+    """A few raw inputs of the training split, [count, *shape]."""
+    if isinstance(examples, Arrays):
+        return examples.inputs[:count]
+    with refusing_bad("train", examples):
+        return np.stack([x for x, _ in decoded(examples, examples.dataset.take(count)).as_numpy_iterator()])
 
 
 def check_contract(source: Any) -> None:
@@ -111,12 +217,12 @@ def look_at_arrays(split: str, examples: Arrays) -> tuple[Any, Any, str]:
             raise Refusal(f"dataset: {what} of {split!r} are a {type(array).__name__}, expected a numpy array")
     if len(inputs) != len(targets):
         raise Refusal(f"dataset: load({split!r}) gave {len(inputs)} inputs and {len(targets)} targets")
-    return inputs.shape[1:], targets.shape[1:], inputs.dtype.name
+    return inputs.shape[1:], targets.shape[1:], "string" if inputs.dtype.kind in "OSU" else inputs.dtype.name
 
 
 def look_at_stream(split: str, examples: Stream) -> tuple[Any, Any, str]:
     """(input shape, target shape, input dtype) of a stream."""
-    spec = examples.dataset.element_spec
+    spec = decoded(examples).element_spec
     if not (isinstance(spec, tuple) and len(spec) == 2 and all(hasattr(s, "shape") for s in spec)):
         raise Refusal(f"dataset: the stream of {split!r} must yield (input, target), and yields {spec}")
     count = int(examples.dataset.cardinality())
@@ -132,26 +238,30 @@ def limited(examples: Examples, limit: int | None) -> Examples:
         return examples
     if isinstance(examples, Arrays):
         return Arrays(examples.inputs[:limit], examples.targets[:limit])
-    return Stream(examples.dataset.take(limit), limit)
+    if isinstance(examples, Records):
+        return examples.only(np.arange(limit))
+    return replace(examples, dataset=examples.dataset.take(limit), length=limit)
 
 
 def hold_out(examples: Examples, fraction: float, seed: int) -> tuple[Examples, Examples | None]:
     """Divides a training split into (train, validation).
 
-    Examples in memory are drawn at random by `seed`; of a stream the first ones are held out, since
-    nothing else can be had from it without reading it twice.
+    Examples and records in memory are drawn at random by `seed`; of any other stream the first ones are held out,
+    since nothing else can be had from it without reading it twice.
     """
     count = round(len(examples) * fraction)
     if not count:
         return examples, None
     if count >= len(examples):
         raise Refusal(f"dataset.validation={fraction}: leaves nothing of {len(examples)} examples to train on")
-    if isinstance(examples, Stream):
-        rest = Stream(examples.dataset.skip(count), len(examples) - count)
-        return rest, Stream(examples.dataset.take(count), count)
+    if isinstance(examples, Stream) and not isinstance(examples, Records):
+        rest = replace(examples, dataset=examples.dataset.skip(count), length=len(examples) - count)
+        return rest, replace(examples, dataset=examples.dataset.take(count), length=count)
     order = np.random.default_rng([seed, 1]).permutation(len(examples))
-    held, kept = np.sort(order[:count]), np.sort(order[count:])
-    return (
-        Arrays(examples.inputs[kept], examples.targets[kept]),
-        Arrays(examples.inputs[held], examples.targets[held]),
-    )
+    return only(examples, np.sort(order[count:])), only(examples, np.sort(order[:count]))
+
+
+def only(examples: Arrays | Records, places: np.ndarray[Any, Any]) -> Examples:
+    if isinstance(examples, Records):
+        return examples.only(places)
+    return Arrays(examples.inputs[places], examples.targets[places])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ def export(
     policy: str,
     folder: Path,
     on_host: bool = False,
+    front: Callable[[], keras.Layer] | None = None,
 ) -> None:
     """Exports the model into `folder`, loads the SavedModel again and compares.
 
@@ -44,12 +46,15 @@ def export(
         batch: a few raw inputs, to compare on and to keep as the example.
         policy: the dtype policy it computes in, which decides how equal is equal.
         folder: is made.
+        front: makes the preprocessing that the saved model begins with, so that it takes raw inputs.
         on_host: compare in the host's memory, where the model is too large for a device.
 
     Raises:
         ExportError: if the outputs differ.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    if front is not None:
+        model = composed(front(), model, inputs)
     model.save(folder / KERAS_FILE)
     spec = tf.TensorSpec([None, *inputs.shape], inputs.dtype, name="inputs")
     model.export(folder / SAVED_MODEL, input_signature=[spec], verbose=False)
@@ -63,6 +68,12 @@ def export(
         "keras": keras.__version__,
     }
     (folder / SIGNATURE).write_text(json.dumps(signature, indent=2))
+
+
+def composed(front: keras.Layer, model: keras.Model, inputs: Inputs) -> keras.Model:
+    """The model behind its preprocessing."""
+    raw = keras.Input(inputs.shape, dtype=inputs.dtype, name="inputs")
+    return keras.Model(raw, model(front(raw)), name=model.name)
 
 
 def check(model: keras.Model, batch: np.ndarray[Any, Any], tolerance: float, folder: Path) -> None:

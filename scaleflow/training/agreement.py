@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 from collections.abc import Callable
 
+import numpy as np
 import tensorflow as tf
 
 
@@ -43,6 +44,24 @@ class Agreement:
         differs = int(self._sum(tf.constant(number, tf.int64))) != number * replicas
         return int(self._sum(tf.constant(differs, tf.int64))) == 0  # the mean may equal one of them
 
+    def all(self, found: bool) -> bool:
+        """Whether every worker has found so; all have to call it."""
+        if self._workers == 1:
+            return found
+        return int(self._sum(tf.constant(int(not found), tf.int64))) == 0
+
+    def from_chief(self, make: Callable[[], str]) -> str:
+        """The text that the chief makes, on every worker; all have to call it, the others wait."""
+        if self._workers == 1:
+            return make()
+        own = make().encode() if self._strategy.extended.should_save_summary else b""
+        local = self._strategy.num_replicas_in_sync // self._workers
+        length = int(self._sum(tf.constant(len(own), tf.int64))) // local
+        numbers = np.zeros(length, np.float32)  # a byte to a number: what is summed over each device's replica is exact
+        numbers[: len(own)] = np.frombuffer(own, np.uint8)
+        summed = self._sum(tf.constant(numbers)).numpy() / local
+        return bytes(summed.astype(np.uint8)).decode()
+
     def part(self) -> None:
         """Leaves the others; all have to call it, as their last word.
 
@@ -53,7 +72,7 @@ class Agreement:
         with contextlib.suppress(tf.errors.OpError):
             self(0.0)
 
-    @tf.function(autograph=False)
+    @tf.function(autograph=False, reduce_retracing=True)
     def _sum(self, values: tf.Tensor) -> tf.Tensor:
         each = self._strategy.run(tf.identity, args=(values,))
         return self._strategy.reduce(tf.distribute.ReduceOp.SUM, each, axis=None)

@@ -1,0 +1,195 @@
+"""Streams that are decoded late: their order, where they are kept, and the examples that cannot be read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from scaleflow.errors import Refusal
+from scaleflow.interfaces import Batching, Dataset, Inputs, Outputs, Stream, Target
+from tests.dataset.reading import reader, spread_over
+
+EXAMPLES = 53
+CACHES = ("auto", "memory", "file", "none")
+
+
+@dataclasses.dataclass
+class Files:
+    """Numbered examples behind records (a file's name, a number); some of them cannot be read."""
+
+    bad: tuple[int, ...] = ()
+    classes: int = EXAMPLES
+    count: int = EXAMPLES
+    read: list[int] = dataclasses.field(default_factory=list)
+
+    splits = ("train", "test")
+    inputs = Inputs((2,))
+
+    @property
+    def outputs(self) -> Outputs:
+        return Outputs("classification", (self.classes,))
+
+    def load(self, split: str) -> Stream:
+        import tensorflow as tf
+
+        count = self.count if split == "train" else 5
+        names = np.array([f"{split}/{number}" for number in range(count)])
+        records = tf.data.Dataset.from_tensor_slices((names, np.arange(count, dtype=np.int32)))
+
+        def decode(name: tf.Tensor, number: tf.Tensor) -> Any:
+            is_good = tf.reduce_all(tf.constant([-1, *self.bad]) != number)
+            tf.py_function(lambda n: self.read.append(int(n)), [number], [])
+            with tf.control_dependencies([tf.debugging.Assert(is_good, ["not a number", name])]):
+                return tf.cast(tf.stack([number, -number]), tf.float32), number
+
+        return Stream(records, self.count if split == "train" else 5, decode, lambda name, _: name.decode())
+
+
+def options(**changes: Any) -> Dataset:
+    return Dataset(Target("dataset", "nowhere"), **{"validation": None, **changes})
+
+
+def orders(replicas: int) -> dict[str, Any]:
+    """By how a stream is kept: the feed, two epochs, the second from step 2 on, and both for fit."""
+    from scaleflow import dataset
+
+    strategy = spread_over(replicas)
+    found = {}
+    for cache in CACHES:
+        train = dataset.prepare(Files(), options(cache=cache), 0).train
+        feed = dataset.feed(train, Batching(12 // replicas, 1, replicas), strategy, 3)
+        read = reader(strategy, feed)
+        fitted = [targets.numpy()[mask.numpy() == 1].tolist() for _, targets, mask in feed.batches(2, 5)]
+        found[cache] = (type(feed).__name__, read(0), read(1), read(1, 2), fitted)
+    return found
+
+
+def test_a_stream_has_one_order_however_it_is_kept(isolated: Callable[..., Any]) -> None:
+    found = isolated(orders, 1)
+    assert [found[cache][0] for cache in CACHES] == ["ArrayFeed", "ArrayFeed", "FileFeed", "StreamFeed"]
+    for cache in CACHES:
+        _, first, second, rest, fitted = found[cache]
+        assert (first, second) == found["memory"][1:3], cache
+        assert rest == second[2:], cache
+        assert fitted == [numbers for numbers, _ in [*first, *second]], cache
+        for epoch in (first, second):
+            assert sorted(number for numbers, _ in epoch for number in numbers) == list(range(EXAMPLES))
+    assert first != second
+    assert isolated(orders, 2) == found
+
+
+def decoded_by_workers() -> list[tuple[list[int], list[list[int]]]]:
+    """Of two workers with two replicas each: what each decodes for the shares of an epoch, and those shares."""
+    import tensorflow as tf
+
+    from scaleflow.dataset.feeds import StreamFeed, places_of_worker
+    from scaleflow.dataset.records import hold_records
+
+    found = []
+    for worker in range(2):
+        source = Files(count=30)
+        stream = hold_records("train", source.load("train"))
+        for held in (stream, dataclasses.replace(source.load("train"))):
+            source.read.clear()
+            feed = StreamFeed(held, Batching(4, 1, 4), tf.distribute.get_strategy(), 7, buffer=30)
+            context = tf.distribute.InputContext(2, worker, 4)
+            mine = feed._order.examples(1, 0, places_of_worker(4, context))
+            shares = feed._shares(mine, 4, 4)
+            numbers = [targets.numpy()[mask.numpy() == 1].tolist() for _, targets, mask in shares]
+            found.append((sorted(source.read), numbers))
+    return found
+
+
+def test_a_worker_decodes_what_its_replicas_train_on_and_no_more(isolated: Callable[..., Any]) -> None:
+    found = isolated(decoded_by_workers)
+    for first, second in (found[0::2], found[1::2]):
+        every = [number for _, shares in (first, second) for share in shares for number in share]
+        assert sorted(every) == list(range(30))
+        assert [len(share) for share in first[1]] == [4, 4, 4, 4]
+        assert [len(share) for share in second[1]] == [4, 4, 4, 2]
+    for read, shares in found[0::2]:  # from memory the padding is the first record's, once
+        wanted = sorted(number for share in shares for number in share)
+        assert [number for number in read if number in wanted] == wanted
+        assert set(read) - set(wanted) <= {0}
+
+
+def bad_examples() -> dict[str, Any]:
+    from scaleflow import dataset
+
+    notes: list[str] = []
+
+    def emit(event: str, /, **fields: Any) -> None:
+        notes.append(fields["text"])
+
+    def refusal(source: Files, **changes: Any) -> str:
+        try:
+            dataset.prepare(source, options(**changes), 0, emit=emit)
+        except Refusal as refused:
+            return str(refused)
+        return ""
+
+    skip = {"on_bad_example": "skip"}
+    sets = {}
+    for cache in ("memory", "none"):
+        splits = dataset.prepare(Files((1, 40)), options(**skip, cache=cache, validation=0.2), 0, emit=emit)
+        examples = (splits.train, splits.validation, splits.test)
+        sets[cache] = [
+            sorted(int(y) for y in e.targets)
+            if hasattr(e, "targets")
+            else sorted(int(y) for _, y in dataset.decoded(e).as_numpy_iterator())  # type: ignore[arg-type]
+            for e in examples
+        ]
+    long = Files(tuple(range(3, 12)))
+    return {
+        "sets": sets,
+        "notes": list(dict.fromkeys(notes)),
+        "kept": refusal(Files((40,))),
+        "first": refusal(Files((2,)), cache="none"),
+        "late": refusal(Files((40,)), cache="none"),
+        "label": refusal(Files(classes=50)),
+        "all": refusal(Files(tuple(range(EXAMPLES))), **skip),
+        "many": refusal(long, **skip, cache="none") or notes[-2],
+        "short": refusal(ShortOf(Files())),  # type: ignore[arg-type]
+    }
+
+
+class ShortOf:
+    """A source that promises an example too many."""
+
+    def __init__(self, source: Files) -> None:
+        self.inputs, self.outputs, self.splits = source.inputs, source.outputs, ("train",)
+        self._source = source
+
+    def load(self, split: str) -> Stream:
+        stream = self._source.load(split)
+        return dataclasses.replace(stream, dataset=stream.dataset.filter(lambda *_: True), length=EXAMPLES + 1)
+
+
+def test_bad_examples_are_refused_by_name_or_left_out_and_counted(isolated: Callable[..., Any]) -> None:
+    found = isolated(bad_examples)
+    left = [number for number in range(EXAMPLES) if number not in (1, 40)]
+    for train, validation, test in found["sets"].values():
+        assert sorted(train + validation) == left
+        assert len(validation) == 10
+        assert test == [0, 2, 3, 4]
+    assert found["sets"]["memory"] == found["sets"]["none"]
+    assert found["notes"][:2] == [
+        "dataset.on_bad_example=skip: left out 2 of the 53 examples of 'train' that cannot be read: "
+        "train/1 (not a number train/1), train/40 (not a number train/40)",
+        "dataset.on_bad_example=skip: left out 1 of the 5 examples of 'test' that cannot be read: "
+        "test/1 (not a number test/1)",
+    ]
+    ending = "; dataset.on_bad_example=skip leaves such out"
+    assert found["kept"] == "dataset: train/40 of 'train' cannot be read: not a number train/40" + ending
+    assert found["first"] == "dataset: train/2 of 'train' cannot be read: not a number train/2" + ending
+    assert found["late"] == ""
+    target = "its classification target is not from 0 to 49 50"
+    assert found["label"] == f"dataset: train/50 of 'train' cannot be read: {target}{ending}"
+    assert found["all"].startswith(
+        "dataset.on_bad_example=skip: none of the 53 examples of 'train' can be read: train/0"
+    )
+    assert found["many"].endswith("train/7 (not a number train/7) and 4 more")
+    assert found["short"] == "dataset: the stream of 'train' holds 53 examples, and the source says 54"
