@@ -84,7 +84,7 @@ class Columns:
     A number becomes (number - mean) / deviation, a missing one 0 (the mean). Behind the numbers come, for the columns
     where the training split lacks some, 1 where it is missing and 0 elsewhere; then for each column of words a 1 in
     the place of its value: the first place is for values that the training split does not have, the last for missing
-    ones, where that has some. In the saved model, what is no number where one is expected becomes NaN.
+    ones, where that has some. What is no number where one is expected is an error, in the saved model, too.
 
     Args:
         names: of all columns of a row.
@@ -158,14 +158,13 @@ class Columns:
 
     def _numbers(self, rows: keras.KerasTensor, missing: keras.KerasTensor, learned: Any) -> list[keras.KerasTensor]:
         """Standardised numbers, and which of them are missing."""
-        count = len(self._numeric)
-        flat = ops.reshape(ops.take(rows, self._numeric, axis=1), (-1,))
-        numbers = ops.reshape(parsed(flat), (-1, count))
+        absent = ops.take(missing, self._numeric, axis=1)
+        given = ops.reshape(ops.where(absent, "0", ops.take(rows, self._numeric, axis=1)), (-1,))
+        numbers = ops.reshape(refusing(given, parsed(given)), (-1, len(self._numeric)))
         mean, deviation = np.array(learned["mean"]), np.array(learned["deviation"])
         scale = keras.layers.Rescaling(
             (1 / deviation).tolist(), (-mean / deviation).tolist(), dtype="float64", name="standardise"
         )
-        absent = ops.take(missing, self._numeric, axis=1)
         standard = ops.where(absent, ops.zeros_like(numbers), scale(numbers))
         parts = [ops.cast(standard, "float32")]
         told = [n for n, has in zip(self._numeric, learned["missing"], strict=True) if has]
@@ -261,6 +260,17 @@ def parsed(strings: keras.KerasTensor) -> keras.KerasTensor:
     wrong = ops.logical_or(wrong, ops.not_equal(count(is_e) > 0, count(exponent_digits) > 0))
     wrong = ops.logical_or(wrong, is_there[:, LONGEST])
     return ops.where(wrong, ops.full_like(value, float("nan")), value)
+
+
+def refusing(strings: keras.KerasTensor, numbers: keras.KerasTensor) -> keras.KerasTensor:
+    """The same numbers; whatever was parsed as NaN raises an error that shows it.
+
+    NaN alone would not do: compiled for a CPU, ReLU makes 0 of it. A lookup that has no place for what it does not
+    know is the one of Keras's layers that raises.
+    """
+    wrong = ops.where(ops.isnan(numbers), strings, "0")
+    zero = keras.layers.StringLookup(vocabulary=["0"], num_oov_indices=0, name="only_numbers")(wrong)
+    return numbers + ops.cast(zero, "float64")
 
 
 def count(chosen: keras.KerasTensor) -> keras.KerasTensor:

@@ -14,7 +14,16 @@ import tensorflow as tf
 
 from scaleflow.dataset.columns import Columns, are_numbers, as_numbers, is_missing, is_number
 from scaleflow.dataset.files import (
-    ALL, TEST_FRACTION, choice, divided, find, fraction, interleaved, number, splits_of, words,
+    ALL,
+    TEST_FRACTION,
+    choice,
+    divided,
+    find,
+    fraction,
+    interleaved,
+    number,
+    splits_of,
+    words,
 )
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import Inputs, Kind, Outputs, Stream
@@ -426,9 +435,7 @@ class Survey:
             others = self._columns[n].first_others
             found += [f"{where}: {self._table.names[n]} is {value!r}, expected a number" for where, value in others]
         if outputs.names:
-            unknown = {
-                value: where for value, where in self._targets.items() if value.decode() not in outputs.names
-            }
+            unknown = {value: where for value, where in self._targets.items() if value.decode() not in outputs.names}
             found += [
                 f"{where}: its target {name} is {value.decode()!r}, no class of the training split"
                 for value, where in unknown.items()

@@ -250,4 +250,4 @@ def one_hot_classes(targets: Array) -> Array:
             f"dataset.kind=classification: row {wrong[0]} of the targets has no single 1; expected [n] integers or "
             "[n, classes] with one 1 in each row"
         )
-    return np.argmax(rows, axis=1)
+    return np.asarray(rows.argmax(axis=1))

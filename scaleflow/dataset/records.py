@@ -48,7 +48,7 @@ class Records(Stream):
 def records(stream: Stream, components: tuple[tf.Tensor, ...]) -> Records:
     structure = stream.dataset.element_spec
     dataset = tf.data.Dataset.from_tensor_slices(tf.nest.pack_sequence_as(structure, components))
-    return Records(dataset, stream.length, stream.decode, stream.name, components)
+    return Records(dataset, stream.length, stream.decode, stream.name, components=components)
 
 
 def decode(stream: Stream, record: Any) -> Any:

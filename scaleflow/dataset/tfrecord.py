@@ -14,7 +14,16 @@ import tensorflow as tf
 
 from scaleflow.dataset import images
 from scaleflow.dataset.files import (
-    ALL, TEST_FRACTION, choice, divided, find, fraction, interleaved, number, splits_of, words,
+    ALL,
+    TEST_FRACTION,
+    choice,
+    divided,
+    find,
+    fraction,
+    interleaved,
+    number,
+    splits_of,
+    words,
 )
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import Inputs, Kind, Outputs, Stream
