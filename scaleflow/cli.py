@@ -112,6 +112,9 @@ def mask_sweep() -> None:
 def plan_of(config: DictConfig) -> Plan:
     """The checked plan of a composed config, with Hydra's record of what was chosen."""
     chosen = HydraConfig.get().runtime
+    if missing := sorted(OmegaConf.missing_keys(config)):
+        has = "has" if len(missing) == 1 else "have"
+        raise Refusal(f"{', '.join(missing)}: {has} no default; write {' '.join(f'{key}=...' for key in missing)}")
     plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     choices = {g: str(o) for g, o in chosen.choices.items() if "/" not in g and "@" not in g and o is not None}
     own = [source.path for source in chosen.config_sources if source.schema == "file"]

@@ -20,7 +20,7 @@ from scaleflow.masking import masked
 
 #: Options that the documentation names as coming. They are refused in those words, not as unknown.
 NOT_YET_OPTIONS: Mapping[str, Sequence[str]] = {
-    "dataset": ("mnist", "cifar10", "imdb_reviews", "tfds", "text_folder"),
+    "dataset": ("mnist", "cifar10", "imdb_reviews", "tfds"),
     "model": ("resnet", "text", "transformer", "linear"),
     "debug": ("overfit", "fast", "nan", "placement", "eager"),
     "checkpoint": (),
