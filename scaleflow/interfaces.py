@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 Kind = Literal["classification", "binary", "multi_label", "regression"]
 
+#: What is done to a text before it is split into words.
+Standardize = Literal["lower_and_strip_punctuation", "lower", "strip_punctuation", "none"]
+
 # ---------------------------------------------------------------------------------------------
 # What the config says
 # ---------------------------------------------------------------------------------------------
@@ -134,6 +137,8 @@ class Dataset:
         cache: where the examples of a stream are kept once they were read and prepared: `memory`, `file` (in the
             folder for temporary files, gone with the process), `none`; `auto` takes memory for those that are small.
         threads: of tf.data's own; null shares TensorFlow's.
+        normalise: the inputs get the mean 0 and the deviation 1 that the training split has in each channel; a part
+            of the saved model.
         on_bad_example: `raise` ends with the name of an example that cannot be read; `skip` looks for them all first.
     """
 
@@ -144,6 +149,7 @@ class Dataset:
     cache: Literal["auto", "memory", "file", "none"] = "auto"
     threads: int | None = field(default=None, metadata={"at_least": 1})
     on_bad_example: Literal["raise", "skip"] = "raise"
+    normalise: bool = False
 
 
 @dataclass(frozen=True)

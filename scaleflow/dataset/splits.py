@@ -12,10 +12,23 @@ import numpy as np
 
 from scaleflow.dataset.bad import bad_places, described, without
 from scaleflow.dataset.kept import Transform, keep, refusing_bad
+from scaleflow.dataset.normalise import Normalise
 from scaleflow.dataset.prepared import learned_from, made, transform_by
 from scaleflow.dataset.records import Records, decoded, hold_records, with_checked_targets
 from scaleflow.errors import Refusal
-from scaleflow.interfaces import Arrays, Dataset, Emit, Examples, Inputs, Kind, Outputs, Source, Stream, Workers
+from scaleflow.interfaces import (
+    Arrays,
+    Dataset,
+    Emit,
+    Examples,
+    Inputs,
+    Kind,
+    Outputs,
+    Preprocessing,
+    Source,
+    Stream,
+    Workers,
+)
 
 #: How many bad examples a note names.
 NAMED = 5
@@ -87,7 +100,7 @@ def prepare(source: Source, options: Dataset, seed: int, workers: Workers | None
         train, validation = hold_out(train, options.validation or 0.0, seed)
     sample = first_inputs(train, 8)
     raw = Splits(train, validation, test, source.inputs, sample)
-    return kept(preprocessed(source, raw, workers), options.cache, workers)
+    return kept(preprocessed(preprocessing_of(source, options), raw, workers), options.cache, workers)
 
 
 def wanted(source: Source, options: Dataset) -> list[str]:
@@ -134,9 +147,21 @@ def without_bad(split: str, stream: Stream, workers: Workers, emit: Emit) -> Str
     return without(stream, places)
 
 
-def preprocessed(source: Source, splits: Splits, workers: Workers) -> Splits:
+def preprocessing_of(source: Source, options: Dataset) -> Preprocessing | None:
+    """The source's own preprocessing, or what the config asks for."""
+    own: Preprocessing | None = getattr(source, "preprocessing", None)
+    if not options.normalise:
+        return own
+    if own is not None:
+        raise Refusal(
+            f"dataset.normalise=true: {type(source).__name__} preprocesses its inputs itself, with "
+            f"{type(own).__name__}; leave it away"
+        )
+    return Normalise(source.inputs)
+
+
+def preprocessed(preprocessing: Preprocessing | None, splits: Splits, workers: Workers) -> Splits:
     """The splits with what their preprocessing is, learned from the training split."""
-    preprocessing = getattr(source, "preprocessing", None)
     if preprocessing is None:
         return splits
     learned = learned_from(preprocessing, splits.train, workers)

@@ -60,7 +60,7 @@ def export(
     model.export(folder / SAVED_MODEL, input_signature=[spec], verbose=False)
     with tf.device("CPU:0") if on_host else contextlib.nullcontext():
         check(model, batch, TOLERANCE[policy], folder)
-    np.save(folder / EXAMPLE, batch[:2])
+    np.save(folder / EXAMPLE, as_text(batch[:2]) if inputs.dtype == "string" else batch[:2])
     signature = {
         "inputs": {"dtype": inputs.dtype, "shape": [-1, *inputs.shape]},
         "outputs": {"dtype": "float32", "shape": [-1, *outputs.shape]},
@@ -74,6 +74,12 @@ def composed(front: keras.Layer, model: keras.Model, inputs: Inputs) -> keras.Mo
     """The model behind its preprocessing."""
     raw = keras.Input(inputs.shape, dtype=inputs.dtype, name="inputs")
     return keras.Model(raw, model(front(raw)), name=model.name)
+
+
+def as_text(batch: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Strings as numpy's own type, which a file holds without pickle."""
+    words = [word.decode(errors="replace") if isinstance(word, bytes) else str(word) for word in batch.ravel()]
+    return np.array(words).reshape(batch.shape)
 
 
 def check(model: keras.Model, batch: np.ndarray[Any, Any], tolerance: float, folder: Path) -> None:

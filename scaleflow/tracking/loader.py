@@ -24,16 +24,27 @@ class SavedModel:
         """Logits or values, [batch, ...] float32.
 
         Args:
-            model_input: raw inputs [batch, ...] as an array, nested lists, or a DataFrame with a row to an
-                example, whose cells are put together in the order of its columns.
+            model_input: raw inputs [batch, ...] as an array, (nested) lists, or a DataFrame with a row to an
+                example, whose cells are put together in the order of its columns. Where the model takes text,
+                numbers are written out, and what is missing is empty.
             params: MLflow passes them; there are none.
         """
         values = model_input.to_numpy() if hasattr(model_input, "to_numpy") else np.asarray(model_input)
-        if values.dtype == object and self._spec.dtype != tf.string:
+        if self._spec.dtype == tf.string:
+            values = np.array([text(value) for value in values.ravel()], object).reshape(values.shape)
+        elif values.dtype == object:
             values = np.asarray(values.tolist())
         shape = [len(values), *self._spec.shape[1:]]
         batch = tf.reshape(tf.cast(tf.constant(values), self._spec.dtype), shape)
         return np.asarray(self._loaded.serve(batch))
+
+
+def text(value: Any) -> str | bytes:
+    """A cell as text."""
+    if isinstance(value, str | bytes):
+        return value
+    is_missing = value is None or value != value  # NaN is not itself
+    return "" if is_missing else str(value)
 
 
 def _load_pyfunc(path: str) -> SavedModel:

@@ -21,7 +21,7 @@ import numpy as np
 from mlflow.models import Model, ModelSignature
 from mlflow.models.utils import _save_example
 from mlflow.pyfunc import add_to_model
-from mlflow.types import Schema, TensorSpec
+from mlflow.types import ColSpec, Schema, TensorSpec
 from mlflow.utils.environment import _mlflow_conda_env, _PythonEnv
 
 LOADER = "scaleflow_loader"
@@ -54,10 +54,20 @@ def package(exported: Path, folder: Path, *, run_id: str, model_id: str) -> None
 
 
 def signature(described: dict[str, Any]) -> ModelSignature:
-    def schema(tensor: dict[str, Any]) -> Schema:
-        return Schema([TensorSpec(np.dtype(tensor["dtype"]), tuple(tensor["shape"]))])
-
     return ModelSignature(schema(described["inputs"]), schema(described["outputs"]))
+
+
+def schema(tensor: dict[str, Any]) -> Schema:
+    """What MLflow checks inputs against before the loader gets them.
+
+    It takes text for no tensor's type: a single one is a column, which may be a list, an array or a DataFrame, and
+    a row of them are objects, so that a DataFrame may have numbers in it.
+    """
+    if tensor["dtype"] != "string":
+        return Schema([TensorSpec(np.dtype(tensor["dtype"]), tuple(tensor["shape"]))])
+    if len(tensor["shape"]) == 1:
+        return Schema([ColSpec("string")])
+    return Schema([TensorSpec(np.dtype(object), tuple(tensor["shape"]))])
 
 
 def write_environment(folder: Path, tensorflow: str) -> list[str]:

@@ -1,0 +1,59 @@
+"""Inputs with a mean of 0 and a deviation of 1 in each channel, as the training split has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import numpy as np
+
+from scaleflow.errors import Refusal
+from scaleflow.interfaces import Inputs
+
+#: A channel that hardly varies is not blown up.
+LEAST_DEVIATION = 1e-6
+
+
+class Normalise:
+    """Preprocesses numbers: (x - mean) / deviation, along the last axis.
+
+    It is no augmentation, which training alone has: what is validated, tested and served has to be seen as the training
+    examples were, so it is a part of the saved model.
+
+    Args:
+        inputs: raw numbers, of any shape.
+
+    Raises:
+        Refusal: for text.
+    """
+
+    def __init__(self, inputs: Inputs) -> None:
+        if inputs.dtype == "string" or inputs.vocabulary is not None or not inputs.shape:
+            raise Refusal(
+                "dataset.normalise=true: the dataset's inputs are text, and a mean takes numbers; leave it away"
+            )
+        self._inputs = inputs
+
+    def learn(self, batches: Iterable[np.ndarray[Any, Any]]) -> dict[str, list[float]]:
+        """The mean and the deviation of each channel, over all examples and places."""
+        count, mean, squares = 0, np.zeros(self._inputs.shape[-1]), np.zeros(self._inputs.shape[-1])
+        for batch in batches:
+            values = batch.reshape(-1, batch.shape[-1]).astype(np.float64)
+            here = values.mean(axis=0)
+            away, total = here - mean, count + len(values)
+            mean = mean + away * len(values) / total  # Chan, Golub and LeVeque 1979: exact over any division in batches
+            squares = squares + ((values - here) ** 2).sum(axis=0) + away**2 * count * len(values) / total
+            count = total
+        deviation = np.maximum(np.sqrt(squares / max(count, 1)), LEAST_DEVIATION)
+        return {"mean": mean.tolist(), "deviation": deviation.tolist()}
+
+    def features(self, learned: Any) -> Inputs:
+        """The raw inputs' shape, float32, near [-1, 1]."""
+        return Inputs(shape=self._inputs.shape, dtype="float32")
+
+    def layer(self, learned: Any) -> keras.Layer:
+        """Raw inputs [b, ...] -> [b, ...] float32."""
+        deviation = np.asarray(learned["deviation"])
+        offset = -np.asarray(learned["mean"]) / deviation
+        return keras.layers.Rescaling((1 / deviation).tolist(), offset.tolist(), dtype="float32", name="normalise")
