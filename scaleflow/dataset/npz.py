@@ -223,6 +223,8 @@ def outputs_of(kind: Kind, targets: list[Array]) -> Outputs:
         raise Refusal("dataset: the targets of the splits differ in shape")
     if kind == "classification":
         if shape != (1,):  # one place to each class
+            for y in targets:
+                one_hot_classes(y)
             return Outputs(kind, shape)
         if any(y.dtype.kind == "f" for y in targets):
             raise Refusal("dataset.kind=classification: the targets are floats, expected integers from 0 up")
