@@ -18,6 +18,10 @@ AROUND_WORDS = re.compile(r"^(\{\{.*?\}\}\s*)?(Error in user-defined function pa
 ASSERTED = re.compile(r"assertion failed: \[(.*)\]$")
 
 
+#: What TensorFlow raises; the last, where its own message quotes bytes that are no text.
+UNREADABLE = (tf.errors.OpError, UnicodeDecodeError)
+
+
 @dataclass(frozen=True)
 class Bad:
     """One example that cannot be read.
@@ -83,13 +87,15 @@ def describe(stream: Stream, place: int, record: Any) -> Bad:
     try:
         for _ in alone:
             pass
-    except tf.errors.OpError as error:
+    except UNREADABLE as error:
         return Bad(place, name, words_of(error))
     return Bad(place, name, "it cannot be read")
 
 
-def words_of(error: tf.errors.OpError) -> str:
+def words_of(error: Exception) -> str:
     """What an operation says, without what TensorFlow writes around it."""
+    if not isinstance(error, tf.errors.OpError):
+        return "it cannot be read"
     line = AROUND_WORDS.sub("", str(error.message).strip()).partition("\n")[0].strip()
     asserted = ASSERTED.match(line)
     if asserted:

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.dataset import images
+from scaleflow.dataset.bad import UNREADABLE
 from scaleflow.dataset.files import (
     ALL,
     TEST_FRACTION,
@@ -181,7 +182,7 @@ class TFRecord:
         records = tf.data.TFRecordDataset(path, self._compression)
         try:
             return self._count_good(records), []
-        except tf.errors.OpError as error:
+        except UNREADABLE as error:
             if isinstance(error, tf.errors.NotFoundError | tf.errors.PermissionDeniedError):
                 raise Refusal(f"dataset.data_dir: {path} cannot be read ({error.message})") from error
         whole = records.ignore_errors()
@@ -190,7 +191,7 @@ class TFRecord:
         try:
             for _ in records.batch(READ_AT_ONCE):
                 pass
-        except tf.errors.OpError:
+        except UNREADABLE:
             faults.append(f"{path}, record {count}: {LOST}")
         return count, faults
 
