@@ -50,6 +50,7 @@ class Moments:
         zeros = np.zeros(columns)
         return cls(zeros, zeros.copy(), zeros.copy(), np.zeros(columns, bool))
 
+    @np.errstate(over="ignore", invalid="ignore")
     def add(self, values: np.ndarray[Any, Any], there: np.ndarray[Any, Any]) -> None:
         """Takes in [b, columns] numbers, of which those that are `there` count."""
         count = there.sum(axis=0)
@@ -119,6 +120,12 @@ class Columns:
                 found.seen.update(tf.unique(tf.boolean_mask(tensor[:, n], there[:, n])).y.numpy().tolist())
                 found.missing |= not there[:, n].all()
                 self._check(n, found)
+        for n, is_finite in zip(self._numeric, np.isfinite(moments.squares), strict=True):
+            if not is_finite:
+                raise Refusal(
+                    f"dataset.columns: the column {self._names[n]} has numbers too large to have a mean; "
+                    "leave it out with dataset.drop"
+                )
         return {
             "mean": moments.mean.tolist(),
             "deviation": moments.deviation().tolist(),
@@ -162,10 +169,8 @@ class Columns:
         given = ops.reshape(ops.where(absent, "0", ops.take(rows, self._numeric, axis=1)), (-1,))
         numbers = ops.reshape(refusing(given, parsed(given)), (-1, len(self._numeric)))
         mean, deviation = np.array(learned["mean"]), np.array(learned["deviation"])
-        scale = keras.layers.Rescaling(
-            (1 / deviation).tolist(), (-mean / deviation).tolist(), dtype="float64", name="standardise"
-        )
-        standard = ops.where(absent, ops.zeros_like(numbers), scale(numbers))
+        standard = ops.divide(ops.subtract(numbers, mean), deviation)  # Keras's own layers for it round to float32
+        standard = ops.where(absent, ops.zeros_like(numbers), standard)
         parts = [ops.cast(standard, "float32")]
         told = [n for n, has in zip(self._numeric, learned["missing"], strict=True) if has]
         if told:
@@ -256,7 +261,7 @@ def parsed(strings: keras.KerasTensor) -> keras.KerasTensor:
     wrong = ops.any(ops.logical_or(ops.logical_or(misplaced, late_point), unknown), axis=1)
     wrong = ops.logical_or(wrong, ops.equal(count(in_mantissa), 0))
     wrong = ops.logical_or(wrong, count(is_point) > 1)
-    wrong = ops.logical_or(wrong, count(is_e) > 1)
+    wrong = ops.logical_or(wrong, ops.logical_or(count(is_e) > 1, count(exponent_digits) > 3))
     wrong = ops.logical_or(wrong, ops.not_equal(count(is_e) > 0, count(exponent_digits) > 0))
     wrong = ops.logical_or(wrong, is_there[:, LONGEST])
     return ops.where(wrong, ops.full_like(value, float("nan")), value)

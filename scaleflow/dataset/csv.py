@@ -209,8 +209,11 @@ def header_of(files: dict[str, list[str]], form: Form) -> tuple[str, ...]:
 
 def first_line(path: str, form: Form) -> tuple[str, ...]:
     try:
-        with Path(path).open(encoding="utf-8-sig", newline="") as file:
-            names = tuple(name.strip() for name in next(csv.reader(file, delimiter=form.delimiter), ()))
+        with Path(path).open("rb") as file:
+            line = file.readline().decode("utf-8-sig").rstrip("\r\n")
+        names = tuple(name.strip() for name in next(csv.reader([line], delimiter=form.delimiter, strict=True), ()))
+    except csv.Error as error:
+        raise Refusal(f"dataset.data_dir: {path}, line 1: {UNCLOSED}") from error
     except UnicodeDecodeError as error:
         raise Refusal(f"dataset.data_dir: {path}, line 1: {NOT_UTF8}") from error
     except OSError as error:
