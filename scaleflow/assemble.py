@@ -312,6 +312,7 @@ def feeds(splits: Splits, ground: Ground, plan: Plan) -> tuple[Feed, Feed | None
         return None if examples is None else read(examples, whole, ground.evaluating)
 
     train = read(splits.train, ground.portions, ground.strategy, plan.seed, buffer=plan.dataset.shuffle)
+    train = dataset.augmented(train, plan.dataset.augment, plan.seed, splits.inputs, splits.outputs)
     validation = in_order(splits.validation)
     return train, validation, validation if splits.test is splits.validation else in_order(splits.test)
 

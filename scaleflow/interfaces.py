@@ -126,6 +126,21 @@ class Precision:
 
 
 @dataclass(frozen=True)
+class Augment:
+    """`dataset.augment`: what is done to what is trained on, and to nothing else.
+
+    Attributes:
+        flip: images left to right, half of them.
+        crop: pixels of zeros around an image, out of which one of its size is cut.
+        mixup: each example is mixed with another one, by a share from Beta(mixup, mixup) (Zhang et al. 2017).
+    """
+
+    flip: bool = False
+    crop: int = field(default=0, metadata={"at_least": 0})
+    mixup: float = field(default=0.0, metadata={"at_least": 0.0})
+
+
+@dataclass(frozen=True)
 class Dataset:
     """`dataset`: the source, and what the shared pipeline does with it.
 
@@ -150,6 +165,7 @@ class Dataset:
     threads: int | None = field(default=None, metadata={"at_least": 1})
     on_bad_example: Literal["raise", "skip"] = "raise"
     normalise: bool = False
+    augment: Augment | None = None
 
 
 @dataclass(frozen=True)
@@ -346,6 +362,9 @@ class Stream:
             called behind the shuffling and the division among workers, in parallel, for what a worker trains on.
         name: a record (as numpy values) -> what a user knows the example by (a file, a file and a row), for messages.
         faults: the first of the examples that the source already knows it can't decode, in words.
+        at_once: so many records, fewer at the end, are decoded in one call, which small ones need to be fast: `decode`
+            takes their components [b, ...] and gives (inputs [b, ...], targets [b, ...]). One that can't be decoded
+            fails the call. None: one record to a call.
     """
 
     dataset: tf.data.Dataset
@@ -353,6 +372,7 @@ class Stream:
     decode: Callable[..., tuple[Any, Any]] | None = None
     name: Callable[..., str] | None = None
     faults: Sequence[str] = ()
+    at_once: int | None = None
 
     def __len__(self) -> int:
         return self.length
@@ -377,7 +397,9 @@ class Source(Protocol):
     def load(self, split: str) -> Examples:
         """The examples of one split, the same ones in the same order at every call."""
 
-    # A source may have an attribute `preprocessing`, too: a `Preprocessing`, or None.
+    # A source may have these attributes, too:
+    #   preprocessing: a `Preprocessing`, or None.
+    #   notes: what a user should know before anything is read (that it is downloaded first, say), each a line.
 
 
 class Preprocessing(Protocol):

@@ -20,7 +20,7 @@ from scaleflow.masking import masked
 
 #: Options that the documentation names as coming. They are refused in those words, not as unknown.
 NOT_YET_OPTIONS: Mapping[str, Sequence[str]] = {
-    "dataset": ("mnist", "cifar10", "imdb_reviews", "tfds"),
+    "dataset": (),
     "model": ("resnet", "text", "transformer", "linear"),
     "debug": ("overfit", "fast", "nan", "placement", "eager"),
     "checkpoint": (),
@@ -46,7 +46,7 @@ NOT_YET_KEYS: Sequence[str] = (
 )
 
 #: Keys that are null until they are given a whole mapping.
-EMPTY_MAPPINGS = ("training.early_stopping", "training.step", "tracking.tags")
+EMPTY_MAPPINGS = ("dataset.augment", "training.early_stopping", "training.step", "tracking.tags")
 
 T = TypeVar("T")
 

@@ -82,7 +82,6 @@ REFUSED: Mapping[tuple[str, ...], Sequence[str]] = {
     ("hardware=tpu",): ["hardware=tpu", "there is no TPU", "hardware.tpu=grpc://HOST:8470"],
     ("strategy=tpu", "hardware.tpu=grpc://127.0.0.1:1"): ["hardware.tpu=grpc://127.0.0.1:1", "nothing answers"],
     ("cluster=ray",): ["cluster=ray", "not available yet", "tf_config"],
-    ("dataset=cifar10",): ["dataset=cifar10", "not available yet", "digits"],
     ("dataset=csv", "dataset.target=price"): ["dataset.data_dir", "no default", "dataset.data_dir=..."],
     ("dataset=tfrecord",): ["dataset.data_dir, dataset.features, dataset.input, dataset.target", "no default"],
     ("model=resnet",): ["model=resnet", "not available yet", "mlp"],

@@ -44,7 +44,9 @@ QUOTED = "\x01"
 #: Faults that are kept to be named.
 NAMED = 10
 
+#: Lines that are read, and rows that are decoded, in one call.
 READ_AT_ONCE = 4096
+DECODED_AT_ONCE = 256
 
 
 class Csv:
@@ -125,30 +127,31 @@ class Csv:
         if group not in self._surveys:
             self._surveys[group] = Survey(self._table, self._files[group], self._most)
         survey, files = self._surveys[group], self._files[group]
-        records: tf.data.Dataset = self._table.lines(files).apply(tf.data.experimental.assert_cardinality(survey.count))
-        length = survey.count
+        records, length = self._table.lines(files).unbatch(), survey.count
+        records = records.apply(tf.data.experimental.assert_cardinality(length))
         if group == ALL:
             records, length = divided(records, length, split, self._part, self._seed)
 
         def name(file: Any, line: Any, text: Any) -> str:
             return f"{files[int(file)]}, line {int(line)}"
 
-        return Stream(records, length, self._decode, name, survey.faults(self._numeric, self.outputs))
+        faults = survey.faults(self._numeric, self.outputs)
+        return Stream(records, length, self._decode, name, faults, at_once=DECODED_AT_ONCE)
 
     def _decode(self, file: tf.Tensor, line: tf.Tensor, text: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Traced: a line -> (row [columns] of strings, target)."""
+        """Traced: lines [b] -> (rows [b, columns] of strings, targets [b] or [b, 1])."""
         table, outputs = self._table, self.outputs
-        with tf.control_dependencies([tf.debugging.Assert(is_utf8(text), [NOT_UTF8])]):
+        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(is_utf8(text)), [NOT_UTF8])]):
             fields = table.fields(text)
         missing = is_missing(fields, table.form.missing)
-        target = fields[table.target]
+        target = fields[:, table.target]
         numbers = [*self._numeric, *([table.target] if outputs.kind == "regression" else [])]
-        checks = [tf.debugging.Assert(~missing[table.target], ["its target is missing"])]
+        checks = [tf.debugging.Assert(~tf.reduce_any(missing[:, table.target]), ["its target is missing"])]
         if numbers:
-            wrong = ~are_numbers(tf.gather(fields, numbers)) & ~tf.gather(missing, numbers)
+            wrong = ~are_numbers(tf.gather(fields, numbers, axis=1)) & ~tf.gather(missing, numbers, axis=1)
             checks.append(tf.debugging.Assert(~tf.reduce_any(wrong), ["a column of numbers has something else"]))
         with tf.control_dependencies(checks):
-            return tf.gather(fields, self._columns), target_of(outputs, target)
+            return tf.gather(fields, self._columns, axis=1), target_of(outputs, target)
 
 
 MISSING_KEY = "dataset.missing"
@@ -156,14 +159,15 @@ NOT_UTF8 = "it is not UTF-8"
 
 
 def target_of(outputs: Outputs, target: tf.Tensor) -> tf.Tensor:
-    """Traced: the field of the target -> a value [1], or the number of its class."""
+    """Traced: the fields [b] of the target -> values [b, 1], or the numbers of their classes."""
     if outputs.kind == "regression":
-        return tf.cast(as_numbers(target), tf.float32)[None]
-    is_class = tf.equal(target, tf.constant(outputs.names))
-    known = tf.debugging.Assert(tf.reduce_any(is_class), ["its target is no class of the training split:", target])
-    with tf.control_dependencies([known]):
-        label = tf.argmax(tf.cast(is_class, tf.int32), output_type=tf.int32)
-    return tf.cast(label, tf.float32)[None] if outputs.kind == "binary" else label
+        return tf.cast(as_numbers(target), tf.float32)[:, None]
+    is_class = tf.equal(target[:, None], tf.constant(outputs.names))
+    is_known = tf.reduce_any(is_class, axis=1)
+    words = ["its target is no class of the training split:", tf.boolean_mask(target, ~is_known)]
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(is_known), words)]):
+        label = tf.argmax(tf.cast(is_class, tf.int32), axis=1, output_type=tf.int32)
+    return tf.cast(label, tf.float32)[:, None] if outputs.kind == "binary" else label
 
 
 # ---------------------------------------------------------------------------------------------
@@ -259,15 +263,21 @@ class Table:
         return found
 
     def lines(self, files: Sequence[str]) -> tf.data.Dataset:
-        """(file int64, number of the line int64, line) of every line that is not blank, the header left out."""
+        """(file int64, number of the line int64, line) [b] of all lines that are not blank, the header left out.
+
+        They come as batches of up to `READ_AT_ONCE`: a call to each line would take longer than all else.
+        """
         before = 0 if self.form.header else 1
 
         def of_file(file: tf.Tensor, path: tf.Tensor) -> tf.data.Dataset:
-            numbered = tf.data.TextLineDataset(path).enumerate(start=1).skip(before)
-            rows = numbered.filter(lambda _, text: tf.strings.length(tf.strings.strip(text)) > 0)
-            return rows.map(lambda line, text: (file, line, text))
+            def numbered(batch: tf.Tensor, texts: tf.Tensor) -> Any:
+                numbers = batch * READ_AT_ONCE + tf.range(tf.shape(texts, tf.int64)[0]) + 1
+                is_row = (numbers > before) & (tf.strings.length(tf.strings.strip(texts)) > 0)
+                return file + tf.zeros_like(numbers[is_row]), numbers[is_row], texts[is_row]
 
-        return interleaved(files, of_file)
+            return tf.data.TextLineDataset(path).batch(READ_AT_ONCE).enumerate().map(numbered)
+
+        return interleaved(files, of_file, block=1)
 
     def fields(self, lines: tf.Tensor) -> tf.Tensor:
         """Traced: [...] lines -> [..., columns], without the blanks around them."""
@@ -343,8 +353,7 @@ class Survey:
         self._columns = [Found() for _ in table.names]
         self._malformed: list[str] = []
         self._targets: dict[bytes, str] = {}  # and where each is first
-        batches = table.lines(files).batch(READ_AT_ONCE)
-        for batch in batches.map(self._looked_at, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True):
+        for batch in table.lines(files).map(self._looked_at, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True):
             self._add(*batch)
 
     def _looked_at(self, file: tf.Tensor, line: tf.Tensor, text: tf.Tensor) -> Any:

@@ -7,6 +7,7 @@ any step without having kept an iterator.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,12 @@ class ArrayFeed:
     def _share_bytes(self, arrays: Arrays) -> int:
         """The size of one replica's share of a global batch."""
         return self.batching.share * (arrays.inputs.nbytes + arrays.targets.nbytes) // len(arrays)
+
+    def reordered(self, seed: int) -> ArrayFeed:
+        """The same examples in the order of another seed; what is in memory is there once."""
+        other = copy.copy(self)
+        other._seed = seed
+        return other
 
     def open(self, epoch: int, step: int) -> Any:
         return self._arrays
@@ -234,10 +241,17 @@ class StreamFeed:
         self.batching = batching
         self.ahead = False  # tf.data reads ahead itself
         self._stream = stream
+        self._buffer = buffer
         self._order = Order(stream, shuffle_seed, buffer)
         self._strategy = strategy
         self._transform = transform
         self._options = options(threads)
+
+    def reordered(self, seed: int) -> StreamFeed:
+        """The same examples in the order of another seed."""
+        other = copy.copy(self)
+        other._order = Order(self._stream, seed, self._buffer)
+        return other
 
     def open(self, epoch: int, step: int) -> Any:
         """A distributed iterator over the rest of the epoch."""

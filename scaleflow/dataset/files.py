@@ -135,12 +135,13 @@ def is_of(name: str, suffixes: Sequence[str]) -> bool:
 # ---------------------------------------------------------------------------------------------
 
 
-def interleaved(files: Sequence[str], records: Any) -> tf.data.Dataset:
+def interleaved(files: Sequence[str], records: Any, block: int = BLOCK) -> tf.data.Dataset:
     """The records of all files, several files read at once, always in the same order.
 
     Args:
         files: in the order of their numbers.
         records: traced, (a file's number int64, its path) -> a dataset of its records.
+        block: so many of one file's follow each other.
     """
     numbered = tf.data.Dataset.from_tensor_slices(
         (tf.range(len(files), dtype=tf.int64), tf.constant(list(files), tf.string))
@@ -148,7 +149,7 @@ def interleaved(files: Sequence[str], records: Any) -> tf.data.Dataset:
     return numbered.interleave(
         records,
         cycle_length=min(INTERLEAVED, len(files)),
-        block_length=BLOCK,
+        block_length=block,
         num_parallel_calls=tf.data.AUTOTUNE,
         deterministic=True,
     )
@@ -171,13 +172,15 @@ def divided(records: tf.data.Dataset, count: int, split: str, test: float, seed:
     last = tf.constant(max(count - 1, 1), tf.int64)
     words = tf.constant([seed, 0x7E57], tf.int64)
 
-    def belongs(number: tf.Tensor, _: Any) -> tf.Tensor:
-        is_test = tf.random.experimental.index_shuffle(number, words, last) < held_out
-        return is_test if split == "test" else tf.logical_not(is_test)
+    def chosen(portion: tf.Tensor, *components: tf.Tensor) -> Any:
+        numbers = portion * BLOCK + tf.range(tf.shape(components[0], tf.int64)[0])
+        is_test = tf.random.experimental.index_shuffle(numbers, words, last) < held_out
+        is_in = is_test if split == "test" else tf.logical_not(is_test)
+        return tuple(tf.boolean_mask(each, is_in) for each in components)
 
-    chosen = records.enumerate().filter(belongs).map(lambda _, record: record)
+    portions = records.batch(BLOCK).enumerate().map(lambda portion, record: chosen(portion, *record))
     size = held_out if split == "test" else count - held_out
-    return chosen.apply(tf.data.experimental.assert_cardinality(size)), size
+    return portions.unbatch().apply(tf.data.experimental.assert_cardinality(size)), size
 
 
 def drawn(count: int, fraction: float, seed: int) -> np.ndarray[Any, Any]:

@@ -39,7 +39,7 @@ class Splits:
     """What a run trains, validates and tests on; the last two may be missing.
 
     Attributes:
-        inputs: what the model takes, behind the preprocessing.
+        inputs, outputs: what the model takes, behind the preprocessing, and what it returns.
         sample: a few raw inputs of the training split.
         transform: the preprocessing of what is read as it goes; that of arrays is done.
         front: makes the preprocessing anew, as the first part of a saved model.
@@ -49,6 +49,7 @@ class Splits:
     validation: Examples | None
     test: Examples | None
     inputs: Inputs
+    outputs: Outputs
     sample: np.ndarray[Any, Any]
     transform: Transform | None = None
     front: Callable[[], keras.Layer] | None = None
@@ -90,6 +91,8 @@ def prepare(source: Source, options: Dataset, seed: int, workers: Workers | None
         Refusal: if the source does not keep the contract, a split that was named is missing, or an example that has to
             be read at the start can't be.
     """
+    for note in getattr(source, "notes", ()):
+        emit("note", text=note)
     check_contract(source)
     workers = workers or Alone()
     given = {name: clean(source, name, options, workers, emit) for name in wanted(source, options)}
@@ -99,7 +102,7 @@ def prepare(source: Source, options: Dataset, seed: int, workers: Workers | None
     else:
         train, validation = hold_out(train, options.validation or 0.0, seed)
     sample = first_inputs(train, 8)
-    raw = Splits(train, validation, test, source.inputs, sample)
+    raw = Splits(train, validation, test, source.inputs, source.outputs, sample)
     return kept(preprocessed(preprocessing_of(source, options), raw, workers), options.cache, workers)
 
 
@@ -192,7 +195,9 @@ def check_contract(source: Any) -> None:
     """Refuses an object that is no `Source`, naming what it lacks."""
     name = type(source).__name__
     for attribute, kind in (("inputs", Inputs), ("outputs", Outputs)):
-        if not isinstance(getattr(source, attribute, None), kind):
+        # What fails inside a property is not taken for its absence.
+        found = getattr(source, attribute) if hasattr(type(source), attribute) else getattr(source, attribute, None)
+        if not isinstance(found, kind):
             raise Refusal(f"dataset: {name}.{attribute} must be a scaleflow.interfaces.{kind.__name__}")
     if "train" not in (getattr(source, "splits", None) or ()):
         raise Refusal(f"dataset: {name}.splits must name the splits, 'train' among them")

@@ -146,9 +146,10 @@ class TFRecord:
 
         def of_file(file: tf.Tensor, path: tf.Tensor) -> tf.data.Dataset:
             count = tf.gather(intact, file)
-            whole = tf.data.TFRecordDataset(path, self._compression).take(count).enumerate()
-            lost = tf.data.Dataset.from_tensors((-1 - count, tf.constant(b""))).take(tf.gather(broken, file))
-            return whole.concatenate(lost).map(lambda place, record: (file, place, record))
+            whole = tf.data.TFRecordDataset(path, self._compression).take(count)
+            places = tf.data.Dataset.range(count), whole
+            lost = tf.data.Dataset.from_tensors((file, -1 - count, tf.constant(b""))).take(tf.gather(broken, file))
+            return tf.data.Dataset.zip((tf.data.Dataset.from_tensors(file).repeat(), *places)).concatenate(lost)
 
         records = interleaved(files, of_file)
         return records.apply(tf.data.experimental.assert_cardinality(counted.total))

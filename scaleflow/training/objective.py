@@ -11,18 +11,28 @@ from scaleflow.interfaces import Objective, Outputs
 def objective_for(outputs: Outputs) -> Objective:
     """What to minimise and to watch; models return logits (or values), never probabilities."""
     if outputs.kind == "classification":
-        return Objective(sparse_crossentropy, {"accuracy": sparse_accuracy})
+        return Objective(crossentropy, {"accuracy": class_accuracy})
     if outputs.kind == "regression":
         return Objective(squared_error, {"mae": absolute_error})
     return Objective(binary_crossentropy, {"accuracy": binary_accuracy})
 
 
-def sparse_crossentropy(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+def crossentropy(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+    """Of classes as integers [b], or of their shares [b, classes], which mixup makes."""
+    if is_shares(targets, outputs):
+        return keras.losses.categorical_crossentropy(targets, outputs, from_logits=True)
     return keras.losses.sparse_categorical_crossentropy(targets, outputs, from_logits=True)
 
 
-def sparse_accuracy(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+def class_accuracy(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+    """Of shares, the class with the largest one counts."""
+    if is_shares(targets, outputs):
+        return keras.metrics.categorical_accuracy(targets, outputs)
     return keras.metrics.sparse_categorical_accuracy(targets, outputs)
+
+
+def is_shares(targets: tf.Tensor, outputs: tf.Tensor) -> bool:
+    return bool(targets.shape.rank == outputs.shape.rank)
 
 
 def binary_crossentropy(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:

@@ -1,0 +1,386 @@
+"""Datasets through tensorflow-datasets: prepared ones from a folder, others downloaded to it.
+
+A prepared dataset says itself what its examples are, so the code that prepared it is not imported, and no network is
+needed. https://www.tensorflow.org/datasets
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib.util
+import os
+import re
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import tensorflow as tf
+from filelock import FileLock
+
+from scaleflow.dataset.text import Text, check_size
+from scaleflow.errors import Refusal
+from scaleflow.interfaces import Inputs, Outputs, Preprocessing, Standardize, Stream
+
+#: Files that are read at once.
+FILES_AT_ONCE = 8
+
+#: How long a host that is to be downloaded from has to answer.
+PROBE_SECONDS = 5.0
+
+#: The types that are left as they are; other numbers become float32.
+KEPT_TYPES = ("uint8", "int32", "float32")
+
+
+class Tfds:
+    """One dataset of tensorflow-datasets.
+
+    What its targets mean follows from the feature: a class label is classification (binary where there are two),
+    several class labels are multi-label, numbers are regression.
+
+    Args:
+        name: as tensorflow-datasets calls it: `mnist`, `glue/cola`.
+        data_dir: the folder that prepared datasets are in; null is tensorflow-datasets's own.
+        version: null takes the newest that is prepared, or else the newest there is.
+        splits: what `train`, `test` and others are made of: `train[:90%]`. The dataset's own splits keep their names.
+        input, target: the features; null takes those that the dataset names as supervised.
+        size: (height, width) that images are resized to; null leaves theirs, if it is the same for all.
+        vocabulary, tokens, standardize: of text, see `Text`.
+
+    Raises:
+        Refusal: if tensorflow-datasets is not installed, or what is named is not there and can't be had.
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        data_dir: str | None = None,
+        version: str | None = None,
+        splits: Mapping[str, str] | None = None,
+        input: str | None = None,  # the key in the config
+        target: str | None = None,
+        size: Sequence[int] | None = None,
+        vocabulary: int = 10_000,
+        tokens: int = 250,
+        standardize: Standardize = "lower_and_strip_punctuation",
+    ) -> None:
+        check_installed()
+        if not isinstance(name, str) or not re.fullmatch(r"\w+(/[\w.-]+)?", name):
+            raise Refusal(f"dataset.name={name}: expected the name of a dataset, such as mnist or glue/cola")
+        self._name = name
+        self._folder = folder_of(data_dir)
+        self._version = None if version is None else str(version)
+        self._splits = dict(splits or {})
+        self._keys = input, target
+        self._size = check_image_size(size)
+        self._text = Text(vocabulary, tokens, standardize)
+        prepared = find_prepared(self._folder, self._name, self._version)
+        self.notes = () if prepared else (f"dataset.name={name}: not in {self._folder} yet; it is downloaded to there",)
+
+    # What the dataset says --------------------------------------------------------------------
+
+    @cached_property
+    def inputs(self) -> Inputs:
+        feature = self._features[0]
+        if is_text(feature):
+            return Inputs((), "string")
+        if is_image(feature):
+            shape = self._image_shape(feature)
+            return Inputs(shape, "uint8", scale=1 / 255) if feature.np_dtype == np.uint8 else Inputs(shape, "float32")
+        shape = self._fixed_shape(feature, "input")
+        dtype = np.dtype(feature.np_dtype).name
+        return Inputs(shape, dtype if dtype in KEPT_TYPES else "float32")
+
+    @cached_property
+    def outputs(self) -> Outputs:
+        feature = self._features[1]
+        labels = label_of(feature)
+        if labels is not None:
+            count = labels.num_classes
+            if is_sequence(feature):
+                return Outputs("multi_label", (count,), class_names(labels))
+            return Outputs("binary", (1,)) if count == 2 else Outputs("classification", (count,), class_names(labels))
+        return Outputs("regression", self._fixed_shape(feature, "target") or (1,))
+
+    @cached_property
+    def splits(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys([*self._splits, *self._builder.info.splits]))
+
+    @cached_property
+    def preprocessing(self) -> Preprocessing | None:
+        return self._text if self.inputs.dtype == "string" else None
+
+    def load(self, split: str) -> Stream:
+        """Serialized examples, decoded late."""
+        chosen = self._splits.get(split, split)
+        try:
+            info = self._builder.info.splits[chosen]
+        except (ValueError, KeyError) as error:
+            raise Refusal(f"dataset.splits.{split}={chosen}: {str(error).splitlines()[0]}") from None
+        parts = [(part.filename, part.skip, part.take) for part in info.file_instructions]
+        return Stream(read_files(parts), info.num_examples, self._decoder(), named)
+
+    # How an example becomes what is trained on ------------------------------------------------
+
+    def _decoder(self) -> Callable[..., Any]:
+        import tensorflow_datasets as tfds
+
+        key, target = self._chosen_keys
+        features = self._builder.info.features
+        both = tfds.features.FeaturesDict({key: features[key], target: features[target]})
+
+        def decode(file: tf.Tensor, row: tf.Tensor, serialized: tf.Tensor) -> Any:
+            example = both.deserialize_example(serialized)
+            return self._input_of(example[key]), self._target_of(example[target])
+
+        return decode
+
+    def _input_of(self, value: tf.Tensor) -> tf.Tensor:
+        inputs = self.inputs
+        if self._size is not None and is_image(self._features[0]):
+            resized = tf.image.resize(value, self._size, antialias=True)
+            value = tf.round(resized) if inputs.dtype == "uint8" else resized
+        value = value if inputs.dtype == "string" else tf.cast(value, inputs.dtype)
+        return tf.ensure_shape(value, inputs.shape)
+
+    def _target_of(self, value: tf.Tensor) -> tf.Tensor:
+        outputs = self.outputs
+        if outputs.kind == "classification":
+            return tf.cast(value, tf.int32)
+        if outputs.kind == "multi_label":
+            return tf.minimum(tf.reduce_sum(tf.one_hot(value, *outputs.shape), axis=0), 1.0)
+        return tf.reshape(tf.cast(value, tf.float32), outputs.shape)
+
+    # The dataset ------------------------------------------------------------------------------
+
+    @cached_property
+    def _builder(self) -> Any:
+        """The prepared dataset; what is missing is downloaded, by the first process that finds it so."""
+        import tensorflow_datasets as tfds
+
+        prepared = find_prepared(self._folder, self._name, self._version)
+        if prepared is None:
+            prepared = download(self._folder, self._name, self._version)
+        builder = tfds.builder_from_directory(prepared)
+        if builder.info.file_format != tfds.core.FileFormat.TFRECORD:
+            raise Refusal(
+                f"dataset.name={self._name}: {prepared} holds {builder.info.file_format.value} files; "
+                "prepare it as tfrecord"
+            )
+        return builder
+
+    @cached_property
+    def _chosen_keys(self) -> tuple[str, str]:
+        features, supervised = self._builder.info.features, self._builder.info.supervised_keys
+        there = list(features.keys()) if hasattr(features, "keys") else []
+        default = supervised if supervised and all(isinstance(key, str) for key in supervised) else (None, None)
+        found = []
+        for name, own, usual in zip(("input", "target"), self._keys, default[:2], strict=True):
+            key = own or usual
+            if key is None or key not in there:
+                asked = f"dataset.{name}={'null' if own is None else own}"
+                raise Refusal(f"{asked}: name a feature of {self._name}: {', '.join(there)}")
+            found.append(key)
+        return found[0], found[1]
+
+    @cached_property
+    def _features(self) -> tuple[Any, Any]:
+        key, target = self._chosen_keys
+        features = self._builder.info.features
+        return features[key], features[target]
+
+    def _image_shape(self, feature: Any) -> tuple[int, ...]:
+        height, width, channels = feature.shape
+        if self._size is not None:
+            height, width = self._size
+        if height is None or width is None:
+            raise Refusal("dataset.size=null: the images differ in size; give one that all are resized to: [64, 64]")
+        return height, width, channels or 3
+
+    def _fixed_shape(self, feature: Any, name: str) -> tuple[int, ...]:
+        dtype, shape = getattr(feature, "np_dtype", None), getattr(feature, "shape", None)
+        is_numeric = not isinstance(dtype, dict | None) and np.dtype(dtype).kind in "biuf"
+        if not is_numeric or shape is None or None in shape:
+            key = dict(zip(("input", "target"), self._chosen_keys, strict=True))[name]
+            raise Refusal(
+                f"dataset.{name}={key}: expected an image, a text, class labels or numbers of one shape, and it is "
+                f"{type(feature).__name__}(shape={shape})"
+            )
+        return tuple(shape)
+
+
+def check_installed() -> None:
+    if importlib.util.find_spec("tensorflow_datasets") is None:
+        raise Refusal("dataset: tensorflow-datasets is not installed; pip install 'scaleflow[tfds]'")
+
+
+def check_image_size(size: Any) -> tuple[int, int] | None:
+    if size is None:
+        return None
+    if isinstance(size, str) or not isinstance(size, Sequence) or len(size) != 2:
+        raise Refusal(f"dataset.size={size}: expected [height, width]")
+    for side in size:
+        check_size("dataset.size", side, 1)
+    return int(size[0]), int(size[1])
+
+
+def is_image(feature: Any) -> bool:
+    import tensorflow_datasets as tfds
+
+    return isinstance(feature, tfds.features.Image)
+
+
+def is_text(feature: Any) -> bool:
+    import tensorflow_datasets as tfds
+
+    is_string = isinstance(feature, tfds.features.Tensor) and np.dtype(feature.np_dtype).kind in "OSU"
+    return is_string and feature.shape == ()
+
+
+def is_sequence(feature: Any) -> bool:
+    import tensorflow_datasets as tfds
+
+    return isinstance(feature, tfds.features.Sequence)
+
+
+def label_of(feature: Any) -> Any:
+    """The class label that a feature is, or is a sequence of."""
+    import tensorflow_datasets as tfds
+
+    inner = feature.feature if is_sequence(feature) else feature
+    return inner if isinstance(inner, tfds.features.ClassLabel) and inner.num_classes else None
+
+
+def class_names(labels: Any) -> tuple[str, ...]:
+    return tuple(labels.int2str(number) for number in range(labels.num_classes))
+
+
+# ---------------------------------------------------------------------------------------------
+# Reading
+# ---------------------------------------------------------------------------------------------
+
+
+def read_files(parts: Sequence[tuple[str, int, int]]) -> tf.data.Dataset:
+    """Records (file, row, serialized example) of parts (file, rows to leave out, rows to take), read in parallel."""
+    files, skips, takes = (list(column) for column in zip(*parts, strict=True))
+
+    def rows(file: tf.Tensor, skip: tf.Tensor, take: tf.Tensor) -> tf.data.Dataset:
+        numbered = tf.data.TFRecordDataset(file).enumerate().skip(skip).take(take)
+        return numbered.map(lambda row, serialized: (file, row, serialized))
+
+    names = tf.data.Dataset.from_tensor_slices((files, np.array(skips, np.int64), np.array(takes, np.int64)))
+    return names.interleave(
+        rows, cycle_length=FILES_AT_ONCE, block_length=16, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+    )
+
+
+def named(file: bytes, row: int, serialized: bytes) -> str:
+    return f"{file.decode()}, example {row}"
+
+
+# ---------------------------------------------------------------------------------------------
+# What is prepared, and what is downloaded
+# ---------------------------------------------------------------------------------------------
+
+
+def folder_of(data_dir: str | None) -> Path:
+    """The folder of prepared datasets."""
+    if data_dir is not None:
+        return Path(data_dir).expanduser()
+    return Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()
+
+
+def find_prepared(folder: Path, name: str, version: str | None) -> Path | None:
+    """Where a dataset is prepared: `folder/name/version` or, of one with configs, `folder/name/config/version`.
+
+    Raises:
+        Refusal: if several configs are, and none was named.
+    """
+    root = folder / name
+    found = newest(root, version)
+    if found is not None or "/" in name:
+        return found
+    configs = {path.name: there for path in entries(root) if (there := newest(path, version)) is not None}
+    if len(configs) > 1:
+        raise Refusal(f"dataset.name={name}: {root} has {', '.join(configs)}; name one: {name}/{next(iter(configs))}")
+    return next(iter(configs.values()), None)
+
+
+def newest(root: Path, version: str | None) -> Path | None:
+    """The prepared version, or the highest one."""
+    versions = [path for path in entries(root) if re.fullmatch(r"\d+\.\d+\.\d+", path.name)]
+    there = [path for path in versions if (path / "dataset_info.json").is_file()]
+    if version is not None:
+        there = [path for path in there if path.name == version]
+    return max(there, key=lambda path: [int(part) for part in path.name.split(".")], default=None)
+
+
+def entries(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def download(folder: Path, name: str, version: str | None) -> Path:
+    """Downloads and prepares a dataset, unless another process has done so meanwhile; progress goes to the log.
+
+    Raises:
+        Refusal: if there is no such dataset, no network, or no room.
+    """
+    import tensorflow_datasets as tfds
+
+    where = f"{folder / name / (version or 'VERSION')} (dataset_info.json, features.json, the .tfrecord files)"
+    with refusing(name, version, where):
+        builder = tfds.builder(name, data_dir=str(folder), **({} if version is None else {"version": version}))
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / f".{name.replace('/', '-')}.lock"):
+            prepared = find_prepared(folder, name, version)
+            if prepared is None:
+                check_reachable(builder.url_infos)
+                builder.download_and_prepare()
+        return prepared or Path(builder.data_dir)
+
+
+@contextlib.contextmanager
+def refusing(name: str, version: str | None, where: str) -> Iterator[None]:
+    """Around a download: whatever fails in it is refused, and the user told what to put where."""
+    import tensorflow_datasets as tfds
+
+    try:
+        yield
+    except tfds.core.registered.DatasetNotFoundError:
+        near = difflib.get_close_matches(name.partition("/")[0], tfds.list_builders(with_community_datasets=False), n=1)
+        meant = f"did you mean {near[0]}? Or put" if near else "put"
+        raise Refusal(
+            f"dataset.name={name}: tensorflow-datasets has none of that name; {meant} a prepared one at {where}, or "
+            "name its folder: dataset.data_dir"
+        ) from None
+    except Exception as error:  # a dataset's own code downloads and prepares it
+        asked = f"dataset.name={name}" + ("" if version is None else f" with dataset.version={version}")
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        raise Refusal(
+            f"{asked}: is not prepared, and could not be downloaded ({reason}); put a prepared copy at {where}, or "
+            "name its folder: dataset.data_dir"
+        ) from error
+
+
+def check_reachable(urls: Iterable[str]) -> None:
+    """Finds out at once that there is no network, which tensorflow-datasets tries for minutes.
+
+    Raises:
+        ConnectionError: if the first of the hosts does not answer.
+    """
+    if any(name.lower() in ("http_proxy", "https_proxy", "all_proxy") for name in os.environ):
+        return
+    for url in urls:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            continue
+        try:
+            port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+            socket.create_connection((parts.hostname, port), timeout=PROBE_SECONDS).close()
+        except OSError as error:
+            raise ConnectionError(f"{parts.hostname} does not answer ({error})") from error
+        return

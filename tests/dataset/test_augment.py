@@ -1,0 +1,189 @@
+"""Augmentation: what is drawn depends on (seed, epoch, place) alone, and changes what it should."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scaleflow.errors import Refusal
+from scaleflow.interfaces import Arrays, Augment, Batching, Dataset, Inputs, Outputs, Stream, Target
+from tests.conftest import Command
+from tests.dataset.reading import as_stream, spread_over
+
+EXAMPLES, GLOBAL, SIDE = 53, 12, 4
+INPUTS = Inputs((SIDE, SIDE, 1), "uint8", scale=1 / 255)
+OUTPUTS = Outputs("classification", (EXAMPLES,))
+
+
+def pictures() -> Arrays:
+    """Number i has the pixels 1 to 16, and its number in the first place."""
+    images = np.tile(np.arange(1, 17, dtype=np.uint8).reshape(1, SIDE, SIDE, 1), (EXAMPLES, 1, 1, 1))
+    images[:, 0, 0, 0] = np.arange(EXAMPLES) + 100
+    return Arrays(images, np.arange(EXAMPLES, dtype=np.int32))
+
+
+def read(strategy: Any, feed: Any, epoch: int, first: int = 0) -> list[Any]:
+    """The global batches (inputs, targets, mask) of an epoch, as the compiled loop gets them."""
+    import tensorflow as tf
+
+    def in_replica(fetched: Any, step: tf.Tensor) -> Any:
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        at = tf.constant(epoch, tf.int64)
+        parts = [
+            feed.micro_batch(fetched, at, step, replica, tf.constant(index, tf.int64))
+            for index in range(feed.batching.accumulate)
+        ]
+        return tuple(tf.concat(each, axis=0) for each in zip(*parts, strict=True))
+
+    @tf.function
+    def batch(opened: Any, step: tf.Tensor) -> Any:
+        return strategy.run(in_replica, args=(feed.fetch(opened), step))
+
+    opened = feed.open(epoch, first)
+    found = []
+    for step in range(first, feed.batching.steps(feed.examples)):
+        parts = batch(opened, tf.constant(step, tf.int64))
+        found.append(
+            tuple(np.concatenate([v.numpy() for v in strategy.experimental_local_results(part)]) for part in parts)
+        )
+    return found
+
+
+def course(replicas: int, accumulate: int) -> dict[str, Any]:
+    """The batches of arrays, of records in memory and of a stream, each with some augmentation."""
+    from scaleflow import dataset
+
+    strategy = spread_over(replicas)
+    arrays = pictures()
+    portions = Batching(GLOBAL // replicas // accumulate, accumulate, replicas)
+    stream = Stream(as_stream(arrays), EXAMPLES, lambda image, number: (image, number))
+    held = dataset.prepare(Given(stream), Dataset(Target("dataset", "x"), validation=None, cache="none"), 0).train
+    found = {}
+    for form, examples in (("arrays", arrays), ("records", held), ("stream", stream)):
+        for name, options in (
+            ("moved", Augment(flip=True, crop=1)),
+            ("mixed", Augment(mixup=0.4)),
+            ("all", Augment(True, 2, 1.0)),
+        ):
+            plain = dataset.feed(examples, portions, strategy, 5)
+            feed = dataset.augmented(plain, options, 5, INPUTS, OUTPUTS)
+            steps = portions.steps(EXAMPLES)
+            fitted = [tuple(t.numpy() for t in batch) for batch in feed.batches(2, steps)]
+            epochs = read(strategy, feed, 0), read(strategy, feed, 1)
+            found[f"{form}, {name}"] = (*epochs, read(strategy, feed, 1, 3), fitted, read(strategy, plain, 0))
+    return found
+
+
+class Given:
+    inputs, outputs, splits = INPUTS, OUTPUTS, ("train",)
+
+    def __init__(self, examples: Any) -> None:
+        self._examples = examples
+
+    def load(self, split: str) -> Any:
+        return self._examples
+
+
+def assert_same(found: Any, wanted: Any, name: str) -> None:
+    for batch, other in zip(found, wanted, strict=True):
+        real = other[2] == 1
+        np.testing.assert_array_equal(batch[2], other[2], name)
+        np.testing.assert_allclose(batch[0][real], other[0][real], err_msg=name)
+        np.testing.assert_allclose(batch[1][real], other[1][real], rtol=1e-6, err_msg=name)
+
+
+def real(batches: Any) -> tuple[Any, Any]:
+    return tuple(np.concatenate([batch[part][batch[2] == 1] for batch in batches]) for part in (0, 1))  # type: ignore
+
+
+def test_what_is_drawn_is_the_same_on_any_division_and_after_any_start(isolated: Callable[..., Any]) -> None:
+    one = isolated(course, 1, 1)
+    for name, (first, second, rest, fitted, _) in one.items():
+        assert_same(rest, second[3:], name)
+        assert_same(fitted, [*first, *second], name)
+        assert not np.array_equal(first[0][0], second[0][0])
+    for name in ("moved", "mixed", "all"):  # one order, in memory or not
+        assert_same(one[f"records, {name}"][0], one[f"arrays, {name}"][0], name)
+    for replicas, accumulate in ((2, 2), (3, 1)):
+        other = isolated(course, replicas, accumulate)
+        for name, epochs in one.items():
+            assert_same(other[name][0], epochs[0], f"{name}, {replicas} replicas")
+            assert_same(other[name][1], epochs[1], f"{name}, {replicas} replicas")
+
+    images, numbers = real(one["arrays, moved"][0])
+    plain, same = real(one["arrays, moved"][4])
+    np.testing.assert_array_equal(numbers, same)
+    padded = np.pad(plain, [(0, 0), (1, 1), (1, 1), (0, 0)])
+    mirrored = np.pad(plain[:, :, ::-1], [(0, 0), (1, 1), (1, 1), (0, 0)])
+    seen = set()
+    for number, image in enumerate(images):
+        fits = [
+            (down, across, way)
+            for way, whole in (("plain", padded[number]), ("mirrored", mirrored[number]))
+            for down in range(3)
+            for across in range(3)
+            if np.array_equal(whole[down : down + SIDE, across : across + SIDE], image)
+        ]
+        assert len(fits) == 1
+        seen.add(fits[0])
+    assert len(seen) > 12  # of 18
+
+    images, shares = real(one["arrays, mixed"][0])
+    plain, numbers = real(one["arrays, mixed"][4])
+    np.testing.assert_allclose(shares.sum(axis=1), 1, rtol=1e-6)
+    own = shares[np.arange(EXAMPLES), numbers]
+    others = shares.copy()
+    others[np.arange(EXAMPLES), numbers] = 0
+    partners = others.argmax(axis=1)
+    expected = own * (numbers + 100) + (1 - own) * (partners + 100)
+    np.testing.assert_allclose(images[:, 0, 0, 0], expected, atol=0.51)
+    assert 0.3 < own.mean() < 0.7
+    assert len(set(partners.tolist())) > EXAMPLES // 2
+
+
+def refusals() -> list[str]:
+    from scaleflow.dataset.augment import check
+
+    cases = [
+        (Augment(mixup=0.2), Inputs((250,), "int32", vocabulary=9)),
+        (Augment(flip=True), Inputs((8,))),
+        (Augment(crop=4), Inputs((), "string")),
+    ]
+    found = []
+    for options, inputs in cases:
+        with pytest.raises(Refusal) as refused:
+            check(options, inputs)
+        found.append(str(refused.value))
+    return found
+
+
+def test_what_the_inputs_are_no_such_thing_as_is_refused(isolated: Callable[..., Any]) -> None:
+    assert isolated(refusals) == [
+        "dataset.augment.mixup=0.2: mixes numbers, and the dataset's inputs are text",
+        "dataset.augment.flip=true: takes images of shape (height, width, channels), and the dataset's inputs have "
+        "shape (8,)",
+        "dataset.augment.crop=4: takes images of shape (height, width, channels), and the dataset's inputs have "
+        "shape ()",
+    ]
+
+
+@pytest.mark.slow
+def test_both_engines_train_alike_on_what_is_augmented(tmp_path: Any) -> None:
+    curves = []
+    for engine, replicas in (("loop", 1), ("fit", 2)):
+        folder = tmp_path / engine
+        folder.mkdir()
+        command = Command(folder)
+        ended = command(
+            "dataset.augment={flip: true, crop: 1, mixup: 0.4}", f"training.engine={engine}", "strategy=mirrored",
+            f"hardware.logical_devices={replicas}", "hardware=cpu", "training.global_batch_size=48", "tracking=none",
+            "training.epochs=2", "dataset.normalise=true",
+        )  # fmt: skip
+        assert ended.returncode == 0, ended.stderr
+        curves.append([event["values"] for event in command.events() if event["event"] == "epoch"])
+    for loop, fit in zip(*curves, strict=True):
+        for name in ("train/loss", "train/accuracy", "val/loss"):
+            assert fit[name] == pytest.approx(loop[name], rel=1e-3), name
