@@ -46,7 +46,8 @@ RAW = ("uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32
 LOST = "the file is cut off or damaged from here on"
 WRONG_TARGET = "its target is missing, of another form or out of range"
 
-READ_AT_ONCE = 1024
+#: Few: a record may be large.
+READ_AT_ONCE = 16
 
 #: Faults that are kept to be named; the number of all is counted.
 NAMED = 10
