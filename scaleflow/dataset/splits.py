@@ -96,6 +96,8 @@ def prepare(source: Source, options: Dataset, seed: int, workers: Workers | None
     check_contract(source)
     workers = workers or Alone()
     given = {name: clean(source, name, options, workers, emit) for name in wanted(source, options)}
+    if "validation" in source.splits and "validation" not in given:
+        emit("note", text="the dataset's split 'validation' is not used; dataset.validation=validation would use it")
     train, validation, test = given["train"], None, given.get("test")
     if isinstance(options.validation, str):
         validation = given[options.validation]
