@@ -14,7 +14,7 @@ import functools
 import sys
 from collections.abc import Callable
 
-from benchmarks import distributed, pipeline, steps, whole_job
+from benchmarks import distributed, input, pipeline, steps, whole_job
 from benchmarks.measure import Row, WrongResultError, table
 
 BENCHMARKS: dict[str, Callable[[int], list[Row]]] = {
@@ -23,6 +23,7 @@ BENCHMARKS: dict[str, Callable[[int], list[Row]]] = {
     "mirrored": functools.partial(distributed.against_by_hand, "mirrored"),
     "multi_worker": functools.partial(distributed.against_by_hand, "multi_worker"),
     "efficiency": distributed.efficiency,
+    "input": input.measure,
     "pipeline": pipeline.measure,
     "whole_job": whole_job.measure,
 }

@@ -38,7 +38,11 @@ EVALUATION_BATCH = 256
 
 @dataclass(frozen=True)
 class Built:
-    """Everything a run needs, checked and traced."""
+    """Everything a run needs, checked and traced.
+
+    Attributes:
+        explain: an error that ended the training, or one that names the example it came from.
+    """
 
     strategy: tf.distribute.Strategy
     loop: Engine
@@ -46,6 +50,7 @@ class Built:
     validation: Feed | None
     test: Feed | None
     export: Callable[[Path], None]
+    explain: Callable[[Exception], Exception]
     resolved: dict[str, Any]
     counts: dict[str, int]
 
@@ -94,7 +99,8 @@ def build(plan: Plan, emit: Emit) -> Built:
         described = source.inputs, source.outputs, splits.sample, ground.policy, folder
         model.export(engine.whole(), *described, on_host=ground.is_divided, front=splits.front)
 
-    return Built(ground.strategy, engine, train, validation, test, export, resolved, dict(splits.counts()))
+    explain = functools.partial(dataset.explained, splits=splits.named())
+    return Built(ground.strategy, engine, train, validation, test, export, explain, resolved, dict(splits.counts()))
 
 
 # ---------------------------------------------------------------------------------------------

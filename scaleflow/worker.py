@@ -170,7 +170,7 @@ def work(job: Job, emit: Emit, told_to_stop: Callable[[], bool]) -> bool:
     try:
         train_and_export(job, built, emit, told_to_stop)
     except Exception as error:
-        report_failure(job, error, emit)
+        report_failure(job, built.explain(error), emit)
         return False
     return True
 

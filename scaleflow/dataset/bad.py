@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.records import Records, as_yielded, decode
-from scaleflow.interfaces import Stream
+from scaleflow.dataset.records import Records, as_yielded, called, decode
+from scaleflow.errors import RunError
+from scaleflow.interfaces import Examples, Stream
+
+DECODED_AT_ONCE = 16
 
 #: What TensorFlow writes around an operation's own words.
 AROUND_WORDS = re.compile(r"^(\{\{.*?\}\}\s*)?(Error in user-defined function passed to .*?Iterator::\S+:\s*)?")
@@ -19,7 +23,7 @@ ASSERTED = re.compile(r"assertion failed: \[(.*)\]$")
 
 
 #: What TensorFlow raises; the last, where its own message quotes bytes that are no text.
-UNREADABLE = (tf.errors.OpError, UnicodeDecodeError)
+FAILURES = (tf.errors.OpError, UnicodeDecodeError)
 
 
 @dataclass(frozen=True)
@@ -43,32 +47,97 @@ class Bad:
 def bad_places(stream: Stream) -> list[int]:
     """The places of the records that cannot be decoded: one pass over the stream, in parallel."""
     good = np.zeros(len(stream), bool)
-    for places in readable(stream).batch(1024).as_numpy_iterator():
+    for places, _ in () if stream.at_once is None else readable_at_once(stream).as_numpy_iterator():
         good[places] = True
+    if not good.all():
+        for places, _ in readable(stream, ~good).batch(1024).as_numpy_iterator():
+            good[places] = True
     return [int(place) for place in np.flatnonzero(~good)]
-
-
-def readable(stream: Stream) -> tf.data.Dataset:
-    """The places of the records that can be decoded."""
-
-    def place_if_read(place: tf.Tensor, record: Any) -> tf.Tensor:
-        with tf.control_dependencies(tf.nest.flatten(decode(stream, record))):  # an example that nobody asks for
-            return tf.identity(place)  # would not be decoded
-
-    numbered = stream.dataset.take(len(stream)).enumerate()
-    places = numbered.map(place_if_read, num_parallel_calls=tf.data.AUTOTUNE, deterministic=False)
-    return places.ignore_errors()
 
 
 def first_bad(stream: Stream) -> Bad | None:
     """The first record that cannot be decoded, if there is one."""
-    places = bad_places(stream)
-    return next(iter(described(stream, places[:1])), None)
+    if stream.at_once is not None:
+        return next(iter(described(stream, bad_places(stream)[:1])), None)
+    place = -1
+    for place, (found, _) in enumerate(readable(stream).as_numpy_iterator()):
+        if found != place:
+            break
+    else:
+        place += 1
+    return None if place == len(stream) else next(iter(described(stream, [place])), None)
+
+
+def readable_at_once(stream: Stream) -> tf.data.Dataset:
+    """(places [b], witness) of the portions of records that can be decoded as a whole."""
+
+    def places_if_read(places: tf.Tensor, records: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        return places, witness(called(stream, records))
+
+    portions = stream.dataset.take(len(stream)).enumerate().batch(stream.at_once)
+    return portions.map(places_if_read, num_parallel_calls=tf.data.AUTOTUNE).ignore_errors()
+
+
+def readable(stream: Stream, doubtful: np.ndarray[Any, Any] | None = None) -> tf.data.Dataset:
+    """(place, witness) of the records that can be decoded, in order.
+
+    What fails before the decoding fails here, too.
+
+    Args:
+        stream: what is read.
+        doubtful: look only at these places, [length] bool.
+    """
+
+    def place_if_read(place: tf.Tensor, record: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        return place, witness(decode(stream, record))
+
+    def alone(place: tf.Tensor, record: Any) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensors((place, record)).map(place_if_read).ignore_errors()
+
+    numbered = stream.dataset.take(len(stream)).enumerate()
+    if doubtful is not None and not doubtful.all():
+        wanted = tf.constant(doubtful)
+        numbered = numbered.filter(lambda place, *_: tf.gather(wanted, place))
+    parallel = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
+    if isinstance(stream, Records):  # to read them cannot fail
+        return numbered.map(place_if_read, **parallel).ignore_errors()
+    return numbered.interleave(alone, cycle_length=DECODED_AT_ONCE, **parallel)
+
+
+def witness(example: Any) -> tf.Tensor:
+    """A little of an example, as text: what nobody asks for, TensorFlow would not decode."""
+    first = [tf.reshape(tensor, [-1])[:1] for tensor in tf.nest.flatten(example)]
+    words = [value if value.dtype == tf.string else tf.strings.as_string(value) for value in first]
+    return tf.strings.reduce_join(tf.concat(words, axis=0))
+
+
+def explained(error: Exception, splits: Mapping[str, Examples]) -> Exception:
+    """The error, or one that names the example it came from: the splits that are read as they go are read again.
+
+    Args:
+        error: what ended the training.
+        splits: by their names.
+    """
+    is_from_input = isinstance(error, FAILURES) and ("terator" in str(error) or isinstance(error, UnicodeDecodeError))
+    if not is_from_input:
+        return error
+    for split, examples in splits.items():
+        with contextlib.suppress(*FAILURES):  # it is not an example's decoding that fails
+            bad = first_bad(examples) if isinstance(examples, Stream) else None
+            if bad is not None:
+                return RunError(unreadable(split, bad))
+    return error
+
+
+def unreadable(split: str, bad: Bad) -> str:
+    """The message that names an example."""
+    words = f"dataset: {bad.name} of {split!r} cannot be read: {bad.reason}"
+    return f"{words}; dataset.on_bad_example=skip leaves such out"
 
 
 def described(stream: Stream, places: Sequence[int]) -> list[Bad]:
     """Some bad records with their names and reasons."""
-    return [describe(stream, place, record) for place, record in zip(places, at_places(stream, places), strict=True)]
+    return [describe(stream, place, record) for place, record in zip(places, at_places(stream, places), strict=False)]
 
 
 def at_places(stream: Stream, places: Sequence[int]) -> Iterable[Any]:
@@ -87,7 +156,7 @@ def describe(stream: Stream, place: int, record: Any) -> Bad:
     try:
         for _ in alone:
             pass
-    except UNREADABLE as error:
+    except FAILURES as error:
         return Bad(place, name, words_of(error))
     return Bad(place, name, "it cannot be read")
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.bad import UNREADABLE, first_bad
+from scaleflow.dataset.bad import FAILURES, first_bad, unreadable
 from scaleflow.dataset.records import decoded, fixed_bytes
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import Arrays, Examples, Stream, Workers
@@ -88,12 +88,11 @@ def refusing_bad(split: str, examples: Examples) -> Iterator[None]:
     """
     try:
         yield
-    except UNREADABLE as error:
+    except FAILURES as error:
         bad = first_bad(examples) if isinstance(examples, Stream) else None
         if bad is None:
             raise
-        words = f"dataset: {bad.name} of {split!r} cannot be read: {bad.reason}"
-        raise Refusal(f"{words}; dataset.on_bad_example=skip leaves such out") from error
+        raise Refusal(unreadable(split, bad)) from error
 
 
 def prepared(batches: tf.data.Dataset, transform: Transform | None) -> tf.data.Dataset:

@@ -16,7 +16,7 @@ from scaleflow.dataset.records import decoded
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import Arrays, Examples, Inputs, Preprocessing, Workers
 
-BATCH = 1024
+BATCH = 256
 
 
 def learned_from(preprocessing: Preprocessing, train: Examples, workers: Workers) -> Any:

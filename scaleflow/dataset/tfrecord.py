@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.dataset import images
-from scaleflow.dataset.bad import UNREADABLE
+from scaleflow.dataset.bad import FAILURES
 from scaleflow.dataset.files import (
     ALL,
     TEST_FRACTION,
@@ -184,7 +184,7 @@ class TFRecord:
         records = tf.data.TFRecordDataset(path, self._compression)
         try:
             return self._count_good(records), []
-        except UNREADABLE as error:
+        except FAILURES as error:
             if isinstance(error, tf.errors.NotFoundError | tf.errors.PermissionDeniedError):
                 raise Refusal(f"dataset.data_dir: {path} cannot be read ({error.message})") from error
         whole = records.ignore_errors()
@@ -193,7 +193,7 @@ class TFRecord:
         try:
             for _ in records.batch(READ_AT_ONCE):
                 pass
-        except UNREADABLE:
+        except FAILURES:
             faults.append(f"{path}, record {count}: {LOST}")
         return count, faults
 

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import Batching, Dataset, Inputs, Outputs, Stream, Target
+from tests.conftest import Command
 from tests.dataset.reading import reader, spread_over
 
 EXAMPLES = 53
@@ -142,6 +144,8 @@ def bad_examples() -> dict[str, Any]:
             else sorted(int(y) for _, y in dataset.decoded(e).as_numpy_iterator())  # type: ignore[arg-type]
             for e in examples
         ]
+    broken = Files((40,)).load("train")
+    streamed = dataclasses.replace(broken, dataset=broken.dataset.filter(lambda *_: True))
     long = Files(tuple(range(3, 12)))
     return {
         "sets": sets,
@@ -152,8 +156,25 @@ def bad_examples() -> dict[str, Any]:
         "label": refusal(Files(classes=50)),
         "all": refusal(Files(tuple(range(EXAMPLES))), **skip),
         "many": refusal(long, **skip, cache="none") or notes[-2],
+        "streamed": str(dataset.first_bad(streamed)),
+        "streamed, late": refusal(Streamed(streamed), **skip, cache="none") or notes[-1],
         "short": refusal(ShortOf(Files())),  # type: ignore[arg-type]
     }
+
+
+class Streamed:
+    """A source of one stream, the records of which are not in memory."""
+
+    inputs, outputs, splits = Files.inputs, Outputs("classification", (EXAMPLES,)), ("train",)
+
+    def __init__(self, stream: Stream) -> None:
+        import tensorflow as tf
+
+        records = stream.dataset.map(lambda name, number: (name, tf.ensure_shape(number, [])))
+        self._stream = dataclasses.replace(stream, dataset=records)
+
+    def load(self, split: str) -> Stream:
+        return self._stream
 
 
 class ShortOf:
@@ -192,4 +213,43 @@ def test_bad_examples_are_refused_by_name_or_left_out_and_counted(isolated: Call
         "dataset.on_bad_example=skip: none of the 53 examples of 'train' can be read: train/0"
     )
     assert found["many"].endswith("train/7 (not a number train/7) and 4 more")
+    assert found["streamed"] == "train/40 (not a number train/40)"
+    assert found["streamed, late"].endswith("'train' that cannot be read: train/40 (not a number train/40)")
     assert found["short"] == "dataset: the stream of 'train' holds 53 examples, and the source says 54"
+
+
+FAILING = """
+import numpy as np
+import tensorflow as tf
+
+from scaleflow.interfaces import Inputs, Outputs, Stream
+
+
+class Photos:
+    inputs, outputs, splits = Inputs((2, 2, 3), "uint8", scale=1 / 255), Outputs("classification", (2,)), ("train",)
+
+    def load(self, split):
+        good = tf.io.encode_png(np.zeros((2, 2, 3), np.uint8)).numpy()
+        contents = [good] * 30 + [b"no image"] + [good] * 9
+        records = tf.data.Dataset.from_tensor_slices(([f"photo{n}.png" for n in range(40)], contents, [0, 1] * 20))
+        return Stream(records, 40, self.decode, lambda name, *_: name.decode())
+
+    def decode(self, name, content, label):
+        return tf.ensure_shape(tf.io.decode_png(content, 3), (2, 2, 3)), label
+"""
+
+
+@pytest.mark.slow
+def test_a_failure_while_training_names_the_example_that_can_be_skipped(command: Command) -> None:
+    (command.folder / "mine.py").write_text(FAILING)
+    words = (
+        "dataset._target_=mine.Photos", "dataset.cache=none", "dataset.validation=null", "strategy=multi_worker",
+        "hardware=cpu", "tracking=none", "training.batch_size=4", "training.epochs=1",
+    )  # fmt: skip
+    ended = command(*words)
+    assert ended.returncode == 1, ended.stderr
+    assert "photo30.png of 'train' cannot be read: " in ended.stderr
+    assert "dataset.on_bad_example=skip leaves such out" in ended.stderr
+    ended = command(*words, "dataset.on_bad_example=skip")
+    assert ended.returncode == 0, ended.stderr
+    assert "left out 1 of the 40 examples of 'train' that cannot be read: photo30.png" in ended.stdout + ended.stderr

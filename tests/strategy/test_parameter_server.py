@@ -66,15 +66,20 @@ def test_a_single_worker_gives_the_losses_and_weights_of_one_device(
 
 
 @pytest.mark.slow
-def test_a_stream_is_sent_to_the_workers_every_example_once_and_a_step_of_ones_own_is_taken(command: Command) -> None:
+@pytest.mark.parametrize(
+    ("cache", "more"), [("none", ()), ("file", ("dataset.augment={crop: 1}", "dataset.normalise=true"))]
+)
+def test_a_stream_is_sent_to_the_workers_every_example_once_and_a_step_of_ones_own_is_taken(
+    command: Command, cache: str, more: tuple[str, ...]
+) -> None:
     (command.folder / "mine.py").write_text(MINE)
     words = ("dataset._target_=mine.Streamed", "training.step={_target_: mine.halved}", "training.epochs=3")
-    ended = command(*SERVED, *words, "tracking=none", timeout=240)
+    ended = command(*SERVED, *words, f"dataset.cache={cache}", *more, "tracking=none", timeout=240)
     assert ended.returncode == 0, ended.stderr
     epochs = [event for event in command.events() if event["event"] == "epoch"]
     steps = -(-1294 // 32)
     assert [event["step"] for event in epochs] == [steps, 2 * steps, 3 * steps]
-    assert epochs[-1]["values"]["val/accuracy"] > 0.8
+    assert epochs[-1]["values"]["val/accuracy"] > (0.6 if more else 0.8)
     assert epochs[0]["values"]["train/loss"] < 1.3  # half of what it would be
 
 

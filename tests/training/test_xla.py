@@ -18,7 +18,7 @@ RECIPES = {
     "mlp": ("model.units=16",),
     "mlp accumulated and clipped": ("model.units=16", "training.accumulate=4", "training.clip_norm=0.3"),
     "cnn": ("model=cnn", "model.filters=[8]", "model.units=8"),
-    "stream": ("dataset._target_=tests.training.test_xla.Streamed", "model.units=16"),
+    "stream": ("dataset._target_=tests.training.test_xla.Streamed", "dataset.cache=none", "model.units=16"),
 }
 STRATEGIES = {
     "one_device": ("strategy=one_device",),

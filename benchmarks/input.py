@@ -1,0 +1,216 @@
+"""The input pipeline: how fast it is alone, and how much of a step is spent waiting for it.
+
+Alone: examples per second read by a compiled loop that does nothing else, 64 batches to a call, against the pipeline
+that one would write (`from_tensor_slices().shuffle().batch()`), both over the same arrays in memory.
+
+Waiting: epochs of the CNN on photographs that were decoded once and kept (`dataset.cache=memory`), against epochs of
+the same compiled loop whose every step takes one and the same batch, in turn, in one process. What the second is faster
+by is what the first waits for.
+
+    python -m benchmarks.input alone      # one contestant, as JSON
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.measure import (
+    Row,
+    WrongResultError,
+    alternate,
+    median,
+    ratios,
+    run,
+    run_by_hand,
+    temporary_folder,
+)
+
+EXAMPLES, BATCH_SIZE, BATCHES_PER_CALL = 7 * 64 * 128, 128, 64
+EPOCHS = 8
+
+PHOTOS = 32 * BATCH_SIZE
+SIDE = 32
+
+
+def measure(rounds: int) -> list[Row]:
+    """Two rows: the pipeline alone, and the step without waiting against the step with it."""
+    with temporary_folder() as folder:
+        contestants: dict[str, Callable[[], float]] = {
+            "scaleflow": functools.partial(ours, "alone", folder),
+            "tf.data": functools.partial(by_hand, folder),
+        }
+        rates = alternate(contestants, rounds)
+        shares = [1 - float(said("waiting", folder)["share"]) for _ in range(rounds)]
+    return [
+        Row(
+            work="input alone, in memory, examples/s",
+            against="from_tensor_slices().shuffle().batch()",
+            ratios=ratios(rates["scaleflow"], rates["tf.data"]),
+            held_to=">= 1.5",
+            ours=median(rates["scaleflow"], "/s"),
+            theirs=median(rates["tf.data"], "/s"),
+        ),
+        Row(
+            work="cnn on kept photographs, steps/s",
+            against="the same batch every step",
+            ratios=shares,
+            held_to="> 0.95",
+            ours="",
+            theirs="",
+        ),
+    ]
+
+
+def by_hand(folder: Path) -> float:
+    options = ["mlp", "--examples", str(EXAMPLES), "--epochs", str(EPOCHS), "--batch-size", str(BATCH_SIZE)]
+    found, _ = run_by_hand("input.py", options, folder)
+    expect_right("tf.data", found)
+    return float(found["examples_per_second"])
+
+
+def ours(name: str, folder: Path) -> float:
+    found = said(name, folder)
+    expect_right("scaleflow", found)
+    return float(found["examples_per_second"])
+
+
+def said(name: str, folder: Path) -> dict[str, Any]:
+    """What a process of this module's prints."""
+    output, _ = run(["-m", "benchmarks.input", name], folder)
+    found: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
+    return found
+
+
+def expect_right(who: str, found: dict[str, Any]) -> None:
+    if not found["right"]:
+        raise WrongResultError(f"{who} did not read every example once in an epoch")
+
+
+# ---------------------------------------------------------------------------------------------
+# What runs in a process of its own
+# ---------------------------------------------------------------------------------------------
+
+
+def alone() -> dict[str, Any]:
+    """Reads epochs with a compiled loop that does nothing else."""
+    sys.path.insert(0, str(Path(__file__).parent / "by_hand"))
+    import tensorflow as tf
+    from data import synthetic
+
+    from scaleflow import dataset
+    from scaleflow.interfaces import Arrays, Batching
+
+    x, y = synthetic(EXAMPLES, (28, 28, 1))
+    feed = dataset.feed(Arrays(x, y), Batching(BATCH_SIZE, 1, 1), tf.distribute.get_strategy(), 0)
+    nothing = tf.constant(0, tf.int64)
+
+    @tf.function
+    def read(opened: Any, epoch: tf.Tensor, first: tf.Tensor) -> Any:
+        total, largest = tf.constant(0), tf.constant(0.0)
+        for step in tf.range(first, first + BATCHES_PER_CALL):
+            inputs, targets, _ = feed.micro_batch(feed.fetch(opened), epoch, step, nothing, nothing)
+            total += tf.reduce_sum(targets)
+            largest = tf.maximum(largest, tf.reduce_max(inputs[:, 0, 0, 0]))
+        return total, largest
+
+    rates, sums = [], []
+    for epoch in range(EPOCHS):
+        begin = time.perf_counter()
+        opened = feed.open(epoch, 0)
+        firsts = range(0, feed.batching.steps(EXAMPLES), BATCHES_PER_CALL)
+        sums.append(sum(int(read(opened, tf.constant(epoch, tf.int64), tf.constant(f, tf.int64))[0]) for f in firsts))
+        rates.append(EXAMPLES / (time.perf_counter() - begin))
+    return {"examples_per_second": statistics.median(rates[1:]), "right": set(sums) == {int(y.sum())}}
+
+
+class Photos:
+    """Coloured noise as PNG files in memory, decoded late."""
+
+    def __init__(self) -> None:
+        from scaleflow.interfaces import Inputs, Outputs
+
+        self.inputs = Inputs((SIDE, SIDE, 3), "uint8", scale=1 / 255)
+        self.outputs = Outputs("classification", (10,))
+        self.splits = ("train",)
+
+    def load(self, split: str) -> Any:
+        import tensorflow as tf
+
+        from scaleflow.interfaces import Stream
+
+        random = np.random.default_rng(0)
+        labels = random.integers(10, size=PHOTOS).astype(np.int32)
+        noise = random.integers(0, 20, (PHOTOS, SIDE, SIDE, 3))
+        photos = (noise + 20 * labels[:, None, None, None]).astype(np.uint8)
+        files = [tf.io.encode_png(photo).numpy() for photo in photos]
+
+        def decode(file: tf.Tensor, label: tf.Tensor) -> Any:
+            return tf.ensure_shape(tf.io.decode_png(file, 3), (SIDE, SIDE, 3)), label
+
+        return Stream(tf.data.Dataset.from_tensor_slices((files, labels)), PHOTOS, decode)
+
+
+class Still:
+    """A feed that gives one batch again and again."""
+
+    def __init__(self, feed: Any, batch: Any) -> None:
+        self.examples, self.batching, self.ahead = feed.examples, feed.batching, False
+        self._batch = batch
+
+    def open(self, epoch: int, step: int) -> Any:
+        return self._batch
+
+    def fetch(self, opened: Any) -> Any:
+        return opened
+
+    def micro_batch(self, fetched: Any, *_: Any) -> Any:
+        return fetched
+
+
+def waiting() -> dict[str, Any]:
+    """The share of a step that is spent waiting for its batch."""
+    import tensorflow as tf
+    from hydra import compose, initialize_config_module
+    from omegaconf import OmegaConf
+
+    from scaleflow.assemble import build
+    from scaleflow.plan import make_plan
+
+    words = (
+        *("dataset._target_=benchmarks.input.Photos", "dataset.cache=memory", "dataset.validation=null"),
+        *("model=cnn", "model.padding=valid", f"training.batch_size={BATCH_SIZE}", "tracking=none"),
+        *("strategy=one_device", "hardware=cpu"),
+    )
+    with initialize_config_module("scaleflow.conf", version_base="1.3"):
+        config = OmegaConf.to_container(compose("config", overrides=list(words)), resolve=True)
+    built = build(make_plan(config, {}), lambda event, **fields: None)  # type: ignore[arg-type]
+    loop: Any = built.loop
+    steps = built.train.batching.steps(built.train.examples)
+    one = next(iter(built.train.batches(1, 1)))
+    feeds = {"fed": built.train, "still": Still(built.train, tuple(map(tf.identity, one)))}
+    seconds: dict[str, list[float]] = {name: [] for name in feeds}
+    losses = []
+    for epoch in range(EPOCHS):
+        for name, feed in feeds.items():
+            loop.start_epoch()
+            begin = time.perf_counter()
+            means = loop.train(feed, feed.open(epoch, 0), epoch, 0, steps, 0)
+            seconds[name].append(time.perf_counter() - begin)
+            losses += [means["loss"]] if name == "fed" else []
+    if not losses[-1] < losses[0]:
+        raise WrongResultError(f"the loss went from {losses[0]} to {losses[-1]}")
+    fed, still = (statistics.median(seconds[name][1:]) for name in ("fed", "still"))
+    return {"share": 1 - still / fed}
+
+
+if __name__ == "__main__":
+    print(json.dumps({"alone": alone, "waiting": waiting}[sys.argv[1]]()))
