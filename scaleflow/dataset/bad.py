@@ -50,7 +50,7 @@ def bad_places(stream: Stream) -> list[int]:
     for places, _ in () if stream.at_once is None else readable_at_once(stream).as_numpy_iterator():
         good[places] = True
     if not good.all():
-        for places, _ in readable(stream, ~good).batch(1024).as_numpy_iterator():
+        for places, _ in readable(stream, ~good if good.any() else None).batch(1024).as_numpy_iterator():
             good[places] = True
     return [int(place) for place in np.flatnonzero(~good)]
 
@@ -94,10 +94,7 @@ def readable(stream: Stream, doubtful: np.ndarray[Any, Any] | None = None) -> tf
     def alone(place: tf.Tensor, record: Any) -> tf.data.Dataset:
         return tf.data.Dataset.from_tensors((place, record)).map(place_if_read).ignore_errors()
 
-    numbered = stream.dataset.take(len(stream)).enumerate()
-    if doubtful is not None and not doubtful.all():
-        wanted = tf.constant(doubtful)
-        numbered = numbered.filter(lambda place, *_: tf.gather(wanted, place))
+    numbered = stream.dataset.take(len(stream)).enumerate() if doubtful is None else numbered_at(stream, doubtful)
     parallel = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
     if isinstance(stream, Records):  # to read them cannot fail
         return numbered.map(place_if_read, **parallel).ignore_errors()
@@ -179,6 +176,19 @@ def without(stream: Stream, places: Sequence[int]) -> Stream:
         return stream.only(good)
     keep = np.zeros(len(stream), bool)
     keep[good] = True
-    kept = tf.constant(keep)
-    numbered = stream.dataset.take(len(stream)).enumerate().filter(lambda place, *_: tf.gather(kept, place))
+    numbered = numbered_at(stream, keep)
     return replace(stream, dataset=numbered.map(lambda _, *record: as_yielded(record)), length=len(good))
+
+
+def numbered_at(stream: Stream, wanted: np.ndarray[Any, Any]) -> tf.data.Dataset:
+    """(place, record) of the records at the places that are wanted, [length] bool."""
+    keep = tf.constant(wanted)
+    numbered = stream.dataset.take(len(stream)).enumerate()
+    if stream.at_once is None:
+        return numbered.filter(lambda place, *_: tf.gather(keep, place))
+
+    def kept(places: tf.Tensor, records: Any) -> Any:
+        is_kept = tf.gather(keep, places)
+        return tf.nest.map_structure(lambda tensor: tf.boolean_mask(tensor, is_kept), (places, records))
+
+    return numbered.batch(stream.at_once).map(kept).unbatch()  # a call to each small record would take longer
