@@ -1,0 +1,111 @@
+"""Every recipe of conf/experiment, a few steps of it on small data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conf.test_conf import EXPERIMENTS
+from tests.conftest import FORKSERVER, Command
+from tests.dataset import test_tfds
+from tests.training.driving import ignore
+
+SHORT = ("training.max_steps=2", "training.epochs=1", "dataset.limit=40", "tracking=none")
+
+#: What makes each small, `{}` the folder of prepared datasets. Those that are sweeps are in `SWEEPS`.
+SMALL = {
+    "cifar10_mirrored": ("dataset.data_dir={}", "training.batch_size=4"),
+    "custom_step": ("training.batch_size=4",),
+    "digits_mirrored": ("training.batch_size=4",),
+    "imdb_text": ("dataset.data_dir={}", "training.batch_size=4", "dataset.vocabulary=20", "dataset.tokens=5"),
+    "large_batch_warmup": ("training.global_batch_size=32",),
+    "mnist_mlp": ("dataset.data_dir={}", "training.batch_size=4"),
+    "model_parallel": ("model.units=[8,8]", "training.batch_size=8", "dataset.examples=100"),
+}
+SEVERAL_PROCESSES = ("multi_worker_local", "parameter_server_async")
+SWEEPS = {"gradient_accumulation": 2, "mixed_vs_float32": 2, "strategy_benchmark": 3}
+
+
+def test_every_recipe_is_tried() -> None:
+    assert {path.stem for path in EXPERIMENTS} == {*SMALL, *SEVERAL_PROCESSES, *SWEEPS}
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Datasets of their names, in the form of tensorflow-datasets."""
+    folder = tmp_path_factory.mktemp("tfds")
+    child = FORKSERVER.Process(target=prepare, args=(str(folder),))
+    child.start()
+    child.join(120)
+    assert child.exitcode == 0
+    return folder
+
+
+def prepare(folder: str) -> None:
+    """`cifar10` beside those that the tests of tensorflow-datasets prepare."""
+    import tensorflow as tf
+    import tensorflow_datasets as tfds
+
+    def photo(i: tf.Tensor) -> Any:
+        return {"image": tf.fill([32, 32, 3], tf.cast(i * 5, tf.uint8)), "label": i % 10}
+
+    test_tfds.prepare(folder)
+    kind = tfds.features
+    tfds.dataset_builders.store_as_tfds_dataset(
+        name="cifar10",
+        version="3.0.2",
+        features=kind.FeaturesDict({"image": kind.Image(shape=(32, 32, 3)), "label": kind.ClassLabel(num_classes=10)}),
+        data_dir=folder,
+        disable_shuffling=True,
+        split_datasets={n: tf.data.Dataset.range(40).map(photo) for n in ("train", "test")},
+    )
+    test_tfds.supervise(Path(folder) / "cifar10" / "3.0.2" / "dataset_info.json", ["image", "label"])
+
+
+def few_steps(plan: Any) -> tuple[int, list[str]]:
+    from scaleflow import training
+    from scaleflow.worker import build
+
+    seen: set[str] = set()
+    built = build(plan, ignore)
+    session = training.Session(
+        built.loop, plan.training, built.train, built.validation, built.test, started=0.0, agree=lambda s: (s, False),
+        emit=lambda event, **fields: seen.update(fields.get("values", ())), callbacks=built.callbacks,
+    )  # fmt: skip
+    return session.run().steps, sorted(name for name in seen if name.endswith("loss"))
+
+
+@pytest.mark.parametrize("recipe", SMALL)
+def test_a_recipe_trains_validates_and_tests(
+    prepared: Path, isolated: Callable[..., Any], plan: Callable[..., Any], recipe: str
+) -> None:
+    words = [word.format(prepared) for word in SMALL[recipe]]
+    assert isolated(few_steps, plan(f"experiment={recipe}", *SHORT, *words)) == (
+        2,
+        ["test/loss", "train/loss", "val/loss"],
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", SEVERAL_PROCESSES)
+def test_a_recipe_of_several_processes_runs(command: Command, recipe: str) -> None:
+    ended = command(f"experiment={recipe}", *SHORT, "training.batch_size=8")
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.slow
+def test_a_recipe_that_is_a_sweep_runs_each_of_its_jobs(command: Command) -> None:
+    ended = command("experiment=mixed_vs_float32", *SHORT, "dataset.examples=100")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("FINISHED") == SWEEPS["mixed_vs_float32"]
+
+
+@pytest.mark.parametrize("recipe", SWEEPS)
+def test_a_recipe_that_is_a_sweep_says_over_what(command: Command, recipe: str) -> None:
+    shown = command(f"experiment={recipe}", "--cfg", "hydra", "-p", "hydra.sweeper.params")
+    assert shown.returncode == 0, shown.stderr
+    (values,) = [line for line in shown.stdout.splitlines() if ":" in line and not line.startswith("#")]
+    assert len(values.split(",")) == SWEEPS[recipe]
