@@ -139,6 +139,9 @@ def plan_of(config: DictConfig) -> Plan:
 def resolved(config: DictConfig) -> tuple[dict[str, Any], dict[str, str], list[str]]:
     """The config as plain containers, the option chosen in each group, and where a user's modules are."""
     chosen = HydraConfig.get().runtime
+    if missing := sorted(OmegaConf.missing_keys(config)):
+        has = "has" if len(missing) == 1 else "have"
+        raise Refusal(f"{', '.join(missing)}: {has} no default; write {' '.join(f'{key}=...' for key in missing)}")
     plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     choices = {g: str(o) for g, o in chosen.choices.items() if "/" not in g and "@" not in g and o is not None}
     own = [source.path for source in chosen.config_sources if source.schema == "file"]

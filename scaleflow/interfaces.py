@@ -412,12 +412,18 @@ class Stream:
         decode: traced: a record (the components that `dataset` yields, as arguments) -> (input, target). It is
             called behind the shuffling and the division among workers, in parallel, for what a worker trains on.
         name: a record (as numpy values) -> what a user knows the example by (a file, a file and a row), for messages.
+        faults: the first of the examples that the source already knows it can't decode, in words.
+        at_once: so many records, fewer at the end, are decoded in one call, which small ones need to be fast: `decode`
+            takes their components [b, ...] and gives (inputs [b, ...], targets [b, ...]). One that can't be decoded
+            fails the call. None: one record to a call.
     """
 
     dataset: tf.data.Dataset
     length: int
     decode: Callable[..., tuple[Any, Any]] | None = None
     name: Callable[..., str] | None = None
+    faults: Sequence[str] = ()
+    at_once: int | None = None
 
     def __len__(self) -> int:
         return self.length

@@ -20,7 +20,7 @@ from scaleflow.masking import masked
 
 #: Options that the documentation names as coming. They are refused in those words, not as unknown.
 NOT_YET_OPTIONS: Mapping[str, Sequence[str]] = {
-    "dataset": ("image_folder", "text_folder", "csv", "tfrecord", "npz"),
+    "dataset": (),
     "model": ("resnet", "text", "transformer", "linear"),
     "debug": ("overfit", "fast", "nan", "placement", "eager"),
     "profiler": (),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.records import Records, as_yielded, decode
+from scaleflow.dataset.records import Records, as_yielded, called, decode
 from scaleflow.errors import RunError
 from scaleflow.interfaces import Examples, Stream
 
@@ -20,6 +20,10 @@ DECODED_AT_ONCE = 16
 #: What TensorFlow writes around an operation's own words.
 AROUND_WORDS = re.compile(r"^(\{\{.*?\}\}\s*)?(Error in user-defined function passed to .*?Iterator::\S+:\s*)?")
 ASSERTED = re.compile(r"assertion failed: \[(.*)\]$")
+
+
+#: What TensorFlow raises; the last, where its own message quotes bytes that are no text.
+FAILURES = (tf.errors.OpError, UnicodeDecodeError)
 
 
 @dataclass(frozen=True)
@@ -43,13 +47,18 @@ class Bad:
 def bad_places(stream: Stream) -> list[int]:
     """The places of the records that cannot be decoded: one pass over the stream, in parallel."""
     good = np.zeros(len(stream), bool)
-    for places, _ in readable(stream).batch(1024).as_numpy_iterator():
+    for places, _ in () if stream.at_once is None else readable_at_once(stream).as_numpy_iterator():
         good[places] = True
+    if not good.all():
+        for places, _ in readable(stream, ~good).batch(1024).as_numpy_iterator():
+            good[places] = True
     return [int(place) for place in np.flatnonzero(~good)]
 
 
 def first_bad(stream: Stream) -> Bad | None:
     """The first record that cannot be decoded, if there is one."""
+    if stream.at_once is not None:
+        return next(iter(described(stream, bad_places(stream)[:1])), None)
     place = -1
     for place, (found, _) in enumerate(readable(stream).as_numpy_iterator()):
         if found != place:
@@ -59,10 +68,24 @@ def first_bad(stream: Stream) -> Bad | None:
     return None if place == len(stream) else next(iter(described(stream, [place])), None)
 
 
-def readable(stream: Stream) -> tf.data.Dataset:
+def readable_at_once(stream: Stream) -> tf.data.Dataset:
+    """(places [b], witness) of the portions of records that can be decoded as a whole."""
+
+    def places_if_read(places: tf.Tensor, records: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        return places, witness(called(stream, records))
+
+    portions = stream.dataset.take(len(stream)).enumerate().batch(stream.at_once)
+    return portions.map(places_if_read, num_parallel_calls=tf.data.AUTOTUNE).ignore_errors()
+
+
+def readable(stream: Stream, doubtful: np.ndarray[Any, Any] | None = None) -> tf.data.Dataset:
     """(place, witness) of the records that can be decoded, in order.
 
     What fails before the decoding fails here, too.
+
+    Args:
+        stream: what is read.
+        doubtful: look only at these places, [length] bool.
     """
 
     def place_if_read(place: tf.Tensor, record: Any) -> tuple[tf.Tensor, tf.Tensor]:
@@ -72,6 +95,9 @@ def readable(stream: Stream) -> tf.data.Dataset:
         return tf.data.Dataset.from_tensors((place, record)).map(place_if_read).ignore_errors()
 
     numbered = stream.dataset.take(len(stream)).enumerate()
+    if doubtful is not None and not doubtful.all():
+        wanted = tf.constant(doubtful)
+        numbered = numbered.filter(lambda place, *_: tf.gather(wanted, place))
     parallel = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
     if isinstance(stream, Records):  # to read them cannot fail
         return numbered.map(place_if_read, **parallel).ignore_errors()
@@ -92,11 +118,11 @@ def explained(error: Exception, splits: Mapping[str, Examples]) -> Exception:
         error: what ended the training.
         splits: by their names.
     """
-    is_from_input = isinstance(error, tf.errors.OpError) and "terator" in str(error)
+    is_from_input = isinstance(error, FAILURES) and ("terator" in str(error) or isinstance(error, UnicodeDecodeError))
     if not is_from_input:
         return error
     for split, examples in splits.items():
-        with contextlib.suppress(tf.errors.OpError):  # it is not an example's decoding that fails
+        with contextlib.suppress(*FAILURES):  # it is not an example's decoding that fails
             bad = first_bad(examples) if isinstance(examples, Stream) else None
             if bad is not None:
                 return RunError(unreadable(split, bad))
@@ -130,13 +156,15 @@ def describe(stream: Stream, place: int, record: Any) -> Bad:
     try:
         for _ in alone:
             pass
-    except tf.errors.OpError as error:
+    except FAILURES as error:
         return Bad(place, name, words_of(error))
     return Bad(place, name, "it cannot be read")
 
 
-def words_of(error: tf.errors.OpError) -> str:
+def words_of(error: Exception) -> str:
     """What an operation says, without what TensorFlow writes around it."""
+    if not isinstance(error, tf.errors.OpError):
+        return "it cannot be read"
     line = AROUND_WORDS.sub("", str(error.message).strip()).partition("\n")[0].strip()
     asserted = ASSERTED.match(line)
     if asserted:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.bad import first_bad, unreadable
+from scaleflow.dataset.bad import FAILURES, first_bad, unreadable
 from scaleflow.dataset.records import decoded, fixed_bytes
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import Arrays, Examples, Stream, Workers
@@ -88,7 +88,7 @@ def refusing_bad(split: str, examples: Examples) -> Iterator[None]:
     """
     try:
         yield
-    except tf.errors.OpError as error:
+    except FAILURES as error:
         bad = first_bad(examples) if isinstance(examples, Stream) else None
         if bad is None:
             raise

@@ -13,6 +13,9 @@ from scaleflow.interfaces import Stream
 #: Where it is not known how large a record is, a stream is shuffled through a buffer of so many.
 SHUFFLE_BUFFER = 10_000
 
+#: So many records in memory are gathered in one call.
+GATHERED_AT_ONCE = 256
+
 #: A place in the epoch's order [] int64 -> whether the example there is this worker's.
 Mine = Callable[[tf.Tensor], tf.Tensor]
 
@@ -52,11 +55,12 @@ class Order:
         assert isinstance(stream, Records)
         count = len(stream)
 
-        def record(place: tf.Tensor) -> Any:
+        def gathered(place: tf.Tensor) -> Any:
             return stream.at(place if seed is None else shuffled_place(place, seed, epoch, count))
 
         places = tf.data.Dataset.range(first, count)
-        return (places if mine is None else places.filter(mine)).map(record)
+        wanted = places if mine is None else places.filter(mine)
+        return wanted.batch(GATHERED_AT_ONCE).map(gathered).unbatch()
 
     def _buffered(self, epoch: tf.Tensor | int, first: int, mine: Mine | None) -> tf.data.Dataset:
         dataset = self._stream.dataset

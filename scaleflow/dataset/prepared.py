@@ -39,8 +39,8 @@ def raw_batches(examples: Examples) -> Iterator[np.ndarray[Any, Any]]:
         for first in range(0, len(examples), BATCH):
             yield examples.inputs[first : first + BATCH]
         return
-    inputs = decoded(examples, examples.dataset.take(len(examples))).map(lambda x, _: x)
-    yield from inputs.batch(BATCH).prefetch(tf.data.AUTOTUNE).as_numpy_iterator()
+    batches = decoded(examples, examples.dataset.take(len(examples))).batch(BATCH)
+    yield from batches.map(lambda x, _: x).prefetch(tf.data.AUTOTUNE).as_numpy_iterator()
 
 
 def made(preprocessing: Preprocessing, learned: Any) -> keras.Layer:

@@ -48,11 +48,19 @@ class Records(Stream):
 def records(stream: Stream, components: tuple[tf.Tensor, ...]) -> Records:
     structure = stream.dataset.element_spec
     dataset = tf.data.Dataset.from_tensor_slices(tf.nest.pack_sequence_as(structure, components))
-    return Records(dataset, stream.length, stream.decode, stream.name, components)
+    return Records(dataset, stream.length, stream.decode, stream.name, (), stream.at_once, components)
 
 
 def decode(stream: Stream, record: Any) -> Any:
     """Traced: a record as (input, target)."""
+    if stream.at_once is None:
+        return called(stream, record)
+    several = called(stream, tf.nest.map_structure(lambda tensor: tensor[None], record))
+    return tf.nest.map_structure(lambda tensor: tensor[0], several)
+
+
+def called(stream: Stream, record: Any) -> Any:
+    """Traced: what `decode` makes of a record, or of as many as it takes at once."""
     if stream.decode is None:
         return record
     return stream.decode(*record) if isinstance(record, tuple) else stream.decode(record)
@@ -63,9 +71,11 @@ def decoded(stream: Stream, dataset: tf.data.Dataset | None = None) -> tf.data.D
     dataset = stream.dataset if dataset is None else dataset
     if stream.decode is None:
         return dataset
-    return dataset.map(
-        lambda *record: decode(stream, as_yielded(record)), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+    portions = dataset if stream.at_once is None else dataset.batch(stream.at_once)
+    examples = portions.map(
+        lambda *record: called(stream, as_yielded(record)), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
     )
+    return examples if stream.at_once is None else examples.unbatch()
 
 
 def as_yielded(arguments: tuple[Any, ...]) -> Any:
@@ -80,7 +90,7 @@ def with_checked_targets(stream: Stream, outputs: Outputs) -> Stream:
     last = outputs.shape[-1] - 1 if outputs.kind == "classification" else 1
 
     def checked(*record: Any) -> tuple[Any, Any]:
-        inputs, target = decode(stream, as_yielded(record))
+        inputs, target = called(stream, as_yielded(record))
         within = tf.reduce_all((target >= 0) & (target <= last))
         words = f"its {outputs.kind} target is not from 0 to {last}"
         with tf.control_dependencies([tf.debugging.Assert(within, [words, target])]):

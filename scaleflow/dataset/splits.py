@@ -96,6 +96,8 @@ def prepare(source: Source, options: Dataset, seed: int, workers: Workers | None
     check_contract(source)
     workers = workers or Alone()
     given = {name: clean(source, name, options, workers, emit) for name in wanted(source, options)}
+    if "validation" in source.splits and "validation" not in given:
+        emit("note", text="the dataset's split 'validation' is not used; dataset.validation=validation would use it")
     train, validation, test = given["train"], None, given.get("test")
     if isinstance(options.validation, str):
         validation = given[options.validation]
@@ -116,12 +118,21 @@ def clean(source: Source, split: str, options: Dataset, workers: Workers, emit: 
     """One split, checked and limited, without what is to be skipped."""
     examples = load(source, split)
     if isinstance(examples, Stream):
+        if options.on_bad_example == "raise":
+            refuse_faults(split, examples)
         examples = hold_records(split, examples)
     examples = limited(examples, options.limit)
     if isinstance(examples, Arrays):
         return examples
     examples = with_checked_targets(examples, source.outputs)
     return without_bad(split, examples, workers, emit) if options.on_bad_example == "skip" else examples
+
+
+def refuse_faults(split: str, stream: Stream) -> None:
+    """Refuses examples of which the source has said that they cannot be read."""
+    if stream.faults:
+        named = "; ".join(stream.faults[:NAMED])
+        raise Refusal(f"dataset: {split!r} has bad examples: {named}; dataset.on_bad_example=skip leaves such out")
 
 
 def without_bad(split: str, stream: Stream, workers: Workers, emit: Emit) -> Stream:

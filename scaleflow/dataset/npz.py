@@ -1,0 +1,255 @@
+"""Arrays in a numpy `.npz` file."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import IO, Any, get_args
+
+import numpy as np
+
+from scaleflow.dataset.files import TEST_FRACTION, choice, drawn, fraction, number, place
+from scaleflow.errors import Refusal
+from scaleflow.interfaces import Arrays, Inputs, Kind, Outputs
+
+#: What an array's name ends in, and the split that it belongs to.
+ENDINGS: Mapping[str, str] = {"_train": "train", "_val": "validation", "_validation": "validation", "_test": "test"}
+
+#: Integer targets that reach so far are rather values than classes: the user has to say.
+MOST_CLASSES = 10_000
+
+Array = np.ndarray[Any, Any]
+
+
+class Npz:
+    """Inputs and targets from arrays such as x_train, y_train, x_test, y_test, or x and y.
+
+    Arrays that `numpy.savez` wrote uncompressed are mapped: only what is used is read. Inputs keep their dtype, but
+    for float64, float16 and booleans, which become float32; images of dtype uint8 are scaled to [0, 1] in the model.
+
+    Args:
+        data_dir: the file.
+        inputs, targets: the names of the arrays, without the `_train`, `_val` or `_validation`, `_test` behind them.
+        kind: of the targets; `auto` takes integers for classes (binary where they are 0 and 1 alone) and floats for
+            values to regress to; integers of shape [n, k] of 0 and 1 for labels.
+        test: the part of the examples that is the test split, where there are arrays without endings only.
+        split_seed: decides which part.
+
+    Raises:
+        Refusal: for a file or an array that is missing, is no array of numbers, or does not fit the others.
+    """
+
+    def __init__(
+        self,
+        data_dir: str,
+        inputs: str = "x",
+        targets: str = "y",
+        kind: str = "auto",
+        test: float = TEST_FRACTION,
+        split_seed: int = 0,
+    ) -> None:
+        choice(kind, "dataset.kind", ("auto", *get_args(Kind)))
+        self._part = fraction(test)
+        self._seed = number(split_seed, "dataset.split_seed")
+        arrays = opened(data_dir)
+        pairs = pairs_of(data_dir, arrays, inputs, targets)
+        found = settled_kind(kind, {name: y for name, (_, y) in pairs.items()})
+        self.inputs = inputs_of(data_dir, {name: x for name, (x, _) in pairs.items()})
+        self.outputs = outputs_of(found, [y for _, y in pairs.values()])
+        self._splits = divided(pairs, self._part, self._seed)
+
+    @property
+    def splits(self) -> Collection[str]:
+        return tuple(self._splits)
+
+    def load(self, split: str) -> Arrays:
+        x, y, chosen = self._splits[split]
+        if chosen is not None:
+            x, y = x[chosen], y[chosen]
+        return Arrays(np.asarray(x, self.inputs.dtype), targets_as(self.outputs, np.asarray(y)))
+
+
+def divided(
+    pairs: Mapping[str, tuple[Array, Array]], part: float, seed: int
+) -> dict[str, tuple[Array, Array, Array | None]]:
+    """(inputs, targets, which of them or None for all) of each split."""
+    if set(pairs) != {"all"}:
+        return {split: (x, y, None) for split, (x, y) in pairs.items()}
+    x, y = pairs["all"]
+    is_test = drawn(len(x), part, seed)
+    if not is_test.any():
+        return {"train": (x, y, None)}
+    return {"train": (x, y, ~is_test), "test": (x, y, is_test)}
+
+
+# ---------------------------------------------------------------------------------------------
+# The file
+# ---------------------------------------------------------------------------------------------
+
+
+def opened(data_dir: Any) -> dict[str, Array]:
+    """The arrays of a file by their names, mapped where they are not compressed."""
+    path = Path(place(data_dir))
+    if not path.is_file():
+        raise Refusal(f"dataset.data_dir={data_dir}: there is no such file; expected what numpy.savez writes")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return {
+                info.filename.removesuffix(".npy"): member(path, archive, info)
+                for info in archive.infolist()
+                if info.filename.endswith(".npy")
+            }
+    except (zipfile.BadZipFile, OSError, EOFError) as error:
+        raise Refusal(f"dataset.data_dir={data_dir}: is no whole .npz file ({error})") from error
+
+
+def member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
+    """One array of a file."""
+    with archive.open(info) as file:
+        try:
+            shape, fortran, dtype = header(file)
+            if dtype.hasobject:
+                raise Refusal(
+                    f"dataset.data_dir={path}: the array {info.filename.removesuffix('.npy')} holds Python objects, "
+                    "which are not loaded; save it with a dtype of numbers"
+                )
+            if info.compress_type == zipfile.ZIP_STORED and shape and 0 not in shape:
+                start = offset(path, info) + file.tell()
+                return np.memmap(path, dtype, "r", start, shape, "F" if fortran else "C")
+            file.seek(0)
+            return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
+        except ValueError as error:
+            raise Refusal(f"dataset.data_dir={path}: {info.filename} cannot be read ({error})") from error
+
+
+def header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """(shape, whether the first index runs fastest, dtype), read from the beginning of an array."""
+    version = np.lib.format.read_magic(file)
+    if version == (1, 0):
+        return np.lib.format.read_array_header_1_0(file)
+    return np.lib.format.read_array_header_2_0(file)
+
+
+def offset(path: Path, info: zipfile.ZipInfo) -> int:
+    """Where a member that is not compressed begins: behind its local header, whose extra field may differ."""
+    with path.open("rb") as file:
+        file.seek(info.header_offset + 26)
+        name, extra = (int.from_bytes(file.read(2), "little") for _ in range(2))
+    return info.header_offset + 30 + name + extra
+
+
+def pairs_of(data_dir: Any, arrays: Mapping[str, Array], x: str, y: str) -> dict[str, tuple[Array, Array]]:
+    """(inputs, targets) of each split; of `all` where the names tell of none."""
+    pairs: dict[str, tuple[Array, Array]] = {}
+    for ending, split in ENDINGS.items():
+        if x + ending in arrays:
+            if split in pairs:
+                raise Refusal(f"dataset.data_dir={data_dir}: there is a {x}_val and a {x}_validation")
+            pairs[split] = pair(data_dir, arrays, x + ending, y + ending)
+    if not pairs and x in arrays:
+        pairs["all"] = pair(data_dir, arrays, x, y)
+    if "train" not in pairs and "all" not in pairs:
+        raise Refusal(
+            f"dataset.data_dir={data_dir}: there is no array {x}_train or {x}; there is {', '.join(arrays) or 'none'}; "
+            "dataset.inputs and dataset.targets name them"
+        )
+    return pairs
+
+
+def pair(data_dir: Any, arrays: Mapping[str, Array], x: str, y: str) -> tuple[Array, Array]:
+    for name in (x, y):
+        if name not in arrays:
+            raise Refusal(f"dataset.data_dir={data_dir}: there is no array {name}; there is {', '.join(arrays)}")
+        if arrays[name].dtype.kind not in "biuf" or not arrays[name].ndim:
+            found = arrays[name]
+            raise Refusal(
+                f"dataset.data_dir={data_dir}: the array {name} is {found.dtype} of shape {found.shape}, expected "
+                "numbers, [examples, ...]"
+            )
+    if len(arrays[x]) != len(arrays[y]):
+        raise Refusal(f"dataset.data_dir={data_dir}: {x} has {len(arrays[x])} examples, and {y} has {len(arrays[y])}")
+    if not len(arrays[x]):
+        raise Refusal(f"dataset.data_dir={data_dir}: {x} is empty")
+    return arrays[x], arrays[y]
+
+
+# ---------------------------------------------------------------------------------------------
+# What they mean
+# ---------------------------------------------------------------------------------------------
+
+
+def inputs_of(data_dir: Any, arrays: Mapping[str, Array]) -> Inputs:
+    """What an input is, alike in all splits."""
+    forms = {split: (x.shape[1:], x.dtype) for split, x in arrays.items()}
+    if len(set(forms.values())) > 1:
+        said = ", ".join(f"{dtype} {shape} in {split}" for split, (shape, dtype) in forms.items())
+        raise Refusal(f"dataset.data_dir={data_dir}: the inputs differ: {said}")
+    shape, dtype = next(iter(forms.values()))
+    if dtype == np.uint8 and len(shape) >= 2:
+        return Inputs(shape, "uint8", scale=1 / 255)
+    return Inputs(shape, "float32" if dtype.kind in "fb" else dtype.name)
+
+
+def settled_kind(kind: str, targets: Mapping[str, Array]) -> Kind:
+    """The kind of target, from all splits' targets where it is to be found out."""
+    if kind != "auto":
+        found: Kind = kind  # type: ignore[assignment]  # checked by the caller
+        return found
+    arrays = list(targets.values())
+    is_row = any(y.ndim > 1 and y.shape[1:] != (1,) for y in arrays)
+    if any(y.dtype.kind == "f" for y in arrays):
+        return "regression"
+    least, most = min(int(y.min()) for y in arrays), max(int(y.max()) for y in arrays)
+    if is_row and (least, most) == (0, 1):
+        if all((y.reshape(len(y), -1).sum(axis=1) == 1).all() for y in arrays):
+            raise Refusal(
+                "dataset.kind=auto: each row of the targets has a single 1; write dataset.kind=classification where "
+                "that is the class, or dataset.kind=multi_label"
+            )
+        return "multi_label"
+    if is_row or least < 0 or most >= MOST_CLASSES:
+        raise Refusal(
+            f"dataset.kind=auto: the targets are integers from {least} to {most}, of shape {arrays[0].shape[1:]} each; "
+            "say what they mean with dataset.kind"
+        )
+    return "binary" if most <= 1 else "classification"
+
+
+def outputs_of(kind: Kind, targets: list[Array]) -> Outputs:
+    """What a model has to return."""
+    shape = targets[0].shape[1:] or (1,)
+    if any((y.shape[1:] or (1,)) != shape for y in targets):
+        raise Refusal("dataset: the targets of the splits differ in shape")
+    if kind == "classification":
+        if shape != (1,):  # one place to each class
+            for y in targets:
+                one_hot_classes(y)
+            return Outputs(kind, shape)
+        if any(y.dtype.kind == "f" for y in targets):
+            raise Refusal("dataset.kind=classification: the targets are floats, expected integers from 0 up")
+        return Outputs(kind, (max(2, 1 + max(int(y.max()) for y in targets)),))
+    if kind == "binary" and shape != (1,):
+        raise Refusal(f"dataset.kind=binary: the targets have the shape {shape} each, expected one number")
+    return Outputs(kind, shape)
+
+
+def targets_as(outputs: Outputs, targets: Array) -> Array:
+    """[n] int32 for classes, else [n, *outputs.shape] float32."""
+    if outputs.kind == "classification":
+        if targets.shape[1:] == outputs.shape and outputs.shape != (1,):
+            targets = one_hot_classes(targets)
+        return targets.reshape(len(targets)).astype(np.int32)
+    return targets.reshape(len(targets), *outputs.shape).astype(np.float32)
+
+
+def one_hot_classes(targets: Array) -> Array:
+    """The class of each row that has a single 1."""
+    rows = targets.reshape(len(targets), -1)
+    wrong = np.flatnonzero((rows != 0).sum(axis=1) != 1)
+    if len(wrong):
+        raise Refusal(
+            f"dataset.kind=classification: row {wrong[0]} of the targets has no single 1; expected [n] integers or "
+            "[n, classes] with one 1 in each row"
+        )
+    return np.asarray(rows.argmax(axis=1))

@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.dataset.made import examples, holds, names, picture, plain, prepared, refused, write
+
+RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
+
+
+def every_format(base: Path) -> None:
+    """train has each format in class a, and a folder inside class b; val and test have a picture to each class."""
+    rows = np.random.default_rng(0).integers(0, 256, (4, 6, 3))
+    picture(base / "train/a/1.png", rows)
+    picture(base / "train/a/2.png", rows[..., 0])  # grey
+    picture(base / "train/a/3.png", np.concatenate([rows, rows[..., :1]], axis=-1))  # with alpha
+    picture(base / "train/a/4.bmp", rows)
+    picture(base / "train/a/5.jpg", plain(RED), quality=95)
+    picture(base / "train/a/6.JPEG", plain(RED), format="JPEG", quality=95)
+    write(base / "train/a/notes.md", "no picture")
+    write(base / "train/a/.hidden.png", "no picture")
+    from PIL import Image
+
+    second = Image.fromarray(plain(GREEN)).convert("P")
+    picture(base / "train/b/deep/er/7.gif", plain(BLUE), save_all=True, append_images=[second])
+    for split, colour in (("val", RED), ("test", BLUE)):
+        for name in "ab":
+            picture(base / split / name / "8.png", plain(colour))
+    assert rows.shape == (4, 6, 3)
+
+
+def formats(base: Path) -> Any:
+    from scaleflow.dataset.image_folder import ImageFolder
+
+    source = ImageFolder(str(base), size=[4, 6])
+    pictures = dict(zip(names(source, "train"), zip(*examples(source, "train"), strict=True), strict=True))
+    grey = ImageFolder(str(base), size=[4, 6], channels=1, kind="classification", classes=["b", "a"])
+    return (
+        (source.inputs, source.outputs, tuple(source.splits)),
+        {Path(path).name: (image, target) for path, (image, target) in pictures.items()},
+        examples(source, "validation"),
+        (grey.inputs, grey.outputs, examples(grey, "test")),
+    )
+
+
+def test_pictures_of_every_format_become_arrays_of_one_size(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    every_format(tmp_path)
+    described, train, validation, (grey_inputs, grey_outputs, grey) = isolated(formats, tmp_path)
+    inputs, outputs, splits = described
+    assert (inputs.shape, inputs.dtype, inputs.scale) == ((4, 6, 3), "uint8", 1 / 255)
+    assert (outputs.kind, outputs.shape, outputs.names) == ("binary", (1,), ("a", "b"))
+    assert splits == ("train", "validation", "test")
+    assert sorted(train) == ["1.png", "2.png", "3.png", "4.bmp", "5.jpg", "6.JPEG", "7.gif"]
+    rows = np.random.default_rng(0).integers(0, 256, (4, 6, 3))
+    wanted = {"1.png": rows, "3.png": rows, "4.bmp": rows, "2.png": np.repeat(rows[..., :1], 3, axis=-1)}
+    wanted |= {"5.jpg": plain(RED), "6.JPEG": plain(RED), "7.gif": plain(BLUE)}
+    for name, (image, target) in train.items():
+        assert (image.shape, image.dtype) == ((4, 6, 3), np.uint8)
+        assert np.abs(image.astype(int) - wanted[name]).max() <= (2 if name[0] in "56" else 0), name
+        assert (target.tolist(), target.dtype) == ([float(name == "7.gif")], np.float32)
+    assert [image[0, 0].tolist() for image in validation[0]] == [list(RED)] * 2
+    assert sorted(target.tolist() for target in validation[1]) == [[0.0], [1.0]]
+    assert (grey_inputs.shape, grey_outputs.kind, grey_outputs.shape) == ((4, 6, 1), "classification", (2,))
+    assert grey_outputs.names == ("b", "a")
+    assert [image[0, 0].tolist() for image in grey[0]] == [[29]] * 2  # 0.114 x 255 of blue
+    assert sorted(target.tolist() for target in grey[1]) == [0, 1]
+
+
+def resized(path: Path) -> dict[str, Any]:
+    import tensorflow as tf
+
+    from scaleflow.dataset.images import RESIZE, decoder
+
+    encoded = tf.io.read_file(str(path))
+    wide = {how: decoder([4, 4], how)(encoded).numpy() for how in RESIZE}
+    return wide | {"tall": decoder([8, 2], "crop")(encoded).numpy(), "same": decoder([4, 8], "pad")(encoded).numpy()}
+
+
+def test_a_picture_is_stretched_padded_or_cropped(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    columns = np.array([50, 50, 100, 100, 150, 150, 200, 200])  # 4 x 8, in pairs of columns
+    path = picture(tmp_path / "p.png", np.broadcast_to(columns[None, :, None], (4, 8, 3)))
+    found = isolated(resized, path)
+    assert {name: image.shape for name, image in found.items()} == {
+        **dict.fromkeys(("stretch", "pad", "crop"), (4, 4, 3)),
+        "tall": (8, 2, 3),
+        "same": (4, 8, 3),
+    }
+    assert found["stretch"][0, [0, 3], 0].tolist() == [57, 193]  # antialiased: a seventh is the neighbour's
+    assert found["crop"][0, :, 0].tolist() == [100, 100, 150, 150]  # the middle four columns
+    assert found["pad"][[0, 3]].max() == 0  # black above and below
+    assert found["pad"][1:3].min() > 0
+    assert found["tall"][0, 0, 0] == found["tall"][7, 1, 0] == 100  # one column, enlarged
+    assert found["same"][0, :, 0].tolist() == columns.tolist()
+
+
+def division(base: Path) -> Any:
+    from scaleflow.dataset.image_folder import ImageFolder
+
+    def of(**changes: Any) -> tuple[list[str], list[str]]:
+        source = ImageFolder(str(base), size=[2, 2], **changes)
+        return names(source, "train"), names(source, "test") if "test" in source.splits else []
+
+    return of(), of(), of(split_seed=1), of(test=0), of(classes=["b", "c"])
+
+
+def test_where_there_are_no_splits_a_part_of_each_class_is_drawn(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    files = {str(write(tmp_path / name / f"{n}.png", "")) for name in "abc" for n in range(10)}
+    (train, test), again, (_, other), whole, (fewer, _) = isolated(division, tmp_path)
+    assert set(train) | set(test) == files
+    assert sorted(Path(path).parent.name for path in test) == ["a", "a", "b", "b", "c", "c"]
+    assert len(train) == 24
+    assert again == (train, test)
+    assert set(other) != set(test)
+    assert set(whole[0]) == files
+    assert not whole[1]
+    assert [Path(path).parent.name for path in train[:8]] != ["a"] * 8  # mixed, so that a limit sees every class
+    assert {Path(path).parent.name for path in fewer} == {"b", "c"}
+
+
+def bad_pictures(base: Path) -> list[Any]:
+    from scaleflow.dataset.image_folder import ImageFolder
+
+    make = functools.partial(ImageFolder, str(base), size=[4, 6], test=0)
+    return [prepared(make, cache="memory"), prepared(make, on_bad_example="skip", cache="memory")]
+
+
+def test_a_corrupt_picture_is_named_or_left_out(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    good = [picture(tmp_path / name / f"{n}.png", plain(RED)) for name in "ab" for n in range(4)]
+    cut, text = write(tmp_path / "a/cut.png", good[0].read_bytes()[:40]), write(tmp_path / "b/text.jpg", "hello")
+    message, skipped = isolated(bad_pictures, tmp_path)
+    assert str(cut) in message or str(text) in message
+    assert "dataset.on_bad_example=skip" in message
+    counts, (note,) = skipped
+    assert counts == {"train": 8}
+    assert "2 of the 10 examples of 'train'" in note
+    assert str(cut) in note
+    assert str(text) in note
+
+
+def refusals(base: Path) -> list[str]:
+    from scaleflow.dataset.image_folder import ImageFolder
+
+    def of(folder: str, **changes: Any) -> Callable[[], Any]:
+        return functools.partial(ImageFolder, str(base / folder), **changes)
+
+    return refused(
+        [
+            of("nowhere"),
+            of("good/a/1.png"),
+            of("empty_class"),
+            of("no_train"),
+            of("strange_class"),
+            of("twice"),
+            of("good/a"),
+            of("good", classes=["a", "z"]),
+            of("good", size=224),
+            of("good", resize="zoom"),
+            of("good", channels=4),
+            of("good", kind="regression"),
+            of("good", test=1.0),
+            of("good", test=0.01),
+            of("good", split_seed=-1),
+            of("three", kind="binary"),
+            functools.partial(ImageFolder, 3),  # type: ignore[arg-type]
+        ]
+    )
+
+
+def test_folders_that_are_not_as_they_should_be_are_refused(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    for name in ("good/a", "good/b", "empty_class/a", "no_train/test/a", "no_train/test/b"):
+        write(tmp_path / name / "1.png", "")
+    for name in ("train/a", "train/b", "test/a", "test/c"):
+        write(tmp_path / "strange_class" / name / "1.png", "")
+    for name in ("train/a", "train/b", "val/a", "validation/a"):
+        write(tmp_path / "twice" / name / "1.png", "")
+    for name in "abc":
+        write(tmp_path / "three" / name / "1.png", "")
+    write(tmp_path / "empty_class/b/readme.md", "")
+    found = isolated(refusals, tmp_path)
+    holds(
+        found,
+        [
+            ["dataset.data_dir", "nowhere: there is no such folder"],
+            ["dataset.data_dir", "1.png: is a file, expected a folder"],
+            [f"the class folder {tmp_path / 'empty_class/b'} has no file that ends in .jpg", "dataset.classes"],
+            ["there is test and no folder train"],
+            [f"{tmp_path / 'strange_class/test/c'} is no class of the training split (a, b)"],
+            ["val and validation are both the validation split"],
+            ["has 0 folder(s), expected one to each of several classes"],
+            [f"dataset.classes: there is no folder {tmp_path / 'good/z'}", "a, b"],
+            ["dataset.size=224: expected [height, width]"],
+            ["dataset.resize=zoom: expected one of stretch, pad, crop"],
+            ["dataset.channels=4: expected 3"],
+            ["dataset.kind=regression: expected one of auto, classification, binary"],
+            ["dataset.test=1.0: expected a number from 0 to less than 1"],
+            ["dataset.test=0.01: leaves no file to test on"],
+            ["dataset.split_seed=-1"],
+            ["dataset.kind=binary: there are 3 classes"],
+            ["dataset.data_dir=3: expected a path"],
+        ],
+    )

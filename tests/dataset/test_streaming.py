@@ -1,0 +1,85 @@
+"""Files that are larger than the memory a run may take: they are counted, checked and read as a stream."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scaleflow.interfaces import Batching
+from tests.dataset.made import options
+from tests.dataset.reading import spread_over
+from tests.dataset.test_tfrecord import example, written
+
+MEGABYTE = 1 << 20
+
+#: The size of the files, and how far the peak of the resident memory may rise while they are read once.
+LARGE, GROWTH = 480 * MEGABYTE, 160 * MEGABYTE
+
+
+def peak() -> int:
+    """The peak of this process's resident memory, in bytes."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) << 10
+
+
+def growth(work: Callable[[], int]) -> tuple[int, int]:
+    """(what the work returns, how far the peak has risen during it)."""
+    Path("/proc/self/clear_refs").write_text("5")
+    before = peak()
+    found = work()
+    return found, peak() - before
+
+
+def examples_read(make: Callable[[], Any], steps: int | None = None) -> int:
+    """How many examples a feed gives, in one epoch or the first steps of it."""
+    from scaleflow import dataset
+
+    strategy = spread_over(1)
+    splits = dataset.prepare(make(), options(cache="none", shuffle=64), 0)
+    feed = dataset.feed(splits.train, Batching(32, 1, 1), strategy, 0, transform=splits.transform, buffer=64)
+    return sum(int(mask.numpy().sum()) for *_, mask in feed.batches(1, steps or feed.batching.steps(feed.examples)))
+
+
+def tfrecords(base: Path) -> tuple[int, int, int]:
+    """(bytes on disk, examples read in an epoch, growth)."""
+    from scaleflow.dataset.tfrecord import TFRecord
+
+    record = example(pixels=bytes(256 << 10), label=1)
+    half = [record] * (LARGE // len(record) // 2)
+    size = sum(written(base / f"{n}.tfrecord", half).stat().st_size for n in range(2))
+    features = {"pixels": {"kind": "raw", "shape": [512, 512]}, "label": {"dtype": "int64"}}
+    return size, *growth(
+        lambda: examples_read(lambda: TFRecord(str(base), features, "pixels", "label", classes=2, test=0))
+    )
+
+
+def rows(base: Path) -> tuple[int, int, int]:
+    """The same of a CSV file, all of which is checked, and the first batches read."""
+    from scaleflow.dataset.csv import Csv
+
+    path = base / "rows.csv"
+    block = "".join(f"{n},{n % 10},{'long ' * 800}\n" for n in range(256)).encode()
+    with path.open("wb") as file:
+        file.write(b"y,x,note\n")
+        for _ in range(LARGE // len(block)):
+            file.write(block)
+    size = path.stat().st_size
+    return size, *growth(lambda: Csv(str(path), "y", drop=["note"], test=0).load("train").length)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of the memory is asked of Linux")
+@pytest.mark.parametrize("files", [tfrecords, rows])
+def test_files_of_any_size_are_read_in_little_memory(isolated: Callable[..., Any], tmp_path: Path, files: Any) -> None:
+    try:
+        size, count, grown = isolated(files, tmp_path)
+    finally:
+        for path in tmp_path.iterdir():
+            path.unlink()
+    assert size > 0.9 * LARGE
+    assert count == (size // (256 << 10) if files is tfrecords else LARGE // (size // count * 256) * 256)
+    assert grown < GROWTH
