@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import dataclasses
 import functools
+import hashlib
 import json
 import os
 import signal
@@ -16,10 +17,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scaleflow.about import About, look_at
 from scaleflow.cluster import TF_CONFIG, in_step, names, parse, workers
 from scaleflow.combinations import check, settled
 from scaleflow.errors import Refusal
-from scaleflow.interfaces import Batching, Emit, Examples, Feed, MakeOptimizer, Outputs, Passes, Plan
+from scaleflow.interfaces import Batching, Emit, Examples, Feed, Inputs, MakeOptimizer, Outputs, Passes, Plan
 from scaleflow.plan import batching
 from scaleflow.targets import bind, names_class
 
@@ -53,6 +55,8 @@ class Built:
     explain: Callable[[Exception], Exception]
     resolved: dict[str, Any]
     counts: dict[str, int]
+    outputs: Outputs
+    about: About | None
 
 
 def build(plan: Plan, emit: Emit) -> Built:
@@ -75,7 +79,7 @@ def build(plan: Plan, emit: Emit) -> Built:
     validates = validation is not None and plan.evaluator != "elsewhere"
     for key, monitored in watched.items():
         training.check_monitor(key, monitored, metrics, validates)
-    make_model = functools.partial(model.make, bind(plan.model.target, given=2), splits.inputs, source.outputs)
+    make_model = model_maker(plan, splits.inputs, source.outputs, emit)
     engine, about_stages = make_engine(plan, ground, make_model, source.outputs, run)
     if plan.hardware.xla:
         training.check_xla(engine.model, splits.inputs, ground.portions.replicas)
@@ -102,8 +106,35 @@ def build(plan: Plan, emit: Emit) -> Built:
         described = source.inputs, source.outputs, splits.sample, ground.policy, folder
         model.export(engine.whole(), *described, on_host=ground.is_divided, front=splits.front)
 
+    about = look_at(plan, source.outputs, splits, engine.model) if is_chief(plan) else None
     explain = functools.partial(dataset.explained, splits=splits.named())
-    return Built(ground.strategy, engine, train, validation, test, export, explain, resolved, dict(splits.counts()))
+    trained = ground.strategy, engine, train, validation, test
+    return Built(*trained, export, explain, resolved, dict(splits.counts()), source.outputs, about)
+
+
+def model_maker(plan: Plan, inputs: Inputs, outputs: Outputs, emit: Emit) -> Callable[[], keras.Model]:
+    """Makes the config's model, with the weights that it is to begin with; to be called in the strategy's scope."""
+    from scaleflow import model
+
+    make = functools.partial(model.make, bind(plan.model.target, given=2), inputs, outputs)
+    if plan.model.init_from is None:
+        return make
+    import keras
+
+    saved = model.read(plan.model.init_from, plan.config["model"]["init_from"])
+    keras.utils.set_random_seed(plan.seed)  # reading it took from the random numbers
+    first: list[keras.Model] = []
+
+    def begun() -> keras.Model:
+        made = make()
+        if first:  # a coordinator makes its model twice; Keras names the layers of the second otherwise
+            model.copy_weights(first[0], made)
+        else:
+            emit("note", text=model.begin_with(made, saved))
+            first.append(made)
+        return made
+
+    return begun
 
 
 # ---------------------------------------------------------------------------------------------
@@ -298,8 +329,8 @@ def settle(plan: Plan, emit: Emit) -> Ground:
         if not agree.is_same(fingerprint(plan)):
             agree.part()
             raise Refusal(
-                "strategy=multi_worker: the workers were not all started with the same config and TensorFlow version; "
-                "give each the same command"
+                "strategy=multi_worker: the workers were not all started with the same config, TensorFlow version and "
+                "model.init_from; give each the same command"
             )
     keras.utils.set_random_seed(plan.seed)
     precision.apply(policy)
@@ -365,11 +396,24 @@ def end_with_parent(number: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
+def is_chief(plan: Plan) -> bool:
+    """Whether this process's events are the run's."""
+    return len(names(plan)) == 1 or parse(os.environ.get(TF_CONFIG)).worker == 0
+
+
 def fingerprint(plan: Plan) -> str:
     """What has to be the same on every worker: the config but for where each records, and TensorFlow's version."""
     own = ("tracking", "cluster", "debug", "resume")
     config = {key: value for key, value in plan.config.items() if key not in own}
-    return json.dumps([config, version("tensorflow")], sort_keys=True)
+    return json.dumps([config, version("tensorflow"), digest(plan.model.init_from)], sort_keys=True)
+
+
+def digest(file: str | None) -> str | None:
+    """Of a file's content."""
+    if file is None:
+        return None
+    with Path(file).open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def evaluation(portions: Batching) -> Batching:

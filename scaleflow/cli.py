@@ -9,6 +9,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,6 +29,7 @@ from scaleflow.launch import launch
 from scaleflow.masking import masked, masked_override
 from scaleflow.plan import make_plan
 from scaleflow.resume import resumed
+from scaleflow.tracking import located
 
 #: Of Hydra's flags those that take the next word.
 FLAGS_WITH_VALUE = (
@@ -91,15 +93,17 @@ def run(config: DictConfig, started: float) -> int:
     folder = Path(HydraConfig.get().runtime.output_dir)
     mask_sweep()
     overrides = typed()
-    try:
-        if config.get("resume") is not None:
-            return go_on(config, overrides, folder, started)
-        plan = plan_of(config)
-        folder = writable(folder)
-    except (Refusal, OmegaConfBaseException) as error:
-        remove_empty(folder)
-        return refuse(str(error) if isinstance(error, Refusal) else in_a_line(error))
-    return launch(plan, OmegaConf.to_container(config, resolve=False), overrides, folder, started)
+    with contextlib.ExitStack() as until_it_ended:
+        try:
+            if config.get("resume") is not None:
+                return go_on(config, overrides, folder, started)
+            plan = plan_of(config)
+            folder = writable(folder)
+            plan = until_it_ended.enter_context(located(plan))
+        except (Refusal, OmegaConfBaseException) as error:
+            remove_empty(folder)
+            return refuse(str(error) if isinstance(error, Refusal) else in_a_line(error))
+        return launch(plan, OmegaConf.to_container(config, resolve=False), overrides, folder, started)
 
 
 def typed() -> list[str]:
@@ -118,7 +122,10 @@ def go_on(config: DictConfig, overrides: Sequence[str], made: Path, started: flo
     if run.is_through:
         print(f"{run.folder}: the run is finished; training.epochs=N with more epochs would go on with it")
         return 0
-    return launch(plan, run.config, run.changes, writable(run.folder), started, life=run.number)
+    if any((run.folder / "checkpoints").glob("step-*")):  # the weights are there
+        plan = replace(plan, model=replace(plan.model, init_from=None))
+    with located(plan) as plan:
+        return launch(plan, run.config, run.changes, writable(run.folder), started, life=run.number)
 
 
 def mask_sweep() -> None:

@@ -15,6 +15,8 @@ The events, in the order of a run's life:
     metrics   step, values, [epoch, rate]                values of metrics after `step` updates
     epoch     epoch, step, values                        an epoch is over; for the terminal
     artifact  path, [folder]                             a file to keep with the run
+    data      name, source, kind, classes, splits        the dataset; each split's size, digest, dtypes, shapes
+    confusion path, folder, split                        the table of which classes were taken for which
     model     path, step                                 the exported model's folder
     fault     error                                      what went wrong, if something did
     end       status, [error]                            how the run ended; of a fault the launcher says it

@@ -173,9 +173,15 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Model:
-    """`model`: a factory that is called with the dataset's description."""
+    """`model`: a factory that is called with the dataset's description.
+
+    Attributes:
+        init_from: a Keras file, a folder with one, or an MLflow model URI, whose weights layers of the same name and
+            shapes begin with.
+    """
 
     target: Target
+    init_from: str | None = None
 
 
 @dataclass(frozen=True)
@@ -551,10 +557,16 @@ class Objective:
     Attributes:
         loss: (targets, outputs float32) -> [batch] float32.
         metrics: name -> a function of the same form; each is averaged over examples.
+        finish: name -> what becomes of that metric's mean, such as a root.
+        classes: where examples are of classes, how many there are.
+        decide: with `classes`: (targets, outputs) -> (the true class [batch], the model's [batch]), int32.
     """
 
     loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
     metrics: Mapping[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]]
+    finish: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    classes: int | None = None
+    decide: Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]] | None = None
 
 
 #: (model, (inputs, targets), weights [b]) -> (the scalar sum of the examples' losses times their weights, outputs).
@@ -737,6 +749,9 @@ class Tracker(Protocol):
     def tags(self, values: Mapping[str, str]) -> None: ...
 
     def artifact(self, path: Path, folder: str | None) -> None: ...
+
+    def data(self, told: Mapping[str, Any]) -> None:
+        """Logs the dataset, as the event `data` tells of it, as what the run has for input."""
 
     def model(self, path: Path, step: int) -> None:
         """Logs the folder that a worker exported as the run's model."""

@@ -51,7 +51,14 @@ SAME_STEP = 2
 UNANSWERED = "it does not answer"
 
 #: What the processes of a run leave in its folder beside what they are told to keep.
-OF_PROCESSES = ("coordinator.log", "evaluator.log", "worker-*.log", "server-*.log", "events*.jsonl")
+OF_PROCESSES = (
+    "coordinator.log",
+    "evaluator.log",
+    "worker-*.log",
+    "server-*.log",
+    "events*.jsonl",
+    "model_summary.txt",
+)
 
 KEPT = ("config.yaml", "overrides.yaml", "environment.txt")
 

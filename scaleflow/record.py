@@ -175,6 +175,16 @@ class Recorder(threading.Thread):
     def _artifact(self, event: Event) -> None:
         self._tracker.artifact(Path(event["path"]), event.get("folder"))
 
+    def _data(self, event: Event) -> None:
+        self._tracker.data(event)
+
+    def _confusion(self, event: Event) -> None:
+        from scaleflow.tracking.picture import draw_confusion
+
+        table = Path(event["path"])
+        for path in filter(None, (draw_confusion(table, event["split"]), table)):
+            self._tracker.artifact(path, event["folder"])
+
     def _model(self, event: Event) -> None:
         self._tracker.model(Path(event["path"]), event["step"])
 
@@ -207,7 +217,9 @@ class Recorder(threading.Thread):
 HANDLERS = {
     "ready": "_start",
     "restart": "_restart",
+    "data": "_data",
     "artifact": "_artifact",
+    "confusion": "_confusion",
     "model": "_model",
     "end": "_end",
     "refused": "_refused",

@@ -20,8 +20,6 @@ from scaleflow.masking import masked
 
 #: Options that the documentation names as coming. They are refused in those words, not as unknown.
 NOT_YET_OPTIONS: Mapping[str, Sequence[str]] = {
-    "dataset": (),
-    "model": ("resnet", "text", "transformer", "linear"),
     "debug": ("overfit", "fast", "nan", "placement", "eager"),
     "profiler": (),
     "cluster": ("slurm", "ray", "kubernetes"),
@@ -32,7 +30,6 @@ NOT_YET_KEYS: Sequence[str] = (
     "profiler",
     "cluster.min_workers",
     "cluster.submit",
-    "model.init_from",
     "training.callbacks",
     "training.on_nan",
     "tracking.offline",

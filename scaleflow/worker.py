@@ -18,12 +18,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from filelock import FileLock, Timeout
 
+from scaleflow.about import tell, tell_confusion
 from scaleflow.assemble import Built, build
 from scaleflow.cluster import TF_CONFIG, answers, in_step, names, parse, without_evaluator, workers
 from scaleflow.errors import Refusal
@@ -122,12 +123,14 @@ class Job:
         plan = self.plan
         told = {"config": plan.config, "choices": plan.choices, "search": plan.search}
         own = {"folder": str(self.folder), "started": self.started, "worker": self.worker, "life": self.life}
+        own["init_from"] = plan.model.init_from  # the file that it came to
         return json.dumps({**told, **own})
 
     @classmethod
     def from_json(cls, text: str) -> Job:
         told = json.loads(text)
         plan = make_plan(told["config"], told["choices"], told["search"], look_outside=False)
+        plan = replace(plan, model=replace(plan.model, init_from=told["init_from"]))
         return cls(plan, Path(told["folder"]), told["started"], told["worker"], told["life"])
 
 
@@ -383,6 +386,8 @@ def announce(job: Job, built: Built, step: int, emit: Emit) -> None:
         epochs=resolved["epochs"],
         **({"resumed": step} if job.goes_on else {}),
     )
+    if built.about is not None and job.records and not job.goes_on:
+        tell(built.about, job.folder, emit)
 
 
 def flatten(config: Any, prefix: str = "") -> dict[str, str]:
@@ -407,6 +412,9 @@ def train_and_export(job: Job, built: Built, session: Session, agree: Agreement,
         emit("end", status="KILLED", error=f"{why}stopped at step {result.steps}")
         agree.part()
         return
+    if job.records:
+        evaluated = {"validation": built.validation, "test": built.test}
+        tell_confusion(built.loop, evaluated, built.outputs, job.folder, emit)
     export(job, built)
     emit("model", path=str(job.folder / MODEL), step=result.steps)
     emit("end", status="FINISHED")

@@ -62,6 +62,9 @@ class FakeTracker:
     def artifact(self, path: Path, folder: str | None) -> None:
         self.take("artifact", path, folder)
 
+    def data(self, told: Mapping[str, Any]) -> None:
+        self.take("data", told["name"])
+
     def model(self, path: Path, step: int) -> None:
         self.take("model", path, step)
 
@@ -176,6 +179,22 @@ def test_a_run_is_told_in_the_order_of_its_events(setting: Setting, tmp_path: Pa
         ("tags", {"scaleflow.status": "FINISHED"}),
         ("finish", "FINISHED", setting.time_of_the_last()),
     ]
+
+
+def test_the_dataset_is_handed_on_and_a_table_of_classes_with_its_picture(setting: Setting, tmp_path: Path) -> None:
+    table = tmp_path / "confusion_matrix.csv"
+    table.write_text("true,cat,dog\ncat,3,1\ndog,0,2\n")
+    setting.ready()
+    setting.write("data", name="pets", splits={})
+    setting.write("confusion", path=str(table), folder="plots", split="test")
+    setting.end()
+    assert setting.begin().finish(5)
+    assert setting.tracker.calls[3:6] == [
+        ("data", "pets"),
+        ("artifact", tmp_path / "confusion_matrix.png", "plots"),
+        ("artifact", table, "plots"),
+    ]
+    assert table.with_suffix(".png").stat().st_size > 1000
 
 
 def test_a_point_has_the_step_and_the_time_of_its_event(setting: Setting) -> None:

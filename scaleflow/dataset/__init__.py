@@ -3,7 +3,18 @@
 from scaleflow.dataset.augment import augmented
 from scaleflow.dataset.bad import Bad, explained, first_bad
 from scaleflow.dataset.feed import feed
+from scaleflow.dataset.looks import targets_at_hand
 from scaleflow.dataset.records import decoded
 from scaleflow.dataset.splits import Splits, prepare
 
-__all__ = ["Bad", "Splits", "augmented", "decoded", "explained", "feed", "first_bad", "prepare"]
+__all__ = [
+    "Bad",
+    "Splits",
+    "augmented",
+    "decoded",
+    "explained",
+    "feed",
+    "first_bad",
+    "prepare",
+    "targets_at_hand",
+]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 import keras
@@ -12,6 +12,7 @@ import numpy as np
 
 from scaleflow.dataset.bad import bad_places, described, without
 from scaleflow.dataset.kept import Transform, keep, refusing_bad
+from scaleflow.dataset.looks import Look, looks
 from scaleflow.dataset.normalise import Normalise
 from scaleflow.dataset.prepared import learned_from, made, transform_by
 from scaleflow.dataset.records import Records, decoded, hold_records, with_checked_targets
@@ -43,6 +44,7 @@ class Splits:
         sample: a few raw inputs of the training split.
         transform: the preprocessing of what is read as it goes; that of arrays is done.
         front: makes the preprocessing anew, as the first part of a saved model.
+        looks: what each raw split looks like, by its name.
     """
 
     train: Examples
@@ -53,6 +55,7 @@ class Splits:
     sample: np.ndarray[Any, Any]
     transform: Transform | None = None
     front: Callable[[], keras.Layer] | None = None
+    looks: Mapping[str, Look] = field(default_factory=dict)
 
     def counts(self) -> Mapping[str, int]:
         return {name: len(examples) for name, examples in self.named().items()}
@@ -105,6 +108,7 @@ def prepare(source: Source, options: Dataset, seed: int, workers: Workers | None
         train, validation = hold_out(train, options.validation or 0.0, seed)
     sample = first_inputs(train, 8)
     raw = Splits(train, validation, test, source.inputs, source.outputs, sample)
+    raw = replace(raw, looks=looks(raw.named()))
     return kept(preprocessed(preprocessing_of(source, options), raw, workers), options.cache, workers)
 
 

@@ -11,7 +11,7 @@ import keras
 
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import Inputs, Outputs
-from scaleflow.model.layers import entry, head, hidden, rectified, widths
+from scaleflow.model.layers import check_shape, entry, head, hidden, rectified, widths
 
 
 def build(
@@ -47,11 +47,7 @@ def build(
 
 
 def check_images(inputs: Inputs, filters: Sequence[int], padding: str) -> None:
-    if len(inputs.shape) != 3:
-        raise Refusal(
-            f"model=cnn: takes images of shape (height, width, channels), and the dataset's inputs have shape "
-            f"{inputs.shape}; use model=mlp"
-        )
+    check_shape(inputs, "cnn")
     if padding not in ("same", "valid"):
         raise Refusal(f"model.padding={padding}: expected one of same, valid")
     side = min(inputs.shape[:2])

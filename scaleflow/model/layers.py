@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+from keras import ops
 
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import Inputs, Outputs
@@ -21,13 +22,89 @@ def entry(inputs: Inputs) -> tuple[keras.KerasTensor, keras.KerasTensor]:
     return raw, raw if inputs.scale is None else keras.layers.Rescaling(inputs.scale)(raw)
 
 
-def head(x: keras.KerasTensor, outputs: Outputs) -> keras.KerasTensor:
+def head(
+    x: keras.KerasTensor, outputs: Outputs, regularizer: keras.regularizers.Regularizer | None = None
+) -> keras.KerasTensor:
     """A dense layer to [batch, *outputs.shape] logits or values, float32 whatever the precision."""
     size = 1
     for width in outputs.shape:
         size *= width
-    x = keras.layers.Dense(size, dtype="float32", name="outputs")(x)
+    x = keras.layers.Dense(size, dtype="float32", name="outputs", kernel_regularizer=regularizer)(x)
     return x if len(outputs.shape) == 1 else keras.layers.Reshape(outputs.shape, dtype="float32")(x)
+
+
+def average(x: keras.KerasTensor, tokens: keras.KerasTensor) -> keras.KerasTensor:
+    """[batch, tokens, width] -> [batch, width] float32: the mean over the words, without the padding.
+
+    Zeros where there is no word at all, for which Keras's GlobalAveragePooling1D with a mask has NaN.
+    """
+    counts = ops.expand_dims(ops.cast(ops.not_equal(tokens, 0), "float32"), axis=-1)
+    return ops.sum(ops.cast(x, "float32") * counts, axis=1) / ops.maximum(ops.sum(counts, axis=1), 1.0)
+
+
+# ---------------------------------------------------------------------------------------------
+# What the dataset gives
+# ---------------------------------------------------------------------------------------------
+
+
+def check_numbers(inputs: Inputs, name: str) -> None:
+    """Refuses text, as characters or as the numbers of words, which mean nothing as quantities."""
+    if inputs.dtype == "string":
+        raise Refusal(f"model={name}: takes numbers, and the dataset's inputs are text; {WAY_TO_TEXT}")
+    if inputs.vocabulary is not None:
+        raise Refusal(
+            f"model={name}: takes quantities, and the dataset's inputs are words as numbers below "
+            f"{inputs.vocabulary}; use model=text or model=transformer"
+        )
+
+
+def check_tokens(inputs: Inputs, name: str) -> int:
+    """The vocabulary's size; refuses what is not text as numbers."""
+    if inputs.dtype == "string":
+        raise Refusal(f"model={name}: takes text as numbers, and the dataset gives it as characters; {WAY_TO_TEXT}")
+    if inputs.vocabulary is None or len(inputs.shape) != 1:
+        others = "model=cnn or model=resnet" if len(inputs.shape) == 3 else "model=mlp or model=linear"
+        raise Refusal(
+            f"model={name}: takes text as numbers (int32 of shape (tokens,), with Inputs.vocabulary), and the "
+            f"dataset's inputs are {inputs.dtype} of shape {inputs.shape}; use {others}"
+        )
+    return inputs.vocabulary
+
+
+def check_shape(inputs: Inputs, name: str) -> None:
+    """Refuses what is no image."""
+    check_numbers(inputs, name)
+    if len(inputs.shape) != 3:
+        raise Refusal(
+            f"model={name}: takes images of shape (height, width, channels), and the dataset's inputs have shape "
+            f"{inputs.shape}; use model=mlp"
+        )
+
+
+#: How text comes to be numbers.
+WAY_TO_TEXT = (
+    "give the dataset a preprocessing that makes it int32 numbers of words with Inputs.vocabulary, and use model=text "
+    "or model=transformer"
+)
+
+
+# ---------------------------------------------------------------------------------------------
+# Hyperparameters
+# ---------------------------------------------------------------------------------------------
+
+
+def whole(value: Any, key: str) -> int:
+    """A positive integer, or a refusal."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise Refusal(f"{key}={value}: expected an integer, at least 1")
+    return value
+
+
+def not_negative(value: Any, key: str) -> float:
+    """A number from 0 on, or a refusal."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        raise Refusal(f"{key}={value}: expected a number, at least 0")
+    return float(value)
 
 
 def widths(units: Any, key: str = "model.units") -> list[int]:
@@ -54,6 +131,11 @@ def flag(value: Any, key: str = "model.batch_norm") -> bool:
     if not isinstance(value, bool):
         raise Refusal(f"{key}={value}: expected true or false")
     return value
+
+
+# ---------------------------------------------------------------------------------------------
+# Layers
+# ---------------------------------------------------------------------------------------------
 
 
 def rectified(

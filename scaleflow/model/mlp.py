@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import keras
 
 from scaleflow.interfaces import Inputs, Outputs
-from scaleflow.model.layers import entry, head, hidden
+from scaleflow.model.layers import check_numbers, entry, head, hidden
 
 
 def build(
@@ -25,7 +25,11 @@ def build(
         units: the width of the hidden layer, or of each of several.
         dropout: the fraction dropped behind each hidden layer.
         batch_norm: normalize behind each hidden layer, over all replicas.
+
+    Raises:
+        Refusal: if the inputs are text.
     """
+    check_numbers(inputs, "mlp")
     raw, x = entry(inputs)
     x = hidden(keras.layers.Flatten()(x), units, dropout, batch_norm)
     return keras.Model(raw, head(x, outputs), name="mlp")

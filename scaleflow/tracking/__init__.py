@@ -2,8 +2,9 @@
 
 from scaleflow.interfaces import Tracker, Tracking
 from scaleflow.tracking.none import NoTracker
+from scaleflow.tracking.origin import located
 
-__all__ = ["NoTracker", "tracker_for"]
+__all__ = ["NoTracker", "located", "tracker_for"]
 
 
 def tracker_for(options: Tracking) -> Tracker:

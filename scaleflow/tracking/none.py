@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import Point, Status
@@ -41,6 +42,9 @@ class NoTracker:
 
     def artifact(self, path: Path, folder: str | None) -> None:
         """Stays where it is."""
+
+    def data(self, told: Mapping[str, Any]) -> None:
+        """Not kept; events.jsonl has it."""
 
     def model(self, path: Path, step: int) -> None:
         """Stays where it is."""

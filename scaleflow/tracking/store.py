@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from filelock import FileLock
@@ -37,7 +37,7 @@ KIND = {"mlflow.experimentKind": "custom_model_development"}
 PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
 
 #: The launcher itself says where to look.
-QUIET = {"MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
+QUIET = {"MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true", "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
 
 T = TypeVar("T")
 
@@ -175,6 +175,11 @@ class MlflowTracker:
 
     def artifact(self, path: Path, folder: str | None) -> None:
         self._client.log_artifact(self._run, str(path), folder)
+
+    def data(self, told: Mapping[str, Any]) -> None:
+        from scaleflow.tracking.inputs import dataset_inputs
+
+        self._client.log_inputs(self._run, datasets=dataset_inputs(told))
 
     def model(self, path: Path, step: int) -> None:
         from mlflow.entities import LoggedModelOutput

@@ -1,6 +1,7 @@
 """The loop: many steps to one compiled call, on every strategy; and Keras's `fit` beside it."""
 
 from scaleflow.training.agreement import Agreement
+from scaleflow.training.baseline import baselines
 from scaleflow.training.coordinated import CoordinatedLoop
 from scaleflow.training.engine import Engine
 from scaleflow.training.evaluation import Evaluation
@@ -24,6 +25,7 @@ __all__ = [
     "Result",
     "Session",
     "WholePasses",
+    "baselines",
     "check_monitor",
     "check_own_updates",
     "check_xla",

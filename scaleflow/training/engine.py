@@ -66,6 +66,9 @@ class Engine(Protocol):
     def evaluate(self, feed: Feed) -> Mapping[str, float]:
         """The loss and metrics over a whole split, every example once."""
 
+    def confusion(self, feed: Feed) -> np.ndarray[Any, Any] | None:
+        """Of a split's last evaluation: how many examples of each class (row) were taken for each (column)."""
+
     def whole(self) -> keras.Model:
         """The model with the weights of now, in this process and in one piece."""
 

@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from scaleflow.interfaces import Feed, Objective
 from scaleflow.training.repeat import repeat
 from scaleflow.training.tally import Tally
 
+#: Of more classes than so many it is not counted which are taken for which: the counts would be as large as the model.
+MOST_CLASSES = 1000
+
 
 class Evaluation:
     """Evaluates one model under one strategy; compiled once for each split.
+
+    With the metrics it counts, where examples are of classes, which are taken for which.
 
     Args:
         strategy: whose replicas work.
@@ -28,7 +34,10 @@ class Evaluation:
         self._forward = forward
         self._loss = objective.loss
         self._tally = Tally(objective)
+        self._decide = objective.decide
+        self._classes = objective.classes if (objective.classes or 0) <= MOST_CLASSES else None
         self._functions: dict[int, Any] = {}
+        self._confusions: dict[int, np.ndarray[Any, Any]] = {}
 
     def trace(self, feed: Feed) -> None:
         """Compiles for a feed without running anything."""
@@ -38,8 +47,17 @@ class Evaluation:
     def __call__(self, feed: Feed) -> Mapping[str, float]:
         """The loss and metrics over a whole split."""
         steps = feed.batching.steps(feed.examples)
-        sums = self._function(feed)(feed.open(0, 0), tf.constant(steps, tf.int64))
+        sums, *counts = self._function(feed)(feed.open(0, 0), tf.constant(steps, tf.int64))
+        for each in counts:
+            self._confusions[id(feed)] = np.reshape(each.numpy(), [self._classes or 0, -1]).astype(np.int64)
         return self._tally.means(sums.numpy(), feed.examples)
+
+    def confusion(self, feed: Feed) -> np.ndarray[Any, Any] | None:
+        """Of a split's last evaluation: how many examples of each class (row) were taken for each (column).
+
+        None where there are no classes, too many, or it was not evaluated.
+        """
+        return self._confusions.get(id(feed))
 
     def _function(self, feed: Feed) -> Any:
         if id(feed) not in self._functions:
@@ -48,21 +66,36 @@ class Evaluation:
 
     def _compile(self, feed: Feed) -> Any:
         @tf.function(autograph=False)
-        def evaluate(opened: Any, steps: tf.Tensor) -> tf.Tensor:
-            def batch(step: tf.Tensor, sums: tf.Tensor) -> Any:
-                return (self._strategy.run(self._step, args=(feed, feed.fetch(opened), step, sums)),)
+        def evaluate(opened: Any, steps: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            def batch(step: tf.Tensor, *carried: tf.Tensor) -> Any:
+                return self._strategy.run(self._step, args=(feed, feed.fetch(opened), step, *carried))
 
-            start = self._strategy.run(lambda: tf.zeros([self._tally.size], tf.float64))
-            (sums,) = repeat(batch, tf.constant(0, tf.int64), steps, (start,))
-            return self._strategy.reduce(tf.distribute.ReduceOp.SUM, sums, axis=None)
+            start = self._strategy.run(self._nothing)
+            carried = repeat(batch, tf.constant(0, tf.int64), steps, start)
+            return tuple(self._strategy.reduce(tf.distribute.ReduceOp.SUM, each, axis=None) for each in carried)
 
         return evaluate
 
-    def _step(self, feed: Feed, fetched: Any, step: tf.Tensor, sums: tf.Tensor) -> tf.Tensor:
+    def _nothing(self) -> tuple[tf.Tensor, ...]:
+        """What a replica carries from batch to batch: sums [count, loss, *metrics], and of classes their confusion."""
+        sums = tf.zeros([self._tally.size], tf.float64)
+        return (sums,) if self._classes is None else (sums, tf.zeros([self._classes**2], tf.float64))
+
+    def _step(
+        self, feed: Feed, fetched: Any, step: tf.Tensor, sums: tf.Tensor, *counts: tf.Tensor
+    ) -> tuple[tf.Tensor, ...]:
         """One batch, in a replica; gives what it carries on."""
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         first = tf.constant(0, tf.int64)
         inputs, targets, mask = feed.micro_batch(fetched, first, step, replica, first)
         outputs = self._forward(inputs)
         loss = tf.reduce_sum(self._loss(targets, outputs) * mask)
-        return sums + tf.cast(self._tally.of(targets, outputs, loss, mask), sums.dtype)
+        more = tuple(each + self._confused(targets, outputs, mask, each.dtype) for each in counts)
+        return sums + tf.cast(self._tally.of(targets, outputs, loss, mask), sums.dtype), *more
+
+    def _confused(self, targets: tf.Tensor, outputs: tf.Tensor, mask: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+        """One batch's counts [classes * classes], a row of them to each true class."""
+        assert self._classes is not None
+        assert self._decide is not None
+        true, taken_for = self._decide(targets, outputs)
+        return tf.math.unsorted_segment_sum(tf.cast(mask, dtype), true * self._classes + taken_for, self._classes**2)

@@ -168,6 +168,9 @@ class Fit:
     def evaluate(self, feed: Feed) -> Mapping[str, float]:
         return self._evaluation(feed)
 
+    def confusion(self, feed: Feed) -> np.ndarray[Any, Any] | None:
+        return self._evaluation.confusion(feed)
+
     def whole(self) -> keras.Model:
         return self.model
 
@@ -234,7 +237,9 @@ class Sums(keras.metrics.Metric):  # type: ignore[misc]  # keras has no types
     def result(self) -> dict[str, tf.Tensor]:
         """The means, for Keras's logs."""
         sums = tf.convert_to_tensor(self.sums)
-        return {name: tf.math.divide_no_nan(sums[i + 1], sums[0]) for i, name in enumerate(self._tally.names)}
+        return self._tally.finished(
+            {name: tf.math.divide_no_nan(sums[i + 1], sums[0]) for i, name in enumerate(self._tally.names)}
+        )
 
 
 class Report(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types

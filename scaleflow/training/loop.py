@@ -128,6 +128,9 @@ class Loop:
         """The loss and metrics over a whole split, every example once."""
         return self._evaluation(feed)
 
+    def confusion(self, feed: Feed) -> np.ndarray[Any, Any] | None:
+        return self._evaluation.confusion(feed)
+
     def whole(self) -> keras.Model:
         """The model with the weights of now, in this process and in one piece."""
         return self.model

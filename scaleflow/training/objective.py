@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 import tensorflow as tf
 
@@ -11,10 +13,19 @@ from scaleflow.interfaces import Objective, Outputs
 def objective_for(outputs: Outputs) -> Objective:
     """What to minimise and to watch; models return logits (or values), never probabilities."""
     if outputs.kind == "classification":
-        return Objective(crossentropy, {"accuracy": class_accuracy})
+        count = outputs.shape[-1]
+        return Objective(crossentropy, {"accuracy": class_accuracy}, classes=count, decide=largest)
     if outputs.kind == "regression":
-        return Objective(squared_error, {"mae": absolute_error})
-    return Objective(binary_crossentropy, {"accuracy": binary_accuracy})
+        return Objective(squared_error, {"mae": absolute_error, "rmse": squared_error}, finish={"rmse": root})
+    if outputs.kind == "multi_label":
+        return Objective(binary_crossentropy, {"accuracy": binary_accuracy, "exact_match": exact_match})
+    is_one = outputs.shape == (1,)
+    return Objective(
+        binary_crossentropy,
+        {"accuracy": binary_accuracy},
+        classes=2 if is_one else None,
+        decide=positive if is_one else None,
+    )
 
 
 def crossentropy(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
@@ -43,6 +54,26 @@ def binary_crossentropy(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
 def binary_accuracy(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
     right = tf.equal(tf.cast(targets, tf.float32) > 0.5, outputs > 0)
     return over_outputs(tf.cast(right, tf.float32))
+
+
+def exact_match(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+    """1 where all labels of an example are right."""
+    right = tf.equal(tf.cast(targets, tf.float32) > 0.5, outputs > 0)
+    return tf.cast(tf.reduce_all(tf.reshape(right, [tf.shape(right)[0], -1]), axis=1), tf.float32)
+
+
+def largest(targets: tf.Tensor, outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The class [b] of a target, and of the largest logit."""
+    return tf.cast(targets, tf.int32), tf.argmax(outputs, axis=-1, output_type=tf.int32)
+
+
+def positive(targets: tf.Tensor, outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """0 or 1 [b] of a target [b, 1], and of a logit's sign."""
+    return tf.cast(tf.cast(targets[:, 0], tf.float32) > 0.5, tf.int32), tf.cast(outputs[:, 0] > 0, tf.int32)
+
+
+def root(mean: Any) -> Any:
+    return mean**0.5
 
 
 def squared_error(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:

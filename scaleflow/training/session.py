@@ -311,7 +311,7 @@ class Record:
         if self._options is None:
             return False
         monitor, mode = self._options.monitor, self._options.mode
-        down = mode == "min" if mode != "auto" else not monitor.endswith("accuracy")
+        down = mode == "min" if mode != "auto" else not monitor.endswith(("accuracy", "exact_match"))
         value = values[monitor]
         if math.isnan(value):
             return False

@@ -17,6 +17,7 @@ class Tally:
 
     def __init__(self, objective: Objective) -> None:
         self._metrics = objective.metrics
+        self._finish = objective.finish
         self.names = ("loss", *objective.metrics)
 
     @property
@@ -40,4 +41,8 @@ class Tally:
         found = round(float(sums[0]))
         if found != expected:
             raise RunError(f"the dataset gave {found} examples where its source had promised {expected}")
-        return {name: float(value / sums[0]) for name, value in zip(self.names, sums[1:], strict=True)}
+        return self.finished({name: float(v / sums[0]) for name, v in zip(self.names, sums[1:], strict=True)})
+
+    def finished(self, means: Mapping[str, Any]) -> dict[str, Any]:
+        """Means, numbers or tensors, as the values that are told."""
+        return {**means, **{name: finish(means[name]) for name, finish in self._finish.items()}}

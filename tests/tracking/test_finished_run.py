@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from scaleflow.errors import Refusal
 from tests.conftest import Command
 
 EPOCHS = 3
@@ -122,6 +123,79 @@ def test_artifacts_hold_the_config_the_overrides_and_the_environment(client: Any
     assert "tensorflow==" in artifact(client, run, "environment.txt").read_text()
 
 
+def test_each_split_is_an_input_of_the_run(run: Any) -> None:
+    import mlflow
+
+    found = {input.tags[0].value: input.dataset for input in run.inputs.dataset_inputs}
+    assert {tag.key for input in run.inputs.dataset_inputs for tag in input.tags} == {"mlflow.data.context"}
+    profiles = {split: json.loads(dataset.profile) for split, dataset in found.items()}
+    assert {split: profile["num_rows"] for split, profile in profiles.items()} == {
+        "train": 1294,
+        "validation": 144,
+        "test": 359,
+    }
+    assert {dataset.name for dataset in found.values()} == {"digits"}
+    assert len({dataset.digest for dataset in found.values()}) == 3
+    schema = json.loads(found["train"].schema)["mlflow_tensorspec"]
+    assert json.loads(schema["features"])[0]["tensor-spec"] == {"dtype": "float32", "shape": [-1, 8, 8, 1]}
+    assert json.loads(schema["targets"])[0]["tensor-spec"] == {"dtype": "int32", "shape": [-1]}
+    source = mlflow.data.get_source(run.inputs.dataset_inputs[0])
+    assert source.to_dict() == {"tags": {"_target_": "scaleflow.dataset.digits.Digits"}}
+
+
+def test_the_baseline_is_told_at_step_0(client: Any, run: Any) -> None:
+    (point,) = client.get_metric_history(run.info.run_id, "baseline/accuracy")
+    assert point.step == 0
+    assert 0.05 < point.value < 0.15
+    assert 2.2 < run.data.metrics["baseline/loss"] < 2.4
+    assert 0.05 < run.data.metrics["baseline/test/accuracy"] < 0.15
+
+
+def test_the_models_layers_are_told_as_text(client: Any, run: Any) -> None:
+    summary = artifact(client, run, "model_summary.txt").read_text()
+    assert "outputs (Dense)" in summary
+    assert "\x1b" not in summary
+
+
+def test_which_digits_were_taken_for_which_is_a_table_and_a_picture(client: Any, run: Any) -> None:
+    header, *rows = artifact(client, run, "plots/confusion_matrix.csv").read_text().splitlines()
+    assert header.split(",")[1:] == [str(n) for n in range(10)]
+    counts = [[int(cell) for cell in row.split(",")[1:]] for row in rows]
+    assert sum(map(sum, counts)) == 359
+    right = sum(row[i] for i, row in enumerate(counts))
+    assert right / 359 == pytest.approx(run.data.metrics["test/accuracy"])
+    assert artifact(client, run, "plots/confusion_matrix.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_can_begin_with_the_models_weights(
+    finished: tuple[Command, Any], client: Any, logged: Any, run: Any, plan: Callable[..., Any]
+) -> None:
+    from scaleflow.tracking import located
+
+    store = f"tracking.uri=sqlite:///{finished[0].folder}/mlflow.db"
+    exported = finished[0].run_folder() / "model" / "model.keras"
+    client.create_registered_model("digits")
+    client.create_model_version("digits", logged.artifact_location, run.info.run_id, model_id=logged.model_id)
+    uris = f"runs:/{run.info.run_id}/model", f"models:/{logged.model_id}", "models:/digits/1"
+    for said in (*uris, finished[0].run_folder()):
+        with located(plan(store, f"model.init_from={said}")) as found:
+            file = Path(found.model.init_from)
+            assert file.read_bytes() == exported.read_bytes()
+            assert found.config["model"]["init_from"] == str(said)
+        assert file.exists() == (file == exported)
+
+
+@pytest.mark.parametrize("said", ["runs:/0123456789abcdef0123456789abcdef/model", "models:/nothing/1"])
+def test_weights_that_the_store_has_not_are_refused(
+    finished: tuple[Command, Any], plan: Callable[..., Any], said: str
+) -> None:
+    from scaleflow.tracking import located
+
+    there = plan(f"tracking.uri=sqlite:///{finished[0].folder}/mlflow.db", f"model.init_from={said}")
+    with pytest.raises(Refusal, match=f"model.init_from={said}: cannot be had from sqlite"), located(there):
+        pass
+
+
 def test_a_secret_is_nowhere(finished: tuple[Command, Any]) -> None:
     command, ended = finished
     planted = b"hunter2-planted"
@@ -204,4 +278,6 @@ def test_the_logged_model_belongs_to_the_run(logged: Any, run: Any) -> None:
 def test_the_recorder_left_how_far_it_came(finished: tuple[Command, Any], run: Any) -> None:
     folder = finished[0].run_folder()
     state = json.loads((folder / "record.json").read_text())
-    assert state == {"offset": (folder / "events.jsonl").stat().st_size, "run_id": run.info.run_id, "done": True}
+    store = f"sqlite:///{finished[0].folder}/mlflow.db"
+    offset = (folder / "events.jsonl").stat().st_size
+    assert state == {"offset": offset, "run_id": run.info.run_id, "uri": store, "done": True}

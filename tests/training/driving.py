@@ -59,6 +59,7 @@ def assemble(
     optimizer: str = "SGD",
     rate: float = 0.1,
     shuffle_seed: int | None = None,
+    inputs: Inputs | None = None,
 ) -> Parts:
     """The parts for examples and a model of the test's own, unshuffled unless asked."""
     import keras
@@ -73,7 +74,7 @@ def assemble(
     )
     wanted = Outputs(kind, (outputs,))
     with strategy.scope():
-        net = model.make(factory, described(examples), wanted)
+        net = model.make(factory, inputs or described(examples), wanted)
         step = make(getattr(keras.optimizers, optimizer), rate, loss_scaling=policy == "mixed_float16")
         loop = training.Loop(
             strategy=strategy,

@@ -28,11 +28,20 @@ def by_hand(kind: Kind, targets: Array, outputs: Array) -> dict[str, float]:
             "accuracy": (x.argmax(axis=1) == targets).mean(),
         }
     if kind == "regression":
-        return {"loss": ((x - targets) ** 2).mean(), "mae": np.abs(x - targets).mean()}
-    return {
-        "loss": (softplus(x) - x * targets).mean(),
-        "accuracy": ((x > 0) == (targets == 1)).mean(),
-    }
+        squared = ((x - targets) ** 2).mean()
+        return {"loss": squared, "mae": np.abs(x - targets).mean(), "rmse": np.sqrt(squared)}
+    right = (x > 0) == (targets == 1)
+    exact = {"exact_match": right.all(axis=1).mean()} if kind == "multi_label" else {}
+    return {"loss": (softplus(x) - x * targets).mean(), "accuracy": right.mean(), **exact}
+
+
+def confused_by_hand(kind: Kind, targets: Array, outputs: Array) -> list[list[int]] | None:
+    """How many examples of each class are taken for each."""
+    if kind not in ("classification", "binary"):
+        return None
+    true, found = (targets, outputs.argmax(axis=1)) if kind == "classification" else (targets > 0.5, outputs > 0)
+    classes = range(outputs.shape[1] if kind == "classification" else 2)
+    return [[int(((true == i) & (found == j)).sum()) for j in classes] for i in classes]
 
 
 def trained(kind: Kind, outputs: int) -> dict[str, Any]:
@@ -55,7 +64,18 @@ def trained(kind: Kind, outputs: int) -> dict[str, Any]:
     for epoch in range(30):
         loop.start_epoch()
         loop.train(feed, feed.open(epoch, 0), epoch, 0, 3, 3 * epoch)
-    return {"first": first, "first by hand": before, "last": dict(loop.evaluate(whole)), "last by hand": hand(70)}
+    last = dict(loop.evaluate(whole))
+    confusion = loop.confusion(whole)
+    return {
+        "first": first,
+        "first by hand": before,
+        "last": last,
+        "last by hand": hand(70),
+        "confusion": None if confusion is None else confusion.tolist(),
+        "confusion by hand": confused_by_hand(
+            kind, arrays.targets, np.asarray(loop.model(arrays.inputs, training=False))
+        ),
+    }
 
 
 @pytest.mark.parametrize(
@@ -68,6 +88,7 @@ def test_a_kind_of_target_trains_and_its_values_are_numpys(
     assert found["first"] == pytest.approx(found["first by hand"], abs=1e-5)
     assert found["last"] == pytest.approx(found["last by hand"], abs=1e-5)
     assert found["last"]["loss"] < 0.75 * found["first"]["loss"]
+    assert found["confusion"] == found["confusion by hand"]
 
 
 def grid_values() -> tuple[list[float], list[float]]:

@@ -1,0 +1,153 @@
+"""Residual networks, after He et al. 2015 ("Deep Residual Learning for Image Recognition", arXiv:1512.03385).
+
+The small ones are those of its section 4.2 for CIFAR-10, the one of depth 50 is `keras.applications.ResNet50`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+from keras import ops
+
+from scaleflow.errors import Refusal
+from scaleflow.interfaces import Inputs, Outputs
+from scaleflow.model.layers import check_shape, entry, head
+
+#: Depths of section 4.2, 6n + 2; n blocks of two convolutions to a stage.
+SMALL = (20, 32, 44, 56, 110)
+
+#: Of the three stages.
+FILTERS = (16, 32, 64)
+
+#: Keras's 0.99 would have an evaluation see the statistics of hundreds of updates ago.
+MOMENTUM = 0.9
+
+#: What ResNet50 can be built for, at least.
+SMALLEST_SIDE = 32
+
+#: ImageNet's mean colour, blue to red, which weights trained with Keras's ResNet50 expect to be taken off.
+MEAN_COLOUR = (103.939, 116.779, 123.68)
+
+
+def build(inputs: Inputs, outputs: Outputs, depth: int = 20, weights: str | None = None) -> keras.Model:
+    """A residual network with BatchNorm over all replicas.
+
+    Args:
+        inputs: images, of shape (height, width, channels).
+        outputs: what the model has to return.
+        depth: 20, 32, 44, 56 or 110 as for CIFAR-10: a convolution of 16 filters, three stages of 16, 32 and 64
+            with shortcuts that have no parameters (option A), the average over the image, a dense layer. Or 50:
+            Keras's ResNet50 with an average and a dense layer at its end.
+        weights: depth 50: a local file with the weights of ResNet50 without its top, such as Keras's
+            `resnet50_weights_tf_dim_ordering_tf_kernels_notop.h5`. Images then go in as those weights expect: blue
+            before red, ImageNet's mean colour taken off.
+
+    Raises:
+        Refusal: if the inputs are not images, or too small, there is no such depth, or the file does not fit.
+    """
+    check_shape(inputs, "resnet")
+    check(inputs, depth, weights)
+    raw, x = entry(inputs)
+    x = resnet50(inputs, x, weights) if depth == 50 else small(x, (depth - 2) // 6)
+    return keras.Model(raw, head(x, outputs), name=f"resnet{depth}")
+
+
+def check(inputs: Inputs, depth: Any, weights: Any) -> None:
+    if depth not in (*SMALL, 50):
+        raise Refusal(
+            f"model.depth={depth}: expected one of {', '.join(map(str, SMALL))} (for small images), or 50 (ResNet50)"
+        )
+    if depth == 50 and min(inputs.shape[:2]) < SMALLEST_SIDE:
+        raise Refusal(
+            f"model.depth=50: takes images of {SMALLEST_SIDE} x {SMALLEST_SIDE} pixels at least, and the dataset's are "
+            f"{inputs.shape[0]} x {inputs.shape[1]}; use model.depth=20"
+        )
+    if weights is None:
+        return
+    if depth != 50:
+        raise Refusal(f"model.weights={weights}: are ResNet50's; use model.depth=50, or model.init_from")
+    if inputs.shape[2] != 3:
+        raise Refusal(
+            f"model.weights={weights}: are for images with 3 channels, and the dataset's have {inputs.shape[2]}; leave "
+            "it null"
+        )
+    if not isinstance(weights, str) or not Path(weights).expanduser().is_file():
+        raise Refusal(f"model.weights={weights}: there is no such file; give a local .h5 file of weights, or null")
+
+
+# ---------------------------------------------------------------------------------------------
+# The small ones
+# ---------------------------------------------------------------------------------------------
+
+
+def small(x: Any, blocks: int) -> Any:
+    """[b, height, width, channels] -> [b, 64]."""
+    x = keras.layers.ReLU()(convolved(x, FILTERS[0], 1, "first"))
+    for stage, filters in enumerate(FILTERS, 1):
+        for number in range(1, blocks + 1):
+            x = block(x, filters, 2 if stage > 1 and number == 1 else 1, f"stage{stage}_block{number}")
+    return keras.layers.GlobalAveragePooling2D()(x)
+
+
+def block(x: Any, filters: int, stride: int, name: str) -> Any:
+    """Two convolutions and the way around them."""
+    y = keras.layers.ReLU()(convolved(x, filters, stride, f"{name}_1"))
+    y = convolved(y, filters, 1, f"{name}_2")
+    return keras.layers.ReLU()(y + around(x, filters, stride))
+
+
+def convolved(x: Any, filters: int, stride: int, name: str) -> Any:
+    """A 3 x 3 convolution without bias, normalized."""
+    conv = keras.layers.Conv2D(
+        filters,
+        3,
+        strides=stride,
+        padding="same",
+        use_bias=False,
+        kernel_initializer="he_normal",
+        name=f"{name}_conv",
+    )
+    return keras.layers.BatchNormalization(momentum=MOMENTUM, synchronized=True, name=f"{name}_norm")(conv(x))
+
+
+def around(x: Any, filters: int, stride: int) -> Any:
+    """The shortcut, option A: every other pixel, and zeros for the channels that come in addition."""
+    if stride > 1:
+        x = keras.layers.AveragePooling2D(1, strides=stride)(x)
+    more = filters - x.shape[-1]
+    return ops.pad(x, ((0, 0), (0, 0), (0, 0), (more // 2, more - more // 2))) if more else x
+
+
+# ---------------------------------------------------------------------------------------------
+# ResNet50
+# ---------------------------------------------------------------------------------------------
+
+
+def resnet50(inputs: Inputs, x: Any, weights: str | None) -> Any:
+    """[b, height, width, channels] near [0, 1] -> [b, 2048]."""
+    net = keras.applications.ResNet50(include_top=False, weights=None, input_shape=inputs.shape, pooling="avg")
+    for layer in net.layers:
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer.synchronized = True
+    if weights is not None:
+        load(net, weights)
+        x = keras.layers.Rescaling(255.0, [-mean for mean in MEAN_COLOUR])(ops.flip(x, axis=-1))
+    return net(x)
+
+
+def load(net: keras.Model, weights: str) -> None:
+    """Reads the weights of a file.
+
+    Raises:
+        Refusal: if it is no such file, or of another network.
+    """
+    try:
+        net.load_weights(Path(weights).expanduser())
+    except Exception as error:  # whatever h5py, zipfile and Keras raise for what is no such file
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise Refusal(
+            f"model.weights={weights}: does not hold the weights of ResNet50 without its top "
+            f"({type(error).__name__}: {reason}); give such a file, or null"
+        ) from error

@@ -1,0 +1,120 @@
+"""A new model begins with the weights of a saved one, where their layers agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scaleflow.errors import Refusal
+from scaleflow.interfaces import Inputs, Outputs
+from tests.training.driving import spread_over
+
+ROW = Inputs((4,))
+
+
+def begun(folder: Path) -> dict[str, Any]:
+    """On two replicas: what is taken from a saved model with another head, and of models inside models."""
+    import keras
+
+    from scaleflow.model import begin_with, read
+
+    file = str(folder / "saved.keras")
+
+    def network(units: list[int], classes: int) -> Any:
+        layers = [
+            named
+            for n, width in enumerate(units)
+            for named in (
+                keras.layers.Dense(width, use_bias=False, name=f"dense{n}"),
+                keras.layers.BatchNormalization(synchronized=True, name=f"norm{n}"),
+            )
+        ]
+        return keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(classes, name="outputs")])
+
+    strategy = spread_over(2)
+    origin = network([6, 5], 3)
+    for variable in origin.variables:
+        variable.assign(np.random.default_rng(len(variable.path)).uniform(1, 2, variable.shape))
+    origin.save(file)
+    saved = read(file, "saved.keras")
+    with strategy.scope():
+        net = network([6, 5], 2)
+        fresh = np.asarray(net.get_layer("outputs").kernel)
+        note = begin_with(net, saved)
+        inside = keras.Sequential([keras.Input((4,)), network([6, 7], 2)])
+        note_inside = begin_with(inside, saved)
+
+    def each(variable: Any) -> list[Any]:
+        return [np.asarray(v) for v in strategy.experimental_local_results(variable.value)]
+
+    body = [layer for layer in net.layers if layer.weights and layer.name != "outputs"]
+    return {
+        "note": note,
+        "note inside": note_inside,
+        "same": all(
+            np.array_equal(value, np.asarray(wanted))
+            for layer in body
+            for mine, wanted in zip(layer.weights, origin.get_layer(layer.name).weights, strict=True)
+            for value in each(mine)
+        ),
+        "replicas": len(each(body[0].weights[0])),
+        "fresh": bool(np.array_equal(fresh, np.asarray(net.get_layer("outputs").kernel))),
+    }
+
+
+def test_layers_of_the_same_name_and_shapes_are_taken_on_every_replica(
+    isolated: Callable[..., Any], tmp_path: Path
+) -> None:
+    found = isolated(begun, tmp_path)
+    assert found["note"] == (
+        "model.init_from=saved.keras: took the weights of 4 of 5 layers (98 of 110 numbers); fresh: outputs"
+    )
+    assert "took the weights of 2 of 5 layers" in found["note inside"]
+    assert found["replicas"] == 2
+    assert found["same"]
+    assert found["fresh"]
+
+
+def refusals(folder: Path) -> list[str]:
+    import keras
+
+    from scaleflow.model import begin_with, make, mlp, read
+
+    good, damaged = folder / "good.keras", folder / "damaged.keras"
+    keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="other")]).save(good)
+    damaged.write_bytes(good.read_bytes()[:-200])
+    net = make(mlp.build, ROW, Outputs("binary", (1,)))
+    found = []
+    for case in (lambda: read(str(damaged), "d"), lambda: begin_with(net, read(str(good), "g"))):
+        with pytest.raises(Refusal) as refusal:
+            case()
+        found.append(str(refusal.value))
+    return found
+
+
+def test_a_file_that_is_damaged_or_fits_nowhere_is_refused(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    damaged, other = isolated(refusals, tmp_path)
+    assert damaged.startswith("model.init_from=d: cannot be read as a Keras model")
+    assert "it is damaged, or none" in damaged
+    assert other.startswith("model.init_from=g: none of its layers has the name and the shapes")
+    assert "it has other (4, 3) (3,), this model dense (4, 128) (128,)" in other
+
+
+def in_shards() -> list[list[float]]:
+    import tensorflow as tf
+
+    from scaleflow.model.initial import assign
+
+    shards = [tf.Variable(tf.zeros([n, 1])) for n in (2, 1)]
+    divided: Any = SimpleNamespace(value=SimpleNamespace(variables=shards))
+    assign(divided, np.array([[1.0], [2.0], [3.0]], np.float32))
+    return [np.ravel(shard.numpy()).tolist() for shard in shards]
+
+
+def test_a_divided_variable_is_set_in_its_parts(isolated: Callable[..., Any]) -> None:
+    assert isolated(in_shards) == [[1.0, 2.0], [3.0]]

@@ -1,0 +1,54 @@
+"""Where weights to begin with come from, as far as that needs no store."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scaleflow.errors import Refusal
+from scaleflow.tracking import located
+from scaleflow.worker import Job
+
+Make = Callable[..., Any]
+
+
+def file_of(plan: Any) -> str:
+    with located(plan) as found:
+        assert isinstance(found.model.init_from, str)
+        return found.model.init_from
+
+
+@pytest.mark.parametrize("place", ["model.keras", "data/model.keras", "model/model.keras", "deep/in/it/mine.keras"])
+def test_a_folder_stands_for_the_keras_file_in_it(plan: Make, tmp_path: Path, place: str) -> None:
+    file = tmp_path / place
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("weights")
+    assert file_of(plan(f"model.init_from={tmp_path}")) == str(file)
+    assert file_of(plan(f"model.init_from={file}")) == str(file)
+
+
+def test_what_is_not_there_is_refused_without_mlflow(
+    plan: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", None)  # its import fails
+    monkeypatch.chdir(tmp_path)
+    wanted = {
+        "nothing.keras": "there is no such file or folder; give a file",
+        str(tmp_path): "holds no Keras file",
+        "models:/mine/1": f"there is no store sqlite:///{tmp_path}/mlflow.db",
+    }
+    for said, words in wanted.items():
+        with pytest.raises(Refusal, match=f"model.init_from={said}: {words}"), located(plan(f"model.init_from={said}")):
+            pass
+
+
+def test_the_worker_is_told_the_file_and_the_config_keeps_what_was_said(plan: Make, tmp_path: Path) -> None:
+    (tmp_path / "model.keras").write_text("weights")
+    with located(plan(f"model.init_from={tmp_path}")) as found:
+        told = Job.from_json(Job(found, tmp_path, 0.0).to_json()).plan
+    assert told.model.init_from == str(tmp_path / "model.keras")
+    assert told.config["model"]["init_from"] == str(tmp_path)
