@@ -148,8 +148,7 @@ class Dataset:
     """`dataset`: the source, and what the shared pipeline does with it.
 
     Attributes:
-        limit: use only so many examples of each split: the first ones or, of a stream whose records are in memory,
-            some at even distances.
+        limit: use only the first so many examples of each split.
         validation: the fraction of the training split that is held out, or the name of a split.
         shuffle: a stream that is not kept goes through a buffer of so many examples; null takes as many as fit in
             256 MiB. What is in memory, and a stream whose records are small, is always shuffled as a whole.
