@@ -12,7 +12,7 @@ run: $(VENV)/installed
 	$(BIN)/python -m scaleflow
 
 test: $(VENV)/developed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 matrix: $(VENV)/developed
 	$(BIN)/python -m pytest tests/test_table.py --matrix --verbose

@@ -71,7 +71,10 @@ def build(plan: Plan, emit: Emit) -> Built:
 
     run = training.length(plan.training, train)
     metrics = training.objective_for(source.outputs).metrics
-    training.check_monitor(plan.training, metrics, validation is not None)
+    watched = {"training.early_stopping": plan.training.early_stopping, "checkpoint.best": plan.checkpoint.sought}
+    validates = validation is not None and plan.evaluator != "elsewhere"
+    for key, monitored in watched.items():
+        training.check_monitor(key, monitored, metrics, validates)
     make_model = functools.partial(model.make, bind(plan.model.target, given=2), splits.inputs, source.outputs)
     engine, about_stages = make_engine(plan, ground, make_model, source.outputs, run)
     if plan.hardware.xla:
@@ -364,7 +367,7 @@ def end_with_parent(number: int) -> None:
 
 def fingerprint(plan: Plan) -> str:
     """What has to be the same on every worker: the config but for where each records, and TensorFlow's version."""
-    own = ("tracking", "cluster", "debug")
+    own = ("tracking", "cluster", "debug", "resume")
     config = {key: value for key, value in plan.config.items() if key not in own}
     return json.dumps([config, version("tensorflow")], sort_keys=True)
 

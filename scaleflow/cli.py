@@ -27,6 +27,7 @@ from scaleflow.interfaces import Plan
 from scaleflow.launch import launch
 from scaleflow.masking import masked, masked_override
 from scaleflow.plan import make_plan
+from scaleflow.resume import resumed
 
 #: Of Hydra's flags those that take the next word.
 FLAGS_WITH_VALUE = (
@@ -89,14 +90,35 @@ def run(config: DictConfig, started: float) -> int:
     """Checks a composed config and launches it."""
     folder = Path(HydraConfig.get().runtime.output_dir)
     mask_sweep()
+    overrides = typed()
     try:
+        if config.get("resume") is not None:
+            return go_on(config, overrides, folder, started)
         plan = plan_of(config)
         folder = writable(folder)
     except (Refusal, OmegaConfBaseException) as error:
         remove_empty(folder)
         return refuse(str(error) if isinstance(error, Refusal) else in_a_line(error))
-    overrides = list(HydraConfig.get().overrides.task)
     return launch(plan, OmegaConf.to_container(config, resolve=False), overrides, folder, started)
+
+
+def typed() -> list[str]:
+    """The overrides as they were typed, interpolations and all."""
+    words = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+    assert isinstance(words, list)
+    return [str(word) for word in words]
+
+
+def go_on(config: DictConfig, overrides: Sequence[str], made: Path, started: float) -> int:
+    """Goes on with an earlier run, in its folder; the one that Hydra made for this command is not needed."""
+    composed, choices, search = resolved(config)
+    run = resumed(str(composed["resume"]), composed, choices, overrides)
+    plan = make_plan(run.config, run.choices, search)
+    remove_empty(made)
+    if run.is_through:
+        print(f"{run.folder}: the run is finished; training.epochs=N with more epochs would go on with it")
+        return 0
+    return launch(plan, run.config, run.changes, writable(run.folder), started, life=run.number)
 
 
 def mask_sweep() -> None:
@@ -110,7 +132,12 @@ def mask_sweep() -> None:
 
 
 def plan_of(config: DictConfig) -> Plan:
-    """The checked plan of a composed config, with Hydra's record of what was chosen."""
+    """The checked plan of a composed config."""
+    return make_plan(*resolved(config))
+
+
+def resolved(config: DictConfig) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+    """The config as plain containers, the option chosen in each group, and where a user's modules are."""
     chosen = HydraConfig.get().runtime
     if missing := sorted(OmegaConf.missing_keys(config)):
         has = "has" if len(missing) == 1 else "have"
@@ -119,7 +146,7 @@ def plan_of(config: DictConfig) -> Plan:
     choices = {g: str(o) for g, o in chosen.choices.items() if "/" not in g and "@" not in g and o is not None}
     own = [source.path for source in chosen.config_sources if source.schema == "file"]
     assert isinstance(plain, dict)
-    return make_plan({str(k): v for k, v in plain.items()}, choices, [str(Path.cwd()), *own])
+    return {str(k): v for k, v in plain.items()}, choices, [str(Path.cwd()), *own]
 
 
 def writable(folder: Path) -> Path:

@@ -198,11 +198,25 @@ RULES: Sequence[Rule] = (
         "use strategy=parameter_server, or leave cluster.servers null",
     ),
     Rule(
-        "restarts",
-        ("cluster.max_restarts", "strategy"),
-        lambda p: p.cluster.max_restarts is not None and p.strategy.name != "parameter_server",
-        "starting workers again is not available yet for this strategy",
-        "leave it null",
+        "restarts of servers elsewhere",
+        ("cluster.max_restarts", "strategy", "cluster"),
+        lambda p: (
+            bool(p.cluster.max_restarts) and p.cluster.name == "tf_config" and p.strategy.name == "parameter_server"
+        ),
+        "a coordinator can't start again what runs on other machines",
+        "have whatever started the processes start them again, with resume=FOLDER, and leave it null",
+    ),
+    Rule(
+        "restarts on several machines",
+        ("cluster.max_restarts", "cluster"),
+        lambda p: (
+            bool(p.cluster.max_restarts)
+            and p.cluster.name == "tf_config"
+            and p.strategy.name != "parameter_server"
+            and (p.checkpoint.folder is None or p.checkpoint.name == "none")
+        ),
+        "every machine's worker goes on from the same checkpoint, and each has a folder of its own",
+        "name a path that all of them see by checkpoint.folder, or leave it null",
     ),
     Rule(
         "TF_CONFIG with servers",

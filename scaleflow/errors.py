@@ -5,6 +5,7 @@
     └── RunError           a run began and could not be finished: exit 1, run FAILED
         ├── NotFinite      the loss became NaN or Inf
         ├── ExportError    the saved model does not do what the live one does
+        ├── CheckpointError  the run's state could not be saved
         └── WorkerDied     a worker process ended without a word
 
 An error raised by a user's own model or dataset is left as it is while a run is on, and becomes a
@@ -47,6 +48,10 @@ class NotFinite(RunError):
 
 class ExportError(RunError):
     """The SavedModel, loaded again, does not give the live model's outputs."""
+
+
+class CheckpointError(RunError):
+    """A checkpoint could not be written; those that were are as they were."""
 
 
 class WorkerDied(RunError):

@@ -85,7 +85,9 @@ class Cluster:
             environment variable TF_CONFIG says which of them this is.
         workers: processes that train; null means 2 where the strategy needs several.
         servers: parameter_server: processes that hold the variables; null means 1.
-        max_restarts: parameter_server: how often workers that died are started again, in all; null means 10.
+        max_restarts: how often processes that died are started again, in all: a parameter server's worker alone, else
+            all of them, from the last checkpoint. null means 10 for parameter_server, and 0 elsewhere.
+        stall_seconds: processes that report nothing for so long, while training or evaluating, count as dead.
         start_seconds: how long processes wait for each other at the start.
     """
 
@@ -93,6 +95,7 @@ class Cluster:
     workers: int | None = field(default=None, metadata={"at_least": 1, "at_most": 64})
     servers: int | None = field(default=None, metadata={"at_least": 1, "at_most": 64})
     max_restarts: int | None = field(default=None, metadata={"at_least": 0})
+    stall_seconds: float | None = field(default=None, metadata={"above": 0.0})
     start_seconds: float = field(default=120.0, metadata={"above": 0.0})
 
 
@@ -145,8 +148,7 @@ class Dataset:
     """`dataset`: the source, and what the shared pipeline does with it.
 
     Attributes:
-        limit: use only so many examples of each split: the first ones or, of a stream whose records are in memory,
-            some at even distances.
+        limit: use only the first so many examples of each split.
         validation: the fraction of the training split that is held out, or the name of a split.
         shuffle: a stream that is not kept goes through a buffer of so many examples; null takes as many as fit in
             256 MiB. What is in memory, and a stream whose records are small, is always shuffled as a whole.
@@ -231,6 +233,43 @@ class Training:
 
 
 @dataclass(frozen=True)
+class Best:
+    """`checkpoint.best`: the checkpoint at the end of the epoch in which `monitor` was best is kept."""
+
+    monitor: str = "val/loss"
+    mode: Literal["auto", "min", "max"] = "auto"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """`checkpoint`: when a run's whole state is saved, and what is kept of it.
+
+    Attributes:
+        every_epochs, every_steps, every_seconds: when; each may be null.
+        keep: the newest so many are kept.
+        best: which one is kept besides, until a better one comes.
+        export: whether the model of the last step, or of the best checkpoint, is tested and exported.
+        folder: anything that `tf.io.gfile` opens; null is `checkpoints` in the run's folder.
+        max_seconds: the command ends after so long, with a checkpoint, as if a signal had come.
+    """
+
+    name: Literal["default", "none"] = "default"
+    every_epochs: int | None = field(default=1, metadata={"at_least": 1})
+    every_steps: int | None = field(default=None, metadata={"at_least": 1})
+    every_seconds: float | None = field(default=None, metadata={"above": 0.0})
+    keep: int = field(default=2, metadata={"at_least": 1})
+    best: Best | None = None
+    export: Literal["last", "best"] = "last"
+    folder: str | None = None
+    max_seconds: float | None = field(default=None, metadata={"above": 0.0})
+
+    @property
+    def sought(self) -> Best | None:
+        """By what the best one is known, if it is wanted."""
+        return self.best or (Best() if self.export == "best" else None)
+
+
+@dataclass(frozen=True)
 class Tracking:
     """`tracking`: where the run is recorded.
 
@@ -253,13 +292,16 @@ class Place:
 
     Attributes:
         worker: its number; 0 is the chief, whose events are the run's.
-        peers: HOST:PORT of every process, this one too: the chief, the workers, the parameter servers.
+        peers: HOST:PORT of every process that trains or serves, this one too: the chief, the workers, the parameter
+            servers.
         servers: how many of them are parameter servers.
+        evaluator: whether there is one beside them; `here` where it is this process, whose number then means nothing.
     """
 
     worker: int
     peers: tuple[str, ...]
     servers: int = 0
+    evaluator: Literal["here", "elsewhere"] | None = None
 
 
 @dataclass(frozen=True)
@@ -277,6 +319,9 @@ class Plan:
         choices: the option chosen in each config group.
         config: the composed config with interpolations resolved, as plain containers.
         search: folders in which the modules named by `_target_` are looked for, first match first.
+        resume: the folder of the run that goes on.
+        evaluator: whether TF_CONFIG names one, which is this process or another.
+        chief: HOST:PORT at which an evaluator's chief answers, where that is one of several processes.
     """
 
     strategy: Strategy
@@ -286,6 +331,7 @@ class Plan:
     model: Model
     optimizer: Optimizer
     training: Training
+    checkpoint: Checkpoint
     tracking: Tracking
     cluster: Cluster
     debug: Debug
@@ -293,6 +339,9 @@ class Plan:
     choices: Mapping[str, str]
     config: Mapping[str, Any]
     search: Sequence[str] = ()
+    resume: str | None = None
+    evaluator: Literal["here", "elsewhere"] | None = None
+    chief: str | None = None
 
 
 # ---------------------------------------------------------------------------------------------
@@ -586,6 +635,47 @@ class Passes(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """All that a run needs to go on from where it was.
+
+    Attributes:
+        step: steps that were taken.
+        tensors: every variable by a name that does not depend on how it was spread over devices, whole.
+        host: what the host's half knows, as plain values that JSON can hold.
+    """
+
+    step: int
+    tensors: Mapping[str, np.ndarray[Any, Any]]
+    host: Mapping[str, Any]
+
+
+class Checkpoints(Protocol):
+    """Where snapshots are kept."""
+
+    def steps_left(self, step: int) -> int | None:
+        """How many steps until one is due, where that is known beforehand."""
+
+    def is_due(self, step: int, seconds: float) -> bool:
+        """Whether one is due within an epoch, behind `step`, `seconds` after the last one."""
+
+    def is_due_after(self, epoch: int) -> bool:
+        """Whether one is due at the end of an epoch, counted from 1."""
+
+    def save(self, snapshot: Snapshot, is_best: bool = False) -> None:
+        """Begins to save; it is written in the background, and a newer one may take its place before it is begun.
+
+        Raises:
+            CheckpointError: if this or an earlier one could not be written.
+        """
+
+    def wait(self) -> None:
+        """Until all is written; raises as `save` does."""
+
+    def best(self) -> Snapshot | None:
+        """The best one that was saved."""
+
+
 class Emit(Protocol):
     """Where a worker's events go."""
 
@@ -615,8 +705,21 @@ class Tracker(Protocol):
     @property
     def run_id(self) -> str | None: ...
 
+    @property
+    def uri(self) -> str | None:
+        """The store's address."""
+
     def connect(self) -> None:
         """Opens the store. Raises `Refusal` where it can't be used; makes no run."""
+
+    def folder_of(self, run_id: str) -> str:
+        """The folder that a run was started in. Raises `Refusal` where the store has no such run of ours."""
+
+    def adopt(self, run_id: str) -> None:
+        """Takes a run that was made before, as it is. Raises `Refusal` where the store has no such run."""
+
+    def reopen(self) -> None:
+        """The run that was taken goes on."""
 
     def start(self, name: str, tags: Mapping[str, str], began: int) -> None:
         """Makes the run, or adopts the one that the environment names.

@@ -31,7 +31,7 @@ from scaleflow.process import WorkerProcess, started
 from scaleflow.record import STATE, Recorder
 from scaleflow.terminal import Display, display_for, duration
 from scaleflow.tracking import NoTracker, tracker_for
-from scaleflow.worker import EVENTS, Job, work
+from scaleflow.worker import EVENTS, LOCK, Job, lock, wait_for, work
 
 FINISHED, FAILED, REFUSED = 0, 1, 2
 
@@ -45,23 +45,27 @@ MIGRATION_SECONDS = 60.0
 #: How often workers are started again where `cluster.max_restarts` says nothing.
 MOST_RESTARTS = 10
 
+#: A run that died so often at one step, and then once more, is not started again: it would die there for ever.
+SAME_STEP = 2
+
 UNANSWERED = "it does not answer"
 
 #: What the processes of a run leave in its folder beside what they are told to keep.
-OF_PROCESSES = ("coordinator.log", "worker-*.log", "server-*.log", "events*.jsonl")
+OF_PROCESSES = ("coordinator.log", "evaluator.log", "worker-*.log", "server-*.log", "events*.jsonl")
 
 KEPT = ("config.yaml", "overrides.yaml", "environment.txt")
 
 
-def launch(plan: Plan, config: Any, overrides: Sequence[str], folder: Path, began: float) -> int:
+def launch(plan: Plan, config: Any, overrides: Sequence[str], folder: Path, began: float, life: int = 0) -> int:
     """Runs one plan from start to end.
 
     Args:
         plan: checked.
         config: the composed config, interpolations kept, for `config.yaml`.
-        overrides: as typed, for `overrides.yaml`.
+        overrides: as typed, for `overrides.yaml`, or `resume-N.yaml`.
         folder: the run's own; exists and can be written.
         began: when the command began, in seconds since the epoch.
+        life: which time it is that the run goes on by a command of its own; 0 where it begins.
 
     Returns:
         The command's exit code.
@@ -69,11 +73,17 @@ def launch(plan: Plan, config: Any, overrides: Sequence[str], folder: Path, bega
     display = Display(sys.stdout) if plan.debug.inline else display_for()  # no bar across a debugger
     place = place_of(plan)
     job = Job(plan, folder.absolute(), began, place.worker if place else 0)
-    tracker = tracker_for(plan.tracking) if job.worker == 0 else NoTracker()
+    try:
+        kept = write_resumption(job, overrides, life) if life else write_configs(folder, config, overrides)
+    except Refusal as busy:
+        print(f"scaleflow: {busy}", file=sys.stderr)
+        return REFUSED
+    tracker = tracker_for(plan.tracking) if job.records else NoTracker()
+    if plan.evaluator == "here":
+        display.line(f"{job.name} of the checkpoints in {plan.checkpoint.folder}; the chief records the run")
     if place and place.worker:
         display.line(f"{job.name} of {len(place.peers)} processes; the chief, {place.peers[0]}, records the run")
-    write_configs(folder, config, overrides)
-    recorder = Recorder(tracker, job.events, [folder / name for name in KEPT])
+    recorder = Recorder(tracker, job.events, kept, began if life else None)
     run = InlineRun if plan.debug.inline else WorkerRun
     with stop_signals() as stop:
         outcome = run(job, recorder, display, stop).run()
@@ -83,10 +93,26 @@ def launch(plan: Plan, config: Any, overrides: Sequence[str], folder: Path, bega
         return conclude(job, recorder, display, stop, outcome)
 
 
-def write_configs(folder: Path, config: Any, overrides: Sequence[str]) -> None:
-    """What was asked, secrets masked."""
+def write_configs(folder: Path, config: Any, overrides: Sequence[str]) -> list[Path]:
+    """What was asked, secrets masked; gives the files that are logged."""
     (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(masked(config))))
     (folder / "overrides.yaml").write_text(OmegaConf.to_yaml([masked_override(o) for o in overrides]))
+    return [folder / name for name in KEPT]
+
+
+def write_resumption(job: Job, overrides: Sequence[str], life: int) -> list[Path]:
+    """What was asked of a run that goes on, once nobody else writes to its folder; gives the files that are logged.
+
+    Raises:
+        Refusal: if somebody does.
+    """
+    if job.records:
+        writing = lock(job.folder)
+        wait_for(writing)
+        writing.release()  # the worker takes it
+    path = job.folder / f"resume-{life}.yaml"
+    path.write_text(OmegaConf.to_yaml([masked_override(o) for o in overrides]))
+    return sorted(job.folder.glob("resume-*.yaml"))  # those of a launcher that died too early, too
 
 
 def write_environment(folder: Path) -> None:
@@ -132,6 +158,11 @@ class Outcome:
         code: the exit code.
         last: the last event, `end` or `refused`.
         fault: what the chief reported.
+        has_lost_peer: whether that was that another process is gone.
+        step: the last one that a metric was reported of.
+        checkpoint: the step of the newest one.
+        heard: when the chief reported last, in seconds since the epoch.
+        is_under_way: whether this life's processes have built everything.
         waiting: the event that says that a worker waits for others, or for a TPU, as long as it does.
         test: the test metrics.
     """
@@ -142,6 +173,11 @@ class Outcome:
         self.test: dict[str, float] = {}
         self.is_ready = False
         self.fault = ""
+        self.has_lost_peer = False
+        self.step = 0
+        self.checkpoint: int | None = None
+        self.heard = 0.0
+        self.is_under_way = False
         self.waiting: Event | None = None
 
     @property
@@ -150,10 +186,14 @@ class Outcome:
         return Refusal(self.last["message"]) if self.last.get("event") == "refused" else None
 
     def take(self, event: Event) -> None:
+        self.heard = event["time"] / 1000
         if event["event"] == "ready":
-            self.is_ready = True
+            self.is_ready = self.is_under_way = True
+            self.checkpoint = event.get("resumed") or self.checkpoint
+        elif event["event"] == "checkpoint":
+            self.checkpoint = event["step"]
         elif event["event"] == "fault":
-            self.fault = event["error"]
+            self.fault, self.has_lost_peer = event["error"], event.get("lost_peer", False)
         elif event["event"] == "waiting":
             self.waiting = event
         elif event["event"] == "met":
@@ -161,6 +201,7 @@ class Outcome:
         elif event["event"] in ("end", "refused"):
             self.last = event
         elif event["event"] == "metrics":
+            self.step = max(self.step, event["step"])
             self.test.update({k: v for k, v in event["values"].items() if k.startswith("test/")})
 
 
@@ -172,18 +213,16 @@ class WorkerRun:
         self._recorder = recorder
         self._display = display
         self._stop = stop
-        self._reader = Reader(job.events)
+        self._reader = Reader(job.events, job.events.stat().st_size if job.events.exists() else 0)
         self._outcome = Outcome()
         self._reason: tuple[str, bool] | None = None
         self._restarts = 0
+        self._died_at: list[int] = []
 
     def run(self) -> Outcome:
         try:
-            with started(*parts(self._job)) as processes:
-                write_environment(self._job.folder)
-                self._recorder.start()
-                self._watch(processes)
-                self._reason = self._reason or reason(processes)
+            while self._live():
+                self._job = replace(self._job, life=self._job.life + 1)
         except Exception as error:  # of the launcher itself: the run has to end truthfully all the same
             traceback.print_exc()
             self._reason = f"the launcher failed: {type(error).__name__}: {error}", False
@@ -194,6 +233,58 @@ class WorkerRun:
         self._display.close()
         self._outcome.code = self._code()
         return self._outcome
+
+    def _live(self) -> bool:
+        """One life of the run's processes; gives whether they are started again."""
+        self._reason = None
+        with started(*parts(self._job)) as processes:
+            if not self._recorder.is_alive() and not self._recorder.done.is_set():
+                write_environment(self._job.folder)
+                self._recorder.start()
+            self._watch(processes)
+            self._reason = self._reason or reason(processes)
+        self._show_events()
+        return self._goes_on_after(*self._reason)
+
+    def _goes_on_after(self, why: str, is_own_word: bool) -> bool:
+        """Whether all processes are started again, from the last checkpoint, after what one of them died of.
+
+        What a worker reports itself would come again; but for the loss of another.
+        """
+        outcome, step = self._outcome, self._outcome.step
+        if (
+            self._stop.is_set()
+            or outcome.last
+            or not outcome.is_ready
+            or self._recorder.refusal is not None
+            or (is_own_word and not outcome.has_lost_peer)
+            or self._restarts >= self._allowed_restarts
+        ):
+            return False
+        if self._died_at[-SAME_STEP:] == [step] * SAME_STEP:
+            self._reason = f"{why}; it died at step {step} each of the last {SAME_STEP + 1} times", is_own_word
+            return False
+        self._died_at.append(step)
+        self._tell_of_restart(f"{why}; all start again from the last checkpoint")
+        outcome.fault, outcome.has_lost_peer, outcome.waiting = "", False, None
+        outcome.is_under_way = False
+        return True
+
+    def _tell_of_restart(self, why: str) -> None:
+        self._restarts += 1
+        tell = Writer(self._job.events)
+        tell("restart", number=self._restarts, reason=why)
+        tell("note", text=f"{why} ({self._restarts} of at most {self._allowed_restarts})")
+        tell.close()
+
+    @property
+    def _allowed_restarts(self) -> int:
+        allowed = self._job.plan.cluster.max_restarts
+        if allowed is not None:
+            return allowed
+        plan = self._job.plan
+        is_asynchronous_here = plan.strategy.name == "parameter_server" and plan.cluster.name == "local"
+        return MOST_RESTARTS if is_asynchronous_here else 0
 
     def _watch(self, processes: Sequence[WorkerProcess]) -> None:
         """Shows events until the chief is gone, and hands on what asks for an end."""
@@ -216,6 +307,7 @@ class WorkerRun:
             ):
                 chief.kill()
             self._end_vain_waiting(chief)
+            self._end_stalled(processes)
             lost = [process for process in processes if process.is_lost]
             if lost and not self._outcome.last and not all(self._start_again(process) for process in lost):
                 time.sleep(POLL_SECONDS)  # for the others' words about it
@@ -224,20 +316,25 @@ class WorkerRun:
 
     def _start_again(self, process: WorkerProcess) -> bool:
         """Starts a lost worker again, if the coordinator goes on without it and not too many were lost."""
-        allowed = self._job.plan.cluster.max_restarts
-        allowed = MOST_RESTARTS if allowed is None else allowed
         if (
             not (process.job.is_replaceable and self._outcome.is_ready)
             or self._stop.is_set()
-            or self._restarts >= allowed
+            or self._restarts >= self._allowed_restarts
         ):
             return False
-        self._restarts += 1
         how = process.start_again()
-        tell = Writer(self._job.events)
-        tell("note", text=f"{process.job.name} {how}; it is started again ({self._restarts} of at most {allowed})")
-        tell.close()
+        self._tell_of_restart(f"{process.job.name} {how}; it is started again")
         return True
+
+    def _end_stalled(self, processes: Sequence[WorkerProcess]) -> None:
+        """Ends processes that have made no progress for too long: what one of them waits for will not come."""
+        limit = self._job.plan.cluster.stall_seconds
+        if limit is None or not self._outcome.is_under_way or self._outcome.last or self._stop.is_set():
+            return
+        if time.time() - self._outcome.heard > limit:
+            self._reason = f"no progress for cluster.stall_seconds={limit:g}, at step {self._outcome.step}", False
+            for process in processes:
+                process.kill()
 
     def _end_vain_waiting(self, chief: WorkerProcess) -> None:
         """Ends a worker that waits in vain; it can't do so itself, since TensorFlow's waiting stops its threads."""
@@ -303,7 +400,7 @@ class InlineRun(WorkerRun):
 
 def parts(job: Job) -> tuple[list[Job], list[Mapping[str, str]]]:
     """The jobs of the workers on this machine, the chief's first, and what their environments add."""
-    if place_of(job.plan) is not None:
+    if place_of(job.plan) is not None or job.plan.evaluator is not None:
         return [job], [{TF_CONFIG: os.environ[TF_CONFIG]}]
     each = roles(job.plan)
     return [replace(job, worker=number) for number in range(sum(each.values()))], environments(each)
@@ -325,7 +422,7 @@ def refuse(job: Job, recorder: Recorder, refusal: Refusal, outcome: Outcome) -> 
     print(f"scaleflow: {masked(str(refusal))}", file=sys.stderr)
     if recorder.is_alive() and str(job.plan.tracking.uri).startswith("sqlite:"):
         recorder.finish(MIGRATION_SECONDS)  # a process that ends while it makes a store leaves half a store
-    if recorder.refusal is not None or not outcome.last.get("keep"):
+    if not job.goes_on and (recorder.refusal is not None or not outcome.last.get("keep")):
         discard(job.folder)
     return REFUSED if recorder.refusal is not None else outcome.code
 
@@ -340,6 +437,10 @@ def conclude(job: Job, recorder: Recorder, display: Display, stop: Stop, outcome
     rows = [("status", f"{outcome.last['status']} in {took}")]
     rows += [(k.replace("/", " "), f"{v:.4f}") for k, v in outcome.test.items()]
     rows += [("output", os.path.relpath(job.folder))]
+    if outcome.last["status"] != "FINISHED" and outcome.checkpoint is not None:
+        rows += [
+            ("go on", f"python -m scaleflow resume={os.path.relpath(job.folder)}  (from step {outcome.checkpoint})")
+        ]
     if is_recorded:
         rows += recorder.where()
     display.summary(rows)
@@ -356,7 +457,7 @@ def conclude(job: Job, recorder: Recorder, display: Display, stop: Stop, outcome
 def discard(folder: Path) -> None:
     """Takes away what was written for a run that is not to be, and the folder if that was all."""
     of_processes = [path.name for pattern in OF_PROCESSES for path in folder.glob(pattern)]
-    for name in (*KEPT, *of_processes, STATE):
+    for name in (*KEPT, *of_processes, STATE, LOCK):
         (folder / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         for place in (folder, *folder.parents):

@@ -14,8 +14,10 @@ from typing import Any
 from scaleflow.cluster import TF_CONFIG, find_tpu, in_step, is_sure, no_tpu, parse, place_of, port_is_free, unreachable
 from scaleflow.combinations import check
 from scaleflow.errors import Refusal
+from scaleflow.evaluator import check as check_evaluator
 from scaleflow.interfaces import (
     Batching,
+    Checkpoint,
     Cluster,
     Dataset,
     Debug,
@@ -50,6 +52,8 @@ def make_plan(
     check_combinations(plan)
     if not look_outside:
         return plan
+    if plan.evaluator is not None:
+        check_evaluator(plan.checkpoint.folder, bool(plan.dataset.validation))
     check_tpu(plan)
     place = place_of(plan)
     if place and not port_is_free(place.peers[place.worker]):
@@ -68,6 +72,7 @@ def read_plan(config: Mapping[str, Any], choices: Mapping[str, str], search: Seq
         model=read_with_target(Model, sections.pop("model", {}), "model"),
         optimizer=read_with_target(Optimizer, sections.pop("optimizer", {}), "optimizer"),
         training=read(Training, sections.pop("training", {}), "training"),
+        checkpoint=read(Checkpoint, sections.pop("checkpoint", {}), "checkpoint"),
         tracking=read(Tracking, sections.pop("tracking", {}), "tracking"),
         cluster=read(Cluster, sections.pop("cluster", {}), "cluster"),
         debug=read(Debug, sections.pop("debug", None) or {}, "debug"),
@@ -75,6 +80,7 @@ def read_plan(config: Mapping[str, Any], choices: Mapping[str, str], search: Seq
         choices=choices,
         config=config,
         search=search,
+        resume=typed(sections.pop("resume", None), str | None, "resume", {}),
     )
     for key in sections:
         raise unknown_key(key, [f.name for f in dataclasses.fields(Plan)])
@@ -105,6 +111,13 @@ def follow_tf_config(plan: Plan) -> Plan:
     if plan.cluster.name == "local" and (plan.strategy.name != "auto" or not text):
         return plan
     place = parse(text)
+    if place.evaluator == "here":
+        alone = Cluster(start_seconds=plan.cluster.start_seconds)
+        chief = place.peers[0] if len(place.peers) > 1 else None
+        return dataclasses.replace(
+            plan, strategy=Strategy(name="one_device"), cluster=alone, evaluator="here", chief=chief
+        )
+    plan = dataclasses.replace(plan, evaluator=place.evaluator)
     if plan.strategy.name == "auto" and len(place.peers) > 1:
         there = Cluster(name="tf_config", start_seconds=plan.cluster.start_seconds)
         strategy = Strategy(name="parameter_server" if place.servers else "multi_worker")

@@ -30,10 +30,12 @@ class WorkerProcess:
         self.job = job
         self.was_ended = False
         self._environment = environment
-        job.log.unlink(missing_ok=True)
+        if not job.goes_on:
+            job.log.unlink(missing_ok=True)
         self._process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
+        self._first_event = self.job.events.stat().st_size if self.job.events.exists() else 0
         with self.job.log.open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "scaleflow.worker"],
@@ -91,7 +93,7 @@ class WorkerProcess:
 
     def reason(self) -> tuple[str, bool]:
         """Why it ended, and whether that is its own word: a refusal, or a fault that it reported."""
-        for event in reversed(list(Reader(self.job.events).read())):
+        for event in reversed(list(Reader(self.job.events, self._first_event).read())):
             if event["event"] in ("refused", "fault"):
                 return event.get("message") or event["error"], True
         died = WorkerDied(how_it_ended(self._process.returncode), last_lines(self.job.log), self.job.name)
@@ -134,5 +136,9 @@ def how_it_ended(returncode: int) -> str:
 def last_lines(log: Path, count: int = 3) -> str:
     """The end of a log, without what TensorFlow's runtime says of itself."""
     with log.open(errors="replace") as lines:
-        own = (line.strip() for line in lines if line.strip() and not re.match(r"[IWE]\d{4} |WARNING: All log", line))
+        own = (
+            line.strip()
+            for line in lines
+            if line.strip() and not re.match(r"[IWE]\d{4} |WARNING: All log|To enable the following", line)
+        )
         return " | ".join(deque(own, count))

@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from scaleflow.errors import Refusal
 from scaleflow.events import Event, Reader
 from scaleflow.interfaces import Point, Tracker
+from scaleflow.masking import masked
 
 STATE = "record.json"
 EVENTS_A_PASS = 500
@@ -30,13 +32,15 @@ class Recorder(threading.Thread):
         tracker: the store.
         events: the run's `events.jsonl`.
         artifacts: files of the run's folder that are logged once it is open.
+        since: when this command began, in seconds since the epoch, where the run has begun before: what was not
+            recorded then is recorded first, into the same run.
 
     Attributes:
         refusal: why the store can't be used, once that is known.
         done: set when the run's end is recorded, or there is nothing to record.
     """
 
-    def __init__(self, tracker: Tracker, events: Path, artifacts: Sequence[Path]) -> None:
+    def __init__(self, tracker: Tracker, events: Path, artifacts: Sequence[Path], since: float | None = None) -> None:
         super().__init__(name="recorder", daemon=True)
         self._tracker = tracker
         self._reader = Reader(events)
@@ -49,6 +53,7 @@ class Recorder(threading.Thread):
         self._over = False
         self._taken = 0
         self._has_run = False
+        self._since = since
         self.refusal: Refusal | None = None
         self.done = threading.Event()
 
@@ -60,6 +65,7 @@ class Recorder(threading.Thread):
     def run(self) -> None:
         try:
             self._tracker.connect()
+            self._take_up()
             self._connected = True
             while not self._over:
                 self._hurry.wait(self._pause())
@@ -139,12 +145,32 @@ class Recorder(threading.Thread):
         if points:
             self._tracker.metrics(points)
 
+    def _take_up(self) -> None:
+        """Goes on with what is recorded already."""
+        known = state_of(self._state) if self._since is not None else {}
+        if known.get("run_id"):
+            self._tracker.adopt(known["run_id"])
+            self._taken, self._has_run = known["offset"], True
+
     def _start(self, event: Event) -> None:
-        self._tracker.start(event["name"], event["tags"], event["began"])
-        self._has_run = True
-        self._tracker.params(event["params"])
-        for path in self._artifacts:
-            self._tracker.artifact(path, None)
+        if "resumed" in event and self._has_run:
+            self._tracker.reopen()
+        else:
+            tags = {**event["tags"], "scaleflow.folder": str(self._state.parent)}
+            self._tracker.start(event["name"], tags, event["began"])
+            self._has_run = True
+            self._tracker.params(event["params"])
+        if self._is_of_now(event):
+            for path in self._artifacts:
+                self._tracker.artifact(path, None)
+
+    def _is_of_now(self, event: Event) -> bool:
+        """Whether it was reported since this command began."""
+        return self._since is None or event["time"] >= int(self._since * 1000)
+
+    def _restart(self, event: Event) -> None:
+        number = event["number"]
+        self._tracker.tags({"scaleflow.restarts": str(number), f"scaleflow.restart.{number}": event["reason"]})
 
     def _artifact(self, event: Event) -> None:
         self._tracker.artifact(Path(event["path"]), event.get("folder"))
@@ -158,22 +184,43 @@ class Recorder(threading.Thread):
             tags["scaleflow.error"] = event["error"]
         self._tracker.tags(tags)
         self._tracker.finish(event["status"], event["time"])
-        self._over = True
+        self._over = self._is_of_now(event)
 
     def _refused(self, event: Event) -> None:
-        self._over = True
+        self._over = self._is_of_now(event)
 
     def _keep_state(self) -> None:
         """Leaves beside the events how far they are recorded, and where."""
         if not self._has_run:
             return
-        state = {"offset": self._reader.offset, "run_id": self._tracker.run_id, "done": self._over}
+        state = {
+            "offset": self._reader.offset,
+            "run_id": self._tracker.run_id,
+            "uri": masked(self._tracker.uri),
+            "done": self._over,
+        }
         partial = self._state.with_suffix(".partial")
         partial.write_text(json.dumps(state))
         partial.replace(self._state)
 
 
-HANDLERS = {"ready": "_start", "artifact": "_artifact", "model": "_model", "end": "_end", "refused": "_refused"}
+HANDLERS = {
+    "ready": "_start",
+    "restart": "_restart",
+    "artifact": "_artifact",
+    "model": "_model",
+    "end": "_end",
+    "refused": "_refused",
+}
+
+
+def state_of(path: Path) -> dict[str, Any]:
+    """What a recorder left in a run's folder; empty where none did."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def told(error: BaseException) -> str:

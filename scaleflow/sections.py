@@ -23,18 +23,14 @@ NOT_YET_OPTIONS: Mapping[str, Sequence[str]] = {
     "dataset": (),
     "model": ("resnet", "text", "transformer", "linear"),
     "debug": ("overfit", "fast", "nan", "placement", "eager"),
-    "checkpoint": (),
     "profiler": (),
     "cluster": ("slurm", "ray", "kubernetes"),
 }
 
 #: The same for keys; a group's name stands for every key in it.
 NOT_YET_KEYS: Sequence[str] = (
-    "resume",
-    "checkpoint",
     "profiler",
     "cluster.min_workers",
-    "cluster.stall_seconds",
     "cluster.submit",
     "model.init_from",
     "training.callbacks",
@@ -46,7 +42,7 @@ NOT_YET_KEYS: Sequence[str] = (
 )
 
 #: Keys that are null until they are given a whole mapping.
-EMPTY_MAPPINGS = ("dataset.augment", "training.early_stopping", "training.step", "tracking.tags")
+EMPTY_MAPPINGS = ("dataset.augment", "training.early_stopping", "training.step", "checkpoint.best", "tracking.tags")
 
 T = TypeVar("T")
 

@@ -61,7 +61,10 @@ class Display:
 
     def _ready(self, event: Event) -> None:
         self._steps = event["steps"]
+        self._begin = None
         resolved = {k.removeprefix("resolved."): v for k, v in event["params"].items() if k.startswith("resolved.")}
+        if event.get("resumed"):
+            self.line(f"goes on at step {event['resumed']}")
         self.line(
             f"{event['name']}: {resolved['parameters']} parameters, {resolved['replicas']} replica(s) on "
             f"{resolved['hardware']}, global batch {resolved['global_batch_size']}, {event['steps']} steps"

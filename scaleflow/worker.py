@@ -22,20 +22,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from filelock import FileLock, Timeout
+
 from scaleflow.assemble import Built, build
-from scaleflow.cluster import TF_CONFIG, answers, in_step, names, parse, workers
+from scaleflow.cluster import TF_CONFIG, answers, in_step, names, parse, without_evaluator, workers
 from scaleflow.errors import Refusal
-from scaleflow.events import Writer
+from scaleflow.evaluator import WithEvaluations, evaluate
+from scaleflow.events import Reader, Writer
 from scaleflow.interfaces import Emit, Plan
 from scaleflow.masking import masked
 from scaleflow.plan import make_plan
 
 if TYPE_CHECKING:
-    pass
+    from scaleflow.training import Agreement, Session
 
 EVENTS = "events.jsonl"
 TRACEBACK = "traceback.txt"
 MODEL = "model"
+LOCK = "run.lock"
+
+#: How long a worker may go on without its launcher.
+SECONDS_TO_SAVE = 30.0
+
+#: How long a command waits for the process of an earlier one that still writes to the run's folder.
+SECONDS_TO_WAIT = 60.0
 
 #: How often a process that serves a coordinator looks whether that is there.
 SECONDS_BETWEEN_LOOKS = 1.0
@@ -57,17 +67,26 @@ class Job:
         folder: the run's folder.
         started: when the command began, in seconds since the epoch.
         worker: this process's number; 0 is the chief, whose events are the run's.
+        life: how often the run's processes were started again before.
     """
 
     plan: Plan
     folder: Path
     started: float
     worker: int = 0
+    life: int = 0
 
     @property
     def name(self) -> str:
         """What users know this process by."""
+        if self.plan.evaluator == "here":
+            return "evaluator"
         return names(self.plan)[self.worker]
+
+    @property
+    def records(self) -> bool:
+        """Whether what it reports is the run."""
+        return self.worker == 0 and self.plan.evaluator != "here"
 
     @property
     def serves(self) -> bool:
@@ -80,9 +99,19 @@ class Job:
         return self.serves and self.worker <= workers(self.plan)
 
     @property
+    def goes_on(self) -> bool:
+        """Whether the run has begun in an earlier process."""
+        return self.life > 0 or self.plan.resume is not None
+
+    @property
+    def checkpoints(self) -> str:
+        """Where the run's checkpoints are."""
+        return self.plan.checkpoint.folder or str(self.folder / "checkpoints")
+
+    @property
     def events(self) -> Path:
         """Where this process reports."""
-        return self.folder / (EVENTS if self.worker == 0 else f"events-{self.worker}.jsonl")
+        return self.folder / (EVENTS if self.records else f"events-{self.name.replace(' ', '-')}.jsonl")
 
     @property
     def log(self) -> Path:
@@ -92,13 +121,14 @@ class Job:
     def to_json(self) -> str:
         plan = self.plan
         told = {"config": plan.config, "choices": plan.choices, "search": plan.search}
-        return json.dumps({**told, "folder": str(self.folder), "started": self.started, "worker": self.worker})
+        own = {"folder": str(self.folder), "started": self.started, "worker": self.worker, "life": self.life}
+        return json.dumps({**told, **own})
 
     @classmethod
     def from_json(cls, text: str) -> Job:
         told = json.loads(text)
         plan = make_plan(told["config"], told["choices"], told["search"], look_outside=False)
-        return cls(plan, Path(told["folder"]), told["started"], told["worker"])
+        return cls(plan, Path(told["folder"]), told["started"], told["worker"], told["life"])
 
 
 def main() -> None:
@@ -109,7 +139,9 @@ def main() -> None:
     job = Job.from_json(sys.stdin.buffer.readline().decode())
     if len(names(job.plan)) == 1:
         os.environ.pop(TF_CONFIG, None)  # with it a strategy of one process would wait for others
-    threading.Thread(target=end_with_launcher, args=(os.dup(0),), daemon=True).start()
+    elif job.plan.evaluator is not None:
+        os.environ[TF_CONFIG] = without_evaluator(os.environ[TF_CONFIG])
+    threading.Thread(target=end_with_launcher, args=(os.dup(0), stop), daemon=True).start()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     if job.serves:
         serve(job, Writer(job.events))
@@ -120,11 +152,13 @@ def main() -> None:
     os._exit(0 if finished else 1)
 
 
-def end_with_launcher(pipe: int) -> None:
-    """Ends this process when the launcher is gone, even one that hangs in a collective."""
+def end_with_launcher(pipe: int, stop: threading.Event) -> None:
+    """Has this process save and end when the launcher is gone, and ends it, too, if it hangs in a collective."""
     while os.read(pipe, 1):
         pass
     print("the launcher is gone; this worker ends", file=sys.stderr, flush=True)
+    stop.set()
+    time.sleep(SECONDS_TO_SAVE)
     os._exit(1)
 
 
@@ -157,8 +191,22 @@ def work(job: Job, emit: Emit, told_to_stop: Callable[[], bool]) -> bool:
     Returns:
         False if it was refused or failed.
     """
+    writing = lock(job.folder)
     try:
+        if job.records:
+            wait_for(writing)
+        if job.goes_on:
+            emit = OnlyNew(job.events, emit)
+        if job.records and job.plan.evaluator is not None:
+            emit = WithEvaluations(Path(job.checkpoints), emit, goes_on=job.goes_on)
         built = build(job.plan, emit)
+        if job.plan.evaluator == "here":
+            announce(job, built, 0, emit)
+            status = evaluate(built, Path(job.checkpoints), emit, told_to_stop, is_left_alone(job.plan))
+            emit("end", status=status, **({} if status == "FINISHED" else {"error": "stopped"}))
+            return True
+        agree = training_agreement(job, built, told_to_stop)
+        session = begin(job, built, agree, emit)
     except Refusal as refusal:
         emit("refused", message=str(refusal))
         return False
@@ -166,13 +214,62 @@ def work(job: Job, emit: Emit, told_to_stop: Callable[[], bool]) -> bool:
         traceback.print_exc()
         emit("refused", message=f"{told(error, job.plan)}; the traceback is in {job.log}", keep=True)
         return False
-    announce(job, built, emit)
+    announce(job, built, session.step, emit)
     try:
-        train_and_export(job, built, emit, told_to_stop)
+        train_and_export(job, built, session, agree, emit)
     except Exception as error:
         report_failure(job, built.explain(error), emit)
         return False
     return True
+
+
+def is_left_alone(plan: Plan) -> Callable[[], bool]:
+    """Whether an evaluator's chief has not answered for `cluster.start_seconds`."""
+    heard = time.monotonic()
+
+    def asked() -> bool:
+        nonlocal heard
+        if plan.chief is None or answers(plan.chief):
+            heard = time.monotonic()
+        return time.monotonic() - heard > plan.cluster.start_seconds
+
+    return asked
+
+
+def lock(folder: Path) -> FileLock:
+    """Held by the process that writes to a run's folder; it goes with the process, however that ends."""
+    return FileLock(folder / LOCK)
+
+
+def wait_for(writing: FileLock) -> None:
+    """Takes the lock, once an earlier process has let go of it."""
+    try:
+        writing.acquire(timeout=SECONDS_TO_WAIT)
+    except Timeout as error:
+        folder = Path(writing.lock_file).parent
+        raise Refusal(f"resume={folder}: another process has been writing there for a minute; end it first") from error
+
+
+class OnlyNew:
+    """Leaves out the points that were reported before: a run that goes on from a checkpoint takes steps again.
+
+    Args:
+        path: the run's events.
+        emit: takes the others.
+    """
+
+    def __init__(self, path: Path, emit: Emit) -> None:
+        self._emit = emit
+        self._last: dict[str, int] = {}
+        for event in Reader(path).read():
+            if event["event"] == "metrics":
+                self._last.update(dict.fromkeys(event["values"], event["step"]))
+
+    def __call__(self, event: str, /, **fields: Any) -> None:
+        if event == "metrics":
+            new = {key: value for key, value in fields["values"].items() if fields["step"] > self._last.get(key, -1)}
+            fields["values"] = new  # or none: the launcher hears that it goes on
+        self._emit(event, **fields)
 
 
 def report_failure(job: Job, error: Exception, emit: Emit) -> None:
@@ -181,7 +278,10 @@ def report_failure(job: Job, error: Exception, emit: Emit) -> None:
     if job.worker == 0:
         (job.folder / TRACEBACK).write_text(traceback.format_exc())
         emit("artifact", path=str(job.folder / TRACEBACK))
-    emit("fault", error=told(error, job.plan))
+    import tensorflow as tf
+
+    lost = tf.errors.UnavailableError | tf.errors.AbortedError | tf.errors.DeadlineExceededError
+    emit("fault", error=told(error, job.plan), lost_peer=isinstance(error, lost))
 
 
 def told(error: Exception, plan: Plan) -> str:
@@ -212,8 +312,58 @@ def import_keras() -> None:
             sys.modules.pop(name, None)
 
 
-def announce(job: Job, built: Built, emit: Emit) -> None:
-    """Says `ready`: from here on there is a run."""
+def training_agreement(job: Job, built: Built, told_to_stop: Callable[[], bool]) -> Agreement:
+    """Between the workers; a time limit is a reason to stop, too."""
+    from scaleflow import training
+
+    limit = job.plan.checkpoint.max_seconds
+
+    def has_to_stop() -> bool:
+        return told_to_stop() or (limit is not None and time.time() - job.started > limit)
+
+    return training.Agreement(built.strategy, in_step(job.plan), has_to_stop)
+
+
+def begin(job: Job, built: Built, agree: Agreement, emit: Emit) -> Session:
+    """The run at its first step, or where its newest checkpoint was taken.
+
+    Raises:
+        Refusal: if a checkpoint can't be gone on from.
+    """
+    from scaleflow import checkpoint, training
+
+    options = job.plan.checkpoint
+    keeper = checkpoint.Keeper(options, job.checkpoints, emit, writes=job.worker == 0)
+    session = training.Session(
+        built.loop,
+        job.plan.training,
+        built.train,
+        None if job.plan.evaluator else built.validation,
+        built.test,
+        emit=emit,
+        started=job.started,
+        agree=agree,
+        checkpoints=None if options.name == "none" else keeper,
+        best=options.sought,
+        ends_as_best=options.export == "best",
+    )
+    if not job.goes_on:
+        keeper.check_empty()
+    else:
+        snapshot = keeper.newest()
+        if not agree.is_same(str(snapshot and snapshot.step)):
+            agree.part()
+            raise Refusal(
+                f"checkpoint.folder={job.checkpoints}: the workers do not find the same checkpoints there; "
+                "use a path that all of them see"
+            )
+        if snapshot is not None:
+            session.restore(snapshot)
+    return session
+
+
+def announce(job: Job, built: Built, step: int, emit: Emit) -> None:
+    """Says `ready`: from here on there is a run, or it goes on at `step`."""
     plan = job.plan
     resolved = built.resolved
     params = {**plan.choices, **flatten(masked(plan.config))}
@@ -231,6 +381,7 @@ def announce(job: Job, built: Built, emit: Emit) -> None:
         params=params,
         steps=resolved["steps"],
         epochs=resolved["epochs"],
+        **({"resumed": step} if job.goes_on else {}),
     )
 
 
@@ -245,29 +396,28 @@ def flatten(config: Any, prefix: str = "") -> dict[str, str]:
     return {prefix: config if isinstance(config, str) else json.dumps(config)}
 
 
-def train_and_export(job: Job, built: Built, emit: Emit, told_to_stop: Callable[[], bool]) -> None:
-    from scaleflow import training
-
-    agree = training.Agreement(built.strategy, in_step(job.plan), told_to_stop)
-    session = training.Session(
-        built.loop,
-        job.plan.training,
-        built.train,
-        built.validation,
-        built.test,
-        emit=emit,
-        started=job.started,
-        agree=agree,
-    )
+def train_and_export(job: Job, built: Built, session: Session, agree: Agreement, emit: Emit) -> None:
     result = session.run()
+    if isinstance(emit, WithEvaluations):
+        end_evaluations(emit, session.step, job.plan.cluster.start_seconds)
     if result.stopped:
-        emit("end", status="KILLED", error=f"stopped at step {result.steps}")
+        limit = job.plan.checkpoint.max_seconds
+        over = limit is not None and time.time() - job.started > limit
+        why = f"checkpoint.max_seconds={limit:g} are over, " if over else ""
+        emit("end", status="KILLED", error=f"{why}stopped at step {result.steps}")
         agree.part()
         return
     export(job, built)
     emit("model", path=str(job.folder / MODEL), step=result.steps)
     emit("end", status="FINISHED")
     agree.part()  # nobody leaves before the chief is through: a worker that is gone would look like one that died
+
+
+def end_evaluations(emit: WithEvaluations, step: int, seconds: float) -> None:
+    """Waits for what the evaluator says of the last checkpoint, and tells it that no more will come."""
+    if not emit.wait_for(step, seconds):
+        emit("note", text=f"the evaluator has not evaluated the checkpoint at step {step} within {seconds:g} s")
+    emit.end()
 
 
 def export(job: Job, built: Built) -> None:

@@ -32,13 +32,14 @@ def wait_for(condition: Callable[[], Any], timeout: float = 60) -> Any:
 class LongRun:
     """A long run in the background, its output in files so that no pipe fills."""
 
-    def __init__(self, command: Command, *words: str, **environment: str) -> None:
+    def __init__(self, command: Command, *words: str, only: bool = False, **environment: str) -> None:
+        """Starts it; with `only`, by these words alone."""
         self.command = command
         self.out = command.folder / "out.txt"
         self.err = command.folder / "err.txt"
         with self.out.open("w") as out, self.err.open("w") as err:
             self.launcher = subprocess.Popen(
-                command.arguments(*LONG, *words),
+                command.arguments(*(() if only else LONG), *words),
                 cwd=command.folder,
                 env={**command.environment, **environment},
                 stdout=out,
@@ -49,6 +50,9 @@ class LongRun:
     def worker(self) -> psutil.Process:
         (child,) = psutil.Process(self.launcher.pid).children()
         return child
+
+    def children(self) -> list[psutil.Process]:
+        return list(psutil.Process(self.launcher.pid).children())
 
     def has_event(self, name: str) -> bool:
         found = list(self.command.folder.glob("outputs/*/*/events.jsonl"))

@@ -144,10 +144,6 @@ PROCESSES = {
         "strategy=multi_worker",
         "cluster.servers=2",
     ): "cluster.servers=2 with strategy=multi_worker: this strategy has no",
-    (
-        "strategy=multi_worker",
-        "cluster.max_restarts=3",
-    ): "starting workers again is not available yet for this strategy",
     (SERVED, "hardware.logical_devices=2"): "each worker is one replica on one device; use more",
     (SERVED, "debug=inline"): f"debug.inline=true with {SERVED}: its workers need a process each",
     (SERVED, "cluster.servers=0"): "cluster.servers=0: expected an integer, at least 1",
@@ -240,9 +236,6 @@ def test_a_section_that_holds_no_keys_is_refused(compose: Compose, section: str,
 
 
 NOT_YET = {
-    "+resume=abc": "resume",
-    "+checkpoint=none": "checkpoint",
-    "+checkpoint.keep=3": "checkpoint",
     "+profiler=trace": "profiler",
     "+training.callbacks=[]": "training.callbacks",
     "+tracking.offline=true": "tracking.offline",

@@ -21,6 +21,7 @@ class FakeTracker:
     """Keeps what it takes. `fails` is asked before each call, and may raise."""
 
     run_id: str | None = None
+    uri: str | None = "http://user:word@host"
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
@@ -34,6 +35,16 @@ class FakeTracker:
 
     def connect(self) -> None:
         self.take("connect")
+
+    def folder_of(self, run_id: str) -> str:
+        raise NotImplementedError
+
+    def adopt(self, run_id: str) -> None:
+        self.take("adopt", run_id)
+        self.run_id = run_id
+
+    def reopen(self) -> None:
+        self.take("reopen")
 
     def start(self, name: str, tags: Mapping[str, str], began: int) -> None:
         self.take("start", name, dict(tags), began)
@@ -76,19 +87,18 @@ class Setting:
         self.tracker = FakeTracker()
         self.write = Writer(self.path)
 
-    def begin(self, artifacts: Sequence[Path] = ()) -> Recorder:
+    def begin(self, artifacts: Sequence[Path] = (), since: float | None = None) -> Recorder:
         tracker: Tracker = self.tracker
-        recorder = Recorder(tracker, self.path, artifacts)
+        recorder = Recorder(tracker, self.path, artifacts, since)
         recorder.start()
         return recorder
 
     def time_of_the_last(self) -> int:
         return int(json.loads(self.path.read_text().splitlines()[-1])["time"])
 
-    def ready(self) -> None:
-        self.write(
-            "ready", name="a-run", tags={"team": "vision"}, began=BEGAN, params={"model": "mlp"}, steps=9, epochs=3
-        )
+    def ready(self, **more: int) -> None:
+        run = {"name": "a-run", "tags": {"team": "vision"}, "began": BEGAN, "params": {"model": "mlp"}}
+        self.write("ready", **run, steps=9, epochs=3, **more)
 
     def metrics(self, *steps: int) -> None:
         for step in steps:
@@ -155,7 +165,7 @@ def test_a_run_is_told_in_the_order_of_its_events(setting: Setting, tmp_path: Pa
         *("connect", "start", "params", "artifact", "metrics", "artifact", "metrics", "model", "tags", "finish")
     ]
     assert calls[1:4] == [
-        ("start", "a-run", {"team": "vision"}, BEGAN),
+        ("start", "a-run", {"team": "vision", "scaleflow.folder": str(tmp_path)}, BEGAN),
         ("params", {"model": "mlp"}),
         ("artifact", config, None),
     ]
@@ -381,13 +391,53 @@ def test_the_state_says_how_far_the_store_has_come_and_where(setting: Setting) -
     recorder = setting.begin()
     until(setting.state.exists)
     ready = setting.path.stat().st_size
-    assert json.loads(setting.state.read_text()) == {"offset": ready, "run_id": "run-7", "done": False}
+    known = {"run_id": "run-7", "uri": "http://****@host"}
+    assert json.loads(setting.state.read_text()) == {**known, "offset": ready, "done": False}
     setting.metrics(1)
     setting.end()
     assert recorder.finish(2)
     recorder.join(5)
     whole = setting.path.stat().st_size
-    assert json.loads(setting.state.read_text()) == {"offset": whole, "run_id": "run-7", "done": True}
+    assert json.loads(setting.state.read_text()) == {**known, "offset": whole, "done": True}
+
+
+def test_a_run_that_goes_on_is_recorded_from_where_it_was_recorded_to(setting: Setting, tmp_path: Path) -> None:
+    setting.ready()
+    setting.metrics(1)
+    setting.metrics(2)
+    setting.end("KILLED")
+    assert setting.begin().finish(2)
+    state = json.loads(setting.state.read_text())
+    setting.tracker = FakeTracker()
+    time.sleep(0.002)  # times are in milliseconds
+    recorder = setting.begin([tmp_path / "resume-1.yaml"], since=time.time())
+    until(lambda: "adopt" in setting.tracker.words())
+    setting.ready(resumed=2)
+    setting.metrics(3)
+    setting.write("restart", number=1, reason="worker 1 died")
+    setting.end()
+    assert recorder.finish(2)
+    assert state["done"]
+    assert setting.tracker.words() == ["connect", "adopt", "reopen", "artifact", "metrics", "tags", "tags", "finish"]
+    assert set(setting.tracker.steps()) == {3}
+    assert ("tags", {"scaleflow.restarts": "1", "scaleflow.restart.1": "worker 1 died"}) in setting.tracker.calls
+
+
+def test_what_nobody_had_recorded_is_recorded_when_the_run_goes_on(setting: Setting) -> None:
+    """The launcher was killed before the store answered: the end of then is not the end of now."""
+    setting.ready()
+    setting.metrics(1)
+    setting.end("KILLED")
+    time.sleep(0.002)
+    recorder = setting.begin(since=time.time())
+    until(lambda: "finish" in setting.tracker.words())
+    setting.ready(resumed=1)
+    setting.metrics(2)
+    setting.end()
+    assert recorder.finish(2)
+    words = ["connect", "start", "params", "metrics", "tags", "finish", "reopen", "metrics", "tags", "finish"]
+    assert setting.tracker.words() == words
+    assert sorted(set(setting.tracker.steps())) == [1, 2]
 
 
 def test_the_state_stays_behind_what_failed(setting: Setting) -> None:

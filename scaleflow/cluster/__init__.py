@@ -2,7 +2,15 @@
 
 from scaleflow.cluster.local import environments
 from scaleflow.cluster.members import in_step, names, place_of, roles, workers
-from scaleflow.cluster.tf_config import EXAMPLE, EXAMPLE_WITH_SERVERS, TF_CONFIG, answers, parse, port_is_free
+from scaleflow.cluster.tf_config import (
+    EXAMPLE,
+    EXAMPLE_WITH_SERVERS,
+    TF_CONFIG,
+    answers,
+    parse,
+    port_is_free,
+    without_evaluator,
+)
 from scaleflow.cluster.tpu import TpuPlace, find_tpu, is_sure, no_tpu, unreachable
 
 __all__ = [
@@ -22,5 +30,6 @@ __all__ = [
     "port_is_free",
     "roles",
     "unreachable",
+    "without_evaluator",
     "workers",
 ]

@@ -18,6 +18,8 @@ from scaleflow.interfaces import Place
 TF_CONFIG = "TF_CONFIG"
 #: The roles, in the order in which processes are numbered.
 ROLES = ("chief", "worker", "ps")
+#: One that only evaluates, beside them.
+EVALUATOR = "evaluator"
 
 EXAMPLE_WITH_SERVERS = (
     '{"cluster": {"chief": ["host0:2222"], "worker": ["host1:2222"], "ps": ["host2:2222"]}, '
@@ -30,7 +32,7 @@ def parse(text: str | None) -> Place:
     """Which process this is, and where all of them are.
 
     A `chief` is number 0, and the workers are counted behind it, then the parameter servers (`ps`);
-    without one, worker 0 is the chief.
+    without one, worker 0 is the chief. An `evaluator` is not counted.
 
     Raises:
         Refusal: if it is missing or says something that makes no sense.
@@ -49,7 +51,17 @@ def parse(text: str | None) -> Place:
         raise Refusal("TF_CONFIG: cluster names ps, which takes a chief and at least one worker beside them")
     if len(peers["chief"]) > 1:
         raise Refusal(f"TF_CONFIG: cluster.chief={shown(peers['chief'])}: expected one")
-    return Place(position(cluster, task), tuple(itertools.chain(*peers.values())), len(peers["ps"]))
+    everybody = tuple(itertools.chain(*peers.values()))
+    if task.get("type") == EVALUATOR:
+        return Place(0, everybody, len(peers["ps"]), "here")
+    return Place(position(cluster, task), everybody, len(peers["ps"]), "elsewhere" if EVALUATOR in cluster else None)
+
+
+def without_evaluator(text: str) -> str:
+    """TF_CONFIG as TensorFlow is to read it in a process that trains: the evaluator is no member of its cluster."""
+    config = json.loads(text)
+    config["cluster"].pop(EVALUATOR, None)
+    return json.dumps(config)
 
 
 def sections(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -59,10 +71,14 @@ def sections(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     if not isinstance(cluster, dict) or not isinstance(task, dict):
         raise Refusal(f"TF_CONFIG: expected `cluster` and `task`; it reads like {EXAMPLE}")
     for role in cluster:
-        if role == "evaluator":
-            raise Refusal(f"TF_CONFIG: the role evaluator is not available yet; there is {', '.join(ROLES)}")
-        if role not in ROLES:
-            raise Refusal(f"TF_CONFIG: there is no role {role}; there is {', '.join(ROLES)}")
+        if role not in (*ROLES, EVALUATOR):
+            raise Refusal(f"TF_CONFIG: there is no role {role}; there is {', '.join((*ROLES, EVALUATOR))}")
+    if len(addresses(cluster, EVALUATOR)) > 1:
+        raise Refusal(f"TF_CONFIG: cluster.evaluator={shown(cluster[EVALUATOR])}: expected one")
+    if task.get("type") == EVALUATOR and EVALUATOR not in cluster:
+        raise Refusal(
+            "TF_CONFIG: task.type=evaluator: the chief has to know of it; name its address in cluster.evaluator"
+        )
     return cluster, task
 
 

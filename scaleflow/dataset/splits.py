@@ -274,13 +274,13 @@ def look_at_stream(split: str, examples: Stream) -> tuple[Any, Any, str]:
 
 
 def limited(examples: Examples, limit: int | None) -> Examples:
-    """The first `limit` examples; of records in memory, which may be sorted by class, as many at even distances."""
+    """The first `limit` examples."""
     if limit is None or limit >= len(examples):
         return examples
     if isinstance(examples, Arrays):
         return Arrays(examples.inputs[:limit], examples.targets[:limit])
     if isinstance(examples, Records):
-        return examples.only(np.arange(limit) * len(examples) // limit)
+        return examples.only(np.arange(limit))
     return replace(examples, dataset=examples.dataset.take(limit), length=limit)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from scaleflow.errors import Refusal
 from scaleflow.interfaces import Point, Status
 
 
@@ -12,9 +13,19 @@ class NoTracker:
     """Takes everything and keeps nothing."""
 
     run_id: str | None = None
+    uri: str | None = None
 
     def connect(self) -> None:
         """Nothing to open."""
+
+    def folder_of(self, run_id: str) -> str:
+        raise Refusal(f"tracking=none: knows no run {run_id}")
+
+    def adopt(self, run_id: str) -> None:
+        """No run."""
+
+    def reopen(self) -> None:
+        """No run."""
 
     def start(self, name: str, tags: Mapping[str, str], began: int) -> None:
         """No run."""

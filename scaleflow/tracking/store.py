@@ -21,6 +21,7 @@ from scaleflow.masking import masked
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Run
 
 PARAMS_A_BATCH = 100
 METRICS_A_BATCH = 1000
@@ -72,6 +73,44 @@ class MlflowTracker:
         except (MlflowException, OSError, ImportError) as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise Refusal(f"tracking.uri={masked(self._uri)}: the store can't be used: {lines[0]}") from error
+
+    @property
+    def uri(self) -> str:
+        return self._uri
+
+    def folder_of(self, run_id: str) -> str:
+        folder = self._existing(run_id).data.tags.get("scaleflow.folder")
+        if folder is None:
+            raise Refusal(f"resume={run_id}: that run is none of scaleflow's: it has no tag scaleflow.folder")
+        return str(folder)
+
+    def adopt(self, run_id: str) -> None:
+        run = self._existing(run_id)
+        self._experiment_id, self._run_name, self.run_id = run.info.experiment_id, run.info.run_name, run_id
+
+    def reopen(self) -> None:
+        self._client.update_run(self._run, status="RUNNING")
+        for tag in ("scaleflow.status", "scaleflow.error"):
+            if tag in self._client.get_run(self._run).data.tags:
+                self._client.delete_tag(self._run, tag)
+
+    def _existing(self, run_id: str) -> Run:
+        from mlflow.exceptions import MlflowException
+        from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
+
+        try:
+            run = self._client.get_run(run_id)
+        except MlflowException as error:
+            if error.error_code != ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
+                raise
+            raise Refusal(
+                f"resume: the store {masked(self._uri)} has no run {run_id}; name it by tracking.uri"
+            ) from error
+        if run.info.lifecycle_stage != "active":
+            raise Refusal(
+                f"resume: the run {run_id} was deleted; `mlflow runs restore --run-id {run_id}` brings it back"
+            )
+        return run
 
     def start(self, name: str, tags: Mapping[str, str], began: int) -> None:
         self._run_name = name

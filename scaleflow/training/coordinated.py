@@ -78,6 +78,9 @@ class CoordinatedLoop(Loop):
         """The updates that were applied, which may be more than the steps that were taken."""
         return int(self._applied.numpy())
 
+    def _named(self) -> dict[str, list[Any]]:
+        return {**super()._named(), "training/applied": [self._applied]}
+
     def _take(self, feed: Feed, opened: Any, epoch: int, first: int, steps: int) -> tuple[np.ndarray[Any, Any], int]:
         length = max(1, -(-steps // self._portions))
         scheduled = [

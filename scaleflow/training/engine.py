@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import keras
+import numpy as np
 
 from scaleflow.interfaces import Feed
 
@@ -16,6 +17,10 @@ class Host(Protocol):
     @property
     def epochs(self) -> int:
         """How many the run has, if nothing ends it before."""
+
+    @property
+    def epoch(self) -> int:
+        """The one that the next step is in, from 0: where the run begins, or goes on."""
 
     @property
     def steps_per_epoch(self) -> int: ...
@@ -66,3 +71,12 @@ class Engine(Protocol):
 
     def updates(self, done: int) -> int:
         """The optimizer's updates after so many steps were taken."""
+
+    def state(self) -> Mapping[str, np.ndarray[Any, Any]]:
+        """Copies of all variables, and of the sums of the epoch so far. All workers have to call it."""
+
+    def restore(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """Puts back what `state` gave, under whatever strategy that was."""
+
+    def restore_model(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """The same for the model alone."""

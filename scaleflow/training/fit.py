@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from scaleflow.errors import NotFinite, Refusal
 from scaleflow.interfaces import Feed, Objective
+from scaleflow.training import state
 from scaleflow.training.engine import Host
 from scaleflow.training.evaluation import Evaluation
 from scaleflow.training.loop import loss_scale
@@ -42,6 +44,10 @@ def steps_per_execution(setting: int | str, epoch: int, total: int) -> int:
         f"training.steps_per_loop={setting} with training.engine=fit: Keras takes whole executions, and an epoch has "
         f"{epoch} steps, the run {total}; use {divides[-1]}, or training.engine=loop"
     )
+
+
+#: The steps of the epoch so far whose loss was finite.
+GOOD = "training/good"
 
 
 class Fit:
@@ -71,7 +77,8 @@ class Fit:
         self._evaluation = Evaluation(strategy, WholePasses(model, supervised(objective)).forward, objective)
         self._tally = Tally(objective)
         self._per_execution = steps_per_execution
-        optimizer.build(model.trainable_variables)
+        self._slots = state.Slots(optimizer, model.trainable_variables)
+        self._restored: Mapping[str, np.ndarray[Any, Any]] = {}
 
     def trace(self, train: Feed, *others: Feed | None) -> None:
         """Compiles for these feeds without running anything, so that a model's faults show early."""
@@ -92,16 +99,55 @@ class Fit:
             self._evaluation.trace(feed)
 
     def run(self, feed: Feed, host: Host) -> None:
-        """Trains until the host says that it is enough."""
+        """Trains until the host says that it is enough; an epoch that was begun is a `fit` of its own."""
+        begun = host.step - host.epoch * host.steps_per_epoch
+        if begun and not self._fit(feed, host, host.epoch + 1, begun):
+            return
+        if host.epoch < host.epochs:
+            self._fit(feed, host, host.epochs, 0)
+
+    def _fit(self, feed: Feed, host: Host, epochs: int, begun: int) -> bool:
+        """Trains up to so many epochs, from a step of the host's epoch on; gives whether to go on."""
+        report = Report(self, feed, host, begun)
+        steps = host.steps_per_epoch - begun
+        if not steps:  # all that was left of the epoch is its validation
+            self._restored = {}
+            host.begin_epoch(host.epoch)
+            return host.end_epoch()
+        batches = feed.batches(epochs, host.steps_per_epoch).skip(host.step)
         with self.strategy.scope():
             self._fitted.fit(
-                weighted(feed.batches(host.epochs, host.steps_per_epoch)),
-                epochs=host.epochs,
-                steps_per_epoch=host.steps_per_epoch,
-                callbacks=[Report(self, feed, host)],
+                weighted(batches),
+                initial_epoch=host.epoch,
+                epochs=epochs,
+                steps_per_epoch=steps,
+                callbacks=[report],
                 shuffle=False,
                 verbose=0,
             )
+        return report.goes_on
+
+    def begin_sums(self) -> None:
+        """Goes on with the sums of an epoch that was begun before; Keras has just reset them."""
+        if self._restored:
+            state.write(self._named_sums(), self._restored)
+            self._restored = {}
+
+    def state(self) -> Mapping[str, np.ndarray[Any, Any]]:
+        return state.read({**self._named(), **self._named_sums()})
+
+    def restore(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        state.write(self._named(), values)
+        self._restored = {name: values[name] for name in self._named_sums() if name in values}
+
+    def restore_model(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        state.write(state.of_model(self.model), values)
+
+    def _named(self) -> dict[str, list[Any]]:
+        return {**state.of_model(self.model), **self._slots.named(self.model)}
+
+    def _named_sums(self) -> dict[str, list[Any]]:
+        return {state.SUMS: state.parts(self._sums.sums), GOOD: state.parts(self._sums.good)}
 
     def means(self, feed: Feed, taken: int, before: int) -> Mapping[str, float]:
         """The loss and metrics averaged over this epoch's examples so far.
@@ -192,28 +238,36 @@ class Sums(keras.metrics.Metric):  # type: ignore[misc]  # keras has no types
 
 
 class Report(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
-    """Tells the host of what `fit` does, and `fit` of what the host says."""
+    """Tells the host of what `fit` does, and `fit` of what the host says.
 
-    def __init__(self, engine: Fit, feed: Feed, host: Host) -> None:
+    Attributes:
+        goes_on: whether the host wants another epoch.
+    """
+
+    def __init__(self, engine: Fit, feed: Feed, host: Host, begun: int) -> None:
         super().__init__()
         self._engine = engine
         self._feed = feed
         self._host = host
+        self._begun = begun
         self._began = 0.0
+        self.goes_on = True
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._host.begin_epoch(epoch)
+        self._engine.begin_sums()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._began = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        host, taken = self._host, batch + 1
+        host, taken = self._host, self._begun + batch + 1
         means = self._engine.means(self._feed, taken, host.step - host.first)
         host.called(taken - host.first, means, time.perf_counter() - self._began)
         if taken < host.steps_per_epoch and not host.next_steps():
             self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if not self._host.end_epoch():
+        self.goes_on = self._host.end_epoch()
+        if not self.goes_on:
             self.model.stop_training = True

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from scaleflow.errors import NotFinite
 from scaleflow.interfaces import Feed, Objective, Passes
+from scaleflow.training import state
 from scaleflow.training.engine import Host
 from scaleflow.training.evaluation import Evaluation
 from scaleflow.training.passes import WholePasses, supervised
@@ -71,17 +72,17 @@ class Loop:
         self._tally = Tally(objective)
         self._epoch = np.zeros(self._tally.size)
         self._functions: dict[int, Any] = {}
-        if optimizer is not None:
-            optimizer.build(self.passes.variables)
+        self._slots = None if optimizer is None else state.Slots(optimizer, self.passes.variables)
 
     # What the host calls ---------------------------------------------------------------------
 
     def run(self, feed: Feed, host: Host) -> None:
         """Trains until the host says that it is enough."""
-        for epoch in range(host.epochs):
-            opened = feed.open(epoch, 0)
-            self.start_epoch()
+        for epoch in range(host.epoch, host.epochs):
             host.begin_epoch(epoch)
+            opened = feed.open(epoch, host.first)
+            if not host.first:
+                self.start_epoch()
             while steps := host.next_steps():
                 begin = time.perf_counter()
                 means = self.train(feed, opened, epoch, host.first, steps, host.step)
@@ -134,6 +135,20 @@ class Loop:
     def updates(self, done: int) -> int:
         """The optimizer's updates after so many steps were taken."""
         return done
+
+    def state(self) -> Mapping[str, np.ndarray[Any, Any]]:
+        return {**state.read(self._named()), state.SUMS: self._epoch.copy()}
+
+    def restore(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        state.write(self._named(), values)
+        self._epoch[:] = values[state.SUMS]
+
+    def restore_model(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        state.write(state.of_model(self.model), values)
+
+    def _named(self) -> dict[str, list[Any]]:
+        """All variables that a run needs to go on."""
+        return {**state.of_model(self.model), **(self._slots.named(self.model) if self._slots else {})}
 
     @property
     def loss_scale(self) -> float | None:

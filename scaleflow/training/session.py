@@ -6,9 +6,10 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from scaleflow.errors import Refusal
-from scaleflow.interfaces import EarlyStopping, Emit, Feed, Training
+from scaleflow.interfaces import Best, Checkpoints, EarlyStopping, Emit, Feed, Snapshot, Training
 from scaleflow.training.engine import Engine
 from scaleflow.training.stretch import StepsPerLoop
 
@@ -54,17 +55,14 @@ def length(options: Training, feed: Feed) -> Length:
     return Length(math.ceil(total / per_epoch), per_epoch, total)
 
 
-def check_monitor(options: Training, metrics: Collection[str], validates: bool) -> None:
+def check_monitor(key: str, options: EarlyStopping | Best | None, metrics: Collection[str], validates: bool) -> None:
     """Refuses to watch a value that there will not be."""
-    if options.early_stopping is None:
+    if options is None:
         return
     splits = ["train", "val"] if validates else ["train"]
     there = [f"{split}/{name}" for split in splits for name in ("loss", *metrics)]
-    if options.early_stopping.monitor not in there:
-        raise Refusal(
-            f"training.early_stopping.monitor={options.early_stopping.monitor}: there is no such value; "
-            f"there is {', '.join(there)}"
-        )
+    if options.monitor not in there:
+        raise Refusal(f"{key}.monitor={options.monitor}: there is no such value; there is {', '.join(there)}")
 
 
 class Session:
@@ -78,6 +76,9 @@ class Session:
         started: when the command began, in seconds since the epoch.
         agree: called after each call of the engine with its duration in seconds; gives the duration
             that the next one's length follows from, and whether to stop.
+        checkpoints: keeps what the run needs to go on.
+        best: by what the best of them is known; None where none is sought.
+        ends_as_best: test the model of the best one, which is then the model that the run has made.
     """
 
     def __init__(
@@ -91,6 +92,9 @@ class Session:
         emit: Emit,
         started: float,
         agree: Callable[[float], tuple[float, bool]],
+        checkpoints: Checkpoints | None = None,
+        best: Best | None = None,
+        ends_as_best: bool = False,
     ) -> None:
         self._engine = engine
         self._train = train
@@ -102,18 +106,85 @@ class Session:
         self._length = length(options, train)
         self._pace = StepsPerLoop(options.steps_per_loop)
         self._patience = Patience(options.early_stopping)
+        self._best = Record(best)
+        self._ends_as_best = ends_as_best
+        self._checkpoints = checkpoints
         self._clock = Clock(train)
-        self._epoch = 0
         self._values: dict[str, float] = {}
+        self._calls = 0
+        self._unsaved_seconds = 0.0
+        self._saved: tuple[int, int] | None = None
         self._stopped = False
+        self.epoch = 0
         self.step = 0
         self.epochs = self._length.epochs
         self.steps_per_epoch = self._length.steps_per_epoch
 
     def run(self) -> Result:
-        """Trains, validates after each epoch, and tests at the end."""
+        """Trains, validates after each epoch, and tests at the end: the best checkpoint, if that is asked for."""
         self._engine.run(self._train, self)
+        self._save()
+        if self._checkpoints is not None:
+            self._checkpoints.wait()
+            if self._ends_as_best and not self._stopped:
+                self._take_best(self._checkpoints)
         return Result(self._updates, self._stopped, {} if self._stopped else self._score("test", self._test))
+
+    def _take_best(self, checkpoints: Checkpoints) -> None:
+        self._agree(0.0)  # nobody reads before the one that writes is through
+        best = checkpoints.best()
+        if best is not None and best.step != self.step:
+            self._engine.restore_model(best.tensors)
+            self._emit("note", text=f"what is tested and exported is the best checkpoint, at step {best.step}")
+
+    # What is kept, so that the run can go on --------------------------------------------------
+
+    def snapshot(self) -> Snapshot:
+        """All that is needed to go on from here. All workers have to call it."""
+        host = {
+            **self._terms(),
+            "updates": self._updates,
+            "epoch": self.epoch,
+            "values": self._values,
+            "patience": self._patience.state(),
+            "best": self._best.state(),
+        }
+        return Snapshot(self.step, self._engine.state(), host)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Goes on from a snapshot.
+
+        Raises:
+            Refusal: if it is of other data, or of another model.
+        """
+        for name, now in self._terms().items():
+            if snapshot.host[name] != now:
+                raise Refusal(
+                    f"resume: the run had {snapshot.host[name]} {name.replace('_', ' ')}, and now has {now}; "
+                    "go on with the same data and global batch"
+                )
+        self._engine.restore(snapshot.tensors)
+        self._patience.restore(snapshot.host["patience"])
+        self._best.restore(snapshot.host["best"])
+        self._values = dict(snapshot.host["values"])
+        self.epoch, self.step = snapshot.host["epoch"], snapshot.step
+        self._saved = self.epoch, self.step
+
+    def _terms(self) -> dict[str, int]:
+        """What a position in a run means nothing without."""
+        return {
+            "steps_per_epoch": self.steps_per_epoch,
+            "training_examples": self._train.examples,
+            "examples_a_step": self._train.batching.global_size,
+        }
+
+    def _save(self, is_best: bool = False) -> None:
+        """Saves, unless nothing has happened since the last time."""
+        if self._checkpoints is None or self._saved == (self.epoch, self.step):
+            return
+        self._saved = self.epoch, self.step
+        self._unsaved_seconds = 0.0
+        self._checkpoints.save(self.snapshot(), is_best)
 
     @property
     def _updates(self) -> int:
@@ -124,25 +195,34 @@ class Session:
 
     @property
     def first(self) -> int:
-        return self.step - self._epoch * self.steps_per_epoch
+        return self.step - self.epoch * self.steps_per_epoch
 
     def begin_epoch(self, epoch: int) -> None:
-        self._epoch = epoch
+        self.epoch = epoch
         self._clock = Clock(self._train)
-        self._values = {}
+        self._values = self._values if self.first else {}
 
     def next_steps(self) -> int:
         left = min(self.steps_per_epoch - self.first, self._length.total - self.step)
         if self._stopped or left <= 0:
             return 0
-        return min(self._pace.next(), left) if self.step else 1
+        until_saved = self._checkpoints.steps_left(self.step) if self._checkpoints is not None else None
+        wanted = self._pace.next() if self._is_warm else 1
+        return min(wanted, left, left if until_saved is None else until_saved)
+
+    @property
+    def _is_warm(self) -> bool:
+        """Whether this process has taken a step, which compiles; calls of a fixed length stay where they were."""
+        return self._calls > 0 or (self.step > 0 and self._pace.is_fixed)
 
     def called(self, steps: int, means: Mapping[str, float], seconds: float) -> None:
         """One event to a call; the epoch's last one has the speed."""
-        if self.step:  # the first call makes ready what later ones find
+        if self._calls:  # the first call makes ready what later ones find
             self._clock.add(self.first, steps, seconds)
         else:
-            self._emit("metrics", step=1, values={"perf/seconds_to_first_step": time.time() - self._started})
+            began = {"perf/seconds_to_first_step": time.time() - self._started}
+            self._emit("metrics", step=self._engine.updates(self.step + 1), values=began)
+        self._calls += 1
         agreed, self._stopped = self._agree(seconds)
         self._pace.took(steps, agreed)
         self.step += steps
@@ -151,15 +231,25 @@ class Session:
         is_last = self.first == self.steps_per_epoch or self.step == self._length.total
         self._values = values | (self._clock.speed() if is_last else {})
         self._emit("metrics", step=self._updates, values=self._values, rate=self._clock.examples_per_second)
+        self._unsaved_seconds += agreed
+        is_due = self._checkpoints is not None and self._checkpoints.is_due(self.step, self._unsaved_seconds)
+        if is_due and not self._stopped:
+            self._save()
 
     def end_epoch(self) -> bool:
         """Validates, unless the run was told to stop, and looks whether it is enough."""
         if self._stopped:
             return False
-        done = self._epoch + 1
+        done = self.epoch + 1
         values = {**self._values, **self._score("val", self._validation)}
         self._emit("epoch", epoch=done, epochs=self.epochs, step=self._updates, values=values)
-        if self._patience.is_over(values):
+        is_over = self._patience.is_over(values)
+        is_best = self._best.is_broken(values, self.step)
+        if self.first == self.steps_per_epoch:  # else the run has ended within the epoch
+            self.epoch = done
+        if is_best or (self._checkpoints is not None and self._checkpoints.is_due_after(done)):
+            self._save(is_best)
+        if is_over:
             self._emit("note", text=f"stopped early after epoch {done}: {self._patience.reason}")
             return False
         return done < self.epochs
@@ -204,12 +294,45 @@ class Clock:
         }
 
 
+class Record:
+    """The best that a monitored value has been.
+
+    Args:
+        options: which value; None for none.
+    """
+
+    def __init__(self, options: EarlyStopping | Best | None) -> None:
+        self._options = options
+        self._value: float | None = None
+        self._step: int | None = None
+
+    def is_broken(self, values: Mapping[str, float], step: int) -> bool:
+        """Looks at an epoch's values; whether they are better than all before."""
+        if self._options is None:
+            return False
+        monitor, mode = self._options.monitor, self._options.mode
+        down = mode == "min" if mode != "auto" else not monitor.endswith("accuracy")
+        value = values[monitor]
+        if math.isnan(value):
+            return False
+        if self._value is not None and not (value < self._value if down else value > self._value):
+            return False
+        self._value, self._step = value, step
+        return True
+
+    def state(self) -> dict[str, Any]:
+        return {"value": self._value, "step": self._step}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._value, self._step = state["value"], state["step"]
+
+
 class Patience:
     """Early stopping: over when the monitored value has not improved for a number of epochs."""
 
     def __init__(self, options: EarlyStopping | None) -> None:
         self._options = options
-        self._best = math.inf
+        self._record = Record(options)
         self._waited = 0
         self.reason = ""
 
@@ -217,18 +340,17 @@ class Patience:
         """Looks at an epoch's values."""
         if self._options is None:
             return False
-        monitor = self._options.monitor
-        value = values[monitor] if self._smaller_is_better(monitor) else -values[monitor]
-        self._waited = 0 if value < self._best else self._waited + 1
-        self._best = min(self._best, value)
-        self.reason = f"{monitor} has not improved for {self._waited} epoch{'s' if self._waited > 1 else ''}"
+        self._waited = 0 if self._record.is_broken(values, 0) else self._waited + 1
+        times = f"{self._waited} epoch{'s' if self._waited > 1 else ''}"
+        self.reason = f"{self._options.monitor} has not improved for {times}"
         return self._waited >= self._options.patience
 
-    def _smaller_is_better(self, monitor: str) -> bool:
-        assert self._options is not None
-        if self._options.mode != "auto":
-            return self._options.mode == "min"
-        return not monitor.endswith("accuracy")
+    def state(self) -> dict[str, Any]:
+        return {"waited": self._waited, "record": self._record.state()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._waited = state["waited"]
+        self._record.restore(state["record"])
 
 
 def prefixed(prefix: str, values: Mapping[str, float]) -> dict[str, float]:

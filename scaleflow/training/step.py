@@ -98,6 +98,10 @@ class OwnLoop(Loop):
         found = {id(variable): variable for variable in held(vars(self._own))}
         return [variable for key, variable in found.items() if key not in models]
 
+    def _named(self) -> dict[str, list[Any]]:
+        own = {f"step/{index}": [variable] for index, variable in enumerate(self.own_variables)}
+        return {**super()._named(), **own}
+
     def _update(
         self, feed: Feed, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, weight: tf.Tensor, ahead: Any
     ) -> tuple[tf.Tensor, tf.Tensor]:

@@ -23,6 +23,10 @@ class StepsPerLoop:
         self._steps = 8 if setting == "auto" else setting
         self._calls = 0
 
+    @property
+    def is_fixed(self) -> bool:
+        return self._fixed is not None
+
     def next(self) -> int:
         return self._steps
 

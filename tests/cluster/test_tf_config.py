@@ -47,7 +47,11 @@ def test_parameter_servers_come_behind_the_workers() -> None:
         (config({}, task(0)), "names no worker"),
         (config({"worker": HOSTS, "ps": ["d:4"]}, task(0)), "takes a chief and at least one worker"),
         (config({"chief": HOSTS, "worker": ["d:4"]}, task(0)), "expected one"),
-        (config({"worker": HOSTS, "evaluator": ["d:4"]}, task(0)), "the role evaluator is not available yet"),
+        (
+            config({"worker": HOSTS, "evaluator": ["d:4", "e:5"]}, task(0)),
+            'cluster.evaluator=["d:4", "e:5"]: expected one',
+        ),
+        (config({"worker": HOSTS}, task(0, "evaluator")), "task.type=evaluator: the chief has to know of it"),
         (config({"workers": HOSTS}, task(0)), "there is no role workers"),
         (config({"worker": "a:1"}, task(0)), "expected a list of HOST:PORT"),
         (config({"worker": ["a"]}, task(0)), "expected a list of HOST:PORT"),

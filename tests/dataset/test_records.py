@@ -218,6 +218,27 @@ def test_bad_examples_are_refused_by_name_or_left_out_and_counted(isolated: Call
     assert found["short"] == "dataset: the stream of 'train' holds 53 examples, and the source says 54"
 
 
+def buffers() -> list[Any]:
+    """How many examples of some size are shuffled through a buffer, and whether records of a size are held."""
+    import tensorflow as tf
+
+    from scaleflow.dataset.order import buffer_size
+    from scaleflow.dataset.records import hold_records
+
+    def stream(size: int, count: int) -> Stream:
+        one = tf.zeros([size], tf.uint8)
+        return Stream(tf.data.Dataset.range(count).map(lambda n: (one, n)), count, lambda x, n: (x, n))
+
+    cases = [(stream(1 << 20, 1000), None), (stream(1 << 20, 100), None), (stream(1 << 20, 1000), 30)]
+    return [buffer_size(*case) for case in cases] + [
+        type(hold_records("train", stream(size, 300))).__name__ for size in (1 << 10, 1 << 20)
+    ]
+
+
+def test_what_is_held_or_shuffled_through_is_bounded_in_bytes(isolated: Callable[..., Any]) -> None:
+    assert isolated(buffers) == [255, 100, 30, "Records", "Stream"]
+
+
 FAILING = """
 import numpy as np
 import tensorflow as tf

@@ -130,13 +130,11 @@ def test_workers_that_die_are_started_again_and_the_run_goes_on(command: Command
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "name", "words"),
-    [(0, "coordinator", ()), (3, "server 0", ()), (1, "worker 0", ("cluster.max_restarts=0",))],
+    ("number", "name"),
+    [(3, "server 0"), (1, "worker 0")],
 )
-def test_what_cannot_be_replaced_ends_all_with_its_name(
-    command: Command, number: int, name: str, words: tuple[str, ...]
-) -> None:
-    long = LongRun(command, *SERVED, *SHORT_EPOCHS, *words).until("epoch")
+def test_what_may_not_be_started_again_ends_all_with_its_name(command: Command, number: int, name: str) -> None:
+    long = LongRun(command, *SERVED, *SHORT_EPOCHS, "cluster.max_restarts=0").until("epoch")
     processes = children(long)
     assert len(processes) == 4
     os.kill(processes[number].pid, signal.SIGKILL)
@@ -146,6 +144,34 @@ def test_what_cannot_be_replaced_ends_all_with_its_name(
     assert run.info.status == "FAILED"
     assert f"{name} was killed by SIGKILL" in run.data.tags["scaleflow.error"]
     assert_all_points_are_kept(command, run)
+
+
+@pytest.mark.slow
+def test_the_loss_of_the_coordinator_or_a_server_restarts_all_from_the_checkpoint(
+    command: Command, isolated: Callable[..., Any]
+) -> None:
+    """The variables are in shards; every step is counted once, and the run goes on on one device."""
+    shards = ("strategy.partitioner.max_shards=2", "strategy.partitioner.min_shard_bytes=null")
+    words = (*SERVED, *shards, *SHORT_EPOCHS, "training.epochs=30")
+    long = LongRun(command, *words).until("checkpoint")
+    for number, name in ((3, "server 0"), (0, "coordinator")):
+        lives = lines(command, "start again from the last checkpoint")
+        seen = command.events()[-1]["time"]
+        os.kill(children(long)[number].pid, signal.SIGKILL)
+        wait_for(lambda lives=lives: lines(command, "start again from the last checkpoint") > lives)
+        assert lines(command, f"{name} was killed by SIGKILL; ")
+        wait_for(lambda seen=seen: any(e["event"] == "checkpoint" and e["time"] > seen for e in command.events()))
+    assert long.end(120) == 0, long.err.read_text()
+    run = only_run(command.folder)
+    assert run.info.status == "FINISHED"
+    assert run.data.tags["scaleflow.restarts"] == "2"
+    steps = int(run.data.params["resolved.steps"])
+    reported = [e["step"] for e in command.events() if "train/loss" in e.get("values", {}) and e["event"] == "metrics"]
+    assert reported == sorted(set(reported))
+    assert reported[-1] == steps
+    ended = command(f"resume={command.run_folder()}", "strategy=one_device", "training.epochs=31")
+    assert ended.returncode == 0, ended.stderr
+    assert f"goes on at step {steps}" in ended.stdout
 
 
 @pytest.mark.slow

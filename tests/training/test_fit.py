@@ -121,11 +121,11 @@ class Straight:
     def __init__(self, epochs: int, steps_per_epoch: int) -> None:
         self.epochs = epochs
         self.steps_per_epoch = steps_per_epoch
-        self.step = self.first = 0
+        self.step = self.first = self.epoch = 0
         self.means: list[float] = []
 
     def begin_epoch(self, epoch: int) -> None:
-        self.first = 0
+        self.first, self.epoch = 0, epoch
 
     def next_steps(self) -> int:
         return min(1, self.steps_per_epoch - self.first)

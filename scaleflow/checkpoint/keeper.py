@@ -1,0 +1,173 @@
+"""When a checkpoint is due, which ones are kept, and the thread that writes them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from scaleflow.checkpoint.shelf import Damaged, Shelf
+from scaleflow.errors import CheckpointError, Refusal
+from scaleflow.interfaces import Checkpoint, Emit, Snapshot
+
+
+class Keeper:
+    """Keeps the checkpoints of one run.
+
+    Args:
+        options: what the config says.
+        folder: where they are.
+        emit: told of each one that is written.
+        writes: whether it is this worker that writes them; the others take part in all decisions.
+    """
+
+    def __init__(self, options: Checkpoint, folder: str, emit: Emit, writes: bool = True) -> None:
+        self._options = options
+        self._shelf = Shelf(folder)
+        self._emit = emit
+        self._writes = writes
+        self._best: int | None = None
+        self._writer = Writer(self._write)
+
+    # When ------------------------------------------------------------------------------------
+
+    def steps_left(self, step: int) -> int | None:
+        every = self._options.every_steps
+        return None if every is None else every - step % every
+
+    def is_due(self, step: int, seconds: float) -> bool:
+        options = self._options
+        return (options.every_steps is not None and step % options.every_steps == 0) or (
+            options.every_seconds is not None and seconds >= options.every_seconds
+        )
+
+    def is_due_after(self, epoch: int) -> bool:
+        every = self._options.every_epochs
+        return every is not None and epoch % every == 0
+
+    # What ------------------------------------------------------------------------------------
+
+    def save(self, snapshot: Snapshot, is_best: bool = False) -> None:
+        if is_best:
+            self._best = snapshot.step
+        if self._writes and self._options.name != "none":
+            self._writer.put(snapshot, replaceable=not is_best)
+
+    def wait(self) -> None:
+        self._writer.wait()
+
+    def best(self) -> Snapshot | None:
+        return None if self._best is None else self._shelf.read(self._best)
+
+    def check_empty(self) -> None:
+        """Refuses a folder in which another run's checkpoints are: this one's would be taken for those."""
+        steps = self._shelf.steps() if self._options.folder is not None and self._writes else []
+        if steps:
+            raise Refusal(
+                f"checkpoint.folder={self._options.folder}: holds checkpoints of another run, up to step {steps[-1]}; "
+                "go on with that one by resume=RUN, or name a folder of this run's own"
+            )
+
+    def newest(self) -> Snapshot | None:
+        """The newest one that is undamaged, or None; a note tells of those that are damaged.
+
+        The best one among those that are kept is from then on the one that this one says.
+        """
+        for step in reversed(self._shelf.steps()):
+            try:
+                found = self._shelf.read(step)
+            except Damaged as error:
+                self._emit(
+                    "note", text=f"the checkpoint at step {step} is damaged ({error}); the one before it is used"
+                )
+                if self._writes:
+                    self._shelf.put_aside(step)
+                continue
+            self._best = (found.host.get("best") or {}).get("step")
+            return found
+        return None
+
+    def _write(self, snapshot: Snapshot) -> None:
+        """Writes one, and drops those that it makes superfluous."""
+        place = self._shelf.write(snapshot)
+        self._emit("checkpoint", step=snapshot.step, path=place)
+        others = [step for step in self._shelf.steps() if step != snapshot.step]
+        for step in others[: max(0, len(others) + 1 - self._options.keep)]:
+            if step != self._best:
+                self._shelf.drop(step)
+
+
+class Writer:
+    """A thread that writes one thing after another, and only the newest of those that wait.
+
+    Args:
+        write: what it does with each.
+    """
+
+    def __init__(self, write: Callable[[Any], None]) -> None:
+        self._write = write
+        self._changed = threading.Condition()
+        self._waiting: tuple[Any, bool] | None = None
+        self._is_writing = False
+        self._error: Exception | None = None
+        self._thread: threading.Thread | None = None
+
+    def put(self, item: Any, replaceable: bool = True) -> None:
+        """Gives it the next thing to write.
+
+        Args:
+            item: what is written; nobody may change it any more.
+            replaceable: whether a newer one may take its place while it waits.
+
+        Raises:
+            Exception: what came of an earlier one.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting is None or self._waiting[1] or self._error is not None)
+            self._raise()
+            self._waiting = item, replaceable
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="checkpoints", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Until all is written; raises what came of it."""
+        with self._changed:
+            self._changed.wait_for(lambda: (self._waiting is None and not self._is_writing) or self._error is not None)
+            self._raise()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _work(self) -> None:
+        for item in self._items():
+            try:
+                self._write(item)
+            except Exception as error:
+                with self._changed:
+                    self._error = error if isinstance(error, CheckpointError) else told(error)
+                    self._is_writing = False
+                    self._changed.notify_all()
+                return
+
+    def _items(self) -> Iterator[Any]:
+        while True:
+            with self._changed:
+                self._is_writing = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._waiting is not None)
+                assert self._waiting is not None
+                item, _ = self._waiting
+                self._waiting = None
+                self._is_writing = True
+                self._changed.notify_all()
+            yield item
+
+
+def told(error: Exception) -> CheckpointError:
+    """An error that nobody foresaw, as one of ours."""
+    made = CheckpointError(f"a checkpoint could not be written: {type(error).__name__}: {error}")
+    made.__cause__ = error
+    return made
