@@ -72,8 +72,10 @@ def export(
 
 def composed(front: keras.Layer, model: keras.Model, inputs: Inputs) -> keras.Model:
     """The model behind its preprocessing."""
+    own = keras.Input(inputs.shape, dtype=inputs.dtype)
+    first = keras.Model(own, front(own), name=f"{model.name}_preprocessing")  # its layers may be called as the model is
     raw = keras.Input(inputs.shape, dtype=inputs.dtype, name="inputs")
-    return keras.Model(raw, model(front(raw)), name=model.name)
+    return keras.Model(raw, model(first(raw)), name=f"{model.name}_on_raw_inputs")
 
 
 def as_text(batch: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -31,7 +31,7 @@ def files(base: Path) -> dict[str, tuple[str, ...]]:
     np.savez(base / "arrays.npz", x=random.standard_normal((60, 4)), y=np.arange(60) % 3)
     return {
         "image_folder": (f"dataset.data_dir={base}/photos", "dataset.size=[8,8]", "model=cnn", "model.filters=[4]"),
-        "text_folder": (f"dataset.data_dir={base}/reviews", "dataset.tokens=6", "dataset.vocabulary=40"),
+        "text_folder": (f"dataset.data_dir={base}/reviews", "model=text", "dataset.tokens=6", "dataset.vocabulary=40"),
         "csv": (f"dataset.data_dir={base}/house.csv", "dataset.target=price"),
         "npz": (f"dataset.data_dir={base}/arrays.npz",),
         "tfrecord": (

@@ -48,7 +48,8 @@ class Reviews:
 def build(inputs, outputs):
     raw = keras.Input(inputs.shape, dtype=inputs.dtype)
     x = keras.layers.Embedding(inputs.vocabulary, 8)(raw)
-    return keras.Model(raw, keras.layers.Dense(1, dtype="float32")(keras.layers.GlobalAveragePooling1D()(x)))
+    outputs = keras.layers.Dense(1, dtype="float32")(keras.layers.GlobalAveragePooling1D()(x))
+    return keras.Model(raw, outputs, name="text")  # as the preprocessing is called
 '''
 
 
