@@ -21,7 +21,7 @@ from scaleflow.about import About, look_at
 from scaleflow.cluster import TF_CONFIG, in_step, names, parse, workers
 from scaleflow.combinations import check, settled
 from scaleflow.errors import Refusal
-from scaleflow.interfaces import Batching, Emit, Examples, Feed, Inputs, MakeOptimizer, Outputs, Passes, Plan
+from scaleflow.interfaces import Batching, Emit, Examples, Feed, Inputs, MakeOptimizer, Outputs, Passes, Plan, Stream
 from scaleflow.plan import batching
 from scaleflow.targets import bind, names_class
 
@@ -97,6 +97,7 @@ def build(plan: Plan, emit: Emit) -> Built:
         **ground.resolved(),
         "workers": workers(plan),
         "learning_rate": optimizer.scaled_rate(plan.optimizer, ground.portions.global_size),
+        "cache": resolved_cache(plan, splits),
         "steps": run.total,
         "steps_per_epoch": run.steps_per_epoch,
         "epochs": run.epochs,
@@ -416,6 +417,13 @@ def digest(file: str | None) -> str | None:
         return None
     with Path(file).open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def resolved_cache(plan: Plan, splits: Splits) -> str:
+    """What `dataset.cache=auto` came to for the training split."""
+    if plan.dataset.cache != "auto":
+        return plan.dataset.cache
+    return "none" if isinstance(splits.train, Stream) else "memory"
 
 
 def evaluation(portions: Batching) -> Batching:

@@ -78,7 +78,7 @@ def resumed(named: str, composed: Config, choices: Mapping[str, str], overrides:
     typed = [override for override in parsed(overrides) if override.key_or_group != "resume"]
     config = merged(saved, composed, [override.key_or_group for override in typed])
     check_changes(saved, config)
-    keep_global_batch(config, ready)
+    keep_terms(config, ready)
     keep_store(config, folder)
     config["resume"] = str(folder)
     chosen = {**saved_choices, **{o.key_or_group: choices[o.key_or_group] for o in typed if o.key_or_group in choices}}
@@ -170,11 +170,13 @@ def differences(saved: Any, config: Any, key: str = "") -> Iterator[tuple[str, A
         yield key, saved, config
 
 
-def keep_global_batch(config: Config, ready: Event) -> None:
-    """A step stays what it was, also where there are more replicas or fewer."""
-    training = config["training"]
+def keep_terms(config: Config, ready: Event) -> None:
+    """A step stays what it was: on more replicas or fewer, and with more memory free or less."""
+    training, dataset = config["training"], config["dataset"]
     if training.get("global_batch_size") is None:
         training["global_batch_size"] = int(ready["params"]["resolved.global_batch_size"])
+    if dataset.get("cache") == "auto":  # a stream that is kept is shuffled otherwise than one that is not
+        dataset["cache"] = ready["params"]["resolved.cache"]
 
 
 def keep_store(config: Config, folder: Path) -> None:
