@@ -14,12 +14,13 @@ import functools
 import sys
 from collections.abc import Callable
 
-from benchmarks import distributed, input, pipeline, steps, whole_job
+from benchmarks import checkpoints, distributed, input, pipeline, steps, whole_job
 from benchmarks.measure import Row, WrongResultError, table
 
 BENCHMARKS: dict[str, Callable[[int], list[Row]]] = {
     "steps_mlp": functools.partial(steps.measure, steps.MLP),
     "steps_cnn": functools.partial(steps.measure, steps.CNN),
+    "checkpoints": checkpoints.measure,
     "mirrored": functools.partial(distributed.against_by_hand, "mirrored"),
     "multi_worker": functools.partial(distributed.against_by_hand, "multi_worker"),
     "efficiency": distributed.efficiency,
