@@ -491,8 +491,8 @@ class Preprocessing(Protocol):
         """raw [b, *Source.inputs.shape] -> [b, *features.shape] of the dtype that `features` says.
 
         Made of Keras's own layers and operations, so that the saved model loads where this class is not; a
-        `keras.Model` of several is one, too. It has no trainable weights, and looks at each example by itself. Called more than once,
-        in float32 whatever the model computes in: for the input pipeline, and for the saved model.
+        `keras.Model` of several is one, too. It has no trainable weights, and looks at each example by itself.
+        Called more than once, in float32 whatever the model computes in: for the input pipeline, for the saved model.
         """
 
 
