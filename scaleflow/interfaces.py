@@ -383,7 +383,7 @@ class Outputs:
         kind: `classification` (integer targets of shape ()), `binary` (0 or 1, shape (1,)),
             `multi_label` (0 or 1 in each place, the shape of the output) or `regression` (real values).
         shape: of one example's output, without the batch dimension: logits, or values.
-        names: of the classes, labels or values, in the order of the last dimension, where they have some.
+        names: of the classes, labels or values, in their order, where they have some; for `binary` of 0 and of 1.
     """
 
     kind: Kind
@@ -396,8 +396,8 @@ class Arrays:
     """A split that fits in memory.
 
     Attributes:
-        inputs: [n, *Inputs.shape].
-        targets: [n] for classification, else [n, *Outputs.shape].
+        inputs: [n, *Inputs.shape] of Inputs.dtype; text as numpy's `str`, or objects that are `str` or `bytes`.
+        targets: [n] integers for classification, else [n, *Outputs.shape] numbers.
     """
 
     inputs: np.ndarray[Any, Any]
@@ -412,13 +412,16 @@ class Stream:
     """A split that is read as it goes.
 
     Attributes:
-        dataset: yields single (input, target) examples, in the same order each time it is iterated; or, with
-            `decode`, records that are cheap to read and to keep: a path and a label, a line, a serialized example.
-        length: how many; an epoch is counted from it. A stream that ends earlier ends the run as FAILED; what
-            goes beyond is not used.
-        decode: traced: a record (the components that `dataset` yields, as arguments) -> (input, target). It is
-            called behind the shuffling and the division among workers, in parallel, for what a worker trains on.
-        name: a record (as numpy values) -> what a user knows the example by (a file, a file and a row), for messages.
+        dataset: yields single (input, target) examples, not batched, the same ones in the same order each time it is
+            iterated; or, with `decode`, records that are cheap to read and to keep: a path and a label, a line, a
+            serialized example.
+        length: how many; an epoch is counted from it. A stream that is found to end earlier is refused, or ends the
+            run as FAILED; what goes beyond is not used.
+        decode: traced, as what `tf.data.Dataset.map` calls: a record (the components that `dataset` yields, as
+            arguments) -> (input, target), of the shapes and the dtype that the source says. It is called in parallel,
+            behind the shuffling and the division among workers: each decodes the examples that it needs.
+        name: a record (its components as numpy values, strings as `bytes`, as arguments) -> what a user knows the
+            example by (a file, a file and a row), for messages; None: its place in the split.
         faults: the first of the examples that the source already knows it can't decode, in words.
         at_once: so many records, fewer at the end, are decoded in one call, which small ones need to be fast: `decode`
             takes their components [b, ...] and gives (inputs [b, ...], targets [b, ...]). One that can't be decoded
@@ -440,7 +443,15 @@ Examples = Arrays | Stream
 
 
 class Source(Protocol):
-    """A dataset, as a user writes one: what its examples are, and the examples."""
+    """A dataset, as a user writes one: what its examples are, and the examples.
+
+    `dataset._target_` names the class, its arguments beside it. One object is made in each worker, and all of them have
+    to give the same. It does not shuffle, batch, repeat or shard: the pipeline behind it does. It may have two more
+    attributes:
+
+    - `preprocessing`: a `Preprocessing`, or None;
+    - `notes`: what a user should know before anything is read (that it is downloaded first, say), each a line.
+    """
 
     @property
     def inputs(self) -> Inputs: ...
@@ -450,14 +461,10 @@ class Source(Protocol):
 
     @property
     def splits(self) -> Collection[str]:
-        """The splits there are: `train`, and often `test` and `validation`."""
+        """The splits there are: `train`, mostly `test`, and any that `dataset.validation` may name."""
 
     def load(self, split: str) -> Examples:
-        """The examples of one split, the same ones in the same order at every call."""
-
-    # A source may have these attributes, too:
-    #   preprocessing: a `Preprocessing`, or None.
-    #   notes: what a user should know before anything is read (that it is downloaded first, say), each a line.
+        """The examples of one split, the same ones in the same order at every call, in every worker."""
 
 
 class Preprocessing(Protocol):
@@ -470,16 +477,23 @@ class Preprocessing(Protocol):
     def learn(self, batches: Iterable[np.ndarray[Any, Any]]) -> Any:
         """What there is to learn (a vocabulary, means and deviations), as plain values that JSON can hold.
 
+        The other methods get it as it comes back from JSON: a tuple as a list, keys as text.
+
         Args:
-            batches: the raw inputs of the training split, in its order, each [b, *Source.inputs.shape].
+            batches: the raw inputs of the training split (what is held out for validation is not among them), in its
+                order, each [b, *Source.inputs.shape]; text from a stream as `bytes`. To be gone through once.
         """
 
     def features(self, learned: Any) -> Inputs:
         """What comes out, and is what the model factory is called with."""
 
     def layer(self, learned: Any) -> keras.Layer:
-        """raw [b, *Source.inputs.shape] -> [b, *features.shape]; made of Keras's own layers, so that the saved model
-        loads without scaleflow. It has no trainable weights."""
+        """raw [b, *Source.inputs.shape] -> [b, *features.shape] of the dtype that `features` says.
+
+        Made of Keras's own layers and operations, so that the saved model loads where this class is not; a
+        `keras.Model` of several is one, too. It has no trainable weights, and looks at each example by itself.
+        Called more than once, in float32 whatever the model computes in: for the input pipeline, for the saved model.
+        """
 
 
 class Workers(Protocol):
@@ -571,7 +585,8 @@ class Objective:
     decide: Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]] | None = None
 
 
-#: (model, (inputs, targets), weights [b]) -> (the scalar sum of the examples' losses times their weights, outputs).
+#: (model, (inputs, targets) [b, ...], weights [b] float32)
+#:     -> (the scalar sum of the examples' losses times their weights, outputs [b, *Outputs.shape]: logits or values).
 #:
 #: A user's own is a function that `training.step._target_` names, its further arguments beside it. It is called in a
 #: replica, for one micro-batch, under the tape of the loop, which does all else: it adds the model's own losses
@@ -579,6 +594,7 @@ class Objective:
 #:
 #: Weights sum to 1 over all micro-batches and replicas of an update; an example that is padding has 0 (and is a copy of
 #: a real one). So a term that is not a sum over examples counts once if it is multiplied by the sum of the weights.
+#: Outputs are what `train/` metrics are of. With `dataset.augment.mixup`, targets of classes are [b, classes].
 LossStep = Callable[[Any, tuple[Any, Any], Any], tuple[Any, Any]]
 
 
@@ -613,9 +629,10 @@ class OwnUpdates(Protocol):
             weights: [b] float32; they sum to 1 over all replicas, and an example that is padding has 0.
 
         Returns:
-            (the scalar sum of this replica's losses times weights, outputs). The loop sums the loss over the
-            replicas to report it and to end the run where it is not finite; `make_optimizer`'s optimizers sum the
-            gradients. The model's own losses (regularization) are for it to add, divided by the replicas.
+            (the scalar sum of this replica's losses times weights, outputs [b, *Outputs.shape]: logits or values). The
+            loop sums the loss over the replicas to report it and to end the run where it is not finite;
+            `make_optimizer`'s optimizers sum the gradients. The model's own losses (regularization) are for `update` to
+            add, divided by the number of replicas.
         """
 
 

@@ -70,16 +70,6 @@ def test_the_own_dataset_model_and_optimizer_train(command: Command) -> None:
     assert float(accuracy) > 0.8
 
 
-@pytest.mark.parametrize("step", ["consistent", "TwoRates"])
-def test_the_own_training_step_trains(command: Command, step: str) -> None:
-    (command.folder / "my_steps.py").write_text(shown_code("my_steps.py"))
-    (line,) = [c for c in commands() if f"my_steps.{step}" in c]
-    ended = command(*shlex.split(line), "tracking=none", "strategy=mirrored", "hardware.logical_devices=2")
-    assert ended.returncode == 0, ended.stderr
-    (accuracy,) = re.findall(r"test accuracy +(\S+)", ended.stdout)
-    assert float(accuracy) > 0.8
-
-
 def test_relative_links_lead_somewhere() -> None:
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
