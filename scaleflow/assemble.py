@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from scaleflow.cluster import TF_CONFIG, in_step, names, parse, workers
 from scaleflow.combinations import check, settled
 from scaleflow.errors import Refusal
-from scaleflow.interfaces import Batching, Emit, Examples, Feed, MakeOptimizer, Outputs, Passes, Plan, Stream
+from scaleflow.interfaces import Batching, Debug, Emit, Examples, Feed, MakeOptimizer, Outputs, Passes, Plan, Stream
 from scaleflow.plan import batching
 from scaleflow.targets import bind, names_class
 
@@ -63,8 +63,8 @@ def build(plan: Plan, emit: Emit) -> Built:
 
     ground = settle(plan, emit)
     source = bind(plan.dataset.target)()
-    splits = dataset.prepare(source, plan.dataset, plan.seed)
-    train, validation, test = feeds(splits, ground, plan.seed)
+    splits = debugged(dataset.prepare(source, plan.dataset, plan.seed), plan.debug, ground.portions)
+    train, validation, test = feeds(splits, ground, None if plan.debug.overfit else plan.seed)
 
     run = training.length(plan.training, train)
     metrics = training.objective_for(source.outputs).metrics
@@ -285,6 +285,7 @@ def settle(plan: Plan, emit: Emit) -> Ground:
 
     from scaleflow import hardware, precision, strategy, training
 
+    training.look_inside(plan.debug)
     with reaching(plan, emit):
         devices = hardware.configure(plan.hardware)
     name = strategy.resolve(plan.strategy, devices.names)
@@ -308,8 +309,19 @@ def settle(plan: Plan, emit: Emit) -> Ground:
     return Ground(devices.kind, devices.names, name, spread, here, policy, portions)
 
 
-def feeds(splits: Splits, ground: Ground, seed: int) -> tuple[Feed, Feed | None, Feed | None]:
-    """The training split reshuffled from the seed, and the others in their order, in whole shares."""
+def debugged(splits: Splits, debug: Debug, portions: Batching) -> Splits:
+    """The splits of `debug=overfit` and `debug=fast`."""
+    from scaleflow import dataset
+
+    if debug.overfit:
+        splits = dataset.first_batch(splits, portions)
+    if debug.fast:
+        splits = dataset.one_evaluation(splits, evaluation(portions).global_size)
+    return splits
+
+
+def feeds(splits: Splits, ground: Ground, seed: int | None) -> tuple[Feed, Feed | None, Feed | None]:
+    """The training split reshuffled from the seed (in its order without one), and the others in their order, in whole shares."""
     from scaleflow import dataset
 
     whole = evaluation(ground.portions)
@@ -362,7 +374,7 @@ def end_with_parent(number: int) -> None:
 
 def fingerprint(plan: Plan) -> str:
     """What has to be the same on every worker: the config but for where each records, and TensorFlow's version."""
-    own = ("tracking", "cluster", "debug", "resume")
+    own = ("tracking", "cluster", "resume")
     config = {key: value for key, value in plan.config.items() if key not in own}
     return json.dumps([config, version("tensorflow")], sort_keys=True)
 

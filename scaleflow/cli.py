@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import re
 import shlex
 import sys
 import time
@@ -47,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0 finished, 1 failed, 2 refused, 130 or 143 interrupted.
     """
-    words = flags_first(split_overrides(list(sys.argv[1:] if argv is None else argv)))
+    words = options_as_text(flags_first(split_overrides(list(sys.argv[1:] if argv is None else argv))))
     codes: list[int] = []
     began = [time.time()]
 
@@ -185,6 +186,11 @@ def flags_first(words: Sequence[str]) -> list[str]:
         if word in FLAGS_WITH_VALUE:
             flags += islice(rest, 1)
     return flags + overrides
+
+
+def options_as_text(words: Sequence[str]) -> list[str]:
+    """Quotes the option of `debug=nan`, which Hydra would take for a number."""
+    return [re.sub(r"(?<=[=,])nan(?=,|$)", "'nan'", word) if word.startswith("debug=") else word for word in words]
 
 
 @contextlib.contextmanager

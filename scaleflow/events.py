@@ -9,6 +9,7 @@ The events, in the order of a run's life:
               [resumed]                                  or it goes on at the step `resumed`
     checkpoint step, path                                one was written, and read again
     restart   number, reason                             the launcher starts the processes again
+    rollback  number, reason                             numbers went bad, and the run has gone back
     waiting   peers, seconds                             the workers wait for each other, so long at most
     met       -                                          all are there
     note      text                                       something the user should know

@@ -119,7 +119,7 @@ def choices_in(typed: Sequence[Override], groups: Sequence[str]) -> list[list[st
 
     Of a sweep one list for each of its combinations.
     """
-    made = [[f"{o.key_or_group}={c}" for c in chosen(o)] for o in typed if o.key_or_group in groups and chosen(o)]
+    made = [[f"{o.key_or_group}='{c}'" for c in chosen(o)] for o in typed if o.key_or_group in groups and chosen(o)]
     return [list(combination) for combination in itertools.product(*made)]
 
 

@@ -172,6 +172,10 @@ class Recorder(threading.Thread):
         number = event["number"]
         self._tracker.tags({"scaleflow.restarts": str(number), f"scaleflow.restart.{number}": event["reason"]})
 
+    def _rollback(self, event: Event) -> None:
+        number = event["number"]
+        self._tracker.tags({"scaleflow.rollbacks": str(number), f"scaleflow.rollback.{number}": event["reason"]})
+
     def _artifact(self, event: Event) -> None:
         self._tracker.artifact(Path(event["path"]), event.get("folder"))
 
@@ -207,6 +211,7 @@ class Recorder(threading.Thread):
 HANDLERS = {
     "ready": "_start",
     "restart": "_restart",
+    "rollback": "_rollback",
     "artifact": "_artifact",
     "model": "_model",
     "end": "_end",

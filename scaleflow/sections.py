@@ -22,7 +22,6 @@ from scaleflow.masking import masked
 NOT_YET_OPTIONS: Mapping[str, Sequence[str]] = {
     "dataset": ("mnist", "cifar10", "imdb_reviews", "tfds", "image_folder", "text_folder", "csv", "tfrecord", "npz"),
     "model": ("resnet", "text", "transformer", "linear"),
-    "debug": ("overfit", "fast", "nan", "placement", "eager"),
     "profiler": (),
     "cluster": ("slurm", "ray", "kubernetes"),
 }
@@ -33,7 +32,6 @@ NOT_YET_KEYS: Sequence[str] = (
     "cluster.min_workers",
     "cluster.submit",
     "model.init_from",
-    "training.on_nan",
     "tracking.offline",
     "tracking.register_as",
     "tracking.system_metrics",

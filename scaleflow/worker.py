@@ -195,7 +195,7 @@ def work(job: Job, emit: Emit, told_to_stop: Callable[[], bool]) -> bool:
     try:
         if job.records:
             wait_for(writing)
-        if job.goes_on:
+        if job.goes_on or job.plan.training.on_nan == "rollback":
             emit = OnlyNew(job.events, emit)
         if job.records and job.plan.evaluator is not None:
             emit = WithEvaluations(Path(job.checkpoints), emit, goes_on=job.goes_on)
@@ -215,6 +215,9 @@ def work(job: Job, emit: Emit, told_to_stop: Callable[[], bool]) -> bool:
         emit("refused", message=f"{told(error, job.plan)}; the traceback is in {job.log}", keep=True)
         return False
     announce(job, built, session.step, emit)
+    if job.plan.debug.placement:
+        where = "above" if job.plan.debug.inline else f"in {job.log}"
+        emit("note", text=f"debug.placement: the device of each operation is {where}, as 'MatMul: (MatMul): /job:...'")
     try:
         train_and_export(job, built, session, agree, emit)
     except Exception as error:
@@ -251,7 +254,7 @@ def wait_for(writing: FileLock) -> None:
 
 
 class OnlyNew:
-    """Leaves out the points that were reported before: a run that goes on from a checkpoint takes steps again.
+    """Leaves out the points that were reported before: a run that goes back to a checkpoint takes steps again.
 
     Args:
         path: the run's events.
@@ -268,6 +271,7 @@ class OnlyNew:
     def __call__(self, event: str, /, **fields: Any) -> None:
         if event == "metrics":
             new = {key: value for key, value in fields["values"].items() if fields["step"] > self._last.get(key, -1)}
+            self._last.update(dict.fromkeys(new, fields["step"]))
             fields["values"] = new  # or none: the launcher hears that it goes on
         self._emit(event, **fields)
 
@@ -288,6 +292,8 @@ def told(error: Exception, plan: Plan) -> str:
     """An error in a line, with the place in the user's own code where it came up."""
     if isinstance(error, bdb.BdbQuit):
         return "the debugger was left" + ("" if plan.debug.inline else "; in a worker it has no terminal: debug=inline")
+    if found := re.search(r"\{\{node (\S+)/CheckNumericsV2\}\}", str(error)):
+        return f"debug.nan: NaN or Inf came out of the operation {found[1]}; how it came to be is in the log"
     reason = next((line.strip() for line in str(error).splitlines() if not LEADS_TO_REASON.match(line)), "")
     own = [f for f in traceback.extract_tb(error.__traceback__) if is_own(f.filename, plan.search)]
     place = f" ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})" if own else ""

@@ -68,12 +68,16 @@ class Keeper:
                 "go on with that one by resume=RUN, or name a folder of this run's own"
             )
 
-    def newest(self) -> Snapshot | None:
+    def drop_from(self, step: int) -> None:
+        for later in [saved for saved in self._shelf.steps() if saved >= step] if self._writes else []:
+            self._shelf.drop(later)
+
+    def newest(self, before: int | None = None) -> Snapshot | None:
         """The newest one that is undamaged, or None; a note tells of those that are damaged.
 
         The best one among those that are kept is from then on the one that this one says.
         """
-        for step in reversed(self._shelf.steps()):
+        for step in reversed([saved for saved in self._shelf.steps() if before is None or saved < before]):
             try:
                 found = self._shelf.read(step)
             except Damaged as error:
