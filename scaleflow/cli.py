@@ -164,8 +164,15 @@ def remove_empty(folder: Path) -> None:
 
 
 def refuse(message: str) -> int:
-    print(f"scaleflow: {masked(message)}", file=sys.stderr)
+    print(f"scaleflow: {printable(str(masked(message)))}", file=sys.stderr)
     return REFUSED
+
+
+def printable(message: str) -> str:
+    """At most two lines, with what can't be printed of the words that were typed in escapes."""
+    lines = message.split("\n")
+    shown = ["".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line) for line in lines]
+    return ("\n" if len(shown) <= 2 else "\\n").join(shown)
 
 
 def split_overrides(words: list[str]) -> list[str]:

@@ -346,11 +346,18 @@ RULES: Sequence[Rule] = (
         "leave one of the two false",
     ),
     Rule(
+        "nothing compiled on replicas",
+        ("debug.eager", "strategy"),
+        lambda p: p.debug.eager and p.strategy.name in ("mirrored", "multi_worker"),
+        "replicas that are not compiled begin their collectives in any order, and TensorFlow aborts (measured)",
+        "use strategy=one_device, or pipeline",
+    ),
+    Rule(
         "nothing compiled elsewhere",
         ("debug.eager", "strategy"),
         lambda p: p.debug.eager and p.strategy.name in ("parameter_server", "tpu"),
         "what is sent to other machines or a TPU is a compiled function",
-        "use strategy=one_device or mirrored",
+        "use strategy=one_device",
     ),
     Rule(
         "NaN looked for by XLA",

@@ -91,7 +91,7 @@ def eager_and_compiled(eager: Any, compiled: Any) -> tuple[list[float], list[flo
 
 
 @pytest.mark.parametrize(
-    "words", [("strategy=one_device",), TWO, ("strategy=pipeline", "hardware.logical_devices=2", "model.units=[8,8]")]
+    "words", [("strategy=one_device",), ("strategy=pipeline", "hardware.logical_devices=2", "model.units=[8,8]")]
 )
 def test_eager_takes_the_same_steps_uncompiled(
     isolated: Callable[..., Any], plan: Callable[..., Any], words: tuple[str, ...]
@@ -112,6 +112,7 @@ def test_placement_goes_to_the_workers_log(command: Any) -> None:
 
 REFUSED = {
     ("debug=eager", "hardware.xla=true"): "debug.eager=true with hardware.xla=true: XLA compiles",
+    ("debug=eager", "strategy=mirrored"): "debug.eager=true with strategy=mirrored: replicas that are not compiled",
     ("debug=eager", "strategy=parameter_server"): "debug.eager=true with strategy=parameter_server: what is sent",
     ("debug='nan'", "hardware.xla=true"): "debug.nan=true with hardware.xla=true: the check",
     ("debug='nan'", "precision=mixed_float16"): "debug.nan=true with precision=mixed_float16: its loss scale",

@@ -1,0 +1,137 @@
+"""Whatever is typed comes to a plan or to a refusal that names a key: never to another exception."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from scaleflow import cli
+from scaleflow.interfaces import Plan
+
+CASES = 1000
+REAL_CASES = 20
+
+GROUPS = {
+    "strategy": ["auto", "one_device", "mirrored", "multi_worker", "parameter_server", "pipeline", "tpu"],
+    "hardware": ["auto", "cpu", "gpu", "tpu"],
+    "precision": ["float32", "mixed", "mixed_float16", "mixed_bfloat16"],
+    "dataset": ["digits", "synthetic"],
+    "model": ["mlp", "cnn"],
+    "optimizer": ["adam", "adamw", "sgd"],
+    "checkpoint": ["default", "none"],
+    "tracking": ["mlflow", "none"],
+    "cluster": ["local", "tf_config"],
+    "debug": ["none", "inline", "overfit", "fast", "nan", "placement", "eager"],
+    "experiment": ["digits_mirrored", "null"],
+}
+KEYS = [
+    "seed", "resume", "training", "training.epochs", "training.batch_size", "training.global_batch_size",
+    "training.accumulate", "training.clip_norm", "training.early_stopping", "training.early_stopping.patience",
+    "training.step", "training.step._target_", "training.callbacks", "training.on_nan", "training.steps_per_loop",
+    "optimizer.learning_rate", "optimizer.schedule", "optimizer._target_", "optimizer.scale", "model._target_",
+    "model.units", "model.x.y", "dataset.limit", "dataset.validation", "dataset._target_", "hardware.devices",
+    "hardware.logical_devices", "hardware.tpu", "strategy.stages", "strategy.cuts", "strategy.partitioner",
+    "strategy.partitioner.max_shards", "checkpoint.best", "checkpoint.folder", "checkpoint.every_seconds",
+    "tracking.uri", "tracking.tags", "tracking.tags.a", "tracking.experiment", "cluster.workers", "cluster.servers",
+    "debug.nan", "debug.eager", "strategy.name", "nothing", "training.nothing", "hydra.job.name",
+    "hydra.verbose", "hydra.job.env_set.A",
+]  # fmt: skip
+VALUES = [
+    "", "null", "true", "no", "0", "-1", "1", "2", "7", "1e3", "1e400", "-0.0", ".inf", "nan", "-inf", "0x1F", "0o17",
+    "1_000", "9" * 30, "1" * 400, "[]", "{}", "[1,2]", "[[1],[2]]", "{a:1}", "{a:{b:[1,{c:2}]}}", "{_target_:a.b}",
+    "[{_target_:keras.callbacks.TerminateOnNaN}]", "{1:2}", "{null:1}", "{true:1}", "'quoted'", '"x y"', "a b", "a,b",
+    "1,2", "range(1,3)", "choice(1,2)", "interval(0,1)", "glob(*)", "sort(3,1)", "${seed}", "${training.epochs}",
+    "${nothing}", "${oc.env:HOME}", "${oc.env:NOTHING_AT_ALL}", "${now:%Y}", "${", "${}", "${.epochs}", "${..seed}",
+    "${training}", "${hydra:job.num}", "${hydra:nothing}", "${oc.eval:1}", "${${seed}}", "${oc.create:{a:1}}",
+    "${oc.deprecated:seed}", "???", "!!python/object:os.system", "&a", "*a", "%", "@", "`", "#c", "- a", "|", ">",
+    "a:b", "a: b", "é", "日本", "\U0001f600", "\u202e", "\x00", "\n", "a\nb", "\t", "\\", "'", '"', "=", "a=b", "~", "2026-11-21",
+    "12:30:45", "/", "..", "/nothing/there", "sqlite:///x.db", "http://[", "file://", "os.system", "...", "a..b",
+    "__import__('os')", "a" * 300, "\ud7ff", "float32", "val/loss", "{monitor:val/loss}", "{monitor: val/loss, mode: up}",
+]  # fmt: skip
+
+words = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=12)
+numbers = st.one_of(st.integers().map(str), st.floats().map(str), st.integers(10**20, 10**40).map(str))
+values = st.recursive(
+    st.one_of(st.sampled_from(VALUES), numbers, words),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3).map(lambda items: f"[{','.join(items)}]"),
+        st.dictionaries(st.sampled_from(["a", "_target_", "monitor", "1", "é"]), inner, max_size=2).map(
+            lambda items: "{" + ",".join(f"{key}:{value}" for key, value in items.items()) + "}"
+        ),
+    ),
+    max_leaves=4,
+)
+keys = st.one_of(st.sampled_from(KEYS), words, st.builds("{}.{}".format, st.sampled_from(KEYS), words))
+prefixes = st.sampled_from(["", "", "", "", "+", "++", "~"])
+assignments = st.builds("{}{}={}".format, prefixes, keys, values)
+choices = st.sampled_from([f"{group}={option}" for group, options in GROUPS.items() for option in options])
+wrong_choices = st.builds("{}{}={}".format, prefixes, st.sampled_from(list(GROUPS)), values)
+oddities = st.one_of(words, st.sampled_from(["=", "+", "~seed", "~training", "a@b=c", "hydra.run.dir=/proc/none", "dataset@model=digits", "+=1"]))
+overrides = st.one_of(choices, assignments, assignments, wrong_choices, oddities)
+commands = st.lists(overrides.filter(lambda word: not word.startswith("-")), min_size=1, max_size=4)
+
+
+class Planned(Exception):
+    """The command has come as far as its plan."""
+
+
+@contextlib.contextmanager
+def up_to_the_plan(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
+    """The command ends where it would launch."""
+    plans: list[Plan] = []
+
+    def keep(plan: Plan, *arguments: Any, **keywords: Any) -> int:
+        plans.append(plan)
+        return 0
+
+    monkeypatch.setattr(cli, "launch", keep)
+    yield plans
+
+
+def is_a_refusal(code: int, told: str) -> bool:
+    """One line or two on stderr that begin with our name, and hold no traceback."""
+    lines = told.strip().splitlines()
+    return code == 2 and 1 <= len(lines) <= 2 and told.startswith("scaleflow: ") and len(lines[0]) > len("scaleflow: ")
+
+
+def command(words: Sequence[str]) -> tuple[int, str]:
+    """A command in this process: its exit code, and what it says on stderr."""
+    told = io.StringIO()
+    with contextlib.redirect_stderr(told), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            code = cli.main(list(words))
+        except SystemExit as left:
+            code = int(left.code or 0)
+    return code, told.getvalue()
+
+
+def test_a_thousand_command_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    counts = {"plans": 0, "refusals": 0}
+
+    @settings(
+        max_examples=CASES, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(commands)
+    def come_to_something(words: list[str]) -> None:
+        before = len(plans)
+        code, told = command(words)
+        if len(plans) > before:
+            assert code == 0, words
+            counts["plans"] += 1
+        else:
+            assert is_a_refusal(code, told), (words, code, told)
+            counts["refusals"] += 1
+
+    with up_to_the_plan(monkeypatch) as plans:
+        come_to_something()
+    assert counts["plans"] + counts["refusals"] >= CASES * 0.9, counts
+    assert min(counts.values()) > CASES * 0.02, counts
