@@ -20,7 +20,6 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from scaleflow.errors import Refusal
 from scaleflow.explain import CONF, check_config_dirs, check_overrides, explain, in_a_line
@@ -65,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             app()
     except Refusal as refusal:
         return refuse(str(refusal))
-    except (HydraException, OmegaConfBaseException, OSError, ValueError, YAMLError) as error:
+    except Exception as error:  # of a word that it did not expect Hydra raises whatever comes
         is_hydras = isinstance(error, HydraException | OmegaConfBaseException) or began
         if "HYDRA_FULL_ERROR" in os.environ or not is_hydras:
             raise  # asked for, or none of Hydra's

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import io
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra._internal.core_plugins.importlib_resources_config_source import ImportlibResourcesConfigSource
+from hydra._internal.hydra import Hydra
+from hydra.types import RunMode
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from scaleflow import cli
 from scaleflow.interfaces import Plan
+from tests.conftest import Command
 
 CASES = 1000
 REAL_CASES = 20
@@ -73,19 +80,30 @@ prefixes = st.sampled_from(["", "", "", "", "+", "++", "~"])
 assignments = st.builds("{}{}={}".format, prefixes, keys, values)
 choices = st.sampled_from([f"{group}={option}" for group, options in GROUPS.items() for option in options])
 wrong_choices = st.builds("{}{}={}".format, prefixes, st.sampled_from(list(GROUPS)), values)
-oddities = st.one_of(words, st.sampled_from(["=", "+", "~seed", "~training", "a@b=c", "hydra.run.dir=/proc/none", "dataset@model=digits", "+=1"]))
-overrides = st.one_of(choices, assignments, assignments, wrong_choices, oddities)
-commands = st.lists(overrides.filter(lambda word: not word.startswith("-")), min_size=1, max_size=4)
-
-
-class Planned(Exception):
-    """The command has come as far as its plan."""
+sensible = st.sampled_from([
+    "training.epochs=3", "training.batch_size=16", "training.accumulate=2", "training.clip_norm=1.0", "seed=7",
+    "model.units=[64,32]", "optimizer.learning_rate=1e-2", "optimizer.schedule=cosine", "dataset.limit=${training.epochs}",
+    "dataset.validation=test", "hardware.logical_devices=2", "checkpoint.best={monitor: val/loss}", "tracking.tags={a: é}",
+    "+strategy.stages=3", "training.on_nan=rollback", "training.early_stopping={patience: 2}", "tracking.experiment='日本 x'",
+])  # fmt: skip
+oddities = st.one_of(
+    words,
+    st.sampled_from(
+        ["=", "+", "~seed", "~training", "a@b=c", "hydra.run.dir=/proc/none", "dataset@model=digits", "+=1"]
+    ),
+)
+good = st.lists(st.one_of(choices, sensible), min_size=1, max_size=4)
+odd = st.lists(st.one_of(choices, sensible, assignments, assignments, wrong_choices, oddities), min_size=1, max_size=4)
+commands = st.one_of(good, odd, odd, odd).filter(lambda line: not any(word.startswith("-") for word in line))
 
 
 @contextlib.contextmanager
 def up_to_the_plan(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
-    """The command ends where it would launch."""
+    """The command ends where it would launch; each file of `conf/` is read once, and no sweep is looked for."""
     plans: list[Plan] = []
+    read = functools.cache(ImportlibResourcesConfigSource.load_config)
+    monkeypatch.setattr(ImportlibResourcesConfigSource, "load_config", lambda *key: copy.deepcopy(read(*key)))
+    monkeypatch.setattr(Hydra, "get_mode", lambda *arguments, **keywords: RunMode.RUN)
 
     def keep(plan: Plan, *arguments: Any, **keywords: Any) -> int:
         plans.append(plan)
@@ -95,13 +113,16 @@ def up_to_the_plan(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
     yield plans
 
 
-def is_a_refusal(code: int, told: str) -> bool:
-    """One line or two on stderr that begin with our name, and hold no traceback."""
-    lines = told.strip().splitlines()
-    return code == 2 and 1 <= len(lines) <= 2 and told.startswith("scaleflow: ") and len(lines[0]) > len("scaleflow: ")
+def is_a_refusal(code: int, told: str, words: Sequence[str]) -> bool:
+    """One line or two on stderr that begin with our name, and say which word or key they are about."""
+    message = told.removeprefix("scaleflow: ")
+    typed = {part for word in words for part in (word, *re.split("[@=]", word.lstrip("+~"))[:1])}
+    names = [*KEYS, *(f"{group}=" for group in GROUPS), *(cli.printable(part) for part in typed if part), "TF_CONFIG"]
+    is_about_something = any(name in message for name in names) or "" in words
+    return code == 2 and told != message and len(told.splitlines()) <= 2 and is_about_something
 
 
-def command(words: Sequence[str]) -> tuple[int, str]:
+def in_this_process(words: Sequence[str]) -> tuple[int, str]:
     """A command in this process: its exit code, and what it says on stderr."""
     told = io.StringIO()
     with contextlib.redirect_stderr(told), contextlib.redirect_stdout(io.StringIO()):
@@ -123,15 +144,32 @@ def test_a_thousand_command_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     @given(commands)
     def come_to_something(words: list[str]) -> None:
         before = len(plans)
-        code, told = command(words)
+        code, told = in_this_process(words)
         if len(plans) > before:
             assert code == 0, words
             counts["plans"] += 1
         else:
-            assert is_a_refusal(code, told), (words, code, told)
+            assert is_a_refusal(code, told, words), (words, code, told)
             counts["refusals"] += 1
 
     with up_to_the_plan(monkeypatch) as plans:
         come_to_something()
     assert counts["plans"] + counts["refusals"] >= CASES * 0.9, counts
     assert min(counts.values()) > CASES * 0.02, counts
+
+
+REAL = [
+    ["training.epochs=1e400"], ["model.units=[[1],[2]]", "debug=nan"], ["~training"], ["tracking.tags={a: \U0001f600}", "seed=-1"],
+    ["training.batch_size=" + "9" * 30], ["dataset.limit=${nothing}"], ["dataset.limit=${oc.env:NOTHING_AT_ALL}"],
+    ["optimizer.learning_rate=nan"], ["training=0"], ["model=[0,[0],[a: b]]"], ["+=1"], ["\x85u]"], ["a\nb"],
+    ["training.callbacks=[{a: 1}]"], ["checkpoint.best={monitor: [1]}"], ["strategy.name=${strategy}"], ["seed=???"],
+    ["hardware.devices=[0,0]"], ["training.epochs=1,2"], ["debug=nan", "hardware.xla=true"],
+]  # fmt: skip
+
+
+def test_twenty_of_them_by_the_real_command(command: Command) -> None:
+    assert len(REAL) == REAL_CASES
+    for words in REAL:
+        done = command(*words)
+        assert is_a_refusal(done.returncode, done.stderr, words), (words, done.returncode, done.stderr)
+    assert not list(command.folder.rglob("events.jsonl"))

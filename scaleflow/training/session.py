@@ -172,11 +172,12 @@ class Session:
             NotFinite: what came, where that is not to be, or there was enough of it.
         """
         most = self._options.nan_rollbacks
+        if self._checkpoints is not None:
+            self._checkpoints.wait()
         if not self._rolls_back or self._checkpoints is None or not error.last_cause:
             raise error
         if self.rollbacks >= most:
             raise RunError(f"{error.fact}, after training.nan_rollbacks={most} rollbacks; {ADVICE}") from error
-        self._checkpoints.wait()
         self._agree(0.0)  # nobody reads before the one that writes is through
         snapshot = self._checkpoints.newest(before=error.last_cause)
         if snapshot is None:
