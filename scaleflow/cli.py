@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -148,8 +149,10 @@ def resolved(config: DictConfig) -> tuple[dict[str, Any], dict[str, str], list[s
 
 def writable(folder: Path) -> Path:
     """The run's folder, if files can be made in it."""
-    if not os.access(folder, os.W_OK):
-        raise Refusal(f"hydra.run.dir={folder}: cannot be written; choose another folder")
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise Refusal(f"hydra.run.dir={folder}: cannot be written ({error.strerror}); choose another folder") from error
     return folder
 
 

@@ -31,6 +31,7 @@ from scaleflow.evaluator import WithEvaluations, evaluate
 from scaleflow.events import Reader, Writer
 from scaleflow.interfaces import Emit, Plan
 from scaleflow.masking import masked
+from scaleflow.memory import out_of_memory
 from scaleflow.plan import make_plan
 
 if TYPE_CHECKING:
@@ -146,7 +147,11 @@ def main() -> None:
     if job.serves:
         serve(job, Writer(job.events))
     import_keras()
-    finished = work(job, Writer(job.events), stop.is_set)
+    finished = False
+    try:
+        finished = work(job, Writer(job.events), stop.is_set)
+    except OSError:  # not even its events can be written; the launcher finds the same, and says so
+        traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0 if finished else 1)
@@ -221,7 +226,7 @@ def work(job: Job, emit: Emit, told_to_stop: Callable[[], bool]) -> bool:
     try:
         train_and_export(job, built, session, agree, emit)
     except Exception as error:
-        report_failure(job, error, emit)
+        report_failure(job, error, emit, built)
         return False
     return True
 
@@ -276,7 +281,7 @@ class OnlyNew:
         self._emit(event, **fields)
 
 
-def report_failure(job: Job, error: Exception, emit: Emit) -> None:
+def report_failure(job: Job, error: Exception, emit: Emit, built: Built) -> None:
     """Tells of a fault; the launcher, which sees all workers, says how the run ended."""
     traceback.print_exc()
     if job.worker == 0:
@@ -285,7 +290,9 @@ def report_failure(job: Job, error: Exception, emit: Emit) -> None:
     import tensorflow as tf
 
     lost = tf.errors.UnavailableError | tf.errors.AbortedError | tf.errors.DeadlineExceededError
-    emit("fault", error=told(error, job.plan), lost_peer=isinstance(error, lost))
+    is_memory = isinstance(error, tf.errors.ResourceExhaustedError)
+    text = out_of_memory(str(error), job.plan, built.resolved) if is_memory else told(error, job.plan)
+    emit("fault", error=text, lost_peer=isinstance(error, lost))
 
 
 def told(error: Exception, plan: Plan) -> str:
@@ -355,6 +362,7 @@ def begin(job: Job, built: Built, agree: Agreement, emit: Emit) -> Session:
         callbacks=built.callbacks,
         any_worker=agree.any,
     )
+    keeper.check_writable()
     if not job.goes_on:
         keeper.check_empty()
     else:
