@@ -321,7 +321,7 @@ def debugged(splits: Splits, debug: Debug, portions: Batching) -> Splits:
 
 
 def feeds(splits: Splits, ground: Ground, seed: int | None) -> tuple[Feed, Feed | None, Feed | None]:
-    """The training split reshuffled from the seed (in its order without one), and the others in their order, in whole shares."""
+    """The training split reshuffled from the seed, if there is one, and the others in their order, in whole shares."""
     from scaleflow import dataset
 
     whole = evaluation(ground.portions)

@@ -58,6 +58,9 @@ NOT_FOR_KERAS = ("sklearn", "matplotlib", "matplotlib.pyplot", "pandas")
 #: Lines that TensorFlow's errors begin with, before they say what was wrong.
 LEADS_TO_REASON = re.compile(r"\s*$|Graph execution error|Detected at node|<stack traces|\d+ root error|\s+File ")
 
+#: What tf.data says before it.
+OF_TF_DATA = re.compile(r"^Error in user-defined function passed to \S+ transformation with iterator: Iterator::\S+: ")
+
 
 @dataclass(frozen=True)
 class Job:
@@ -302,6 +305,7 @@ def told(error: Exception, plan: Plan) -> str:
     if found := re.search(r"\{\{node (\S+)/CheckNumericsV2\}\}", str(error)):
         return f"debug.nan: NaN or Inf came out of the operation {found[1]}; how it came to be is in the log"
     reason = next((line.strip() for line in str(error).splitlines() if not LEADS_TO_REASON.match(line)), "")
+    reason = OF_TF_DATA.sub("while data was read: ", reason).partition(" [[{{node")[0]
     own = [f for f in traceback.extract_tb(error.__traceback__) if is_own(f.filename, plan.search)]
     place = f" ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
     return f"{type(error).__name__}: {reason}{place}"

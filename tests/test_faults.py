@@ -128,7 +128,7 @@ def test_a_worker_names_the_file_that_vanished_and_the_memory_that_was_asked(
     base = ("hardware=cpu", "tracking=none", "model.units=4", "training.epochs=1")
     own = plan(*base, "dataset._target_=tests.test_faults.Files", "+dataset.folder=data", "dataset.validation=null")
     found = isolated(both_faults, own, plan(*base, "dataset.limit=50"), str(tmp_path))
-    assert "NotFoundError: data/05.txt; No such file or directory" in found[0].replace("{{function_node", "")
+    assert found[0] == "NotFoundError: while data was read: data/05.txt; No such file or directory"
     assert found[1].startswith(
         ASKED + "training.batch_size=32 x 1 replica(s) x training.accumulate=1 is a global batch"
     )

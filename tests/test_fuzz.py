@@ -58,9 +58,11 @@ VALUES = [
     "${nothing}", "${oc.env:HOME}", "${oc.env:NOTHING_AT_ALL}", "${now:%Y}", "${", "${}", "${.epochs}", "${..seed}",
     "${training}", "${hydra:job.num}", "${hydra:nothing}", "${oc.eval:1}", "${${seed}}", "${oc.create:{a:1}}",
     "${oc.deprecated:seed}", "???", "!!python/object:os.system", "&a", "*a", "%", "@", "`", "#c", "- a", "|", ">",
-    "a:b", "a: b", "é", "日本", "\U0001f600", "\u202e", "\x00", "\n", "a\nb", "\t", "\\", "'", '"', "=", "a=b", "~", "2026-11-21",
+    "a:b", "a: b", "é", "日本", "\U0001f600", "\u202e", "\x00", "\n", "a\nb", "\t", "\\", "'", '"', "=", "a=b", "~",
+    "2026-11-21",
     "12:30:45", "/", "..", "/nothing/there", "sqlite:///x.db", "http://[", "file://", "os.system", "...", "a..b",
-    "__import__('os')", "a" * 300, "\ud7ff", "float32", "val/loss", "{monitor:val/loss}", "{monitor: val/loss, mode: up}",
+    "__import__('os')", "a" * 300, "\ud7ff", "float32", "val/loss", "{monitor:val/loss}",
+    "{monitor: val/loss, mode: up}",
 ]  # fmt: skip
 
 words = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=12)
@@ -82,9 +84,12 @@ choices = st.sampled_from([f"{group}={option}" for group, options in GROUPS.item
 wrong_choices = st.builds("{}{}={}".format, prefixes, st.sampled_from(list(GROUPS)), values)
 sensible = st.sampled_from([
     "training.epochs=3", "training.batch_size=16", "training.accumulate=2", "training.clip_norm=1.0", "seed=7",
-    "model.units=[64,32]", "optimizer.learning_rate=1e-2", "optimizer.schedule=cosine", "dataset.limit=${training.epochs}",
-    "dataset.validation=test", "hardware.logical_devices=2", "checkpoint.best={monitor: val/loss}", "tracking.tags={a: é}",
-    "+strategy.stages=3", "training.on_nan=rollback", "training.early_stopping={patience: 2}", "tracking.experiment='日本 x'",
+    "model.units=[64,32]", "optimizer.learning_rate=1e-2", "optimizer.schedule=cosine",
+    "dataset.limit=${training.epochs}",
+    "dataset.validation=test", "hardware.logical_devices=2", "checkpoint.best={monitor: val/loss}",
+    "tracking.tags={a: é}",
+    "+strategy.stages=3", "training.on_nan=rollback", "training.early_stopping={patience: 2}",
+    "tracking.experiment='日本 x'",
 ])  # fmt: skip
 oddities = st.one_of(
     words,

@@ -151,8 +151,8 @@ def check_own_updates(options: Training, policy: str, name: str) -> None:
         if applies:
             raise Refusal(
                 f"{found} with {KEY}={name}: it applies its own optimizers, so the loop has no gradient to accumulate, "
-                "clip or scale, and no rate to lower; do that in its update and leave this away, or write a function (model, batch, weights) "
-                "-> (loss, outputs)"
+                "clip or scale, and no rate to lower; do that in its update and leave this away, or write a function "
+                "(model, batch, weights) -> (loss, outputs)"
             )
 
 

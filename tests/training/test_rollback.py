@@ -64,31 +64,19 @@ def course(
     from scaleflow import checkpoint, training
     from scaleflow.worker import OnlyNew, build
 
-    points: list[tuple[int, str, float]] = []
-    notes: list[str] = []
-    rollbacks: list[tuple[int, str]] = []
-    saved: list[int] = []
+    events: list[tuple[str, dict[str, Any]]] = []
     calls = [0]
 
     def take(event: str, /, **fields: Any) -> None:
-        if event == "metrics":
-            points.extend((fields["step"], k, v) for k, v in fields["values"].items() if not k.startswith("perf/"))
-        elif event == "note":
-            notes.append(fields["text"])
-        elif event == "rollback":
-            rollbacks.append((fields["number"], fields["reason"]))
-        elif event == "checkpoint":
-            saved.append(fields["step"])
+        events.append((event, fields))
 
     def agree(seconds: float) -> tuple[float, bool]:
         calls[0] += seconds > 0
         return seconds, calls[0] == stop
 
     built = build(plan, ignore)
-    if bad_after is not None:
-        go_bad_once(built.loop, bad_after)
-    if broken_after is not None:
-        break_once(built.loop, broken_after)
+    go_bad_once(built.loop, bad_after)
+    break_once(built.loop, broken_after)
     emit = OnlyNew(Path(folder, "events.jsonl"), take)
     keeper = checkpoint.Keeper(plan.checkpoint, folder, emit)
     session = training.Session(
@@ -105,21 +93,29 @@ def course(
     except RunError as raised:
         error = f"{type(raised).__name__}: {raised}"
     host = dict(session.snapshot().host) if not error else {}
-    return Course(points, notes, rollbacks, dict(built.loop.state()), saved, host, error)
+    return Course(
+        [(f["step"], k, v) for n, f in events if n == "metrics" for k, v in f["values"].items() if "perf/" not in k],
+        [fields["text"] for name, fields in events if name == "note"],
+        [(fields["number"], fields["reason"]) for name, fields in events if name == "rollback"],
+        dict(built.loop.state()),
+        [fields["step"] for name, fields in events if name == "checkpoint"],
+        host,
+        error,
+    )
 
 
-def go_bad_once(loop: Any, calls: int) -> None:
+def go_bad_once(loop: Any, calls: int | None) -> None:
     take, taken = loop._take, [0]
 
     def fake(feed: Any, opened: Any, epoch: int, first: int, steps: int) -> Any:
         sums, bad = take(feed, opened, epoch, first, steps)
         taken[0] += 1
-        return (sums, first) if taken[0] == calls + 1 else (sums, bad)
+        return (sums, first) if taken[0] - 1 == calls else (sums, bad)
 
     loop._take = fake
 
 
-def break_once(loop: Any, calls: int) -> None:
+def break_once(loop: Any, calls: int | None) -> None:
     take, taken = loop._take, [0]
 
     def fake(*arguments: Any) -> Any:
