@@ -50,7 +50,7 @@ class Partitioner:
     """
 
     max_shards: int | None = field(default=None, metadata={"at_least": 1})
-    min_shard_bytes: int | None = field(default=256 << 10, metadata={"at_least": 1})
+    min_shard_bytes: int | None = field(default=256 << 10, metadata={"at_least": 1, "at_most": 2**62})
 
 
 @dataclass(frozen=True)

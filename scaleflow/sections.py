@@ -41,6 +41,9 @@ NOT_YET_KEYS: Sequence[str] = (
 #: Keys that are null until they are given a whole mapping.
 EMPTY_MAPPINGS = ("training.early_stopping", "training.step", "checkpoint.best", "tracking.tags")
 
+#: Of an integer that has no limit of its own.
+LARGEST = 2**31 - 1
+
 T = TypeVar("T")
 
 
@@ -98,6 +101,8 @@ def typed(value: object, hint: Any, key: str, limits: Mapping[str, Any]) -> Any:
     found = convert(value, hint, key)
     if found is _NO or not within(found, limits):
         raise Refusal(f"{key}={show(value)}: expected {describe(hint, limits)}")
+    if "at_most" not in limits and not within(found, {"at_most": LARGEST}) and not isinstance(found, float):
+        raise Refusal(f"{key}={show(value)}: expected an integer, at most {LARGEST}")
     return found
 
 
