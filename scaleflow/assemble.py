@@ -21,7 +21,19 @@ from scaleflow.about import About, look_at
 from scaleflow.cluster import TF_CONFIG, in_step, names, parse, workers
 from scaleflow.combinations import check, settled
 from scaleflow.errors import Refusal
-from scaleflow.interfaces import Batching, Emit, Examples, Feed, Inputs, MakeOptimizer, Outputs, Passes, Plan, Stream
+from scaleflow.interfaces import (
+    Batching,
+    Debug,
+    Emit,
+    Examples,
+    Feed,
+    Inputs,
+    MakeOptimizer,
+    Outputs,
+    Passes,
+    Plan,
+    Stream,
+)
 from scaleflow.plan import batching
 from scaleflow.targets import bind, names_class
 
@@ -72,6 +84,7 @@ def build(plan: Plan, emit: Emit) -> Built:
     ground = settle(plan, emit)
     source = bind(plan.dataset.target)()
     splits = dataset.prepare(source, plan.dataset, plan.seed, ground.agree, emit)
+    splits = debugged(splits, plan.debug, ground.portions)
     train, validation, test = feeds(splits, ground, plan)
 
     run = training.length(plan.training, train)
@@ -321,6 +334,7 @@ def settle(plan: Plan, emit: Emit) -> Ground:
 
     from scaleflow import hardware, precision, strategy, training
 
+    training.look_inside(plan.debug)
     with reaching(plan, emit):
         devices = hardware.configure(plan.hardware)
     name = strategy.resolve(plan.strategy, devices.names)
@@ -344,6 +358,17 @@ def settle(plan: Plan, emit: Emit) -> Ground:
     return Ground(devices.kind, devices.names, name, spread, here, policy, portions, agree)
 
 
+def debugged(splits: Splits, debug: Debug, portions: Batching) -> Splits:
+    """The splits of `debug=overfit` and `debug=fast`."""
+    from scaleflow import dataset
+
+    if debug.overfit:
+        splits = dataset.first_batch(splits, portions)
+    if debug.fast:
+        splits = dataset.one_evaluation(splits, evaluation(portions).global_size)
+    return splits
+
+
 def feeds(splits: Splits, ground: Ground, plan: Plan) -> tuple[Feed, Feed | None, Feed | None]:
     """The training split reshuffled from the seed, and the others in their order, in whole shares."""
     from scaleflow import dataset
@@ -354,7 +379,8 @@ def feeds(splits: Splits, ground: Ground, plan: Plan) -> tuple[Feed, Feed | None
     def in_order(examples: Examples | None) -> Feed | None:
         return None if examples is None else read(examples, whole, ground.evaluating)
 
-    train = read(splits.train, ground.portions, ground.strategy, plan.seed, buffer=plan.dataset.shuffle)
+    seed = None if plan.debug.overfit else plan.seed  # each of its batches is the same
+    train = read(splits.train, ground.portions, ground.strategy, seed, buffer=plan.dataset.shuffle)
     train = dataset.augmented(train, plan.dataset.augment, plan.seed, splits.inputs, splits.outputs)
     validation = in_order(splits.validation)
     return train, validation, validation if splits.test is splits.validation else in_order(splits.test)
@@ -406,7 +432,7 @@ def is_chief(plan: Plan) -> bool:
 
 def fingerprint(plan: Plan) -> str:
     """What has to be the same on every worker: the config but for where each records, and TensorFlow's version."""
-    own = ("tracking", "cluster", "debug", "resume")
+    own = ("tracking", "cluster", "resume")
     config = {key: value for key, value in plan.config.items() if key not in own}
     return json.dumps([config, version("tensorflow"), digest(plan.model.init_from)], sort_keys=True)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import re
 import shlex
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -20,7 +22,6 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from scaleflow.errors import Refusal
 from scaleflow.explain import CONF, check_config_dirs, check_overrides, explain, in_a_line
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0 finished, 1 failed, 2 refused, 130 or 143 interrupted.
     """
-    words = flags_first(split_overrides(list(sys.argv[1:] if argv is None else argv)))
+    words = options_as_text(flags_first(split_overrides(list(sys.argv[1:] if argv is None else argv))))
     codes: list[int] = []
     began = [time.time()]
 
@@ -66,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             app()
     except Refusal as refusal:
         return refuse(str(refusal))
-    except (HydraException, OmegaConfBaseException, OSError, ValueError, YAMLError) as error:
+    except Exception as error:  # of a word that it did not expect Hydra raises whatever comes
         is_hydras = isinstance(error, HydraException | OmegaConfBaseException) or began
         if "HYDRA_FULL_ERROR" in os.environ or not is_hydras:
             raise  # asked for, or none of Hydra's
@@ -158,8 +159,10 @@ def resolved(config: DictConfig) -> tuple[dict[str, Any], dict[str, str], list[s
 
 def writable(folder: Path) -> Path:
     """The run's folder, if files can be made in it."""
-    if not os.access(folder, os.W_OK):
-        raise Refusal(f"hydra.run.dir={folder}: cannot be written; choose another folder")
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise Refusal(f"hydra.run.dir={folder}: cannot be written ({error.strerror}); choose another folder") from error
     return folder
 
 
@@ -173,8 +176,15 @@ def remove_empty(folder: Path) -> None:
 
 
 def refuse(message: str) -> int:
-    print(f"scaleflow: {masked(message)}", file=sys.stderr)
+    print(f"scaleflow: {printable(str(masked(message)))}", file=sys.stderr)
     return REFUSED
+
+
+def printable(message: str) -> str:
+    """At most two lines, with what can't be printed of the words that were typed in escapes."""
+    lines = message.split("\n")
+    shown = ["".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line) for line in lines]
+    return ("\n" if len(shown) <= 2 else "\\n").join(shown)
 
 
 def split_overrides(words: list[str]) -> list[str]:
@@ -195,6 +205,11 @@ def flags_first(words: Sequence[str]) -> list[str]:
         if word in FLAGS_WITH_VALUE:
             flags += islice(rest, 1)
     return flags + overrides
+
+
+def options_as_text(words: Sequence[str]) -> list[str]:
+    """Quotes the option of `debug=nan`, which Hydra would take for a number."""
+    return [re.sub(r"(?<=[=,])nan(?=,|$)", "'nan'", word) if word.startswith("debug=") else word for word in words]
 
 
 @contextlib.contextmanager

@@ -14,6 +14,8 @@ An error raised by a user's own model or dataset is left as it is while a run is
 
 from __future__ import annotations
 
+from typing import Literal
+
 
 class ScaleflowError(Exception):
     """Base of every error that scaleflow raises on purpose."""
@@ -32,18 +34,25 @@ class RunError(ScaleflowError):
 
 
 class NotFinite(RunError):
-    """The loss became NaN or Inf.
+    """The loss became NaN or Inf, or the weights did.
 
     Args:
-        step: the optimizer update, counted from 1, whose loss was not finite.
+        step: the optimizer update, counted from 1, whose loss was not finite, or that made the weights so.
+        what: which of them.
+
+    Attributes:
+        fact: the message without its advice.
+        last_cause: the last update that can have made it so; a state from behind it is as bad.
     """
 
-    def __init__(self, step: int) -> None:
-        advice = "try a lower optimizer.learning_rate, or training.clip_norm=1.0"
-        if step == 1:
+    def __init__(self, step: int, what: Literal["the loss is", "the weights are"] = "the loss is") -> None:
+        advice = "try a lower optimizer.learning_rate, training.clip_norm=1.0, or training.on_nan=rollback"
+        if step == 1 and what == "the loss is":
             advice = "nothing was updated before it: look for NaN in the dataset's inputs, or in the model"
-        super().__init__(f"the loss is not finite at step {step}; {advice}")
+        self.fact = f"{what} not finite at step {step}"
+        super().__init__(f"{self.fact}; {advice}")
         self.step = step
+        self.last_cause = step - 1 if what == "the loss is" else step
 
 
 class ExportError(RunError):

@@ -9,6 +9,7 @@ The events, in the order of a run's life:
               [resumed]                                  or it goes on at the step `resumed`
     checkpoint step, path                                one was written, and read again
     restart   number, reason                             the launcher starts the processes again
+    rollback  number, reason                             numbers went bad, and the run has gone back
     waiting   peers, seconds                             the workers wait for each other, so long at most
     met       -                                          all are there
     note      text                                       something the user should know
@@ -43,6 +44,7 @@ class Writer:
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._lock = threading.Lock()
+        self._is_torn = False
         if not ends_with_a_line(path):
             os.write(self._file, b"\n")
 
@@ -50,8 +52,12 @@ class Writer:
         line = json.dumps({"event": event, "time": int(time.time() * 1000), **fields}) + "\n"
         data = memoryview(line.encode())
         with self._lock:
+            if self._is_torn:
+                os.write(self._file, b"\n")  # a disk was full within a line
+            self._is_torn = True
             while data:
                 data = data[os.write(self._file, data) :]
+            self._is_torn = False
 
     def close(self) -> None:
         os.close(self._file)

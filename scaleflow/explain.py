@@ -13,7 +13,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError
 
 from scaleflow.errors import Refusal
@@ -31,8 +30,8 @@ def explain(error: Exception, words: Sequence[str]) -> str:
         check_overrides(words)
     except Refusal as refusal:
         return str(refusal)
-    except (HydraException, OmegaConfBaseException):
-        pass  # then the first error says more
+    except Exception:
+        pass  # Hydra's; then the first error says more
     if isinstance(error, OverrideParseException):
         typed = masked_override(error.override)
         way_out = "put quotes around a value with special characters" if "=" in typed else "write KEY=VALUE in one word"
@@ -62,9 +61,10 @@ def check_overrides(words: Sequence[str]) -> None:
     with initialize_config_module(CONF, version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
         groups = loader.get_group_options("", ObjectType.GROUP, "config", search)
-        known: list[str] = []
         for override in typed:
             key = override.key_or_group
+            if not key:
+                raise Refusal(f"{masked_override(override.input_line or '')}: cannot be read as KEY=VALUE; name a key")
             options = loader.get_group_options(key, ObjectType.CONFIG, "config", search)
             if override.is_sweep_override() and not is_sweep:
                 line = masked_override(override.input_line or key)
@@ -72,7 +72,11 @@ def check_overrides(words: Sequence[str]) -> None:
             for option in chosen(override) if options else ():
                 if option not in options:
                     raise unknown_option(key, option, options)
-            if options or key.startswith("hydra") or override.is_add():
+        known: list[str] = []
+        for override in typed:
+            key = override.key_or_group
+            is_option = bool(loader.get_group_options(key, ObjectType.CONFIG, "config", search))
+            if is_option or key.startswith("hydra") or override.is_add():
                 continue
             known = known or keys_with(choices_in(typed, groups), search)
             if key not in known:
@@ -119,7 +123,7 @@ def choices_in(typed: Sequence[Override], groups: Sequence[str]) -> list[list[st
 
     Of a sweep one list for each of its combinations.
     """
-    made = [[f"{o.key_or_group}={c}" for c in chosen(o)] for o in typed if o.key_or_group in groups and chosen(o)]
+    made = [[f"{o.key_or_group}='{c}'" for c in chosen(o)] for o in typed if o.key_or_group in groups and chosen(o)]
     return [list(combination) for combination in itertools.product(*made)]
 
 

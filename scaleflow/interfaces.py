@@ -53,7 +53,7 @@ class Partitioner:
     """
 
     max_shards: int | None = field(default=None, metadata={"at_least": 1})
-    min_shard_bytes: int | None = field(default=256 << 10, metadata={"at_least": 1})
+    min_shard_bytes: int | None = field(default=256 << 10, metadata={"at_least": 1, "at_most": 2**62})
 
 
 @dataclass(frozen=True)
@@ -224,6 +224,8 @@ class Training:
         engine: `loop` is scaleflow's own, on every strategy; `fit` is Keras's, on one device or mirrored.
         step: a training step of the user's.
         callbacks: Keras's, in both engines.
+        on_nan: at a loss or weights that are not finite: `stop`, or `rollback` to the last checkpoint before, with
+            the learning rate times `nan_rate_factor`, at most `nan_rollbacks` times.
     """
 
     epochs: int = field(default=20, metadata={"at_least": 1})
@@ -238,6 +240,9 @@ class Training:
     step: Target | None = None
     early_stopping: EarlyStopping | None = None
     callbacks: list[Target] | None = None
+    on_nan: Literal["stop", "rollback"] = "stop"
+    nan_rate_factor: float = field(default=0.5, metadata={"above": 0.0, "at_most": 0.99})
+    nan_rollbacks: int = field(default=3, metadata={"at_least": 1})
 
 
 @dataclass(frozen=True)
@@ -314,9 +319,23 @@ class Place:
 
 @dataclass(frozen=True)
 class Debug:
-    """`debug`: ways to look inside. `inline` runs the worker in the launcher's process, for pdb."""
+    """`debug`: ways to look inside. Each option of the group sets one; they go together.
+
+    Attributes:
+        inline: the worker runs in the launcher's process, for pdb.
+        overfit: every step has the first global batch.
+        fast: one step of everything: of training, validation and test.
+        nan: an operation that makes NaN or Inf ends the run, and is named.
+        placement: the device of each operation goes to the worker's log.
+        eager: nothing is compiled: each operation runs as Python comes to it.
+    """
 
     inline: bool = False
+    overfit: bool = False
+    fast: bool = False
+    nan: bool = False
+    placement: bool = False
+    eager: bool = False
 
 
 @dataclass(frozen=True)
@@ -705,6 +724,12 @@ class Checkpoints(Protocol):
 
     def best(self) -> Snapshot | None:
         """The best one that was saved."""
+
+    def newest(self, before: int | None = None) -> Snapshot | None:
+        """The newest one that is undamaged, or None; of those before a step, where that is given."""
+
+    def drop_from(self, step: int) -> None:
+        """Forgets those at or behind a step, which the run does not go on from any more."""
 
 
 class Emit(Protocol):

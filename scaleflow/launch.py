@@ -368,12 +368,24 @@ class WorkerRun:
         status = "FAILED"
         if self._stop.is_set():
             status, error = "KILLED", f"stopped by {signal.Signals(self._stop.signal or 0).name}"
-        write = Writer(self._job.events)
-        if self._outcome.is_ready:
-            write("end", status=status, error=error)
-        else:
-            write("refused", message=error, keep=not self._stop.is_set(), died=not is_own_word)
-        write.close()
+        last: Event = {"event": "end", "status": status, "error": error}
+        if not self._outcome.is_ready:
+            last = {"event": "refused", "message": error, "keep": not self._stop.is_set(), "died": not is_own_word}
+        try:
+            write = Writer(self._job.events)
+            write(last["event"], **{key: value for key, value in last.items() if key != "event"})
+            write.close()
+        except OSError as full:
+            self._say_unwritten(last, full)
+
+    def _say_unwritten(self, last: Event, full: OSError) -> None:
+        """The last word where not even that can be written: to the terminal and the store all the same."""
+        key = "error" if last["event"] == "end" else "message"
+        last[key] = f"{os.path.relpath(self._job.events)} can't be written: {full.strerror}; {last[key]}"
+        last["time"] = int(time.time() * 1000)
+        self._outcome.take(last)
+        self._display.show(last)
+        self._recorder.add(last)
 
     def _code(self) -> int:
         if self._outcome.last.get("status") == "KILLED" or (self._stop.is_set() and not self._outcome.is_ready):

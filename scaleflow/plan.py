@@ -84,7 +84,7 @@ def read_plan(config: Mapping[str, Any], choices: Mapping[str, str], search: Seq
     )
     for key in sections:
         raise unknown_key(key, [f.name for f in dataclasses.fields(Plan)])
-    return follow_tf_config(follow_tpu(plan))
+    return follow_debug(follow_tf_config(follow_tpu(plan)))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -142,6 +142,15 @@ def follow_tpu(plan: Plan) -> Plan:
         return plan
     hardware = dataclasses.replace(plan.hardware, name="tpu", tpu=place.address if place else None)
     return dataclasses.replace(plan, strategy=Strategy(name="tpu"), hardware=hardware)
+
+
+def follow_debug(plan: Plan) -> Plan:
+    """`debug=fast` is a run of one step."""
+    if not plan.debug.fast:
+        return plan
+    return dataclasses.replace(
+        plan, training=dataclasses.replace(plan.training, epochs=1, max_steps=1, steps_per_loop="auto")
+    )
 
 
 def check_tpu(plan: Plan) -> None:

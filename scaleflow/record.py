@@ -6,6 +6,7 @@ what fails is sent again from there, verbatim.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -54,8 +55,13 @@ class Recorder(threading.Thread):
         self._taken = 0
         self._has_run = False
         self._since = since
+        self._unwritten: list[Event] = []
         self.refusal: Refusal | None = None
         self.done = threading.Event()
+
+    def add(self, event: Event) -> None:
+        """One more event, behind all others, that could not be written."""
+        self._unwritten.append(event)
 
     @property
     def recorded(self) -> int:
@@ -120,6 +126,7 @@ class Recorder(threading.Thread):
                 self._send(events)
                 self._taken = self._reader.offset
                 self._keep_state()
+            self._send(list(self._unwritten))
             self._failing_since = None
         except Refusal:
             raise
@@ -172,6 +179,10 @@ class Recorder(threading.Thread):
         number = event["number"]
         self._tracker.tags({"scaleflow.restarts": str(number), f"scaleflow.restart.{number}": event["reason"]})
 
+    def _rollback(self, event: Event) -> None:
+        number = event["number"]
+        self._tracker.tags({"scaleflow.rollbacks": str(number), f"scaleflow.rollback.{number}": event["reason"]})
+
     def _artifact(self, event: Event) -> None:
         self._tracker.artifact(Path(event["path"]), event.get("folder"))
 
@@ -210,14 +221,16 @@ class Recorder(threading.Thread):
             "done": self._over,
         }
         partial = self._state.with_suffix(".partial")
-        partial.write_text(json.dumps(state))
-        partial.replace(self._state)
+        with contextlib.suppress(OSError):  # a full disk: what is sent again then is sent verbatim
+            partial.write_text(json.dumps(state))
+            partial.replace(self._state)
 
 
 HANDLERS = {
     "ready": "_start",
     "restart": "_restart",
     "data": "_data",
+    "rollback": "_rollback",
     "artifact": "_artifact",
     "confusion": "_confusion",
     "model": "_model",

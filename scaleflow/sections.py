@@ -20,7 +20,6 @@ from scaleflow.masking import masked
 
 #: Options that the documentation names as coming. They are refused in those words, not as unknown.
 NOT_YET_OPTIONS: Mapping[str, Sequence[str]] = {
-    "debug": ("overfit", "fast", "nan", "placement", "eager"),
     "profiler": (),
     "cluster": ("slurm", "ray", "kubernetes"),
 }
@@ -30,7 +29,6 @@ NOT_YET_KEYS: Sequence[str] = (
     "profiler",
     "cluster.min_workers",
     "cluster.submit",
-    "training.on_nan",
     "tracking.offline",
     "tracking.register_as",
     "tracking.system_metrics",
@@ -39,6 +37,9 @@ NOT_YET_KEYS: Sequence[str] = (
 
 #: Keys that are null until they are given a whole mapping.
 EMPTY_MAPPINGS = ("dataset.augment", "training.early_stopping", "training.step", "checkpoint.best", "tracking.tags")
+
+#: Of an integer that has no limit of its own.
+LARGEST = 2**31 - 1
 
 T = TypeVar("T")
 
@@ -97,6 +98,8 @@ def typed(value: object, hint: Any, key: str, limits: Mapping[str, Any]) -> Any:
     found = convert(value, hint, key)
     if found is _NO or not within(found, limits):
         raise Refusal(f"{key}={show(value)}: expected {describe(hint, limits)}")
+    if "at_most" not in limits and not within(found, {"at_most": LARGEST}) and not isinstance(found, float):
+        raise Refusal(f"{key}={show(value)}: expected an integer, at most {LARGEST}")
     return found
 
 

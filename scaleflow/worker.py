@@ -32,6 +32,7 @@ from scaleflow.evaluator import WithEvaluations, evaluate
 from scaleflow.events import Reader, Writer
 from scaleflow.interfaces import Emit, Plan
 from scaleflow.masking import masked
+from scaleflow.memory import out_of_memory
 from scaleflow.plan import make_plan
 
 if TYPE_CHECKING:
@@ -57,6 +58,9 @@ NOT_FOR_KERAS = ("sklearn", "matplotlib", "matplotlib.pyplot", "pandas")
 
 #: Lines that TensorFlow's errors begin with, before they say what was wrong.
 LEADS_TO_REASON = re.compile(r"\s*$|Graph execution error|Detected at node|<stack traces|\d+ root error|\s+File ")
+
+#: What tf.data says before it.
+OF_TF_DATA = re.compile(r"^Error in user-defined function passed to \S+ transformation with iterator: Iterator::\S+: ")
 
 
 @dataclass(frozen=True)
@@ -149,7 +153,11 @@ def main() -> None:
     if job.serves:
         serve(job, Writer(job.events))
     import_keras()
-    finished = work(job, Writer(job.events), stop.is_set)
+    finished = False
+    try:
+        finished = work(job, Writer(job.events), stop.is_set)
+    except OSError:  # not even its events can be written; the launcher finds the same, and says so
+        traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0 if finished else 1)
@@ -198,7 +206,7 @@ def work(job: Job, emit: Emit, told_to_stop: Callable[[], bool]) -> bool:
     try:
         if job.records:
             wait_for(writing)
-        if job.goes_on:
+        if job.goes_on or job.plan.training.on_nan == "rollback":
             emit = OnlyNew(job.events, emit)
         if job.records and job.plan.evaluator is not None:
             emit = WithEvaluations(Path(job.checkpoints), emit, goes_on=job.goes_on)
@@ -218,10 +226,13 @@ def work(job: Job, emit: Emit, told_to_stop: Callable[[], bool]) -> bool:
         emit("refused", message=f"{told(error, job.plan)}; the traceback is in {job.log}", keep=True)
         return False
     announce(job, built, session.step, emit)
+    if job.plan.debug.placement:
+        where = "above" if job.plan.debug.inline else f"in {job.log}"
+        emit("note", text=f"debug.placement: the device of each operation is {where}, as 'MatMul: (MatMul): /job:...'")
     try:
         train_and_export(job, built, session, agree, emit)
     except Exception as error:
-        report_failure(job, built.explain(error), emit)
+        report_failure(job, built.explain(error), emit, built)
         return False
     return True
 
@@ -254,7 +265,7 @@ def wait_for(writing: FileLock) -> None:
 
 
 class OnlyNew:
-    """Leaves out the points that were reported before: a run that goes on from a checkpoint takes steps again.
+    """Leaves out the points that were reported before: a run that goes back to a checkpoint takes steps again.
 
     Args:
         path: the run's events.
@@ -271,11 +282,12 @@ class OnlyNew:
     def __call__(self, event: str, /, **fields: Any) -> None:
         if event == "metrics":
             new = {key: value for key, value in fields["values"].items() if fields["step"] > self._last.get(key, -1)}
+            self._last.update(dict.fromkeys(new, fields["step"]))
             fields["values"] = new  # or none: the launcher hears that it goes on
         self._emit(event, **fields)
 
 
-def report_failure(job: Job, error: Exception, emit: Emit) -> None:
+def report_failure(job: Job, error: Exception, emit: Emit, built: Built) -> None:
     """Tells of a fault; the launcher, which sees all workers, says how the run ended."""
     traceback.print_exc()
     if job.worker == 0:
@@ -284,14 +296,19 @@ def report_failure(job: Job, error: Exception, emit: Emit) -> None:
     import tensorflow as tf
 
     lost = tf.errors.UnavailableError | tf.errors.AbortedError | tf.errors.DeadlineExceededError
-    emit("fault", error=told(error, job.plan), lost_peer=isinstance(error, lost))
+    is_memory = isinstance(error, tf.errors.ResourceExhaustedError)
+    text = out_of_memory(str(error), job.plan, built.resolved) if is_memory else told(error, job.plan)
+    emit("fault", error=text, lost_peer=isinstance(error, lost))
 
 
 def told(error: Exception, plan: Plan) -> str:
     """An error in a line, with the place in the user's own code where it came up."""
     if isinstance(error, bdb.BdbQuit):
         return "the debugger was left" + ("" if plan.debug.inline else "; in a worker it has no terminal: debug=inline")
+    if found := re.search(r"\{\{node (\S+)/CheckNumericsV2\}\}", str(error)):
+        return f"debug.nan: NaN or Inf came out of the operation {found[1]}; how it came to be is in the log"
     reason = next((line.strip() for line in str(error).splitlines() if not LEADS_TO_REASON.match(line)), "")
+    reason = OF_TF_DATA.sub("while data was read: ", reason).partition(" [[{{node")[0]
     own = [f for f in traceback.extract_tb(error.__traceback__) if is_own(f.filename, plan.search)]
     place = f" ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
     return f"{type(error).__name__}: {reason}{place}"
@@ -352,6 +369,7 @@ def begin(job: Job, built: Built, agree: Agreement, emit: Emit) -> Session:
         callbacks=built.callbacks,
         any_worker=agree.any,
     )
+    keeper.check_writable()
     if not job.goes_on:
         keeper.check_empty()
     else:

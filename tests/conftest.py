@@ -18,6 +18,7 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_module
 from omegaconf import OmegaConf
 
+from scaleflow.cli import options_as_text
 from scaleflow.cluster.tpu import VARIABLES
 from scaleflow.interfaces import Plan
 from scaleflow.plan import make_plan
@@ -137,7 +138,7 @@ def compose() -> Iterator[Callable[..., dict[str, Any]]]:
 
     def run(*overrides: str) -> dict[str, Any]:
         with initialize_config_module("scaleflow.conf", version_base="1.3"):
-            config = hydra_compose("config", overrides=list(overrides))
+            config = hydra_compose("config", overrides=options_as_text(overrides))
         plain = OmegaConf.to_container(config, resolve=True)
         assert isinstance(plain, dict)
         return {str(k): v for k, v in plain.items()}

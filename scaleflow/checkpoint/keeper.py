@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import tensorflow as tf
+
 from scaleflow.checkpoint.shelf import Damaged, Shelf
 from scaleflow.errors import CheckpointError, Refusal
 from scaleflow.interfaces import Checkpoint, Emit, Snapshot
@@ -68,12 +70,29 @@ class Keeper:
                 "go on with that one by resume=RUN, or name a folder of this run's own"
             )
 
-    def newest(self) -> Snapshot | None:
+    def check_writable(self) -> None:
+        """Refuses a folder of the user's that can't be written."""
+        if self._options.folder is None or not self._writes or self._options.name == "none":
+            return
+        try:
+            self._shelf.try_to_write()
+        except (tf.errors.OpError, OSError) as error:
+            said = getattr(error, "message", None) or getattr(error, "strerror", None) or str(error)
+            raise Refusal(
+                f"checkpoint.folder={self._options.folder}: cannot be written ({str(said).splitlines()[0]}); "
+                "choose another folder"
+            ) from error
+
+    def drop_from(self, step: int) -> None:
+        for later in [saved for saved in self._shelf.steps() if saved >= step] if self._writes else []:
+            self._shelf.drop(later)
+
+    def newest(self, before: int | None = None) -> Snapshot | None:
         """The newest one that is undamaged, or None; a note tells of those that are damaged.
 
         The best one among those that are kept is from then on the one that this one says.
         """
-        for step in reversed(self._shelf.steps()):
+        for step in reversed([saved for saved in self._shelf.steps() if before is None or saved < before]):
             try:
                 found = self._shelf.read(step)
             except Damaged as error:

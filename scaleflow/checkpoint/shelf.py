@@ -26,6 +26,7 @@ FORMAT = 1
 TENSORS = "tensors"
 MANIFEST = "checkpoint.json"
 ASIDE = "damaged.json"
+PROBE = "can-be-written"
 CHUNK_BYTES = 1 << 22
 
 
@@ -58,6 +59,13 @@ class Shelf:
             return []
         found = (re.fullmatch(r"step-(\d+)", name.rstrip("/")) for name in names)
         return sorted(int(match[1]) for match in found if match)
+
+    def try_to_write(self) -> None:
+        """Writes a file and takes it away again; raises what comes of it."""
+        tf.io.gfile.makedirs(self.folder)
+        with tf.io.gfile.GFile(f"{self.folder}/{PROBE}", "w") as file:
+            file.write(" ")
+        tf.io.gfile.remove(f"{self.folder}/{PROBE}")
 
     def write(self, snapshot: Snapshot) -> str:
         """Writes a checkpoint and reads it again; gives its folder.

@@ -3,6 +3,7 @@
 from scaleflow.dataset.augment import augmented
 from scaleflow.dataset.bad import Bad, explained, first_bad
 from scaleflow.dataset.feed import feed
+from scaleflow.dataset.few import first_batch, one_evaluation
 from scaleflow.dataset.looks import targets_at_hand
 from scaleflow.dataset.records import decoded
 from scaleflow.dataset.splits import Splits, prepare
@@ -15,6 +16,8 @@ __all__ = [
     "explained",
     "feed",
     "first_bad",
+    "first_batch",
+    "one_evaluation",
     "prepare",
     "targets_at_hand",
 ]

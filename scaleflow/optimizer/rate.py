@@ -42,17 +42,21 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore
 
     Cosine decay (Loshchilov and Hutter 2016, https://arxiv.org/abs/1608.03983) runs from the end of
     the warm-up to `total_steps`; steps of decay are counted from the first update.
+
+    Attributes:
+        factor: all of it times this; what was traced before it was changed does not follow.
     """
 
     def __init__(self, peak: float, options: Optimizer, total_steps: int) -> None:
         self.peak = peak
         self.options = options
         self.total_steps = total_steps
+        self.factor = 1.0
 
     def __call__(self, step: Any) -> tf.Tensor:
         """The rate of the update that follows `step` earlier ones, a float32 scalar."""
         step = tf.cast(step, tf.float32)
-        rate = self.peak * self._decay(step)
+        rate = self.peak * self.factor * self._decay(step)
         warmup = self.options.warmup_steps
         return rate * tf.minimum(1.0, (step + 1) / warmup) if warmup else rate
 

@@ -7,6 +7,7 @@ from scaleflow.training.coordinated import CoordinatedLoop
 from scaleflow.training.engine import Engine
 from scaleflow.training.evaluation import Evaluation
 from scaleflow.training.fit import Fit, steps_per_execution
+from scaleflow.training.inside import look_inside
 from scaleflow.training.loop import Loop
 from scaleflow.training.objective import objective_for
 from scaleflow.training.passes import WholePasses, supervised
@@ -33,6 +34,7 @@ __all__ = [
     "check_xla",
     "checked",
     "length",
+    "look_inside",
     "objective_for",
     "steps_per_execution",
     "supervised",

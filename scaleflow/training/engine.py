@@ -81,5 +81,13 @@ class Engine(Protocol):
     def restore(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
         """Puts back what `state` gave, under whatever strategy that was."""
 
+    def set_rate_factor(self, factor: float, held: float) -> None:
+        """From now on the learning rate is `factor` times what the config says.
+
+        Args:
+            factor: this.
+            held: the factor that is in the state that was put back, where the rate is part of it.
+        """
+
     def restore_model(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
         """The same for the model alone."""

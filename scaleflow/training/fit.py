@@ -143,6 +143,9 @@ class Fit:
     def restore_model(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
         state.write(state.of_model(self.model), values)
 
+    def set_rate_factor(self, factor: float, held: float) -> None:
+        raise NotImplementedError("training.on_nan=rollback with Keras's fit is refused")
+
     def _named(self) -> dict[str, list[Any]]:
         return {**state.of_model(self.model), **self._slots.named(self.model)}
 

@@ -21,6 +21,7 @@ from scaleflow.training import state
 from scaleflow.training.engine import Host
 from scaleflow.training.evaluation import Evaluation
 from scaleflow.training.passes import WholePasses, supervised
+from scaleflow.training.rate import scale_rate
 from scaleflow.training.repeat import repeat, staying_in_place
 from scaleflow.training.tally import Tally
 from scaleflow.training.xla import with_xla
@@ -148,6 +149,10 @@ class Loop:
 
     def restore_model(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
         state.write(state.of_model(self.model), values)
+
+    def set_rate_factor(self, factor: float, held: float) -> None:
+        if scale_rate(self.optimizer, factor, held):
+            self._functions.clear()  # they hold the schedule as it was when they were traced
 
     def _named(self) -> dict[str, list[Any]]:
         """All variables that a run needs to go on."""

@@ -8,12 +8,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scaleflow.errors import Refusal
+import numpy as np
+
+from scaleflow.errors import NotFinite, Refusal, RunError
 from scaleflow.interfaces import Best, Checkpoints, EarlyStopping, Emit, Feed, Snapshot, Training
 from scaleflow.training.callbacks import Callbacks, logs_of
 from scaleflow.training.engine import Engine
 from scaleflow.training.memory import peaks
 from scaleflow.training.stretch import StepsPerLoop
+
+ADVICE = "try a lower optimizer.learning_rate, or training.clip_norm=1.0"
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,7 @@ class Session:
         any_worker: Callable[[bool], bool] = bool,
     ) -> None:
         self._engine = engine
+        self._options = options
         self._train = train
         self._validation = validation
         self._test = test
@@ -122,6 +127,8 @@ class Session:
         self._unsaved_seconds = 0.0
         self._saved: tuple[int, int] | None = None
         self._stopped = False
+        self._rate_factor = 1.0
+        self.rollbacks = 0
         self.epoch = 0
         self.step = 0
         self.epochs = self._length.epochs
@@ -131,7 +138,10 @@ class Session:
     def run(self) -> Result:
         """Trains, validates after each epoch, and tests at the end: the best checkpoint, if that is asked for."""
         self._tell("train_begin")
-        self._engine.run(self._train, self)
+        if self._rolls_back and not self.step:
+            self._save()  # there has to be something to go back to
+        while not self._is_through():
+            pass
         self._tell("train_end", logs_of(self._values))
         self._save()
         if self._checkpoints is not None:
@@ -139,6 +149,57 @@ class Session:
             if self._ends_as_best and not self._stopped:
                 self._take_best(self._checkpoints)
         return Result(self._updates, self._stopped, {} if self._stopped else self._score("test", self._test))
+
+    # What becomes of numbers that are not finite ----------------------------------------------
+
+    def _is_through(self) -> bool:
+        """Trains to the end; False where the run has gone back and has to be trained on."""
+        try:
+            self._engine.run(self._train, self)
+            self._check(self._engine.state())
+        except NotFinite as error:
+            self._roll_back(error)
+            return False
+        return True
+
+    @property
+    def _rolls_back(self) -> bool:
+        return self._options.on_nan == "rollback"
+
+    def _roll_back(self, error: NotFinite) -> None:
+        """Goes back to the last good checkpoint, with a lower rate; all workers have to, and do.
+
+        Raises:
+            NotFinite: what came, where that is not to be, or there was enough of it.
+        """
+        most = self._options.nan_rollbacks
+        if self._checkpoints is not None:
+            self._checkpoints.wait()
+        if not self._rolls_back or self._checkpoints is None or not error.last_cause:
+            raise error
+        if self.rollbacks >= most:
+            raise RunError(f"{error.fact}, after training.nan_rollbacks={most} rollbacks; {ADVICE}") from error
+        self._agree(0.0)  # nobody reads before the one that writes is through
+        snapshot = self._checkpoints.newest(before=error.last_cause)
+        if snapshot is None:
+            raise RunError(f"{error.fact}, and there is no checkpoint from before; {ADVICE}") from error
+        self._agree(0.0)  # nothing is dropped while others look
+        self._checkpoints.drop_from(snapshot.step + 1)
+        rollbacks, factor = self.rollbacks + 1, self._rate_factor * self._options.nan_rate_factor
+        self.restore(snapshot)
+        self._engine.set_rate_factor(factor, self._rate_factor)
+        self.rollbacks, self._rate_factor = rollbacks, factor
+        why = f"{error.fact}; back to the checkpoint at step {snapshot.step}, with {factor:g} x the learning rate"
+        self._emit("rollback", number=rollbacks, reason=why)
+        self._emit("note", text=f"{why} ({rollbacks} of at most {most})")
+
+    def _check(self, tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """What is saved or exported has to be finite: what is trained, and what the optimizer holds."""
+        trained = {f"model/{index}" for index, v in enumerate(self._engine.model.variables) if v.trainable}
+        for name, value in tensors.items():
+            is_looked_at = name in trained or name.startswith("optimizer/")
+            if is_looked_at and value.dtype.kind not in "iub" and not np.isfinite(value).all():
+                raise NotFinite(self.step, "the weights are")
 
     def _tell(self, hook: str, *arguments: Any) -> None:
         if self._callbacks is not None:
@@ -163,6 +224,8 @@ class Session:
             "patience": self._patience.state(),
             "best": self._best.state(),
             "callbacks": self._callbacks.state() if self._callbacks else [],
+            "rollbacks": self.rollbacks,
+            "rate_factor": self._rate_factor,
         }
         return Snapshot(self.step, self._engine.state(), host)
 
@@ -184,6 +247,9 @@ class Session:
         if self._callbacks is not None:
             self._callbacks.restore(snapshot.host["callbacks"])
         self._values = dict(snapshot.host["values"])
+        self.rollbacks, self._rate_factor = snapshot.host.get("rollbacks", 0), snapshot.host.get("rate_factor", 1.0)
+        if self._rate_factor != 1.0:
+            self._engine.set_rate_factor(self._rate_factor, self._rate_factor)
         self.epoch, self.step = snapshot.host["epoch"], snapshot.step
         self._saved = self.epoch, self.step
 
@@ -199,9 +265,11 @@ class Session:
         """Saves, unless nothing has happened since the last time."""
         if self._checkpoints is None or self._saved == (self.epoch, self.step):
             return
+        snapshot = self.snapshot()
+        self._check(snapshot.tensors)
         self._saved = self.epoch, self.step
         self._unsaved_seconds = 0.0
-        self._checkpoints.save(self.snapshot(), is_best)
+        self._checkpoints.save(snapshot, is_best)
 
     @property
     def _updates(self) -> int:
@@ -247,6 +315,7 @@ class Session:
         self.step += steps
         scale = self._engine.loss_scale
         values = prefixed("train", means) | ({} if scale is None else {"train/loss_scale": scale})
+        values |= {"train/rollbacks": float(self.rollbacks)} if self.rollbacks else {}
         is_last = self.first == self.steps_per_epoch or self.step == self._length.total
         self._values = values | ({**self._clock.speed(), **peaks()} if is_last else {})
         self._emit("metrics", step=self._updates, values=self._values, rate=self._clock.examples_per_second)

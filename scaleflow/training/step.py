@@ -145,13 +145,14 @@ def check_own_updates(options: Training, policy: str, name: str) -> None:
         f"training.accumulate={options.accumulate}": options.accumulate > 1,
         f"training.clip_norm={options.clip_norm}": options.clip_norm is not None,
         f"precision={policy}": policy == "mixed_float16",
+        f"training.on_nan={options.on_nan}": options.on_nan != "stop",
     }
     for found, applies in beside.items():
         if applies:
             raise Refusal(
                 f"{found} with {KEY}={name}: it applies its own optimizers, so the loop has no gradient to accumulate, "
-                "clip or scale; do that in its update and leave this away, or write a function (model, batch, weights) "
-                "-> (loss, outputs)"
+                "clip or scale, and no rate to lower; do that in its update and leave this away, or write a function "
+                "(model, batch, weights) -> (loss, outputs)"
             )
 
 

@@ -1,0 +1,241 @@
+"""`training.on_nan=rollback`: back to the last good checkpoint, with a lower rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scaleflow.errors import NotFinite, Refusal, RunError
+from scaleflow.interfaces import Plan
+from tests.training.driving import ignore
+
+#: 80 examples make 5 steps an epoch.
+BASE = (
+    "hardware=cpu", "hardware.deterministic=true", "tracking=none", "dataset.limit=100", "dataset.validation=0.2",
+    "model.units=8", "training.epochs=3", "training.steps_per_loop=2", "training.global_batch_size=16",
+    "training.on_nan=rollback",
+)  # fmt: skip
+ONE = ("strategy=one_device",)
+TWO = ("strategy=mirrored", "hardware.logical_devices=2")
+COSINE = "optimizer.schedule=cosine"
+#: With such a rate the second loss is not finite; with such a factor behind it, all is well.
+WILD = ("optimizer=sgd", "optimizer.learning_rate=1e20", "training.nan_rate_factor=1e-21")
+
+
+@dataclass(frozen=True)
+class Course:
+    """How a run went: its points, the notes, the tags of rollbacks, the state at the end, and what ended it."""
+
+    points: list[tuple[int, str, float]]
+    notes: list[str]
+    rollbacks: list[tuple[int, str]]
+    state: dict[str, np.ndarray[Any, Any]]
+    saved: list[int]
+    host: dict[str, Any]
+    error: str
+
+
+def course(
+    plan: Plan,
+    folder: str,
+    *,
+    bad_after: int | None = None,
+    broken_after: int | None = None,
+    factor: float = 1.0,
+    start: str | None = None,
+    stop: int = 0,
+) -> Course:
+    """Runs a plan.
+
+    Args:
+        plan: what to do.
+        folder: of the checkpoints.
+        bad_after: the loss of the step behind so many calls is told as NaN, once.
+        broken_after: so many calls, and the weights are Inf, once.
+        factor: what the rate is multiplied by where the run goes on.
+        start: the folder of the checkpoints that it goes on from.
+        stop: told to stop after so many calls.
+    """
+    from scaleflow import checkpoint, training
+    from scaleflow.worker import OnlyNew, build
+
+    events: list[tuple[str, dict[str, Any]]] = []
+    calls = [0]
+
+    def take(event: str, /, **fields: Any) -> None:
+        events.append((event, fields))
+
+    def agree(seconds: float) -> tuple[float, bool]:
+        calls[0] += seconds > 0
+        return seconds, calls[0] == stop
+
+    built = build(plan, ignore)
+    go_bad_once(built.loop, bad_after)
+    break_once(built.loop, broken_after)
+    emit = OnlyNew(Path(folder, "events.jsonl"), take)
+    keeper = checkpoint.Keeper(plan.checkpoint, folder, emit)
+    session = training.Session(
+        built.loop, plan.training, built.train, built.validation, built.test, emit=emit, started=0.0, agree=agree,
+        checkpoints=keeper,
+    )  # fmt: skip
+    if start is not None:
+        session.restore(checkpoint.Keeper(plan.checkpoint, start, ignore).newest())
+        if factor != 1.0:
+            built.loop.set_rate_factor(factor, 1.0)
+    error = ""
+    try:
+        session.run()
+    except RunError as raised:
+        error = f"{type(raised).__name__}: {raised}"
+    host = dict(session.snapshot().host) if not error else {}
+    return Course(
+        [(f["step"], k, v) for n, f in events if n == "metrics" for k, v in f["values"].items() if "perf/" not in k],
+        [fields["text"] for name, fields in events if name == "note"],
+        [(fields["number"], fields["reason"]) for name, fields in events if name == "rollback"],
+        dict(built.loop.state()),
+        [fields["step"] for name, fields in events if name == "checkpoint"],
+        host,
+        error,
+    )
+
+
+def go_bad_once(loop: Any, calls: int | None) -> None:
+    take, taken = loop._take, [0]
+
+    def fake(feed: Any, opened: Any, epoch: int, first: int, steps: int) -> Any:
+        sums, bad = take(feed, opened, epoch, first, steps)
+        taken[0] += 1
+        return (sums, first) if taken[0] - 1 == calls else (sums, bad)
+
+    loop._take = fake
+
+
+def break_once(loop: Any, calls: int | None) -> None:
+    take, taken = loop._take, [0]
+
+    def fake(*arguments: Any) -> Any:
+        result = take(*arguments)
+        taken[0] += 1
+        if taken[0] == calls:
+            weights = loop.model.trainable_variables[0]
+            weights.assign(weights * np.inf)
+        return result
+
+    loop._take = fake
+
+
+@pytest.mark.parametrize("words", [(*ONE, "optimizer=sgd"), (*TWO, COSINE)], ids=["constant", "cosine mirrored"])
+def test_it_goes_on_from_the_checkpoint_with_the_same_data_and_half_the_rate(
+    isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    made = plan(*BASE, *words)
+    # Calls end at 1, 3, 5 | 7, 9, 10: the one behind six is step 11, whose last good checkpoint is that at step 5.
+    found = isolated(course, made, str(tmp_path / "whole"), bad_after=6)
+    why = "the loss is not finite at step 11; back to the checkpoint at step 5, with 0.5 x the learning rate"
+    assert found.rollbacks == [(1, why)]
+    assert f"{why} (1 of at most 3)" in found.notes
+    assert found.host["rollbacks"] == 1
+    assert found.host["rate_factor"] == 0.5
+    assert found.error == ""
+
+    stopped = isolated(course, made, str(tmp_path / "part"), stop=3)
+    assert stopped.host["rate_factor"] == 1.0
+    wanted = isolated(course, made, str(tmp_path / "rest"), start=str(tmp_path / "part"), factor=0.5)
+    for name, value in wanted.state.items():
+        assert found.state[name].tobytes() == value.tobytes(), name
+    after = [point for point in found.points if point[0] > 10 and "rollbacks" not in point[1]]
+    assert after
+    assert after == [point for point in wanted.points if point[0] > 10]
+
+
+def test_no_point_comes_twice_and_none_is_missing(
+    isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path
+) -> None:
+    found = isolated(course, plan(*BASE, *ONE), str(tmp_path), bad_after=6)
+    steps = [step for step, key, _ in found.points if key == "train/loss"]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 15
+    assert {1, 3, 5, 7, 9, 10} < set(steps)
+    assert [step for step, key, _ in found.points if key == "val/loss"] == [5, 10, 15]
+    assert {value for step, key, value in found.points if key == "train/rollbacks"} == {1.0}
+    assert found.saved == [0, 5, 10, 10, 15]  # the second one at step 10 is of the lower rate
+
+
+@pytest.mark.parametrize(
+    "words",
+    [ONE, (*TWO, COSINE), ("strategy=pipeline", "hardware.logical_devices=2", "model.units=[8,8]", COSINE)],
+    ids=["one_device", "mirrored cosine", "pipeline cosine"],
+)
+def test_a_rate_that_was_too_high_ends_well(
+    isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    base = [word for word in BASE if word.split("=")[0] not in [other.split("=")[0] for other in words]]
+    found = isolated(course, plan(*base, *WILD, *words), str(tmp_path))
+    assert [number for number, _ in found.rollbacks] == [1]
+    assert found.error == ""
+    assert all(np.isfinite(value).all() for value in found.state.values())
+    assert max(value for step, key, value in found.points if key == "val/loss") < 2.5
+
+
+def test_it_is_not_tried_for_ever(isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path) -> None:
+    words = (*WILD[:2], "training.nan_rate_factor=0.9", "training.nan_rollbacks=2")
+    found = isolated(course, plan(*BASE, *ONE, *words), str(tmp_path))
+    assert [number for number, _ in found.rollbacks] == [1, 2]
+    assert found.error.startswith(
+        "RunError: the loss is not finite at step 2, after training.nan_rollbacks=2 rollbacks; try a lower"
+    )
+
+
+def test_a_run_that_went_back_and_is_resumed_ends_as_one_that_was_not_stopped(
+    isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path
+) -> None:
+    made = plan(*BASE, *ONE, COSINE)
+    whole = isolated(course, made, str(tmp_path / "whole"), bad_after=6)
+    isolated(course, made, str(tmp_path / "part"), bad_after=6, stop=10)
+    rest = isolated(course, made, str(tmp_path / "part"), start=str(tmp_path / "part"))
+    assert rest.host["rollbacks"] == 1
+    for name, value in whole.state.items():
+        assert rest.state[name].tobytes() == value.tobytes(), name
+
+
+def test_weights_that_are_not_finite_are_not_saved(
+    isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path
+) -> None:
+    """The step whose loss is still finite makes them so, and is the last before a checkpoint."""
+    made = plan(*BASE, *ONE, "training.on_nan=stop")
+    found = isolated(course, made, str(tmp_path / "stop"), broken_after=6)
+    assert found.error.startswith("NotFinite: the weights are not finite at step 10; try a lower")
+    assert found.saved[-1] == 5
+    found = isolated(course, plan(*BASE, *ONE), str(tmp_path / "back"), broken_after=6)
+    assert [why.partition(",")[0] for _, why in found.rollbacks] == [
+        "the weights are not finite at step 10; back to the checkpoint at step 5"
+    ]
+    assert found.error == ""
+    assert all(np.isfinite(value).all() for value in found.state.values())
+
+
+REFUSED = {
+    ("training.engine=fit",): "training.on_nan=rollback with training.engine=fit: Keras's fit",
+    ("checkpoint=none",): "training.on_nan=rollback with checkpoint=none: there is nothing to go back to",
+    ("debug=nan",): "debug.nan=true with training.on_nan=rollback: the one ends",
+    ("training.nan_rate_factor=1",): "training.nan_rate_factor=1: expected a number, at most 0.99, above 0.0",
+    ("training.nan_rollbacks=0",): "training.nan_rollbacks=0: expected an integer, at least 1",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_where_there_is_no_going_back_it_is_refused(plan: Callable[..., Any], words: tuple[str, ...]) -> None:
+    with pytest.raises(Refusal) as caught:
+        plan("training.on_nan=rollback", *words)
+    assert REFUSED[words].split(": expected")[0] in str(caught.value)
+
+
+def test_the_first_loss_says_that_no_rate_is_to_blame() -> None:
+    assert "look for NaN in the dataset's inputs" in str(NotFinite(1))
+    assert NotFinite(1).last_cause == 0
+    assert "training.on_nan=rollback" in str(NotFinite(7))
