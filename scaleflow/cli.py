@@ -118,7 +118,7 @@ def go_on(config: DictConfig, overrides: Sequence[str], made: Path, started: flo
     """Goes on with an earlier run, in its folder; the one that Hydra made for this command is not needed."""
     composed, choices, search = resolved(config)
     run = resumed(str(composed["resume"]), composed, choices, overrides)
-    plan = make_plan(run.config, run.choices, search)
+    plan = make_plan(run.config, run.choices, [*search, *(folder for folder in run.search if folder not in search)])
     remove_empty(made)
     if run.is_through:
         print(f"{run.folder}: the run is finished; training.epochs=N with more epochs would go on with it")

@@ -6,7 +6,7 @@ keep an offset of their own. Whatever dies, what was written stays and is read a
 The events, in the order of a run's life:
 
     ready     name, tags, params, began, steps, epochs,  all is built; from here on there is a run,
-              [resumed]                                  or it goes on at the step `resumed`
+              search, [resumed]                          or it goes on at the step `resumed`
     checkpoint step, path                                one was written, and read again
     restart   number, reason                             the launcher starts the processes again
     rollback  number, reason                             numbers went bad, and the run has gone back

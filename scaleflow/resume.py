@@ -43,6 +43,7 @@ class Resumed:
         folder: the run's.
         config: the saved one with what was typed.
         choices: the option chosen in each config group.
+        search: the folders in which the run's modules were looked for.
         changes: the typed overrides that make it another one than the saved.
         number: how often it has gone on by a command of its own, this time included.
         is_through: whether it is finished, and not asked to go further.
@@ -51,6 +52,7 @@ class Resumed:
     folder: Path
     config: Config
     choices: Mapping[str, str]
+    search: Sequence[str]
     changes: Sequence[str]
     number: int
     is_through: bool
@@ -84,9 +86,9 @@ def resumed(named: str, composed: Config, choices: Mapping[str, str], overrides:
     chosen = {**saved_choices, **{o.key_or_group: choices[o.key_or_group] for o in typed if o.key_or_group in choices}}
     changes = [str(override.input_line) for override in typed]
     number = 1 + len(list(folder.glob("resume-*.yaml")))
-    return Resumed(
-        folder, config, chosen, changes, number, last_status(events) == "FINISHED" and not grew(saved, config)
-    )
+    search = tuple(ready.get("search", ()))
+    is_through = last_status(events) == "FINISHED" and not grew(saved, config)
+    return Resumed(folder, config, chosen, search, changes, number, is_through)
 
 
 def find(named: str, composed: Config) -> Path:

@@ -404,6 +404,7 @@ def announce(job: Job, built: Built, step: int, emit: Emit) -> None:
         params=params,
         steps=resolved["steps"],
         epochs=resolved["epochs"],
+        search=list(plan.search),
         **({"resumed": step} if job.goes_on else {}),
     )
     if built.about is not None and job.records and not job.goes_on:
