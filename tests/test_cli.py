@@ -211,7 +211,8 @@ def test_help_is_a_page_that_lists_every_group_with_its_options(
         options = ", ".join(sorted(path.stem for path in group.glob("*.yaml")))
         assert f"{group.name}: {options}" in lines
     assert len(lines) < 60
-    assert max(map(len, lines)) <= 120
+    listed = ("dataset: ", "experiment: ")  # options in a line by Hydra, however many there are
+    assert max(len(line) for line in lines if not line.startswith(listed)) <= 120
     assert not re.search(r"\$\{|\$[A-Z]", "\n".join(lines))
     assert left_in(folder) == []
 

@@ -15,11 +15,19 @@ MIB = 1 << 20
 def peaks() -> dict[str, float]:
     """In MiB: resident on the host since the process began, and of each kind of device the fullest one's.
 
-    TensorFlow keeps no such count for a CPU as a device.
+    TensorFlow keeps no such count for a CPU as a device, nor for a TPU.
     """
     found = {"perf/peak_host_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT / MIB}
-    used = [tf.config.experimental.get_memory_info(name)["peak"] for name in gpus()]
+    used = [peak for peak in map(peak_of, gpus()) if peak is not None]
     return found | ({"perf/peak_device_mb": max(used) / MIB} if used else {})
+
+
+def peak_of(device: str) -> int | None:
+    """In bytes; None of a device that does not count."""
+    try:
+        return int(tf.config.experimental.get_memory_info(device)["peak"])
+    except ValueError:
+        return None
 
 
 def gpus() -> list[str]:
