@@ -15,7 +15,7 @@ test: $(VENV)/developed
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 matrix: $(VENV)/developed
-	$(BIN)/python -m pytest tests/test_table.py --matrix --verbose
+	$(BIN)/python -m pytest tests/test_table.py tests/test_matrix.py --matrix --verbose
 
 table: $(VENV)/installed
 	$(BIN)/python -m scaleflow.table > docs/combinations.new
