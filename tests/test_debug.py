@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from scaleflow.errors import Refusal
-from scaleflow.interfaces import Arrays, Batching, Stream
+from scaleflow.interfaces import Arrays, Batching, Inputs, Outputs, Stream
 
 BASE = ("hardware=cpu", "tracking=none", "dataset.limit=100", "dataset.validation=0.2", "model.units=8")
 SIZE = "training.global_batch_size=16"  # 80 examples make 5 steps
@@ -133,8 +133,9 @@ def overfitted() -> tuple[int, list[int], list[int]]:
 
     stream = Stream(tf.data.Dataset.range(10).map(lambda i: (i, i)), 10)
     arrays = Arrays(np.arange(10), np.arange(10))
-    from_stream = first_batch(Splits(stream, None, None), Batching(2, 2, 1))
-    from_arrays = first_batch(Splits(arrays, arrays, arrays), Batching(2, 2, 1))
+    described = Inputs((), "int64"), Outputs("regression", (1,)), np.arange(2)
+    from_stream = first_batch(Splits(stream, None, None, *described), Batching(2, 2, 1))
+    from_arrays = first_batch(Splits(arrays, arrays, arrays, *described), Batching(2, 2, 1))
     assert isinstance(from_stream.train, Stream)
     assert isinstance(from_arrays.train, Arrays)
     seen = [int(x) for x, _ in from_stream.train.dataset.as_numpy_iterator()]

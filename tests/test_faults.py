@@ -126,7 +126,8 @@ def test_a_worker_names_the_file_that_vanished_and_the_memory_that_was_asked(
     isolated: Callable[..., Any], plan: Callable[..., Plan], tmp_path: Path
 ) -> None:
     base = ("hardware=cpu", "tracking=none", "model.units=4", "training.epochs=1")
-    own = plan(*base, "dataset._target_=tests.test_faults.Files", "+dataset.folder=data", "dataset.validation=null")
+    own = plan(*base, "dataset._target_=tests.test_faults.Files", "+dataset.folder=data", "dataset.validation=null",
+               "dataset.cache=none")  # fmt: skip
     found = isolated(both_faults, own, plan(*base, "dataset.limit=50"), str(tmp_path))
     assert found[0] == "NotFoundError: while data was read: data/05.txt; No such file or directory"
     assert found[1].startswith(

@@ -16,8 +16,9 @@ from tests.dataset.test_tfrecord import example, written
 
 MEGABYTE = 1 << 20
 
-#: The size of the files, and how far the peak of the resident memory may rise while they are read once.
-LARGE, GROWTH = 480 * MEGABYTE, 160 * MEGABYTE
+#: The size of the files, and how far the peak of the resident memory may rise while they are read once. What is read
+#: ahead depends on how fast who reads is: most often it rises by 100 MB, beside other work by 200.
+LARGE, GROWTH = 960 * MEGABYTE, 320 * MEGABYTE
 
 
 def peak() -> int:
