@@ -5,6 +5,7 @@ keep an offset of their own. Whatever dies, what was written stays and is read a
 
 The events, in the order of a run's life:
 
+    started   name, pid                                  a process of the run
     ready     name, tags, params, began, steps, epochs,  all is built; from here on there is a run,
               search, [resumed]                          or it goes on at the step `resumed`
     checkpoint step, path                                one was written, and read again

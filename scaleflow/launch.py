@@ -27,7 +27,7 @@ from scaleflow.errors import Refusal
 from scaleflow.events import Event, Reader, Writer
 from scaleflow.interfaces import Plan
 from scaleflow.masking import masked, masked_override
-from scaleflow.process import WorkerProcess, started
+from scaleflow.process import WorkerProcess, serving, started
 from scaleflow.record import STATE, Recorder
 from scaleflow.terminal import Display, display_for, duration
 from scaleflow.tracking import NoTracker, tracker_for
@@ -228,8 +228,9 @@ class WorkerRun:
 
     def run(self) -> Outcome:
         try:
-            while self._live():
-                self._job = replace(self._job, life=self._job.life + 1)
+            with serving() as self._server:
+                while self._live():
+                    self._job = replace(self._job, life=self._job.life + 1)
         except Exception as error:  # of the launcher itself: the run has to end truthfully all the same
             traceback.print_exc()
             self._reason = f"the launcher failed: {type(error).__name__}: {error}", False
@@ -244,7 +245,7 @@ class WorkerRun:
     def _live(self) -> bool:
         """One life of the run's processes; gives whether they are started again."""
         self._reason = None
-        with started(*parts(self._job)) as processes:
+        with started(*parts(self._job), self._server) as processes:
             if not self._recorder.is_alive() and not self._recorder.done.is_set():
                 write_environment(self._job.folder)
                 self._recorder.start()

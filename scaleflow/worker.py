@@ -150,12 +150,14 @@ def main() -> None:
         os.environ[TF_CONFIG] = without_evaluator(os.environ[TF_CONFIG])
     threading.Thread(target=end_with_launcher, args=(os.dup(0), stop), daemon=True).start()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    if job.serves:
-        serve(job, Writer(job.events))
     import_keras()
     finished = False
     try:
-        finished = work(job, Writer(job.events), stop.is_set)
+        emit = Writer(job.events)
+        emit("started", name=job.name, pid=os.getpid())
+        if job.serves:
+            serve(job, emit)
+        finished = work(job, emit, stop.is_set)
     except OSError:  # not even its events can be written; the launcher finds the same, and says so
         traceback.print_exc()
     sys.stdout.flush()
