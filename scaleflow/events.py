@@ -7,7 +7,9 @@ The events, in the order of a run's life:
 
     started   name, pid                                  a process of the run
     ready     name, tags, params, began, steps, epochs,  all is built; from here on there is a run,
-              search, [resumed]                          or it goes on at the step `resumed`
+              search, [resumed], [parent]                or it goes on at the step `resumed`; in a sweep with
+                                                         its folder as `parent`
+    tags      values                                     of the run
     checkpoint step, path                                one was written, and read again
     restart   number, reason                             the launcher starts the processes again
     rollback  number, reason                             numbers went bad, and the run has gone back

@@ -13,8 +13,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import distributions
 from pathlib import Path
 from types import FrameType
@@ -63,7 +63,38 @@ OF_PROCESSES = (
 KEPT = ("config.yaml", "overrides.yaml", "environment.txt")
 
 
-def launch(plan: Plan, config: Any, overrides: Sequence[str], folder: Path, began: float, life: int = 0) -> int:
+@dataclass(frozen=True)
+class Within:
+    """What a run that is a job of a sweep has from it.
+
+    Attributes:
+        parent: the folder of the sweep, whose own run is the parent.
+        label: what makes this job another than the others, for the run's name; empty where its name says it.
+        environment: added to its processes'.
+        server: the address of the server that forks them.
+        display: shows it.
+        stop: the sweep's.
+        heard: is given each event.
+    """
+
+    parent: Path
+    label: str
+    environment: Mapping[str, str]
+    server: str
+    display: Display
+    stop: Stop
+    heard: Callable[[Event], None]
+
+
+def launch(
+    plan: Plan,
+    config: Any,
+    overrides: Sequence[str],
+    folder: Path,
+    began: float,
+    life: int = 0,
+    within: Within | None = None,
+) -> int:
     """Runs one plan from start to end.
 
     Args:
@@ -73,17 +104,21 @@ def launch(plan: Plan, config: Any, overrides: Sequence[str], folder: Path, bega
         folder: the run's own; exists and can be written.
         began: when the command began, in seconds since the epoch.
         life: which time it is that the run goes on by a command of its own; 0 where it begins.
+        within: of the sweep that this is a job of.
 
     Returns:
         The command's exit code.
     """
-    display = Display(sys.stdout) if plan.debug.inline else display_for()  # no bar across a debugger
+    display = within.display if within else Display(sys.stdout) if plan.debug.inline else display_for()
     place = place_of(plan)
     job = Job(plan, folder.absolute(), began, place.worker if place else 0)
+    if within:
+        job = replace(job, parent=str(within.parent), label=within.label)
+        job = replace(job, environment=within.environment, server=within.server)
     try:
         kept = write_resumption(job, overrides, life) if life else write_configs(folder, config, overrides)
     except Refusal as busy:
-        print(f"scaleflow: {busy}", file=sys.stderr)
+        display.error(str(busy))
         return REFUSED
     tracker = tracker_for(plan.tracking) if job.records else NoTracker()
     if plan.evaluator == "here":
@@ -92,11 +127,11 @@ def launch(plan: Plan, config: Any, overrides: Sequence[str], folder: Path, bega
         display.line(f"{job.name} of {len(place.peers)} processes; the chief, {place.peers[0]}, records the run")
     recorder = Recorder(tracker, job.events, kept, began if life else None)
     run = InlineRun if plan.debug.inline else WorkerRun
-    with stop_signals() as stop:
-        outcome = run(job, recorder, display, stop).run()
+    with contextlib.nullcontext(within.stop) if within else stop_signals() as stop:
+        outcome = run(job, recorder, display, stop, within.heard if within else None).run()
         refusal = recorder.refusal or outcome.refusal
         if refusal is not None:
-            return refuse(job, recorder, refusal, outcome)
+            return refuse(job, recorder, display, refusal, outcome)
         return conclude(job, recorder, display, stop, outcome)
 
 
@@ -215,8 +250,16 @@ class Outcome:
 class WorkerRun:
     """A run whose workers are processes of their own."""
 
-    def __init__(self, job: Job, recorder: Recorder, display: Display, stop: Stop) -> None:
+    def __init__(
+        self,
+        job: Job,
+        recorder: Recorder,
+        display: Display,
+        stop: Stop,
+        heard: Callable[[Event], None] | None = None,
+    ) -> None:
         self._job = job
+        self._heard = heard
         self._recorder = recorder
         self._display = display
         self._stop = stop
@@ -228,7 +271,7 @@ class WorkerRun:
 
     def run(self) -> Outcome:
         try:
-            with serving() as self._server:
+            with serving(self._job.server) as self._server:
                 while self._live():
                     self._job = replace(self._job, life=self._job.life + 1)
         except Exception as error:  # of the launcher itself: the run has to end truthfully all the same
@@ -362,6 +405,8 @@ class WorkerRun:
         for event in self._reader.read():
             self._outcome.take(event)
             self._display.show(event)
+            if self._heard is not None:
+                self._heard(event)
 
     def _say_how_it_ended(self) -> None:
         """Appends the last word where no worker has said it."""
@@ -421,9 +466,10 @@ class InlineRun(WorkerRun):
 def parts(job: Job) -> tuple[list[Job], list[Mapping[str, str]]]:
     """The jobs of the workers on this machine, the chief's first, and what their environments add."""
     if place_of(job.plan) is not None or job.plan.evaluator is not None:
-        return [job], [{TF_CONFIG: os.environ[TF_CONFIG]}]
+        return [job], [{**job.environment, TF_CONFIG: os.environ[TF_CONFIG]}]
     each = roles(job.plan)
-    return [replace(job, worker=number) for number in range(sum(each.values()))], environments(each)
+    found: list[Mapping[str, str]] = [{**job.environment, **environment} for environment in environments(each)]
+    return [replace(job, worker=number) for number in range(sum(each.values()))], found
 
 
 def reason(processes: Sequence[WorkerProcess]) -> tuple[str, bool]:
@@ -437,9 +483,9 @@ def reason(processes: Sequence[WorkerProcess]) -> tuple[str, bool]:
     return next((found for found in reasons if not found[1]), reasons[0])
 
 
-def refuse(job: Job, recorder: Recorder, refusal: Refusal, outcome: Outcome) -> int:
+def refuse(job: Job, recorder: Recorder, display: Display, refusal: Refusal, outcome: Outcome) -> int:
     """Says why there is no run, and takes away what was written for it, unless a log has more to say."""
-    print(f"scaleflow: {masked(str(refusal))}", file=sys.stderr)
+    display.error(str(masked(str(refusal))))
     if recorder.is_alive() and str(job.plan.tracking.uri).startswith("sqlite:"):
         recorder.finish(MIGRATION_SECONDS)  # a process that ends while it makes a store leaves half a store
     if not job.goes_on and (recorder.refusal is not None or not outcome.last.get("keep")):
@@ -453,7 +499,7 @@ def conclude(job: Job, recorder: Recorder, display: Display, stop: Stop, outcome
     signals, patience = stop.times, job.plan.tracking.flush_seconds
     is_recorded = recorder.finish(patience, lambda: stop.times > signals)
     if outcome.last.get("error"):
-        print(f"scaleflow: {outcome.last['error']}", file=sys.stderr)
+        display.error(outcome.last["error"])
     rows = [("status", f"{outcome.last['status']} in {took}")]
     rows += [(k.replace("/", " "), f"{v:.4f}") for k, v in outcome.test.items()]
     rows += [("output", os.path.relpath(job.folder))]
@@ -465,11 +511,10 @@ def conclude(job: Job, recorder: Recorder, display: Display, stop: Stop, outcome
         rows += recorder.where()
     display.summary(rows)
     if not is_recorded:
-        print(
-            f"scaleflow: the store did not take {'everything' if recorder.recorded else 'anything'} in "
+        display.error(
+            f"the store did not take {'everything' if recorder.recorded else 'anything'} in "
             f"tracking.flush_seconds={patience:g}: {masked(recorder.reason or UNANSWERED)}; all of it is in "
-            f"{os.path.relpath(job.events)}",
-            file=sys.stderr,
+            f"{os.path.relpath(job.events)}"
         )
     return outcome.code
 

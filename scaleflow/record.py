@@ -21,6 +21,9 @@ from scaleflow.interfaces import Point, Tracker
 from scaleflow.masking import masked
 
 STATE = "record.json"
+
+#: MLflow's tag of a child.
+PARENT = "mlflow.parentRunId"
 EVENTS_A_PASS = 500
 SECONDS_BETWEEN_PASSES = 1.0
 LONGEST_PAUSE = 10.0
@@ -163,7 +166,7 @@ class Recorder(threading.Thread):
         if "resumed" in event and self._has_run:
             self._tracker.reopen()
         else:
-            tags = {**event["tags"], "scaleflow.folder": str(self._state.parent)}
+            tags = {**event["tags"], "scaleflow.folder": str(self._state.parent), **parent_of(event)}
             self._tracker.start(event["name"], tags, event["began"])
             self._has_run = True
             self._tracker.params(event["params"])
@@ -174,6 +177,9 @@ class Recorder(threading.Thread):
     def _is_of_now(self, event: Event) -> bool:
         """Whether it was reported since this command began."""
         return self._since is None or event["time"] >= int(self._since * 1000)
+
+    def _tags(self, event: Event) -> None:
+        self._tracker.tags(event["values"])
 
     def _restart(self, event: Event) -> None:
         number = event["number"]
@@ -228,6 +234,7 @@ class Recorder(threading.Thread):
 
 HANDLERS = {
     "ready": "_start",
+    "tags": "_tags",
     "restart": "_restart",
     "data": "_data",
     "rollback": "_rollback",
@@ -237,6 +244,20 @@ HANDLERS = {
     "end": "_end",
     "refused": "_refused",
 }
+
+
+def parent_of(event: Event) -> dict[str, str]:
+    """The tag that makes a run the child of its sweep's.
+
+    Raises:
+        LookupError: as long as that is not recorded itself.
+    """
+    if not event.get("parent"):
+        return {}
+    known = state_of(Path(event["parent"], STATE))
+    if "run_id" not in known:
+        raise LookupError("the run of the sweep is not recorded yet")
+    return {PARENT: known["run_id"]} if known["run_id"] else {}
 
 
 def state_of(path: Path) -> dict[str, Any]:

@@ -17,8 +17,8 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -73,6 +73,10 @@ class Job:
         started: when the command began, in seconds since the epoch.
         worker: this process's number; 0 is the chief, whose events are the run's.
         life: how often the run's processes were started again before.
+        parent: the folder of the sweep that this is a job of.
+        label: what is added to the run's name, if it has none of its own.
+        environment: what is added to the processes' environment.
+        server: the address of the server that forks the processes; None: the run has one of its own.
     """
 
     plan: Plan
@@ -80,6 +84,10 @@ class Job:
     started: float
     worker: int = 0
     life: int = 0
+    parent: str | None = None
+    label: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    server: str | None = None
 
     @property
     def name(self) -> str:
@@ -127,6 +135,7 @@ class Job:
         plan = self.plan
         told = {"config": plan.config, "choices": plan.choices, "search": plan.search}
         own = {"folder": str(self.folder), "started": self.started, "worker": self.worker, "life": self.life}
+        own |= {"parent": self.parent, "label": self.label}
         own["init_from"] = plan.model.init_from  # the file that it came to
         return json.dumps({**told, **own})
 
@@ -135,7 +144,8 @@ class Job:
         told = json.loads(text)
         plan = make_plan(told["config"], told["choices"], told["search"], look_outside=False)
         plan = replace(plan, model=replace(plan.model, init_from=told["init_from"]))
-        return cls(plan, Path(told["folder"]), told["started"], told["worker"], told["life"])
+        own = {key: told[key] for key in ("started", "worker", "life", "parent", "label")}
+        return cls(plan, Path(told["folder"]), **own)
 
 
 def main() -> None:
@@ -398,6 +408,8 @@ def announce(job: Job, built: Built, step: int, emit: Emit) -> None:
     name = plan.tracking.run_name or "-".join(
         (chosen.get("dataset", "?"), chosen.get("model", "?"), resolved["strategy"], resolved["precision"])
     )
+    if job.label:
+        name = f"{name} {job.label}"
     emit(
         "ready",
         name=name,
@@ -407,6 +419,7 @@ def announce(job: Job, built: Built, step: int, emit: Emit) -> None:
         steps=resolved["steps"],
         epochs=resolved["epochs"],
         search=list(plan.search),
+        **({"parent": job.parent} if job.parent else {}),
         **({"resumed": step} if job.goes_on else {}),
     )
     if built.about is not None and job.records and not job.goes_on:
