@@ -261,6 +261,7 @@ def serving(there: str | None = None) -> Iterator[str]:
             yield address
         finally:
             os.close(theirs)
+            server.kill()  # it may still import; its workers have ended, or end by themselves
             server.wait()
 
 
