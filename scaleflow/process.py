@@ -59,6 +59,10 @@ class WorkerProcess:
         return how
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
