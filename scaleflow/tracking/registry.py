@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from scaleflow.tracking.origin import using
+
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
@@ -31,7 +33,8 @@ def register(client: MlflowClient, name: str, alias: str | None, run_id: str, mo
     known = client.search_model_versions(f"name = '{name}' AND run_id = '{run_id}'")
     own = next((found for found in known if found.model_id == model_id or found.source == source), None)
     if own is None:
-        own = client.create_model_version(name, source, run_id, model_id=model_id, await_creation_for=0)
+        with using(client.tracking_uri):  # where the registry is a database, it looks for the model there
+            own = client.create_model_version(name, source, run_id, model_id=model_id, await_creation_for=0)
     if alias is not None:
         present = client.get_registered_model(name).aliases.get(alias)
         if present is None or int(present) < int(own.version):
