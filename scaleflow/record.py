@@ -37,7 +37,10 @@ SECONDS_TO_CONNECT = 10.0
 SECONDS_TO_STOP = 1.0
 
 #: A file that the store has not taken so often, while it takes other things, is put aside: what follows goes on.
-TRIES_OF_A_FILE = 3
+TRIES_OF_A_FILE = 8
+
+#: So often it is tried once more when all else is recorded.
+TRIES_AT_THE_END = 5
 
 #: What of a run's folder goes with it; those of commands that went on with it, too.
 KEPT = ("config.yaml", "overrides.yaml", "environment.txt", "resume-*.yaml")
@@ -64,6 +67,7 @@ class Transfer:
         self._state = events.with_name(STATE)
         self._known = state_of(self._state)
         self._tries: dict[int, int] = {}
+        self._gone: set[int] = set()
         self.keeps_state = True
         self.taken: int = self._known.get("offset", 0)
         self.ended: int = self.taken if self._known.get("done") else 0
@@ -85,6 +89,11 @@ class Transfer:
         """The run in the store, once there is one."""
         return self._known.get("run_id")
 
+    @property
+    def may_come(self) -> bool:
+        """Whether something was put aside that the store may still take: a file that is there."""
+        return bool(self.aside.keys() - self._gone)
+
     def begin_behind(self, offset: int) -> None:
         """Makes another run of it: what is there is none of its own."""
         self._known = {"id": uuid.uuid4().hex, "folder": str(self._events.parent.absolute())}
@@ -96,16 +105,17 @@ class Transfer:
         if self.has_run:
             self._tracker.adopt(self._known["run_id"])
 
-    def send(self, again: bool = False) -> None:
+    def send(self, again: bool = False, told_to_stop: Callable[[], bool] = bool) -> None:
         """Sends all that is there. Raises whatever the store does; what was taken until then stays taken.
 
         Args:
             again: first what was put aside before.
+            told_to_stop: leaves the rest unsent where it says so.
         """
         if again:
             self._send_what_was_put_aside()
         self._reader.offset = self.taken
-        while self._send_portion():
+        while not told_to_stop() and self._send_portion():
             pass
 
     def send_unwritten(self, events: Sequence[Event]) -> None:
@@ -152,7 +162,9 @@ class Transfer:
             self._log_files(event)
         except Exception as error:
             self._tries[at] = self._tries.get(at, 0) + 1
-            if self._tries[at] < TRIES_OF_A_FILE and not isinstance(error, FileNotFoundError):
+            if isinstance(error, FileNotFoundError):
+                self._gone.add(at)
+            elif self._tries[at] < TRIES_OF_A_FILE:
                 raise
             self._tracker.adopt(self._known["run_id"])  # raises where the store is away altogether
             self.aside[at] = told(error)
@@ -289,6 +301,7 @@ class Recorder(threading.Thread):
         self._hurry = threading.Event()
         self._is_stopped = threading.Event()
         self._is_open = False
+        self._tries_left = TRIES_AT_THE_END
         self._failing_since: float | None = None
         self._reason = ""
         self._unwritten: list[Event] = []
@@ -308,10 +321,12 @@ class Recorder(threading.Thread):
         began = time.monotonic()
         try:
             self._transfer.keep_state()
-            while not self._is_through and not self._is_stopped.is_set():
+            while not self._is_stopped.is_set():
                 self._try_pass(began)
-                if not self._is_through:
-                    self._rest()
+                if self._is_through and not (self._transfer.may_come and self._tries_left):
+                    break
+                self._tries_left -= self._is_through
+                self._rest()
         except Refusal as refusal:
             self.refusal = refusal
         finally:
@@ -378,7 +393,7 @@ class Recorder(threading.Thread):
             if not self._is_open:
                 self._transfer.open()
                 self._is_open = True
-            self._transfer.send(again=self._hurry.is_set())
+            self._transfer.send(self._hurry.is_set(), self._is_stopped.is_set)
             self._transfer.send_unwritten(list(self._unwritten))
             self._failing_since = None
         except Exception as error:  # whatever a store may raise: it will be tried again

@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -65,6 +65,9 @@ class MlflowTracker:
         self._model_id: str | None = None
         self._version: str | None = None
         self._names = Names()
+        self._models: dict[int, str] = {}
+        self._done: set[tuple[int, str]] = set()
+        self._uploaded: set[tuple[str, Path]] = set()
         self.run_id: str | None = None
 
     def connect(self) -> None:
@@ -204,22 +207,43 @@ class MlflowTracker:
         self._client.log_inputs(self._run, datasets=dataset_inputs(told))
 
     def model(self, path: Path, step: int) -> None:
+        """Logs and registers it; what was done before one of the requests failed is not done again."""
         from mlflow.entities import LoggedModelOutput
 
+        if step not in self._models:
+            self._models[step], is_whole = self._logged_model(step)
+            self._done |= {(step, "files"), (step, "ready")} if is_whole else set()
+        model_id = self._model_id = self._models[step]
+        self._once(step, "files", lambda: self._upload(path, model_id))
+        self._once(step, "ready", lambda: self._client.finalize_logged_model(model_id, "READY"))
+        if (step, "output") not in self._done and model_id not in self._outputs():
+            self._client.log_outputs(self._run, [LoggedModelOutput(model_id, step)])
+        self._done.add((step, "output"))
+        self._once(step, "version", lambda: self._register(model_id))
+
+    def _once(self, step: int, what: str, do: Callable[[], object]) -> None:
+        if (step, what) not in self._done:
+            do()
+            self._done.add((step, what))
+
+    def _register(self, model_id: str) -> None:
+        name = self._options.register_as
+        if name is not None:
+            self._version = register(self._client, name, self._options.alias, self._run, model_id)
+
+    def _upload(self, exported: Path, model_id: str) -> None:
+        """Sends a model's files, each by itself: what is there when one fails is not sent again by this command."""
         from scaleflow.tracking.package import package
 
-        self._model_id, is_there = self._logged_model(step)
-        if not is_there:
-            with tempfile.TemporaryDirectory() as folder:
-                package(path, Path(folder), run_id=self._run, model_id=self._model_id)
-                self._client.log_model_artifacts(self._model_id, folder)
-            self._client.finalize_logged_model(self._model_id, "READY")
-        if self._model_id not in self._outputs():
-            self._client.log_outputs(self._run, [LoggedModelOutput(self._model_id, step)])
-        if self._options.register_as is not None:
-            self._version = register(
-                self._client, self._options.register_as, self._options.alias, self._run, self._model_id
-            )
+        with tempfile.TemporaryDirectory() as made:
+            folder = Path(made)
+            package(exported, folder, run_id=self._run, model_id=model_id)
+            for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+                name = path.relative_to(folder)
+                if (model_id, name) not in self._uploaded:
+                    parent = None if name.parent == Path() else name.parent.as_posix()
+                    self._client.log_model_artifact(model_id, str(path), parent)
+                    self._uploaded.add((model_id, name))
 
     def _logged_model(self, step: int) -> tuple[str, bool]:
         """The model of this step, made where it was not yet; and whether its files are all there."""
