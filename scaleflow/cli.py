@@ -27,7 +27,15 @@ from scaleflow.errors import Refusal
 from scaleflow.explain import CONF, check_config_dirs, check_overrides, explain, in_a_line
 from scaleflow.interfaces import Plan
 from scaleflow.launch import launch
-from scaleflow.masking import masked, masked_override
+from scaleflow.masking import (
+    masked,
+    masked_override,
+    register_resolver,
+    remember,
+    secrets_in,
+    secrets_of_environment,
+    secrets_typed,
+)
 from scaleflow.plan import make_plan
 from scaleflow.resume import resumed
 from scaleflow.tracking import located
@@ -51,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 finished, 1 failed, 2 refused, 130 or 143 interrupted.
     """
     words = options_as_text(flags_first(split_overrides(list(sys.argv[1:] if argv is None else argv))))
+    remember([*secrets_of_environment(), *secrets_typed(words)])
+    register_resolver()
     codes: list[int] = []
     began = [time.time()]
 
@@ -154,6 +164,7 @@ def resolved(config: DictConfig) -> tuple[dict[str, Any], dict[str, str], list[s
     choices = {g: str(o) for g, o in chosen.choices.items() if "/" not in g and "@" not in g and o is not None}
     own = [source.path for source in chosen.config_sources if source.schema == "file"]
     assert isinstance(plain, dict)
+    remember(secrets_in(OmegaConf.to_container(config, resolve=False), plain))
     return {str(k): v for k, v in plain.items()}, choices, [str(Path.cwd()), *own]
 
 

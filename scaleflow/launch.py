@@ -26,7 +26,7 @@ from scaleflow.cluster import TF_CONFIG, answers, environments, names, place_of,
 from scaleflow.errors import Refusal
 from scaleflow.events import Event, Reader, Writer
 from scaleflow.interfaces import Plan
-from scaleflow.masking import masked, masked_override
+from scaleflow.masking import masked, masked_override, remember, secrets_in, secrets_of_environment
 from scaleflow.process import WorkerProcess, started
 from scaleflow.record import STATE, Recorder
 from scaleflow.sampling import sampled
@@ -79,6 +79,7 @@ def launch(plan: Plan, config: Any, overrides: Sequence[str], folder: Path, bega
     Returns:
         The command's exit code.
     """
+    remember([*secrets_of_environment(), *secrets_in(config, plan.config)])
     place = place_of(plan)
     job = Job(plan, folder.absolute(), began, place.worker if place else 0)
     with contextlib.ExitStack() as until_it_is_recorded:
@@ -255,7 +256,7 @@ class WorkerRun:
             while self._live():
                 self._job = replace(self._job, life=self._job.life + 1)
         except Exception as error:  # of the launcher itself: the run has to end truthfully all the same
-            traceback.print_exc()
+            print(masked(traceback.format_exc()), end="", file=sys.stderr)
             self._reason = f"the launcher failed: {type(error).__name__}: {error}", False
         self._show_events()
         if not self._outcome.last:
@@ -489,7 +490,7 @@ def conclude(job: Job, recorder: Recorder, display: Display, stop: Stop, outcome
     signals, patience = stop.times, job.plan.tracking.flush_seconds
     is_recorded = recorder.finish(patience, lambda: stop.times > signals)
     if outcome.last.get("error"):
-        print(f"scaleflow: {outcome.last['error']}", file=sys.stderr)
+        print(f"scaleflow: {masked(outcome.last['error'])}", file=sys.stderr)
     rows = [("status", f"{outcome.last['status']} in {took}")]
     rows += [(k.replace("/", " "), f"{v:.4f}") for k, v in outcome.test.items()]
     rows += [("output", os.path.relpath(job.folder))]
