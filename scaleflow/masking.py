@@ -43,7 +43,7 @@ _ASSIGNED = re.compile(
 )
 #: `{password: sesame}` as it is typed, and `{'password': 'sesame'}` as Python and JSON show it.
 _INSIDE = re.compile(
-    rf"(?P<lead>[{{,]\s*['\"]?)(?P<key>[\w.-]*(?:{_WORDS})s?)(?P<colon>['\"]?\s*:\s*)(?P<value>{_VALUE}|[^,}}\]]+)",
+    rf"(?P<lead>(?:(?<!\$)\{{|,)\s*['\"]?)(?P<key>[\w.-]*(?:{_WORDS})s?)(?P<colon>['\"]?\s*:\s*)(?P<value>{_VALUE}|[^,}}\]]+)",
     re.I,
 )
 _BEARER = re.compile(r"(?P<kind>\b(?:bearer|basic)\s+)[\w.~+/-]{8,}=*", re.I)

@@ -21,7 +21,6 @@ import psutil
 
 from tests.conftest import Command
 from tests.test_launch import wait_for
-from tests.tracking.made import empty_store
 
 Fault = Literal["none", "delay", "reset", "reset behind", "error", "error behind", "hang"]
 
@@ -39,13 +38,18 @@ def free_port() -> int:
 
 
 class Server:
-    """`mlflow server` with a store in a folder of the test's; it may be stopped, and started again."""
+    """`mlflow server` with a store in a folder of the test's; it may be stopped, and started again.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: the test's.
+        store: copied there.
+    """
+
+    def __init__(self, folder: Path, store: Path) -> None:
         self.port = free_port()
         self.uri = f"http://127.0.0.1:{self.port}"
         self._folder = folder
-        shutil.move(empty_store(folder), folder / "server.db")
+        shutil.copy(store, folder / "server.db")
 
     def start(self) -> None:
         with (self._folder / "server.log").open("ab") as log:
@@ -171,9 +175,9 @@ def weather(seed: int) -> Callable[[], Fault]:
     return lambda: chosen.choices(list(WEATHER), list(WEATHER.values()))[0]
 
 
-def serving(folder: Path) -> Iterator[Server]:
+def serving(folder: Path, store: Path) -> Iterator[Server]:
     """A server that is there until the end, whoever stopped it in between."""
-    server = Server(folder)
+    server = Server(folder, store)
     server.start()
     yield server
     server.stop()
