@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import random
 import shutil
@@ -88,11 +89,17 @@ class Proxy:
 
     Args:
         port: the server's.
+
+    Attributes:
+        plan: gives each request's fate.
+        met: all that were given.
+        seconds: of a delay.
     """
 
     def __init__(self, port: int) -> None:
         self.plan: Callable[[], Fault] = lambda: "none"
         self.met: list[Fault] = []
+        self.seconds = 0.05
         self.is_over = threading.Event()
         proxy = self
 
@@ -120,7 +127,7 @@ class Proxy:
         if fault == "hang":
             self.is_over.wait(60)
         if fault == "delay":
-            time.sleep(0.05)
+            time.sleep(self.seconds)
         if fault == "reset":
             return reset(asked)
         if fault == "error":
@@ -130,13 +137,8 @@ class Proxy:
             return reset(asked)
         if fault == "error behind":
             return fail(asked)
-        asked.send_response(status)
-        for name, value in headers:
-            if name.lower() not in {*NOT_FORWARDED, "content-length"}:
-                asked.send_header(name, value)
-        asked.send_header("Content-Length", str(len(answer)))
-        asked.end_headers()
-        asked.wfile.write(answer)
+        with contextlib.suppress(OSError):  # whoever asked is gone
+            answer_with(asked, status, headers, answer)
         return None
 
     def stop(self) -> None:
@@ -155,6 +157,16 @@ def forwarded(asked: BaseHTTPRequestHandler, body: bytes, port: int) -> tuple[in
         return answer.status, answer.getheaders(), answer.read()
     finally:
         connection.close()
+
+
+def answer_with(asked: BaseHTTPRequestHandler, status: int, headers: list[tuple[str, str]], answer: bytes) -> None:
+    asked.send_response(status)
+    for name, value in headers:
+        if name.lower() not in {*NOT_FORWARDED, "content-length"}:
+            asked.send_header(name, value)
+    asked.send_header("Content-Length", str(len(answer)))
+    asked.end_headers()
+    asked.wfile.write(answer)
 
 
 def reset(asked: BaseHTTPRequestHandler) -> None:
