@@ -199,7 +199,7 @@ class Transfer:
         """Leaves beside the events how far they are recorded, and where.
 
         Args:
-            is_vital: nothing may be sent before this is on disk.
+            is_vital: it has to be on the disk before anything is sent; but for a disk that is full.
         """
         if self._tracker.uri is None or not self.keeps_state:
             return
@@ -212,7 +212,7 @@ class Transfer:
             "aside": self.aside,
         }
         partial = self._state.with_suffix(".partial")
-        with contextlib.nullcontext() if is_vital else contextlib.suppress(OSError):  # what is sent again is the same
+        with contextlib.suppress(OSError):  # a full disk: what is sent again then is the same
             with partial.open("w") as file:
                 json.dump(state, file)
                 if is_vital:

@@ -122,9 +122,13 @@ def test_measurements_are_counted_from_when_there_is_a_run_and_on_when_it_goes_o
         assert measured(job) == []
         write("ready", name="run")
         wait_for(lambda: len(measured(job)) > 1)
+        write("end", status="KILLED")
+        threading.Event().wait(0.3)
+        assert [event["event"] for event in Reader(job.events).read()][-1] == "end"
     first = measured(job)
     assert first == list(range(1, len(first) + 1))
     with sampled(replace(job, life=1), [Handle(job, os.getpid())]):
+        write("ready", name="run", resumed=1)
         wait_for(lambda: len(measured(job)) > len(first) + 1)
     steps = measured(job)
     assert steps == list(range(1, len(steps) + 1))
