@@ -26,7 +26,7 @@ from scaleflow.composed import mask_sweep, plan_of, remove_empty, resolved, type
 from scaleflow.errors import Refusal
 from scaleflow.explain import CONF, check_config_dirs, check_overrides, explain, in_a_line
 from scaleflow.launch import FAILED, REFUSED, launch
-from scaleflow.masking import masked
+from scaleflow.masking import masked, register_resolver, remember, secrets_of_environment, secrets_typed
 from scaleflow.plan import make_plan
 from scaleflow.resume import resumed
 from scaleflow.tracking import located
@@ -51,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 finished, 1 failed, 2 refused, 130 or 143 interrupted.
     """
     words = options_as_text(flags_first(split_overrides(list(sys.argv[1:] if argv is None else argv))))
+    remember([*secrets_of_environment(), *secrets_typed(words)])
+    register_resolver()
     task = Task(time.time())
     app = hydra.main(version_base="1.3", config_path=f"pkg://{CONF}", config_name="config")(task)
     sys.argv = ["scaleflow", *words]

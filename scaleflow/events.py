@@ -17,6 +17,8 @@ The events, in the order of a run's life:
     met       -                                          all are there
     note      text                                       something the user should know
     metrics   step, values, [epoch, rate]                values of metrics after `step` updates
+    system    step, values                               what the launcher measured of this machine and its
+                                                         workers; `step` counts the measurements
     epoch     epoch, step, values                        an epoch is over; for the terminal
     artifact  path, [folder]                             a file to keep with the run
     data      name, source, kind, classes, splits        the dataset; each split's size, digest, dtypes, shapes
@@ -38,11 +40,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from scaleflow.masking import masked
+
 Event = dict[str, Any]
+
+#: Fields that hold words, in which there may be secrets; not those that something is found again by.
+TEXTS = ("name", "tags", "params", "text", "error", "message", "reason", "source", "vain")
 
 
 class Writer:
-    """Appends events to a file; safe to call from several threads."""
+    """Appends events to a file, secrets masked in their words; safe to call from several threads."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -52,7 +59,8 @@ class Writer:
             os.write(self._file, b"\n")
 
     def __call__(self, event: str, /, **fields: Any) -> None:
-        line = json.dumps({"event": event, "time": int(time.time() * 1000), **fields}) + "\n"
+        told = {key: masked(value) if key in TEXTS else value for key, value in fields.items()}
+        line = json.dumps({"event": event, "time": int(time.time() * 1000), **told}) + "\n"
         data = memoryview(line.encode())
         with self._lock:
             if self._is_torn:

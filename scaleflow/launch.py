@@ -26,9 +26,11 @@ from scaleflow.cluster import TF_CONFIG, answers, environments, names, place_of,
 from scaleflow.errors import Refusal
 from scaleflow.events import Event, Reader, Writer
 from scaleflow.interfaces import Plan
-from scaleflow.masking import masked, masked_override
+from scaleflow.masking import masked, masked_override, remember, secrets_in, secrets_of_environment
 from scaleflow.process import WorkerProcess, serving, started
 from scaleflow.record import STATE, Recorder
+from scaleflow.sampling import sampled
+from scaleflow.settle import RECORD_LOCK, claimed, has_run, settle
 from scaleflow.terminal import Display, display_for, duration
 from scaleflow.tracking import NoTracker, tracker_for
 from scaleflow.worker import EVENTS, LOCK, Job, lock, wait_for, work
@@ -109,23 +111,38 @@ def launch(
     Returns:
         The command's exit code.
     """
+    remember([*secrets_of_environment(), *secrets_in(config, plan.config)])
     display = within.display if within else Display(sys.stdout) if plan.debug.inline else display_for()
     place = place_of(plan)
     job = Job(plan, folder.absolute(), began, place.worker if place else 0)
     if within:
         job = replace(job, parent=str(within.parent), label=within.label)
         job = replace(job, environment=within.environment, server=within.server)
-    try:
-        kept = write_resumption(job, overrides, life) if life else write_configs(folder, config, overrides)
-    except Refusal as busy:
-        display.error(str(busy))
-        return REFUSED
+    with contextlib.ExitStack() as until_it_is_recorded:
+        try:
+            if job.records:
+                until_it_is_recorded.enter_context(claimed(job.folder))
+            if life:
+                write_resumption(job, overrides, life)
+            else:
+                write_configs(job, config, overrides)
+        except Refusal as refusal:
+            display.error(str(refusal))
+            return REFUSED
+        return launch_claimed(job, display, life > 0, within)
+
+
+def launch_claimed(job: Job, display: Display, goes_on: bool, within: Within | None) -> int:
+    """Runs a job in whose folder nobody else records; gives the command's exit code."""
+    plan = job.plan
+    place = place_of(plan)
     tracker = tracker_for(plan.tracking) if job.records else NoTracker()
     if plan.evaluator == "here":
         display.line(f"{job.name} of the checkpoints in {plan.checkpoint.folder}; the chief records the run")
     if place and place.worker:
         display.line(f"{job.name} of {len(place.peers)} processes; the chief, {place.peers[0]}, records the run")
-    recorder = Recorder(tracker, job.events, kept, began if life else None)
+    before = job.events.stat().st_size if job.events.exists() else 0
+    recorder = Recorder(tracker, job.events, before, goes_on=goes_on, offline=plan.tracking.offline)
     run = InlineRun if plan.debug.inline else WorkerRun
     with contextlib.nullcontext(within.stop) if within else stop_signals() as stop:
         outcome = run(job, recorder, display, stop, within.heard if within else None).run()
@@ -135,15 +152,21 @@ def launch(
         return conclude(job, recorder, display, stop, outcome)
 
 
-def write_configs(folder: Path, config: Any, overrides: Sequence[str]) -> list[Path]:
-    """What was asked, secrets masked; gives the files that are logged."""
-    (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(masked(config))))
-    (folder / "overrides.yaml").write_text(OmegaConf.to_yaml([masked_override(o) for o in overrides]))
-    return [folder / name for name in KEPT]
+def write_configs(job: Job, config: Any, overrides: Sequence[str]) -> None:
+    """What was asked, secrets masked.
+
+    Raises:
+        Refusal: if the folder is another run's.
+    """
+    if job.records and has_run(job.folder):
+        folder = os.path.relpath(job.folder)
+        raise Refusal(f"hydra.run.dir={folder}: holds a run already; resume={folder} goes on with it")
+    (job.folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(masked(config))))
+    (job.folder / "overrides.yaml").write_text(OmegaConf.to_yaml([masked_override(o) for o in overrides]))
 
 
-def write_resumption(job: Job, overrides: Sequence[str], life: int) -> list[Path]:
-    """What was asked of a run that goes on, once nobody else writes to its folder; gives the files that are logged.
+def write_resumption(job: Job, overrides: Sequence[str], life: int) -> None:
+    """What was asked of a run that goes on, once nobody else writes to its folder and its earlier life has an end.
 
     Raises:
         Refusal: if somebody does.
@@ -151,10 +174,10 @@ def write_resumption(job: Job, overrides: Sequence[str], life: int) -> list[Path
     if job.records:
         writing = lock(job.folder)
         wait_for(writing)
+        settle(job.folder)
         writing.release()  # the worker takes it
     path = job.folder / f"resume-{life}.yaml"
     path.write_text(OmegaConf.to_yaml([masked_override(o) for o in overrides]))
-    return sorted(job.folder.glob("resume-*.yaml"))  # those of a launcher that died too early, too
 
 
 def write_environment(folder: Path) -> None:
@@ -228,6 +251,8 @@ class Outcome:
         return Refusal(self.last["message"]) if self.last.get("event") == "refused" else None
 
     def take(self, event: Event) -> None:
+        if event["event"] == "system":
+            return  # no word of the chief's
         self.heard = event["time"] / 1000
         if event["event"] == "ready":
             self.is_ready = self.is_under_way = True
@@ -275,7 +300,7 @@ class WorkerRun:
                 while self._live():
                     self._job = replace(self._job, life=self._job.life + 1)
         except Exception as error:  # of the launcher itself: the run has to end truthfully all the same
-            traceback.print_exc()
+            print(masked(traceback.format_exc()), end="", file=sys.stderr)
             self._reason = f"the launcher failed: {type(error).__name__}: {error}", False
         self._show_events()
         if not self._outcome.last:
@@ -288,14 +313,27 @@ class WorkerRun:
     def _live(self) -> bool:
         """One life of the run's processes; gives whether they are started again."""
         self._reason = None
-        with started(*parts(self._job), self._server) as processes:
-            if not self._recorder.is_alive() and not self._recorder.done.is_set():
-                write_environment(self._job.folder)
-                self._recorder.start()
+        if not self._has_store():
+            self._reason = self._recorder.reason, True
+            return False
+        with started(*parts(self._job), self._server) as processes, sampled(self._job, processes):
             self._watch(processes)
             self._reason = self._reason or reason(processes)
         self._show_events()
         return self._goes_on_after(*self._reason)
+
+    def _has_store(self) -> bool:
+        """Starts the recorder, and waits until it knows of its store: nothing is computed that may have to be refused.
+
+        The server imports TensorFlow in the meantime.
+        """
+        if not self._recorder.is_alive() and not self._recorder.done.is_set():
+            write_environment(self._job.folder)
+            self._recorder.start()
+        while not self._recorder.is_settled.wait(POLL_SECONDS):
+            if self._stop.is_set():
+                return False
+        return self._recorder.refusal is None
 
     def _goes_on_after(self, why: str, is_own_word: bool) -> bool:
         """Whether all processes are started again, from the last checkpoint, after what one of them died of.
@@ -450,6 +488,21 @@ class InlineRun(WorkerRun):
         write_environment(self._job.folder)
         self._recorder.start()
         write = Writer(self._job.folder / EVENTS)
+        with sampled(self._job, [self]):
+            self._work(write)
+        self._display.close()
+        self._outcome.code = self._code()
+        return self._outcome
+
+    @property
+    def job(self) -> Job:
+        return self._job
+
+    @property
+    def pid(self) -> int:
+        return os.getpid()
+
+    def _work(self, write: Writer) -> None:
 
         def emit(event: str, /, **fields: Any) -> None:
             write(event, **fields)
@@ -458,9 +511,6 @@ class InlineRun(WorkerRun):
         if not work(self._job, emit, self._stop.is_set) and self._outcome.is_ready:
             write("end", status="FAILED", error=self._outcome.fault)
             self._show_events()
-        self._display.close()
-        self._outcome.code = self._code()
-        return self._outcome
 
 
 def parts(job: Job) -> tuple[list[Job], list[Mapping[str, str]]]:
@@ -488,6 +538,7 @@ def refuse(job: Job, recorder: Recorder, display: Display, refusal: Refusal, out
     display.error(str(masked(str(refusal))))
     if recorder.is_alive() and str(job.plan.tracking.uri).startswith("sqlite:"):
         recorder.finish(MIGRATION_SECONDS)  # a process that ends while it makes a store leaves half a store
+    recorder.stop()
     if not job.goes_on and (recorder.refusal is not None or not outcome.last.get("keep")):
         discard(job.folder)
     return REFUSED if recorder.refusal is not None else outcome.code
@@ -499,7 +550,7 @@ def conclude(job: Job, recorder: Recorder, display: Display, stop: Stop, outcome
     signals, patience = stop.times, job.plan.tracking.flush_seconds
     is_recorded = recorder.finish(patience, lambda: stop.times > signals)
     if outcome.last.get("error"):
-        display.error(outcome.last["error"])
+        display.error(str(masked(outcome.last["error"])))
     rows = [("status", f"{outcome.last['status']} in {took}")]
     rows += [(k.replace("/", " "), f"{v:.4f}") for k, v in outcome.test.items()]
     rows += [("output", os.path.relpath(job.folder))]
@@ -513,8 +564,8 @@ def conclude(job: Job, recorder: Recorder, display: Display, stop: Stop, outcome
     if not is_recorded:
         display.error(
             f"the store did not take {'everything' if recorder.recorded else 'anything'} in "
-            f"tracking.flush_seconds={patience:g}: {masked(recorder.reason or UNANSWERED)}; all of it is in "
-            f"{os.path.relpath(job.events)}"
+            f"tracking.flush_seconds={patience:g}: {masked(recorder.reason or UNANSWERED)}; nothing is lost, and what "
+            f"is missing there is sent by: python -m scaleflow.sync {os.path.relpath(job.folder)}"
         )
     return outcome.code
 
@@ -522,7 +573,7 @@ def conclude(job: Job, recorder: Recorder, display: Display, stop: Stop, outcome
 def discard(folder: Path) -> None:
     """Takes away what was written for a run that is not to be, and the folder if that was all."""
     of_processes = [path.name for pattern in OF_PROCESSES for path in folder.glob(pattern)]
-    for name in (*KEPT, *of_processes, STATE, LOCK):
+    for name in (*KEPT, *of_processes, STATE, LOCK, RECORD_LOCK):
         (folder / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         for place in (folder, *folder.parents):

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from scaleflow.errors import Refusal
 from scaleflow.events import Event, Reader
 from scaleflow.interfaces import Tracking
-from scaleflow.masking import MASK, masked
+from scaleflow.masking import MASK, masked, remember, secrets_in
 from scaleflow.record import STATE, state_of
 from scaleflow.sections import read, show
 from scaleflow.tracking import tracker_for
@@ -121,10 +121,12 @@ def find(named: str, composed: Config) -> Path:
 def saved_config(folder: Path, composed: Config) -> Config:
     """The run's config.yaml, resolved; what was masked in it is as this command has it."""
     try:
-        saved = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"), resolve=True)
+        loaded = OmegaConf.load(folder / "config.yaml")
+        saved = OmegaConf.to_container(loaded, resolve=True)
     except (OSError, ValueError) as error:
         raise Refusal(f"resume={folder}: its config.yaml can't be read: {error}") from error
     assert isinstance(saved, dict)
+    remember(secrets_in(OmegaConf.to_container(loaded, resolve=False), saved))
     return dict(unmasked(saved, composed))
 
 

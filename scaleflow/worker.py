@@ -31,7 +31,7 @@ from scaleflow.errors import Refusal
 from scaleflow.evaluator import WithEvaluations, evaluate
 from scaleflow.events import Reader, Writer
 from scaleflow.interfaces import Emit, Plan
-from scaleflow.masking import masked
+from scaleflow.masking import MaskedStream, known, masked, remember
 from scaleflow.memory import out_of_memory
 from scaleflow.plan import make_plan
 
@@ -132,16 +132,19 @@ class Job:
         return self.folder / f"{self.name.replace(' ', '-')}.log"
 
     def to_json(self) -> str:
+        """For a pipe; with the secrets that are to be masked, so for no file."""
         plan = self.plan
         told = {"config": plan.config, "choices": plan.choices, "search": plan.search}
         own = {"folder": str(self.folder), "started": self.started, "worker": self.worker, "life": self.life}
         own |= {"parent": self.parent, "label": self.label}
         own["init_from"] = plan.model.init_from  # the file that it came to
+        own["secrets"] = known()
         return json.dumps({**told, **own})
 
     @classmethod
     def from_json(cls, text: str) -> Job:
         told = json.loads(text)
+        remember(told["secrets"])
         plan = make_plan(told["config"], told["choices"], told["search"], look_outside=False)
         plan = replace(plan, model=replace(plan.model, init_from=told["init_from"]))
         own = {key: told[key] for key in ("started", "worker", "life", "parent", "label")}
@@ -154,6 +157,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     job = Job.from_json(sys.stdin.buffer.readline().decode())
+    sys.stdout, sys.stderr = MaskedStream(sys.stdout), MaskedStream(sys.stderr)
     if len(names(job.plan)) == 1:
         os.environ.pop(TF_CONFIG, None)  # with it a strategy of one process would wait for others
     elif job.plan.evaluator is not None:
@@ -303,7 +307,7 @@ def report_failure(job: Job, error: Exception, emit: Emit, built: Built) -> None
     """Tells of a fault; the launcher, which sees all workers, says how the run ended."""
     traceback.print_exc()
     if job.worker == 0:
-        (job.folder / TRACEBACK).write_text(traceback.format_exc())
+        (job.folder / TRACEBACK).write_text(masked(traceback.format_exc()))
         emit("artifact", path=str(job.folder / TRACEBACK))
     import tensorflow as tf
 

@@ -31,6 +31,7 @@ from scaleflow.launch import FAILED, FINISHED, REFUSED, Stop, Within, launch, st
 from scaleflow.masking import masked, masked_override
 from scaleflow.process import serving
 from scaleflow.record import Recorder
+from scaleflow.settle import RECORD_LOCK, claimed
 from scaleflow.sweep.devices import portions
 from scaleflow.sweep.jobs import Asked, compose, swept_by
 from scaleflow.sweep.ledger import LEDGER, LOCK, Entry, Ledger, held, identity_of, is_under, leaves, shared
@@ -112,6 +113,7 @@ class Sweep:
             raise Refusal(f"hydra.launcher.n_jobs={self._at_once}: expected at least 1")
         writable(self._folder)
         self._open.enter_context(held(self._folder))
+        self._open.enter_context(claimed(self._folder))  # its own run, which only one command records
         self._ledger = Ledger.of(self._folder)
         self._goes_on = bool(self._ledger.entries)
         self._swept = swept_by(config)
@@ -196,7 +198,7 @@ class Sweep:
         """Takes away what was written for a sweep of which nothing can run."""
         if not self._goes_on and not self._jobs:
             self._open.close()
-            for name in (LEDGER, LOCK, MULTIRUN):
+            for name in (LEDGER, LOCK, RECORD_LOCK, MULTIRUN):
                 (self._folder / name).unlink(missing_ok=True)
             remove_empty(self._folder)
 
@@ -293,9 +295,10 @@ class Sweep:
                 return
             assert self._plan is not None
             self._tell = Writer(self._folder / EVENTS)
-            kept = [self._folder / MULTIRUN] if (self._folder / MULTIRUN).exists() else []
-            tracker = tracker_for(self._plan.tracking)
-            self._recorder = Recorder(tracker, self._folder / EVENTS, kept, self._began if self._goes_on else None)
+            tracking, events = self._plan.tracking, self._folder / EVENTS
+            before = events.stat().st_size
+            goes_on, offline = self._goes_on, tracking.offline
+            self._recorder = Recorder(tracker_for(tracking), events, before, goes_on=goes_on, offline=offline)
             swept = ", ".join(self._ledger.swept)
             name = self._plan.tracking.run_name or f"sweep of {swept or 'one job'}"
             tags = {**(self._plan.tracking.tags or {}), "scaleflow.swept": swept}
@@ -360,7 +363,10 @@ class Sweep:
         signals, patience = self._stop.times, self._plan.tracking.flush_seconds
         display = Display(sys.stdout)
         if not recorder.finish(patience, lambda: self._stop.times > signals):
-            display.error(f"the store did not take the sweep's own run: {masked(recorder.reason)}")
+            display.error(
+                f"the store did not take the sweep's own run: {masked(recorder.reason)}; nothing is lost, and what is "
+                f"missing there is sent by: python -m scaleflow.sync {os.path.relpath(self._folder)}"
+            )
         elif where := recorder.where():
             display.summary(where)
 
