@@ -28,9 +28,11 @@ from scaleflow.events import Event, Reader, Writer
 from scaleflow.interfaces import Plan
 from scaleflow.masking import masked, masked_override
 from scaleflow.process import WorkerProcess, started
-from scaleflow.record import STATE, Recorder
+from scaleflow.provenance import FILE as PROVENANCE
+from scaleflow.provenance import keep_provenance
+from scaleflow.record import STATE, Recorder, state_of
 from scaleflow.terminal import Display, display_for, duration
-from scaleflow.tracking import NoTracker, tracker_for
+from scaleflow.tracking import RUN_ID, NoTracker, tracker_for
 from scaleflow.worker import EVENTS, LOCK, Job, lock, wait_for, work
 
 FINISHED, FAILED, REFUSED = 0, 1, 2
@@ -63,7 +65,15 @@ OF_PROCESSES = (
 KEPT = ("config.yaml", "overrides.yaml", "environment.txt")
 
 
-def launch(plan: Plan, config: Any, overrides: Sequence[str], folder: Path, began: float, life: int = 0) -> int:
+def launch(
+    plan: Plan,
+    config: Any,
+    overrides: Sequence[str],
+    folder: Path,
+    began: float,
+    life: int = 0,
+    tags: Mapping[str, str] | None = None,
+) -> int:
     """Runs one plan from start to end.
 
     Args:
@@ -73,19 +83,22 @@ def launch(plan: Plan, config: Any, overrides: Sequence[str], folder: Path, bega
         folder: the run's own; exists and can be written.
         began: when the command began, in seconds since the epoch.
         life: which time it is that the run goes on by a command of its own; 0 where it begins.
+        tags: of the run, beside those that say where it comes from.
 
     Returns:
         The command's exit code.
     """
     display = Display(sys.stdout) if plan.debug.inline else display_for()  # no bar across a debugger
     place = place_of(plan)
-    job = Job(plan, folder.absolute(), began, place.worker if place else 0)
+    job = Job(plan, folder.absolute(), began, place.worker if place else 0, tags=tags or {})
     try:
         kept = write_resumption(job, overrides, life) if life else write_configs(folder, config, overrides)
     except Refusal as busy:
         print(f"scaleflow: {busy}", file=sys.stderr)
         return REFUSED
-    tracker = tracker_for(plan.tracking) if job.records else NoTracker()
+    tracker = tracker_for(plan.tracking, adopts=not life) if job.records else NoTracker()
+    if life and (unused := not_adopted(job.folder)):
+        display.line(unused)
     if plan.evaluator == "here":
         display.line(f"{job.name} of the checkpoints in {plan.checkpoint.folder}; the chief records the run")
     if place and place.worker:
@@ -120,6 +133,14 @@ def write_resumption(job: Job, overrides: Sequence[str], life: int) -> list[Path
     path = job.folder / f"resume-{life}.yaml"
     path.write_text(OmegaConf.to_yaml([masked_override(o) for o in overrides]))
     return sorted(job.folder.glob("resume-*.yaml"))  # those of a launcher that died too early, too
+
+
+def not_adopted(folder: Path) -> str | None:
+    """What is said where the environment names another run than the one that goes on."""
+    named, own = os.environ.get(RUN_ID), state_of(folder / STATE).get("run_id")
+    if not named or named == own:
+        return None
+    return f"note: {RUN_ID}={named} is not used: the run that goes on is {own or 'the one in its folder'}"
 
 
 def write_environment(folder: Path) -> None:
@@ -247,6 +268,7 @@ class WorkerRun:
         with started(*parts(self._job)) as processes:
             if not self._recorder.is_alive() and not self._recorder.done.is_set():
                 write_environment(self._job.folder)
+                keep_provenance(self._job.folder, self._job.tags)
                 self._recorder.start()
             self._watch(processes)
             self._reason = self._reason or reason(processes)
@@ -402,6 +424,7 @@ class InlineRun(WorkerRun):
 
     def run(self) -> Outcome:
         write_environment(self._job.folder)
+        keep_provenance(self._job.folder, self._job.tags)
         self._recorder.start()
         write = Writer(self._job.folder / EVENTS)
 
@@ -476,7 +499,7 @@ def conclude(job: Job, recorder: Recorder, display: Display, stop: Stop, outcome
 def discard(folder: Path) -> None:
     """Takes away what was written for a run that is not to be, and the folder if that was all."""
     of_processes = [path.name for pattern in OF_PROCESSES for path in folder.glob(pattern)]
-    for name in (*KEPT, *of_processes, STATE, LOCK):
+    for name in (*KEPT, *of_processes, STATE, LOCK, PROVENANCE):
         (folder / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         for place in (folder, *folder.parents):

@@ -19,6 +19,7 @@ from scaleflow.errors import Refusal
 from scaleflow.events import Event, Reader
 from scaleflow.interfaces import Point, Tracker
 from scaleflow.masking import masked
+from scaleflow.provenance import kept_provenance
 
 STATE = "record.json"
 EVENTS_A_PASS = 500
@@ -163,7 +164,8 @@ class Recorder(threading.Thread):
         if "resumed" in event and self._has_run:
             self._tracker.reopen()
         else:
-            tags = {**event["tags"], "scaleflow.folder": str(self._state.parent)}
+            own = {"scaleflow.folder": str(self._state.parent)}
+            tags = {**kept_provenance(self._state.parent), **event["tags"], **own}
             self._tracker.start(event["name"], tags, event["began"])
             self._has_run = True
             self._tracker.params(event["params"])

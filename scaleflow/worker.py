@@ -17,8 +17,8 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -73,6 +73,7 @@ class Job:
         started: when the command began, in seconds since the epoch.
         worker: this process's number; 0 is the chief, whose events are the run's.
         life: how often the run's processes were started again before.
+        tags: of the run, for its launcher.
     """
 
     plan: Plan
@@ -80,6 +81,7 @@ class Job:
     started: float
     worker: int = 0
     life: int = 0
+    tags: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

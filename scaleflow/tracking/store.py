@@ -39,6 +39,12 @@ PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT
 #: The launcher itself says where to look.
 QUIET = {"MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true", "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
 
+#: A name that MLflow has made up: bold-ant-123.
+MLFLOWS_NAME = re.compile(r"[a-z]+-[a-z]+-\d{1,4}")
+
+#: The experiment that is meant where the config names none other: the environment may then.
+DEFAULT_EXPERIMENT = "scaleflow"
+
 T = TypeVar("T")
 
 
@@ -47,15 +53,17 @@ class MlflowTracker:
 
     Args:
         options: with an absolute `uri`.
+        adopted: the id of a run that somebody has opened for this command, to be taken instead of a new one.
     """
 
-    def __init__(self, options: Tracking) -> None:
+    def __init__(self, options: Tracking, adopted: str | None = None) -> None:
         assert options.uri is not None
         self._options = options
         self._uri = options.uri
         self._experiment_id = ""
         self._run_name = ""
         self._model_id: str | None = None
+        self._adopted = adopted
         self.run_id: str | None = None
 
     def connect(self) -> None:
@@ -69,10 +77,21 @@ class MlflowTracker:
         try:
             with migration_lock(self._uri):
                 self._client: MlflowClient = MlflowClient(tracking_uri=self._uri)
-                self._client.get_experiment_by_name(self._options.experiment)
+                self._experiment_name = self._named_experiment()
         except (MlflowException, OSError, ImportError) as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise Refusal(f"tracking.uri={masked(self._uri)}: the store can't be used: {lines[0]}") from error
+        if self._adopted is not None:
+            self._check_adopted(self._adopted)
+
+    def _check_adopted(self, run_id: str) -> None:
+        """Refuses a run that is not there, or that is another command's."""
+        tags = self._existing(run_id, f"MLFLOW_RUN_ID={run_id}").data.tags
+        if there := tags.get("scaleflow.folder"):
+            raise Refusal(
+                f"MLFLOW_RUN_ID={run_id}: is the run of {there} already; resume={there} goes on with it, and without "
+                "MLFLOW_RUN_ID there is a new run"
+            )
 
     @property
     def uri(self) -> str:
@@ -94,7 +113,7 @@ class MlflowTracker:
             if tag in self._client.get_run(self._run).data.tags:
                 self._client.delete_tag(self._run, tag)
 
-    def _existing(self, run_id: str) -> Run:
+    def _existing(self, run_id: str, key: str = "resume") -> Run:
         from mlflow.exceptions import MlflowException
         from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 
@@ -104,11 +123,11 @@ class MlflowTracker:
             if error.error_code != ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
                 raise
             raise Refusal(
-                f"resume: the store {masked(self._uri)} has no run {run_id}; name it by tracking.uri"
+                f"{key}: the store {masked(self._uri)} has no run {run_id}; name it by tracking.uri"
             ) from error
         if run.info.lifecycle_stage != "active":
             raise Refusal(
-                f"resume: the run {run_id} was deleted; `mlflow runs restore --run-id {run_id}` brings it back"
+                f"{key}: the run {run_id} was deleted; `mlflow runs restore --run-id {run_id}` brings it back"
             )
         return run
 
@@ -116,27 +135,59 @@ class MlflowTracker:
         self._run_name = name
         if self.run_id is not None:
             return
-        adopted = os.environ.get("MLFLOW_RUN_ID")
-        if adopted:
-            self._adopt(adopted)
+        if self._adopted is not None:
+            tags = self._adopt(self._adopted, tags)
         else:
             self._experiment_id = self._experiment()
             run = self._client.create_run(self._experiment_id, began, {"mlflow.user": user(), **SOURCE}, name)
             self.run_id = run.info.run_id
-        self.tags({"mlflow.runName": name, **tags})
+        self.tags({"mlflow.runName": self._run_name, **tags})
 
-    def _adopt(self, run_id: str) -> None:
-        """Takes the run that `mlflow run` opened for this command."""
+    def _adopt(self, run_id: str, tags: Mapping[str, str]) -> dict[str, str]:
+        """Takes the run that was opened for this command; gives the tags that it lacks.
+
+        What MLflow has written of its source stays, and its name where a person gave it.
+        """
         run = self._client.get_run(run_id)
-        self._experiment_id = run.info.experiment_id
-        self.run_id = run_id
-        self._client.update_run(run_id, status="RUNNING")
+        name = run.info.run_name or ""
+        if self._options.run_name is None and name and not MLFLOWS_NAME.fullmatch(name):
+            self._run_name = name
+        if run.info.status != "RUNNING":
+            self._client.update_run(run_id, status="RUNNING")
+        self._experiment_id, self.run_id = run.info.experiment_id, run_id
+        return {k: v for k, v in tags.items() if not (k.startswith("mlflow.") and k in run.data.tags)}
+
+    def _named_experiment(self) -> str:
+        """The experiment's name: the config's, or else what MLflow's own variables say."""
+        name, named = self._options.experiment, os.environ.get("MLFLOW_EXPERIMENT_ID")
+        if name != DEFAULT_EXPERIMENT:
+            named = None
+        elif not named:
+            name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or name
+        if not named:
+            self._client.get_experiment_by_name(name)
+            return name
+        return str(self._experiment_of(named).name)
+
+    def _experiment_of(self, experiment_id: str) -> Any:
+        from mlflow.exceptions import MlflowException
+        from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
+
+        try:
+            return self._client.get_experiment(experiment_id)
+        except MlflowException as error:
+            if error.error_code != ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
+                raise
+            raise Refusal(
+                f"MLFLOW_EXPERIMENT_ID={experiment_id}: the store {masked(self._uri)} has no such experiment; unset "
+                "it, or name one by tracking.experiment"
+            ) from error
 
     def _experiment(self) -> str:
         """The experiment's id; it is made where it is missing, with its artifacts beside an SQLite file."""
         from mlflow.exceptions import MlflowException
 
-        name = self._options.experiment
+        name = self._experiment_name
         found = self._client.get_experiment_by_name(name)
         if found is None:
             try:
@@ -155,8 +206,11 @@ class MlflowTracker:
     def params(self, values: Mapping[str, str]) -> None:
         from mlflow.entities import Param
 
-        there = self._client.get_run(self._run).data.params  # `mlflow run` logs its own, which can't be changed
-        new = {allowed(k): str(v)[:LONGEST_VALUE] for k, v in values.items() if allowed(k) not in there}
+        there = self._client.get_run(self._run).data.params
+        wanted = {allowed(key): str(value)[:LONGEST_VALUE] for key, value in values.items()}
+        # `mlflow run` logs its own params, which can't be changed: what came of them goes beside them.
+        beside = {f"scaleflow.{k}"[:LONGEST_KEY]: v for k, v in wanted.items() if there.get(k, v) != v}
+        new = {k: v for k, v in {**wanted, **beside}.items() if k not in there}
         for batch in batches((Param(k, v) for k, v in new.items()), PARAMS_A_BATCH):
             self._client.log_batch(self._run, params=batch)
 
