@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
-import re
-import shlex
 import sys
 import tempfile
 import time
@@ -14,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -23,6 +20,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from scaleflow.command import leave, options_as_text, refuse, split_overrides
+from scaleflow.composing import plain
 from scaleflow.errors import Refusal
 from scaleflow.explain import CONF, check_config_dirs, check_overrides, explain, in_a_line
 from scaleflow.interfaces import Plan
@@ -37,8 +36,6 @@ FLAGS_WITH_VALUE = (
     *("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd", "--cfg", "-c", "--package", "-p"),
     *("--info", "-i", "--experimental-rerun"),
 )
-
-REFUSED = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,15 +75,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def entry() -> None:
     """The console script, and `python -m scaleflow`: a process of its own."""
     leave(main())
-
-
-def leave(code: int) -> NoReturn:
-    """Ends the process without taking apart, module by module, what MLflow imported: half a second or more."""
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # whoever read it is gone
-            stream.flush()
-    os._exit(code)
 
 
 def run(config: DictConfig, started: float) -> int:
@@ -147,14 +135,9 @@ def plan_of(config: DictConfig) -> Plan:
 def resolved(config: DictConfig) -> tuple[dict[str, Any], dict[str, str], list[str]]:
     """The config as plain containers, the option chosen in each group, and where a user's modules are."""
     chosen = HydraConfig.get().runtime
-    if missing := sorted(OmegaConf.missing_keys(config)):
-        has = "has" if len(missing) == 1 else "have"
-        raise Refusal(f"{', '.join(missing)}: {has} no default; write {' '.join(f'{key}=...' for key in missing)}")
-    plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     choices = {g: str(o) for g, o in chosen.choices.items() if "/" not in g and "@" not in g and o is not None}
     own = [source.path for source in chosen.config_sources if source.schema == "file"]
-    assert isinstance(plain, dict)
-    return {str(k): v for k, v in plain.items()}, choices, [str(Path.cwd()), *own]
+    return plain(config), choices, [str(Path.cwd()), *own]
 
 
 def writable(folder: Path) -> Path:
@@ -175,26 +158,6 @@ def remove_empty(folder: Path) -> None:
             place.rmdir()
 
 
-def refuse(message: str) -> int:
-    print(f"scaleflow: {printable(str(masked(message)))}", file=sys.stderr)
-    return REFUSED
-
-
-def printable(message: str) -> str:
-    """At most two lines, with what can't be printed of the words that were typed in escapes."""
-    lines = message.split("\n")
-    shown = ["".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line) for line in lines]
-    return ("\n" if len(shown) <= 2 else "\\n").join(shown)
-
-
-def split_overrides(words: list[str]) -> list[str]:
-    """Replaces `--overrides 'a=1 b=2'` by its words: MLflow hands a parameter on as one."""
-    if "--overrides" not in words[:-1]:
-        return words
-    at = words.index("--overrides")
-    return [*words[:at], *shlex.split(words[at + 1]), *words[at + 2 :]]
-
-
 def flags_first(words: Sequence[str]) -> list[str]:
     """Moves flags, with their values, before the overrides: Hydra's parser takes no flag between two of them."""
     flags: list[str] = []
@@ -205,11 +168,6 @@ def flags_first(words: Sequence[str]) -> list[str]:
         if word in FLAGS_WITH_VALUE:
             flags += islice(rest, 1)
     return flags + overrides
-
-
-def options_as_text(words: Sequence[str]) -> list[str]:
-    """Quotes the option of `debug=nan`, which Hydra would take for a number."""
-    return [re.sub(r"(?<=[=,])nan(?=,|$)", "'nan'", word) if word.startswith("debug=") else word for word in words]
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import distributions
 from pathlib import Path
@@ -73,6 +73,7 @@ def launch(
     began: float,
     life: int = 0,
     tags: Mapping[str, str] | None = None,
+    refused: Callable[[str], None] | None = None,
 ) -> int:
     """Runs one plan from start to end.
 
@@ -84,6 +85,7 @@ def launch(
         began: when the command began, in seconds since the epoch.
         life: which time it is that the run goes on by a command of its own; 0 where it begins.
         tags: of the run, beside those that say where it comes from.
+        refused: told why there is no run, in place of the terminal.
 
     Returns:
         The command's exit code.
@@ -94,7 +96,7 @@ def launch(
     try:
         kept = write_resumption(job, overrides, life) if life else write_configs(folder, config, overrides)
     except Refusal as busy:
-        print(f"scaleflow: {busy}", file=sys.stderr)
+        (refused or complain)(str(busy))
         return REFUSED
     tracker = tracker_for(plan.tracking, adopts=not life) if job.records else NoTracker()
     if life and (unused := not_adopted(job.folder)):
@@ -109,7 +111,8 @@ def launch(
         outcome = run(job, recorder, display, stop).run()
         refusal = recorder.refusal or outcome.refusal
         if refusal is not None:
-            return refuse(job, recorder, refusal, outcome)
+            (refused or complain)(str(refusal))
+            return refuse(job, recorder, outcome)
         return conclude(job, recorder, display, stop, outcome)
 
 
@@ -459,9 +462,12 @@ def reason(processes: Sequence[WorkerProcess]) -> tuple[str, bool]:
     return next((found for found in reasons if not found[1]), reasons[0])
 
 
-def refuse(job: Job, recorder: Recorder, refusal: Refusal, outcome: Outcome) -> int:
-    """Says why there is no run, and takes away what was written for it, unless a log has more to say."""
-    print(f"scaleflow: {masked(str(refusal))}", file=sys.stderr)
+def complain(message: str) -> None:
+    print(f"scaleflow: {masked(message)}", file=sys.stderr)
+
+
+def refuse(job: Job, recorder: Recorder, outcome: Outcome) -> int:
+    """There is no run: takes away what was written for it, unless a log has more to say; gives the exit code."""
     if recorder.is_alive() and str(job.plan.tracking.uri).startswith("sqlite:"):
         recorder.finish(MIGRATION_SECONDS)  # a process that ends while it makes a store leaves half a store
     if not job.goes_on and (recorder.refusal is not None or not outcome.last.get("keep")):
