@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -116,16 +116,33 @@ def run(
     return carry_out(made, overrides)
 
 
-def carry_out(made: Composed, overrides: Sequence[str], tags: Mapping[str, str] | None = None) -> Result:
-    """Runs a composed config, or goes on with the run that it names.
+def carry_out(made: Composed, overrides: Sequence[str]) -> Result:
+    """Runs a composed config, or goes on with the run that it names."""
+    refusals: list[str] = []
+    code, folder = launched(made, overrides, refused=refusals.append)
+    if refusals:
+        raise Refusal(refusals[0])
+    return concluded(result_of(folder), code)
+
+
+def launched(
+    made: Composed,
+    overrides: Sequence[str],
+    tags: Mapping[str, str] | None = None,
+    refused: Callable[[str], None] | None = None,
+) -> tuple[int, Path]:
+    """Checks a composed config and launches it.
 
     Args:
         made: the config.
         overrides: as typed, for `overrides.yaml`.
         tags: of the run, beside those that every run has.
+        refused: told why there is no run, once its processes have begun.
+
+    Returns:
+        The exit code of a command, and the run's folder.
     """
     started = time.time()
-    refusals: list[str] = []
     with contextlib.ExitStack() as until_it_ended:
         try:
             config = plain(made.config)
@@ -135,7 +152,7 @@ def carry_out(made: Composed, overrides: Sequence[str], tags: Mapping[str, str] 
         if config.get("resume") is not None:
             went = resumed(str(config["resume"]), config, made.choices, overrides)
             if went.is_through:
-                return result_of(went.folder)
+                return 0, went.folder
             plan, overrides = going_on(went, made.search), went.changes
             life, folder, told = went.number, went.folder, went.config
         else:
@@ -143,10 +160,7 @@ def carry_out(made: Composed, overrides: Sequence[str], tags: Mapping[str, str] 
             check_main(plan)
         plan = until_it_ended.enter_context(located(plan))
         folder = writable(folder)
-        code = launch(plan, told, overrides, folder, started, life=life, tags=tags, refused=refusals.append)
-    if refusals:
-        raise Refusal(refusals[0])
-    return concluded(result_of(folder), code)
+        return launch(plan, told, overrides, folder, started, life=life, tags=tags, refused=refused), folder
 
 
 def given(config: Any, dirs: Sequence[str | Path]) -> Composed:

@@ -103,11 +103,13 @@ def own_folders() -> list[str]:
     return list(dict.fromkeys(map(str, folders)))
 
 
-def options_in(group: str, config_dirs: Sequence[str | Path] = ()) -> list[str]:
-    """The options that there are in a config group; none where there is no such group."""
+def options(config_dirs: Sequence[str | Path] = ()) -> dict[str, list[str]]:
+    """The options that there are in each config group."""
+    search = search_path(flags_for(config_dirs))
     with hydras_state(), hydra.initialize_config_module(CONF, version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
-        return list(loader.get_group_options(group, ObjectType.CONFIG, "config", search_path(flags_for(config_dirs))))
+        groups = loader.get_group_options("", ObjectType.GROUP, "config", search)
+        return {group: list(loader.get_group_options(group, ObjectType.CONFIG, "config", search)) for group in groups}
 
 
 def plain(config: DictConfig) -> dict[str, Any]:

@@ -103,6 +103,10 @@ class MlflowTracker:
             raise Refusal(f"resume={run_id}: that run is none of scaleflow's: it has no tag scaleflow.folder")
         return str(folder)
 
+    def run(self) -> Run:
+        """What the store has of the run that was taken."""
+        return self._client.get_run(self._run)
+
     def adopt(self, run_id: str) -> None:
         run = self._existing(run_id)
         self._experiment_id, self._run_name, self.run_id = run.info.experiment_id, run.info.run_name, run_id
