@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -32,6 +32,7 @@ from scaleflow.evaluator import WithEvaluations, evaluate
 from scaleflow.events import Reader, Writer
 from scaleflow.interfaces import Emit, Plan
 from scaleflow.masking import masked
+from scaleflow.measure import Measure, measured
 from scaleflow.memory import out_of_memory
 from scaleflow.plan import make_plan
 
@@ -74,6 +75,7 @@ class Job:
         worker: this process's number; 0 is the chief, whose events are the run's.
         life: how often the run's processes were started again before.
         tags: of the run, for its launcher.
+        measure: of a tracked model that is to be evaluated, instead of training one.
     """
 
     plan: Plan
@@ -82,6 +84,7 @@ class Job:
     worker: int = 0
     life: int = 0
     tags: Mapping[str, str] = field(default_factory=dict)
+    measure: Measure | None = None
 
     @property
     def name(self) -> str:
@@ -130,6 +133,7 @@ class Job:
         told = {"config": plan.config, "choices": plan.choices, "search": plan.search}
         own = {"folder": str(self.folder), "started": self.started, "worker": self.worker, "life": self.life}
         own["init_from"] = plan.model.init_from  # the file that it came to
+        own["measure"] = None if self.measure is None else asdict(self.measure)
         return json.dumps({**told, **own})
 
     @classmethod
@@ -137,7 +141,8 @@ class Job:
         told = json.loads(text)
         plan = make_plan(told["config"], told["choices"], told["search"], look_outside=False)
         plan = replace(plan, model=replace(plan.model, init_from=told["init_from"]))
-        return cls(plan, Path(told["folder"]), told["started"], told["worker"], told["life"])
+        measure = None if told["measure"] is None else Measure(**told["measure"])
+        return cls(plan, Path(told["folder"]), told["started"], told["worker"], told["life"], measure=measure)
 
 
 def main() -> None:
@@ -206,6 +211,10 @@ def work(job: Job, emit: Emit, told_to_stop: Callable[[], bool]) -> bool:
     """
     writing = lock(job.folder)
     try:
+        if job.measure is not None:
+            measured(job.plan, job.measure, job.folder, emit)
+            emit("end", status="FINISHED")
+            return True
         if job.records:
             wait_for(writing)
         if job.goes_on or job.plan.training.on_nan == "rollback":

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import Tracking
@@ -65,7 +65,7 @@ def find(run_id: str, store: Tracking) -> tuple[MlflowTracker, Past]:
 
     tracker = MlflowTracker(store)
     tracker.connect()
-    tracker.adopt(run_id)
+    tracker.adopt(run_id, "RUN_ID")
     run = tracker.run()
     if "scaleflow.folder" not in run.data.tags:
         raise Refusal(f"{run_id}: that run is none of scaleflow's: it has no tag scaleflow.folder")
@@ -95,7 +95,7 @@ def config_of(run_id: str, store: str) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
 
 
-def fetch_model(past: Past, store: Tracking, folder: Path) -> Path:
+def fetch_model(tracker: MlflowTracker, past: Past, store: Tracking, folder: Path) -> Path:
     """Downloads the Keras file of a run's logged model.
 
     Raises:
@@ -104,7 +104,7 @@ def fetch_model(past: Past, store: Tracking, folder: Path) -> Path:
     where = f"{past.run_id}: the run {past.name}"
     if past.model_id is None:
         raise Refusal(f"{where} has logged no model; a run logs it when it is finished (resume=... goes on with it)")
-    path = fetched(f"models:/{past.model_id}/data/model.keras", str(store.uri), folder)
+    path = fetched(f"{tracker.place_of_model(past.model_id).rstrip('/')}/{PLACES[1]}", str(store.uri), folder)
     if path is None:
         raise Refusal(f"{where} has a model {past.model_id} without {PLACES[1]}, which is not one of scaleflow's")
     return path
@@ -118,3 +118,41 @@ def fetched(uri: str, store: str, folder: Path) -> Path | None:
     with using(store), contextlib.suppress(MlflowException, OSError):
         return Path(download_artifacts(uri, dst_path=str(folder)))
     return None
+
+
+def log_evaluation(
+    tracker: MlflowTracker, past: Past, name: str, events: Sequence[Mapping[str, Any]], tag: str
+) -> dict[str, float]:
+    """Puts an evaluation into the run that the model is of, and at the model.
+
+    Args:
+        tracker: has taken the run.
+        past: the run.
+        name: what was evaluated on.
+        events: the worker's.
+        tag: how, in words.
+
+    Returns:
+        The metrics, by the names that they have there.
+    """
+    from mlflow.entities import Metric
+
+    from scaleflow.tracking.picture import draw_confusion
+    from scaleflow.tracking.store import allowed
+
+    told = next(event for event in events if event["event"] == "data")
+    (look,) = told["splits"].values()
+    tracker.data({**told, "splits": {"evaluate": look}})
+    values: dict[str, float] = {}
+    for event in events:
+        if event["event"] == "metrics":
+            about = {"model_id": past.model_id, "dataset_name": told["name"], "dataset_digest": look["digest"]}
+            found = {allowed(f"evaluate/{name}/{key}"): value for key, value in event["values"].items()}
+            tracker.batch([Metric(key, value, event["time"], past.steps, **about) for key, value in found.items()])
+            values |= found
+        elif event["event"] == "confusion":
+            table = Path(event["path"])
+            for path in filter(None, (draw_confusion(table, name), table)):
+                tracker.artifact(path, f"evaluate/{name}")
+    tracker.tags({f"scaleflow.evaluate.{name}": tag})
+    return values

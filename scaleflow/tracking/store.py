@@ -21,7 +21,7 @@ from scaleflow.masking import masked
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run
+    from mlflow.entities import Metric, Run
 
 PARAMS_A_BATCH = 100
 METRICS_A_BATCH = 1000
@@ -107,8 +107,12 @@ class MlflowTracker:
         """What the store has of the run that was taken."""
         return self._client.get_run(self._run)
 
-    def adopt(self, run_id: str) -> None:
-        run = self._existing(run_id)
+    def place_of_model(self, model_id: str) -> str:
+        """Where the store keeps a logged model, as a URI."""
+        return str(self._client.get_logged_model(model_id).artifact_location)
+
+    def adopt(self, run_id: str, key: str = "resume") -> None:
+        run = self._existing(run_id, key)
         self._experiment_id, self._run_name, self.run_id = run.info.experiment_id, run.info.run_name, run_id
 
     def reopen(self) -> None:
@@ -224,6 +228,10 @@ class MlflowTracker:
         made = (Metric(allowed(p.key), p.value, p.time, p.step) for p in points)
         for batch in batches(made, METRICS_A_BATCH):
             self._client.log_batch(self._run, metrics=batch)
+
+    def batch(self, metrics: Sequence[Metric]) -> None:
+        """Logs metrics that say of which model and dataset they are."""
+        self._client.log_batch(self._run, metrics=metrics)
 
     def tags(self, values: Mapping[str, str]) -> None:
         from mlflow.entities import RunTag
