@@ -65,9 +65,7 @@ def argument_parser(name: str, about: str | None) -> argparse.ArgumentParser:
 def words_of(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> Words:
     typed = parser.parse_intermixed_args(split_overrides(list(sys.argv[1:] if argv is None else argv)))
     if not re.fullmatch(RUN_ID, typed.run_id):
-        raise Refusal(
-            f"{typed.run_id}: expected a run's id in MLflow, 32 hexadecimal digits; the first word is the run"
-        )
+        raise Refusal(f"{typed.run_id}: expected the id of a run in MLflow first, 32 hexadecimal digits")
     return Words(typed.run_id, typed.overrides, typed.config_dir, typed.trust)
 
 

@@ -18,6 +18,7 @@ WORKERS_ROOMS = ("checkpoint", "strategy", "hardware", "precision", "dataset", "
 WORKERS_FILES = {
     "scaleflow.assemble",
     "scaleflow.measure",
+    "scaleflow.testing",
     "scaleflow.worker",
     "scaleflow.tracking.loader",
     "scaleflow.doctor.probe",
