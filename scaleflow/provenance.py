@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from scaleflow.masking import masked, masked_override
 
 FILE = "provenance.json"
+
+#: The environment variable that names the folder of the run that a process works for.
+INSIDE = "SCALEFLOW_RUN_FOLDER"
 
 #: How long git may take, in seconds; the answer of a slower one is left out.
 GIT_SECONDS = 2.0
@@ -55,6 +59,33 @@ def kept_provenance(folder: Path) -> dict[str, str]:
     except (OSError, ValueError):
         return {}
     return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
+
+
+@contextlib.contextmanager
+def inside(folder: Path) -> Iterator[None]:
+    """Has this process know that it works for a run, as long as the block."""
+    before = os.environ.get(INSIDE)
+    os.environ[INSIDE] = str(folder)
+    try:
+        yield
+    finally:
+        os.environ.pop(INSIDE)
+        if before is not None:
+            os.environ[INSIDE] = before
+
+
+class RunContext:
+    """An MLflow run-context provider: what a user's own code logs inside of our runs has their tags.
+
+    MLflow asks it in every process in which it starts a run: elsewhere it has nothing to say.
+    """
+
+    def in_context(self) -> bool:
+        return INSIDE in os.environ
+
+    def tags(self) -> dict[str, str]:
+        folder = Path(os.environ[INSIDE])
+        return {**kept_provenance(folder), "scaleflow.inside": str(folder)}
 
 
 def of_git() -> dict[str, str]:

@@ -35,6 +35,7 @@ from scaleflow.masking import masked
 from scaleflow.measure import Measure, measured
 from scaleflow.memory import out_of_memory
 from scaleflow.plan import make_plan
+from scaleflow.provenance import inside
 
 if TYPE_CHECKING:
     from scaleflow.training import Agreement, Session
@@ -209,6 +210,11 @@ def work(job: Job, emit: Emit, told_to_stop: Callable[[], bool]) -> bool:
     Returns:
         False if it was refused or failed.
     """
+    with inside(job.folder):
+        return worked(job, emit, told_to_stop)
+
+
+def worked(job: Job, emit: Emit, told_to_stop: Callable[[], bool]) -> bool:
     writing = lock(job.folder)
     try:
         if job.measure is not None:
