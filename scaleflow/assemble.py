@@ -83,8 +83,8 @@ def build(plan: Plan, emit: Emit) -> Built:
     from scaleflow import dataset, model, optimizer, training
 
     ground = settle(plan, emit)
-    if plan.trusted is not None:
-        check_origins(plan.config, plan.trusted)
+    if plan.trusted_modules is not None:
+        check_origins(plan.config, plan.trusted_modules)
     source = bind(plan.dataset.target)()
     splits = dataset.prepare(source, plan.dataset, plan.seed, ground.agree, emit)
     splits = debugged(splits, plan.debug, ground.portions)

@@ -59,12 +59,12 @@ def measured(plan: Plan, measure: Measure, folder: Path, emit: Emit) -> None:
     from scaleflow import dataset, training
 
     ground = settle(plan, emit)
-    check_origins(plan.config, plan.trusted or ())
+    check_origins(plan.config, plan.trusted_modules or ())
     source = bind(plan.dataset.target)()
     splits = dataset.prepare(source, plan.dataset, plan.seed, ground.agree, emit, preprocesses=False)
     split, examples = chosen(splits.named(), measure.split)
     with ground.strategy.scope():
-        model = loaded(measure, plan.trusted or ())
+        model = loaded(measure, plan.trusted_modules or ())
         check_fits(model, source, plan, measure)
         if measure.precision:
             compute_in(model, ground.policy)

@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra import initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf
 
 import scaleflow
@@ -73,9 +76,7 @@ def test_a_script_without_a_guard_trains_and_gets_the_result(command: Command) -
 
 
 def runs_in_this_process(folder: str) -> dict[str, Any]:
-    """What comes of: a config that was changed, run in a thread; a run that fails; resuming; a Hydra app's run."""
-    from tests.app import app
-
+    """What comes of a config that was changed, run in a thread; of a run that fails; of resuming."""
     os.chdir(folder)
     found: dict[str, Any] = {}
     config = scaleflow.compose("model=cnn", *SHORT)
@@ -94,14 +95,11 @@ def runs_in_this_process(folder: str) -> dict[str, Any]:
         found["failed"] = (str(failed), failed.result)
     found["over"] = scaleflow.run("resume=thread")
     found["further"] = scaleflow.run("resume=thread", "training.epochs=2")
-    sys.argv = ["app.py", "train.optimizer.learning_rate=0.2", "model@train.model=linear"]
-    app.main()
-    (found["app"],) = app.RESULTS
     return found
 
 
 @pytest.mark.slow
-def test_runs_from_a_thread_and_from_another_hydra_app(isolated: Callable[..., Any], tmp_path: Path) -> None:
+def test_runs_in_this_process(isolated: Callable[..., Any], tmp_path: Path) -> None:
     found = isolated(runs_in_this_process, str(tmp_path))
     first = found["run"]
     assert (first.status, first.run_id, first.folder) == ("FINISHED", None, tmp_path / "thread")
@@ -115,16 +113,15 @@ def test_runs_from_a_thread_and_from_another_hydra_app(isolated: Callable[..., A
     assert found["over"] == first
     assert found["further"].folder == first.folder
     assert found["further"].metrics["val/loss"] != first.metrics["val/loss"]
-    made = found["app"]
-    assert made.status == "FINISHED"
-    assert made.folder.name == "training"
-    (ready, *_) = [
-        json.loads(line) for line in (made.folder / "events.jsonl").read_text().splitlines() if "ready" in line
-    ]
-    assert ready["params"]["model"] == "linear"
-    assert ready["params"]["dataset"] == "synthetic"
-    assert ready["params"]["dataset.seed"] == "3"
-    assert ready["params"]["optimizer.learning_rate"] == "0.2"
+
+
+def test_hydras_state_is_left_as_it_was() -> None:
+    with initialize_config_module("scaleflow.conf", version_base="1.2"):
+        app, version = GlobalHydra.instance().hydra, VersionBase.instance().getbase()
+        assert scaleflow.compose("model=cnn").model._target_ == "scaleflow.model.cnn.build"
+        with pytest.raises(scaleflow.Refusal):
+            scaleflow.compose("model=cnnn")
+        assert (GlobalHydra.instance().hydra, VersionBase.instance().getbase()) == (app, version)
 
 
 @pytest.mark.parametrize(

@@ -322,8 +322,8 @@ def test_of_a_trusted_module_only_what_is_defined_there_is_followed(
 
 
 def test_a_plan_with_trusted_modules_is_checked(plan: Callable[..., Any]) -> None:
-    assert plan().trusted is None
-    assert plan("trusted_modules=[]").trusted == []
-    assert plan("trusted_modules=[mine]", "model._target_=mine.build").trusted == ["mine"]
+    assert plan().trusted_modules is None
+    assert plan("trusted_modules=[]").trusted_modules == []
+    assert plan("trusted_modules=[mine]", "model._target_=mine.build").trusted_modules == ["mine"]
     with pytest.raises(Refusal, match=r"model\._target_=mine\.build: is not followed"):
         plan("trusted_modules=[]", "model._target_=mine.build")
