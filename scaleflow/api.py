@@ -25,6 +25,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from scaleflow.composed import writable
 from scaleflow.composing import Composed, chosen_in_app, composed, own_folders, plain
 from scaleflow.errors import Refusal, RunError
 from scaleflow.events import Event, Reader
@@ -159,7 +160,7 @@ def launched(
             plan = make_plan(config, made.choices, made.search)
             check_main(plan)
         plan = until_it_ended.enter_context(located(plan))
-        folder = writable(folder)
+        folder = made_writable(folder)
         return launch(plan, told, overrides, folder, started, life=life, tags=tags, refused=refused), folder
 
 
@@ -211,15 +212,13 @@ def check_main(plan: Plan) -> None:
             )
 
 
-def writable(folder: Path) -> Path:
+def made_writable(folder: Path) -> Path:
     """A run's folder, made if it is not there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / ".writable").touch()
-        (folder / ".writable").unlink()
     except OSError as error:
-        raise Refusal(f"folder={folder}: cannot be written ({error.strerror}); choose another folder") from error
-    return folder
+        raise Refusal(f"hydra.run.dir={folder}: cannot be made ({error.strerror}); choose another folder") from error
+    return writable(folder)
 
 
 def default_folder() -> Path:

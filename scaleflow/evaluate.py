@@ -23,7 +23,7 @@ from typing import Any
 
 from omegaconf.errors import OmegaConfBaseException
 
-from scaleflow.command import leave, refuse, split_overrides
+from scaleflow.command import leave, printable, refuse, split_overrides
 from scaleflow.composing import Composed, plain
 from scaleflow.errors import Refusal, RunError
 from scaleflow.events import Event, Reader, Writer
@@ -33,7 +33,7 @@ from scaleflow.launch import Stop, stop_signals
 from scaleflow.masking import masked
 from scaleflow.measure import SPLITS, Measure
 from scaleflow.plan import make_plan
-from scaleflow.process import started
+from scaleflow.process import serving, started
 from scaleflow.provenance import command_line
 from scaleflow.rerun import argument_parser, words_of
 from scaleflow.terminal import display_for
@@ -126,7 +126,7 @@ def evaluated(job: Job, stop: Stop) -> list[Event]:
         work(job, Writer(job.events), stop.is_set)
         look()
     else:
-        with started([job], [{}]) as (process,):
+        with serving() as server, started([job], [{}], server) as (process,):
             while process.is_alive and not stop.is_set():
                 process.wait(POLL_SECONDS)
                 look()
@@ -156,7 +156,7 @@ def recorded(tracker: Any, past: Past, plan: Plan, events: Sequence[Event]) -> i
         f"{ready['examples']} examples of {split}, {resolved['strategy']}, {resolved['precision']}, "
         f"{resolved['replicas']} replica(s)"
     )
-    rows = [("run", f"{past.name}  ({past.run_id})"), ("model", f"models:/{past.model_id}"), ("on", how)]
+    rows = [("run", f"{printable(past.name)}  ({past.run_id})"), ("model", f"models:/{past.model_id}"), ("on", how)]
     try:
         values: Mapping[str, float] = log_evaluation(
             tracker, past, name, events, f"{how}; {command_line(sys.orig_argv)}"

@@ -5,8 +5,11 @@ keep an offset of their own. Whatever dies, what was written stays and is read a
 
 The events, in the order of a run's life:
 
+    started   name, pid                                  a process of the run
     ready     name, tags, params, began, steps, epochs,  all is built; from here on there is a run,
-              search, [resumed]                          or it goes on at the step `resumed`
+              search, [resumed], [parent]                or it goes on at the step `resumed`; in a sweep with
+                                                         its folder as `parent`
+    tags      values                                     of the run
     checkpoint step, path                                one was written, and read again
     restart   number, reason                             the launcher starts the processes again
     rollback  number, reason                             numbers went bad, and the run has gone back

@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import distributions
 from pathlib import Path
 from types import FrameType
@@ -27,7 +27,7 @@ from scaleflow.errors import Refusal
 from scaleflow.events import Event, Reader, Writer
 from scaleflow.interfaces import Plan
 from scaleflow.masking import masked, masked_override
-from scaleflow.process import WorkerProcess, started
+from scaleflow.process import WorkerProcess, serving, started
 from scaleflow.provenance import FILE as PROVENANCE
 from scaleflow.provenance import keep_provenance
 from scaleflow.record import STATE, Recorder, state_of
@@ -65,6 +65,29 @@ OF_PROCESSES = (
 KEPT = ("config.yaml", "overrides.yaml", "environment.txt")
 
 
+@dataclass(frozen=True)
+class Within:
+    """What a run that is a job of a sweep has from it.
+
+    Attributes:
+        parent: the folder of the sweep, whose own run is the parent.
+        label: what makes this job another than the others, for the run's name; empty where its name says it.
+        environment: added to its processes'.
+        server: the address of the server that forks them.
+        display: shows it.
+        stop: the sweep's.
+        heard: is given each event.
+    """
+
+    parent: Path
+    label: str
+    environment: Mapping[str, str]
+    server: str
+    display: Display
+    stop: Stop
+    heard: Callable[[Event], None]
+
+
 def launch(
     plan: Plan,
     config: Any,
@@ -72,6 +95,7 @@ def launch(
     folder: Path,
     began: float,
     life: int = 0,
+    within: Within | None = None,
     tags: Mapping[str, str] | None = None,
     refused: Callable[[str], None] | None = None,
 ) -> int:
@@ -84,21 +108,26 @@ def launch(
         folder: the run's own; exists and can be written.
         began: when the command began, in seconds since the epoch.
         life: which time it is that the run goes on by a command of its own; 0 where it begins.
+        within: of the sweep that this is a job of.
         tags: of the run, beside those that say where it comes from.
         refused: told why there is no run, in place of the terminal.
 
     Returns:
         The command's exit code.
     """
-    display = Display(sys.stdout) if plan.debug.inline else display_for()  # no bar across a debugger
+    display = within.display if within else Display(sys.stdout) if plan.debug.inline else display_for()
     place = place_of(plan)
     job = Job(plan, folder.absolute(), began, place.worker if place else 0, tags=tags or {})
+    if within:
+        job = replace(job, parent=str(within.parent), label=within.label)
+        job = replace(job, environment=within.environment, server=within.server)
+    complain = refused or display.error
     try:
         kept = write_resumption(job, overrides, life) if life else write_configs(folder, config, overrides)
     except Refusal as busy:
-        (refused or complain)(str(busy))
+        complain(str(busy))
         return REFUSED
-    tracker = tracker_for(plan.tracking, adopts=not life) if job.records else NoTracker()
+    tracker = tracker_for(plan.tracking, adopts=not life and within is None) if job.records else NoTracker()
     if life and (unused := not_adopted(job.folder)):
         display.line(unused)
     if plan.evaluator == "here":
@@ -107,11 +136,11 @@ def launch(
         display.line(f"{job.name} of {len(place.peers)} processes; the chief, {place.peers[0]}, records the run")
     recorder = Recorder(tracker, job.events, kept, began if life else None)
     run = InlineRun if plan.debug.inline else WorkerRun
-    with stop_signals() as stop:
-        outcome = run(job, recorder, display, stop).run()
+    with contextlib.nullcontext(within.stop) if within else stop_signals() as stop:
+        outcome = run(job, recorder, display, stop, within.heard if within else None).run()
         refusal = recorder.refusal or outcome.refusal
         if refusal is not None:
-            (refused or complain)(str(refusal))
+            complain(str(masked(str(refusal))))
             return refuse(job, recorder, outcome)
         return conclude(job, recorder, display, stop, outcome)
 
@@ -239,8 +268,16 @@ class Outcome:
 class WorkerRun:
     """A run whose workers are processes of their own."""
 
-    def __init__(self, job: Job, recorder: Recorder, display: Display, stop: Stop) -> None:
+    def __init__(
+        self,
+        job: Job,
+        recorder: Recorder,
+        display: Display,
+        stop: Stop,
+        heard: Callable[[Event], None] | None = None,
+    ) -> None:
         self._job = job
+        self._heard = heard
         self._recorder = recorder
         self._display = display
         self._stop = stop
@@ -252,8 +289,9 @@ class WorkerRun:
 
     def run(self) -> Outcome:
         try:
-            while self._live():
-                self._job = replace(self._job, life=self._job.life + 1)
+            with serving(self._job.server) as self._server:
+                while self._live():
+                    self._job = replace(self._job, life=self._job.life + 1)
         except Exception as error:  # of the launcher itself: the run has to end truthfully all the same
             traceback.print_exc()
             self._reason = f"the launcher failed: {type(error).__name__}: {error}", False
@@ -268,7 +306,7 @@ class WorkerRun:
     def _live(self) -> bool:
         """One life of the run's processes; gives whether they are started again."""
         self._reason = None
-        with started(*parts(self._job)) as processes:
+        with started(*parts(self._job), self._server) as processes:
             if not self._recorder.is_alive() and not self._recorder.done.is_set():
                 write_environment(self._job.folder)
                 keep_provenance(self._job.folder, self._job.tags)
@@ -386,6 +424,8 @@ class WorkerRun:
         for event in self._reader.read():
             self._outcome.take(event)
             self._display.show(event)
+            if self._heard is not None:
+                self._heard(event)
 
     def _say_how_it_ended(self) -> None:
         """Appends the last word where no worker has said it."""
@@ -446,9 +486,10 @@ class InlineRun(WorkerRun):
 def parts(job: Job) -> tuple[list[Job], list[Mapping[str, str]]]:
     """The jobs of the workers on this machine, the chief's first, and what their environments add."""
     if place_of(job.plan) is not None or job.plan.evaluator is not None:
-        return [job], [{TF_CONFIG: os.environ[TF_CONFIG]}]
+        return [job], [{**job.environment, TF_CONFIG: os.environ[TF_CONFIG]}]
     each = roles(job.plan)
-    return [replace(job, worker=number) for number in range(sum(each.values()))], environments(each)
+    found: list[Mapping[str, str]] = [{**job.environment, **environment} for environment in environments(each)]
+    return [replace(job, worker=number) for number in range(sum(each.values()))], found
 
 
 def reason(processes: Sequence[WorkerProcess]) -> tuple[str, bool]:
@@ -460,10 +501,6 @@ def reason(processes: Sequence[WorkerProcess]) -> tuple[str, bool]:
     lost = [process for process in processes if process.is_lost and not process.was_ended]
     reasons = [process.reason() for process in lost or processes[:1]]
     return next((found for found in reasons if not found[1]), reasons[0])
-
-
-def complain(message: str) -> None:
-    print(f"scaleflow: {masked(message)}", file=sys.stderr)
 
 
 def refuse(job: Job, recorder: Recorder, outcome: Outcome) -> int:
@@ -481,7 +518,7 @@ def conclude(job: Job, recorder: Recorder, display: Display, stop: Stop, outcome
     signals, patience = stop.times, job.plan.tracking.flush_seconds
     is_recorded = recorder.finish(patience, lambda: stop.times > signals)
     if outcome.last.get("error"):
-        print(f"scaleflow: {outcome.last['error']}", file=sys.stderr)
+        display.error(outcome.last["error"])
     rows = [("status", f"{outcome.last['status']} in {took}")]
     rows += [(k.replace("/", " "), f"{v:.4f}") for k, v in outcome.test.items()]
     rows += [("output", os.path.relpath(job.folder))]
@@ -493,11 +530,10 @@ def conclude(job: Job, recorder: Recorder, display: Display, stop: Stop, outcome
         rows += recorder.where()
     display.summary(rows)
     if not is_recorded:
-        print(
-            f"scaleflow: the store did not take {'everything' if recorder.recorded else 'anything'} in "
+        display.error(
+            f"the store did not take {'everything' if recorder.recorded else 'anything'} in "
             f"tracking.flush_seconds={patience:g}: {masked(recorder.reason or UNANSWERED)}; all of it is in "
-            f"{os.path.relpath(job.events)}",
-            file=sys.stderr,
+            f"{os.path.relpath(job.events)}"
         )
     return outcome.code
 

@@ -22,6 +22,9 @@ from scaleflow.masking import masked
 from scaleflow.provenance import kept_provenance
 
 STATE = "record.json"
+
+#: MLflow's tag of a child.
+PARENT = "mlflow.parentRunId"
 EVENTS_A_PASS = 500
 SECONDS_BETWEEN_PASSES = 1.0
 LONGEST_PAUSE = 10.0
@@ -164,7 +167,7 @@ class Recorder(threading.Thread):
         if "resumed" in event and self._has_run:
             self._tracker.reopen()
         else:
-            own = {"scaleflow.folder": str(self._state.parent)}
+            own = {"scaleflow.folder": str(self._state.parent), **parent_of(event)}
             tags = {**kept_provenance(self._state.parent), **event["tags"], **own}
             self._tracker.start(event["name"], tags, event["began"])
             self._has_run = True
@@ -176,6 +179,9 @@ class Recorder(threading.Thread):
     def _is_of_now(self, event: Event) -> bool:
         """Whether it was reported since this command began."""
         return self._since is None or event["time"] >= int(self._since * 1000)
+
+    def _tags(self, event: Event) -> None:
+        self._tracker.tags(event["values"])
 
     def _restart(self, event: Event) -> None:
         number = event["number"]
@@ -230,6 +236,7 @@ class Recorder(threading.Thread):
 
 HANDLERS = {
     "ready": "_start",
+    "tags": "_tags",
     "restart": "_restart",
     "data": "_data",
     "rollback": "_rollback",
@@ -239,6 +246,20 @@ HANDLERS = {
     "end": "_end",
     "refused": "_refused",
 }
+
+
+def parent_of(event: Event) -> dict[str, str]:
+    """The tag that makes a run the child of its sweep's.
+
+    Raises:
+        LookupError: as long as that is not recorded itself.
+    """
+    if not event.get("parent"):
+        return {}
+    known = state_of(Path(event["parent"], STATE))
+    if "run_id" not in known:
+        raise LookupError("the run of the sweep is not recorded yet")
+    return {PARENT: known["run_id"]} if known["run_id"] else {}
 
 
 def state_of(path: Path) -> dict[str, Any]:

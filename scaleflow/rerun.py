@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 
 from scaleflow.api import launched
-from scaleflow.command import leave, refuse, split_overrides
+from scaleflow.command import leave, printable, refuse, split_overrides
 from scaleflow.errors import Refusal
 from scaleflow.resume import RUN_ID
 from scaleflow.tracked import Words, again, store_named
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         made = again(past.config, past.params, words)
         if made.config.tracking.name == "mlflow" and made.config.tracking.uri is None:
             made.config.tracking.uri = store.uri
-        print(f"again: {past.name}  ({past.run_id})", flush=True)
+        print(f"again: {printable(past.name)}  ({past.run_id})", flush=True)
         return launched(made, words.overrides, tags={TAG: past.run_id})[0]
     except Refusal as refusal:
         return refuse(str(refusal))

@@ -8,6 +8,7 @@ counts only where it is typed; what was masked in it comes from this command.
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +31,9 @@ from scaleflow.trust import check_interpolation, check_targets, check_values, un
 OF_ITS_PLACE = (("checkpoint", "folder"), ("tracking", "uri"))
 
 RUN_DIR = "hydra.run.dir"
+
+#: Of an option; it is shown, and is a part of names.
+NAME = re.compile(r"[\w.-]+")
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,9 @@ def again(text: str, params: Mapping[str, str], words: Words, sections: Sequence
     config = container(made)
     check_targets(config, made.trusted_modules)
     check_values(config, own | {"trusted_modules"}, words.trusted)
-    tracked_choices = {group: option for group, option in params.items() if group in ours.choices and group in raw}
+    tracked_choices = {
+        group: params[group] for group in ours.choices if group in raw and NAME.fullmatch(params.get(group, ""))
+    }
     folder = [Path(str(o.value())) for o in overrides if o.key_or_group == RUN_DIR]
     return replace(
         ours,

@@ -75,6 +75,10 @@ class Job:
         started: when the command began, in seconds since the epoch.
         worker: this process's number; 0 is the chief, whose events are the run's.
         life: how often the run's processes were started again before.
+        parent: the folder of the sweep that this is a job of.
+        label: what is added to the run's name, if it has none of its own.
+        environment: what is added to the processes' environment.
+        server: the address of the server that forks the processes; None: the run has one of its own.
         tags: of the run, for its launcher.
         measure: of a tracked model that is to be evaluated, instead of training one.
     """
@@ -84,6 +88,10 @@ class Job:
     started: float
     worker: int = 0
     life: int = 0
+    parent: str | None = None
+    label: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    server: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
     measure: Measure | None = None
 
@@ -133,6 +141,7 @@ class Job:
         plan = self.plan
         told = {"config": plan.config, "choices": plan.choices, "search": plan.search}
         own = {"folder": str(self.folder), "started": self.started, "worker": self.worker, "life": self.life}
+        own |= {"parent": self.parent, "label": self.label}
         own["init_from"] = plan.model.init_from  # the file that it came to
         own["measure"] = None if self.measure is None else asdict(self.measure)
         return json.dumps({**told, **own})
@@ -143,7 +152,8 @@ class Job:
         plan = make_plan(told["config"], told["choices"], told["search"], look_outside=False)
         plan = replace(plan, model=replace(plan.model, init_from=told["init_from"]))
         measure = None if told["measure"] is None else Measure(**told["measure"])
-        return cls(plan, Path(told["folder"]), told["started"], told["worker"], told["life"], measure=measure)
+        own = {key: told[key] for key in ("started", "worker", "life", "parent", "label")}
+        return cls(plan, Path(told["folder"]), measure=measure, **own)
 
 
 def main() -> None:
@@ -158,12 +168,14 @@ def main() -> None:
         os.environ[TF_CONFIG] = without_evaluator(os.environ[TF_CONFIG])
     threading.Thread(target=end_with_launcher, args=(os.dup(0), stop), daemon=True).start()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    if job.serves:
-        serve(job, Writer(job.events))
     import_keras()
     finished = False
     try:
-        finished = work(job, Writer(job.events), stop.is_set)
+        emit = Writer(job.events)
+        emit("started", name=job.name, pid=os.getpid())
+        if job.serves:
+            serve(job, emit)
+        finished = work(job, emit, stop.is_set)
     except OSError:  # not even its events can be written; the launcher finds the same, and says so
         traceback.print_exc()
     sys.stdout.flush()
@@ -413,6 +425,8 @@ def announce(job: Job, built: Built, step: int, emit: Emit) -> None:
     name = plan.tracking.run_name or "-".join(
         (chosen.get("dataset", "?"), chosen.get("model", "?"), resolved["strategy"], resolved["precision"])
     )
+    if job.label:
+        name = f"{name} {job.label}"
     emit(
         "ready",
         name=name,
@@ -422,6 +436,7 @@ def announce(job: Job, built: Built, step: int, emit: Emit) -> None:
         steps=resolved["steps"],
         epochs=resolved["epochs"],
         search=list(plan.search),
+        **({"parent": job.parent} if job.parent else {}),
         **({"resumed": step} if job.goes_on else {}),
     )
     if built.about is not None and job.records and not job.goes_on:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -46,11 +47,12 @@ class LongRun:
             )
 
     def worker(self) -> psutil.Process:
-        (child,) = psutil.Process(self.launcher.pid).children()
+        (child,) = self.children()
         return child
 
     def children(self) -> list[psutil.Process]:
-        return list(psutil.Process(self.launcher.pid).children())
+        """The run's processes that are alive, the chief first."""
+        return processes(next(self.command.folder.glob("outputs/*/*")))
 
     def has_event(self, name: str) -> bool:
         found = list(self.command.folder.glob("outputs/*/*/events.jsonl"))
@@ -68,6 +70,16 @@ class LongRun:
             if self.launcher.poll() is None:
                 self.launcher.kill()
                 self.launcher.wait()
+
+
+def processes(folder: Path) -> list[psutil.Process]:
+    """Those that have reported themselves and are alive, in the order in which they were started."""
+    pids = []
+    for path in folder.glob("events*.jsonl"):
+        pids += [
+            event["pid"] for event in map(json.loads, path.read_text().splitlines()) if event["event"] == "started"
+        ]
+    return sorted((psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)), key=psutil.Process.create_time)
 
 
 def only_run(folder: Path) -> Any:

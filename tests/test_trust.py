@@ -327,3 +327,10 @@ def test_a_plan_with_trusted_modules_is_checked(plan: Callable[..., Any]) -> Non
     assert plan("trusted_modules=[mine]", "model._target_=mine.build").trusted_modules == ["mine"]
     with pytest.raises(Refusal, match=r"model\._target_=mine\.build: is not followed"):
         plan("trusted_modules=[]", "model._target_=mine.build")
+
+
+def test_an_options_name_is_a_name() -> None:
+    params = {**PARAMS, "dataset": "\x1b[2Jdigits\n", "model": "theirs"}
+    made = again(tracked_config(), params, Words(RUN, ()))
+    assert made.choices["dataset"] == "digits"
+    assert made.choices["model"] == "theirs"
