@@ -36,6 +36,7 @@ from scaleflow.interfaces import (
 )
 from scaleflow.plan import batching
 from scaleflow.targets import bind, names_class
+from scaleflow.trust import check_origins
 
 if TYPE_CHECKING:
     import keras
@@ -82,6 +83,8 @@ def build(plan: Plan, emit: Emit) -> Built:
     from scaleflow import dataset, model, optimizer, training
 
     ground = settle(plan, emit)
+    if plan.trusted_modules is not None:
+        check_origins(plan.config, plan.trusted_modules)
     source = bind(plan.dataset.target)()
     splits = dataset.prepare(source, plan.dataset, plan.seed, ground.agree, emit)
     splits = debugged(splits, plan.debug, ground.portions)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
-import re
-import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -22,11 +19,12 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from scaleflow.command import leave, options_as_text, refuse, split_overrides
 from scaleflow.composed import mask_sweep, plan_of, remove_empty, resolved, typed, writable
 from scaleflow.errors import Refusal
 from scaleflow.explain import CONF, check_config_dirs, check_overrides, explain, in_a_line
-from scaleflow.launch import FAILED, REFUSED, launch
-from scaleflow.masking import masked, register_resolver, remember, secrets_of_environment, secrets_typed
+from scaleflow.launch import FAILED, launch
+from scaleflow.masking import register_resolver, remember, secrets_of_environment, secrets_typed
 from scaleflow.plan import make_plan
 from scaleflow.resume import resumed
 from scaleflow.tracking import located
@@ -128,15 +126,6 @@ def entry() -> None:
     leave(main())
 
 
-def leave(code: int) -> NoReturn:
-    """Ends the process without taking apart, module by module, what MLflow imported: half a second or more."""
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # whoever read it is gone
-            stream.flush()
-    os._exit(code)
-
-
 def run(config: DictConfig, started: float) -> int:
     """Checks a composed config and launches it."""
     folder = Path(HydraConfig.get().runtime.output_dir)
@@ -169,26 +158,6 @@ def go_on(config: DictConfig, overrides: Sequence[str], made: Path, started: flo
         return launch(plan, run.config, run.changes, writable(run.folder), started, life=run.number)
 
 
-def refuse(message: str) -> int:
-    print(f"scaleflow: {printable(str(masked(message)))}", file=sys.stderr)
-    return REFUSED
-
-
-def printable(message: str) -> str:
-    """At most two lines, with what can't be printed of the words that were typed in escapes."""
-    lines = message.split("\n")
-    shown = ["".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line) for line in lines]
-    return ("\n" if len(shown) <= 2 else "\\n").join(shown)
-
-
-def split_overrides(words: list[str]) -> list[str]:
-    """Replaces `--overrides 'a=1 b=2'` by its words: MLflow hands a parameter on as one."""
-    if "--overrides" not in words[:-1]:
-        return words
-    at = words.index("--overrides")
-    return [*words[:at], *shlex.split(words[at + 1]), *words[at + 2 :]]
-
-
 def flags_first(words: Sequence[str]) -> list[str]:
     """Moves flags, with their values, before the overrides: Hydra's parser takes no flag between two of them."""
     flags: list[str] = []
@@ -199,11 +168,6 @@ def flags_first(words: Sequence[str]) -> list[str]:
         if word in FLAGS_WITH_VALUE:
             flags += islice(rest, 1)
     return flags + overrides
-
-
-def options_as_text(words: Sequence[str]) -> list[str]:
-    """Quotes the option of `debug=nan`, which Hydra would take for a number."""
-    return [re.sub(r"(?<=[=,])nan(?=,|$)", "'nan'", word) if word.startswith("debug=") else word for word in words]
 
 
 @contextlib.contextmanager

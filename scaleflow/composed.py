@@ -10,6 +10,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from scaleflow.composing import plain
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import Plan
 from scaleflow.masking import masked, masked_override, remember, secrets_in
@@ -27,15 +28,11 @@ def plan_of(config: DictConfig) -> Plan:
 def resolved(config: DictConfig) -> tuple[dict[str, Any], dict[str, str], list[str]]:
     """The config as plain containers, the option chosen in each group, and where a user's modules are."""
     chosen = HydraConfig.get().runtime
-    if missing := sorted(OmegaConf.missing_keys(config)):
-        has = "has" if len(missing) == 1 else "have"
-        raise Refusal(f"{', '.join(missing)}: {has} no default; write {' '.join(f'{key}=...' for key in missing)}")
-    plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     choices = {g: str(o) for g, o in chosen.choices.items() if "/" not in g and "@" not in g and o is not None}
     own = [source.path for source in chosen.config_sources if source.schema == "file"]
-    assert isinstance(plain, dict)
-    remember(secrets_in(OmegaConf.to_container(config, resolve=False), plain))
-    return {str(k): v for k, v in plain.items()}, choices, [str(Path.cwd()), *own]
+    found = plain(config)
+    remember(secrets_in(OmegaConf.to_container(config, resolve=False), found))
+    return found, choices, [str(Path.cwd()), *own]
 
 
 def typed() -> list[str]:

@@ -370,6 +370,7 @@ class Plan:
         resume: the folder of the run that goes on.
         evaluator: whether TF_CONFIG names one, which is this process or another.
         chief: HOST:PORT at which an evaluator's chief answers, where that is one of several processes.
+        trusted_modules: modules whose code may be followed beside scaleflow's and Keras's; None: all that there are.
     """
 
     strategy: Strategy
@@ -391,6 +392,7 @@ class Plan:
     resume: str | None = None
     evaluator: Literal["here", "elsewhere"] | None = None
     chief: str | None = None
+    trusted_modules: Sequence[str] | None = None
 
 
 # ---------------------------------------------------------------------------------------------

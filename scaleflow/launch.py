@@ -28,11 +28,13 @@ from scaleflow.events import Event, Reader, Writer
 from scaleflow.interfaces import Plan
 from scaleflow.masking import masked, masked_override, remember, secrets_in, secrets_of_environment
 from scaleflow.process import WorkerProcess, serving, started
-from scaleflow.record import STATE, Recorder
+from scaleflow.provenance import FILE as PROVENANCE
+from scaleflow.provenance import keep_provenance
+from scaleflow.record import STATE, Recorder, state_of
 from scaleflow.sampling import sampled
 from scaleflow.settle import RECORD_LOCK, claimed, has_run, settle
 from scaleflow.terminal import Display, display_for, duration
-from scaleflow.tracking import NoTracker, tracker_for
+from scaleflow.tracking import RUN_ID, NoTracker, tracker_for
 from scaleflow.worker import EVENTS, LOCK, Job, lock, wait_for, work
 
 FINISHED, FAILED, REFUSED = 0, 1, 2
@@ -96,6 +98,8 @@ def launch(
     began: float,
     life: int = 0,
     within: Within | None = None,
+    tags: Mapping[str, str] | None = None,
+    refused: Callable[[str], None] | None = None,
 ) -> int:
     """Runs one plan from start to end.
 
@@ -107,6 +111,8 @@ def launch(
         began: when the command began, in seconds since the epoch.
         life: which time it is that the run goes on by a command of its own; 0 where it begins.
         within: of the sweep that this is a job of.
+        tags: of the run, beside those that say where it comes from.
+        refused: told why there is no run, in place of the terminal.
 
     Returns:
         The command's exit code.
@@ -114,10 +120,11 @@ def launch(
     remember([*secrets_of_environment(), *secrets_in(config, plan.config)])
     display = within.display if within else Display(sys.stdout) if plan.debug.inline else display_for()
     place = place_of(plan)
-    job = Job(plan, folder.absolute(), began, place.worker if place else 0)
+    job = Job(plan, folder.absolute(), began, place.worker if place else 0, tags=tags or {})
     if within:
         job = replace(job, parent=str(within.parent), label=within.label)
         job = replace(job, environment=within.environment, server=within.server)
+    complain = refused or display.error
     with contextlib.ExitStack() as until_it_is_recorded:
         try:
             if job.records:
@@ -127,16 +134,20 @@ def launch(
             else:
                 write_configs(job, config, overrides)
         except Refusal as refusal:
-            display.error(str(refusal))
+            complain(str(refusal))
             return REFUSED
-        return launch_claimed(job, display, life > 0, within)
+        return launch_claimed(job, display, complain, life > 0, within)
 
 
-def launch_claimed(job: Job, display: Display, goes_on: bool, within: Within | None) -> int:
+def launch_claimed(
+    job: Job, display: Display, complain: Callable[[str], None], goes_on: bool, within: Within | None
+) -> int:
     """Runs a job in whose folder nobody else records; gives the command's exit code."""
     plan = job.plan
     place = place_of(plan)
-    tracker = tracker_for(plan.tracking) if job.records else NoTracker()
+    tracker = tracker_for(plan.tracking, adopts=not goes_on and within is None) if job.records else NoTracker()
+    if goes_on and (unused := not_adopted(job.folder)):
+        display.line(unused)
     if plan.evaluator == "here":
         display.line(f"{job.name} of the checkpoints in {plan.checkpoint.folder}; the chief records the run")
     if place and place.worker:
@@ -148,7 +159,8 @@ def launch_claimed(job: Job, display: Display, goes_on: bool, within: Within | N
         outcome = run(job, recorder, display, stop, within.heard if within else None).run()
         refusal = recorder.refusal or outcome.refusal
         if refusal is not None:
-            return refuse(job, recorder, display, refusal, outcome)
+            complain(str(masked(str(refusal))))
+            return refuse(job, recorder, outcome)
         return conclude(job, recorder, display, stop, outcome)
 
 
@@ -178,6 +190,14 @@ def write_resumption(job: Job, overrides: Sequence[str], life: int) -> None:
         writing.release()  # the worker takes it
     path = job.folder / f"resume-{life}.yaml"
     path.write_text(OmegaConf.to_yaml([masked_override(o) for o in overrides]))
+
+
+def not_adopted(folder: Path) -> str | None:
+    """What is said where the environment names another run than the one that goes on."""
+    named, own = os.environ.get(RUN_ID), state_of(folder / STATE).get("run_id")
+    if not named or named == own:
+        return None
+    return f"note: {RUN_ID}={named} is not used: the run that goes on is {own or 'the one in its folder'}"
 
 
 def write_environment(folder: Path) -> None:
@@ -329,6 +349,7 @@ class WorkerRun:
         """
         if not self._recorder.is_alive() and not self._recorder.done.is_set():
             write_environment(self._job.folder)
+            keep_provenance(self._job.folder, self._job.tags)
             self._recorder.start()
         while not self._recorder.is_settled.wait(POLL_SECONDS):
             if self._stop.is_set():
@@ -486,6 +507,7 @@ class InlineRun(WorkerRun):
 
     def run(self) -> Outcome:
         write_environment(self._job.folder)
+        keep_provenance(self._job.folder, self._job.tags)
         self._recorder.start()
         write = Writer(self._job.folder / EVENTS)
         with sampled(self._job, [self]):
@@ -533,9 +555,8 @@ def reason(processes: Sequence[WorkerProcess]) -> tuple[str, bool]:
     return next((found for found in reasons if not found[1]), reasons[0])
 
 
-def refuse(job: Job, recorder: Recorder, display: Display, refusal: Refusal, outcome: Outcome) -> int:
-    """Says why there is no run, and takes away what was written for it, unless a log has more to say."""
-    display.error(str(masked(str(refusal))))
+def refuse(job: Job, recorder: Recorder, outcome: Outcome) -> int:
+    """There is no run: takes away what was written for it, unless a log has more to say; gives the exit code."""
     if recorder.is_alive() and str(job.plan.tracking.uri).startswith("sqlite:"):
         recorder.finish(MIGRATION_SECONDS)  # a process that ends while it makes a store leaves half a store
     recorder.stop()
@@ -573,7 +594,7 @@ def conclude(job: Job, recorder: Recorder, display: Display, stop: Stop, outcome
 def discard(folder: Path) -> None:
     """Takes away what was written for a run that is not to be, and the folder if that was all."""
     of_processes = [path.name for pattern in OF_PROCESSES for path in folder.glob(pattern)]
-    for name in (*KEPT, *of_processes, STATE, LOCK, RECORD_LOCK):
+    for name in (*KEPT, *of_processes, STATE, LOCK, RECORD_LOCK, PROVENANCE):
         (folder / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         for place in (folder, *folder.parents):

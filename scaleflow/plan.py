@@ -33,6 +33,7 @@ from scaleflow.interfaces import (
 )
 from scaleflow.sections import read, read_with_target, typed, unknown_key
 from scaleflow.tracking.uri import resolve
+from scaleflow.trust import check_targets
 
 
 def make_plan(
@@ -83,9 +84,12 @@ def read_plan(config: Mapping[str, Any], choices: Mapping[str, str], search: Seq
         config=config,
         search=search,
         resume=typed(sections.pop("resume", None), str | None, "resume", {}),
+        trusted_modules=typed(sections.pop("trusted_modules", None), list[str] | None, "trusted_modules", {}),
     )
     for key in sections:
         raise unknown_key(key, [f.name for f in dataclasses.fields(Plan)])
+    if plan.trusted_modules is not None:
+        check_targets(config, plan.trusted_modules)
     return follow_debug(follow_tf_config(follow_tpu(plan)))
 
 

@@ -24,6 +24,7 @@ from scaleflow.errors import Refusal, Unreachable
 from scaleflow.events import Event, Reader
 from scaleflow.interfaces import IDENTITY, Point, Tracker
 from scaleflow.masking import masked
+from scaleflow.provenance import kept_provenance
 
 STATE = "record.json"
 
@@ -232,8 +233,9 @@ class Transfer:
             self._tracker.reopen()
         else:
             self.keep_state(is_vital=True)  # so that a run that is made now is found by its identity
-            tags = {**event["tags"], "scaleflow.folder": self._known["folder"], IDENTITY: self._known["id"]}
-            self._tracker.start(event["name"], {**tags, **self._parent(event)}, event["began"])
+            own = {"scaleflow.folder": self._known["folder"], IDENTITY: self._known["id"], **self._parent(event)}
+            tags = {**kept_provenance(self._events.parent), **event["tags"], **own}
+            self._tracker.start(event["name"], tags, event["began"])
             self.keep_state()
             self._tracker.params(event["params"])
 

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 METRICS_SHOWN = ("train/loss", "train/accuracy", "train/mae", "val/loss", "val/accuracy", "val/mae")
 
 
-def display_for(stream: TextIO = sys.stdout) -> Display:
+def display_for(stream: TextIO | None = None) -> Display:
     """A bar where someone is looking, lines where nobody is."""
+    stream = stream or sys.stdout  # of now: a notebook has its own
     return BarDisplay(stream) if stream.isatty() else Display(stream)
 
 

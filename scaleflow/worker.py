@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -32,8 +32,10 @@ from scaleflow.evaluator import WithEvaluations, evaluate
 from scaleflow.events import Reader, Writer
 from scaleflow.interfaces import Emit, Plan
 from scaleflow.masking import MaskedStream, known, masked, remember
+from scaleflow.measure import Measure, measured
 from scaleflow.memory import out_of_memory
 from scaleflow.plan import make_plan
+from scaleflow.provenance import inside
 
 if TYPE_CHECKING:
     from scaleflow.training import Agreement, Session
@@ -77,6 +79,8 @@ class Job:
         label: what is added to the run's name, if it has none of its own.
         environment: what is added to the processes' environment.
         server: the address of the server that forks the processes; None: the run has one of its own.
+        tags: of the run, for its launcher.
+        measure: of a tracked model that is to be evaluated, instead of training one.
     """
 
     plan: Plan
@@ -88,6 +92,8 @@ class Job:
     label: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     server: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    measure: Measure | None = None
 
     @property
     def name(self) -> str:
@@ -139,6 +145,7 @@ class Job:
         own |= {"parent": self.parent, "label": self.label}
         own["init_from"] = plan.model.init_from  # the file that it came to
         own["secrets"] = known()
+        own["measure"] = None if self.measure is None else asdict(self.measure)
         return json.dumps({**told, **own})
 
     @classmethod
@@ -147,8 +154,9 @@ class Job:
         remember(told["secrets"])
         plan = make_plan(told["config"], told["choices"], told["search"], look_outside=False)
         plan = replace(plan, model=replace(plan.model, init_from=told["init_from"]))
+        measure = None if told["measure"] is None else Measure(**told["measure"])
         own = {key: told[key] for key in ("started", "worker", "life", "parent", "label")}
-        return cls(plan, Path(told["folder"]), **own)
+        return cls(plan, Path(told["folder"]), measure=measure, **own)
 
 
 def main() -> None:
@@ -218,8 +226,17 @@ def work(job: Job, emit: Emit, told_to_stop: Callable[[], bool]) -> bool:
     Returns:
         False if it was refused or failed.
     """
+    with inside(job.folder):
+        return worked(job, emit, told_to_stop)
+
+
+def worked(job: Job, emit: Emit, told_to_stop: Callable[[], bool]) -> bool:
     writing = lock(job.folder)
     try:
+        if job.measure is not None:
+            measured(job.plan, job.measure, job.folder, emit)
+            emit("end", status="FINISHED")
+            return True
         if job.records:
             wait_for(writing)
         if job.goes_on or job.plan.training.on_nan == "rollback":

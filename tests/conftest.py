@@ -22,8 +22,8 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_module
 from omegaconf import OmegaConf
 
-from scaleflow.cli import options_as_text
 from scaleflow.cluster.tpu import VARIABLES
+from scaleflow.command import options_as_text
 from scaleflow.interfaces import Plan
 from scaleflow.plan import make_plan
 from scaleflow.process import SERVER, serving

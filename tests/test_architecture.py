@@ -15,7 +15,14 @@ GROUPS_WITHOUT_TWIN = {"experiment", "debug", "hydra"}
 TOOLS = {"doctor", "sweep"}  # subpackages that are commands of their own, or run many runs: not a part of one
 WORKERS_ROOMS = ("checkpoint", "strategy", "hardware", "precision", "dataset", "model", "optimizer", "training")
 #: The loader travels in each logged model; the probe is a process of the doctor's, which itself imports nothing heavy.
-WORKERS_FILES = {"scaleflow.assemble", "scaleflow.worker", "scaleflow.tracking.loader", "scaleflow.doctor.probe"}
+WORKERS_FILES = {
+    "scaleflow.assemble",
+    "scaleflow.measure",
+    "scaleflow.testing",
+    "scaleflow.worker",
+    "scaleflow.tracking.loader",
+    "scaleflow.doctor.probe",
+}
 LAUNCHERS_ROOMS = ("tracking",)
 ALLOWED_TO_GROUPS = {"scaleflow.interfaces", "scaleflow.errors"}
 ALLOWED_TO_TRACKING = ALLOWED_TO_GROUPS | {"scaleflow.masking"}

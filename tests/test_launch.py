@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.conftest import ROOT, Command
+from tests.conftest import Command
 
 #: A run that would go on for minutes, with an epoch a second or so.
 LONG = ("dataset=synthetic", "dataset.shape=[16]", "dataset.examples=100000", "training.epochs=1000")
@@ -240,31 +239,3 @@ def test_two_commands_at_once_share_a_new_store(command: Command) -> None:
     runs = client.search_runs([client.get_experiment_by_name("scaleflow").experiment_id])
     assert [r.info.status for r in runs] == ["FINISHED"] * 2
     assert {r.data.params["seed"] for r in runs} == {"0", "1"}
-
-
-@pytest.mark.slow
-def test_mlflow_run_starts_a_run_that_is_adopted(tmp_path: Path) -> None:
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
-    folder = tmp_path / "run"
-    overrides = f"training.epochs=1 'tracking.tags={{why: a test}}' hydra.run.dir={folder}"
-    ended = subprocess.run(
-        [str(Path(sys.executable).with_name("mlflow")), "run", str(ROOT), "--env-manager", "local"]
-        + ["-P", "strategy=mirrored", "-P", f"overrides={overrides}"],
-        env={**Command(tmp_path).environment, "MLFLOW_TRACKING_URI": uri}
-        | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    from mlflow import MlflowClient
-
-    client = MlflowClient(uri)
-    (run,) = client.search_runs([e.experiment_id for e in client.search_experiments()])
-    assert run.info.status == "FINISHED"
-    assert run.data.tags["why"] == "a test"
-    assert run.data.params["resolved.strategy"] == "mirrored"
-    assert run.data.metrics["test/accuracy"] > 0.5
-    assert json.loads((folder / "record.json").read_text())["run_id"] == run.info.run_id

@@ -30,6 +30,7 @@ from scaleflow.interfaces import Plan
 from scaleflow.launch import FAILED, FINISHED, REFUSED, Stop, Within, launch, stop_signals
 from scaleflow.masking import masked, masked_override
 from scaleflow.process import serving
+from scaleflow.provenance import keep_provenance
 from scaleflow.record import Recorder
 from scaleflow.settle import RECORD_LOCK, claimed
 from scaleflow.sweep.devices import portions
@@ -295,10 +296,13 @@ class Sweep:
                 return
             assert self._plan is not None
             self._tell = Writer(self._folder / EVENTS)
+            write_config(self._folder, self._config)
             tracking, events = self._plan.tracking, self._folder / EVENTS
             before = events.stat().st_size
             goes_on, offline = self._goes_on, tracking.offline
-            self._recorder = Recorder(tracker_for(tracking), events, before, goes_on=goes_on, offline=offline)
+            keep_provenance(self._folder, {})
+            tracker = tracker_for(tracking, adopts=not goes_on)
+            self._recorder = Recorder(tracker, events, before, goes_on=goes_on, offline=offline)
             swept = ", ".join(self._ledger.swept)
             name = self._plan.tracking.run_name or f"sweep of {swept or 'one job'}"
             tags = {**(self._plan.tracking.tags or {}), "scaleflow.swept": swept}
@@ -375,3 +379,10 @@ class Sweep:
             return 128 + (self._stop.signal or signal.SIGTERM)
         statuses = {job.entry.status for job in self._jobs}
         return FINISHED if statuses == {"FINISHED"} else REFUSED if statuses == {"REFUSED"} else FAILED
+
+
+def write_config(folder: Path, config: DictConfig) -> None:
+    """What all jobs begin with, secrets masked."""
+    base = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    plain = OmegaConf.to_container(base, resolve=False)
+    (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(masked(plain))))
