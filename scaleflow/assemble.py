@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -56,6 +56,7 @@ class Built:
 
     Attributes:
         explain: an error that ended the training, or one that names the example it came from.
+        facts: what the words about a profile need to know.
     """
 
     strategy: tf.distribute.Strategy
@@ -70,6 +71,7 @@ class Built:
     counts: dict[str, int]
     outputs: Outputs
     about: About | None
+    facts: dict[str, Any]
 
 
 def build(plan: Plan, emit: Emit) -> Built:
@@ -125,7 +127,8 @@ def build(plan: Plan, emit: Emit) -> Built:
     callbacks = [training.check_callback(bind(each)(), each.path) for each in plan.training.callbacks or ()]
     explain = functools.partial(dataset.explained, splits=splits.named())
     trained = ground.strategy, engine, train, validation, test, export, callbacks
-    return Built(*trained, explain, resolved, dict(splits.counts()), source.outputs, about)
+    facts = facts_of(resolved, splits)
+    return Built(*trained, explain, resolved, dict(splits.counts()), source.outputs, about, facts)
 
 
 def model_maker(plan: Plan, inputs: Inputs, outputs: Outputs, emit: Emit) -> Callable[[], keras.Model]:
@@ -450,6 +453,16 @@ def resolved_cache(plan: Plan, splits: Splits) -> str:
     if plan.dataset.cache != "auto":
         return plan.dataset.cache
     return "none" if isinstance(splits.train, Stream) else "memory"
+
+
+def facts_of(resolved: Mapping[str, Any], splits: Splits) -> dict[str, Any]:
+    """What the words about a profile need to know, as plain values."""
+    import numpy as np
+
+    train = splits.train
+    is_held = not isinstance(train, Stream) and not isinstance(train.inputs, np.memmap)
+    known = ("strategy", "precision", "hardware", "replicas", "global_batch_size", "cache")
+    return {name: resolved[name] for name in known} | {"input": "memory" if is_held else "stream"}
 
 
 def evaluation(portions: Batching) -> Batching:

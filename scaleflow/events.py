@@ -18,6 +18,8 @@ The events, in the order of a run's life:
     artifact  path, [folder]                             a file to keep with the run
     data      name, source, kind, classes, splits        the dataset; each split's size, digest, dtypes, shapes
     confusion path, folder, split                        the table of which classes were taken for which
+    profile   folder, first, last, artifacts, usual_ms,  steps were traced; their traces are under `folder`
+              facts
     model     path, step                                 the exported model's folder
     fault     error                                      what went wrong, if something did
     end       status, [error]                            how the run ended; of a fault the launcher says it

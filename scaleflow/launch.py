@@ -455,6 +455,7 @@ def conclude(job: Job, recorder: Recorder, display: Display, stop: Stop, outcome
         print(f"scaleflow: {outcome.last['error']}", file=sys.stderr)
     rows = [("status", f"{outcome.last['status']} in {took}")]
     rows += [(k.replace("/", " "), f"{v:.4f}") for k, v in outcome.test.items()]
+    rows += [("profile", line) for line in recorder.profiles.values()]
     rows += [("output", os.path.relpath(job.folder))]
     if outcome.last["status"] != "FINISHED" and outcome.checkpoint is not None:
         rows += [

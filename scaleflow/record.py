@@ -38,6 +38,7 @@ class Recorder(threading.Thread):
 
     Attributes:
         refusal: why the store can't be used, once that is known.
+        profiles: what to tell the user of each window that was traced, by its first step.
         done: set when the run's end is recorded, or there is nothing to record.
     """
 
@@ -56,6 +57,7 @@ class Recorder(threading.Thread):
         self._has_run = False
         self._since = since
         self._unwritten: list[Event] = []
+        self.profiles: dict[int, str] = {}
         self.refusal: Refusal | None = None
         self.done = threading.Event()
 
@@ -196,6 +198,15 @@ class Recorder(threading.Thread):
         for path in filter(None, (draw_confusion(table, event["split"]), table)):
             self._tracker.artifact(path, event["folder"])
 
+    def _profile(self, event: Event) -> None:
+        from scaleflow.profiler import report
+
+        profile = report(event)
+        for path, folder in profile.files:
+            self._tracker.artifact(path, folder)
+        self._send_points([Point(key, value, event["last"], event["time"]) for key, value in profile.values.items()])
+        self.profiles[event["first"]] = profile.line
+
     def _model(self, event: Event) -> None:
         self._tracker.model(Path(event["path"]), event["step"])
 
@@ -233,6 +244,7 @@ HANDLERS = {
     "rollback": "_rollback",
     "artifact": "_artifact",
     "confusion": "_confusion",
+    "profile": "_profile",
     "model": "_model",
     "end": "_end",
     "refused": "_refused",

@@ -30,7 +30,7 @@ from scaleflow.cluster import TF_CONFIG, answers, in_step, names, parse, without
 from scaleflow.errors import Refusal
 from scaleflow.evaluator import WithEvaluations, evaluate
 from scaleflow.events import Reader, Writer
-from scaleflow.interfaces import Emit, Plan
+from scaleflow.interfaces import Emit, Plan, Tracer
 from scaleflow.masking import masked
 from scaleflow.memory import out_of_memory
 from scaleflow.plan import make_plan
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 EVENTS = "events.jsonl"
 TRACEBACK = "traceback.txt"
 MODEL = "model"
+PROFILE = "profile"
 LOCK = "run.lock"
 
 #: How long a worker may go on without its launcher.
@@ -368,6 +369,7 @@ def begin(job: Job, built: Built, agree: Agreement, emit: Emit) -> Session:
         ends_as_best=options.export == "best",
         callbacks=built.callbacks,
         any_worker=agree.any,
+        tracer=tracer_of(job, built, emit),
     )
     keeper.check_writable()
     if not job.goes_on:
@@ -383,6 +385,19 @@ def begin(job: Job, built: Built, agree: Agreement, emit: Emit) -> Session:
         if snapshot is not None:
             session.restore(snapshot)
     return session
+
+
+def tracer_of(job: Job, built: Built, emit: Emit) -> Tracer | None:
+    """What traces the steps that the config names, in each worker that trains."""
+    options = job.plan.profiler
+    if not options.windows or job.plan.evaluator == "here":
+        return None
+    from scaleflow import training
+    from scaleflow.profiler.tracer import StepTracer
+
+    name = job.name.replace(" ", "-")
+    told = emit if job.records else None
+    return StepTracer(options, job.folder / PROFILE, name, told, lambda: {**built.facts, "memory": training.peaks()})
 
 
 def announce(job: Job, built: Built, step: int, emit: Emit) -> None:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from scaleflow.errors import NotFinite, Refusal, RunError
-from scaleflow.interfaces import Best, Checkpoints, EarlyStopping, Emit, Feed, Snapshot, Training
+from scaleflow.interfaces import Best, Checkpoints, EarlyStopping, Emit, Feed, Snapshot, Tracer, Training
 from scaleflow.training.callbacks import Callbacks, logs_of
 from scaleflow.training.engine import Engine
 from scaleflow.training.memory import peaks
 from scaleflow.training.stretch import StepsPerLoop
+
+#: Of so many calls it is remembered how long a step took.
+RECENT = 100
 
 ADVICE = "try a lower optimizer.learning_rate, or training.clip_norm=1.0"
 
@@ -87,6 +92,7 @@ class Session:
         ends_as_best: test the model of the best one, which is then the model that the run has made.
         callbacks: Keras's, told of the same as `emit`.
         any_worker: whether any of the workers says so; called by all of them.
+        tracer: traces some of the steps.
     """
 
     def __init__(
@@ -105,6 +111,7 @@ class Session:
         ends_as_best: bool = False,
         callbacks: Sequence[Any] = (),
         any_worker: Callable[[bool], bool] = bool,
+        tracer: Tracer | None = None,
     ) -> None:
         self._engine = engine
         self._options = options
@@ -120,10 +127,14 @@ class Session:
         self._best = Record(best)
         self._ends_as_best = ends_as_best
         self._any_worker = any_worker
+        self._tracer = tracer
+        self._is_single = False
         self._checkpoints = checkpoints
         self._clock = Clock(train)
+        self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT)
         self._values: dict[str, float] = {}
         self._calls = 0
+        self._singles = 0
         self._unsaved_seconds = 0.0
         self._saved: tuple[int, int] | None = None
         self._stopped = False
@@ -140,8 +151,13 @@ class Session:
         self._tell("train_begin")
         if self._rolls_back and not self.step:
             self._save()  # there has to be something to go back to
-        while not self._is_through():
-            pass
+        try:
+            while not self._is_through():
+                pass
+        except BaseException:
+            self._end_trace()
+            raise
+        self._end_trace(all_are_there=True)
         self._tell("train_end", logs_of(self._values))
         self._save()
         if self._checkpoints is not None:
@@ -173,6 +189,7 @@ class Session:
             NotFinite: what came, where that is not to be, or there was enough of it.
         """
         most = self._options.nan_rollbacks
+        self._end_trace()
         if self._checkpoints is not None:
             self._checkpoints.wait()
         if not self._rolls_back or self._checkpoints is None or not error.last_cause:
@@ -272,6 +289,11 @@ class Session:
         self._checkpoints.save(snapshot, is_best)
 
     @property
+    def _usual_ms(self) -> float | None:
+        """What a step takes, of those that are not taken by themselves."""
+        return percentile_ms(self._recent, 50)
+
+    @property
     def _updates(self) -> int:
         """The optimizer's updates so far, by which what is reported is placed."""
         return self._engine.updates(self.step)
@@ -293,9 +315,29 @@ class Session:
         if self._stopped or left <= 0:
             return 0
         until_saved = self._checkpoints.steps_left(self.step) if self._checkpoints is not None else None
+        until_traced = self._tracer.steps_left(self.step) if self._tracer is not None else None
         wanted = self._pace.next() if self._is_warm else 1
         self._tell("train_batch_begin", self.first)
-        return min(wanted, left, left if until_saved is None else until_saved)
+        return min(wanted, left, *(steps for steps in (until_saved, until_traced) if steps is not None))
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[bool]:
+        if self._tracer is None:
+            yield False
+            return
+        with self._tracer.watching(self.step + 1) as self._is_single:
+            yield self._is_single
+
+    def _end_trace(self, all_are_there: bool = False) -> None:
+        """Keeps what there is of a window that has begun."""
+        if self._tracer is None:
+            return
+        self._tracer.close()
+        if all_are_there:
+            self._agree(0.0)  # every worker has written its own
+        self._tracer.tell(self._usual_ms)
+        if all_are_there and not self._stopped:
+            self._tracer.ended(self.step)
 
     @property
     def _is_warm(self) -> bool:
@@ -304,14 +346,22 @@ class Session:
 
     def called(self, steps: int, means: Mapping[str, float], seconds: float) -> None:
         """One event to a call; the epoch's last one has the speed."""
-        if self._calls:  # the first call makes ready what later ones find
-            self._clock.add(self.first, steps, seconds)
-        else:
+        if not self._calls and not self._singles:
             began = {"perf/seconds_to_first_step": time.time() - self._started}
             self._emit("metrics", step=self._engine.updates(self.step + 1), values=began)
-        self._calls += 1
+        if self._calls and not self._is_single:  # the first call makes ready what later ones find
+            self._clock.add(self.first, steps, seconds)
+            self._recent.append((seconds / steps, steps))
+        if self._tracer is not None:
+            self._tracer.took(self.step + steps)
         agreed, self._stopped = self._agree(seconds)
-        self._pace.took(steps, agreed)
+        if self._tracer is not None:
+            self._tracer.tell(self._usual_ms)
+        if self._is_single:
+            self._singles += 1
+        else:
+            self._calls += 1
+            self._pace.took(steps, agreed)
         self.step += steps
         scale = self._engine.loss_scale
         values = prefixed("train", means) | ({} if scale is None else {"train/loss_scale": scale})
@@ -359,32 +409,54 @@ class Session:
 
 
 class Clock:
-    """Measures an epoch's training calls; the run's first call, which compiles, is left out."""
+    """Measures an epoch's training calls, but the run's first, which compiles, and those of single steps."""
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
-        self._steps = 0
         self._examples = 0
-        self._seconds = 0.0
+        self._calls: list[tuple[float, int]] = []
 
     def add(self, first: int, steps: int, seconds: float) -> None:
         """Counts a call that took `steps` from the epoch's step `first` on."""
         size = self._feed.batching.global_size
         self._examples += min((first + steps) * size, self._feed.examples) - first * size
-        self._steps += steps
-        self._seconds += seconds
+        self._calls.append((seconds / steps, steps))
+
+    @property
+    def _seconds(self) -> float:
+        return sum(each * steps for each, steps in self._calls)
 
     @property
     def examples_per_second(self) -> float | None:
-        return self._examples / self._seconds if self._seconds else None
+        return self._examples / self._seconds if self._calls else None
 
     def speed(self) -> dict[str, float]:
-        if not self._seconds:
+        """What an epoch's end is reported with; the means are of all steps that count."""
+        if not self._calls:
             return {}
-        return {
+        steps = sum(steps for _, steps in self._calls)
+        found = {
             "perf/examples_per_second": self._examples / self._seconds,
-            "perf/step_ms": 1000 * self._seconds / self._steps,
+            "perf/step_ms": 1000 * self._seconds / steps,
+            "perf/step_ms_p50": percentile_ms(self._calls, 50),
+            "perf/step_ms_p95": percentile_ms(self._calls, 95),
         }
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def percentile_ms(calls: Collection[tuple[float, int]], percent: float) -> float | None:
+    """What so many percent of the steps took at most, in milliseconds; each counts as its call's mean step.
+
+    Args:
+        calls: (seconds a step, steps) of each.
+        percent: of the steps.
+    """
+    behind = sum(steps for _, steps in calls) * percent / 100
+    for each, steps in sorted(calls):
+        behind -= steps
+        if behind <= 0:
+            return 1000 * each
+    return None
 
 
 class Record:
