@@ -98,6 +98,8 @@ def about_input(percent: float, facts: Mapping[str, Any], ops: Sequence[Mapping[
     """Whether steps wait for input, and what would help."""
     if percent < NOT_INPUT_BOUND:
         return f"{percent:.0f} % of a step waits for input: the run is not input-bound."
+    if facts.get("input") == "memory" and percent < INPUT_BOUND:
+        return f"{percent:.0f} % of a step gathers its examples from memory: the run is not input-bound."
     degree = "the run is input-bound" if percent >= INPUT_BOUND else "a part of the run is input-bound"
     return f"{percent:.0f} % of a step waits for input: {degree}; {way_out(facts, ops)}."
 
@@ -105,8 +107,8 @@ def about_input(percent: float, facts: Mapping[str, Any], ops: Sequence[Mapping[
 def way_out(facts: Mapping[str, Any], ops: Sequence[Mapping[str, Any]]) -> str:
     if facts.get("input") == "memory":
         return (
-            "the examples are in memory, and what is left is to gather them, which a call of several steps does beside "
-            "the step before: look at perf/step_ms outside the window first"
+            "the examples are in memory, and what is left is to gather them: that is much only where a step has little "
+            "else to do, so use a larger model or training.batch_size, and look at perf/step_ms outside the window"
         )
     ways = []
     if facts.get("cache") == "none":
