@@ -74,11 +74,11 @@ def test_with_a_gpu_what_it_does_counts_and_not_the_host_s_starting_of_it() -> N
     assert (step.input, step.compute, step.allreduce, step.host) == pytest.approx((0.2, 0.4, 0.2, 0.2))
 
 
-def summary(input: float, compute: float, allreduce: float = 0.0, usual: float | None = None, **facts: Any) -> Json:
-    host = 10 - input - compute - allreduce
+def summary(waiting: float, compute: float, allreduce: float = 0.0, usual: float | None = None, **facts: Any) -> Json:
+    host = 10 - waiting - compute - allreduce
     from scaleflow.profiler.split import Step
 
-    steps = [Step(n, 10.0, input, compute, allreduce, host) for n in range(50, 60)]
+    steps = [Step(n, 10.0, waiting, compute, allreduce, host) for n in range(50, 60)]
     ops = [
         {"type": "PyFunc", "name": "PyFunc", "count": 3, "self_ms": 2.0, "percent": 40.0, "in_step": False},
         {"type": "MatMul", "name": "train_step/MatMul", "count": 3, "self_ms": 1.0, "percent": 20.0, "in_step": True},
