@@ -31,6 +31,7 @@ from scaleflow.errors import Refusal
 from scaleflow.evaluator import WithEvaluations, evaluate
 from scaleflow.events import Reader, Writer
 from scaleflow.interfaces import Emit, Plan, Tracer
+from scaleflow.laps import Laps
 from scaleflow.masking import masked
 from scaleflow.memory import out_of_memory
 from scaleflow.plan import make_plan
@@ -56,6 +57,9 @@ SECONDS_BETWEEN_LOOKS = 1.0
 #: Keras imports these where it finds them, for wrappers and plots that a worker has no use for: a
 #: second and more of every start. Whoever needs one in a model or dataset imports it as usual.
 NOT_FOR_KERAS = ("sklearn", "matplotlib", "matplotlib.pyplot", "pandas")
+
+#: How long this process took to import TensorFlow and Keras, where it was itself that did.
+import_seconds = 0.0
 
 #: Lines that TensorFlow's errors begin with, before they say what was wrong.
 LEADS_TO_REASON = re.compile(r"\s*$|Graph execution error|Detected at node|<stack traces|\d+ root error|\s+File ")
@@ -211,14 +215,15 @@ def work(job: Job, emit: Emit, told_to_stop: Callable[[], bool]) -> bool:
             emit = OnlyNew(job.events, emit)
         if job.records and job.plan.evaluator is not None:
             emit = WithEvaluations(Path(job.checkpoints), emit, goes_on=job.goes_on)
-        built = build(job.plan, emit)
+        laps = laps_of(job)
+        built = build(job.plan, emit, laps)
         if job.plan.evaluator == "here":
             announce(job, built, 0, emit)
             status = evaluate(built, Path(job.checkpoints), emit, told_to_stop, is_left_alone(job.plan))
             emit("end", status=status, **({} if status == "FINISHED" else {"error": "stopped"}))
             return True
         agree = training_agreement(job, built, told_to_stop)
-        session = begin(job, built, agree, emit)
+        session = begin(job, built, agree, emit, laps)
     except Refusal as refusal:
         emit("refused", message=str(refusal))
         return False
@@ -324,6 +329,8 @@ def is_own(file: str, folders: Sequence[str]) -> bool:
 
 def import_keras() -> None:
     """Imports Keras without what it would import beside itself; for a process that is ours alone."""
+    global import_seconds
+    began = time.time()
     hidden = [name for name in NOT_FOR_KERAS if name not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None makes an import fail
     try:
@@ -331,6 +338,7 @@ def import_keras() -> None:
     finally:
         for name in hidden:
             sys.modules.pop(name, None)
+        import_seconds = time.time() - began
 
 
 def training_agreement(job: Job, built: Built, told_to_stop: Callable[[], bool]) -> Agreement:
@@ -345,7 +353,14 @@ def training_agreement(job: Job, built: Built, told_to_stop: Callable[[], bool])
     return training.Agreement(built.strategy, in_step(job.plan), has_to_stop)
 
 
-def begin(job: Job, built: Built, agree: Agreement, emit: Emit) -> Session:
+def laps_of(job: Job) -> Laps:
+    """The time since the command began, of which this process knows how long its imports took."""
+    laps = Laps(job.started, **{"import": import_seconds})
+    laps.end("launch")
+    return laps
+
+
+def begin(job: Job, built: Built, agree: Agreement, emit: Emit, laps: Laps | None = None) -> Session:
     """The run at its first step, or where its newest checkpoint was taken.
 
     Raises:
@@ -370,6 +385,8 @@ def begin(job: Job, built: Built, agree: Agreement, emit: Emit) -> Session:
         callbacks=built.callbacks,
         any_worker=agree.any,
         tracer=tracer_of(job, built, emit),
+        laps=laps,
+        peak_flops=built.peak_flops,
     )
     keeper.check_writable()
     if not job.goes_on:

@@ -57,6 +57,10 @@ class Engine(Protocol):
     def loss_scale(self) -> float | None:
         """The dynamic loss scale, where there is one."""
 
+    @property
+    def flops_per_example(self) -> float | None:
+        """Operations that a step computes for an example, once it is traced; None where they can't be counted."""
+
     def run(self, feed: Feed, host: Host) -> None:
         """Trains until the host says that it is enough."""
 

@@ -21,6 +21,7 @@ from scaleflow.interfaces import STEP_SCOPE, Feed, Objective
 from scaleflow.training import state
 from scaleflow.training.engine import Host
 from scaleflow.training.evaluation import Evaluation
+from scaleflow.training.flops import flops_per_example
 from scaleflow.training.loop import loss_scale
 from scaleflow.training.passes import WholePasses, supervised
 from scaleflow.training.tally import Tally
@@ -80,6 +81,7 @@ class Fit:
         self._per_execution = steps_per_execution
         self._slots = state.Slots(optimizer, model.trainable_variables)
         self._restored: Mapping[str, np.ndarray[Any, Any]] = {}
+        self.flops_per_example: float | None = None
 
     def trace(self, train: Feed, *others: Feed | None) -> None:
         """Compiles for these feeds without running anything, so that a model's faults show early."""
@@ -95,7 +97,8 @@ class Fit:
             def step(batch: Any) -> Any:
                 return self.strategy.run(self._fitted.train_step, args=(batch,))
 
-            step.get_concrete_function(batches.element_spec)
+            graph = step.get_concrete_function(batches.element_spec).graph
+            self.flops_per_example = flops_per_example(graph, self.strategy, train.batching)
         for feed in filter(None, others):
             self._evaluation.trace(feed)
 

@@ -20,6 +20,7 @@ from scaleflow.interfaces import READ_SCOPE, STEP_SCOPE, SUM_SCOPE, Feed, Object
 from scaleflow.training import state
 from scaleflow.training.engine import Host
 from scaleflow.training.evaluation import Evaluation
+from scaleflow.training.flops import flops_per_example
 from scaleflow.training.passes import WholePasses, supervised
 from scaleflow.training.rate import scale_rate
 from scaleflow.training.repeat import repeat, staying_in_place
@@ -74,6 +75,7 @@ class Loop:
         self._epoch = np.zeros(self._tally.size)
         self._functions: dict[tuple[int, bool], Any] = {}
         self._is_alone = False
+        self.flops_per_example: float | None = None
         self._slots = None if optimizer is None else state.Slots(optimizer, self.passes.variables)
 
     # What the host calls ---------------------------------------------------------------------
@@ -96,7 +98,8 @@ class Loop:
     def trace(self, train: Feed, *others: Feed | None) -> None:
         """Compiles for these feeds without running anything, so that a model's faults show early."""
         arguments = train.open(0, 0), tf.constant(0, tf.int64), tf.constant(0, tf.int64), tf.constant(1, tf.int64)
-        self._function(train).get_concrete_function(*arguments)
+        graph = self._function(train).get_concrete_function(*arguments).graph
+        self.flops_per_example = flops_per_example(graph, self.strategy, train.batching)
         for feed in filter(None, others):
             self._evaluation.trace(feed)
 

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -76,6 +76,15 @@ def check_monitor(key: str, options: EarlyStopping | Best | None, metrics: Colle
         raise Refusal(f"{key}.monitor={options.monitor}: there is no such value; there is {', '.join(there)}")
 
 
+class FirstStep(Protocol):
+    """Measures the parts of the time to the first step."""
+
+    def end(self, part: str) -> None: ...
+
+    def values(self) -> dict[str, float]:
+        """As metrics."""
+
+
 class Session:
     """One run, from the first step to the test: it tells of what the engine does, and when it is enough.
 
@@ -93,6 +102,8 @@ class Session:
         callbacks: Keras's, told of the same as `emit`.
         any_worker: whether any of the workers says so; called by all of them.
         tracer: traces some of the steps.
+        laps: tells what the time to the first step was spent on; None where nobody has measured it.
+        peak_flops: operations a second that the devices can compute at most, where that is known.
     """
 
     def __init__(
@@ -112,6 +123,8 @@ class Session:
         callbacks: Sequence[Any] = (),
         any_worker: Callable[[bool], bool] = bool,
         tracer: Tracer | None = None,
+        laps: FirstStep | None = None,
+        peak_flops: float | None = None,
     ) -> None:
         self._engine = engine
         self._options = options
@@ -129,6 +142,8 @@ class Session:
         self._any_worker = any_worker
         self._tracer = tracer
         self._is_single = False
+        self._laps = laps
+        self._peak_flops = peak_flops
         self._checkpoints = checkpoints
         self._clock = Clock(train)
         self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT)
@@ -288,6 +303,22 @@ class Session:
         self._unsaved_seconds = 0.0
         self._checkpoints.save(snapshot, is_best)
 
+    def _beginning(self) -> dict[str, float]:
+        """What is known once the first step is taken."""
+        flops = self._engine.flops_per_example
+        known = {} if flops is None else {"perf/flops_per_example": flops}
+        if self._laps is None:
+            return {"perf/seconds_to_first_step": time.time() - self._started, **known}
+        self._laps.end("compile")
+        return {**self._laps.values(), **known}
+
+    def _speed(self) -> dict[str, float]:
+        """The epoch's; with the share of the devices' peak that the model's operations are."""
+        speed, flops = self._clock.speed(), self._engine.flops_per_example
+        if speed and flops is not None and self._peak_flops is not None:
+            speed["perf/mfu"] = speed["perf/examples_per_second"] * flops / self._peak_flops
+        return speed
+
     @property
     def _usual_ms(self) -> float | None:
         """What a step takes, of those that are not taken by themselves."""
@@ -347,8 +378,7 @@ class Session:
     def called(self, steps: int, means: Mapping[str, float], seconds: float) -> None:
         """One event to a call; the epoch's last one has the speed."""
         if not self._calls and not self._singles:
-            began = {"perf/seconds_to_first_step": time.time() - self._started}
-            self._emit("metrics", step=self._engine.updates(self.step + 1), values=began)
+            self._emit("metrics", step=self._engine.updates(self.step + 1), values=self._beginning())
         if self._calls and not self._is_single:  # the first call makes ready what later ones find
             self._clock.add(self.first, steps, seconds)
             self._recent.append((seconds / steps, steps))
@@ -367,7 +397,7 @@ class Session:
         values = prefixed("train", means) | ({} if scale is None else {"train/loss_scale": scale})
         values |= {"train/rollbacks": float(self.rollbacks)} if self.rollbacks else {}
         is_last = self.first == self.steps_per_epoch or self.step == self._length.total
-        self._values = values | ({**self._clock.speed(), **peaks()} if is_last else {})
+        self._values = values | ({**self._speed(), **peaks()} if is_last else {})
         self._emit("metrics", step=self._updates, values=self._values, rate=self._clock.examples_per_second)
         self._tell("train_batch_end", self.first - 1, logs_of(values))
         self._unsaved_seconds += agreed
