@@ -15,6 +15,7 @@ The events, in the order of a run's life:
     note      text                                       something the user should know
     metrics   step, values, [epoch, rate]                values of metrics after `step` updates
     epoch     epoch, step, values                        an epoch is over; for the terminal
+    weights   step, values                               how weights are distributed, for TensorBoard
     artifact  path, [folder]                             a file to keep with the run
     data      name, source, kind, classes, splits        the dataset; each split's size, digest, dtypes, shapes
     confusion path, folder, split                        the table of which classes were taken for which

@@ -312,6 +312,7 @@ class Tracking:
     Attributes:
         uri: an MLflow tracking URI, absolute.
         flush_seconds: how long the end of a run waits for a store that is away.
+        tensorboard: the metrics go to an event file, too, and every so many epochs the distribution of the weights.
     """
 
     name: Literal["mlflow", "none"] = "mlflow"
@@ -320,6 +321,8 @@ class Tracking:
     run_name: str | None = None
     tags: dict[str, str] | None = None
     flush_seconds: float = field(default=60.0, metadata={"at_least": 0.0})
+    tensorboard: bool = False
+    histograms_every_epochs: int = field(default=1, metadata={"at_least": 1})
 
 
 @dataclass(frozen=True)

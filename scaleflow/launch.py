@@ -30,7 +30,7 @@ from scaleflow.masking import masked, masked_override
 from scaleflow.process import WorkerProcess, started
 from scaleflow.record import STATE, Recorder
 from scaleflow.terminal import Display, display_for, duration
-from scaleflow.tracking import NoTracker, tracker_for
+from scaleflow.tracking import Board, NoTracker, tracker_for
 from scaleflow.worker import EVENTS, LOCK, Job, lock, wait_for, work
 
 FINISHED, FAILED, REFUSED = 0, 1, 2
@@ -90,7 +90,8 @@ def launch(plan: Plan, config: Any, overrides: Sequence[str], folder: Path, bega
         display.line(f"{job.name} of the checkpoints in {plan.checkpoint.folder}; the chief records the run")
     if place and place.worker:
         display.line(f"{job.name} of {len(place.peers)} processes; the chief, {place.peers[0]}, records the run")
-    recorder = Recorder(tracker, job.events, kept, began if life else None)
+    board = Board(job.folder / "tensorboard") if plan.tracking.tensorboard and job.records else None
+    recorder = Recorder(tracker, job.events, kept, began if life else None, board)
     run = InlineRun if plan.debug.inline else WorkerRun
     with stop_signals() as stop:
         outcome = run(job, recorder, display, stop).run()

@@ -32,6 +32,7 @@ from scaleflow.interfaces import (
     Training,
 )
 from scaleflow.sections import read, read_with_target, typed, unknown_key
+from scaleflow.tracking.board import check as check_tensorboard
 from scaleflow.tracking.uri import resolve
 
 
@@ -56,6 +57,7 @@ def make_plan(
     if plan.evaluator is not None:
         check_evaluator(plan.checkpoint.folder, bool(plan.dataset.validation))
     check_tpu(plan)
+    check_tensorboard(plan.tracking.tensorboard)
     place = place_of(plan)
     if place and not port_is_free(place.peers[place.worker]):
         raise Refusal(f"TF_CONFIG: the port of {place.peers[place.worker]}, this process's, is in use; name a free one")

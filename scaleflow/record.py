@@ -19,6 +19,7 @@ from scaleflow.errors import Refusal
 from scaleflow.events import Event, Reader
 from scaleflow.interfaces import Point, Tracker
 from scaleflow.masking import masked
+from scaleflow.tracking import Board
 
 STATE = "record.json"
 EVENTS_A_PASS = 500
@@ -35,6 +36,7 @@ class Recorder(threading.Thread):
         artifacts: files of the run's folder that are logged once it is open.
         since: when this command began, in seconds since the epoch, where the run has begun before: what was not
             recorded then is recorded first, into the same run.
+        board: is told the same, of the whole run.
 
     Attributes:
         refusal: why the store can't be used, once that is known.
@@ -42,10 +44,19 @@ class Recorder(threading.Thread):
         done: set when the run's end is recorded, or there is nothing to record.
     """
 
-    def __init__(self, tracker: Tracker, events: Path, artifacts: Sequence[Path], since: float | None = None) -> None:
+    def __init__(
+        self,
+        tracker: Tracker,
+        events: Path,
+        artifacts: Sequence[Path],
+        since: float | None = None,
+        board: Board | None = None,
+    ) -> None:
         super().__init__(name="recorder", daemon=True)
         self._tracker = tracker
         self._reader = Reader(events)
+        self._board = board
+        self._for_board = Reader(events)
         self._state = events.with_name(STATE)
         self._artifacts = artifacts
         self._hurry = threading.Event()
@@ -124,6 +135,7 @@ class Recorder(threading.Thread):
         """Sends what is there; a failure leaves the offset where it was."""
         self._reader.offset = self._taken
         try:
+            self._show_on_board()
             while events := list(islice(self._reader.read(), EVENTS_A_PASS)):
                 self._send(events)
                 self._taken = self._reader.offset
@@ -210,7 +222,20 @@ class Recorder(threading.Thread):
     def _model(self, event: Event) -> None:
         self._tracker.model(Path(event["path"]), event["step"])
 
+    def _show_on_board(self) -> None:
+        """Reads by itself: what the store did not take is sent again, and a board would have it twice."""
+        if self._board is not None:
+            self._board.take(self._for_board.read())
+
+    def _keep_board(self) -> None:
+        if self._board is not None:
+            self._show_on_board()
+            for path in sorted(self._board.folder.glob("*")):
+                self._tracker.artifact(path, self._board.folder.name)
+
     def _end(self, event: Event) -> None:
+        if self._is_of_now(event):
+            self._keep_board()
         tags = {"scaleflow.status": event["status"]}
         if event.get("error"):
             tags["scaleflow.error"] = event["error"]

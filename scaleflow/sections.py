@@ -30,7 +30,6 @@ NOT_YET_KEYS: Sequence[str] = (
     "tracking.offline",
     "tracking.register_as",
     "tracking.system_metrics",
-    "tracking.tensorboard",
 )
 
 #: Keys that are null until they are given a whole mapping.

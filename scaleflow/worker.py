@@ -387,6 +387,7 @@ def begin(job: Job, built: Built, agree: Agreement, emit: Emit, laps: Laps | Non
         tracer=tracer_of(job, built, emit),
         laps=laps,
         peak_flops=built.peak_flops,
+        histograms_every=histograms_every(job),
     )
     keeper.check_writable()
     if not job.goes_on:
@@ -415,6 +416,12 @@ def tracer_of(job: Job, built: Built, emit: Emit) -> Tracer | None:
     name = job.name.replace(" ", "-")
     told = emit if job.records else None
     return StepTracer(options, job.folder / PROFILE, name, told, lambda: {**built.facts, "memory": training.peaks()})
+
+
+def histograms_every(job: Job) -> int | None:
+    """After how many epochs the run's records have the distribution of its weights."""
+    tracking = job.plan.tracking
+    return tracking.histograms_every_epochs if tracking.tensorboard and job.records else None
 
 
 def announce(job: Job, built: Built, step: int, emit: Emit) -> None:

@@ -1,10 +1,11 @@
 """Stores of runs. MLflow is imported here and nowhere else, and only when a run is tracked."""
 
 from scaleflow.interfaces import Tracker, Tracking
+from scaleflow.tracking.board import Board
 from scaleflow.tracking.none import NoTracker
 from scaleflow.tracking.origin import located
 
-__all__ = ["NoTracker", "located", "tracker_for"]
+__all__ = ["Board", "NoTracker", "located", "tracker_for"]
 
 
 def tracker_for(options: Tracking) -> Tracker:

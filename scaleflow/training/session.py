@@ -18,6 +18,7 @@ from scaleflow.training.callbacks import Callbacks, logs_of
 from scaleflow.training.engine import Engine
 from scaleflow.training.memory import peaks
 from scaleflow.training.stretch import StepsPerLoop
+from scaleflow.training.weights import histograms
 
 #: Of so many calls it is remembered how long a step took.
 RECENT = 100
@@ -104,6 +105,7 @@ class Session:
         tracer: traces some of the steps.
         laps: tells what the time to the first step was spent on; None where nobody has measured it.
         peak_flops: operations a second that the devices can compute at most, where that is known.
+        histograms_every: after so many epochs each tells how its weights are distributed; None for never.
     """
 
     def __init__(
@@ -125,6 +127,7 @@ class Session:
         tracer: Tracer | None = None,
         laps: FirstStep | None = None,
         peak_flops: float | None = None,
+        histograms_every: int | None = None,
     ) -> None:
         self._engine = engine
         self._options = options
@@ -144,6 +147,7 @@ class Session:
         self._is_single = False
         self._laps = laps
         self._peak_flops = peak_flops
+        self._histograms_every = histograms_every
         self._checkpoints = checkpoints
         self._clock = Clock(train)
         self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT)
@@ -413,6 +417,8 @@ class Session:
         values = {**self._values, **self._score("val", self._validation)}
         self._emit("epoch", epoch=done, epochs=self.epochs, step=self._updates, values=values)
         self._tell("epoch_end", self.epoch, logs_of(values))
+        if self._histograms_every is not None and done % self._histograms_every == 0:
+            self._emit("weights", step=self._updates, values=histograms(self._engine.whole()))
         is_over = self._patience.is_over(values)
         is_best = self._best.is_broken(values, self.step)
         if self.first == self.steps_per_epoch:  # else the run has ended within the epoch
