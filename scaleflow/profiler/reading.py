@@ -80,6 +80,7 @@ def read_apart(event: Mapping[str, Any]) -> str:
             text=True,
             timeout=SECONDS_TO_READ,
             check=False,
+            process_group=0,  # Ctrl-C is for the launcher
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{type(error).__name__}: {error}"
