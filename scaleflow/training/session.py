@@ -449,31 +449,30 @@ class Clock:
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
+        self._steps = 0
         self._examples = 0
+        self._seconds = 0.0
         self._calls: list[tuple[float, int]] = []
 
     def add(self, first: int, steps: int, seconds: float) -> None:
         """Counts a call that took `steps` from the epoch's step `first` on."""
         size = self._feed.batching.global_size
         self._examples += min((first + steps) * size, self._feed.examples) - first * size
+        self._steps += steps
+        self._seconds += seconds
         self._calls.append((seconds / steps, steps))
 
     @property
-    def _seconds(self) -> float:
-        return sum(each * steps for each, steps in self._calls)
-
-    @property
     def examples_per_second(self) -> float | None:
-        return self._examples / self._seconds if self._calls else None
+        return self._examples / self._seconds if self._seconds else None
 
     def speed(self) -> dict[str, float]:
         """What an epoch's end is reported with; the means are of all steps that count."""
-        if not self._calls:
+        if not self._seconds:
             return {}
-        steps = sum(steps for _, steps in self._calls)
         found = {
             "perf/examples_per_second": self._examples / self._seconds,
-            "perf/step_ms": 1000 * self._seconds / steps,
+            "perf/step_ms": 1000 * self._seconds / self._steps,
             "perf/step_ms_p50": percentile_ms(self._calls, 50),
             "perf/step_ms_p95": percentile_ms(self._calls, 95),
         }
