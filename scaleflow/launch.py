@@ -30,11 +30,11 @@ from scaleflow.masking import masked, masked_override, remember, secrets_in, sec
 from scaleflow.process import WorkerProcess, serving, started
 from scaleflow.provenance import FILE as PROVENANCE
 from scaleflow.provenance import keep_provenance
-from scaleflow.record import STATE, Recorder, state_of
+from scaleflow.record import BOARD, STATE, Recorder, state_of
 from scaleflow.sampling import sampled
 from scaleflow.settle import RECORD_LOCK, claimed, has_run, settle
 from scaleflow.terminal import Display, display_for, duration
-from scaleflow.tracking import RUN_ID, NoTracker, tracker_for
+from scaleflow.tracking import RUN_ID, Board, NoTracker, tracker_for
 from scaleflow.worker import EVENTS, LOCK, Job, lock, wait_for, work
 
 FINISHED, FAILED, REFUSED = 0, 1, 2
@@ -153,7 +153,8 @@ def launch_claimed(
     if place and place.worker:
         display.line(f"{job.name} of {len(place.peers)} processes; the chief, {place.peers[0]}, records the run")
     before = job.events.stat().st_size if job.events.exists() else 0
-    recorder = Recorder(tracker, job.events, before, goes_on=goes_on, offline=plan.tracking.offline)
+    board = Board(job.folder / BOARD) if plan.tracking.tensorboard and job.records else None
+    recorder = Recorder(tracker, job.events, before, goes_on=goes_on, offline=plan.tracking.offline, board=board)
     run = InlineRun if plan.debug.inline else WorkerRun
     with contextlib.nullcontext(within.stop) if within else stop_signals() as stop:
         outcome = run(job, recorder, display, stop, within.heard if within else None).run()
@@ -574,6 +575,7 @@ def conclude(job: Job, recorder: Recorder, display: Display, stop: Stop, outcome
         display.error(str(masked(outcome.last["error"])))
     rows = [("status", f"{outcome.last['status']} in {took}")]
     rows += [(k.replace("/", " "), f"{v:.4f}") for k, v in outcome.test.items()]
+    rows += [("profile", line) for line in recorder.profiles.values()]
     rows += [("output", os.path.relpath(job.folder))]
     if outcome.last["status"] != "FINISHED" and outcome.checkpoint is not None:
         rows += [
