@@ -29,7 +29,7 @@ from scaleflow.interfaces import Plan
 from scaleflow.masking import masked, masked_override
 from scaleflow.process import WorkerProcess, serving, started
 from scaleflow.record import STATE, Recorder
-from scaleflow.terminal import Display, display_for, duration
+from scaleflow.terminal import Display, complain, display_for, duration
 from scaleflow.tracking import NoTracker, tracker_for
 from scaleflow.worker import EVENTS, LOCK, Job, lock, wait_for, work
 
@@ -83,7 +83,7 @@ def launch(plan: Plan, config: Any, overrides: Sequence[str], folder: Path, bega
     try:
         kept = write_resumption(job, overrides, life) if life else write_configs(folder, config, overrides)
     except Refusal as busy:
-        print(f"scaleflow: {busy}", file=sys.stderr)
+        complain(str(busy))
         return REFUSED
     tracker = tracker_for(plan.tracking) if job.records else NoTracker()
     if plan.evaluator == "here":
@@ -224,6 +224,7 @@ class WorkerRun:
         self._outcome = Outcome()
         self._reason: tuple[str, bool] | None = None
         self._restarts = 0
+        self._began = 0.0
         self._died_at: list[int] = []
 
     def run(self) -> Outcome:
@@ -232,7 +233,8 @@ class WorkerRun:
                 while self._live():
                     self._job = replace(self._job, life=self._job.life + 1)
         except Exception as error:  # of the launcher itself: the run has to end truthfully all the same
-            traceback.print_exc()
+            with contextlib.suppress(OSError):
+                traceback.print_exc()
             self._reason = f"the launcher failed: {type(error).__name__}: {error}", False
         self._show_events()
         if not self._outcome.last:
@@ -245,6 +247,7 @@ class WorkerRun:
     def _live(self) -> bool:
         """One life of the run's processes; gives whether they are started again."""
         self._reason = None
+        self._began = time.time()
         with started(*parts(self._job), self._server) as processes:
             if not self._recorder.is_alive() and not self._recorder.done.is_set():
                 write_environment(self._job.folder)
@@ -335,12 +338,18 @@ class WorkerRun:
         return True
 
     def _end_stalled(self, processes: Sequence[WorkerProcess]) -> None:
-        """Ends processes that have made no progress for too long: what one of them waits for will not come."""
-        limit = self._job.plan.cluster.stall_seconds
-        if limit is None or not self._outcome.is_under_way or self._outcome.last or self._stop.is_set():
+        """Ends processes that have made no progress for too long: what one of them waits for will not come.
+
+        Until they have built everything they may be silent for `cluster.start_seconds` longer.
+        """
+        cluster, outcome = self._job.plan.cluster, self._outcome
+        if cluster.stall_seconds is None or outcome.last or self._stop.is_set():
             return
-        if time.time() - self._outcome.heard > limit:
-            self._reason = f"no progress for cluster.stall_seconds={limit:g}, at step {self._outcome.step}", False
+        extra = 0.0 if outcome.is_under_way else cluster.start_seconds
+        if time.time() - max(outcome.heard, self._began) > cluster.stall_seconds + extra:
+            more = f" + cluster.start_seconds={extra:g}" if extra else ""
+            why = f"no progress for cluster.stall_seconds={cluster.stall_seconds:g}{more}, at step {outcome.step}"
+            self._reason = why, False
             for process in processes:
                 process.kill()
 
@@ -439,7 +448,7 @@ def reason(processes: Sequence[WorkerProcess]) -> tuple[str, bool]:
 
 def refuse(job: Job, recorder: Recorder, refusal: Refusal, outcome: Outcome) -> int:
     """Says why there is no run, and takes away what was written for it, unless a log has more to say."""
-    print(f"scaleflow: {masked(str(refusal))}", file=sys.stderr)
+    complain(masked(str(refusal)))
     if recorder.is_alive() and str(job.plan.tracking.uri).startswith("sqlite:"):
         recorder.finish(MIGRATION_SECONDS)  # a process that ends while it makes a store leaves half a store
     if not job.goes_on and (recorder.refusal is not None or not outcome.last.get("keep")):
@@ -453,7 +462,7 @@ def conclude(job: Job, recorder: Recorder, display: Display, stop: Stop, outcome
     signals, patience = stop.times, job.plan.tracking.flush_seconds
     is_recorded = recorder.finish(patience, lambda: stop.times > signals)
     if outcome.last.get("error"):
-        print(f"scaleflow: {outcome.last['error']}", file=sys.stderr)
+        complain(outcome.last["error"])
     rows = [("status", f"{outcome.last['status']} in {took}")]
     rows += [(k.replace("/", " "), f"{v:.4f}") for k, v in outcome.test.items()]
     rows += [("output", os.path.relpath(job.folder))]
@@ -465,11 +474,10 @@ def conclude(job: Job, recorder: Recorder, display: Display, stop: Stop, outcome
         rows += recorder.where()
     display.summary(rows)
     if not is_recorded:
-        print(
-            f"scaleflow: the store did not take {'everything' if recorder.recorded else 'anything'} in "
+        complain(
+            f"the store did not take {'everything' if recorder.recorded else 'anything'} in "
             f"tracking.flush_seconds={patience:g}: {masked(recorder.reason or UNANSWERED)}; all of it is in "
-            f"{os.path.relpath(job.events)}",
-            file=sys.stderr,
+            f"{os.path.relpath(job.events)}"
         )
     return outcome.code
 

@@ -111,6 +111,16 @@ def test_a_stalled_worker_is_started_again_and_a_time_limit_ends_the_run(command
     assert steps == sorted(set(steps))
 
 
+def test_a_start_that_stalls_is_ended_too(command: Command) -> None:
+    """The folder of checkpoints is on a disk that does not answer."""
+    (command.folder / "far").mkdir()
+    os.mkfifo(command.folder / "far" / "can-be-written")
+    words = ("checkpoint.folder=far", "cluster.stall_seconds=3", "cluster.start_seconds=4", "tracking=none")
+    ended = command(*words, timeout=60)
+    assert ended.returncode == 1
+    assert "no progress for cluster.stall_seconds=3 + cluster.start_seconds=4, at step 0" in ended.stderr
+
+
 @pytest.mark.slow
 def test_workers_that_lose_one_start_again_from_the_checkpoint(tmp_path: Path, isolated: Callable[..., Any]) -> None:
     """It ends as one that lost none, and goes on with three workers where there were two."""
