@@ -66,6 +66,8 @@ class MlflowTracker:
 
         for noisy in ("mlflow", "alembic"):  # a first migration, said line by line
             logging.getLogger(noisy).setLevel(logging.WARNING)
+        # It would show a traceback for each statement that a locked database does not take; the recorder tells of it.
+        logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
         try:
             with migration_lock(self._uri):
                 self._client: MlflowClient = MlflowClient(tracking_uri=self._uri)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.tracking.test_server import Server
+from tests.campaign.bench import until
+from tests.conftest import clean_environment
 
 OPEN, REFUSES = "open", "refuses"
 
@@ -77,11 +83,30 @@ class Remote:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
-        self._server = Server(folder)
-        self._gate = Gate(int(self._server.uri.rpartition(":")[2]))
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = free.getsockname()[1]
+        with (folder / "server.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self._port)]
+                + ["--workers", "1", "--backend-store-uri", f"sqlite:///{folder}/server.db"]
+                + ["--artifacts-destination", str(folder / "artifacts")],
+                cwd=folder,
+                env=clean_environment() | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        until(self._answers, 120, "the MLflow server did not answer")
+        self._gate = Gate(self._port)
         self.turn = threading.Lock()
         self.store = folder / "server.db"
         self.uri = f"http://127.0.0.1:{self._gate.port}"
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(OSError):
+            return urllib.request.urlopen(f"http://127.0.0.1:{self._port}/health", timeout=2).status == 200
+        return False
 
     @contextlib.contextmanager
     def away(self, how: str) -> Iterator[None]:
@@ -94,4 +119,6 @@ class Remote:
 
     def close(self) -> None:
         self._gate.close()
-        self._server.stop()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
