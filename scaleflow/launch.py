@@ -27,7 +27,7 @@ from scaleflow.errors import Refusal
 from scaleflow.events import Event, Reader, Writer
 from scaleflow.interfaces import Plan
 from scaleflow.masking import masked, masked_override
-from scaleflow.process import WorkerProcess, serving, started
+from scaleflow.process import WorkerProcess, is_there, serving, started
 from scaleflow.record import STATE, Recorder
 from scaleflow.terminal import Display, complain, display_for, duration
 from scaleflow.tracking import NoTracker, tracker_for
@@ -229,9 +229,8 @@ class WorkerRun:
 
     def run(self) -> Outcome:
         try:
-            with serving() as self._server:
-                while self._live():
-                    self._job = replace(self._job, life=self._job.life + 1)
+            while self._lives_of_a_server():
+                pass
         except Exception as error:  # of the launcher itself: the run has to end truthfully all the same
             with contextlib.suppress(OSError):
                 traceback.print_exc()
@@ -243,6 +242,15 @@ class WorkerRun:
         self._display.close()
         self._outcome.code = self._code()
         return self._outcome
+
+    def _lives_of_a_server(self) -> bool:
+        """The run's lives for as long as what forks its processes is there; gives whether they are started again."""
+        with serving() as self._server:
+            while self._live():
+                self._job = replace(self._job, life=self._job.life + 1)
+                if not is_there(self._server):
+                    return True
+        return False
 
     def _live(self) -> bool:
         """One life of the run's processes; gives whether they are started again."""

@@ -272,6 +272,12 @@ def serving() -> Iterator[str]:
                 server.wait()
 
 
+def is_there(address: str) -> bool:
+    """Whether a server answers there."""
+    with socket.socket(socket.AF_UNIX) as asked:
+        return asked.connect_ex(address) == 0
+
+
 def short() -> str | None:
     """Where to put a socket, whose path must not be long; None for where temporary files are."""
     return None if len(tempfile.gettempdir()) < LONGEST_ADDRESS else "/tmp"
