@@ -2,6 +2,7 @@
 
     ScaleflowError
     ├── Refusal            the user asked for something that cannot work: exit 2, no run
+    │   └── Unreachable    a store that does not answer now, and may later
     └── RunError           a run began and could not be finished: exit 1, run FAILED
         ├── NotFinite      the loss became NaN or Inf
         ├── ExportError    the saved model does not do what the live one does
@@ -27,6 +28,10 @@ class Refusal(ScaleflowError):
     The message is what the user reads on stderr: a line or two that name the key, the value found
     and what would work.
     """
+
+
+class Unreachable(Refusal):
+    """A tracking store does not answer; it may later, without anything being changed."""
 
 
 class RunError(ScaleflowError):

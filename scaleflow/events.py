@@ -15,6 +15,8 @@ The events, in the order of a run's life:
     met       -                                          all are there
     note      text                                       something the user should know
     metrics   step, values, [epoch, rate]                values of metrics after `step` updates
+    system    step, values                               what the launcher measured of this machine and its
+                                                         workers; `step` counts the measurements
     epoch     epoch, step, values                        an epoch is over; for the terminal
     artifact  path, [folder]                             a file to keep with the run
     data      name, source, kind, classes, splits        the dataset; each split's size, digest, dtypes, shapes

@@ -290,7 +290,11 @@ class Tracking:
 
     Attributes:
         uri: an MLflow tracking URI, absolute.
-        flush_seconds: how long the end of a run waits for a store that is away.
+        flush_seconds: how long the end of a run waits for a store that is away, or slow.
+        offline: the store may be away at the start, too.
+        system_metrics: of this machine and of each worker's process on it, every ten seconds.
+        register_as: a registered model, of which the logged model becomes a new version.
+        alias: of a registered model; moves to that version.
     """
 
     name: Literal["mlflow", "none"] = "mlflow"
@@ -299,6 +303,10 @@ class Tracking:
     run_name: str | None = None
     tags: dict[str, str] | None = None
     flush_seconds: float = field(default=60.0, metadata={"at_least": 0.0})
+    offline: bool = False
+    system_metrics: bool = True
+    register_as: str | None = None
+    alias: str | None = "newest"
 
 
 @dataclass(frozen=True)
@@ -757,6 +765,10 @@ class Point:
     time: int
 
 
+#: The tag of a run by which it is found, whatever became of the command that asked for it.
+IDENTITY = "scaleflow.id"
+
+
 class Tracker(Protocol):
     """A store of runs. Every call may be repeated with the same arguments and changes nothing then."""
 
@@ -768,7 +780,12 @@ class Tracker(Protocol):
         """The store's address."""
 
     def connect(self) -> None:
-        """Opens the store. Raises `Refusal` where it can't be used; makes no run."""
+        """Opens the store; makes no run.
+
+        Raises:
+            Unreachable: where it does not answer now.
+            Refusal: where it can't be used.
+        """
 
     def folder_of(self, run_id: str) -> str:
         """The folder that a run was started in. Raises `Refusal` where the store has no such run of ours."""
@@ -784,7 +801,7 @@ class Tracker(Protocol):
 
         Args:
             name: the run's.
-            tags: set at once.
+            tags: set at once; `IDENTITY` among them, by which one that was made before is found.
             began: when the command began, in milliseconds since the epoch.
         """
 

@@ -29,6 +29,8 @@ from scaleflow.interfaces import Plan
 from scaleflow.masking import masked, masked_override
 from scaleflow.process import WorkerProcess, is_there, serving, started
 from scaleflow.record import STATE, Recorder
+from scaleflow.sampling import sampled
+from scaleflow.settle import RECORD_LOCK, claimed, has_run, settle
 from scaleflow.terminal import Display, complain, display_for, duration
 from scaleflow.tracking import NoTracker, tracker_for
 from scaleflow.worker import EVENTS, LOCK, Job, lock, wait_for, work
@@ -77,20 +79,34 @@ def launch(plan: Plan, config: Any, overrides: Sequence[str], folder: Path, bega
     Returns:
         The command's exit code.
     """
-    display = Display(sys.stdout) if plan.debug.inline else display_for()  # no bar across a debugger
     place = place_of(plan)
     job = Job(plan, folder.absolute(), began, place.worker if place else 0)
-    try:
-        kept = write_resumption(job, overrides, life) if life else write_configs(folder, config, overrides)
-    except Refusal as busy:
-        complain(str(busy))
-        return REFUSED
+    with contextlib.ExitStack() as until_it_is_recorded:
+        try:
+            if job.records:
+                until_it_is_recorded.enter_context(claimed(job.folder))
+            if life:
+                write_resumption(job, overrides, life)
+            else:
+                write_configs(job, config, overrides)
+        except Refusal as refusal:
+            complain(str(refusal))
+            return REFUSED
+        return launch_claimed(job, goes_on=life > 0)
+
+
+def launch_claimed(job: Job, goes_on: bool) -> int:
+    """Runs a job in whose folder nobody else records; gives the command's exit code."""
+    plan = job.plan
+    display = Display(sys.stdout) if plan.debug.inline else display_for()  # no bar across a debugger
+    place = place_of(plan)
     tracker = tracker_for(plan.tracking) if job.records else NoTracker()
     if plan.evaluator == "here":
         display.line(f"{job.name} of the checkpoints in {plan.checkpoint.folder}; the chief records the run")
     if place and place.worker:
         display.line(f"{job.name} of {len(place.peers)} processes; the chief, {place.peers[0]}, records the run")
-    recorder = Recorder(tracker, job.events, kept, began if life else None)
+    before = job.events.stat().st_size if job.events.exists() else 0
+    recorder = Recorder(tracker, job.events, before, goes_on=goes_on, offline=plan.tracking.offline)
     run = InlineRun if plan.debug.inline else WorkerRun
     with stop_signals() as stop:
         outcome = run(job, recorder, display, stop).run()
@@ -100,15 +116,21 @@ def launch(plan: Plan, config: Any, overrides: Sequence[str], folder: Path, bega
         return conclude(job, recorder, display, stop, outcome)
 
 
-def write_configs(folder: Path, config: Any, overrides: Sequence[str]) -> list[Path]:
-    """What was asked, secrets masked; gives the files that are logged."""
-    (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(masked(config))))
-    (folder / "overrides.yaml").write_text(OmegaConf.to_yaml([masked_override(o) for o in overrides]))
-    return [folder / name for name in KEPT]
+def write_configs(job: Job, config: Any, overrides: Sequence[str]) -> None:
+    """What was asked, secrets masked.
+
+    Raises:
+        Refusal: if the folder is another run's.
+    """
+    if job.records and has_run(job.folder):
+        folder = os.path.relpath(job.folder)
+        raise Refusal(f"hydra.run.dir={folder}: holds a run already; resume={folder} goes on with it")
+    (job.folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(masked(config))))
+    (job.folder / "overrides.yaml").write_text(OmegaConf.to_yaml([masked_override(o) for o in overrides]))
 
 
-def write_resumption(job: Job, overrides: Sequence[str], life: int) -> list[Path]:
-    """What was asked of a run that goes on, once nobody else writes to its folder; gives the files that are logged.
+def write_resumption(job: Job, overrides: Sequence[str], life: int) -> None:
+    """What was asked of a run that goes on, once nobody else writes to its folder and its earlier life has an end.
 
     Raises:
         Refusal: if somebody does.
@@ -116,10 +138,10 @@ def write_resumption(job: Job, overrides: Sequence[str], life: int) -> list[Path
     if job.records:
         writing = lock(job.folder)
         wait_for(writing)
+        settle(job.folder)
         writing.release()  # the worker takes it
     path = job.folder / f"resume-{life}.yaml"
     path.write_text(OmegaConf.to_yaml([masked_override(o) for o in overrides]))
-    return sorted(job.folder.glob("resume-*.yaml"))  # those of a launcher that died too early, too
 
 
 def write_environment(folder: Path) -> None:
@@ -193,6 +215,8 @@ class Outcome:
         return Refusal(self.last["message"]) if self.last.get("event") == "refused" else None
 
     def take(self, event: Event) -> None:
+        if event["event"] == "system":
+            return  # no word of the chief's
         self.heard = event["time"] / 1000
         if event["event"] == "ready":
             self.is_ready = self.is_under_way = True
@@ -256,7 +280,7 @@ class WorkerRun:
         """One life of the run's processes; gives whether they are started again."""
         self._reason = None
         self._began = time.time()
-        with started(*parts(self._job), self._server) as processes:
+        with started(*parts(self._job), self._server) as processes, sampled(self._job, processes):
             if not self._recorder.is_alive() and not self._recorder.done.is_set():
                 write_environment(self._job.folder)
                 self._recorder.start()
@@ -422,6 +446,21 @@ class InlineRun(WorkerRun):
         write_environment(self._job.folder)
         self._recorder.start()
         write = Writer(self._job.folder / EVENTS)
+        with sampled(self._job, [self]):
+            self._work(write)
+        self._display.close()
+        self._outcome.code = self._code()
+        return self._outcome
+
+    @property
+    def job(self) -> Job:
+        return self._job
+
+    @property
+    def pid(self) -> int:
+        return os.getpid()
+
+    def _work(self, write: Writer) -> None:
 
         def emit(event: str, /, **fields: Any) -> None:
             write(event, **fields)
@@ -430,9 +469,6 @@ class InlineRun(WorkerRun):
         if not work(self._job, emit, self._stop.is_set) and self._outcome.is_ready:
             write("end", status="FAILED", error=self._outcome.fault)
             self._show_events()
-        self._display.close()
-        self._outcome.code = self._code()
-        return self._outcome
 
 
 def parts(job: Job) -> tuple[list[Job], list[Mapping[str, str]]]:
@@ -459,6 +495,7 @@ def refuse(job: Job, recorder: Recorder, refusal: Refusal, outcome: Outcome) -> 
     complain(masked(str(refusal)))
     if recorder.is_alive() and str(job.plan.tracking.uri).startswith("sqlite:"):
         recorder.finish(MIGRATION_SECONDS)  # a process that ends while it makes a store leaves half a store
+    recorder.stop()
     if not job.goes_on and (recorder.refusal is not None or not outcome.last.get("keep")):
         discard(job.folder)
     return REFUSED if recorder.refusal is not None else outcome.code
@@ -484,8 +521,8 @@ def conclude(job: Job, recorder: Recorder, display: Display, stop: Stop, outcome
     if not is_recorded:
         complain(
             f"the store did not take {'everything' if recorder.recorded else 'anything'} in "
-            f"tracking.flush_seconds={patience:g}: {masked(recorder.reason or UNANSWERED)}; all of it is in "
-            f"{os.path.relpath(job.events)}"
+            f"tracking.flush_seconds={patience:g}: {masked(recorder.reason or UNANSWERED)}; nothing is lost, and what "
+            f"is missing there is sent by: python -m scaleflow.sync {os.path.relpath(job.folder)}"
         )
     return outcome.code
 
@@ -493,7 +530,7 @@ def conclude(job: Job, recorder: Recorder, display: Display, stop: Stop, outcome
 def discard(folder: Path) -> None:
     """Takes away what was written for a run that is not to be, and the folder if that was all."""
     of_processes = [path.name for pattern in OF_PROCESSES for path in folder.glob(pattern)]
-    for name in (*KEPT, *of_processes, STATE, LOCK):
+    for name in (*KEPT, *of_processes, STATE, LOCK, RECORD_LOCK):
         (folder / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         for place in (folder, *folder.parents):

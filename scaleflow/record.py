@@ -1,23 +1,28 @@
 """The recorder: tails a run's events and tells them to a tracker, in a thread of its own.
 
-Training never waits for it, nor does the terminal. It keeps the offset of what the store has taken;
-what fails is sent again from there, verbatim.
+Training never waits for it, nor does the terminal. `record.json` beside the events says which run in the store they
+are and how much of them the store has taken; what fails is sent again from there, verbatim. Whoever sends them, then or
+later, sends the same, and whatever may have been made already is looked for before it is made: so a run is there once,
+with each point once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+import uuid
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from scaleflow.errors import Refusal
+from scaleflow.errors import Refusal, Unreachable
 from scaleflow.events import Event, Reader
-from scaleflow.interfaces import Point, Tracker
+from scaleflow.interfaces import IDENTITY, Point, Tracker
 from scaleflow.masking import masked
 
 STATE = "record.json"
@@ -25,36 +30,280 @@ EVENTS_A_PASS = 500
 SECONDS_BETWEEN_PASSES = 1.0
 LONGEST_PAUSE = 10.0
 
+#: How long a store may fail to open, where a run needs one, before the run is refused.
+SECONDS_TO_CONNECT = 10.0
 
-class Recorder(threading.Thread):
-    """Records one run.
+#: How long is waited for a request that is under way when nothing more is to be sent.
+SECONDS_TO_STOP = 1.0
+
+#: A file that the store has not taken so often, while it takes other things, is put aside: what follows goes on.
+TRIES_OF_A_FILE = 8
+
+#: So often it is tried once more when all else is recorded.
+TRIES_AT_THE_END = 5
+
+#: What of a run's folder goes with it; those of commands that went on with it, too.
+KEPT = ("config.yaml", "overrides.yaml", "environment.txt", "resume-*.yaml")
+
+
+class Transfer:
+    """Sends a run's events to a tracker: in their order, each until it is taken.
 
     Args:
         tracker: the store.
         events: the run's `events.jsonl`.
-        artifacts: files of the run's folder that are logged once it is open.
-        since: when this command began, in seconds since the epoch, where the run has begun before: what was not
-            recorded then is recorded first, into the same run.
+
+    Attributes:
+        taken: bytes of the events that the store has.
+        ended: bytes up to the end of the run, where that is the last that was taken; 0 where it is not.
+        aside: what the store did not take while it took the rest, by its place, and why.
+        keeps_state: whether `record.json` is written.
+    """
+
+    def __init__(self, tracker: Tracker, events: Path) -> None:
+        self._tracker = tracker
+        self._reader = Reader(events)
+        self._events = events
+        self._state = events.with_name(STATE)
+        self._known = state_of(self._state)
+        self._tries: dict[int, int] = {}
+        self._gone: set[int] = set()
+        self.keeps_state = True
+        self.taken: int = self._known.get("offset", 0)
+        self.ended: int = self.taken if self._known.get("done") else 0
+        self.aside: dict[int, str] = {int(at): why for at, why in self._known.get("aside", {}).items()}
+        if "id" not in self._known:
+            self._known |= {"id": uuid.uuid4().hex, "folder": str(events.parent.absolute())}
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the store has taken all that is there."""
+        return not self.aside and self.taken >= (self._events.stat().st_size if self._events.exists() else 0)
+
+    @property
+    def has_run(self) -> bool:
+        return self.run_id is not None
+
+    @property
+    def run_id(self) -> str | None:
+        """The run in the store, once there is one."""
+        return self._known.get("run_id")
+
+    @property
+    def may_come(self) -> bool:
+        """Whether something was put aside that the store may still take: a file that is there."""
+        return bool(self.aside.keys() - self._gone)
+
+    def begin_behind(self, offset: int) -> None:
+        """Makes another run of it: what is there is none of its own."""
+        self._known = {"id": uuid.uuid4().hex, "folder": str(self._events.parent.absolute())}
+        self.taken, self.aside, self.ended = offset, {}, 0
+
+    def open(self) -> None:
+        """Opens the store, and takes the run up where it was left. Raises `Refusal`, or `Unreachable`."""
+        self._tracker.connect()
+        if self.has_run:
+            self._tracker.adopt(self._known["run_id"])
+
+    def send(self, again: bool = False, told_to_stop: Callable[[], bool] = bool) -> None:
+        """Sends all that is there. Raises whatever the store does; what was taken until then stays taken.
+
+        Args:
+            again: first what was put aside before.
+            told_to_stop: leaves the rest unsent where it says so.
+        """
+        if again:
+            self._send_what_was_put_aside()
+        self._reader.offset = self.taken
+        while not told_to_stop() and self._send_portion():
+            pass
+
+    def send_unwritten(self, events: Sequence[Event]) -> None:
+        """Sends events, behind all others, that are not in the file."""
+        for event in events:
+            self._handle(event)
+            self.ended = sys.maxsize if event["event"] in LAST else 0
+
+    def _send_portion(self) -> bool:
+        """Sends some events; points that follow each other go together."""
+        points: list[Point] = []
+        at, count = self._reader.offset, 0
+        for event in islice(self._reader.read(), EVENTS_A_PASS):
+            count += 1
+            if event["event"] in POINTS:
+                points += points_of(event)
+            elif event["event"] in HANDLERS:
+                self._send_points(points, at)
+                points = []
+                self._send_event(event, at)
+            at = self._reader.offset
+        self._send_points(points, at)
+        return count > 0
+
+    def _send_points(self, points: Sequence[Point], behind: int) -> None:
+        if points:
+            self._tracker.metrics(points)
+        self._take(behind)
+
+    def _send_event(self, event: Event, at: int) -> None:
+        if event["event"] not in FILES:
+            self._handle(event)
+        if event["event"] in FILES or event["event"] == "ready":
+            self._send_file(event, at)
+        if event["event"] in LAST:
+            self.ended = self._reader.offset
+        elif event["event"] == "ready":
+            self.ended = 0
+        self._take(self._reader.offset)
+
+    def _send_file(self, event: Event, at: int) -> None:
+        """Sends the files of an event, or puts it aside where the store takes everything but that."""
+        try:
+            self._log_files(event)
+        except Exception as error:
+            self._tries[at] = self._tries.get(at, 0) + 1
+            if isinstance(error, FileNotFoundError):
+                self._gone.add(at)
+            elif self._tries[at] < TRIES_OF_A_FILE:
+                raise
+            self._tracker.adopt(self._known["run_id"])  # raises where the store is away altogether
+            self.aside[at] = told(error)
+
+    def _send_what_was_put_aside(self) -> None:
+        for at in sorted(self.aside):
+            try:
+                self._log_files(next(Reader(self._events, at).read()))
+            except Exception as error:
+                self.aside[at] = told(error)
+            else:
+                del self.aside[at]
+            self.keep_state()
+
+    def _log_files(self, event: Event) -> None:
+        if event["event"] != "ready":
+            self._handle(event)
+            return
+        for path in kept(self._events.parent):
+            self._tracker.artifact(path, None)
+
+    def _handle(self, event: Event) -> None:
+        if event["event"] in HANDLERS:
+            getattr(self, HANDLERS[event["event"]])(event)
+
+    def _take(self, offset: int) -> None:
+        if offset != self.taken:
+            self.taken = offset
+            self.keep_state()
+
+    def keep_state(self, is_vital: bool = False) -> None:
+        """Leaves beside the events how far they are recorded, and where.
+
+        Args:
+            is_vital: nothing may be sent before this is on disk.
+        """
+        if self._tracker.uri is None or not self.keeps_state:
+            return
+        state = {
+            **self._known,
+            "offset": self.taken,
+            "run_id": self._tracker.run_id or self._known.get("run_id"),
+            "uri": masked(self._tracker.uri),
+            "done": bool(self.ended),
+            "aside": self.aside,
+        }
+        partial = self._state.with_suffix(".partial")
+        with contextlib.nullcontext() if is_vital else contextlib.suppress(OSError):  # what is sent again is the same
+            with partial.open("w") as file:
+                json.dump(state, file)
+                if is_vital:
+                    file.flush()
+                    os.fsync(file.fileno())
+            partial.replace(self._state)
+        self._known = state
+
+    def _start(self, event: Event) -> None:
+        if "resumed" in event and self.has_run:
+            self._tracker.reopen()
+        else:
+            self.keep_state(is_vital=True)  # so that a run that is made now is found by its identity
+            tags = {**event["tags"], "scaleflow.folder": self._known["folder"], IDENTITY: self._known["id"]}
+            self._tracker.start(event["name"], tags, event["began"])
+            self.keep_state()
+            self._tracker.params(event["params"])
+
+    def _restart(self, event: Event) -> None:
+        number = event["number"]
+        self._tracker.tags({"scaleflow.restarts": str(number), f"scaleflow.restart.{number}": event["reason"]})
+
+    def _rollback(self, event: Event) -> None:
+        number = event["number"]
+        self._tracker.tags({"scaleflow.rollbacks": str(number), f"scaleflow.rollback.{number}": event["reason"]})
+
+    def _artifact(self, event: Event) -> None:
+        self._tracker.artifact(self._path(event), event.get("folder"))
+
+    def _data(self, event: Event) -> None:
+        self._tracker.data(event)
+
+    def _confusion(self, event: Event) -> None:
+        from scaleflow.tracking.picture import draw_confusion
+
+        table = self._path(event)
+        for path in filter(None, (draw_confusion(table, event["split"]), table)):
+            self._tracker.artifact(path, event["folder"])
+
+    def _model(self, event: Event) -> None:
+        self._tracker.model(self._path(event), event["step"])
+
+    def _end(self, event: Event) -> None:
+        tags = {"scaleflow.status": event["status"]}
+        if event.get("error"):
+            tags["scaleflow.error"] = event["error"]
+        self._tracker.tags(tags)
+        self._tracker.finish(event["status"], event["time"])
+
+    def _refused(self, event: Event) -> None:
+        """Nothing to record: there is no run, or it stays as it ended before."""
+
+    def _path(self, event: Event) -> Path:
+        """Where a file is that an event names: with the run's folder, if that was moved."""
+        path, before = Path(event["path"]), Path(self._known["folder"])
+        if not path.exists() and path.is_relative_to(before):
+            return self._events.parent / path.relative_to(before)
+        return path
+
+
+class Recorder(threading.Thread):
+    """Records one run while it is on.
+
+    Args:
+        tracker: the store.
+        events: the run's `events.jsonl`.
+        before: bytes of `events` that were there before this command.
+        goes_on: they are the run's: what was not recorded of them is recorded first.
+        offline: the store may be away as long as it likes.
 
     Attributes:
         refusal: why the store can't be used, once that is known.
         done: set when the run's end is recorded, or there is nothing to record.
     """
 
-    def __init__(self, tracker: Tracker, events: Path, artifacts: Sequence[Path], since: float | None = None) -> None:
+    def __init__(
+        self, tracker: Tracker, events: Path, before: int = 0, *, goes_on: bool = False, offline: bool = False
+    ) -> None:
         super().__init__(name="recorder", daemon=True)
         self._tracker = tracker
-        self._reader = Reader(events)
-        self._state = events.with_name(STATE)
-        self._artifacts = artifacts
+        self._transfer = Transfer(tracker, events)
+        self._before = before
+        if not goes_on:
+            self._transfer.begin_behind(before)
+        self._offline = offline
         self._hurry = threading.Event()
-        self._connected = False
+        self._is_stopped = threading.Event()
+        self._is_open = False
+        self._tries_left = TRIES_AT_THE_END
         self._failing_since: float | None = None
         self._reason = ""
-        self._over = False
-        self._taken = 0
-        self._has_run = False
-        self._since = since
         self._unwritten: list[Event] = []
         self.refusal: Refusal | None = None
         self.done = threading.Event()
@@ -66,164 +315,98 @@ class Recorder(threading.Thread):
     @property
     def recorded(self) -> int:
         """Bytes of `events.jsonl` that the store has taken."""
-        return self._taken
+        return self._transfer.taken if self._transfer.has_run else 0
 
     def run(self) -> None:
+        began = time.monotonic()
         try:
-            self._tracker.connect()
-            self._take_up()
-            self._connected = True
-            while not self._over:
-                self._hurry.wait(self._pause())
-                self._try_pass()
+            self._transfer.keep_state()
+            while not self._is_stopped.is_set():
+                self._try_pass(began)
+                if self._is_through and not (self._transfer.may_come and self._tries_left):
+                    break
+                self._tries_left -= self._is_through
+                self._rest()
         except Refusal as refusal:
             self.refusal = refusal
-        except Exception as error:
-            self.refusal = Refusal(f"tracking: {told(error)}")
         finally:
             self.done.set()
 
+    @property
+    def _is_through(self) -> bool:
+        return self._transfer.ended > self._before
+
     def finish(self, patience: float, told_to_stop: Callable[[], bool] = bool) -> bool:
-        """Waits until everything is recorded; gives up when the store has failed for `patience` seconds.
+        """Waits until everything is recorded, or gives up; nothing is sent behind that.
 
         Args:
-            patience: in seconds; a store that takes what it is sent may take as long as it needs.
+            patience: in seconds; a store that is away, and one that is too slow, may take so long.
             told_to_stop: gives up at once where it says so.
 
         Returns:
             Whether everything is recorded.
         """
-        began = time.monotonic()
+        deadline = time.monotonic() + patience
         self._hurry.set()
         while not self.done.wait(0.02):
-            since = self._failing_since if self._connected else began
             if told_to_stop():
                 self._reason = self._reason or "interrupted"
-                return False
-            if since is not None and time.monotonic() - max(since, began) > patience:
-                return False
-        return self.refusal is None
+                break
+            if time.monotonic() > deadline:
+                break
+        self._is_stopped.set()
+        return self._is_through and not self._transfer.aside
+
+    def stop(self) -> None:
+        """Sends nothing more, and writes no more to the run's folder."""
+        self._transfer.keeps_state = False
+        self._is_stopped.set()
+        self._hurry.set()
+        if self.is_alive():
+            self.join(SECONDS_TO_STOP)
 
     @property
     def reason(self) -> str:
         """What the store answered last, if it did not take something."""
-        return str(self.refusal or self._reason)
+        return str(self.refusal or next(iter(self._transfer.aside.values()), self._reason))
 
     def where(self) -> Sequence[tuple[str, str]]:
         """How to look at the run, once it is recorded."""
         return self._tracker.where()
 
-    def _pause(self) -> float:
-        if self._failing_since is None:
-            return SECONDS_BETWEEN_PASSES
-        return min(LONGEST_PAUSE, SECONDS_BETWEEN_PASSES + (time.monotonic() - self._failing_since) / 2)
-
-    def _try_pass(self) -> None:
-        """Sends what is there; a failure leaves the offset where it was."""
-        self._reader.offset = self._taken
-        try:
-            while events := list(islice(self._reader.read(), EVENTS_A_PASS)):
-                self._send(events)
-                self._taken = self._reader.offset
-                self._keep_state()
-            self._send(list(self._unwritten))
-            self._failing_since = None
-        except Refusal:
-            raise
-        except Exception as error:  # whatever a store may raise: it will be tried again
-            self._failing_since = self._failing_since or time.monotonic()
-            self._reason = told(error)
-            if self._hurry.is_set():
-                time.sleep(SECONDS_BETWEEN_PASSES)
-
-    def _send(self, events: Iterable[Event]) -> None:
-        points: list[Point] = []
-        for event in events:
-            if event["event"] == "metrics":
-                points += points_of(event)
-                continue
-            if event["event"] in HANDLERS:
-                self._send_points(points)
-                points = []
-                getattr(self, HANDLERS[event["event"]])(event)
-        self._send_points(points)
-
-    def _send_points(self, points: Sequence[Point]) -> None:
-        if points:
-            self._tracker.metrics(points)
-
-    def _take_up(self) -> None:
-        """Goes on with what is recorded already."""
-        known = state_of(self._state) if self._since is not None else {}
-        if known.get("run_id"):
-            self._tracker.adopt(known["run_id"])
-            self._taken, self._has_run = known["offset"], True
-
-    def _start(self, event: Event) -> None:
-        if "resumed" in event and self._has_run:
-            self._tracker.reopen()
-        else:
-            tags = {**event["tags"], "scaleflow.folder": str(self._state.parent)}
-            self._tracker.start(event["name"], tags, event["began"])
-            self._has_run = True
-            self._tracker.params(event["params"])
-        if self._is_of_now(event):
-            for path in self._artifacts:
-                self._tracker.artifact(path, None)
-
-    def _is_of_now(self, event: Event) -> bool:
-        """Whether it was reported since this command began."""
-        return self._since is None or event["time"] >= int(self._since * 1000)
-
-    def _restart(self, event: Event) -> None:
-        number = event["number"]
-        self._tracker.tags({"scaleflow.restarts": str(number), f"scaleflow.restart.{number}": event["reason"]})
-
-    def _rollback(self, event: Event) -> None:
-        number = event["number"]
-        self._tracker.tags({"scaleflow.rollbacks": str(number), f"scaleflow.rollback.{number}": event["reason"]})
-
-    def _artifact(self, event: Event) -> None:
-        self._tracker.artifact(Path(event["path"]), event.get("folder"))
-
-    def _data(self, event: Event) -> None:
-        self._tracker.data(event)
-
-    def _confusion(self, event: Event) -> None:
-        from scaleflow.tracking.picture import draw_confusion
-
-        table = Path(event["path"])
-        for path in filter(None, (draw_confusion(table, event["split"]), table)):
-            self._tracker.artifact(path, event["folder"])
-
-    def _model(self, event: Event) -> None:
-        self._tracker.model(Path(event["path"]), event["step"])
-
-    def _end(self, event: Event) -> None:
-        tags = {"scaleflow.status": event["status"]}
-        if event.get("error"):
-            tags["scaleflow.error"] = event["error"]
-        self._tracker.tags(tags)
-        self._tracker.finish(event["status"], event["time"])
-        self._over = self._is_of_now(event)
-
-    def _refused(self, event: Event) -> None:
-        self._over = self._is_of_now(event)
-
-    def _keep_state(self) -> None:
-        """Leaves beside the events how far they are recorded, and where."""
-        if not self._has_run:
+    def _rest(self) -> None:
+        """Waits for more to send, the longer the longer the store has been away."""
+        if self._hurry.is_set():
+            self._is_stopped.wait(SECONDS_BETWEEN_PASSES)
             return
-        state = {
-            "offset": self._reader.offset,
-            "run_id": self._tracker.run_id,
-            "uri": masked(self._tracker.uri),
-            "done": self._over,
-        }
-        partial = self._state.with_suffix(".partial")
-        with contextlib.suppress(OSError):  # a full disk: what is sent again then is sent verbatim
-            partial.write_text(json.dumps(state))
-            partial.replace(self._state)
+        away = 0.0 if self._failing_since is None else time.monotonic() - self._failing_since
+        self._hurry.wait(min(LONGEST_PAUSE, SECONDS_BETWEEN_PASSES + away / 2))
+
+    def _try_pass(self, began: float) -> None:
+        """Sends what is there; a failure leaves what was taken as it was.
+
+        Raises:
+            Refusal: if it is the first that is heard of the store. Later it costs no run that is under way.
+        """
+        is_first = not self._is_open and self._failing_since is None
+        try:
+            if not self._is_open:
+                self._transfer.open()
+                self._is_open = True
+            self._transfer.send(self._hurry.is_set(), self._is_stopped.is_set)
+            self._transfer.send_unwritten(list(self._unwritten))
+            self._failing_since = None
+        except Exception as error:  # whatever a store may raise: it will be tried again
+            if self._is_fatal(error, is_first, time.monotonic() - began):
+                raise error if isinstance(error, Refusal) else Refusal(f"tracking: {told(error)}") from error
+            self._failing_since = self._failing_since or time.monotonic()
+            self._reason = str(error) if isinstance(error, Refusal) else told(error)
+
+    def _is_fatal(self, error: Exception, is_first: bool, seconds: float) -> bool:
+        """Whether a store that answers so can't be used: the run is refused."""
+        if isinstance(error, Refusal) and not isinstance(error, Unreachable):
+            return is_first or not (self._offline or self._failing_since or self._transfer.has_run)
+        return not self._is_open and not self._offline and seconds > SECONDS_TO_CONNECT
 
 
 HANDLERS = {
@@ -237,6 +420,20 @@ HANDLERS = {
     "end": "_end",
     "refused": "_refused",
 }
+
+#: Events that hold points of metrics.
+POINTS = ("metrics", "system")
+
+#: Events behind which nothing comes, but from another command.
+LAST = ("end", "refused")
+
+#: Events of files and what is described beside the numbers: these can wait, and do not hold up what follows them.
+FILES = ("artifact", "confusion", "data", "model")
+
+
+def kept(folder: Path) -> list[Path]:
+    """The files of a run's folder that are logged."""
+    return [path for pattern in KEPT for path in sorted(folder.glob(pattern))]
 
 
 def state_of(path: Path) -> dict[str, Any]:

@@ -29,9 +29,6 @@ NOT_YET_KEYS: Sequence[str] = (
     "profiler",
     "cluster.min_workers",
     "cluster.submit",
-    "tracking.offline",
-    "tracking.register_as",
-    "tracking.system_metrics",
     "tracking.tensorboard",
 )
 

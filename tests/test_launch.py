@@ -95,7 +95,7 @@ def assert_all_points_are_kept(command: Command, run: Any) -> None:
     """The store's last value of each metric is the last one that the worker wrote."""
     last: dict[str, float] = {}
     for event in command.events():
-        if event["event"] == "metrics":
+        if event["event"] in ("metrics", "system"):
             last.update(event["values"])
     assert run.data.metrics == pytest.approx(last)
     assert last
@@ -132,6 +132,7 @@ def test_a_worker_does_not_outlive_its_launcher(command: Command) -> None:
     long.launcher.kill()
     long.launcher.wait()
     worker.wait(timeout=10)
+    assert command.events()[-1]["status"] == "KILLED"  # it has saved
 
 
 def test_a_signal_before_there_is_a_run_leaves_none(command: Command) -> None:

@@ -10,8 +10,8 @@ import pytest
 from scaleflow import record
 from scaleflow.errors import Refusal
 from scaleflow.events import Writer
-from scaleflow.interfaces import Point, Status, Tracker
-from scaleflow.record import Recorder
+from scaleflow.interfaces import IDENTITY, Point, Status, Tracker
+from scaleflow.record import Recorder, Transfer
 
 Call = tuple[Any, ...]
 BEGAN = 1_700_000_000_000
@@ -90,11 +90,20 @@ class Setting:
         self.tracker = FakeTracker()
         self.write = Writer(self.path)
 
-    def begin(self, artifacts: Sequence[Path] = (), since: float | None = None) -> Recorder:
+    def begin(self, goes_on: bool = False, offline: bool = False) -> Recorder:
         tracker: Tracker = self.tracker
-        recorder = Recorder(tracker, self.path, artifacts, since)
+        before = self.path.stat().st_size if goes_on else 0
+        recorder = Recorder(tracker, self.path, before, goes_on=goes_on, offline=offline)
         recorder.start()
         return recorder
+
+    @property
+    def known(self) -> dict[str, Any]:
+        return dict(json.loads(self.state.read_text()))
+
+    @property
+    def identity(self) -> str:
+        return str(self.known["id"])
 
     def time_of_the_last(self) -> int:
         return int(json.loads(self.path.read_text().splitlines()[-1])["time"])
@@ -115,6 +124,7 @@ class Setting:
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record, "SECONDS_BETWEEN_PASSES", 0.01)
     monkeypatch.setattr(record, "LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr(record, "SECONDS_TO_CONNECT", 0.05)
 
 
 @pytest.fixture
@@ -154,6 +164,7 @@ class Times:
 
 def test_a_run_is_told_in_the_order_of_its_events(setting: Setting, tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
+    config.touch()
     setting.ready()
     setting.write("note", text="only for the terminal")
     setting.metrics(1, 2)
@@ -162,13 +173,13 @@ def test_a_run_is_told_in_the_order_of_its_events(setting: Setting, tmp_path: Pa
     setting.metrics(3)
     setting.write("model", path="/x/model", step=3)
     setting.end()
-    assert setting.begin([config]).finish(2)
+    assert setting.begin().finish(2)
     calls = setting.tracker.calls
     assert [call[0] for call in calls] == [
         *("connect", "start", "params", "artifact", "metrics", "artifact", "metrics", "model", "tags", "finish")
     ]
     assert calls[1:4] == [
-        ("start", "a-run", {"team": "vision", "scaleflow.folder": str(tmp_path)}, BEGAN),
+        ("start", "a-run", {"team": "vision", "scaleflow.folder": str(tmp_path), IDENTITY: setting.identity}, BEGAN),
         ("params", {"model": "mlp"}),
         ("artifact", config, None),
     ]
@@ -285,9 +296,8 @@ def test_what_was_taken_before_the_failing_portion_is_not_sent_again(
 def test_bytes_count_as_recorded_once_the_store_has_taken_them(setting: Setting) -> None:
     setting.ready()
     recorder = setting.begin()
-    until(setting.state.exists)
     ready = setting.path.stat().st_size
-    assert recorder.recorded == ready
+    until(lambda: recorder.recorded == ready)
     asked, answer = threading.Event(), threading.Event()
 
     def slowly(call: Call) -> None:
@@ -314,7 +324,6 @@ def test_a_refusal_from_connect_is_kept_and_ends_the_recorder(setting: Setting) 
     assert not recorder.finish(2)
     assert str(recorder.refusal) == "tracking.uri=x: no"
     assert setting.tracker.calls == []
-    assert not setting.state.exists()
 
 
 def test_a_refusal_from_a_later_call_is_kept_too(setting: Setting) -> None:
@@ -359,15 +368,12 @@ def test_finish_gives_up_on_a_store_that_never_opens(setting: Setting) -> None:
     assert recorder.recorded == 0
     assert recorder.reason == ""
     opened.set()
-    assert recorder.finish(5)
 
 
 def test_finish_gives_up_when_it_is_told_to(setting: Setting) -> None:
     setting.ready()
     recorder = setting.begin()
     assert not recorder.finish(60, lambda: True)
-    setting.end()
-    assert recorder.finish(5)
 
 
 def test_finish_waits_its_whole_patience_also_for_a_store_that_was_away_before(setting: Setting) -> None:
@@ -408,16 +414,17 @@ def test_the_file_is_read_in_portions(setting: Setting, monkeypatch: pytest.Monk
 def test_the_state_says_how_far_the_store_has_come_and_where(setting: Setting) -> None:
     setting.ready()
     recorder = setting.begin()
-    until(setting.state.exists)
+    until(lambda: bool(recorder.recorded))
     ready = setting.path.stat().st_size
-    known = {"run_id": "run-7", "uri": "http://****@host"}
-    assert json.loads(setting.state.read_text()) == {**known, "offset": ready, "done": False}
+    known = {"run_id": "run-7", "uri": "http://****@host", "folder": str(setting.path.parent), "aside": {}}
+    known["id"] = setting.identity
+    until(lambda: setting.known == {**known, "offset": ready, "done": False})
     setting.metrics(1)
     setting.end()
     assert recorder.finish(2)
     recorder.join(5)
     whole = setting.path.stat().st_size
-    assert json.loads(setting.state.read_text()) == {**known, "offset": whole, "done": True}
+    assert setting.known == {**known, "offset": whole, "done": True}
 
 
 def test_a_run_that_goes_on_is_recorded_from_where_it_was_recorded_to(setting: Setting, tmp_path: Path) -> None:
@@ -428,8 +435,8 @@ def test_a_run_that_goes_on_is_recorded_from_where_it_was_recorded_to(setting: S
     assert setting.begin().finish(2)
     state = json.loads(setting.state.read_text())
     setting.tracker = FakeTracker()
-    time.sleep(0.002)  # times are in milliseconds
-    recorder = setting.begin([tmp_path / "resume-1.yaml"], since=time.time())
+    (tmp_path / "resume-1.yaml").touch()
+    recorder = setting.begin(goes_on=True)
     until(lambda: "adopt" in setting.tracker.words())
     setting.ready(resumed=2)
     setting.metrics(3)
@@ -447,8 +454,7 @@ def test_what_nobody_had_recorded_is_recorded_when_the_run_goes_on(setting: Sett
     setting.ready()
     setting.metrics(1)
     setting.end("KILLED")
-    time.sleep(0.002)
-    recorder = setting.begin(since=time.time())
+    recorder = setting.begin(goes_on=True)
     until(lambda: "finish" in setting.tracker.words())
     setting.ready(resumed=1)
     setting.metrics(2)
@@ -462,22 +468,22 @@ def test_what_nobody_had_recorded_is_recorded_when_the_run_goes_on(setting: Sett
 def test_the_state_stays_behind_what_failed(setting: Setting) -> None:
     setting.ready()
     recorder = setting.begin()
-    until(setting.state.exists)
+    until(lambda: bool(recorder.recorded))
     setting.tracker.fails = unreachable
     setting.metrics(1)
-    ready = json.loads(setting.state.read_text())["offset"]
+    ready = recorder.recorded
     until(lambda: bool(recorder.reason))
-    assert json.loads(setting.state.read_text())["offset"] == ready < setting.path.stat().st_size
+    assert setting.known["offset"] == ready < setting.path.stat().st_size
 
 
 def test_the_state_is_written_when_finish_returns(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    keep = Recorder._keep_state
+    keep = Transfer.keep_state
 
-    def keep_slowly(recorder: Recorder) -> None:
-        time.sleep(0.2)
-        keep(recorder)
+    def keep_slowly(transfer: Transfer, is_vital: bool = False) -> None:
+        time.sleep(0.1)
+        keep(transfer, is_vital)
 
-    monkeypatch.setattr(Recorder, "_keep_state", keep_slowly)
+    monkeypatch.setattr(Transfer, "keep_state", keep_slowly)
     setting.ready()
     setting.end()
     assert setting.begin().finish(2)

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scaleflow.settle import LAUNCHER_DIED
+from scaleflow.sync import repair
 from tests.conftest import Command
 from tests.test_launch import LongRun, only_run, wait_for
 
@@ -21,11 +23,11 @@ EXACT = ("hardware=cpu", "hardware.deterministic=true")
 
 
 def history(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """All points of the one run in the store, but for those of speed."""
+    """All points of the one run in the store, but for those of speed and of the machine."""
     from mlflow import MlflowClient
 
     client, run = MlflowClient(f"sqlite:///{folder}/mlflow.db"), only_run(folder)
-    keys = [key for key in run.data.metrics if not key.startswith("perf/")]
+    keys = [key for key in run.data.metrics if not key.startswith(("perf/", "system/"))]
     return {key: [(p.step, p.value) for p in client.get_metric_history(run.info.run_id, key)] for key in keys}
 
 
@@ -51,7 +53,10 @@ def weights(command: Command, isolated: Callable[..., Any]) -> list[np.ndarray[A
 def test_what_was_preempted_and_killed_and_extended_is_the_run_that_was_not(
     tmp_path: Path, isolated: Callable[..., Any]
 ) -> None:
-    """SIGTERM to the launcher, kill -9 of the launcher, then a longer run: one run, no point twice, none missing."""
+    """SIGTERM, then kill -9 of launcher and worker, whose end is written for them, then a longer run.
+
+    One run, no point twice, none missing.
+    """
     words = (*SHORT, *EXACT, "strategy=mirrored", "hardware.logical_devices=2", "model.dropout=0.1")
     whole, parts = Command(tmp_path / "whole"), Command(tmp_path / "parts")
     for command in (whole, parts):
@@ -72,9 +77,15 @@ def test_what_was_preempted_and_killed_and_extended_is_the_run_that_was_not(
     wait_for(lambda: any(event["event"] == "epoch" for event in events_in(folder)[begun:]))
     worker = long.worker()
     long.launcher.kill()
+    worker.kill()
     long.end()
-    worker.wait(30)
-    assert events_in(folder)[-1]["status"] == "KILLED"  # it has saved, too
+    worker.wait(10)
+    assert events_in(folder)[-1]["event"] != "end"
+    assert only_run(parts.folder).info.status == "RUNNING"
+    standing = repair(folder)
+    assert (standing.outcome, standing.status, standing.was_open) == ("recorded", "KILLED", True), standing
+    run = only_run(parts.folder)
+    assert (run.info.status, run.data.tags["scaleflow.error"]) == ("KILLED", LAUNCHER_DIED)
 
     ended = parts(f"resume={folder}", "training.epochs=30", timeout=180)
     assert ended.returncode == 0, ended.stderr

@@ -9,6 +9,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,9 @@ from scaleflow.errors import Refusal
 from scaleflow.interfaces import Plan, Tracking
 from scaleflow.masking import masked
 from scaleflow.tracking.uri import resolve
+
+#: There is one of MLflow's own in a process, whichever thread asks.
+ONE_STORE = threading.Lock()
 
 SCHEMES = ("runs:/", "models:/")
 
@@ -98,11 +102,12 @@ def using(store: str) -> Iterator[None]:
     """MLflow's own store for a while: what a `runs:/` leads to is looked for there, whatever a call says."""
     from mlflow.tracking._tracking_service.utils import _use_tracking_uri
 
-    before = os.environ.get("MLFLOW_TRACKING_URI")
-    try:
-        with _use_tracking_uri(store):
-            yield
-    finally:  # it is not put back where it was set by the environment alone
-        os.environ.pop("MLFLOW_TRACKING_URI", None)
-        if before is not None:
-            os.environ["MLFLOW_TRACKING_URI"] = before
+    with ONE_STORE:
+        before = os.environ.get("MLFLOW_TRACKING_URI")
+        try:
+            with _use_tracking_uri(store):
+                yield
+        finally:  # it is not put back where it was set by the environment alone
+            os.environ.pop("MLFLOW_TRACKING_URI", None)
+            if before is not None:
+                os.environ["MLFLOW_TRACKING_URI"] = before

@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,9 +15,11 @@ from urllib.parse import quote
 
 from filelock import FileLock
 
-from scaleflow.errors import Refusal
-from scaleflow.interfaces import Point, Status, Tracking
+from scaleflow.errors import Refusal, Unreachable
+from scaleflow.interfaces import IDENTITY, Point, Status, Tracking
 from scaleflow.masking import masked
+from scaleflow.tracking.names import Names, distinct
+from scaleflow.tracking.registry import register
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -26,15 +28,20 @@ if TYPE_CHECKING:
 PARAMS_A_BATCH = 100
 METRICS_A_BATCH = 1000
 LONGEST_VALUE = 6000
-LONGEST_KEY = 250
 MODEL = "model"
+
+#: The tag of a logged model that says after which update it was exported.
+STEP = "scaleflow.step"
+
+#: Of a server that would answer, but has too much to do.
+BUSY = (408, 425, 429)
 
 #: What MLflow's pages show as the run's source, and the view in which they open the experiment.
 SOURCE = {"mlflow.source.name": "scaleflow", "mlflow.source.type": "LOCAL"}
 KIND = {"mlflow.experimentKind": "custom_model_development"}
 
-#: MLflow's defaults keep on for minutes; the recorder tries again itself, and keeps what it has.
-PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
+#: MLflow's defaults keep on for minutes, and ask again for what may have been done; the recorder tries again itself.
+PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
 
 #: The launcher itself says where to look.
 QUIET = {"MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true", "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
@@ -56,6 +63,11 @@ class MlflowTracker:
         self._experiment_id = ""
         self._run_name = ""
         self._model_id: str | None = None
+        self._version: str | None = None
+        self._names = Names()
+        self._models: dict[int, str] = {}
+        self._done: set[tuple[int, str]] = set()
+        self._uploaded: set[tuple[str, Path]] = set()
         self.run_id: str | None = None
 
     def connect(self) -> None:
@@ -69,12 +81,15 @@ class MlflowTracker:
         # It would show a traceback for each statement that a locked database does not take; the recorder tells of it.
         logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
         try:
+            if (folder := folder_of_sqlite(self._uri)) is not None and not folder.is_dir():
+                raise FileNotFoundError(f"there is no folder {folder}")
             with migration_lock(self._uri):
                 self._client: MlflowClient = MlflowClient(tracking_uri=self._uri)
                 self._client.get_experiment_by_name(self._options.experiment)
         except (MlflowException, OSError, ImportError) as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise Refusal(f"tracking.uri={masked(self._uri)}: the store can't be used: {lines[0]}") from error
+            kind = Unreachable if may_answer_later(error) else Refusal
+            raise kind(f"tracking.uri={masked(self._uri)}: the store can't be used: {masked(lines[0])}") from error
 
     @property
     def uri(self) -> str:
@@ -116,23 +131,32 @@ class MlflowTracker:
 
     def start(self, name: str, tags: Mapping[str, str], began: int) -> None:
         self._run_name = name
-        if self.run_id is not None:
-            return
-        adopted = os.environ.get("MLFLOW_RUN_ID")
-        if adopted:
-            self._adopt(adopted)
-        else:
-            self._experiment_id = self._experiment()
-            run = self._client.create_run(self._experiment_id, began, {"mlflow.user": user(), **SOURCE}, name)
-            self.run_id = run.info.run_id
+        if self.run_id is None:
+            self.run_id = self._adopted() or self._made(name, tags, began)
         self.tags({"mlflow.runName": name, **tags})
 
-    def _adopt(self, run_id: str) -> None:
-        """Takes the run that `mlflow run` opened for this command."""
-        run = self._client.get_run(run_id)
-        self._experiment_id = run.info.experiment_id
-        self.run_id = run_id
-        self._client.update_run(run_id, status="RUNNING")
+    def _made(self, name: str, tags: Mapping[str, str], began: int) -> str:
+        self._experiment_id = self._experiment()
+        return self._made_before(tags) or self._make(name, tags, began)
+
+    def _made_before(self, tags: Mapping[str, str]) -> str | None:
+        """The run that was asked for already, where the answer did not come, or nobody was left to hear it."""
+        sought = f"tags.`{IDENTITY}` = '{tags[IDENTITY]}'"
+        found = self._client.search_runs([self._experiment_id], sought, max_results=1)
+        return str(found[0].info.run_id) if found else None
+
+    def _make(self, name: str, tags: Mapping[str, str], began: int) -> str:
+        """A run that has its identity from its first moment."""
+        own = {"mlflow.user": user(), **SOURCE, IDENTITY: tags[IDENTITY]}
+        return str(self._client.create_run(self._experiment_id, began, own, name).info.run_id)
+
+    def _adopted(self) -> str | None:
+        """The run that `mlflow run` opened for this command, if it did."""
+        run_id = os.environ.get("MLFLOW_RUN_ID")
+        if run_id:
+            self._experiment_id = self._client.get_run(run_id).info.experiment_id
+            self._client.update_run(run_id, status="RUNNING")
+        return run_id or None
 
     def _experiment(self) -> str:
         """The experiment's id; it is made where it is missing, with its artifacts beside an SQLite file."""
@@ -158,22 +182,23 @@ class MlflowTracker:
         from mlflow.entities import Param
 
         there = self._client.get_run(self._run).data.params  # `mlflow run` logs its own, which can't be changed
-        new = {allowed(k): str(v)[:LONGEST_VALUE] for k, v in values.items() if allowed(k) not in there}
-        for batch in batches((Param(k, v) for k, v in new.items()), PARAMS_A_BATCH):
-            self._client.log_batch(self._run, params=batch)
+        made = ((key, value[:LONGEST_VALUE]) for key, value in distinct(values).items() if key not in there)
+        for batch in batches(made, PARAMS_A_BATCH):
+            self._client.log_batch(self._run, params=[Param(*param) for param in batch])
 
     def metrics(self, points: Sequence[Point]) -> None:
         from mlflow.entities import Metric
 
-        made = (Metric(allowed(p.key), p.value, p.time, p.step) for p in points)
+        made = (Metric(self._names[p.key], p.value, p.time, p.step) for p in points)
         for batch in batches(made, METRICS_A_BATCH):
             self._client.log_batch(self._run, metrics=batch)
 
     def tags(self, values: Mapping[str, str]) -> None:
         from mlflow.entities import RunTag
 
-        tags = [RunTag(allowed(k), masked(str(v), k)[:LONGEST_VALUE]) for k, v in values.items()]
-        self._client.log_batch(self._run, tags=tags)
+        made = ((key, masked(value, key)[:LONGEST_VALUE]) for key, value in distinct(values).items())
+        for batch in batches(made, PARAMS_A_BATCH):
+            self._client.log_batch(self._run, tags=[RunTag(*tag) for tag in batch])
 
     def artifact(self, path: Path, folder: str | None) -> None:
         self._client.log_artifact(self._run, str(path), folder)
@@ -184,18 +209,58 @@ class MlflowTracker:
         self._client.log_inputs(self._run, datasets=dataset_inputs(told))
 
     def model(self, path: Path, step: int) -> None:
+        """Logs and registers it; what was done before one of the requests failed is not done again."""
         from mlflow.entities import LoggedModelOutput
 
+        if step not in self._models:
+            self._models[step], is_whole = self._logged_model(step)
+            self._done |= {(step, "files"), (step, "ready")} if is_whole else set()
+        model_id = self._model_id = self._models[step]
+        self._once(step, "files", lambda: self._upload(path, model_id))
+        self._once(step, "ready", lambda: self._client.finalize_logged_model(model_id, "READY"))
+        if (step, "output") not in self._done and model_id not in self._outputs():
+            self._client.log_outputs(self._run, [LoggedModelOutput(model_id, step)])
+        self._done.add((step, "output"))
+        self._once(step, "version", lambda: self._register(model_id))
+
+    def _once(self, step: int, what: str, do: Callable[[], object]) -> None:
+        if (step, what) not in self._done:
+            do()
+            self._done.add((step, what))
+
+    def _register(self, model_id: str) -> None:
+        name = self._options.register_as
+        if name is not None:
+            self._version = register(self._client, name, self._options.alias, self._run, model_id)
+
+    def _upload(self, exported: Path, model_id: str) -> None:
+        """Sends a model's files, each by itself: what is there when one fails is not sent again by this command."""
         from scaleflow.tracking.package import package
 
-        if self._model_id is None:
-            logged = self._client.create_logged_model(self._experiment_id, name=MODEL, source_run_id=self._run)
-            self._model_id = logged.model_id
-        with tempfile.TemporaryDirectory() as folder:
-            package(path, Path(folder), run_id=self._run, model_id=self._model_id)
-            self._client.log_model_artifacts(self._model_id, folder)
-        self._client.finalize_logged_model(self._model_id, "READY")
-        self._client.log_outputs(self._run, [LoggedModelOutput(self._model_id, step)])
+        with tempfile.TemporaryDirectory() as made:
+            folder = Path(made)
+            package(exported, folder, run_id=self._run, model_id=model_id)
+            for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+                name = path.relative_to(folder)
+                if (model_id, name) not in self._uploaded:
+                    parent = None if name.parent == Path() else name.parent.as_posix()
+                    self._client.log_model_artifact(model_id, str(path), parent)
+                    self._uploaded.add((model_id, name))
+
+    def _logged_model(self, step: int) -> tuple[str, bool]:
+        """The model of this step, made where it was not yet; and whether its files are all there."""
+        sought = f"source_run_id = '{self._run}' AND tags.`{STEP}` = '{step}'"
+        for found in self._client.search_logged_models([self._experiment_id], sought):
+            return str(found.model_id), str(found.status) == "READY"
+        made = self._client.create_logged_model(
+            self._experiment_id, name=MODEL, source_run_id=self._run, tags={STEP: str(step)}
+        )
+        return str(made.model_id), False
+
+    def _outputs(self) -> set[str]:
+        """The models that the run is known to have made."""
+        outputs = self._client.get_run(self._run).outputs
+        return {output.model_id for output in outputs.model_outputs} if outputs else set()
 
     def finish(self, status: Status, ended: int) -> None:
         self._client.set_terminated(self._run, status, ended)
@@ -204,6 +269,9 @@ class MlflowTracker:
         lines = [("run", f"{self._run_name}  ({self.run_id})")]
         if self._model_id is not None:
             lines.append(("model", f"models:/{self._model_id}"))
+        if self._version is not None:
+            name, alias = self._options.register_as, self._options.alias
+            lines.append(("registered", f"models:/{name}/{self._version}" + (f"  (@{alias})" if alias else "")))
         if self._uri.startswith("sqlite:"):
             place = Path(self._uri.removeprefix("sqlite:///"))
             default = place == Path("mlflow.db").absolute()
@@ -225,17 +293,28 @@ def migration_lock(uri: str) -> FileLock:
     return FileLock(f"{path}.lock", timeout=120)
 
 
+def folder_of_sqlite(uri: str) -> Path | None:
+    """Where an SQLite store's file is, or has to be."""
+    return Path(uri.removeprefix("sqlite:///")).parent if uri.startswith("sqlite:///") else None
+
+
+def may_answer_later(error: Exception) -> bool:
+    """Whether a store that answers so, or not at all, is only away: nothing that was asked for is wrong."""
+    from mlflow.exceptions import MlflowException, RestException
+
+    if isinstance(error, RestException):
+        return error.get_http_status_code() in BUSY or error.get_http_status_code() >= 500
+    if isinstance(error, MlflowException):  # of the client's own: a request that nobody answered, a locked file
+        return error.error_code in ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE")
+    return isinstance(error, OSError)
+
+
 def artifact_location(uri: str, experiment: str) -> str | None:
     """Beside an SQLite file, wherever the command was given; a server decides for itself."""
     if not uri.startswith("sqlite:///"):
         return None
     folder = Path(uri.removeprefix("sqlite:///")).parent / "mlartifacts" / re.sub(r"[^\w.-]", "_", experiment)
     return folder.as_uri()
-
-
-def allowed(key: str) -> str:
-    """A key with what MLflow does not take in one replaced."""
-    return re.sub(r"[^/\w.\- :]", "_", key)[:LONGEST_KEY]
 
 
 def batches(items: Iterable[T], size: int) -> Iterator[list[T]]:

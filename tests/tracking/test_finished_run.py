@@ -104,7 +104,7 @@ def test_every_point_that_the_worker_wrote_is_in_the_store(
     told = {
         (key, event["step"], event["time"], value)
         for event in finished[0].events()
-        if event["event"] == "metrics"
+        if event["event"] in ("metrics", "system")
         for key, value in event["values"].items()
     }
     kept = {

@@ -1,87 +1,171 @@
-"""A real MLflow server, and what happens when it goes away."""
+"""A real MLflow server: what it has of a run, also when it goes away, is slow, or fails now and then.
+
+One server serves the module. Where nothing depends on training, a run's events are written by hand.
+"""
 
 from __future__ import annotations
 
-import socket
+import os
+import signal
 import subprocess
 import sys
+import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
+from scaleflow import record
+from scaleflow.interfaces import Tracking
+from scaleflow.record import Recorder
+from scaleflow.tracking.store import MlflowTracker
 from tests.conftest import Command
 from tests.test_launch import LongRun, wait_for
+from tests.tracking.made import MadeRun, assert_has_one_model, assert_is_all_there, only_run, steps_of
+from tests.tracking.servers import Proxy, Server, serving, weather
+
+#: MLflow's own, where it is imported.
+pytestmark = pytest.mark.filterwarnings("ignore:.*Any type hint is inferred")
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
-class Server:
-    """`mlflow server` on loopback, with a store in a folder of the test's."""
-
-    def __init__(self, folder: Path) -> None:
-        self.uri = f"http://127.0.0.1:{free_port()}"
-        self._folder = folder
-        self.start()
-
-    def start(self) -> None:
-        with (self._folder / "server.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", self.uri.rpartition(":")[2]]
-                + ["--workers", "1", "--backend-store-uri", f"sqlite:///{self._folder}/server.db"]
-                + ["--artifacts-destination", str(self._folder / "artifacts")],
-                cwd=self._folder,
-                env=Command(self._folder).environment,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-        wait_for(self.answers, timeout=90)
-
-    def answers(self) -> bool:
-        assert self._process.poll() is None, (self._folder / "server.log").read_text()
-        try:
-            return urllib.request.urlopen(f"{self.uri}/health", timeout=2).status == 200
-        except OSError:
-            return False
-
-    def stop(self) -> None:
-        if self._process.poll() is None:
-            family = [*psutil.Process(self._process.pid).children(recursive=True), psutil.Process(self._process.pid)]
-            for process in family:
-                process.kill()
-            self._process.wait(10)
+@pytest.fixture(scope="module")
+def the_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    yield from serving(tmp_path_factory.mktemp("server"))
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    folder = tmp_path / "server"
-    folder.mkdir()
-    server = Server(folder)
-    yield server
-    server.stop()
+def server(the_server: Server) -> Server:
+    """The server, started again where a test before has left it stopped."""
+    if not the_server.is_running:
+        the_server.start()
+    return the_server
 
 
-def only_run(uri: str) -> Any:
+@pytest.fixture
+def proxy(server: Server) -> Iterator[Proxy]:
+    proxy = Proxy(server.port)
+    yield proxy
+    proxy.stop()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recorder asks again soon, and sends little at a time."""
+    monkeypatch.setattr(record, "SECONDS_BETWEEN_PASSES", 0.02)
+    monkeypatch.setattr(record, "LONGEST_PAUSE", 0.1)
+    monkeypatch.setattr(record, "EVENTS_A_PASS", 25)
+
+
+def recording(made: MadeRun, uri: str, offline: bool = False, **options: Any) -> Recorder:
+    tracking = Tracking(uri=uri, experiment=made.folder.name, **options)
+    recorder = Recorder(MlflowTracker(tracking), made.events, offline=offline)
+    recorder.start()
+    return recorder
+
+
+def steps_reported(command: Command, key: str) -> list[int]:
+    """The steps of a metric that the worker wrote."""
+    return [e["step"] for e in command.events() if e["event"] == "metrics" and key in e["values"]]
+
+
+def sync(command: Command, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "scaleflow.sync", *words],
+        cwd=command.folder,
+        env=command.environment,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+
+
+def test_through_delays_resets_and_errors_everything_comes_once(
+    proxy: Proxy, server: Server, tmp_path: Path, quick: None
+) -> None:
+    """A request may have been done when it fails: nothing that is asked for again is there twice."""
+    proxy.plan = weather(seed=3)
+    made = MadeRun(tmp_path / "weather").ready().train(1, 60)
+    recorder = recording(made, proxy.uri, offline=True, register_as="weather")
+    for first in range(61, 150, 10):
+        made.train(first, first + 9)
+        time.sleep(0.02)
+    made.files().end()
+    assert recorder.finish(60), recorder.reason
+    assert {"delay", "reset", "reset behind", "error", "error behind"} <= set(proxy.met)
+    run = assert_is_all_there(server.uri, made, files=["plot.txt"])
+    assert_has_one_model(server.uri, run)
     from mlflow import MlflowClient
 
-    client = MlflowClient(uri)
-    (run,) = client.search_runs([client.get_experiment_by_name("scaleflow").experiment_id])
-    return run
+    assert len(MlflowClient(server.uri).search_model_versions("name = 'weather'")) == 1
+
+
+def test_a_server_that_hangs_holds_up_the_end_for_flush_seconds_alone(
+    proxy: Proxy, tmp_path: Path, quick: None
+) -> None:
+    made = MadeRun(tmp_path / "hangs").ready().train(1, 20).end()
+    recorder = recording(made, proxy.uri, offline=True)
+    while not recorder.recorded:
+        time.sleep(0.01)
+    proxy.plan = lambda: "hang"
+    made.train(21, 40).end()
+    began = time.monotonic()
+    assert not recorder.finish(0.5)
+    assert time.monotonic() - began < 1.5
+
+
+def test_a_server_that_is_slow_does_not_either(
+    proxy: Proxy, server: Server, tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has taken by then is not sent again."""
+    proxy.plan = lambda: "delay"
+    made = MadeRun(tmp_path / "slow", uri=server.uri).ready().train(1, 200).end()
+    with monkeypatch.context() as patch:
+        patch.setattr(record, "EVENTS_A_PASS", 2)
+        recorder = recording(made, proxy.uri)
+        end_too_soon(recorder)
+    part = steps_of(server.uri, only_run(server.uri, "slow"), "train/loss")
+    assert 0 < len(part) < 200
+    from scaleflow.sync import repair
+
+    assert repair(made.folder, server.uri).outcome == "recorded"
+    assert_is_all_there(server.uri, made)
+
+
+def end_too_soon(recorder: Recorder) -> None:
+    while not recorder.recorded:
+        time.sleep(0.01)
+    began = time.monotonic()
+    assert not recorder.finish(1.0)
+    assert time.monotonic() - began < 2.0
+    recorder.join(10)
+
+
+def test_a_server_that_is_stopped_and_started_gets_everything(server: Server, tmp_path: Path, quick: None) -> None:
+    made = MadeRun(tmp_path / "away").ready().train(1, 50)
+    recorder = recording(made, server.uri)
+    while not recorder.recorded:
+        time.sleep(0.01)
+    server.stop()
+    made.train(51, 100).files()
+    time.sleep(0.3)
+    assert recorder.refusal is None
+    starting = threading.Thread(target=server.start)
+    starting.start()
+    made.train(101, 150).end()
+    assert recorder.finish(90), recorder.reason
+    starting.join()
+    assert_has_one_model(server.uri, assert_is_all_there(server.uri, made, files=["plot.txt"]))
 
 
 @pytest.mark.slow
 def test_a_run_is_recorded_by_a_server(command: Command, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = command("training.epochs=2", MLFLOW_TRACKING_URI=server.uri)
+    words = ("training.epochs=2", "tracking.experiment=whole")
+    ended = command(*words, MLFLOW_TRACKING_URI=server.uri)
     assert ended.returncode == 0, ended.stderr
-    run = only_run(server.uri)
+    run = only_run(server.uri, "whole")
     assert run.info.status == "FINISHED"
     assert run.data.params["training.epochs"] == "2"
     assert run.data.metrics["test/accuracy"] > 0.5
@@ -96,28 +180,31 @@ def test_a_run_is_recorded_by_a_server(command: Command, server: Server, monkeyp
 
 
 @pytest.mark.slow
-def test_a_server_that_goes_away_costs_training_nothing_and_what_it_missed_stays_on_disk(
+def test_a_server_that_comes_late_and_goes_early_gets_the_rest_by_the_command_that_is_printed(
     command: Command, server: Server
 ) -> None:
-    words = (f"tracking.uri={server.uri}", "training.epochs=4", "tracking.flush_seconds=1")
-    long = LongRun(command, *words).until("epoch")
     server.stop()
-    assert long.end() == 0
-    assert command.events()[-1]["status"] == "FINISHED"
-    assert "events.jsonl" in long.err.read_text()
-    assert "Traceback" not in long.err.read_text()
-
-
-@pytest.mark.slow
-def test_a_server_that_comes_back_gets_everything(command: Command, server: Server) -> None:
-    long = LongRun(command, f"tracking.uri={server.uri}", "training.epochs=6").until("epoch")
-    server.stop()
-    time.sleep(3)
+    words = (f"tracking.uri={server.uri}", "tracking.experiment=late")
+    refused = command(*words)
+    assert refused.returncode == 2
+    assert "tracking.offline=true" in refused.stderr
+    long = LongRun(command, *words, "tracking.offline=true", "tracking.flush_seconds=1").until("epoch")
     server.start()
-    assert long.end(120) == 0, long.err.read_text()
-    run = only_run(server.uri)
-    assert run.info.status == "FINISHED"
-    from mlflow import MlflowClient
-
-    history = MlflowClient(server.uri).get_metric_history(run.info.run_id, "val/loss")
-    assert len({m.step for m in history}) == len(history) == 6
+    wait_for(lambda: (command.run_folder() / "record.json").read_text().count('"run_id": "'))
+    server.stop()
+    os.kill(long.launcher.pid, signal.SIGTERM)
+    assert long.end() == 143, long.err.read_text()
+    told = long.err.read_text()
+    assert "Traceback" not in told
+    line = f"python -m scaleflow.sync {command.run_folder().relative_to(command.folder)}"
+    assert told.strip().endswith(line)
+    away = sync(command, *line.split()[3:])
+    assert (away.returncode, away.stderr) == (1, "")
+    assert "NOT RECORDED" in away.stdout
+    server.start()
+    synced = sync(command, "outputs")
+    assert synced.returncode == 0, synced.stdout + synced.stderr
+    run = only_run(server.uri, "late")
+    assert run.info.status == "KILLED"
+    for key in ("train/loss", "val/loss"):
+        assert steps_of(server.uri, run, key) == steps_reported(command, key)

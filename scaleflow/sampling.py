@@ -1,0 +1,165 @@
+"""System metrics: what this machine and each worker's process on it use, measured by the launcher as the run goes on.
+
+The names are MLflow's, so that its page shows them as system metrics; what is a worker's own has the worker's name in
+it. Workers know nothing of it, and the values go the way of all others, through `events.jsonl`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from scaleflow.events import Reader, Writer
+from scaleflow.worker import Job
+
+if TYPE_CHECKING:
+    import psutil
+
+#: As often as MLflow's own.
+SECONDS_BETWEEN_SAMPLES = 10.0
+
+#: The first are worth nothing while all processes begin.
+SECONDS_TO_BEGIN = 1.0
+
+MEGABYTE = 1e6
+
+Values = dict[str, float]
+
+
+class Sampled(Protocol):
+    """A process of the run."""
+
+    @property
+    def job(self) -> Job: ...
+
+    @property
+    def pid(self) -> int: ...
+
+
+@contextlib.contextmanager
+def sampled(job: Job, processes: Sequence[Sampled]) -> Iterator[None]:
+    """Measures the machine and the processes, the chief's first, as long as the block lasts, where that is wanted."""
+    if not (job.records and job.plan.tracking.system_metrics and job.plan.tracking.name != "none"):
+        yield
+        return
+    over = threading.Event()
+    thread = threading.Thread(target=sample, args=(job, processes, over), name="system metrics", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def sample(job: Job, processes: Sequence[Sampled], over: threading.Event) -> None:
+    """Appends an event every ten seconds; what can't be measured or written is left out."""
+    if over.wait(SECONDS_TO_BEGIN):
+        return
+    machine = Machine(job.folder, processes)
+    step: int | None = None
+    while not over.wait(SECONDS_BETWEEN_SAMPLES):
+        values = machine.measure()
+        step = next_step(job.events) if step is None else step + 1
+        if step is not None:
+            with contextlib.suppress(OSError):  # a full disk is the worker's to tell of
+                write = Writer(job.events)
+                write("system", step=step, values=values)
+                write.close()
+
+
+def next_step(events: Path) -> int | None:
+    """The number of the next measurement; None where there is no run yet to which it would belong."""
+    step, is_ready = 1, False
+    for event in Reader(events).read():
+        is_ready = is_ready or event["event"] == "ready"
+        if event["event"] == "system":
+            step = event["step"] + 1
+    return step if is_ready else None
+
+
+class Machine:
+    """What is measured of a machine and the run's processes on it.
+
+    Args:
+        folder: the run's, for the disk that it is on.
+        processes: handles with the number that the process has at that time, and its name.
+    """
+
+    def __init__(self, folder: Path, processes: Sequence[Sampled]) -> None:
+        import psutil
+
+        self._psutil = psutil
+        self._folder = folder
+        self._processes = processes
+        self._known: dict[int, psutil.Process] = {}
+        network = psutil.net_io_counters()
+        self._received, self._sent = network.bytes_recv, network.bytes_sent
+        self._devices = gpus()
+        psutil.cpu_percent()  # the first gives nothing: it is over the time since the one before
+        self.measure()
+
+    def measure(self) -> Values:
+        """Values by MLflow's names: percentages, and megabytes of 10^6 bytes."""
+        values = self._of_host()
+        for process in self._processes:
+            with contextlib.suppress(self._psutil.Error):
+                name = process.job.name.replace(" ", "-")
+                values |= {f"system/{name}/{key}": value for key, value in self._of_process(process.pid).items()}
+        for index, device in enumerate(self._devices):
+            values |= {f"system/gpu_{index}_{key}": value for key, value in device().items()}
+        return values
+
+    def _of_host(self) -> Values:
+        psutil = self._psutil
+        memory, disk, network = psutil.virtual_memory(), psutil.disk_usage(str(self._folder)), psutil.net_io_counters()
+        return {
+            "system/cpu_utilization_percentage": psutil.cpu_percent(),
+            "system/system_memory_usage_megabytes": memory.used / MEGABYTE,
+            "system/system_memory_usage_percentage": memory.percent,
+            "system/disk_usage_percentage": disk.percent,
+            "system/disk_available_megabytes": disk.free / MEGABYTE,
+            "system/network_receive_megabytes": (network.bytes_recv - self._received) / MEGABYTE,
+            "system/network_transmit_megabytes": (network.bytes_sent - self._sent) / MEGABYTE,
+        }
+
+    def _of_process(self, pid: int) -> Values:
+        """Of one process; its share of the processor is in percent of one core."""
+        is_new = pid not in self._known
+        process = self._known.setdefault(pid, self._psutil.Process(pid))
+        with process.oneshot():
+            share = process.cpu_percent()
+            values = {
+                "memory_usage_megabytes": process.memory_info().rss / MEGABYTE,
+                "threads": float(process.num_threads()),
+            }
+        return values if is_new else {"cpu_utilization_percentage": share, **values}
+
+
+def gpus() -> list[Callable[[], Values]]:
+    """A function to each NVIDIA GPU that gives its values; none without a driver or without nvidia-ml-py."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    except Exception:  # no driver, or one that does not answer: nothing that a run has to end for
+        return []
+    return [lambda handle=handle: of_gpu(pynvml, handle) for handle in handles]  # type: ignore[misc]
+
+
+def of_gpu(nvml: Any, handle: Any) -> Values:
+    """One GPU's values; what it does not tell is left out."""
+    values: Values = {}
+    with contextlib.suppress(nvml.NVMLError):
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        values["memory_usage_megabytes"] = memory.used / MEGABYTE
+        values["memory_usage_percentage"] = 100 * memory.used / memory.total
+    with contextlib.suppress(nvml.NVMLError):
+        values["utilization_percentage"] = float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+    with contextlib.suppress(nvml.NVMLError):
+        values["power_usage_watts"] = nvml.nvmlDeviceGetPowerUsage(handle) / 1000
+    return values

@@ -1,0 +1,216 @@
+"""`python -m scaleflow.sync DIR`: sends what a store has not taken of the runs in a folder, and gives a run that was
+killed with all its processes the end that it could not write.
+
+It imports no TensorFlow. Nothing is sent twice: `record.json` in a run's folder says what the store has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from scaleflow.errors import Refusal
+from scaleflow.interfaces import Tracking
+from scaleflow.masking import MASK, masked
+from scaleflow.record import STATE, Transfer, state_of, told
+from scaleflow.sections import read
+from scaleflow.settle import Busy, claimed, has_run, last_end, settle, without_workers
+from scaleflow.tracking import tracker_for
+from scaleflow.tracking.uri import resolve
+from scaleflow.worker import EVENTS
+
+ALL, NOT_ALL, WRONG_USE = 0, 1, 2
+
+#: A store that fails so often without having taken anything in between is away.
+TRIES = 3
+SECONDS_BETWEEN_TRIES = 1.0
+
+Outcome = Literal["recorded", "complete", "not recorded", "under way", "no run", "not tracked"]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a run stands, in its folder and in its store.
+
+    Attributes:
+        folder: the run's.
+        outcome: `recorded` now; `complete`, since it was before; `not recorded`, or not all of it; `under way`:
+            a process of it is alive, and it was left alone; `no run`: it was never ready; `not tracked`: tracking=none.
+        status: how the run ended, FINISHED, FAILED or KILLED; None where it has not, or there is none.
+        was_open: whether its end was only written now.
+        run_id: in the store.
+        reason: why it is not recorded, or what is at it.
+    """
+
+    folder: Path
+    outcome: Outcome
+    status: str | None = None
+    was_open: bool = False
+    run_id: str | None = None
+    reason: str = ""
+
+
+def repair(folder: Path, uri: str | None = None, tries: int = TRIES) -> Standing:
+    """Writes a run's end where nobody could, and sends what the store has not taken; in this order, both or the first.
+
+    Args:
+        folder: the run's.
+        uri: of the store; by default the one that the run was told of.
+        tries: how often a store is asked that has failed and taken nothing since.
+
+    Returns:
+        How it stands now. A store's failure is told there, and not raised.
+    """
+    folder = folder.absolute()
+    try:
+        with claimed(folder, seconds=0), without_workers(folder):
+            was_open = settle(folder)
+            end = last_end(folder)
+            standing = Standing(folder, "no run", end["status"] if end else None, was_open)
+            if not has_run(folder):
+                return standing
+            try:
+                tracking = tracking_of(folder, uri)
+                if tracking.name == "none":
+                    return replace(standing, outcome="not tracked")
+                return sent(standing, tracking, tries)
+            except (Refusal, OmegaConfBaseException) as refusal:
+                return replace(standing, outcome="not recorded", reason=told_of(refusal))
+    except Busy as busy:
+        return Standing(folder, "under way", reason=str(busy).removeprefix(f"{folder}: "))
+    except OSError as error:
+        return Standing(folder, "not recorded", reason=told(error))
+
+
+def sent(standing: Standing, tracking: Tracking, tries: int) -> Standing:
+    """Sends what is missing; gives how it stands behind that."""
+    tracker = tracker_for(tracking)
+    transfer = Transfer(tracker, standing.folder / EVENTS)
+    if transfer.is_complete and transfer.has_run:
+        return replace(standing, outcome="complete", run_id=transfer.run_id)
+    reason, left = "", tries
+    transfer.keep_state()
+    while left:
+        before = transfer.taken
+        try:
+            transfer.open()
+            transfer.send(again=True)
+            break
+        except Exception as error:  # whatever a store may raise
+            reason = told_of(error)
+            left = tries if transfer.taken > before else left - 1
+            if left:
+                time.sleep(SECONDS_BETWEEN_TRIES)
+    standing = replace(standing, run_id=transfer.run_id)
+    if transfer.is_complete:
+        return replace(standing, outcome="recorded")
+    return replace(standing, outcome="not recorded", reason=next(iter(transfer.aside.values()), reason))
+
+
+def told_of(error: Exception) -> str:
+    return masked(str(error)) if isinstance(error, Refusal) else str(masked(told(error)))
+
+
+def tracking_of(folder: Path, uri: str | None) -> Tracking:
+    """Where a run is recorded, by its config and what was recorded of it; what is masked there is the environment's.
+
+    Raises:
+        Refusal: if that can't be known, or the store does not answer.
+    """
+    tracking = read(Tracking, section_of(folder), "tracking")
+    known = uri or state_of(folder / STATE).get("uri") or tracking.uri
+    if known is not None and MASK in known:
+        known = os.environ.get("MLFLOW_TRACKING_URI") or without_mask(known)
+    if tracking.name == "none" and uri is None:
+        return tracking
+    return resolve(replace(tracking, name="mlflow", uri=known, offline=False))
+
+
+def section_of(folder: Path) -> dict[str, Any]:
+    """The section `tracking` of a run's config."""
+    try:
+        config = OmegaConf.load(folder / "config.yaml")
+    except (OSError, ValueError) as error:
+        raise Refusal(f"{folder}: its config.yaml can't be read: {error}") from error
+    section = OmegaConf.to_container(OmegaConf.select(config, "tracking"), resolve=True)
+    return {str(key): value for key, value in section.items()} if isinstance(section, dict) else {}
+
+
+def without_mask(uri: str) -> str:
+    """An address without credentials that were masked: MLflow takes them from MLFLOW_TRACKING_USERNAME and so on."""
+    return uri.replace(f"{MASK}@", "")
+
+
+def run_folders(place: Path) -> Iterator[Path]:
+    """The folders of runs in a folder, itself one of them perhaps, in the order of their names."""
+    for parent, folders, files in os.walk(place):
+        folders.sort()
+        if EVENTS in files and {STATE, "config.yaml"} & set(files):
+            folders.clear()
+            yield Path(parent)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; gives its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m scaleflow.sync",
+        description="Sends what a tracking store has not taken of the runs in a folder, and gives a run that was "
+        "killed its end. Exit code: 0 all is recorded, 1 something is not, or a run is under way, 2 wrong use.",
+    )
+    parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="a run's folder, or any folder above some")
+    parser.add_argument("--uri", help="the store, where it is another than the run was told of")
+    options = parser.parse_args(arguments)
+    os.environ.pop("MLFLOW_RUN_ID", None)  # the run of whoever gives this command, not one of these
+    found = list(dict.fromkeys(folder for place in options.folders for folder in run_folders(place.absolute())))
+    if not found:
+        print(f"scaleflow.sync: no run's folder in {', '.join(map(str, options.folders))}", file=sys.stderr)
+        return WRONG_USE
+    standings = []
+    for folder in found:
+        standings.append(repair(folder, options.uri))
+        print(line_of(standings[-1]), flush=True)
+    print(sum_of(standings))
+    return NOT_ALL if any(s.outcome in ("not recorded", "under way") for s in standings) else ALL
+
+
+WORDS: dict[Outcome, str] = {
+    "recorded": "recorded",
+    "complete": "was recorded before",
+    "not recorded": "NOT RECORDED",
+    "under way": "left alone",
+    "no run": "never ready, nothing to record",
+    "not tracked": "tracking=none, nothing to record",
+}
+
+
+def line_of(standing: Standing) -> str:
+    """`outputs/a/b: KILLED (the launcher was killed), recorded, run 0123...`."""
+    words = [standing.status or "", WORDS[standing.outcome]]
+    if standing.was_open:
+        words[0] += ", which nobody was left to say"
+    line = f"{os.path.relpath(standing.folder)}: " + ", ".join(filter(None, words))
+    if standing.outcome == "recorded" and standing.run_id:
+        line += f", run {standing.run_id}"
+    return line + (f": {standing.reason}" if standing.reason else "")
+
+
+def sum_of(standings: Sequence[Standing]) -> str:
+    """`5 runs: 2 recorded, 2 complete, 1 not recorded`."""
+    counts = {outcome: sum(s.outcome == outcome for s in standings) for outcome in WORDS}
+    told = ", ".join(f"{count} {WORDS[outcome]}" for outcome, count in counts.items() if count)
+    return f"{len(standings)} folder{'s' * (len(standings) != 1)}: {told}"
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError):
+        sys.exit(main())

@@ -1,0 +1,262 @@
+"""What a store missed is sent later, once, and a run that was killed gets its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scaleflow import record, sync
+from scaleflow.events import Reader
+from scaleflow.record import Transfer
+from scaleflow.settle import LAUNCHER_DIED, Busy, claimed, settle, without_workers
+from scaleflow.sync import main, repair
+from scaleflow.tracking import store
+from scaleflow.tracking.store import MlflowTracker
+from tests.tracking.made import MadeRun, assert_has_one_model, assert_is_all_there, empty_store, only_run
+
+#: MLflow's own, where it is imported.
+pytestmark = pytest.mark.filterwarnings("ignore:.*Any type hint is inferred")
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return empty_store(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture
+def uri(template: Path, tmp_path: Path) -> str:
+    shutil.copy(template, tmp_path / "mlflow.db")
+    return f"sqlite:///{tmp_path}/mlflow.db"
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sync, "SECONDS_BETWEEN_TRIES", 0.01)
+    for variable in [name for name in os.environ if name.startswith("MLFLOW_")]:
+        monkeypatch.delenv(variable)
+
+
+class DiedError(BaseException):
+    """The process was killed here."""
+
+
+def die(*arguments: Any, **keywords: Any) -> None:
+    raise DiedError
+
+
+def test_runs_are_found_sent_once_and_told_of(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    day = tmp_path / "multirun" / "day"
+    whole = MadeRun(day / "0", uri=uri, register_as="net").ready().train(1, 40).files().end()
+    failed = MadeRun(day / "1", uri=uri).ready().train(1, 3).end("FAILED", error="NotFinite: the loss")
+    killed = MadeRun(day / "2", uri=uri).ready().train(1, 12)
+    never = MadeRun(day / "3", uri=uri)
+    never.write("refused", message="no")
+    untracked = MadeRun(tmp_path / "multirun" / "other", name="none").ready().end()
+    (day / "0" / "checkpoints").mkdir()
+    assert main([str(tmp_path / "multirun")]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert [line.partition(": ")[2].partition(", run ")[0] for line in told[:-1]] == [
+        "FINISHED, recorded",
+        "FAILED, recorded",
+        "KILLED, which nobody was left to say, recorded",
+        "never ready, nothing to record",
+        "FINISHED, tracking=none, nothing to record",
+    ]
+    assert told[-1].startswith("5 folders: 3 recorded, ")
+    run = assert_is_all_there(uri, whole, files=["plot.txt"])
+    assert run.data.params == {"model": "mlp"}
+    assert run.data.tags["team"] == "vision"
+    assert run.info.start_time < run.info.end_time
+    model = assert_has_one_model(uri, run)
+    from mlflow import MlflowClient
+
+    (version,) = MlflowClient(uri).search_model_versions("name = 'net'")
+    assert version.source == f"models:/{model.model_id}"
+    assert MlflowClient(uri).get_model_version_by_alias("net", "newest").version == version.version
+    run = assert_is_all_there(uri, failed, "FAILED")
+    assert run.data.tags["scaleflow.error"] == "NotFinite: the loss"
+    run = assert_is_all_there(uri, killed, "KILLED")
+    assert run.data.tags["scaleflow.error"] == LAUNCHER_DIED
+    assert run.info.end_time == max(event["time"] for event in Reader(killed.events).read())
+    assert not (never.folder / "mlruns").exists()
+    assert not untracked.folder.joinpath("record.json").exists()
+
+    before = [path.read_bytes() for path in sorted(day.glob("*/events.jsonl"))]
+    assert main([str(day), str(day / "0")]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert len(told) == 5
+    assert sum("was recorded before" in line for line in told[:-1]) == 3
+    assert [path.read_bytes() for path in sorted(day.glob("*/events.jsonl"))] == before
+
+
+CRASHES = {
+    "before the run is asked for": (MlflowTracker, "start"),
+    "behind the run, before anything is known of it": (MlflowTracker, "tags"),
+    "behind its tags": (MlflowTracker, "params"),
+    "between params and points": (MlflowTracker, "metrics"),
+    "behind all points": (MlflowTracker, "model"),
+    "before the model is among the run's": (MlflowTracker, "_outputs"),
+    "before it is registered": (store, "register"),
+    "before the run is ended": (MlflowTracker, "finish"),
+}
+
+
+def test_whenever_the_recorder_dies_the_run_is_there_once(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One run, and the recorder killed at each of these places in turn; its file's last state may be lost, too."""
+    made = MadeRun(tmp_path / "run", uri=uri, register_as="net").ready().train(1, 30).files().end()
+    state = made.folder / "record.json"
+    for count, (place, name) in enumerate(CRASHES.values()):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, die)
+            if name == "register":
+                patch.setattr("scaleflow.tracking.store.register", die)
+            with pytest.raises(DiedError):
+                repair(made.folder)
+        if count % 2:  # what was last written of it had not reached the disk
+            known = json.loads(state.read_text())
+            state.write_text(json.dumps({"id": known["id"], "folder": known["folder"], "offset": 0}))
+    assert repair(made.folder).outcome == "recorded"
+    run = assert_is_all_there(uri, made, files=["plot.txt"])
+    model = assert_has_one_model(uri, run)
+    from mlflow import MlflowClient
+
+    (version,) = MlflowClient(uri).search_model_versions("name = 'net'")
+    assert version.source == f"models:/{model.model_id}"
+
+
+def test_a_run_that_is_under_way_is_left_alone(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = MadeRun(tmp_path / "run", uri=uri).ready().train(1, 3)
+    for held, words in ((claimed(made.folder), "another command"), (without_workers(made.folder), "a worker")):
+        with held:
+            before = made.events.read_bytes()
+            assert main([str(made.folder)]) == 1
+            assert made.events.read_bytes() == before
+        assert f"left alone: {words}" in capsys.readouterr().out
+    assert repair(made.folder).outcome == "recorded"
+
+
+def test_a_folder_has_one_command_at_a_time(tmp_path: Path) -> None:
+    with claimed(tmp_path), pytest.raises(Busy, match="another command"), claimed(tmp_path, seconds=0.1):
+        pass
+    with claimed(tmp_path, seconds=0):
+        pass
+
+
+def test_a_store_that_is_away_is_told_of_and_asked_again_later(
+    uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = MadeRun(tmp_path / "run", uri="http://127.0.0.1:9").ready().train(1, 30).end()
+    assert main([str(made.folder)]) == 1
+    told = capsys.readouterr().out
+    assert "NOT RECORDED: tracking.uri=http://127.0.0.1:9: no tracking server answers there" in told
+    assert main([str(made.folder), "--uri", uri]) == 0
+    assert_is_all_there(uri, made)
+
+
+def test_what_was_masked_is_as_the_environment_has_it(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = MadeRun(tmp_path / "run", uri="http://****@127.0.0.1:9/x").ready().end()
+    assert sync.without_mask("http://****@127.0.0.1:9/x") == "http://127.0.0.1:9/x"
+    assert "http://127.0.0.1:9/x" in repair(made.folder).reason
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    assert repair(made.folder).outcome == "recorded"
+    assert_is_all_there(uri, made)
+
+
+def test_a_store_that_fails_now_and_then_gets_everything(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "EVENTS_A_PASS", 10)
+    made = MadeRun(tmp_path / "run", uri=uri).ready().train(1, 60).end()
+    send, calls = MlflowTracker.metrics, []
+
+    def sometimes(tracker: MlflowTracker, points: Any) -> None:
+        calls.append(points)
+        send(tracker, points)
+        if len(calls) % 2:  # taken, and the answer lost
+            raise ConnectionError("reset")
+
+    monkeypatch.setattr(MlflowTracker, "metrics", sometimes)
+    assert repair(made.folder).outcome == "recorded"
+    assert len(calls) > 6
+    assert_is_all_there(uri, made)
+
+
+def test_a_file_that_is_gone_holds_nothing_up_and_is_sent_when_it_is_back(uri: str, tmp_path: Path) -> None:
+    made = MadeRun(tmp_path / "run", uri=uri).ready().files().train(1, 3).end()
+    (made.folder / "model").rename(tmp_path / "elsewhere")
+    standing = repair(made.folder)
+    assert (standing.outcome, standing.status) == ("not recorded", "FINISHED")
+    assert "signature.json" in standing.reason
+    run = assert_is_all_there(uri, made, files=["plot.txt"])
+    assert not (run.outputs and run.outputs.model_outputs)
+    assert repair(made.folder).outcome == "not recorded"
+    (tmp_path / "elsewhere").rename(made.folder / "model")
+    assert repair(made.folder).outcome == "recorded"
+    assert_has_one_model(uri, only_run(uri, "run"))
+    assert repair(made.folder).outcome == "complete"
+
+
+def test_a_run_is_recorded_from_where_its_folder_was_moved_to(uri: str, tmp_path: Path) -> None:
+    made = MadeRun(tmp_path / "run", uri=uri).ready().files().end()
+    transfer = Transfer(MlflowTracker(sync.tracking_of(made.folder, None)), made.events)
+    transfer.keep_state()
+    made.folder.rename(tmp_path / "moved")
+    assert repair(tmp_path / "moved").outcome == "recorded"
+    run = assert_is_all_there(uri, made, files=["plot.txt"])
+    assert run.data.tags["scaleflow.folder"] == str(made.folder)
+    assert_has_one_model(uri, run)
+
+
+def test_a_run_that_was_deleted_in_the_store_is_told_of(uri: str, tmp_path: Path) -> None:
+    made = MadeRun(tmp_path / "run", uri=uri).ready()
+    assert repair(made.folder).outcome == "recorded"
+    from mlflow import MlflowClient
+
+    MlflowClient(uri).delete_run(made.state["run_id"])
+    made.train(1, 3)
+    standing = repair(made.folder)
+    assert (standing.outcome, standing.run_id) == ("not recorded", made.state["run_id"])
+    assert "was deleted" in standing.reason
+
+
+def test_the_end_that_nobody_could_write(tmp_path: Path) -> None:
+    """By what the chief had said last; a run that has an end keeps it."""
+    ended = MadeRun(tmp_path / "ended").ready().end()
+    ended.write("note", text="more")
+    assert not settle(ended.folder)
+    failed = MadeRun(tmp_path / "failed").ready()
+    failed.write("fault", error="OSError: no")
+    assert settle(failed.folder)
+    assert (*Reader(failed.events).read(),)[-1].items() >= {"status": "FAILED", "error": "OSError: no"}.items()
+    going = MadeRun(tmp_path / "going").ready().train(1, 3)
+    going.write("fault", error="lost worker 1")
+    going.write("restart", number=1, reason="lost worker 1")
+    resumed = MadeRun(tmp_path / "resumed").ready().end("KILLED").ready(resumed=3)
+    resumed.events.write_bytes(resumed.events.read_bytes() + b'{"event": "metr')  # killed within a line
+    for made in (going, resumed):
+        assert settle(made.folder)
+        assert not settle(made.folder)
+        last = (*Reader(made.events).read(),)[-1]
+        assert last.items() >= {"event": "end", "status": "KILLED", "error": LAUNCHER_DIED}.items()
+
+
+@pytest.mark.parametrize("words", [["nowhere"], ["."], [], ["--uri"], ["--unknown", "."]])
+def test_wrong_use_is_refused(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = main(words)
+    except SystemExit as left:
+        code = int(left.code or 0)
+    assert code == 2
+    assert capsys.readouterr().err

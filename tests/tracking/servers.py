@@ -1,0 +1,179 @@
+"""A real MLflow server on loopback, and a proxy before it that does what networks do."""
+
+from __future__ import annotations
+
+import http.client
+import random
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from tests.conftest import Command
+from tests.test_launch import wait_for
+from tests.tracking.made import empty_store
+
+Fault = Literal["none", "delay", "reset", "reset behind", "error", "error behind", "hang"]
+
+#: Requests go through, or fare badly, in this proportion.
+WEATHER: dict[Fault, int] = {"none": 20, "delay": 4, "reset": 1, "reset behind": 1, "error": 1, "error behind": 1}
+
+#: Of one request's way between the proxy and the server.
+NOT_FORWARDED = {"host", "connection", "transfer-encoding", "keep-alive"}
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+class Server:
+    """`mlflow server` with a store in a folder of the test's; it may be stopped, and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self._folder = folder
+        shutil.move(empty_store(folder), folder / "server.db")
+
+    def start(self) -> None:
+        with (self._folder / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port)]
+                + ["--workers", "1", "--backend-store-uri", f"sqlite:///{self._folder}/server.db"]
+                + ["--artifacts-destination", str(self._folder / "artifacts")],
+                cwd=self._folder,
+                env=Command(self._folder).environment | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        wait_for(self.answers, timeout=90)
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def answers(self) -> bool:
+        assert self._process.poll() is None, (self._folder / "server.log").read_text()
+        try:
+            return urllib.request.urlopen(f"{self.uri}/health", timeout=2).status == 200
+        except OSError:
+            return False
+
+    def stop(self) -> None:
+        if self._process.poll() is None:
+            family = [*psutil.Process(self._process.pid).children(recursive=True), psutil.Process(self._process.pid)]
+            for process in family:
+                process.kill()
+            self._process.wait(10)
+
+
+class Proxy:
+    """Hands requests on to a server, or does not, as a plan says.
+
+    Args:
+        port: the server's.
+    """
+
+    def __init__(self, port: int) -> None:
+        self.plan: Callable[[], Fault] = lambda: "none"
+        self.met: list[Fault] = []
+        self.is_over = threading.Event()
+        proxy = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def serve(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                proxy.serve(self, body, port)
+
+            do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = serve  # noqa: N815
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.uri = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread.start()
+
+    def serve(self, asked: BaseHTTPRequestHandler, body: bytes, port: int) -> None:
+        fault = self.plan()
+        self.met.append(fault)
+        if fault == "hang":
+            self.is_over.wait(60)
+        if fault == "delay":
+            time.sleep(0.05)
+        if fault == "reset":
+            return reset(asked)
+        if fault == "error":
+            return fail(asked)
+        status, headers, answer = forwarded(asked, body, port)
+        if fault == "reset behind":
+            return reset(asked)
+        if fault == "error behind":
+            return fail(asked)
+        asked.send_response(status)
+        for name, value in headers:
+            if name.lower() not in {*NOT_FORWARDED, "content-length"}:
+                asked.send_header(name, value)
+        asked.send_header("Content-Length", str(len(answer)))
+        asked.end_headers()
+        asked.wfile.write(answer)
+        return None
+
+    def stop(self) -> None:
+        self.is_over.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def forwarded(asked: BaseHTTPRequestHandler, body: bytes, port: int) -> tuple[int, list[tuple[str, str]], bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        headers = {name: value for name, value in asked.headers.items() if name.lower() not in NOT_FORWARDED}
+        connection.request(asked.command, asked.path, body or None, headers)
+        answer = connection.getresponse()
+        return answer.status, answer.getheaders(), answer.read()
+    finally:
+        connection.close()
+
+
+def reset(asked: BaseHTTPRequestHandler) -> None:
+    """The other end sees its connection reset."""
+    asked.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    asked.close_connection = True
+
+
+def fail(asked: BaseHTTPRequestHandler) -> None:
+    asked.send_response(500)
+    asked.send_header("Content-Length", "0")
+    asked.end_headers()
+
+
+def weather(seed: int) -> Callable[[], Fault]:
+    """A plan of faults, the same every time."""
+    chosen = random.Random(seed)
+    return lambda: chosen.choices(list(WEATHER), list(WEATHER.values()))[0]
+
+
+def serving(folder: Path) -> Iterator[Server]:
+    """A server that is there until the end, whoever stopped it in between."""
+    server = Server(folder)
+    server.start()
+    yield server
+    server.stop()
