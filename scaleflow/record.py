@@ -299,7 +299,7 @@ class Recorder(threading.Thread):
             self._transfer.begin_behind(before)
         self._offline = offline
         self._hurry = threading.Event()
-        self._is_stopped = threading.Event()
+        self._told_to_stop = threading.Event()
         self._is_open = False
         self._tries_left = TRIES_AT_THE_END
         self._failing_since: float | None = None
@@ -321,7 +321,7 @@ class Recorder(threading.Thread):
         began = time.monotonic()
         try:
             self._transfer.keep_state()
-            while not self._is_stopped.is_set():
+            while not self._told_to_stop.is_set():
                 self._try_pass(began)
                 if self._is_through and not (self._transfer.may_come and self._tries_left):
                     break
@@ -354,13 +354,13 @@ class Recorder(threading.Thread):
                 break
             if time.monotonic() > deadline:
                 break
-        self._is_stopped.set()
+        self._told_to_stop.set()
         return self._is_through and not self._transfer.aside
 
     def stop(self) -> None:
         """Sends nothing more, and writes no more to the run's folder."""
         self._transfer.keeps_state = False
-        self._is_stopped.set()
+        self._told_to_stop.set()
         self._hurry.set()
         if self.is_alive():
             self.join(SECONDS_TO_STOP)
@@ -377,7 +377,7 @@ class Recorder(threading.Thread):
     def _rest(self) -> None:
         """Waits for more to send, the longer the longer the store has been away."""
         if self._hurry.is_set():
-            self._is_stopped.wait(SECONDS_BETWEEN_PASSES)
+            self._told_to_stop.wait(SECONDS_BETWEEN_PASSES)
             return
         away = 0.0 if self._failing_since is None else time.monotonic() - self._failing_since
         self._hurry.wait(min(LONGEST_PAUSE, SECONDS_BETWEEN_PASSES + away / 2))
@@ -393,7 +393,7 @@ class Recorder(threading.Thread):
             if not self._is_open:
                 self._transfer.open()
                 self._is_open = True
-            self._transfer.send(self._hurry.is_set(), self._is_stopped.is_set)
+            self._transfer.send(self._hurry.is_set(), self._told_to_stop.is_set)
             self._transfer.send_unwritten(list(self._unwritten))
             self._failing_since = None
         except Exception as error:  # whatever a store may raise: it will be tried again
