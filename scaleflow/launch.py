@@ -187,7 +187,6 @@ class Outcome:
         code: the exit code.
         last: the last event, `end` or `refused`.
         fault: what the chief reported.
-        has_lost_peer: whether that was that another process is gone.
         step: the last one that a metric was reported of.
         checkpoint: the step of the newest one.
         heard: when the chief reported last, in seconds since the epoch.
@@ -202,7 +201,6 @@ class Outcome:
         self.test: dict[str, float] = {}
         self.is_ready = False
         self.fault = ""
-        self.has_lost_peer = False
         self.step = 0
         self.checkpoint: int | None = None
         self.heard = 0.0
@@ -224,7 +222,7 @@ class Outcome:
         elif event["event"] == "checkpoint":
             self.checkpoint = event["step"]
         elif event["event"] == "fault":
-            self.fault, self.has_lost_peer = event["error"], event.get("lost_peer", False)
+            self.fault = event["error"]
         elif event["event"] == "waiting":
             self.waiting = event
         elif event["event"] == "met":
@@ -300,7 +298,7 @@ class WorkerRun:
             or outcome.last
             or not outcome.is_ready
             or self._recorder.refusal is not None
-            or (is_own_word and not outcome.has_lost_peer)
+            or is_own_word
             or self._restarts >= self._allowed_restarts
         ):
             return False
@@ -309,7 +307,7 @@ class WorkerRun:
             return False
         self._died_at.append(step)
         self._tell_of_restart(f"{why}; all start again from the last checkpoint")
-        outcome.fault, outcome.has_lost_peer, outcome.waiting = "", False, None
+        outcome.fault, outcome.waiting = "", None
         outcome.is_under_way = False
         return True
 
@@ -480,14 +478,17 @@ def parts(job: Job) -> tuple[list[Job], list[Mapping[str, str]]]:
 
 
 def reason(processes: Sequence[WorkerProcess]) -> tuple[str, bool]:
-    """Why a run came to its end: first what died without a word, since the others' faults follow from that.
+    """Why a run came to its end: first what died without a word, then what a process reports of itself.
+
+    Others report that they have lost it, which may come before its own word.
 
     Returns:
-        The reason, and whether a worker said so itself.
+        The reason, and whether a worker said so of itself.
     """
     lost = [process for process in processes if process.is_lost and not process.was_ended]
     reasons = [process.reason() for process in lost or processes[:1]]
-    return next((found for found in reasons if not found[1]), reasons[0])
+    first = min(reasons, key=lambda found: (found.is_own_word, found.follows))
+    return first.why, first.is_own_word and not first.follows
 
 
 def refuse(job: Job, recorder: Recorder, refusal: Refusal, outcome: Outcome) -> int:

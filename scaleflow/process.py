@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from scaleflow.cluster import TF_CONFIG
 from scaleflow.errors import WorkerDied
@@ -133,6 +134,20 @@ class Forked:
         self._server.close()
 
 
+class Reason(NamedTuple):
+    """Why a process ended.
+
+    Attributes:
+        why: in a line.
+        is_own_word: whether it said so itself: a refusal, or a fault that it reported.
+        follows: whether what it reported is that another process is gone, or does not answer.
+    """
+
+    why: str
+    is_own_word: bool
+    follows: bool = False
+
+
 class WorkerProcess:
     """One worker: a process that ends when the launcher does, its output in a log of its own.
 
@@ -196,14 +211,13 @@ class WorkerProcess:
         self._process.wait()
         self._process.close()
 
-    def reason(self) -> tuple[str, bool]:
-        """Why it ended, and whether that is its own word: a refusal, or a fault that it reported."""
+    def reason(self) -> Reason:
         for event in reversed(list(Reader(self.job.events, self._first_event).read())):
             if event["event"] in ("refused", "fault"):
-                return event.get("message") or event["error"], True
+                return Reason(event.get("message") or event["error"], True, event.get("lost_peer", False))
         words = last_lines(self.job.log, offset=self._first_word)
         died = WorkerDied(how_it_ended(self._process.returncode or 0), words, self.job.name)
-        return str(died), False
+        return Reason(str(died), False)
 
 
 @contextlib.contextmanager

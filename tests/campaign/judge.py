@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 import zipfile
@@ -71,8 +72,8 @@ class Stored:
 
 def stored(store: Path, experiment: str = "scaleflow") -> list[Stored]:
     """All runs of an experiment, read past MLflow."""
-    with sqlite3.connect(f"file:{store}?mode=ro", uri=True, timeout=20) as database:
-        asked = "SELECT run_uuid, status FROM runs JOIN experiments USING (experiment_id) WHERE experiments.name = ?"
+    asked = "SELECT run_uuid, status FROM runs JOIN experiments USING (experiment_id) WHERE experiments.name = ?"
+    with contextlib.closing(sqlite3.connect(store, timeout=20)) as database:  # able to write: what was begun is undone
         return [
             Stored(
                 status,

@@ -83,6 +83,8 @@ class Trial:
             self.result.wrong += [str(missed)] if self.result.faults else []
         except Hang as hang:
             self.result.wrong.append(f"hang: {hang}")
+        except Exception as error:
+            self.result.wrong.append(f"the judge failed: {type(error).__name__}: {error}")
         self.result.wrong += self._bench.close()
         self.result.seconds = time.monotonic() - began
         return self.result
