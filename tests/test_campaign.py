@@ -4,33 +4,35 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.campaign.bench import Bench, empty_store
-from tests.campaign.cases import DAMAGE, DISK, GONE, KILL, KINDS, LOCK, ROLES, STEPS, STRATEGIES, Case, drawn
+from tests.campaign.cases import DAMAGE, DISK, GONE, KILL, KINDS, LOCK, PAUSE, ROLES, STEPS, STRATEGIES, Case, drawn
 from tests.campaign.faults import damage
 from tests.campaign.judge import Stored, Whole, differences, lost_points, twice, wrong_status
 from tests.campaign.trial import Trial, undisturbed
 
 
-def befallen(folder: Path, cases: Sequence[Case]) -> list[str]:
-    """What is wrong behind the faults of some cases, each against the undisturbed run of its strategy."""
+@pytest.fixture(scope="module")
+def tried(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
+    """`tried(case, ...)`: what is wrong behind their faults, against the undisturbed run, which is trained once."""
+    folder = tmp_path_factory.mktemp("campaign")
     store = empty_store(folder)
-    known: dict[str, Whole] = {}
-    wrong = []
-    for case in cases:
-        if case.strategy not in known:
-            bench = made(folder / case.strategy, store)
-            try:
-                known[case.strategy] = undisturbed(bench, case.strategy)
-            finally:
-                bench.close()
-        result = Trial(case, made(folder / str(case.number), store), known[case.strategy]).run()
-        wrong += [f"{case}: {line}" for line in result.wrong or ["missed"] if result.wrong or not result.faults]
-    return wrong
+    bench = made(folder / "undisturbed", store)
+    try:
+        whole = undisturbed(bench, "pipeline")
+    finally:
+        bench.close()
+
+    def run(*cases: Case) -> list[str]:
+        results = [Trial(case, made(folder / str(case.number), store), whole).run() for case in cases]
+        assert [result.faults for result in results] == [1 + bool(case.again) for case in cases]
+        return [f"{result.case}: {line}" for result in results for line in result.wrong]
+
+    return run
 
 
 def made(folder: Path, store: Path) -> Bench:
@@ -39,37 +41,28 @@ def made(folder: Path, store: Path) -> Bench:
     return Bench(folder)
 
 
-#: Whom kill -9 befalls.
-KILLED = [
-    ("one_device", "launcher"),
-    ("one_device", "chief"),
-    ("one_device", "launcher"),
-    ("multi_worker", "worker"),
-    ("multi_worker", "launcher"),
-]
-
-
 @pytest.mark.slow
-def test_what_was_reported_before_a_kill_is_recorded_once_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_what_was_reported_before_a_kill_is_recorded_once_and_the_run_goes_on(
+    tried: Callable[..., list[str]],
+) -> None:
     draw = random.Random("at random moments")
-    moments = [(draw.randrange(0, STEPS, 2), draw.uniform(0, 0.06)) for _ in KILLED]
     cases = [
-        Case(number, strategy, KILL, role, step=step, seconds=seconds, again="chief" if number == 2 else "")
-        for number, ((strategy, role), (step, seconds)) in enumerate(zip(KILLED, moments, strict=True))
+        Case(number, "pipeline", KILL, role, step=draw.randrange(0, STEPS, 2), seconds=draw.uniform(0, 0.06))
+        for number, role in enumerate(["launcher", "launcher", "chief"])
     ]
-    assert befallen(tmp_path, cases) == []
+    assert tried(*cases, Case(3, "pipeline", KILL, "launcher", step=6, again="chief")) == []
 
 
 @pytest.mark.slow
-def test_faults_that_no_other_test_makes(tmp_path: Path) -> None:
+def test_faults_that_no_other_test_makes(tried: Callable[..., list[str]]) -> None:
     cases = [
-        Case(0, "pipeline", LOCK, "store", step=10, lasts=1.0),
-        Case(1, "pipeline", DISK, "launcher", step=16, place=0.01),
-        Case(2, "pipeline", DISK, "chief", step=20, place=0.4),
-        Case(3, "parameter_server", KILL, "server", step=24, restarts=None),
-        Case(4, "parameter_server", DAMAGE, "launcher", step=30, how="short data", place=0.3),
+        Case(10, "pipeline", LOCK, "store", step=10, lasts=1.0),
+        Case(11, "pipeline", DISK, "launcher", step=16, place=0.01),
+        Case(12, "pipeline", DISK, "chief", step=20, place=0.4),
+        Case(13, "pipeline", PAUSE, "forker", step=24, lasts=0.5),
+        Case(14, "pipeline", DAMAGE, "launcher", step=30, how="bit of manifest", place=0.3),
     ]
-    assert befallen(tmp_path, cases) == []
+    assert tried(*cases) == []
 
 
 def test_a_seed_says_which_faults_come_and_all_kinds_are_among_them() -> None:
