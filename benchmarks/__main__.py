@@ -14,7 +14,7 @@ import functools
 import sys
 from collections.abc import Callable
 
-from benchmarks import checkpoints, distributed, input, pipeline, steps, whole_job
+from benchmarks import checkpoints, distributed, input, outages, pipeline, points, steps, whole_job
 from benchmarks.measure import Row, WrongResultError, table
 
 BENCHMARKS: dict[str, Callable[[int], list[Row]]] = {
@@ -27,6 +27,8 @@ BENCHMARKS: dict[str, Callable[[int], list[Row]]] = {
     "input": input.measure,
     "pipeline": pipeline.measure,
     "whole_job": whole_job.measure,
+    "outages": outages.measure,
+    "points": points.measure,
 }
 
 

@@ -7,7 +7,9 @@ The events, in the order of a run's life:
 
     started   name, pid                                  a process of the run
     ready     name, tags, params, began, steps, epochs,  all is built; from here on there is a run,
-              search, [resumed]                          or it goes on at the step `resumed`
+              search, [resumed], [parent]                or it goes on at the step `resumed`; in a sweep with
+                                                         its folder as `parent`
+    tags      values                                     of the run
     checkpoint step, path                                one was written, and read again
     restart   number, reason                             the launcher starts the processes again
     rollback  number, reason                             numbers went bad, and the run has gone back
@@ -38,11 +40,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from scaleflow.masking import masked
+
 Event = dict[str, Any]
+
+#: Fields that hold words, in which there may be secrets; not those that something is found again by.
+TEXTS = ("name", "tags", "params", "text", "error", "message", "reason", "source", "vain")
 
 
 class Writer:
-    """Appends events to a file; safe to call from several threads."""
+    """Appends events to a file, secrets masked in their words; safe to call from several threads."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -52,7 +59,8 @@ class Writer:
             os.write(self._file, b"\n")
 
     def __call__(self, event: str, /, **fields: Any) -> None:
-        line = json.dumps({"event": event, "time": int(time.time() * 1000), **fields}) + "\n"
+        told = {key: masked(value) if key in TEXTS else value for key, value in fields.items()}
+        line = json.dumps({"event": event, "time": int(time.time() * 1000), **told}) + "\n"
         data = memoryview(line.encode())
         with self._lock:
             if self._is_torn:

@@ -349,6 +349,19 @@ class Debug:
 
 
 @dataclass(frozen=True)
+class Sweep:
+    """What holds for several runs by one command.
+
+    Attributes:
+        on_change: what becomes of a sweep's folder when the command's config is another than the one it was begun with.
+        metric: whose last value a sweeper is told.
+    """
+
+    on_change: Literal["refuse", "new"] = "refuse"
+    metric: str = "val/loss"
+
+
+@dataclass(frozen=True)
 class Plan:
     """A command, composed, resolved, typed and checked as far as that needs no TensorFlow.
 
@@ -371,6 +384,7 @@ class Plan:
     checkpoint: Checkpoint
     tracking: Tracking
     cluster: Cluster
+    sweep: Sweep
     debug: Debug
     seed: int
     choices: Mapping[str, str]

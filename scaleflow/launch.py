@@ -13,8 +13,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import distributions
 from pathlib import Path
 from types import FrameType
@@ -26,12 +26,12 @@ from scaleflow.cluster import TF_CONFIG, answers, environments, names, place_of,
 from scaleflow.errors import Refusal
 from scaleflow.events import Event, Reader, Writer
 from scaleflow.interfaces import Plan
-from scaleflow.masking import masked, masked_override
+from scaleflow.masking import masked, masked_override, remember, secrets_in, secrets_of_environment
 from scaleflow.process import WorkerProcess, is_there, serving, started
 from scaleflow.record import STATE, Recorder
 from scaleflow.sampling import sampled
 from scaleflow.settle import RECORD_LOCK, claimed, has_run, settle
-from scaleflow.terminal import Display, complain, display_for, duration
+from scaleflow.terminal import Display, display_for, duration
 from scaleflow.tracking import NoTracker, tracker_for
 from scaleflow.worker import EVENTS, LOCK, Job, lock, wait_for, work
 
@@ -65,7 +65,38 @@ OF_PROCESSES = (
 KEPT = ("config.yaml", "overrides.yaml", "environment.txt")
 
 
-def launch(plan: Plan, config: Any, overrides: Sequence[str], folder: Path, began: float, life: int = 0) -> int:
+@dataclass(frozen=True)
+class Within:
+    """What a run that is a job of a sweep has from it.
+
+    Attributes:
+        parent: the folder of the sweep, whose own run is the parent.
+        label: what makes this job another than the others, for the run's name; empty where its name says it.
+        environment: added to its processes'.
+        server: the address of the server that forks them.
+        display: shows it.
+        stop: the sweep's.
+        heard: is given each event.
+    """
+
+    parent: Path
+    label: str
+    environment: Mapping[str, str]
+    server: str
+    display: Display
+    stop: Stop
+    heard: Callable[[Event], None]
+
+
+def launch(
+    plan: Plan,
+    config: Any,
+    overrides: Sequence[str],
+    folder: Path,
+    began: float,
+    life: int = 0,
+    within: Within | None = None,
+) -> int:
     """Runs one plan from start to end.
 
     Args:
@@ -75,12 +106,18 @@ def launch(plan: Plan, config: Any, overrides: Sequence[str], folder: Path, bega
         folder: the run's own; exists and can be written.
         began: when the command began, in seconds since the epoch.
         life: which time it is that the run goes on by a command of its own; 0 where it begins.
+        within: of the sweep that this is a job of.
 
     Returns:
         The command's exit code.
     """
+    remember([*secrets_of_environment(), *secrets_in(config, plan.config)])
+    display = within.display if within else Display(sys.stdout) if plan.debug.inline else display_for()
     place = place_of(plan)
     job = Job(plan, folder.absolute(), began, place.worker if place else 0)
+    if within:
+        job = replace(job, parent=str(within.parent), label=within.label)
+        job = replace(job, environment=within.environment, server=within.server)
     with contextlib.ExitStack() as until_it_is_recorded:
         try:
             if job.records:
@@ -90,15 +127,14 @@ def launch(plan: Plan, config: Any, overrides: Sequence[str], folder: Path, bega
             else:
                 write_configs(job, config, overrides)
         except Refusal as refusal:
-            complain(str(refusal))
+            display.error(str(refusal))
             return REFUSED
-        return launch_claimed(job, goes_on=life > 0)
+        return launch_claimed(job, display, life > 0, within)
 
 
-def launch_claimed(job: Job, goes_on: bool) -> int:
+def launch_claimed(job: Job, display: Display, goes_on: bool, within: Within | None) -> int:
     """Runs a job in whose folder nobody else records; gives the command's exit code."""
     plan = job.plan
-    display = Display(sys.stdout) if plan.debug.inline else display_for()  # no bar across a debugger
     place = place_of(plan)
     tracker = tracker_for(plan.tracking) if job.records else NoTracker()
     if plan.evaluator == "here":
@@ -108,11 +144,11 @@ def launch_claimed(job: Job, goes_on: bool) -> int:
     before = job.events.stat().st_size if job.events.exists() else 0
     recorder = Recorder(tracker, job.events, before, goes_on=goes_on, offline=plan.tracking.offline)
     run = InlineRun if plan.debug.inline else WorkerRun
-    with stop_signals() as stop:
-        outcome = run(job, recorder, display, stop).run()
+    with contextlib.nullcontext(within.stop) if within else stop_signals() as stop:
+        outcome = run(job, recorder, display, stop, within.heard if within else None).run()
         refusal = recorder.refusal or outcome.refusal
         if refusal is not None:
-            return refuse(job, recorder, refusal, outcome)
+            return refuse(job, recorder, display, refusal, outcome)
         return conclude(job, recorder, display, stop, outcome)
 
 
@@ -237,8 +273,16 @@ class Outcome:
 class WorkerRun:
     """A run whose workers are processes of their own."""
 
-    def __init__(self, job: Job, recorder: Recorder, display: Display, stop: Stop) -> None:
+    def __init__(
+        self,
+        job: Job,
+        recorder: Recorder,
+        display: Display,
+        stop: Stop,
+        heard: Callable[[Event], None] | None = None,
+    ) -> None:
         self._job = job
+        self._heard = heard
         self._recorder = recorder
         self._display = display
         self._stop = stop
@@ -255,7 +299,7 @@ class WorkerRun:
                 pass
         except Exception as error:  # of the launcher itself: the run has to end truthfully all the same
             with contextlib.suppress(OSError):
-                traceback.print_exc()
+                print(masked(traceback.format_exc()), end="", file=sys.stderr)
             self._reason = f"the launcher failed: {type(error).__name__}: {error}", False
         self._show_events()
         if not self._outcome.last:
@@ -267,7 +311,7 @@ class WorkerRun:
 
     def _lives_of_a_server(self) -> bool:
         """The run's lives for as long as what forks its processes is there; gives whether they are started again."""
-        with serving() as self._server:
+        with serving(self._job.server) as self._server:
             while self._live():
                 self._job = replace(self._job, life=self._job.life + 1)
                 if not is_there(self._server):
@@ -277,15 +321,28 @@ class WorkerRun:
     def _live(self) -> bool:
         """One life of the run's processes; gives whether they are started again."""
         self._reason = None
+        if not self._has_store():
+            self._reason = self._recorder.reason, True
+            return False
         self._began = time.time()
         with started(*parts(self._job), self._server) as processes, sampled(self._job, processes):
-            if not self._recorder.is_alive() and not self._recorder.done.is_set():
-                write_environment(self._job.folder)
-                self._recorder.start()
             self._watch(processes)
             self._reason = self._reason or reason(processes)
         self._show_events()
         return self._goes_on_after(*self._reason)
+
+    def _has_store(self) -> bool:
+        """Starts the recorder, and waits until it knows of its store: nothing is computed that may have to be refused.
+
+        The server imports TensorFlow in the meantime.
+        """
+        if not self._recorder.is_alive() and not self._recorder.done.is_set():
+            write_environment(self._job.folder)
+            self._recorder.start()
+        while not self._recorder.is_settled.wait(POLL_SECONDS):
+            if self._stop.is_set():
+                return False
+        return self._recorder.refusal is None
 
     def _goes_on_after(self, why: str, is_own_word: bool) -> bool:
         """Whether all processes are started again, from the last checkpoint, after what one of them died of.
@@ -401,6 +458,8 @@ class WorkerRun:
         for event in self._reader.read():
             self._outcome.take(event)
             self._display.show(event)
+            if self._heard is not None:
+                self._heard(event)
 
     def _say_how_it_ended(self) -> None:
         """Appends the last word where no worker has said it."""
@@ -472,9 +531,10 @@ class InlineRun(WorkerRun):
 def parts(job: Job) -> tuple[list[Job], list[Mapping[str, str]]]:
     """The jobs of the workers on this machine, the chief's first, and what their environments add."""
     if place_of(job.plan) is not None or job.plan.evaluator is not None:
-        return [job], [{TF_CONFIG: os.environ[TF_CONFIG]}]
+        return [job], [{**job.environment, TF_CONFIG: os.environ[TF_CONFIG]}]
     each = roles(job.plan)
-    return [replace(job, worker=number) for number in range(sum(each.values()))], environments(each)
+    found: list[Mapping[str, str]] = [{**job.environment, **environment} for environment in environments(each)]
+    return [replace(job, worker=number) for number in range(sum(each.values()))], found
 
 
 def reason(processes: Sequence[WorkerProcess]) -> tuple[str, bool]:
@@ -491,9 +551,9 @@ def reason(processes: Sequence[WorkerProcess]) -> tuple[str, bool]:
     return first.why, first.is_own_word and not first.follows
 
 
-def refuse(job: Job, recorder: Recorder, refusal: Refusal, outcome: Outcome) -> int:
+def refuse(job: Job, recorder: Recorder, display: Display, refusal: Refusal, outcome: Outcome) -> int:
     """Says why there is no run, and takes away what was written for it, unless a log has more to say."""
-    complain(masked(str(refusal)))
+    display.error(str(masked(str(refusal))))
     if recorder.is_alive() and str(job.plan.tracking.uri).startswith("sqlite:"):
         recorder.finish(MIGRATION_SECONDS)  # a process that ends while it makes a store leaves half a store
     recorder.stop()
@@ -508,7 +568,7 @@ def conclude(job: Job, recorder: Recorder, display: Display, stop: Stop, outcome
     signals, patience = stop.times, job.plan.tracking.flush_seconds
     is_recorded = recorder.finish(patience, lambda: stop.times > signals)
     if outcome.last.get("error"):
-        complain(outcome.last["error"])
+        display.error(str(masked(outcome.last["error"])))
     rows = [("status", f"{outcome.last['status']} in {took}")]
     rows += [(k.replace("/", " "), f"{v:.4f}") for k, v in outcome.test.items()]
     rows += [("output", os.path.relpath(job.folder))]
@@ -520,7 +580,7 @@ def conclude(job: Job, recorder: Recorder, display: Display, stop: Stop, outcome
         rows += recorder.where()
     display.summary(rows)
     if not is_recorded:
-        complain(
+        display.error(
             f"the store did not take {'everything' if recorder.recorded else 'anything'} in "
             f"tracking.flush_seconds={patience:g}: {masked(recorder.reason or UNANSWERED)}; nothing is lost, and what "
             f"is missing there is sent by: python -m scaleflow.sync {os.path.relpath(job.folder)}"

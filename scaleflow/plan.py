@@ -27,6 +27,7 @@ from scaleflow.interfaces import (
     Plan,
     Precision,
     Strategy,
+    Sweep,
     Tracking,
     Training,
 )
@@ -75,6 +76,7 @@ def read_plan(config: Mapping[str, Any], choices: Mapping[str, str], search: Seq
         checkpoint=read(Checkpoint, sections.pop("checkpoint", {}), "checkpoint"),
         tracking=read(Tracking, sections.pop("tracking", {}), "tracking"),
         cluster=read(Cluster, sections.pop("cluster", {}), "cluster"),
+        sweep=read(Sweep, sections.pop("sweep", {}), "sweep"),
         debug=read(Debug, sections.pop("debug", None) or {}, "debug"),
         seed=typed(sections.pop("seed", 0), int, "seed", {"at_least": 0, "at_most": 2**31 - 1}),
         choices=choices,

@@ -39,12 +39,26 @@ LONGEST_ADDRESS = 70
 class Forked:
     """A process that a server forks; it reads what it has to do from its standard input, and ends when that does.
 
+    Args:
+        address: the server's.
+        log: takes its output.
+        environment: all of its environment.
+        module: whose `main` it runs.
+        streams: descriptors that take its output and its errors instead of the log.
+
     Attributes:
         pid: its number; 0 until the server has told it.
         returncode: how it ended, as `subprocess.Popen` has it; None as long as it lives.
     """
 
-    def __init__(self, address: str, log: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        address: str,
+        log: Path,
+        environment: Mapping[str, str],
+        module: str = "scaleflow.worker",
+        streams: tuple[int, int] | None = None,
+    ) -> None:
         self.returncode: int | None = None
         self.pid = 0
         self._killed: float | None = None
@@ -57,9 +71,10 @@ class Forked:
         try:
             with log.open("ab") as output:
                 self._server.connect(address)
-                asked = json.dumps({"environment": dict(environment), "folder": str(Path.cwd())}).encode() + b"\n"
-                sent = socket.send_fds(self._server, [asked], [given, output.fileno()])
-                self._server.sendall(asked[sent:])
+                asked = {"module": module, "environment": dict(environment), "folder": str(Path.cwd())}
+                line = json.dumps(asked).encode() + b"\n"
+                sent = socket.send_fds(self._server, [line], [given, *(streams or [output.fileno()] * 2)])
+                self._server.sendall(line[sent:])
         except OSError as error:
             self.returncode = 1
             log.write_text(f"the server that forks workers is gone: {error}\n")
@@ -246,12 +261,15 @@ def started(
 
 
 @contextlib.contextmanager
-def serving() -> Iterator[str]:
+def serving(there: str | None = None) -> Iterator[str]:
     """A server that forks workers, for as long as the block; gives its address.
 
     It imports TensorFlow in the meantime: whoever asks before waits.
+
+    Args:
+        there: the address of one that runs already.
     """
-    if there := os.environ.get(SERVER):
+    if there := there or os.environ.get(SERVER):
         yield there
         return
     with (
@@ -279,11 +297,8 @@ def serving() -> Iterator[str]:
             yield address
         finally:
             os.close(theirs)
-            try:
-                server.wait(SECONDS_TO_DIE)
-            except subprocess.TimeoutExpired:  # it is stopped, or imports still
-                server.kill()
-                server.wait()
+            server.kill()  # it may still import; its workers have ended, or end by themselves
+            server.wait()
 
 
 def is_there(address: str) -> bool:

@@ -26,6 +26,12 @@ from scaleflow.interfaces import IDENTITY, Point, Tracker
 from scaleflow.masking import masked
 
 STATE = "record.json"
+
+#: MLflow's tag of a child.
+PARENT = "mlflow.parentRunId"
+
+#: MLflow's tag of a child.
+PARENT = "mlflow.parentRunId"
 EVENTS_A_PASS = 500
 SECONDS_BETWEEN_PASSES = 1.0
 LONGEST_PAUSE = 10.0
@@ -43,7 +49,7 @@ TRIES_OF_A_FILE = 8
 TRIES_AT_THE_END = 5
 
 #: What of a run's folder goes with it; those of commands that went on with it, too.
-KEPT = ("config.yaml", "overrides.yaml", "environment.txt", "resume-*.yaml")
+KEPT = ("config.yaml", "overrides.yaml", "environment.txt", "resume-*.yaml", "multirun.yaml")
 
 
 class Transfer:
@@ -199,7 +205,7 @@ class Transfer:
         """Leaves beside the events how far they are recorded, and where.
 
         Args:
-            is_vital: nothing may be sent before this is on disk.
+            is_vital: it has to be on the disk before anything is sent; but for a disk that is full.
         """
         if self._tracker.uri is None or not self.keeps_state:
             return
@@ -212,7 +218,7 @@ class Transfer:
             "aside": self.aside,
         }
         partial = self._state.with_suffix(".partial")
-        with contextlib.nullcontext() if is_vital else contextlib.suppress(OSError):  # what is sent again is the same
+        with contextlib.suppress(OSError):  # a full disk: what is sent again then is the same
             with partial.open("w") as file:
                 json.dump(state, file)
                 if is_vital:
@@ -227,9 +233,25 @@ class Transfer:
         else:
             self.keep_state(is_vital=True)  # so that a run that is made now is found by its identity
             tags = {**event["tags"], "scaleflow.folder": self._known["folder"], IDENTITY: self._known["id"]}
-            self._tracker.start(event["name"], tags, event["began"])
+            self._tracker.start(event["name"], {**tags, **self._parent(event)}, event["began"])
             self.keep_state()
             self._tracker.params(event["params"])
+
+    def _parent(self, event: Event) -> dict[str, str]:
+        """The tag that makes a run the child of its sweep's.
+
+        Raises:
+            LookupError: as long as that is not recorded itself.
+        """
+        if not event.get("parent") or self._tracker.uri is None:
+            return {}
+        known = state_of(Path(event["parent"], STATE)).get("run_id")
+        if known is None:
+            raise LookupError("the run of the sweep is not recorded yet")
+        return {PARENT: known}
+
+    def _tags(self, event: Event) -> None:
+        self._tracker.tags(event["values"])
 
     def _restart(self, event: Event) -> None:
         number = event["number"]
@@ -285,6 +307,7 @@ class Recorder(threading.Thread):
 
     Attributes:
         refusal: why the store can't be used, once that is known.
+        is_settled: set when it is known whether the store can be used, or may be away.
         done: set when the run's end is recorded, or there is nothing to record.
     """
 
@@ -306,6 +329,7 @@ class Recorder(threading.Thread):
         self._reason = ""
         self._unwritten: list[Event] = []
         self.refusal: Refusal | None = None
+        self.is_settled = threading.Event()
         self.done = threading.Event()
 
     def add(self, event: Event) -> None:
@@ -323,6 +347,8 @@ class Recorder(threading.Thread):
             self._transfer.keep_state()
             while not self._told_to_stop.is_set():
                 self._try_pass(began)
+                if self._is_open or self._offline:
+                    self.is_settled.set()
                 if self._is_through and not (self._transfer.may_come and self._tries_left):
                     break
                 self._tries_left -= self._is_through
@@ -330,6 +356,7 @@ class Recorder(threading.Thread):
         except Refusal as refusal:
             self.refusal = refusal
         finally:
+            self.is_settled.set()
             self.done.set()
 
     @property
@@ -411,6 +438,7 @@ class Recorder(threading.Thread):
 
 HANDLERS = {
     "ready": "_start",
+    "tags": "_tags",
     "restart": "_restart",
     "data": "_data",
     "rollback": "_rollback",
@@ -434,6 +462,20 @@ FILES = ("artifact", "confusion", "data", "model")
 def kept(folder: Path) -> list[Path]:
     """The files of a run's folder that are logged."""
     return [path for pattern in KEPT for path in sorted(folder.glob(pattern))]
+
+
+def parent_of(event: Event) -> dict[str, str]:
+    """The tag that makes a run the child of its sweep's.
+
+    Raises:
+        LookupError: as long as that is not recorded itself.
+    """
+    if not event.get("parent"):
+        return {}
+    known = state_of(Path(event["parent"], STATE))
+    if "run_id" not in known:
+        raise LookupError("the run of the sweep is not recorded yet")
+    return {PARENT: known["run_id"]} if known["run_id"] else {}
 
 
 def state_of(path: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from scaleflow.errors import Refusal
 from scaleflow.events import Event, Reader
 from scaleflow.interfaces import Tracking
-from scaleflow.masking import MASK, masked
+from scaleflow.masking import MASK, masked, remember, secrets_in
 from scaleflow.record import STATE, state_of
 from scaleflow.sections import read, show
 from scaleflow.tracking import tracker_for
@@ -27,8 +27,11 @@ from scaleflow.tracking.uri import resolve
 from scaleflow.worker import EVENTS
 
 #: Sections, and keys of `training`, that may change when a run goes on.
-MAY_CHANGE = ("checkpoint", "profiler", "tracking", "strategy", "hardware", "cluster", "debug", "resume")
+MAY_CHANGE = ("checkpoint", "profiler", "tracking", "strategy", "hardware", "cluster", "debug", "resume", "sweep")
 LENGTH = ("epochs", "max_steps")
+
+#: What only a sweep's folder holds.
+SWEEP = "sweep.json"
 
 RUN_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -94,6 +97,10 @@ def resumed(named: str, composed: Config, choices: Mapping[str, str], overrides:
 def find(named: str, composed: Config) -> Path:
     """The folder of a run, by its path or by its id in the store."""
     folder = Path(named).expanduser()
+    if (folder / SWEEP).is_file():
+        raise Refusal(
+            f"resume={named}: that is a sweep's folder; its command goes on with it, with hydra.sweep.dir={named}"
+        )
     if (folder / EVENTS).is_file():
         return folder.absolute()
     if not RUN_ID.fullmatch(named):
@@ -114,10 +121,12 @@ def find(named: str, composed: Config) -> Path:
 def saved_config(folder: Path, composed: Config) -> Config:
     """The run's config.yaml, resolved; what was masked in it is as this command has it."""
     try:
-        saved = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"), resolve=True)
+        loaded = OmegaConf.load(folder / "config.yaml")
+        saved = OmegaConf.to_container(loaded, resolve=True)
     except (OSError, ValueError) as error:
         raise Refusal(f"resume={folder}: its config.yaml can't be read: {error}") from error
     assert isinstance(saved, dict)
+    remember(secrets_in(OmegaConf.to_container(loaded, resolve=False), saved))
     return dict(unmasked(saved, composed))
 
 

@@ -7,6 +7,7 @@ it. Workers know nothing of it, and the values go the way of all others, through
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -23,6 +24,9 @@ SECONDS_BETWEEN_SAMPLES = 10.0
 
 #: The first are worth nothing while all processes begin.
 SECONDS_TO_BEGIN = 1.0
+
+#: Bytes of the last event, if it is the end.
+LONGEST_END = 1 << 16
 
 MEGABYTE = 1e6
 
@@ -63,12 +67,15 @@ def sample(job: Job, processes: Sequence[Sampled], over: threading.Event) -> Non
     step: int | None = None
     while not over.wait(SECONDS_BETWEEN_SAMPLES):
         values = machine.measure()
-        step = next_step(job.events) if step is None else step + 1
-        if step is not None:
-            with contextlib.suppress(OSError):  # a full disk is the worker's to tell of
-                write = Writer(job.events)
-                write("system", step=step, values=values)
-                write.close()
+        if step is None:
+            step = next_step(job.events)
+        if step is None or is_at_its_end(job.events):
+            continue
+        with contextlib.suppress(OSError):  # a full disk is the worker's to tell of
+            write = Writer(job.events)
+            write("system", step=step, values=values)
+            write.close()
+            step += 1
 
 
 def next_step(events: Path) -> int | None:
@@ -79,6 +86,14 @@ def next_step(events: Path) -> int | None:
         if event["event"] == "system":
             step = event["step"] + 1
     return step if is_ready else None
+
+
+def is_at_its_end(events: Path) -> bool:
+    """Whether the last event is how the run ended: the processes are only taken down, and nothing comes behind it."""
+    with events.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_END))
+        lines = file.read().splitlines()
+    return bool(lines) and lines[-1].startswith((b'{"event": "end"', b'{"event": "refused"'))
 
 
 class Machine:

@@ -4,7 +4,8 @@ Run as a module of its own, `python -m scaleflow.server`, with a listening Unix 
 whoever holds the other end of the pipe that its argument names is gone. Nothing of TensorFlow's runtime is started
 before a fork, so each worker sets up devices of its own. A connection is made for each worker:
 
-    launcher -> server   {"environment": ..., "folder": ...}, and two descriptors: the worker's input, and its log
+    launcher -> server   {"module": ..., "environment": ..., "folder": ...}, and three descriptors: the worker's
+                         input, output and errors; the module's `main` is what it does
     server -> launcher   {"pid": ...}; later {"status": ...}, as `Popen.returncode` has it
     launcher -> server   {"signal": ...}, sent on to a worker that has not ended
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import json
 import os
 import selectors
@@ -21,6 +23,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 #: Longest first message: an environment and a path.
@@ -42,7 +45,7 @@ class Asked:
     def receive(self) -> list[dict[str, Any]] | None:
         """Whole messages; None where the launcher is gone."""
         try:
-            data, descriptors, _, _ = socket.recv_fds(self.connection, LONGEST, 2)
+            data, descriptors, _, _ = socket.recv_fds(self.connection, LONGEST, 3)
         except ConnectionError:
             return None
         self._descriptors += descriptors
@@ -51,11 +54,10 @@ class Asked:
         *lines, self._rest = (self._rest + data).split(b"\n")
         return [json.loads(line) for line in lines]
 
-    def descriptors(self) -> tuple[int, int]:
-        """The worker's input and its log."""
-        given, log = self._descriptors
-        self._descriptors = []
-        return given, log
+    def descriptors(self) -> list[int]:
+        """The worker's input, output and errors."""
+        given, self._descriptors = self._descriptors, []
+        return given
 
     def tell(self, **message: Any) -> None:
         with contextlib.suppress(OSError):  # nobody asks any more
@@ -138,13 +140,13 @@ class Server:
                 self._fork(asked, message)
 
     def _fork(self, asked: Asked, message: dict[str, Any]) -> None:
-        given, log = asked.descriptors()
+        streams = asked.descriptors()
         pid = os.fork()
         if pid == 0:
             self._leave_to_the_worker()
-            become_worker(given, log, message["environment"], message["folder"])
-        os.close(given)
-        os.close(log)
+            become_worker(streams, **message)
+        for stream in streams:
+            os.close(stream)
         asked.pid = pid
         self._workers[pid] = asked
         asked.tell(pid=pid)
@@ -162,21 +164,18 @@ class Server:
         os.close(self._alive)
 
 
-def become_worker(given: int, log: int, environment: dict[str, str], folder: str) -> NoReturn:
+def become_worker(streams: Sequence[int], module: str, environment: dict[str, str], folder: str) -> NoReturn:
     """In the child: a worker as if it had been started by itself, with TensorFlow imported already."""
     try:
         os.setpgid(0, 0)
-        for source, target in ((given, 0), (log, 1), (log, 2)):
+        for target, source in enumerate(streams):
             os.dup2(source, target)
-        os.close(given)
-        os.close(log)
+            os.close(source)
         os.environ.clear()
         os.environ.update(environment)
         os.chdir(folder)
         sys.path[0] = folder
-        from scaleflow import worker
-
-        worker.main()
+        importlib.import_module(module).main()
     except BaseException:
         traceback.print_exc()
     os._exit(1)

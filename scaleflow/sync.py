@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import Tracking
-from scaleflow.masking import MASK, masked
+from scaleflow.masking import MASK, masked, register_resolver
 from scaleflow.record import STATE, Transfer, state_of, told
 from scaleflow.sections import read
 from scaleflow.settle import Busy, claimed, has_run, last_end, settle, without_workers
@@ -170,6 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="a run's folder, or any folder above some")
     parser.add_argument("--uri", help="the store, where it is another than the run was told of")
     options = parser.parse_args(arguments)
+    register_resolver()
     os.environ.pop("MLFLOW_RUN_ID", None)  # the run of whoever gives this command, not one of these
     found = list(dict.fromkeys(folder for place in options.folders for folder in run_folders(place.absolute())))
     if not found:

@@ -53,6 +53,10 @@ class Display:
     def _print(self, text: str, style: str) -> None:
         print(text, file=self._stream, flush=True)
 
+    def error(self, text: str) -> None:
+        """Says on standard error what went wrong."""
+        complain(text)
+
     def summary(self, rows: Sequence[tuple[str, str]]) -> None:
         """The last words: aligned rows of (word, value)."""
         width = max(len(word) for word, _ in rows)
@@ -92,6 +96,29 @@ class Display:
         if self._begin is None or step <= self._first or step >= self._steps:
             return ""
         return duration((time.monotonic() - self._begin) / (step - self._first) * (self._steps - step))
+
+
+class JobDisplay(Display):
+    """One of several jobs: each line begins with its number, and the end is one line."""
+
+    def __init__(self, stream: TextIO, number: int) -> None:
+        super().__init__(stream)
+        self._number = number
+
+    def _print(self, text: str, style: str) -> None:
+        super()._print(f"#{self._number} {text}", style)
+
+    def error(self, text: str) -> None:
+        super().error(f"#{self._number} {text}")
+
+    def summary(self, rows: Sequence[tuple[str, str]]) -> None:
+        (_, status), *rest = rows
+        self.line(
+            "  ".join([status, *(f"{word} {value}" for word, value in rest if word in self.SAID or "test" in word)])
+        )
+
+    #: Of the last words; the rest is in the sweep's report.
+    SAID = ("output",)
 
 
 class BarDisplay(Display):

@@ -17,8 +17,8 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -31,7 +31,7 @@ from scaleflow.errors import Refusal, RunError
 from scaleflow.evaluator import WithEvaluations, evaluate
 from scaleflow.events import Reader, Writer
 from scaleflow.interfaces import Emit, Plan
-from scaleflow.masking import masked
+from scaleflow.masking import MaskedStream, known, masked, remember
 from scaleflow.memory import out_of_memory
 from scaleflow.plan import make_plan
 
@@ -73,6 +73,10 @@ class Job:
         started: when the command began, in seconds since the epoch.
         worker: this process's number; 0 is the chief, whose events are the run's.
         life: how often the run's processes were started again before.
+        parent: the folder of the sweep that this is a job of.
+        label: what is added to the run's name, if it has none of its own.
+        environment: what is added to the processes' environment.
+        server: the address of the server that forks the processes; None: the run has one of its own.
     """
 
     plan: Plan
@@ -80,6 +84,10 @@ class Job:
     started: float
     worker: int = 0
     life: int = 0
+    parent: str | None = None
+    label: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    server: str | None = None
 
     @property
     def name(self) -> str:
@@ -124,18 +132,23 @@ class Job:
         return self.folder / f"{self.name.replace(' ', '-')}.log"
 
     def to_json(self) -> str:
+        """For a pipe; with the secrets that are to be masked, so for no file."""
         plan = self.plan
         told = {"config": plan.config, "choices": plan.choices, "search": plan.search}
         own = {"folder": str(self.folder), "started": self.started, "worker": self.worker, "life": self.life}
+        own |= {"parent": self.parent, "label": self.label}
         own["init_from"] = plan.model.init_from  # the file that it came to
+        own["secrets"] = known()
         return json.dumps({**told, **own})
 
     @classmethod
     def from_json(cls, text: str) -> Job:
         told = json.loads(text)
+        remember(told["secrets"])
         plan = make_plan(told["config"], told["choices"], told["search"], look_outside=False)
         plan = replace(plan, model=replace(plan.model, init_from=told["init_from"]))
-        return cls(plan, Path(told["folder"]), told["started"], told["worker"], told["life"])
+        own = {key: told[key] for key in ("started", "worker", "life", "parent", "label")}
+        return cls(plan, Path(told["folder"]), **own)
 
 
 def main() -> None:
@@ -144,6 +157,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     job = Job.from_json(sys.stdin.buffer.readline().decode())
+    sys.stdout, sys.stderr = MaskedStream(sys.stdout), MaskedStream(sys.stderr)
     if len(names(job.plan)) == 1:
         os.environ.pop(TF_CONFIG, None)  # with it a strategy of one process would wait for others
     elif job.plan.evaluator is not None:
@@ -293,7 +307,7 @@ def report_failure(job: Job, error: Exception, emit: Emit, built: Built) -> None
     """Tells of a fault; the launcher, which sees all workers, says how the run ended."""
     traceback.print_exc()
     if job.worker == 0:
-        (job.folder / TRACEBACK).write_text(traceback.format_exc())
+        (job.folder / TRACEBACK).write_text(masked(traceback.format_exc()))
         emit("artifact", path=str(job.folder / TRACEBACK))
     import tensorflow as tf
 
@@ -398,6 +412,8 @@ def announce(job: Job, built: Built, step: int, emit: Emit) -> None:
     name = plan.tracking.run_name or "-".join(
         (chosen.get("dataset", "?"), chosen.get("model", "?"), resolved["strategy"], resolved["precision"])
     )
+    if job.label:
+        name = f"{name} {job.label}"
     emit(
         "ready",
         name=name,
@@ -407,6 +423,7 @@ def announce(job: Job, built: Built, step: int, emit: Emit) -> None:
         steps=resolved["steps"],
         epochs=resolved["epochs"],
         search=list(plan.search),
+        **({"parent": job.parent} if job.parent else {}),
         **({"resumed": step} if job.goes_on else {}),
     )
     if built.about is not None and job.records and not job.goes_on:

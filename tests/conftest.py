@@ -107,6 +107,17 @@ def isolated() -> Callable[..., Any]:
     return run
 
 
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An SQLite file with MLflow's tables, to be copied: making them takes seconds."""
+    from scaleflow.interfaces import Tracking
+    from scaleflow.tracking.store import MlflowTracker
+
+    path = tmp_path_factory.mktemp("store") / "empty.db"
+    MlflowTracker(Tracking(uri=f"sqlite:///{path}")).connect()
+    return path
+
+
 class Command:
     """`python -m scaleflow ...` in a folder of the test's."""
 

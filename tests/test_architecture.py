@@ -12,7 +12,7 @@ PACKAGE = ROOT / "scaleflow"
 CONF = ROOT / "conf"
 
 GROUPS_WITHOUT_TWIN = {"experiment", "debug", "hydra"}
-TOOLS = {"doctor"}  # subpackages that are a command of their own, not a part of a run
+TOOLS = {"doctor", "sweep"}  # subpackages that are commands of their own, or run many runs: not a part of one
 WORKERS_ROOMS = ("checkpoint", "strategy", "hardware", "precision", "dataset", "model", "optimizer", "training")
 #: The loader travels in each logged model; the probe is a process of the doctor's, which itself imports nothing heavy.
 WORKERS_FILES = {"scaleflow.assemble", "scaleflow.worker", "scaleflow.tracking.loader", "scaleflow.doctor.probe"}

@@ -17,20 +17,15 @@ from scaleflow.settle import LAUNCHER_DIED, Busy, claimed, settle, without_worke
 from scaleflow.sync import main, repair
 from scaleflow.tracking import store
 from scaleflow.tracking.store import MlflowTracker
-from tests.tracking.made import MadeRun, assert_has_one_model, assert_is_all_there, empty_store, only_run
+from tests.tracking.made import MadeRun, assert_has_one_model, assert_is_all_there, only_run
 
 #: MLflow's own, where it is imported.
 pytestmark = pytest.mark.filterwarnings("ignore:.*Any type hint is inferred")
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return empty_store(tmp_path_factory.mktemp("store"))
-
-
 @pytest.fixture
-def uri(template: Path, tmp_path: Path) -> str:
-    shutil.copy(template, tmp_path / "mlflow.db")
+def uri(empty_store: Path, tmp_path: Path) -> str:
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
     return f"sqlite:///{tmp_path}/mlflow.db"
 
 

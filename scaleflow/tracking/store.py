@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import json
 import logging
 import os
 import re
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 PARAMS_A_BATCH = 100
 METRICS_A_BATCH = 1000
+BYTES_A_BATCH = 800_000
 LONGEST_VALUE = 6000
 MODEL = "model"
 
@@ -183,7 +185,7 @@ class MlflowTracker:
 
         there = self._client.get_run(self._run).data.params  # `mlflow run` logs its own, which can't be changed
         made = ((key, value[:LONGEST_VALUE]) for key, value in distinct(values).items() if key not in there)
-        for batch in batches(made, PARAMS_A_BATCH):
+        for batch in batches_of_text(made):
             self._client.log_batch(self._run, params=[Param(*param) for param in batch])
 
     def metrics(self, points: Sequence[Point]) -> None:
@@ -197,7 +199,7 @@ class MlflowTracker:
         from mlflow.entities import RunTag
 
         made = ((key, masked(value, key)[:LONGEST_VALUE]) for key, value in distinct(values).items())
-        for batch in batches(made, PARAMS_A_BATCH):
+        for batch in batches_of_text(made):
             self._client.log_batch(self._run, tags=[RunTag(*tag) for tag in batch])
 
     def artifact(self, path: Path, folder: str | None) -> None:
@@ -320,6 +322,21 @@ def artifact_location(uri: str, experiment: str) -> str | None:
 def batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
     iterator = iter(items)
     while batch := list(islice(iterator, size)):
+        yield batch
+
+
+def batches_of_text(items: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
+    """Params or tags, as many to a request as MLflow takes, by their number and by their bytes."""
+    batch: list[tuple[str, str]] = []
+    weight = 0
+    for item in items:
+        own = len(json.dumps(item))  # as it is sent: a letter that is not ASCII takes six bytes
+        if batch and (len(batch) == PARAMS_A_BATCH or weight + own > BYTES_A_BATCH):
+            yield batch
+            batch, weight = [], 0
+        batch.append(item)
+        weight += own
+    if batch:
         yield batch
 
 

@@ -175,7 +175,7 @@ def test_a_command_without_a_word_is_as_promised(compose: Compose) -> None:
 
 def test_every_section_is_in_the_plan_and_the_other_way_round(compose: Compose) -> None:
     in_plan = {field.name for field in dataclasses.fields(Plan)} - {"choices", "config", "search", "evaluator", "chief"}
-    assert set(compose()) == in_plan == {*WITHOUT_TARGET, *WITH_TARGET, "seed", "resume"}
+    assert set(compose()) == in_plan == {*WITHOUT_TARGET, *WITH_TARGET, "seed", "resume", "sweep"}
 
 
 @pytest.mark.parametrize("group", WITHOUT_TARGET)

@@ -11,7 +11,6 @@ import numpy as np
 import yaml
 
 from scaleflow.events import Writer
-from scaleflow.tracking.store import MlflowTracker
 
 BEGAN = 1_700_000_000_000
 
@@ -78,14 +77,6 @@ def export(folder: Path) -> None:
     tensor = {"dtype": "float32", "shape": [-1, 4]}
     described = {"inputs": tensor, "outputs": tensor, "tensorflow": "2.21.0", "keras": "3.15.1"}
     (folder / "signature.json").write_text(json.dumps(described))
-
-
-def empty_store(folder: Path) -> Path:
-    """An SQLite file with MLflow's tables, to be copied: making them takes seconds."""
-    from scaleflow.interfaces import Tracking
-
-    MlflowTracker(Tracking(uri=f"sqlite:///{folder}/empty.db")).connect()
-    return folder / "empty.db"
 
 
 def only_run(uri: str, experiment: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import random
 import shutil
@@ -21,7 +22,6 @@ import psutil
 
 from tests.conftest import Command
 from tests.test_launch import wait_for
-from tests.tracking.made import empty_store
 
 Fault = Literal["none", "delay", "reset", "reset behind", "error", "error behind", "hang"]
 
@@ -39,13 +39,18 @@ def free_port() -> int:
 
 
 class Server:
-    """`mlflow server` with a store in a folder of the test's; it may be stopped, and started again."""
+    """`mlflow server` with a store in a folder of the test's; it may be stopped, and started again.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: the test's.
+        store: copied there.
+    """
+
+    def __init__(self, folder: Path, store: Path) -> None:
         self.port = free_port()
         self.uri = f"http://127.0.0.1:{self.port}"
         self._folder = folder
-        shutil.move(empty_store(folder), folder / "server.db")
+        shutil.copy(store, folder / "server.db")
 
     def start(self) -> None:
         with (self._folder / "server.log").open("ab") as log:
@@ -84,11 +89,17 @@ class Proxy:
 
     Args:
         port: the server's.
+
+    Attributes:
+        plan: gives each request's fate.
+        met: all that were given.
+        seconds: of a delay.
     """
 
     def __init__(self, port: int) -> None:
         self.plan: Callable[[], Fault] = lambda: "none"
         self.met: list[Fault] = []
+        self.seconds = 0.05
         self.is_over = threading.Event()
         proxy = self
 
@@ -116,7 +127,7 @@ class Proxy:
         if fault == "hang":
             self.is_over.wait(60)
         if fault == "delay":
-            time.sleep(0.05)
+            time.sleep(self.seconds)
         if fault == "reset":
             return reset(asked)
         if fault == "error":
@@ -126,13 +137,8 @@ class Proxy:
             return reset(asked)
         if fault == "error behind":
             return fail(asked)
-        asked.send_response(status)
-        for name, value in headers:
-            if name.lower() not in {*NOT_FORWARDED, "content-length"}:
-                asked.send_header(name, value)
-        asked.send_header("Content-Length", str(len(answer)))
-        asked.end_headers()
-        asked.wfile.write(answer)
+        with contextlib.suppress(OSError):  # whoever asked is gone
+            answer_with(asked, status, headers, answer)
         return None
 
     def stop(self) -> None:
@@ -153,6 +159,16 @@ def forwarded(asked: BaseHTTPRequestHandler, body: bytes, port: int) -> tuple[in
         connection.close()
 
 
+def answer_with(asked: BaseHTTPRequestHandler, status: int, headers: list[tuple[str, str]], answer: bytes) -> None:
+    asked.send_response(status)
+    for name, value in headers:
+        if name.lower() not in {*NOT_FORWARDED, "content-length"}:
+            asked.send_header(name, value)
+    asked.send_header("Content-Length", str(len(answer)))
+    asked.end_headers()
+    asked.wfile.write(answer)
+
+
 def reset(asked: BaseHTTPRequestHandler) -> None:
     """The other end sees its connection reset."""
     asked.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -171,9 +187,9 @@ def weather(seed: int) -> Callable[[], Fault]:
     return lambda: chosen.choices(list(WEATHER), list(WEATHER.values()))[0]
 
 
-def serving(folder: Path) -> Iterator[Server]:
+def serving(folder: Path, store: Path) -> Iterator[Server]:
     """A server that is there until the end, whoever stopped it in between."""
-    server = Server(folder)
+    server = Server(folder, store)
     server.start()
     yield server
     server.stop()

@@ -16,20 +16,57 @@ from tests.conftest import Command
 EPOCHS = 3
 
 
+#: Secrets of every kind, each with the word `planted` in it.
+OWN_YAML = """
+_target_: own_model.build
+_partial_: true
+units: 16
+fails: false
+api_key: hunter2-planted
+auth: ${oc.env:OWN_TOKEN}
+dsn: ${secret:OWN_DSN}
+endpoint: https://me:planted-in-a-uri@host/path?api_key=planted-in-a-query
+logins: [{user: me, password: planted-in-a-list}]
+"""
+
+#: It tells all of them to its log, as code that is looked into does.
+OWN_MODEL = """
+import logging
+import os
+import sys
+
+from scaleflow.model import mlp
+
+
+def build(inputs, outputs, units, fails, **secrets):
+    print("with", secrets, *secrets.values())
+    print(os.environ["CLOUD_SECRET_ACCESS_KEY"], file=sys.stderr)
+    logging.warning("password=planted-nowhere-else %s", secrets["dsn"])
+    if fails:
+        raise ValueError(f"no login with {secrets['auth']} at {secrets['endpoint']}")
+    return mlp.build(inputs, outputs, units)
+"""
+
+OWN_ENVIRONMENT = {
+    "OWN_TOKEN": "planted-in-the-environment",
+    "OWN_DSN": "planted and marked, with a 'quote'",
+    "CLOUD_SECRET_ACCESS_KEY": "planted-in-nothing-but-the-environment",
+}
+
+OWN_WORDS = ("--config-dir", "own", "model=mine", "+model.hub_token=planted-as-it-was-typed")
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Command, Any]:
-    """A model of the user's own, with an argument that is a secret."""
+    """A model of the user's own, with arguments that are secrets."""
     command = Command(tmp_path_factory.mktemp("finished"))
+    command.environment |= OWN_ENVIRONMENT
     own = command.folder / "own"
     (own / "model").mkdir(parents=True)
-    (own / "model" / "mine.yaml").write_text(
-        "_target_: own_model.build\n_partial_: true\nunits: 16\napi_key: hunter2-planted\n"
-    )
-    (own / "own_model.py").write_text(
-        "from scaleflow.model import mlp\n\n\ndef build(inputs, outputs, units, api_key):\n"
-        "    return mlp.build(inputs, outputs, units)\n"
-    )
-    ended = command("--config-dir", "own", "model=mine", f"training.epochs={EPOCHS}", "tracking.tags={team: vision}")
+    (own / "model" / "mine.yaml").write_text(OWN_YAML)
+    (own / "own_model.py").write_text(OWN_MODEL)
+    tags = "tracking.tags={team: vision, deploy_token: planted-in-a-tag}"
+    ended = command(*OWN_WORDS, f"training.epochs={EPOCHS}", tags)
     assert ended.returncode == 0, ended.stderr
     return command, ended
 
@@ -197,13 +234,24 @@ def test_weights_that_the_store_has_not_are_refused(
 
 
 def test_a_secret_is_nowhere(finished: tuple[Command, Any]) -> None:
+    """Nor where the run is refused; what is masked, and where a secret comes from, is still told."""
     command, ended = finished
-    planted = b"hunter2-planted"
+    folder = command.run_folder()
+    refused = command(*OWN_WORDS, "model.fails=true", "hydra.run.dir=refused")
+    assert refused.returncode == 2
+    assert "ValueError: no login with **** at https://****@host" in refused.stderr
     own = command.folder / "own"
     files = [p for p in command.folder.rglob("*") if p.is_file() and own not in p.parents]
     assert len(files) > 10
-    assert [p for p in files if planted in p.read_bytes()] == []
-    assert planted.decode() not in ended.stdout + ended.stderr
+    assert (command.folder / "refused" / "worker-0.log") in files
+    assert [str(p.relative_to(command.folder)) for p in files if b"planted" in p.read_bytes()] == []
+    assert "planted" not in ended.stdout + ended.stderr + refused.stdout + refused.stderr
+    log = (folder / "worker-0.log").read_text()
+    assert "'api_key': ****" in log or "'api_key': '****'" in log
+    assert "password=****" in log
+    model = yaml.safe_load((folder / "config.yaml").read_text())["model"]
+    assert (model["auth"], model["dsn"]) == ("${oc.env:OWN_TOKEN}", "${secret:OWN_DSN}")
+    assert (model["hub_token"], model["logins"]) == ("****", [{"user": "me", "password": "****"}])
 
 
 def test_the_terminal_has_a_line_an_epoch_and_says_where_to_look(finished: tuple[Command, Any], run: Any) -> None:
@@ -280,4 +328,5 @@ def test_the_recorder_left_how_far_it_came(finished: tuple[Command, Any], run: A
     state = json.loads((folder / "record.json").read_text())
     store = f"sqlite:///{finished[0].folder}/mlflow.db"
     offset = (folder / "events.jsonl").stat().st_size
-    assert state == {"offset": offset, "run_id": run.info.run_id, "uri": store, "done": True}
+    known = {"offset": offset, "run_id": run.info.run_id, "uri": store, "done": True, "aside": {}}
+    assert state == {**known, "folder": str(folder), "id": run.data.tags["scaleflow.id"]}

@@ -31,8 +31,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*Any type hint is inferred")
 
 
 @pytest.fixture(scope="module")
-def the_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    yield from serving(tmp_path_factory.mktemp("server"))
+def the_server(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Iterator[Server]:
+    yield from serving(tmp_path_factory.mktemp("server"), empty_store)
 
 
 @pytest.fixture
