@@ -265,6 +265,7 @@ class Checkpoint:
         export: whether the model of the last step, or of the best checkpoint, is tested and exported.
         folder: anything that `tf.io.gfile` opens; null is `checkpoints` in the run's folder.
         max_seconds: the command ends after so long, with a checkpoint, as if a signal had come.
+        write_seconds: where one takes longer to be written, whoever has to wait for it gives up.
     """
 
     name: Literal["default", "none"] = "default"
@@ -276,6 +277,7 @@ class Checkpoint:
     export: Literal["last", "best"] = "last"
     folder: str | None = None
     max_seconds: float | None = field(default=None, metadata={"above": 0.0})
+    write_seconds: float = field(default=600.0, metadata={"above": 0.0})
 
     @property
     def sought(self) -> Best | None:

@@ -359,7 +359,7 @@ class Recorder(threading.Thread):
             self._transfer.begin_behind(before)
         self._offline = offline
         self._hurry = threading.Event()
-        self._is_stopped = threading.Event()
+        self._told_to_stop = threading.Event()
         self._is_open = False
         self._tries_left = TRIES_AT_THE_END
         self._failing_since: float | None = None
@@ -387,7 +387,7 @@ class Recorder(threading.Thread):
         began = time.monotonic()
         try:
             self._transfer.keep_state()
-            while not self._is_stopped.is_set():
+            while not self._told_to_stop.is_set():
                 self._try_pass(began)
                 if self._is_open or self._offline:
                     self.is_settled.set()
@@ -423,13 +423,13 @@ class Recorder(threading.Thread):
                 break
             if time.monotonic() > deadline:
                 break
-        self._is_stopped.set()
+        self._told_to_stop.set()
         return self._is_through and not self._transfer.aside
 
     def stop(self) -> None:
         """Sends nothing more, and writes no more to the run's folder."""
         self._transfer.keeps_state = False
-        self._is_stopped.set()
+        self._told_to_stop.set()
         self._hurry.set()
         if self.is_alive():
             self.join(SECONDS_TO_STOP)
@@ -446,7 +446,7 @@ class Recorder(threading.Thread):
     def _rest(self) -> None:
         """Waits for more to send, the longer the longer the store has been away."""
         if self._hurry.is_set():
-            self._is_stopped.wait(SECONDS_BETWEEN_PASSES)
+            self._told_to_stop.wait(SECONDS_BETWEEN_PASSES)
             return
         away = 0.0 if self._failing_since is None else time.monotonic() - self._failing_since
         self._hurry.wait(min(LONGEST_PAUSE, SECONDS_BETWEEN_PASSES + away / 2))
@@ -463,7 +463,7 @@ class Recorder(threading.Thread):
                 self._transfer.open()
                 self._is_open = True
             self._transfer.show_on_board()
-            self._transfer.send(self._hurry.is_set(), self._is_stopped.is_set)
+            self._transfer.send(self._hurry.is_set(), self._told_to_stop.is_set)
             self._transfer.send_unwritten(list(self._unwritten))
             self._failing_since = None
         except Exception as error:  # whatever a store may raise: it will be tried again

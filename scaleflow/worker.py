@@ -27,7 +27,7 @@ from filelock import FileLock, Timeout
 from scaleflow.about import tell, tell_confusion
 from scaleflow.assemble import Built, build
 from scaleflow.cluster import TF_CONFIG, answers, in_step, names, parse, without_evaluator, workers
-from scaleflow.errors import Refusal
+from scaleflow.errors import Refusal, RunError
 from scaleflow.evaluator import WithEvaluations, evaluate
 from scaleflow.events import Reader, Writer
 from scaleflow.interfaces import Emit, Plan, Tracer
@@ -527,10 +527,23 @@ def end_evaluations(emit: WithEvaluations, step: int, seconds: float) -> None:
 def export(job: Job, built: Built) -> None:
     """Exports the model; every worker takes part, since reading some variables does, and the chief's is kept."""
     if job.worker == 0:
-        built.export(job.folder / MODEL)
+        export_to(job.folder / MODEL, built)
         return
     with tempfile.TemporaryDirectory() as folder:
         built.export(Path(folder))
+
+
+def export_to(folder: Path, built: Built) -> None:
+    """Exports the model; raises `RunError` where the files can't be written."""
+    import tensorflow as tf
+
+    try:
+        built.export(folder)
+    except (OSError, tf.errors.OpError) as error:
+        if isinstance(error, tf.errors.ResourceExhaustedError) and "OOM" in str(error):
+            raise  # not the disk, but the device's memory
+        said = getattr(error, "strerror", None) or str(getattr(error, "message", None) or error)
+        raise RunError(f"the model could not be exported to {folder}: {said.splitlines()[0]}") from error
 
 
 if __name__ == "__main__":
