@@ -1,5 +1,40 @@
-"""scaleflow: one command line, one distributed TensorFlow run, recorded in MLflow."""
+"""scaleflow: one command line, one distributed TensorFlow run, recorded in MLflow.
+
+    from scaleflow import compose, run
+
+    result = run("strategy=mirrored", "precision=mixed", "training.epochs=3")
+    result.run_id, result.metrics["test/accuracy"]
+
+Importing it imports nothing heavy: what is named below is looked up when it is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from scaleflow.api import Result, RunFailed, compose, run
+    from scaleflow.errors import Refusal
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__"]
+__all__ = ["Refusal", "Result", "RunFailed", "__version__", "compose", "run"]
+
+_PLACES = {
+    "Refusal": "scaleflow.errors",
+    "Result": "scaleflow.api",
+    "RunFailed": "scaleflow.api",
+    "compose": "scaleflow.api",
+    "run": "scaleflow.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_PLACES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PLACES})

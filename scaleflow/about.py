@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from scaleflow.dataset import Splits
-    from scaleflow.training import Engine
+    from scaleflow.training import Engine, Evaluation
 
 SUMMARY = "model_summary.txt"
 PLOTS = "plots"
@@ -116,7 +116,9 @@ def tell(about: About, folder: Path, emit: Emit) -> None:
         emit("note", text=note)
 
 
-def tell_confusion(engine: Engine, splits: Mapping[str, Any], outputs: Outputs, folder: Path, emit: Emit) -> None:
+def tell_confusion(
+    engine: Engine | Evaluation, splits: Mapping[str, Any], outputs: Outputs, folder: Path, emit: Emit
+) -> None:
     """Which classes were taken for which in the last evaluation of the test split, or else of the validation split.
 
     Args:

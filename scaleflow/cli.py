@@ -2,51 +2,43 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
-import re
-import shlex
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from hydra.types import RunMode
+from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from scaleflow.command import leave, options_as_text, refuse, split_overrides
+from scaleflow.composed import mask_sweep, plan_of, remove_empty, resolved, typed, writable
 from scaleflow.errors import Refusal
 from scaleflow.explain import CONF, check_config_dirs, check_overrides, explain, in_a_line
-from scaleflow.interfaces import Plan
-from scaleflow.launch import launch
-from scaleflow.masking import (
-    masked,
-    masked_override,
-    register_resolver,
-    remember,
-    secrets_in,
-    secrets_of_environment,
-    secrets_typed,
-)
+from scaleflow.launch import FAILED, launch
+from scaleflow.masking import register_resolver, remember, secrets_of_environment, secrets_typed
 from scaleflow.plan import make_plan
 from scaleflow.resume import resumed
+from scaleflow.sync import repair
+from scaleflow.terminal import complain
 from scaleflow.tracking import located
+
+if TYPE_CHECKING:
+    from scaleflow.sweep import Sweep
 
 #: Of Hydra's flags those that take the next word.
 FLAGS_WITH_VALUE = (
     *("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd", "--cfg", "-c", "--package", "-p"),
     *("--info", "-i", "--experimental-rerun"),
 )
-
-REFUSED = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,28 +53,74 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = options_as_text(flags_first(split_overrides(list(sys.argv[1:] if argv is None else argv))))
     remember([*secrets_of_environment(), *secrets_typed(words)])
     register_resolver()
-    codes: list[int] = []
-    began = [time.time()]
-
-    def job(config: DictConfig) -> None:
-        codes.append(run(config, began.pop() if began else time.time()))
-
-    app = hydra.main(version_base="1.3", config_path=f"pkg://{CONF}", config_name="config")(job)
+    task = Task(time.time())
+    app = hydra.main(version_base="1.3", config_path=f"pkg://{CONF}", config_name="config")(task)
     sys.argv = ["scaleflow", *words]
     try:
         check_config_dirs(words)
         if {"-m", "--multirun"} & set(words):
             check_overrides(words)  # before Hydra makes a folder for the sweep
-        with errors_unabridged():
+        with errors_unabridged(), task:
             app()
     except Refusal as refusal:
         return refuse(str(refusal))
+    except JobFailed:
+        return FAILED
     except Exception as error:  # of a word that it did not expect Hydra raises whatever comes
-        is_hydras = isinstance(error, HydraException | OmegaConfBaseException) or began
+        is_hydras = isinstance(error, HydraException | OmegaConfBaseException) or not task.has_begun
         if "HYDRA_FULL_ERROR" in os.environ or not is_hydras:
             raise  # asked for, or none of Hydra's
         return refuse(explain(error, words))
-    return codes[0] if len(codes) == 1 else int(any(codes))
+    return task.code
+
+
+class JobFailed(Exception):
+    """A job of a sweep did not finish; why it did not is on standard error."""
+
+
+class Task:
+    """What Hydra calls: with the config of one job, or, by our launcher, with all jobs of a sweep.
+
+    Args:
+        began: when the command began, in seconds since the epoch.
+    """
+
+    def __init__(self, began: float) -> None:
+        self._began = began
+        self._codes: list[int] = []
+        self._sweep: Sweep | None = None
+        self.has_begun = False
+
+    def __enter__(self) -> Task:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._sweep is not None:
+            self._codes.append(self._sweep.end())
+
+    def __call__(self, config: DictConfig) -> None:
+        began, self.has_begun = time.time() if self.has_begun else self._began, True
+        is_job = HydraConfig.get().mode is RunMode.MULTIRUN  # of another launcher than ours
+        if is_job:
+            mask_sweep(Path(HydraConfig.get().sweep.dir))
+        code = run(config, began)
+        self._codes.append(code)
+        if is_job and code:  # in another process, it may be: an exception is what every launcher hands on
+            raise JobFailed(f"a job of the sweep ended with exit code {code}")
+
+    def sweep(self, context: HydraContext, config: DictConfig) -> Sweep:
+        """What runs the jobs of a sweep."""
+        from scaleflow.sweep import Sweep
+
+        self.has_begun = True
+        if self._sweep is None:
+            self._sweep = Sweep(context, config, self._began)
+        return self._sweep
+
+    @property
+    def code(self) -> int:
+        """The command's exit code."""
+        return self._codes[0] if len(self._codes) == 1 else int(any(self._codes))
 
 
 def entry() -> None:
@@ -90,19 +128,9 @@ def entry() -> None:
     leave(main())
 
 
-def leave(code: int) -> NoReturn:
-    """Ends the process without taking apart, module by module, what MLflow imported: half a second or more."""
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # whoever read it is gone
-            stream.flush()
-    os._exit(code)
-
-
 def run(config: DictConfig, started: float) -> int:
     """Checks a composed config and launches it."""
     folder = Path(HydraConfig.get().runtime.output_dir)
-    mask_sweep()
     overrides = typed()
     with contextlib.ExitStack() as until_it_ended:
         try:
@@ -117,13 +145,6 @@ def run(config: DictConfig, started: float) -> int:
         return launch(plan, OmegaConf.to_container(config, resolve=False), overrides, folder, started)
 
 
-def typed() -> list[str]:
-    """The overrides as they were typed, interpolations and all."""
-    words = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
-    assert isinstance(words, list)
-    return [str(word) for word in words]
-
-
 def go_on(config: DictConfig, overrides: Sequence[str], made: Path, started: float) -> int:
     """Goes on with an earlier run, in its folder; the one that Hydra made for this command is not needed."""
     composed, choices, search = resolved(config)
@@ -131,79 +152,15 @@ def go_on(config: DictConfig, overrides: Sequence[str], made: Path, started: flo
     plan = make_plan(run.config, run.choices, [*search, *(folder for folder in run.search if folder not in search)])
     remove_empty(made)
     if run.is_through:
+        standing = repair(run.folder)  # what the command that finished it could not record
+        if standing.outcome == "not recorded":
+            complain(f"the store has not taken everything: {standing.reason}; python -m scaleflow.sync {run.folder}")
         print(f"{run.folder}: the run is finished; training.epochs=N with more epochs would go on with it")
         return 0
     if any((run.folder / "checkpoints").glob("step-*")):  # the weights are there
         plan = replace(plan, model=replace(plan.model, init_from=None))
     with located(plan) as plan:
         return launch(plan, run.config, run.changes, writable(run.folder), started, life=run.number)
-
-
-def mask_sweep() -> None:
-    """Masks the secrets in what Hydra wrote about a sweep."""
-    path = Path(HydraConfig.get().sweep.dir, "multirun.yaml")
-    if HydraConfig.get().mode is RunMode.MULTIRUN and path.is_file():
-        kept: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-        kept["hydra"]["overrides"] = {k: [masked_override(o) for o in v] for k, v in kept["hydra"]["overrides"].items()}
-        kept["hydra"]["job"].pop("override_dirname", None)  # the overrides once more, in a line
-        OmegaConf.save(OmegaConf.create(masked(kept)), path)
-
-
-def plan_of(config: DictConfig) -> Plan:
-    """The checked plan of a composed config."""
-    return make_plan(*resolved(config))
-
-
-def resolved(config: DictConfig) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    """The config as plain containers, the option chosen in each group, and where a user's modules are."""
-    chosen = HydraConfig.get().runtime
-    if missing := sorted(OmegaConf.missing_keys(config)):
-        has = "has" if len(missing) == 1 else "have"
-        raise Refusal(f"{', '.join(missing)}: {has} no default; write {' '.join(f'{key}=...' for key in missing)}")
-    plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    choices = {g: str(o) for g, o in chosen.choices.items() if "/" not in g and "@" not in g and o is not None}
-    own = [source.path for source in chosen.config_sources if source.schema == "file"]
-    assert isinstance(plain, dict)
-    remember(secrets_in(OmegaConf.to_container(config, resolve=False), plain))
-    return {str(k): v for k, v in plain.items()}, choices, [str(Path.cwd()), *own]
-
-
-def writable(folder: Path) -> Path:
-    """The run's folder, if files can be made in it."""
-    try:
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise Refusal(f"hydra.run.dir={folder}: cannot be written ({error.strerror}); choose another folder") from error
-    return folder
-
-
-def remove_empty(folder: Path) -> None:
-    """Takes away the folder that Hydra made for a run that is not to be, and its day's if that is empty."""
-    with contextlib.suppress(OSError):
-        for place in (folder.absolute(), *folder.absolute().parents):
-            if place == Path.cwd() or not place.is_relative_to(Path.cwd()):
-                break
-            place.rmdir()
-
-
-def refuse(message: str) -> int:
-    print(f"scaleflow: {printable(str(masked(message)))}", file=sys.stderr)
-    return REFUSED
-
-
-def printable(message: str) -> str:
-    """At most two lines, with what can't be printed of the words that were typed in escapes."""
-    lines = message.split("\n")
-    shown = ["".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line) for line in lines]
-    return ("\n" if len(shown) <= 2 else "\\n").join(shown)
-
-
-def split_overrides(words: list[str]) -> list[str]:
-    """Replaces `--overrides 'a=1 b=2'` by its words: MLflow hands a parameter on as one."""
-    if "--overrides" not in words[:-1]:
-        return words
-    at = words.index("--overrides")
-    return [*words[:at], *shlex.split(words[at + 1]), *words[at + 2 :]]
 
 
 def flags_first(words: Sequence[str]) -> list[str]:
@@ -216,11 +173,6 @@ def flags_first(words: Sequence[str]) -> list[str]:
         if word in FLAGS_WITH_VALUE:
             flags += islice(rest, 1)
     return flags + overrides
-
-
-def options_as_text(words: Sequence[str]) -> list[str]:
-    """Quotes the option of `debug=nan`, which Hydra would take for a number."""
-    return [re.sub(r"(?<=[=,])nan(?=,|$)", "'nan'", word) if word.startswith("debug=") else word for word in words]
 
 
 @contextlib.contextmanager

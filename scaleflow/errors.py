@@ -5,6 +5,7 @@
     │   └── Unreachable    a store that does not answer now, and may later
     └── RunError           a run began and could not be finished: exit 1, run FAILED
         ├── NotFinite      the loss became NaN or Inf
+        ├── RunFailed      the same, told by scaleflow.run: with the run's id, folder and metrics
         ├── ExportError    the saved model does not do what the live one does
         ├── CheckpointError  the run's state could not be saved
         └── WorkerDied     a worker process ended without a word

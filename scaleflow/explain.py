@@ -83,6 +83,18 @@ def check_overrides(words: Sequence[str]) -> None:
                 raise unknown_key(key, [*known, *groups])
 
 
+def parsed(words: Sequence[str]) -> list[Override]:
+    """The overrides among a command's words.
+
+    Raises:
+        Refusal: if one cannot be read.
+    """
+    try:
+        return list(OverridesParser.create().parse_overrides(list(words)))
+    except HydraException as error:
+        raise Refusal(explain(error, words)) from error
+
+
 def keys_with(choices: Sequence[Sequence[str]], search: Sequence[str]) -> list[str]:
     """The keys that there are with each of several choices of options."""
     found = [keys_of(compose("config", overrides=[*search, *choice])) for choice in choices]

@@ -13,8 +13,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import distributions
 from pathlib import Path
 from types import FrameType
@@ -27,12 +27,14 @@ from scaleflow.errors import Refusal
 from scaleflow.events import Event, Reader, Writer
 from scaleflow.interfaces import Plan
 from scaleflow.masking import masked, masked_override, remember, secrets_in, secrets_of_environment
-from scaleflow.process import WorkerProcess, started
-from scaleflow.record import STATE, Recorder
+from scaleflow.process import WorkerProcess, is_there, serving, started
+from scaleflow.provenance import FILE as PROVENANCE
+from scaleflow.provenance import keep_provenance
+from scaleflow.record import BOARD, STATE, Recorder, state_of
 from scaleflow.sampling import sampled
 from scaleflow.settle import RECORD_LOCK, claimed, has_run, settle
 from scaleflow.terminal import Display, display_for, duration
-from scaleflow.tracking import NoTracker, tracker_for
+from scaleflow.tracking import RUN_ID, Board, NoTracker, tracker_for
 from scaleflow.worker import EVENTS, LOCK, Job, lock, wait_for, work
 
 FINISHED, FAILED, REFUSED = 0, 1, 2
@@ -65,7 +67,40 @@ OF_PROCESSES = (
 KEPT = ("config.yaml", "overrides.yaml", "environment.txt")
 
 
-def launch(plan: Plan, config: Any, overrides: Sequence[str], folder: Path, began: float, life: int = 0) -> int:
+@dataclass(frozen=True)
+class Within:
+    """What a run that is a job of a sweep has from it.
+
+    Attributes:
+        parent: the folder of the sweep, whose own run is the parent.
+        label: what makes this job another than the others, for the run's name; empty where its name says it.
+        environment: added to its processes'.
+        server: the address of the server that forks them.
+        display: shows it.
+        stop: the sweep's.
+        heard: is given each event.
+    """
+
+    parent: Path
+    label: str
+    environment: Mapping[str, str]
+    server: str
+    display: Display
+    stop: Stop
+    heard: Callable[[Event], None]
+
+
+def launch(
+    plan: Plan,
+    config: Any,
+    overrides: Sequence[str],
+    folder: Path,
+    began: float,
+    life: int = 0,
+    within: Within | None = None,
+    tags: Mapping[str, str] | None = None,
+    refused: Callable[[str], None] | None = None,
+) -> int:
     """Runs one plan from start to end.
 
     Args:
@@ -75,13 +110,21 @@ def launch(plan: Plan, config: Any, overrides: Sequence[str], folder: Path, bega
         folder: the run's own; exists and can be written.
         began: when the command began, in seconds since the epoch.
         life: which time it is that the run goes on by a command of its own; 0 where it begins.
+        within: of the sweep that this is a job of.
+        tags: of the run, beside those that say where it comes from.
+        refused: told why there is no run, in place of the terminal.
 
     Returns:
         The command's exit code.
     """
     remember([*secrets_of_environment(), *secrets_in(config, plan.config)])
+    display = within.display if within else Display(sys.stdout) if plan.debug.inline else display_for()
     place = place_of(plan)
-    job = Job(plan, folder.absolute(), began, place.worker if place else 0)
+    job = Job(plan, folder.absolute(), began, place.worker if place else 0, tags=tags or {})
+    if within:
+        job = replace(job, parent=str(within.parent), label=within.label)
+        job = replace(job, environment=within.environment, server=within.server)
+    complain = refused or display.error
     with contextlib.ExitStack() as until_it_is_recorded:
         try:
             if job.records:
@@ -91,29 +134,34 @@ def launch(plan: Plan, config: Any, overrides: Sequence[str], folder: Path, bega
             else:
                 write_configs(job, config, overrides)
         except Refusal as refusal:
-            print(f"scaleflow: {refusal}", file=sys.stderr)
+            complain(str(refusal))
             return REFUSED
-        return launch_claimed(job, goes_on=life > 0)
+        return launch_claimed(job, display, complain, life > 0, within)
 
 
-def launch_claimed(job: Job, goes_on: bool) -> int:
+def launch_claimed(
+    job: Job, display: Display, complain: Callable[[str], None], goes_on: bool, within: Within | None
+) -> int:
     """Runs a job in whose folder nobody else records; gives the command's exit code."""
     plan = job.plan
-    display = Display(sys.stdout) if plan.debug.inline else display_for()  # no bar across a debugger
     place = place_of(plan)
-    tracker = tracker_for(plan.tracking) if job.records else NoTracker()
+    tracker = tracker_for(plan.tracking, adopts=not goes_on and within is None) if job.records else NoTracker()
+    if goes_on and (unused := not_adopted(job.folder)):
+        display.line(unused)
     if plan.evaluator == "here":
         display.line(f"{job.name} of the checkpoints in {plan.checkpoint.folder}; the chief records the run")
     if place and place.worker:
         display.line(f"{job.name} of {len(place.peers)} processes; the chief, {place.peers[0]}, records the run")
     before = job.events.stat().st_size if job.events.exists() else 0
-    recorder = Recorder(tracker, job.events, before, goes_on=goes_on, offline=plan.tracking.offline)
+    board = Board(job.folder / BOARD) if plan.tracking.tensorboard and job.records else None
+    recorder = Recorder(tracker, job.events, before, goes_on=goes_on, offline=plan.tracking.offline, board=board)
     run = InlineRun if plan.debug.inline else WorkerRun
-    with stop_signals() as stop:
-        outcome = run(job, recorder, display, stop).run()
+    with contextlib.nullcontext(within.stop) if within else stop_signals() as stop:
+        outcome = run(job, recorder, display, stop, within.heard if within else None).run()
         refusal = recorder.refusal or outcome.refusal
         if refusal is not None:
-            return refuse(job, recorder, refusal, outcome)
+            complain(str(masked(str(refusal))))
+            return refuse(job, recorder, outcome)
         return conclude(job, recorder, display, stop, outcome)
 
 
@@ -143,6 +191,14 @@ def write_resumption(job: Job, overrides: Sequence[str], life: int) -> None:
         writing.release()  # the worker takes it
     path = job.folder / f"resume-{life}.yaml"
     path.write_text(OmegaConf.to_yaml([masked_override(o) for o in overrides]))
+
+
+def not_adopted(folder: Path) -> str | None:
+    """What is said where the environment names another run than the one that goes on."""
+    named, own = os.environ.get(RUN_ID), state_of(folder / STATE).get("run_id")
+    if not named or named == own:
+        return None
+    return f"note: {RUN_ID}={named} is not used: the run that goes on is {own or 'the one in its folder'}"
 
 
 def write_environment(folder: Path) -> None:
@@ -188,7 +244,6 @@ class Outcome:
         code: the exit code.
         last: the last event, `end` or `refused`.
         fault: what the chief reported.
-        has_lost_peer: whether that was that another process is gone.
         step: the last one that a metric was reported of.
         checkpoint: the step of the newest one.
         heard: when the chief reported last, in seconds since the epoch.
@@ -203,7 +258,6 @@ class Outcome:
         self.test: dict[str, float] = {}
         self.is_ready = False
         self.fault = ""
-        self.has_lost_peer = False
         self.step = 0
         self.checkpoint: int | None = None
         self.heard = 0.0
@@ -225,7 +279,7 @@ class Outcome:
         elif event["event"] == "checkpoint":
             self.checkpoint = event["step"]
         elif event["event"] == "fault":
-            self.fault, self.has_lost_peer = event["error"], event.get("lost_peer", False)
+            self.fault = event["error"]
         elif event["event"] == "waiting":
             self.waiting = event
         elif event["event"] == "met":
@@ -240,8 +294,16 @@ class Outcome:
 class WorkerRun:
     """A run whose workers are processes of their own."""
 
-    def __init__(self, job: Job, recorder: Recorder, display: Display, stop: Stop) -> None:
+    def __init__(
+        self,
+        job: Job,
+        recorder: Recorder,
+        display: Display,
+        stop: Stop,
+        heard: Callable[[Event], None] | None = None,
+    ) -> None:
         self._job = job
+        self._heard = heard
         self._recorder = recorder
         self._display = display
         self._stop = stop
@@ -249,14 +311,16 @@ class WorkerRun:
         self._outcome = Outcome()
         self._reason: tuple[str, bool] | None = None
         self._restarts = 0
+        self._began = 0.0
         self._died_at: list[int] = []
 
     def run(self) -> Outcome:
         try:
-            while self._live():
-                self._job = replace(self._job, life=self._job.life + 1)
+            while self._lives_of_a_server():
+                pass
         except Exception as error:  # of the launcher itself: the run has to end truthfully all the same
-            print(masked(traceback.format_exc()), end="", file=sys.stderr)
+            with contextlib.suppress(OSError):
+                print(masked(traceback.format_exc()), end="", file=sys.stderr)
             self._reason = f"the launcher failed: {type(error).__name__}: {error}", False
         self._show_events()
         if not self._outcome.last:
@@ -266,17 +330,41 @@ class WorkerRun:
         self._outcome.code = self._code()
         return self._outcome
 
+    def _lives_of_a_server(self) -> bool:
+        """The run's lives for as long as what forks its processes is there; gives whether they are started again."""
+        with serving(self._job.server) as self._server:
+            while self._live():
+                self._job = replace(self._job, life=self._job.life + 1)
+                if not is_there(self._server):
+                    return True
+        return False
+
     def _live(self) -> bool:
         """One life of the run's processes; gives whether they are started again."""
         self._reason = None
-        with started(*parts(self._job)) as processes, sampled(self._job, processes):
-            if not self._recorder.is_alive() and not self._recorder.done.is_set():
-                write_environment(self._job.folder)
-                self._recorder.start()
+        if not self._has_store():
+            self._reason = self._recorder.reason, True
+            return False
+        self._began = time.time()
+        with started(*parts(self._job), self._server) as processes, sampled(self._job, processes):
             self._watch(processes)
             self._reason = self._reason or reason(processes)
         self._show_events()
         return self._goes_on_after(*self._reason)
+
+    def _has_store(self) -> bool:
+        """Starts the recorder, and waits until it knows of its store: nothing is computed that may have to be refused.
+
+        The server imports TensorFlow in the meantime.
+        """
+        if not self._recorder.is_alive() and not self._recorder.done.is_set():
+            write_environment(self._job.folder)
+            keep_provenance(self._job.folder, self._job.tags)
+            self._recorder.start()
+        while not self._recorder.is_settled.wait(POLL_SECONDS):
+            if self._stop.is_set():
+                return False
+        return self._recorder.refusal is None
 
     def _goes_on_after(self, why: str, is_own_word: bool) -> bool:
         """Whether all processes are started again, from the last checkpoint, after what one of them died of.
@@ -289,7 +377,7 @@ class WorkerRun:
             or outcome.last
             or not outcome.is_ready
             or self._recorder.refusal is not None
-            or (is_own_word and not outcome.has_lost_peer)
+            or is_own_word
             or self._restarts >= self._allowed_restarts
         ):
             return False
@@ -298,7 +386,7 @@ class WorkerRun:
             return False
         self._died_at.append(step)
         self._tell_of_restart(f"{why}; all start again from the last checkpoint")
-        outcome.fault, outcome.has_lost_peer, outcome.waiting = "", False, None
+        outcome.fault, outcome.waiting = "", None
         outcome.is_under_way = False
         return True
 
@@ -359,12 +447,18 @@ class WorkerRun:
         return True
 
     def _end_stalled(self, processes: Sequence[WorkerProcess]) -> None:
-        """Ends processes that have made no progress for too long: what one of them waits for will not come."""
-        limit = self._job.plan.cluster.stall_seconds
-        if limit is None or not self._outcome.is_under_way or self._outcome.last or self._stop.is_set():
+        """Ends processes that have made no progress for too long: what one of them waits for will not come.
+
+        Until they have built everything they may be silent for `cluster.start_seconds` longer.
+        """
+        cluster, outcome = self._job.plan.cluster, self._outcome
+        if cluster.stall_seconds is None or outcome.last or self._stop.is_set():
             return
-        if time.time() - self._outcome.heard > limit:
-            self._reason = f"no progress for cluster.stall_seconds={limit:g}, at step {self._outcome.step}", False
+        extra = 0.0 if outcome.is_under_way else cluster.start_seconds
+        if time.time() - max(outcome.heard, self._began) > cluster.stall_seconds + extra:
+            more = f" + cluster.start_seconds={extra:g}" if extra else ""
+            why = f"no progress for cluster.stall_seconds={cluster.stall_seconds:g}{more}, at step {outcome.step}"
+            self._reason = why, False
             for process in processes:
                 process.kill()
 
@@ -386,6 +480,8 @@ class WorkerRun:
         for event in self._reader.read():
             self._outcome.take(event)
             self._display.show(event)
+            if self._heard is not None:
+                self._heard(event)
 
     def _say_how_it_ended(self) -> None:
         """Appends the last word where no worker has said it."""
@@ -427,6 +523,7 @@ class InlineRun(WorkerRun):
 
     def run(self) -> Outcome:
         write_environment(self._job.folder)
+        keep_provenance(self._job.folder, self._job.tags)
         self._recorder.start()
         write = Writer(self._job.folder / EVENTS)
         with sampled(self._job, [self]):
@@ -457,25 +554,28 @@ class InlineRun(WorkerRun):
 def parts(job: Job) -> tuple[list[Job], list[Mapping[str, str]]]:
     """The jobs of the workers on this machine, the chief's first, and what their environments add."""
     if place_of(job.plan) is not None or job.plan.evaluator is not None:
-        return [job], [{TF_CONFIG: os.environ[TF_CONFIG]}]
+        return [job], [{**job.environment, TF_CONFIG: os.environ[TF_CONFIG]}]
     each = roles(job.plan)
-    return [replace(job, worker=number) for number in range(sum(each.values()))], environments(each)
+    found: list[Mapping[str, str]] = [{**job.environment, **environment} for environment in environments(each)]
+    return [replace(job, worker=number) for number in range(sum(each.values()))], found
 
 
 def reason(processes: Sequence[WorkerProcess]) -> tuple[str, bool]:
-    """Why a run came to its end: first what died without a word, since the others' faults follow from that.
+    """Why a run came to its end: first what died without a word, then what a process reports of itself.
+
+    Others report that they have lost it, which may come before its own word.
 
     Returns:
-        The reason, and whether a worker said so itself.
+        The reason, and whether a worker said so of itself.
     """
     lost = [process for process in processes if process.is_lost and not process.was_ended]
     reasons = [process.reason() for process in lost or processes[:1]]
-    return next((found for found in reasons if not found[1]), reasons[0])
+    first = min(reasons, key=lambda found: (found.is_own_word, found.follows))
+    return first.why, first.is_own_word and not first.follows
 
 
-def refuse(job: Job, recorder: Recorder, refusal: Refusal, outcome: Outcome) -> int:
-    """Says why there is no run, and takes away what was written for it, unless a log has more to say."""
-    print(f"scaleflow: {masked(str(refusal))}", file=sys.stderr)
+def refuse(job: Job, recorder: Recorder, outcome: Outcome) -> int:
+    """There is no run: takes away what was written for it, unless a log has more to say; gives the exit code."""
     if recorder.is_alive() and str(job.plan.tracking.uri).startswith("sqlite:"):
         recorder.finish(MIGRATION_SECONDS)  # a process that ends while it makes a store leaves half a store
     recorder.stop()
@@ -490,9 +590,10 @@ def conclude(job: Job, recorder: Recorder, display: Display, stop: Stop, outcome
     signals, patience = stop.times, job.plan.tracking.flush_seconds
     is_recorded = recorder.finish(patience, lambda: stop.times > signals)
     if outcome.last.get("error"):
-        print(f"scaleflow: {masked(outcome.last['error'])}", file=sys.stderr)
+        display.error(str(masked(outcome.last["error"])))
     rows = [("status", f"{outcome.last['status']} in {took}")]
     rows += [(k.replace("/", " "), f"{v:.4f}") for k, v in outcome.test.items()]
+    rows += [("profile", line) for line in recorder.profiles.values()]
     rows += [("output", os.path.relpath(job.folder))]
     if outcome.last["status"] != "FINISHED" and outcome.checkpoint is not None:
         rows += [
@@ -502,11 +603,10 @@ def conclude(job: Job, recorder: Recorder, display: Display, stop: Stop, outcome
         rows += recorder.where()
     display.summary(rows)
     if not is_recorded:
-        print(
-            f"scaleflow: the store did not take {'everything' if recorder.recorded else 'anything'} in "
+        display.error(
+            f"the store did not take {'everything' if recorder.recorded else 'anything'} in "
             f"tracking.flush_seconds={patience:g}: {masked(recorder.reason or UNANSWERED)}; nothing is lost, and what "
-            f"is missing there is sent by: python -m scaleflow.sync {os.path.relpath(job.folder)}",
-            file=sys.stderr,
+            f"is missing there is sent by: python -m scaleflow.sync {os.path.relpath(job.folder)}"
         )
     return outcome.code
 
@@ -514,7 +614,7 @@ def conclude(job: Job, recorder: Recorder, display: Display, stop: Stop, outcome
 def discard(folder: Path) -> None:
     """Takes away what was written for a run that is not to be, and the folder if that was all."""
     of_processes = [path.name for pattern in OF_PROCESSES for path in folder.glob(pattern)]
-    for name in (*KEPT, *of_processes, STATE, LOCK, RECORD_LOCK):
+    for name in (*KEPT, *of_processes, STATE, LOCK, RECORD_LOCK, PROVENANCE):
         (folder / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         for place in (folder, *folder.parents):

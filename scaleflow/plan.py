@@ -26,12 +26,16 @@ from scaleflow.interfaces import (
     Optimizer,
     Plan,
     Precision,
+    Profiler,
     Strategy,
+    Sweep,
     Tracking,
     Training,
 )
 from scaleflow.sections import read, read_with_target, typed, unknown_key
+from scaleflow.tracking.board import check as check_tensorboard
 from scaleflow.tracking.uri import resolve
+from scaleflow.trust import check_targets
 
 
 def make_plan(
@@ -55,6 +59,7 @@ def make_plan(
     if plan.evaluator is not None:
         check_evaluator(plan.checkpoint.folder, bool(plan.dataset.validation))
     check_tpu(plan)
+    check_tensorboard(plan.tracking.tensorboard)
     place = place_of(plan)
     if place and not port_is_free(place.peers[place.worker]):
         raise Refusal(f"TF_CONFIG: the port of {place.peers[place.worker]}, this process's, is in use; name a free one")
@@ -73,17 +78,22 @@ def read_plan(config: Mapping[str, Any], choices: Mapping[str, str], search: Seq
         optimizer=read_with_target(Optimizer, sections.pop("optimizer", {}), "optimizer"),
         training=read(Training, sections.pop("training", {}), "training"),
         checkpoint=read(Checkpoint, sections.pop("checkpoint", {}), "checkpoint"),
+        profiler=read(Profiler, sections.pop("profiler", {}), "profiler"),
         tracking=read(Tracking, sections.pop("tracking", {}), "tracking"),
         cluster=read(Cluster, sections.pop("cluster", {}), "cluster"),
+        sweep=read(Sweep, sections.pop("sweep", {}), "sweep"),
         debug=read(Debug, sections.pop("debug", None) or {}, "debug"),
         seed=typed(sections.pop("seed", 0), int, "seed", {"at_least": 0, "at_most": 2**31 - 1}),
         choices=choices,
         config=config,
         search=search,
         resume=typed(sections.pop("resume", None), str | None, "resume", {}),
+        trusted_modules=typed(sections.pop("trusted_modules", None), list[str] | None, "trusted_modules", {}),
     )
     for key in sections:
         raise unknown_key(key, [f.name for f in dataclasses.fields(Plan)])
+    if plan.trusted_modules is not None:
+        check_targets(config, plan.trusted_modules)
     return follow_debug(follow_tf_config(follow_tpu(plan)))
 
 

@@ -27,8 +27,11 @@ from scaleflow.tracking.uri import resolve
 from scaleflow.worker import EVENTS
 
 #: Sections, and keys of `training`, that may change when a run goes on.
-MAY_CHANGE = ("checkpoint", "profiler", "tracking", "strategy", "hardware", "cluster", "debug", "resume")
+MAY_CHANGE = ("checkpoint", "profiler", "tracking", "strategy", "hardware", "cluster", "debug", "resume", "sweep")
 LENGTH = ("epochs", "max_steps")
+
+#: What only a sweep's folder holds.
+SWEEP = "sweep.json"
 
 RUN_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -94,6 +97,10 @@ def resumed(named: str, composed: Config, choices: Mapping[str, str], overrides:
 def find(named: str, composed: Config) -> Path:
     """The folder of a run, by its path or by its id in the store."""
     folder = Path(named).expanduser()
+    if (folder / SWEEP).is_file():
+        raise Refusal(
+            f"resume={named}: that is a sweep's folder; its command goes on with it, with hydra.sweep.dir={named}"
+        )
     if (folder / EVENTS).is_file():
         return folder.absolute()
     if not RUN_ID.fullmatch(named):

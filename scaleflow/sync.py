@@ -23,6 +23,7 @@ from scaleflow.errors import Refusal
 from scaleflow.interfaces import Tracking
 from scaleflow.masking import MASK, masked, register_resolver
 from scaleflow.record import STATE, Transfer, state_of, told
+from scaleflow.resume import SWEEP
 from scaleflow.sections import read
 from scaleflow.settle import Busy, claimed, has_run, last_end, settle, without_workers
 from scaleflow.tracking import tracker_for
@@ -156,8 +157,9 @@ def run_folders(place: Path) -> Iterator[Path]:
     for parent, folders, files in os.walk(place):
         folders.sort()
         if EVENTS in files and {STATE, "config.yaml"} & set(files):
-            folders.clear()
-            yield Path(parent)
+            if SWEEP not in files:
+                folders.clear()
+            yield Path(parent)  # a sweep's before those of its jobs, whose runs are children of its
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sys
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
 METRICS_SHOWN = ("train/loss", "train/accuracy", "train/mae", "val/loss", "val/accuracy", "val/mae")
 
 
-def display_for(stream: TextIO = sys.stdout) -> Display:
+def display_for(stream: TextIO | None = None) -> Display:
     """A bar where someone is looking, lines where nobody is."""
+    stream = stream or sys.stdout  # of now: a notebook has its own
     return BarDisplay(stream) if stream.isatty() else Display(stream)
 
 
@@ -40,15 +42,21 @@ class Display:
             method(event)
 
     def line(self, text: str, style: str = "") -> None:
-        """Prints a line; when whoever was reading has gone, the run goes on unseen."""
+        """Prints a line; when whoever was reading has gone, or the disk of a log is full, the run goes on unseen."""
         try:
             self._print(text, style)
         except BrokenPipeError:
             self.close()
             silence(self._stream)
+        except OSError:  # there may be room again for the next one
+            pass
 
     def _print(self, text: str, style: str) -> None:
         print(text, file=self._stream, flush=True)
+
+    def error(self, text: str) -> None:
+        """Says on standard error what went wrong."""
+        complain(text)
 
     def summary(self, rows: Sequence[tuple[str, str]]) -> None:
         """The last words: aligned rows of (word, value)."""
@@ -89,6 +97,29 @@ class Display:
         if self._begin is None or step <= self._first or step >= self._steps:
             return ""
         return duration((time.monotonic() - self._begin) / (step - self._first) * (self._steps - step))
+
+
+class JobDisplay(Display):
+    """One of several jobs: each line begins with its number, and the end is one line."""
+
+    def __init__(self, stream: TextIO, number: int) -> None:
+        super().__init__(stream)
+        self._number = number
+
+    def _print(self, text: str, style: str) -> None:
+        super()._print(f"#{self._number} {text}", style)
+
+    def error(self, text: str) -> None:
+        super().error(f"#{self._number} {text}")
+
+    def summary(self, rows: Sequence[tuple[str, str]]) -> None:
+        (_, status), *rest = rows
+        self.line(
+            "  ".join([status, *(f"{word} {value}" for word, value in rest if word in self.SAID or "test" in word)])
+        )
+
+    #: Of the last words; the rest is in the sweep's report.
+    SAID = ("output",)
 
 
 class BarDisplay(Display):
@@ -142,6 +173,12 @@ class BarDisplay(Display):
 
     def _end(self, event: Event) -> None:
         self.close()
+
+
+def complain(text: str) -> None:
+    """Says what is wrong where errors are read, if that can be written to."""
+    with contextlib.suppress(OSError):
+        print(f"scaleflow: {text}", file=sys.stderr, flush=True)
 
 
 def silence(stream: TextIO) -> None:

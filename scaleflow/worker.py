@@ -17,8 +17,8 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -27,13 +27,16 @@ from filelock import FileLock, Timeout
 from scaleflow.about import tell, tell_confusion
 from scaleflow.assemble import Built, build
 from scaleflow.cluster import TF_CONFIG, answers, in_step, names, parse, without_evaluator, workers
-from scaleflow.errors import Refusal
+from scaleflow.errors import Refusal, RunError
 from scaleflow.evaluator import WithEvaluations, evaluate
 from scaleflow.events import Reader, Writer
-from scaleflow.interfaces import Emit, Plan
+from scaleflow.interfaces import Emit, Plan, Tracer
+from scaleflow.laps import Laps
 from scaleflow.masking import MaskedStream, known, masked, remember
+from scaleflow.measure import Measure, measured
 from scaleflow.memory import out_of_memory
 from scaleflow.plan import make_plan
+from scaleflow.provenance import inside
 
 if TYPE_CHECKING:
     from scaleflow.training import Agreement, Session
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
 EVENTS = "events.jsonl"
 TRACEBACK = "traceback.txt"
 MODEL = "model"
+PROFILE = "profile"
 LOCK = "run.lock"
 
 #: How long a worker may go on without its launcher.
@@ -55,6 +59,9 @@ SECONDS_BETWEEN_LOOKS = 1.0
 #: Keras imports these where it finds them, for wrappers and plots that a worker has no use for: a
 #: second and more of every start. Whoever needs one in a model or dataset imports it as usual.
 NOT_FOR_KERAS = ("sklearn", "matplotlib", "matplotlib.pyplot", "pandas")
+
+#: How long this process took to import TensorFlow and Keras, where it was itself that did.
+import_seconds = 0.0
 
 #: Lines that TensorFlow's errors begin with, before they say what was wrong.
 LEADS_TO_REASON = re.compile(r"\s*$|Graph execution error|Detected at node|<stack traces|\d+ root error|\s+File ")
@@ -73,6 +80,12 @@ class Job:
         started: when the command began, in seconds since the epoch.
         worker: this process's number; 0 is the chief, whose events are the run's.
         life: how often the run's processes were started again before.
+        parent: the folder of the sweep that this is a job of.
+        label: what is added to the run's name, if it has none of its own.
+        environment: what is added to the processes' environment.
+        server: the address of the server that forks the processes; None: the run has one of its own.
+        tags: of the run, for its launcher.
+        measure: of a tracked model that is to be evaluated, instead of training one.
     """
 
     plan: Plan
@@ -80,6 +93,12 @@ class Job:
     started: float
     worker: int = 0
     life: int = 0
+    parent: str | None = None
+    label: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    server: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    measure: Measure | None = None
 
     @property
     def name(self) -> str:
@@ -128,8 +147,10 @@ class Job:
         plan = self.plan
         told = {"config": plan.config, "choices": plan.choices, "search": plan.search}
         own = {"folder": str(self.folder), "started": self.started, "worker": self.worker, "life": self.life}
+        own |= {"parent": self.parent, "label": self.label}
         own["init_from"] = plan.model.init_from  # the file that it came to
         own["secrets"] = known()
+        own["measure"] = None if self.measure is None else asdict(self.measure)
         return json.dumps({**told, **own})
 
     @classmethod
@@ -138,7 +159,9 @@ class Job:
         remember(told["secrets"])
         plan = make_plan(told["config"], told["choices"], told["search"], look_outside=False)
         plan = replace(plan, model=replace(plan.model, init_from=told["init_from"]))
-        return cls(plan, Path(told["folder"]), told["started"], told["worker"], told["life"])
+        measure = None if told["measure"] is None else Measure(**told["measure"])
+        own = {key: told[key] for key in ("started", "worker", "life", "parent", "label")}
+        return cls(plan, Path(told["folder"]), measure=measure, **own)
 
 
 def main() -> None:
@@ -154,12 +177,14 @@ def main() -> None:
         os.environ[TF_CONFIG] = without_evaluator(os.environ[TF_CONFIG])
     threading.Thread(target=end_with_launcher, args=(os.dup(0), stop), daemon=True).start()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    if job.serves:
-        serve(job, Writer(job.events))
     import_keras()
     finished = False
     try:
-        finished = work(job, Writer(job.events), stop.is_set)
+        emit = Writer(job.events)
+        emit("started", name=job.name, pid=os.getpid())
+        if job.serves:
+            serve(job, emit)
+        finished = work(job, emit, stop.is_set)
     except OSError:  # not even its events can be written; the launcher finds the same, and says so
         traceback.print_exc()
     sys.stdout.flush()
@@ -206,22 +231,32 @@ def work(job: Job, emit: Emit, told_to_stop: Callable[[], bool]) -> bool:
     Returns:
         False if it was refused or failed.
     """
+    with inside(job.folder):
+        return worked(job, emit, told_to_stop)
+
+
+def worked(job: Job, emit: Emit, told_to_stop: Callable[[], bool]) -> bool:
     writing = lock(job.folder)
     try:
+        if job.measure is not None:
+            measured(job.plan, job.measure, job.folder, emit)
+            emit("end", status="FINISHED")
+            return True
         if job.records:
             wait_for(writing)
         if job.goes_on or job.plan.training.on_nan == "rollback":
             emit = OnlyNew(job.events, emit)
         if job.records and job.plan.evaluator is not None:
             emit = WithEvaluations(Path(job.checkpoints), emit, goes_on=job.goes_on)
-        built = build(job.plan, emit)
+        laps = laps_of(job)
+        built = build(job.plan, emit, laps)
         if job.plan.evaluator == "here":
             announce(job, built, 0, emit)
             status = evaluate(built, Path(job.checkpoints), emit, told_to_stop, is_left_alone(job.plan))
             emit("end", status=status, **({} if status == "FINISHED" else {"error": "stopped"}))
             return True
         agree = training_agreement(job, built, told_to_stop)
-        session = begin(job, built, agree, emit)
+        session = begin(job, built, agree, emit, laps)
     except Refusal as refusal:
         emit("refused", message=str(refusal))
         return False
@@ -327,6 +362,8 @@ def is_own(file: str, folders: Sequence[str]) -> bool:
 
 def import_keras() -> None:
     """Imports Keras without what it would import beside itself; for a process that is ours alone."""
+    global import_seconds
+    began = time.time()
     hidden = [name for name in NOT_FOR_KERAS if name not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None makes an import fail
     try:
@@ -334,6 +371,7 @@ def import_keras() -> None:
     finally:
         for name in hidden:
             sys.modules.pop(name, None)
+        import_seconds = time.time() - began
 
 
 def training_agreement(job: Job, built: Built, told_to_stop: Callable[[], bool]) -> Agreement:
@@ -348,7 +386,14 @@ def training_agreement(job: Job, built: Built, told_to_stop: Callable[[], bool])
     return training.Agreement(built.strategy, in_step(job.plan), has_to_stop)
 
 
-def begin(job: Job, built: Built, agree: Agreement, emit: Emit) -> Session:
+def laps_of(job: Job) -> Laps:
+    """The time since the command began, of which this process knows how long its imports took."""
+    laps = Laps(job.started, **{"import": import_seconds})
+    laps.end("launch")
+    return laps
+
+
+def begin(job: Job, built: Built, agree: Agreement, emit: Emit, laps: Laps | None = None) -> Session:
     """The run at its first step, or where its newest checkpoint was taken.
 
     Raises:
@@ -372,6 +417,10 @@ def begin(job: Job, built: Built, agree: Agreement, emit: Emit) -> Session:
         ends_as_best=options.export == "best",
         callbacks=built.callbacks,
         any_worker=agree.any,
+        tracer=tracer_of(job, built, emit),
+        laps=laps,
+        peak_flops=built.peak_flops,
+        histograms_every=histograms_every(job),
     )
     keeper.check_writable()
     if not job.goes_on:
@@ -389,6 +438,25 @@ def begin(job: Job, built: Built, agree: Agreement, emit: Emit) -> Session:
     return session
 
 
+def tracer_of(job: Job, built: Built, emit: Emit) -> Tracer | None:
+    """What traces the steps that the config names, in each worker that trains."""
+    options = job.plan.profiler
+    if not options.windows or job.plan.evaluator == "here":
+        return None
+    from scaleflow import training
+    from scaleflow.profiler.tracer import StepTracer
+
+    name = job.name.replace(" ", "-")
+    told = emit if job.records else None
+    return StepTracer(options, job.folder / PROFILE, name, told, lambda: {**built.facts, "memory": training.peaks()})
+
+
+def histograms_every(job: Job) -> int | None:
+    """After how many epochs the run's records have the distribution of its weights."""
+    tracking = job.plan.tracking
+    return tracking.histograms_every_epochs if tracking.tensorboard and job.records else None
+
+
 def announce(job: Job, built: Built, step: int, emit: Emit) -> None:
     """Says `ready`: from here on there is a run, or it goes on at `step`."""
     plan = job.plan
@@ -400,6 +468,8 @@ def announce(job: Job, built: Built, step: int, emit: Emit) -> None:
     name = plan.tracking.run_name or "-".join(
         (chosen.get("dataset", "?"), chosen.get("model", "?"), resolved["strategy"], resolved["precision"])
     )
+    if job.label:
+        name = f"{name} {job.label}"
     emit(
         "ready",
         name=name,
@@ -409,6 +479,7 @@ def announce(job: Job, built: Built, step: int, emit: Emit) -> None:
         steps=resolved["steps"],
         epochs=resolved["epochs"],
         search=list(plan.search),
+        **({"parent": job.parent} if job.parent else {}),
         **({"resumed": step} if job.goes_on else {}),
     )
     if built.about is not None and job.records and not job.goes_on:
@@ -456,10 +527,23 @@ def end_evaluations(emit: WithEvaluations, step: int, seconds: float) -> None:
 def export(job: Job, built: Built) -> None:
     """Exports the model; every worker takes part, since reading some variables does, and the chief's is kept."""
     if job.worker == 0:
-        built.export(job.folder / MODEL)
+        export_to(job.folder / MODEL, built)
         return
     with tempfile.TemporaryDirectory() as folder:
         built.export(Path(folder))
+
+
+def export_to(folder: Path, built: Built) -> None:
+    """Exports the model; raises `RunError` where the files can't be written."""
+    import tensorflow as tf
+
+    try:
+        built.export(folder)
+    except (OSError, tf.errors.OpError) as error:
+        if isinstance(error, tf.errors.ResourceExhaustedError) and "OOM" in str(error):
+            raise  # not the disk, but the device's memory
+        said = getattr(error, "strerror", None) or str(getattr(error, "message", None) or error)
+        raise RunError(f"the model could not be exported to {folder}: {said.splitlines()[0]}") from error
 
 
 if __name__ == "__main__":

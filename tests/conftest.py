@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
@@ -18,10 +22,11 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_module
 from omegaconf import OmegaConf
 
-from scaleflow.cli import options_as_text
 from scaleflow.cluster.tpu import VARIABLES
+from scaleflow.command import options_as_text
 from scaleflow.interfaces import Plan
 from scaleflow.plan import make_plan
+from scaleflow.process import SERVER, serving
 
 ROOT = Path(__file__).parent.parent
 
@@ -44,6 +49,29 @@ def in_child(
         pipe.send((False, traceback.format_exc()))
     finally:
         pipe.close()
+
+
+#: What lasts as long as the session.
+SESSION = contextlib.ExitStack()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is put where temporary files are by a process that is killed goes with the session."""
+    folder = tmp_path_factory.mktemp("t")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(folder))
+        patch.setattr(tempfile, "tempdir", None)
+        with SESSION:
+            yield
+    for path in folder.glob("[!p]*"):  # pymp-*: multiprocessing takes that away at exit
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+@functools.cache
+def server() -> str:
+    """The server that the session's commands have their workers forked from: TensorFlow is imported once."""
+    return SESSION.enter_context(serving())
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +123,7 @@ class Command:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.environment = clean_environment()
+        self.environment = {**clean_environment(), SERVER: server()}
 
     def arguments(self, *words: str) -> list[str]:
         return [sys.executable, "-m", "scaleflow", *words]

@@ -12,10 +12,19 @@ PACKAGE = ROOT / "scaleflow"
 CONF = ROOT / "conf"
 
 GROUPS_WITHOUT_TWIN = {"experiment", "debug", "hydra"}
-TOOLS = {"doctor"}  # subpackages that are a command of their own, not a part of a run
+TOOLS = {"doctor", "sweep"}  # subpackages that are commands of their own, or run many runs: not a part of one
 WORKERS_ROOMS = ("checkpoint", "strategy", "hardware", "precision", "dataset", "model", "optimizer", "training")
-#: The loader travels in each logged model; the probe is a process of the doctor's, which itself imports nothing heavy.
-WORKERS_FILES = {"scaleflow.assemble", "scaleflow.worker", "scaleflow.tracking.loader", "scaleflow.doctor.probe"}
+#: The loader travels in each logged model; the probe is a process of the doctor's, which itself imports nothing heavy;
+#: the tracer is the worker's part of the profiler.
+WORKERS_FILES = {
+    "scaleflow.assemble",
+    "scaleflow.measure",
+    "scaleflow.testing",
+    "scaleflow.worker",
+    "scaleflow.tracking.loader",
+    "scaleflow.doctor.probe",
+    "scaleflow.profiler.tracer",
+}
 LAUNCHERS_ROOMS = ("tracking",)
 ALLOWED_TO_GROUPS = {"scaleflow.interfaces", "scaleflow.errors"}
 ALLOWED_TO_TRACKING = ALLOWED_TO_GROUPS | {"scaleflow.masking"}

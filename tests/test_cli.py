@@ -12,7 +12,10 @@ import pytest
 
 from scaleflow import cli
 from scaleflow.cli import flags_first, main, split_overrides
+from scaleflow.process import SERVER
+from scaleflow.sweep import life
 from tests.conftest import Command
+from tests.sweep.fake import FakeLaunch
 
 CPU_SECONDS = 1.5  # promised
 
@@ -270,17 +273,6 @@ def test_the_folder_of_config_dir_is_searched_for_targets(folder: Path, monkeypa
     assert str(folder / "conf") in [str(Path(place).absolute()) for place in plans[0].search]
 
 
-@pytest.mark.parametrize(("codes", "code"), [([0, 0], 0), ([0, 1], 1), ([2, 0], 1)])
-def test_a_sweep_fails_when_one_of_its_jobs_does(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, codes: list[int], code: int
-) -> None:
-    left = list(codes)
-    monkeypatch.setattr(cli, "launch", lambda *arguments: left.pop(0))
-    monkeypatch.setattr(sys, "argv", ["scaleflow"])
-    assert main(["-m", "training.epochs=1,2"]) == code
-    assert left == []
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -292,13 +284,12 @@ def test_a_sweep_fails_when_one_of_its_jobs_does(
 def test_options_and_keys_are_swept_together_wherever_the_flag_stands(
     folder: Path, monkeypatch: pytest.MonkeyPatch, words: Sequence[str]
 ) -> None:
-    found: list[tuple[str, int]] = []
-    monkeypatch.setattr(
-        cli, "launch", lambda plan, *rest: found.append((plan.precision.name, plan.training.epochs)) or 0
-    )
+    fake = FakeLaunch()
+    monkeypatch.setattr(life, "launch", fake)
     monkeypatch.setattr(sys, "argv", ["scaleflow"])
-    assert main(words) == 0
-    assert found == [("float32", 2), ("mixed", 2)]
+    monkeypatch.setenv(SERVER, "nobody forks here")
+    assert main((*words, "tracking=none")) == 0
+    assert [(plan.precision.name, plan.training.epochs) for plan in fake.plans] == [("float32", 2), ("mixed", 2)]
 
 
 @pytest.mark.parametrize(
@@ -313,25 +304,6 @@ def test_options_and_keys_are_swept_together_wherever_the_flag_stands(
 )
 def test_flags_come_first_with_their_values(words: list[str], wanted: list[str]) -> None:
     assert flags_first(words) == wanted
-
-
-def test_the_jobs_of_a_sweep_have_folders_of_their_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folders: list[Path] = []
-    monkeypatch.setattr(cli, "launch", lambda plan, config, overrides, own, started: folders.append(own) or 0)
-    monkeypatch.setattr(sys, "argv", ["scaleflow"])
-    main(["-m", "training.epochs=1,2"])
-    assert [path.name for path in folders] == ["0", "1"]
-    assert len({path.parent for path in folders}) == 1
-
-
-def test_a_sweep_leaves_no_password_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "launch", lambda *arguments: 0)
-    monkeypatch.setattr(sys, "argv", ["scaleflow"])
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        uri = f"http://me:sesame@127.0.0.1:{listener.getsockname()[1]}"
-        assert main(["-m", f"tracking.uri='{uri}'", "training.epochs=1,2", "tracking.tags={token: sesame}"]) == 0
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    assert [path for path in files if "sesame" in path.read_text()] == []
 
 
 @pytest.mark.parametrize(

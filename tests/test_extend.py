@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from scaleflow.testing import Events
 from tests.conftest import ROOT
 
 PAGE = (ROOT / "docs" / "extend.md").read_text()
@@ -62,6 +64,27 @@ def test_every_command_is_tried() -> None:
 
 def test_every_block_of_code_is_tried() -> None:
     assert PAGE.count("<!-- test: ") == len(re.findall(r"^```(?:python|yaml)$", PAGE, re.M))
+
+
+def own_tests_and_app(folder: str, app: list[str]) -> None:
+    """The page's own tests, and its Hydra app by its command, in this process."""
+    os.chdir(folder)
+    sys.path.insert(0, f"{folder}/my_conf")
+    tests = runpy.run_path("my_conf/test_mine.py")
+    called = [tests[name]() for name in tests if name.startswith("test_")]
+    assert len(called) == 4
+    sys.argv = [*app, "+train.debug.inline=true", "tracking@train.tracking=none", "train.dataset.examples=200"]
+    runpy.run_path(app[0], run_name="__main__")
+
+
+def test_the_pages_tests_pass_and_its_hydra_app_trains(isolated: Callable[..., Any], folder: Path) -> None:
+    (line,) = re.findall(r"^    python (app/.*)$", PAGE, re.M)
+    isolated(own_tests_and_app, str(folder), shlex.split(line))
+    (run,) = folder.glob("outputs/*/*/training")
+    told = Events.of(run)
+    assert told.status == "FINISHED"
+    assert (told.params["model"], told.params["dataset.seed"], told.params["training.epochs"]) == ("linear", "3", "3")
+    assert told.params["optimizer"] == "sgd"
 
 
 @pytest.mark.parametrize("name", TRAINED)

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.conftest import ROOT, Command
+from scaleflow.launch import reason
+from scaleflow.process import Reason
+from tests.conftest import Command
 
 #: A run that would go on for minutes, with an epoch a second or so.
 LONG = ("dataset=synthetic", "dataset.shape=[16]", "dataset.examples=100000", "training.epochs=1000")
@@ -48,11 +49,12 @@ class LongRun:
             )
 
     def worker(self) -> psutil.Process:
-        (child,) = psutil.Process(self.launcher.pid).children()
+        (child,) = self.children()
         return child
 
     def children(self) -> list[psutil.Process]:
-        return list(psutil.Process(self.launcher.pid).children())
+        """The run's processes that are alive, the chief first."""
+        return processes(next(self.command.folder.glob("outputs/*/*")))
 
     def has_event(self, name: str) -> bool:
         found = list(self.command.folder.glob("outputs/*/*/events.jsonl"))
@@ -70,6 +72,16 @@ class LongRun:
             if self.launcher.poll() is None:
                 self.launcher.kill()
                 self.launcher.wait()
+
+
+def processes(folder: Path) -> list[psutil.Process]:
+    """Those that have reported themselves and are alive, in the order in which they were started."""
+    pids = []
+    for path in folder.glob("events*.jsonl"):
+        pids += [
+            event["pid"] for event in map(json.loads, path.read_text().splitlines()) if event["event"] == "started"
+        ]
+    return sorted((psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)), key=psutil.Process.create_time)
 
 
 def only_run(folder: Path) -> Any:
@@ -173,6 +185,28 @@ def test_inline_runs_everything_in_one_process(command: Command) -> None:
     assert only_run(command.folder).info.status == "FINISHED"
 
 
+class Lost:
+    """A process that has ended, and for which reason."""
+
+    is_lost, was_ended = True, False
+
+    def __init__(self, *found: Any) -> None:
+        self.reason = lambda: Reason(*found)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "told"),
+    [
+        ([("peer is away", True, True)], ("peer is away", False)),
+        ([("peer is away", True, True), ("killed", False)], ("killed", False)),
+        ([("peer is away", True, True), ("no such file", True)], ("no such file", True)),
+        ([("no such file", True), ("killed", False)], ("killed", False)),
+    ],
+)
+def test_the_reason_is_what_the_others_follow_from(reasons: list[Any], told: tuple[str, bool]) -> None:
+    assert reason([Lost(*found) for found in reasons]) == told  # type: ignore[list-item]
+
+
 OWN_LOAD = """
 from scaleflow.dataset.digits import Digits
 
@@ -229,31 +263,3 @@ def test_two_commands_at_once_share_a_new_store(command: Command) -> None:
     runs = client.search_runs([client.get_experiment_by_name("scaleflow").experiment_id])
     assert [r.info.status for r in runs] == ["FINISHED"] * 2
     assert {r.data.params["seed"] for r in runs} == {"0", "1"}
-
-
-@pytest.mark.slow
-def test_mlflow_run_starts_a_run_that_is_adopted(tmp_path: Path) -> None:
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
-    folder = tmp_path / "run"
-    overrides = f"training.epochs=1 'tracking.tags={{why: a test}}' hydra.run.dir={folder}"
-    ended = subprocess.run(
-        [str(Path(sys.executable).with_name("mlflow")), "run", str(ROOT), "--env-manager", "local"]
-        + ["-P", "strategy=mirrored", "-P", f"overrides={overrides}"],
-        env={**Command(tmp_path).environment, "MLFLOW_TRACKING_URI": uri}
-        | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    from mlflow import MlflowClient
-
-    client = MlflowClient(uri)
-    (run,) = client.search_runs([e.experiment_id for e in client.search_experiments()])
-    assert run.info.status == "FINISHED"
-    assert run.data.tags["why"] == "a test"
-    assert run.data.params["resolved.strategy"] == "mirrored"
-    assert run.data.metrics["test/accuracy"] > 0.5
-    assert json.loads((folder / "record.json").read_text())["run_id"] == run.info.run_id

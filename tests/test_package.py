@@ -1,4 +1,6 @@
 import importlib.metadata
+import json
+import os
 import re
 import shutil
 import subprocess
@@ -119,6 +121,57 @@ def test_what_is_installed_runs_from_any_folder_without_the_checkout(installed: 
     searched = run([sys.executable, "-m", "scaleflow", "--info", "searchpath"], tmp_path, installed).stdout
     assert "pkg://scaleflow.conf" in searched
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_what_a_user_logs_inside_of_a_run_has_its_tags(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "provenance.json").write_text('{"scaleflow.host": "here", "mlflow.source.git.commit": "abc"}')
+    asked = (
+        "import os, sys, json, scaleflow.provenance as p; heavy = {'mlflow', 'tensorflow', 'numpy'} & set(sys.modules);"
+        "from mlflow.tracking.context.registry import resolve_tags; outside = resolve_tags();"
+        "os.environ[p.INSIDE] = os.getcwd(); print(json.dumps([sorted(heavy), outside, resolve_tags()]))"
+    )
+    heavy, outside, inside = json.loads(run([sys.executable, "-c", asked], tmp_path, installed).stdout)
+    assert heavy == []
+    assert not [key for key in outside if "scaleflow" in key]
+    own = {"scaleflow.host": "here", "mlflow.source.git.commit": "abc", "scaleflow.inside": str(tmp_path)}
+    assert {key: inside.get(key) for key in own} == own
+
+
+@pytest.mark.slow
+def test_mlflow_run_starts_a_run_that_is_adopted_with_the_cluster_settings_of_a_file(
+    installed: Path, tmp_path: Path
+) -> None:
+    uri, folder = f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "run"
+    (tmp_path / "cluster.json").write_text('{"cluster.max_restarts": 1, "cluster": {"stall_seconds": 90}}')
+    overrides = f"training.epochs=1 'tracking.tags={{why: a test}}' precision=mixed hydra.run.dir={folder}"
+    ended = subprocess.run(
+        [sys.executable, "-m", "mlflow", "run", str(ROOT), "--env-manager", "local"]
+        + ["--backend", "scaleflow", "--backend-config", "cluster.json"]
+        + ["-P", "experiment=digits_mirrored", "-P", f"overrides={overrides}"],
+        env={**clean_environment(), "MLFLOW_TRACKING_URI": uri, "PYTHONPATH": str(installed)}
+        | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    from mlflow import MlflowClient
+
+    client = MlflowClient(uri)
+    (found,) = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    params, tags = found.data.params, found.data.tags
+    assert json.loads((folder / "record.json").read_text())["run_id"] == found.info.run_id
+    assert found.info.status == tags["scaleflow.status"] == "FINISHED"
+    assert (params["cluster.max_restarts"], params["cluster.stall_seconds"]) == ("1", "90")
+    assert (params["strategy"], params["resolved.strategy"]) == ("auto", "mirrored"), "the recipe's"
+    assert (params["scaleflow.strategy"], params["scaleflow.precision"]) == ("mirrored", "mixed")
+    assert (tags["why"], tags["mlflow.project.backend"]) == ("a test", "scaleflow")
+    assert tags["mlflow.source.type"] == "PROJECT"
+    assert tags["scaleflow.command"].startswith("python")
+    assert found.data.metrics["test/accuracy"] > 0.3
 
 
 @pytest.mark.slow

@@ -80,7 +80,14 @@ def silent(event: str, /, **fields: Any) -> None:
     """An `Emit` to which nothing matters."""
 
 
-def prepare(source: Source, options: Dataset, seed: int, workers: Workers | None = None, emit: Emit = silent) -> Splits:
+def prepare(
+    source: Source,
+    options: Dataset,
+    seed: int,
+    workers: Workers | None = None,
+    emit: Emit = silent,
+    preprocesses: bool = True,
+) -> Splits:
     """Loads, checks and preprocesses the splits.
 
     Args:
@@ -89,6 +96,7 @@ def prepare(source: Source, options: Dataset, seed: int, workers: Workers | None
         seed: decides which examples of the training split are held out for validation.
         workers: those that train in step; the chief learns the preprocessing for all.
         emit: is told what was left out.
+        preprocesses: False leaves the inputs raw, for a saved model, which preprocesses them itself.
 
     Raises:
         Refusal: if the source does not keep the contract, a split that was named is missing, or an example that has to
@@ -109,7 +117,8 @@ def prepare(source: Source, options: Dataset, seed: int, workers: Workers | None
     sample = first_inputs(train, 8)
     raw = Splits(train, validation, test, source.inputs, source.outputs, sample)
     raw = replace(raw, looks=looks(raw.named()))
-    return kept(preprocessed(preprocessing_of(source, options), raw, workers), options.cache, workers)
+    own = preprocessing_of(source, options) if preprocesses else None
+    return kept(preprocessed(own, raw, workers), options.cache, workers)
 
 
 def wanted(source: Source, options: Dataset) -> list[str]:

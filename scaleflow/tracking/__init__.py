@@ -1,16 +1,27 @@
 """Stores of runs. MLflow is imported here and nowhere else, and only when a run is tracked."""
 
+import os
+
 from scaleflow.interfaces import Tracker, Tracking
+from scaleflow.tracking.board import Board
 from scaleflow.tracking.none import NoTracker
 from scaleflow.tracking.origin import located
 
-__all__ = ["NoTracker", "located", "tracker_for"]
+__all__ = ["RUN_ID", "Board", "NoTracker", "located", "tracker_for"]
+
+#: The environment variable by which `mlflow run` names the run that it has opened for a command.
+RUN_ID = "MLFLOW_RUN_ID"
 
 
-def tracker_for(options: Tracking) -> Tracker:
-    """The tracker that `tracking` names."""
+def tracker_for(options: Tracking, adopts: bool = False) -> Tracker:
+    """The tracker that `tracking` names.
+
+    Args:
+        options: what the config says.
+        adopts: take the run that the environment names in MLFLOW_RUN_ID, where a new one would be made.
+    """
     if options.name == "none":
         return NoTracker()
     from scaleflow.tracking.store import MlflowTracker
 
-    return MlflowTracker(options)
+    return MlflowTracker(options, os.environ.get(RUN_ID) if adopts else None)

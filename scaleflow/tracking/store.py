@@ -19,12 +19,12 @@ from filelock import FileLock
 from scaleflow.errors import Refusal, Unreachable
 from scaleflow.interfaces import IDENTITY, Point, Status, Tracking
 from scaleflow.masking import masked
-from scaleflow.tracking.names import Names, distinct
+from scaleflow.tracking.names import LONGEST_KEY, Names, distinct
 from scaleflow.tracking.registry import register
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run
+    from mlflow.entities import Metric, Run
 
 PARAMS_A_BATCH = 100
 METRICS_A_BATCH = 1000
@@ -48,6 +48,12 @@ PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT
 #: The launcher itself says where to look.
 QUIET = {"MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true", "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
 
+#: A name that MLflow has made up: bold-ant-123.
+MLFLOWS_NAME = re.compile(r"[a-z]+-[a-z]+-\d{1,4}")
+
+#: The experiment that is meant where the config names none other: the environment may then.
+DEFAULT_EXPERIMENT = "scaleflow"
+
 T = TypeVar("T")
 
 
@@ -56,9 +62,10 @@ class MlflowTracker:
 
     Args:
         options: with an absolute `uri`.
+        adopted: the id of a run that somebody has opened for this command, to be taken instead of a new one.
     """
 
-    def __init__(self, options: Tracking) -> None:
+    def __init__(self, options: Tracking, adopted: str | None = None) -> None:
         assert options.uri is not None
         self._options = options
         self._uri = options.uri
@@ -70,6 +77,7 @@ class MlflowTracker:
         self._models: dict[int, str] = {}
         self._done: set[tuple[int, str]] = set()
         self._uploaded: set[tuple[str, Path]] = set()
+        self._adopted = adopted
         self.run_id: str | None = None
 
     def connect(self) -> None:
@@ -80,16 +88,29 @@ class MlflowTracker:
 
         for noisy in ("mlflow", "alembic"):  # a first migration, said line by line
             logging.getLogger(noisy).setLevel(logging.WARNING)
+        # It would show a traceback for each statement that a locked database does not take; the recorder tells of it.
+        logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
         try:
             if (folder := folder_of_sqlite(self._uri)) is not None and not folder.is_dir():
                 raise FileNotFoundError(f"there is no folder {folder}")
             with migration_lock(self._uri):
                 self._client: MlflowClient = MlflowClient(tracking_uri=self._uri)
-                self._client.get_experiment_by_name(self._options.experiment)
+                self._experiment_name = self._named_experiment()
         except (MlflowException, OSError, ImportError) as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             kind = Unreachable if may_answer_later(error) else Refusal
             raise kind(f"tracking.uri={masked(self._uri)}: the store can't be used: {masked(lines[0])}") from error
+        if self._adopted is not None:
+            self._check_adopted(self._adopted)
+
+    def _check_adopted(self, run_id: str) -> None:
+        """Refuses a run that is not there, or that is another command's."""
+        tags = self._existing(run_id, f"MLFLOW_RUN_ID={run_id}").data.tags
+        if there := tags.get("scaleflow.folder"):
+            raise Refusal(
+                f"MLFLOW_RUN_ID={run_id}: is the run of {there} already; resume={there} goes on with it, and without "
+                "MLFLOW_RUN_ID there is a new run"
+            )
 
     @property
     def uri(self) -> str:
@@ -101,8 +122,16 @@ class MlflowTracker:
             raise Refusal(f"resume={run_id}: that run is none of scaleflow's: it has no tag scaleflow.folder")
         return str(folder)
 
-    def adopt(self, run_id: str) -> None:
-        run = self._existing(run_id)
+    def run(self) -> Run:
+        """What the store has of the run that was taken."""
+        return self._client.get_run(self._run)
+
+    def place_of_model(self, model_id: str) -> str:
+        """Where the store keeps a logged model, as a URI."""
+        return str(self._client.get_logged_model(model_id).artifact_location)
+
+    def adopt(self, run_id: str, key: str = "resume") -> None:
+        run = self._existing(run_id, key)
         self._experiment_id, self._run_name, self.run_id = run.info.experiment_id, run.info.run_name, run_id
 
     def reopen(self) -> None:
@@ -111,7 +140,7 @@ class MlflowTracker:
             if tag in self._client.get_run(self._run).data.tags:
                 self._client.delete_tag(self._run, tag)
 
-    def _existing(self, run_id: str) -> Run:
+    def _existing(self, run_id: str, key: str = "resume") -> Run:
         from mlflow.exceptions import MlflowException
         from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 
@@ -121,19 +150,21 @@ class MlflowTracker:
             if error.error_code != ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
                 raise
             raise Refusal(
-                f"resume: the store {masked(self._uri)} has no run {run_id}; name it by tracking.uri"
+                f"{key}: the store {masked(self._uri)} has no run {run_id}; name it by tracking.uri"
             ) from error
         if run.info.lifecycle_stage != "active":
             raise Refusal(
-                f"resume: the run {run_id} was deleted; `mlflow runs restore --run-id {run_id}` brings it back"
+                f"{key}: the run {run_id} was deleted; `mlflow runs restore --run-id {run_id}` brings it back"
             )
         return run
 
     def start(self, name: str, tags: Mapping[str, str], began: int) -> None:
         self._run_name = name
-        if self.run_id is None:
-            self.run_id = self._adopted() or self._made(name, tags, began)
-        self.tags({"mlflow.runName": name, **tags})
+        if self._adopted is not None:
+            tags = self._adopt(self._adopted, tags)
+        elif self.run_id is None:
+            self.run_id = self._made(name, tags, began)
+        self.tags({"mlflow.runName": self._run_name, **tags})
 
     def _made(self, name: str, tags: Mapping[str, str], began: int) -> str:
         self._experiment_id = self._experiment()
@@ -150,19 +181,51 @@ class MlflowTracker:
         own = {"mlflow.user": user(), **SOURCE, IDENTITY: tags[IDENTITY]}
         return str(self._client.create_run(self._experiment_id, began, own, name).info.run_id)
 
-    def _adopted(self) -> str | None:
-        """The run that `mlflow run` opened for this command, if it did."""
-        run_id = os.environ.get("MLFLOW_RUN_ID")
-        if run_id:
-            self._experiment_id = self._client.get_run(run_id).info.experiment_id
+    def _adopt(self, run_id: str, tags: Mapping[str, str]) -> dict[str, str]:
+        """Takes the run that was opened for this command; gives the tags that it lacks.
+
+        What MLflow has written of its source stays, and its name where a person gave it.
+        """
+        run = self._client.get_run(run_id)
+        name = run.info.run_name or ""
+        if self._options.run_name is None and name and not MLFLOWS_NAME.fullmatch(name):
+            self._run_name = name
+        if run.info.status != "RUNNING":
             self._client.update_run(run_id, status="RUNNING")
-        return run_id or None
+        self._experiment_id, self.run_id = run.info.experiment_id, run_id
+        return {k: v for k, v in tags.items() if not (k.startswith("mlflow.") and k in run.data.tags)}
+
+    def _named_experiment(self) -> str:
+        """The experiment's name: the config's, or else what MLflow's own variables say."""
+        name, named = self._options.experiment, os.environ.get("MLFLOW_EXPERIMENT_ID")
+        if name != DEFAULT_EXPERIMENT:
+            named = None
+        elif not named:
+            name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or name
+        if not named:
+            self._client.get_experiment_by_name(name)
+            return name
+        return str(self._experiment_of(named).name)
+
+    def _experiment_of(self, experiment_id: str) -> Any:
+        from mlflow.exceptions import MlflowException
+        from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
+
+        try:
+            return self._client.get_experiment(experiment_id)
+        except MlflowException as error:
+            if error.error_code != ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
+                raise
+            raise Refusal(
+                f"MLFLOW_EXPERIMENT_ID={experiment_id}: the store {masked(self._uri)} has no such experiment; unset "
+                "it, or name one by tracking.experiment"
+            ) from error
 
     def _experiment(self) -> str:
         """The experiment's id; it is made where it is missing, with its artifacts beside an SQLite file."""
         from mlflow.exceptions import MlflowException
 
-        name = self._options.experiment
+        name = self._experiment_name
         found = self._client.get_experiment_by_name(name)
         if found is None:
             try:
@@ -181,9 +244,12 @@ class MlflowTracker:
     def params(self, values: Mapping[str, str]) -> None:
         from mlflow.entities import Param
 
-        there = self._client.get_run(self._run).data.params  # `mlflow run` logs its own, which can't be changed
-        made = ((key, value[:LONGEST_VALUE]) for key, value in distinct(values).items() if key not in there)
-        for batch in batches_of_text(made):
+        there = self._client.get_run(self._run).data.params
+        wanted = {key: value[:LONGEST_VALUE] for key, value in distinct(values).items()}
+        # `mlflow run` logs its own params, which can't be changed: what came of them goes beside them.
+        beside = {f"scaleflow.{k}"[:LONGEST_KEY]: v for k, v in wanted.items() if there.get(k, v) != v}
+        new = {k: v for k, v in {**wanted, **beside}.items() if k not in there}
+        for batch in batches_of_text(iter(new.items())):
             self._client.log_batch(self._run, params=[Param(*param) for param in batch])
 
     def metrics(self, points: Sequence[Point]) -> None:
@@ -192,6 +258,10 @@ class MlflowTracker:
         made = (Metric(self._names[p.key], p.value, p.time, p.step) for p in points)
         for batch in batches(made, METRICS_A_BATCH):
             self._client.log_batch(self._run, metrics=batch)
+
+    def batch(self, metrics: Sequence[Metric]) -> None:
+        """Logs metrics that say of which model and dataset they are."""
+        self._client.log_batch(self._run, metrics=metrics)
 
     def tags(self, values: Mapping[str, str]) -> None:
         from mlflow.entities import RunTag

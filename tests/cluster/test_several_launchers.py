@@ -8,12 +8,12 @@ import subprocess
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from scaleflow.cluster.local import free_ports
+from scaleflow.process import SERVER
 from tests.conftest import Command
-from tests.test_launch import only_run, wait_for
+from tests.test_launch import only_run, processes, wait_for
 
 WORDS = ("cluster=tf_config", "hardware=cpu", "training.epochs=2")
 
@@ -33,8 +33,8 @@ class Hosts:
         task = {"type": self.roles[number], "index": self.roles[:number].count(self.roles[number])}
         return json.dumps({"cluster": cluster, "task": task})
 
-    def start(self, number: int, *words: str) -> subprocess.Popen[str]:
-        return self.commands[number].start(*WORDS, *words, TF_CONFIG=self.tf_config(number))
+    def start(self, number: int, *words: str, **environment: str) -> subprocess.Popen[str]:
+        return self.commands[number].start(*WORDS, *words, TF_CONFIG=self.tf_config(number), **environment)
 
 
 def ends(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
@@ -82,10 +82,10 @@ def test_a_peer_that_never_comes_is_named(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_worker_that_waits_does_not_outlive_its_launcher(tmp_path: Path) -> None:
     hosts = Hosts(tmp_path, 2)
-    with hosts.start(0) as launcher:
+    with hosts.start(0, **{SERVER: ""}) as launcher:
         reported = wait_for(lambda: list(hosts.commands[0].folder.glob("outputs/*/*/events.jsonl")))[0]
         wait_for(lambda: "waiting" in reported.read_text())
-        (worker,) = psutil.Process(launcher.pid).children()
+        (worker,) = processes(reported.parent)
         time.sleep(2)  # until it is in TensorFlow's hands
         launcher.kill()
         worker.wait(timeout=10)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 from tests.conftest import Command
@@ -73,16 +72,11 @@ def test_workers_are_one_run_with_a_log_of_each(command: Command) -> None:
     assert logs == ["worker-0.log", "worker-1.log"]
 
 
-def children(long: LongRun) -> list[psutil.Process]:
-    """The workers, the chief first: the order in which they were started."""
-    return sorted(psutil.Process(long.launcher.pid).children(), key=lambda child: child.create_time())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_worker_that_dies_ends_all_with_its_name(command: Command, number: int) -> None:
     long = LongRun(command, *WORKERS).until("epoch")
-    workers = children(long)
+    workers = long.children()
     assert len(workers) == 2
     os.kill(workers[number].pid, signal.SIGKILL)
     assert long.end(30) == 1
@@ -97,7 +91,7 @@ def test_a_worker_that_dies_ends_all_with_its_name(command: Command, number: int
 @pytest.mark.parametrize("target", ["launcher", "worker 1"])
 def test_a_signal_to_one_stops_all_together(command: Command, target: str) -> None:
     long = LongRun(command, *WORKERS).until("epoch")
-    pid = long.launcher.pid if target == "launcher" else children(long)[1].pid
+    pid = long.launcher.pid if target == "launcher" else long.children()[1].pid
     os.kill(pid, signal.SIGTERM)
     assert long.end(30) == 143
     assert only_run(command.folder).info.status == "KILLED"

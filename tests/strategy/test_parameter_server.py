@@ -14,7 +14,7 @@ import pytest
 
 from scaleflow.interfaces import Partitioner
 from tests.conftest import Command
-from tests.strategy.test_multi_worker import CPU, SAME, children, course
+from tests.strategy.test_multi_worker import CPU, SAME, course
 from tests.test_launch import LongRun, assert_all_points_are_kept, only_run, wait_for
 
 SERVED = ("strategy=parameter_server", *CPU)
@@ -112,10 +112,10 @@ def lines(command: Command, word: str) -> int:
 @pytest.mark.slow
 def test_workers_that_die_are_started_again_and_the_run_goes_on(command: Command) -> None:
     long = LongRun(command, *SERVED, *SHORT_EPOCHS, "training.epochs=60").until("epoch")
-    before = children(long)
+    before = long.children()
     os.kill(before[1].pid, signal.SIGKILL)
     wait_for(lambda: lines(command, "worker 0 was killed by SIGKILL; it is started again (1 of at most 10)"))
-    (again,) = set(children(long)) - set(before)
+    (again,) = set(long.children()) - set(before)
     wait_for(lambda: listens(again))
     os.kill(before[2].pid, signal.SIGKILL)  # from here on there is nobody but the one that was started again
     wait_for(lambda: lines(command, "worker 1 was killed by SIGKILL; it is started again (2 of at most 10)"))
@@ -135,7 +135,7 @@ def test_workers_that_die_are_started_again_and_the_run_goes_on(command: Command
 )
 def test_what_may_not_be_started_again_ends_all_with_its_name(command: Command, number: int, name: str) -> None:
     long = LongRun(command, *SERVED, *SHORT_EPOCHS, "cluster.max_restarts=0").until("epoch")
-    processes = children(long)
+    processes = long.children()
     assert len(processes) == 4
     os.kill(processes[number].pid, signal.SIGKILL)
     assert long.end(30) == 1
@@ -157,7 +157,7 @@ def test_the_loss_of_the_coordinator_or_a_server_restarts_all_from_the_checkpoin
     for number, name in ((3, "server 0"), (0, "coordinator")):
         lives = lines(command, "start again from the last checkpoint")
         seen = command.events()[-1]["time"]
-        os.kill(children(long)[number].pid, signal.SIGKILL)
+        os.kill(long.children()[number].pid, signal.SIGKILL)
         wait_for(lambda lives=lives: lines(command, "start again from the last checkpoint") > lives)
         assert lines(command, f"{name} was killed by SIGKILL; ")
         wait_for(lambda seen=seen: any(e["event"] == "checkpoint" and e["time"] > seen for e in command.events()))
@@ -177,7 +177,7 @@ def test_the_loss_of_the_coordinator_or_a_server_restarts_all_from_the_checkpoin
 @pytest.mark.slow
 def test_a_signal_stops_the_run_and_every_process(command: Command) -> None:
     long = LongRun(command, *SERVED, *SHORT_EPOCHS).until("epoch")
-    processes: list[psutil.Process] = children(long)
+    processes: list[psutil.Process] = long.children()
     os.kill(long.launcher.pid, signal.SIGTERM)
     assert long.end(30) == 143
     assert only_run(command.folder).info.status == "KILLED"

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
 from scaleflow.errors import Refusal
 from tests.conftest import Command
+from tests.test_launch import wait_for
+from tests.tracking.test_server import free_port
 
 EPOCHS = 3
 
@@ -315,6 +324,72 @@ def test_the_logged_model_loads_in_three_ways_where_nothing_was_trained(
     assert outputs[0]["tensor-spec"] == {"dtype": "float32", "shape": (-1, 10)}
     assert found["example"] == (2, 8, 8, 1)
     assert {"MLmodel", "requirements.txt", "python_env.yaml", "conda.yaml", "code", "data"} <= set(found["files"])
+
+
+def answers(process: subprocess.Popen[bytes], uri: str, log: Path) -> bool:
+    assert process.poll() is None, log.read_text()
+    try:
+        return bool(urllib.request.urlopen(f"{uri}/ping", timeout=2).status == 200)
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def served(finished: tuple[Command, Any], logged: Any) -> Iterator[str]:
+    """`mlflow models serve` of the logged model; its address."""
+    folder = finished[0].folder
+    uri = f"http://127.0.0.1:{free_port()}"
+    words = ["models", "serve", "--model-uri", f"models:/{logged.model_id}", "--env-manager", "local"]
+    with (folder / "serve.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mlflow", *words, "--host", "127.0.0.1", "--port", uri.rpartition(":")[2]],
+            cwd=folder,
+            env=finished[0].environment
+            | {"MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db"}
+            | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},  # it calls uvicorn
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    family = [psutil.Process(process.pid)]
+    try:
+        wait_for(lambda: answers(process, uri, folder / "serve.log"), timeout=120)
+        family += family[0].children(recursive=True)
+        yield uri
+    finally:
+        for each in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+        process.wait(10)
+        (folder / "serve.log").unlink()
+
+
+def outputs_of_the_keras_file(path: str, batch: Any) -> Any:
+    import keras
+
+    return keras.models.load_model(path)(batch).numpy()
+
+
+@pytest.mark.slow
+def test_the_logged_model_answers_over_http(
+    isolated: Callable[..., Any], finished: tuple[Command, Any], served: str
+) -> None:
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    batch = digits.images[:40, :, :, None].astype("float32")
+    body = json.dumps({"inputs": batch.tolist()}).encode()
+    request = urllib.request.Request(f"{served}/invocations", body, {"Content-Type": "application/json"})
+    answered = json.loads(urllib.request.urlopen(request, timeout=60).read())["predictions"]
+    keras_file = finished[0].run_folder() / "model" / "model.keras"
+    expected = isolated(outputs_of_the_keras_file, str(keras_file), batch)
+    assert [pytest.approx(row, abs=1e-4) for row in expected.tolist()] == answered
+    taken_for = [row.index(max(row)) for row in answered]
+    assert sum(a == b for a, b in zip(taken_for, digits.target.tolist(), strict=False)) > 20
+    request = urllib.request.Request(f"{served}/invocations", b'{"inputs": [[1.0]]}', dict(request.header_items()))
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=60)
+    assert refused.value.code == 400
+    refused.value.close()
 
 
 def test_the_logged_model_belongs_to_the_run(logged: Any, run: Any) -> None:

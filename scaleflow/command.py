@@ -1,0 +1,51 @@
+"""What the commands share: their words, how they refuse, how they end."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from scaleflow.masking import masked
+
+REFUSED = 2
+
+
+def refuse(message: str) -> int:
+    """Says why nothing is done; gives the exit code."""
+    print(f"scaleflow: {printable(str(masked(message)))}", file=sys.stderr)
+    return REFUSED
+
+
+def printable(message: str) -> str:
+    """At most two lines, with what can't be printed of the words that were typed in escapes."""
+    lines = message.split("\n")
+    shown = ["".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line) for line in lines]
+    return ("\n" if len(shown) <= 2 else "\\n").join(shown)
+
+
+def leave(code: int) -> NoReturn:
+    """Ends the process without taking apart, module by module, what MLflow imported: half a second or more."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # whoever read it is gone
+            stream.flush()
+    os._exit(code)
+
+
+def split_overrides(words: list[str]) -> list[str]:
+    """Replaces `--overrides 'a=1 b=2'` by its words: MLflow hands a parameter on as one."""
+    if "--overrides" not in words[:-1]:
+        return words
+    at = words.index("--overrides")
+    return [*words[:at], *shlex.split(words[at + 1]), *words[at + 2 :]]
+
+
+def options_as_text(words: Sequence[str]) -> list[str]:
+    """Quotes the option of `debug=nan`, which Hydra would take for a number."""
+    return [re.sub(r"(?<=[=,])nan(?=,|$)", "'nan'", word) if word.startswith("debug=") else word for word in words]

@@ -1,0 +1,73 @@
+"""The same run again, from what was tracked of it: its config, in a new folder and as a new run.
+
+    python -m scaleflow.rerun RUN_ID
+    python -m scaleflow.rerun RUN_ID training.epochs=40 model=cnn
+    python -m scaleflow.rerun RUN_ID --config-dir my_conf --trust my_models
+
+The run is looked for in `tracking.uri=...`, else MLFLOW_TRACKING_URI, else sqlite:///mlflow.db. Its checkpoints
+are left alone. What a tracked config may name of code, files and addresses is in `trust.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+
+from scaleflow.api import launched
+from scaleflow.command import leave, printable, refuse, split_overrides
+from scaleflow.errors import Refusal
+from scaleflow.resume import RUN_ID
+from scaleflow.tracked import Words, again, store_named
+from scaleflow.tracking.past import find, store_of
+
+#: The tag of the new run.
+TAG = "scaleflow.rerun_of"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; gives its exit code, as `python -m scaleflow` does."""
+    try:
+        words = words_of(argument_parser("scaleflow.rerun", __doc__), argv)
+        store = store_of(store_named(words))
+        _, past = find(words.run_id, store)
+        made = again(past.config, past.params, words)
+        if made.config.tracking.name == "mlflow" and made.config.tracking.uri is None:
+            made.config.tracking.uri = store.uri
+        print(f"again: {printable(past.name)}  ({past.run_id})", flush=True)
+        return launched(made, words.overrides, tags={TAG: past.run_id})[0]
+    except Refusal as refusal:
+        return refuse(str(refusal))
+
+
+def argument_parser(name: str, about: str | None) -> argparse.ArgumentParser:
+    """The words that commands about a tracked run take."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {name}",
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("run_id", help="the run's id in MLflow, 32 hexadecimal digits")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="what is to be otherwise; GROUP=OPTION too")
+    parser.add_argument(
+        "--trust",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a module whose code may be followed, or a folder whose files may be read; again for each",
+    )
+    parser.add_argument("--config-dir", action="append", default=[], metavar="DIR", help="with options of your own")
+    return parser
+
+
+def words_of(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> Words:
+    typed = parser.parse_intermixed_args(split_overrides(list(sys.argv[1:] if argv is None else argv)))
+    if not re.fullmatch(RUN_ID, typed.run_id):
+        raise Refusal(f"{typed.run_id}: expected the id of a run in MLflow first, 32 hexadecimal digits")
+    return Words(typed.run_id, typed.overrides, typed.config_dir, typed.trust)
+
+
+if __name__ == "__main__":
+    leave(main())

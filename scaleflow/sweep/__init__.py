@@ -1,0 +1,5 @@
+"""Many runs by one command: its jobs, which of them are to be run, how they share a machine, and what they show."""
+
+from scaleflow.sweep.life import Sweep
+
+__all__ = ["Sweep"]

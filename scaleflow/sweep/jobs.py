@@ -1,0 +1,125 @@
+"""A job of a sweep: composed, checked, and compared with what is in its folder already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.types import HydraContext
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
+
+from scaleflow.composed import resolved, typed
+from scaleflow.errors import Refusal
+from scaleflow.explain import in_a_line
+from scaleflow.interfaces import Plan
+from scaleflow.masking import masked_override
+from scaleflow.plan import make_plan
+from scaleflow.resume import Resumed, resumed
+from scaleflow.sweep.ledger import NOT_THE_JOBS, is_under
+
+#: Choices that a run's name says already.
+IN_THE_NAME = ("dataset", "model", "strategy", "precision")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A job as it was asked for.
+
+    Attributes:
+        overrides: that make it, as Hydra's sweeper wrote them.
+        hydra: the composed config with Hydra's own part.
+        task: without it, interpolations kept.
+        config: interpolations resolved, as plain containers.
+        choices: the option chosen in each config group.
+        search: folders in which `_target_` modules are looked for.
+        subfolder: where Hydra puts it below the sweep's folder.
+        environment: what `hydra.job.env_set` adds for its processes.
+    """
+
+    overrides: Sequence[str]
+    hydra: DictConfig
+    task: DictConfig
+    config: dict[str, Any]
+    choices: dict[str, str]
+    search: list[str]
+    subfolder: str
+    environment: dict[str, str]
+
+    def plan(self) -> Plan:
+        """Its checked plan.
+
+        Raises:
+            Refusal: naming the key, the value and what would work.
+        """
+        return make_plan(self.config, self.choices, self.search)
+
+    def going_on(self, folder: Path) -> tuple[Plan, Resumed]:
+        """The plan of a job that has begun, and what it goes on with."""
+        said = [override for override in self.overrides if is_under(key_of(override), NOT_THE_JOBS)]
+        run = resumed(str(folder), self.config, self.choices, said)
+        plan = make_plan(run.config, run.choices, [*self.search, *(f for f in run.search if f not in self.search)])
+        if any((run.folder / "checkpoints").glob("step-*")):  # the weights are there
+            plan = replace(plan, model=replace(plan.model, init_from=None))
+        return plan, run
+
+    def shown(self, swept: Sequence[str]) -> list[str]:
+        """What makes it another job than the others, secrets masked."""
+        return [masked_override(o) for o in self.overrides if is_under(key_of(o), swept)]
+
+    def label(self, swept: Sequence[str]) -> str:
+        return " ".join(override for override in self.shown(swept) if key_of(override) not in IN_THE_NAME)
+
+
+def compose(context: HydraContext, sweep: DictConfig, overrides: Sequence[str], number: int) -> Asked:
+    """Composes a job.
+
+    Raises:
+        Refusal: if its config is not whole.
+    """
+    config = context.config_loader.load_sweep_config(sweep, list(overrides))
+    with open_dict(config):
+        config.hydra.job.id = config.hydra.job.num = number
+    with current(config):
+        subfolder = str(config.hydra.sweep.subdir)
+        with read_write(config.hydra.runtime), open_dict(config.hydra.runtime):
+            config.hydra.runtime.output_dir = str(Path(config.hydra.sweep.dir, subfolder).absolute())
+        task = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+        try:
+            plain, choices, search = resolved(task)
+        except OmegaConfBaseException as error:
+            raise Refusal(in_a_line(error)) from error
+        environment = {str(k): str(v) for k, v in config.hydra.job.env_set.items()}
+        words = typed()
+    return Asked(words, config, task, plain, choices, search, subfolder, environment)
+
+
+@contextmanager
+def current(config: DictConfig) -> Iterator[None]:
+    """Hydra's own config, which is global, for a while."""
+    before = HydraConfig.instance().cfg
+    HydraConfig.instance().set_config(config)
+    try:
+        yield
+    finally:
+        HydraConfig.instance().cfg = before
+
+
+def swept_by(config: DictConfig) -> list[str]:
+    """The keys and groups that a command asks to vary: by several values, or by its sweeper's `params`."""
+    words = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
+    assert isinstance(words, list)
+    typed = OverridesParser.create().parse_overrides([str(word) for word in words])
+    params = OmegaConf.to_container(config.hydra.sweeper.get("params") or OmegaConf.create({}), resolve=False)
+    assert isinstance(params, dict)
+    own = OverridesParser.create().parse_overrides([f"{key!s}={value}" for key, value in params.items()])
+    return [*dict.fromkeys(o.key_or_group for o in (*own, *typed) if o.is_sweep_override())]
+
+
+def key_of(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0]

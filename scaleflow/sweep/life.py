@@ -1,0 +1,388 @@
+"""The life of a sweep: its jobs checked, run so many at a time, recorded as the children of one run.
+
+The launcher's process composes and records all of them; their workers are forked from one server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.types import HydraContext
+from omegaconf import DictConfig, OmegaConf
+
+from scaleflow.composed import MULTIRUN, mask_sweep, remove_empty, writable
+from scaleflow.errors import Refusal
+from scaleflow.events import Event, Writer
+from scaleflow.interfaces import Plan
+from scaleflow.launch import FAILED, FINISHED, REFUSED, Stop, Within, launch, stop_signals
+from scaleflow.masking import masked, masked_override
+from scaleflow.process import serving
+from scaleflow.provenance import keep_provenance
+from scaleflow.record import Recorder
+from scaleflow.settle import RECORD_LOCK, claimed
+from scaleflow.sweep.devices import portions
+from scaleflow.sweep.jobs import Asked, compose, swept_by
+from scaleflow.sweep.ledger import LEDGER, LOCK, Entry, Ledger, held, identity_of, is_under, leaves, shared
+from scaleflow.sweep.report import Report
+from scaleflow.sweep.told import Told
+from scaleflow.terminal import Display, JobDisplay, duration
+from scaleflow.tracking import located, tracker_for
+from scaleflow.worker import EVENTS
+
+
+class JobStop(Stop):
+    """Ends one job: with the sweep, or alone."""
+
+    def __init__(self, sweep: Stop) -> None:
+        self._sweep = sweep
+        self._own: int | None = None
+
+    @property
+    def signal(self) -> int | None:  # type: ignore[override]
+        return self._sweep.signal or self._own
+
+    @property
+    def times(self) -> int:  # type: ignore[override]
+        return self._sweep.times
+
+    def alone(self) -> None:
+        self._own = signal.SIGTERM
+
+
+@dataclass
+class Job:
+    """A job and what is known of it.
+
+    Attributes:
+        asked: as it was composed.
+        entry: in the sweep's ledger.
+        plan: checked; None where it need not run, or can't.
+        life: which time it is that it goes on; 0 where it begins.
+    """
+
+    asked: Asked
+    entry: Entry
+    plan: Plan | None = None
+    life: int = 0
+    changes: Sequence[str] = ()
+
+
+class Sweep:
+    """A sweep in a folder.
+
+    Args:
+        context: Hydra's.
+        config: the command's, from which those of the jobs are made.
+        began: when the command began, in seconds since the epoch.
+
+    Attributes:
+        watch: is given each event of each job with the job's number; where it says so the job is stopped.
+
+    Raises:
+        Refusal: if the folder can't be used.
+    """
+
+    def __init__(self, context: HydraContext, config: DictConfig, began: float) -> None:
+        self._context = context
+        self._config = config
+        self._began = began
+        self._at_once = int(config.hydra.launcher.get("n_jobs", 1))
+        self._folder = Path(config.hydra.sweep.dir).absolute()
+        self._open = contextlib.ExitStack()
+        self._writing = threading.RLock()
+        self._stop = Stop()
+        self._server = ""
+        self._recorder: Recorder | None = None
+        self._tell: Writer | None = None
+        self._plan: Plan | None = None
+        self._jobs: list[Job] = []
+        self.watch: Callable[[int, Event], bool] | None = None
+        if self._at_once < 1:
+            raise Refusal(f"hydra.launcher.n_jobs={self._at_once}: expected at least 1")
+        writable(self._folder)
+        self._open.enter_context(held(self._folder))
+        self._open.enter_context(claimed(self._folder))  # its own run, which only one command records
+        self._ledger = Ledger.of(self._folder)
+        self._goes_on = bool(self._ledger.entries)
+        self._swept = swept_by(config)
+        mask_sweep(self._folder)
+
+    # -----------------------------------------------------------------------------------------
+    # One batch
+    # -----------------------------------------------------------------------------------------
+
+    def launch(self, overrides: Sequence[Sequence[str]]) -> list[JobReturn]:
+        """Runs jobs, and waits for them.
+
+        Args:
+            overrides: of each job.
+
+        Returns:
+            To each job its status and, as its value, the metric that `sweep.metric` names.
+
+        Raises:
+            Refusal: if none of them can run.
+        """
+        jobs = self._checked([compose(self._context, self._config, each, i) for i, each in enumerate(overrides)])
+        waiting = [job for job in jobs if job.plan is not None]
+        if waiting:
+            self._start(waiting[0].plan)
+            self._run(waiting)
+        return [self._returned(job) for job in jobs]
+
+    def _checked(self, asked: Sequence[Asked]) -> list[Job]:
+        """The jobs with their plans; what is wrong with one is said at once, and the others run."""
+        options = asked[0].config.get("sweep", {})
+        if self._at_once > 1 and any(leaves(each.config).get("debug.inline") for each in asked):
+            raise Refusal(
+                f"hydra.launcher.n_jobs={self._at_once}: debug.inline=true has one process; n_jobs=1 goes with it"
+            )
+        self._ledger.check(shared([each.config for each in asked]), self._swept, options.get("on_change") == "new")
+        jobs = [self._known(each) for each in asked]
+        refusals = [found for found in (self._check(job) for job in jobs) if found is not None]
+        if len(refusals) == len(jobs):
+            self._forget_if_new()
+            raise refusals[0]
+        self._jobs += [job for job in jobs if job.entry.number not in {known.entry.number for known in self._jobs}]
+        self._ledger.save()
+        return jobs
+
+    def _known(self, asked: Asked) -> Job:
+        """The job with its place in the ledger, the old one if it has one."""
+        identity = identity_of(asked.config)
+        entry = self._ledger.entry(identity)
+        if entry is None:
+            number = self._ledger.next_number
+            overrides = [masked_override(override) for override in asked.overrides]
+            entry = self._ledger.add(identity, overrides, self._subfolder(asked, number))
+        return Job(asked, entry)
+
+    def _subfolder(self, asked: Asked, number: int) -> str:
+        """As Hydra is told to name it, but no other job's."""
+        composed = compose(self._context, self._config, asked.overrides, number).subfolder
+        taken = {entry.folder for entry in self._ledger.entries}
+        return composed if composed not in taken else f"{composed}-{number}"
+
+    def _check(self, job: Job) -> Refusal | None:
+        """Finds out what is to be done of a job; gives why it can't be."""
+        folder = self._folder / job.entry.folder
+        told = Told.of(folder)
+        try:
+            if told.status == "FINISHED":
+                job.entry.status = "FINISHED"
+                JobDisplay(sys.stdout, job.entry.number).line("is FINISHED already")
+            elif told.is_ready:
+                job.plan, run = job.asked.going_on(folder)
+                job.life, job.changes = run.number, run.changes
+            else:
+                job.plan = job.asked.plan()
+        except Refusal as refusal:
+            job.entry.status, job.entry.reason = "REFUSED", str(masked(str(refusal)))
+            JobDisplay(sys.stdout, job.entry.number).error(job.entry.reason)
+            return refusal
+        return None
+
+    def _forget_if_new(self) -> None:
+        """Takes away what was written for a sweep of which nothing can run."""
+        if not self._goes_on and not self._jobs:
+            self._open.close()
+            for name in (LEDGER, LOCK, RECORD_LOCK, MULTIRUN):
+                (self._folder / name).unlink(missing_ok=True)
+            remove_empty(self._folder)
+
+    def _run(self, jobs: Sequence[Job]) -> None:
+        at_once = min(self._at_once, len(jobs))
+        slots: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()
+        for portion in portions(at_once):
+            slots.put(portion)
+        if at_once == 1:
+            for job in jobs:
+                self._run_one(job, slots)
+            return
+        with ThreadPoolExecutor(at_once, "job") as pool:
+            for done in [pool.submit(self._run_one, job, slots) for job in jobs]:
+                done.result()
+
+    def _run_one(self, job: Job, slots: queue.SimpleQueue[dict[str, str]]) -> None:
+        if self._stop.is_set():
+            return
+        environment = slots.get()
+        try:
+            self._note(job, "RUNNING")
+            code = self._launched(job, {**job.asked.environment, **environment})
+            told = Told.of(self._folder / job.entry.folder)
+            status = "REFUSED" if code == REFUSED else told.status or "FAILED"
+            self._note(job, status, told.error if status != "FINISHED" else "")
+        finally:
+            slots.put(environment)
+
+    def _launched(self, job: Job, environment: dict[str, str]) -> int:
+        assert job.plan is not None
+        stop, number = JobStop(self._stop), job.entry.number
+        display = Display(sys.stdout) if job.plan.debug.inline else JobDisplay(sys.stdout, number)
+        display.line(" ".join(job.asked.shown(self._ledger.swept)) or "as it is configured")
+
+        def heard(event: Event) -> None:
+            if event["event"] == "ready":
+                self._begin(job)
+            if self.watch is not None and self.watch(number, event):
+                stop.alone()
+
+        folder = self._folder / job.entry.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        label = job.asked.label(self._ledger.swept)
+        within = Within(self._folder, label, environment, self._server, display, stop, heard)
+        config, changes = OmegaConf.to_container(job.asked.task, resolve=False), job.changes
+        overrides = changes if job.life else job.asked.overrides
+        try:
+            with located(job.plan) as plan:
+                return launch(plan, config, overrides, folder, time.time(), job.life, within)
+        except Refusal as refusal:
+            display.error(str(masked(str(refusal))))
+            job.entry.reason = str(masked(str(refusal)))
+            return REFUSED
+        except Exception:  # of one job; the others go on
+            traceback.print_exc()
+            return FAILED
+
+    def _note(self, job: Job, status: str, reason: str = "") -> None:
+        with self._writing:
+            job.entry.status, job.entry.reason = status, reason or (job.entry.reason if status == "REFUSED" else "")
+            self._ledger.save()
+            if status != "RUNNING" and self._tell is not None:
+                self._report()
+
+    def _returned(self, job: Job) -> JobReturn:
+        told = Told.of(self._folder / job.entry.folder)
+        name = (job.asked.config.get("sweep") or {}).get("metric") or "val/loss"
+        returned = JobReturn()
+        returned.overrides = job.asked.overrides
+        returned.cfg, returned.hydra_cfg = job.asked.task, OmegaConf.masked_copy(job.asked.hydra, ["hydra"])
+        returned.working_dir, returned.task_name = str(Path.cwd()), "scaleflow"
+        returned.return_value = told.last.get(name, math.nan) if told.status == "FINISHED" else math.nan
+        returned.status = JobStatus.COMPLETED
+        return returned
+
+    # -----------------------------------------------------------------------------------------
+    # The sweep's own run
+    # -----------------------------------------------------------------------------------------
+
+    def _start(self, plan: Plan | None) -> None:
+        """Starts what all jobs share, before the first of them."""
+        if self._plan is not None:
+            return
+        assert plan is not None
+        self._plan = plan
+        self._stop = self._open.enter_context(stop_signals())
+        self._server = self._open.enter_context(serving())
+
+    def _begin(self, job: Job) -> None:
+        """Opens the run that is the parent of all: with the first job that is ready, since before there may be none."""
+        with self._writing:
+            if self._tell is not None:
+                return
+            assert self._plan is not None
+            self._tell = Writer(self._folder / EVENTS)
+            write_config(self._folder, self._config)
+            tracking, events = self._plan.tracking, self._folder / EVENTS
+            before = events.stat().st_size
+            goes_on, offline = self._goes_on, tracking.offline
+            keep_provenance(self._folder, {})
+            tracker = tracker_for(tracking, adopts=not goes_on)
+            self._recorder = Recorder(tracker, events, before, goes_on=goes_on, offline=offline)
+            swept = ", ".join(self._ledger.swept)
+            name = self._plan.tracking.run_name or f"sweep of {swept or 'one job'}"
+            tags = {**(self._plan.tracking.tags or {}), "scaleflow.swept": swept}
+            chosen = job.asked.choices
+            params = {k: v for k, v in chosen.items() if not is_under(k, self._ledger.swept)}
+            params |= {k: v if isinstance(v, str) else str(v) for k, v in self._ledger.base.items() if k not in params}
+            more = {"began": int(self._began * 1000), "steps": 0, "epochs": 0, "search": []}
+            more |= {"resumed": 0} if self._goes_on else {}
+            self._tell("ready", name=name, tags=tags, params=params, **more)
+            self._recorder.start()
+
+    def _report(self) -> Report:
+        """Writes the report of what is known by now, and has it recorded."""
+        assert self._tell is not None
+        report = self._of(self._ledger.entries)
+        for path in report.write(self._folder):
+            self._tell("artifact", path=str(path))
+        self._tell("tags", values=report.tags())
+        return report
+
+    def _of(self, entries: Sequence[Entry]) -> Report:
+        return Report([(entry, Told.of(self._folder / entry.folder)) for entry in entries], self._ledger.swept)
+
+    def end(self) -> int:
+        """Ends the sweep: its report, its run's status; gives the exit code."""
+        try:
+            return self._ended()
+        finally:
+            self._open.close()
+
+    def _ended(self) -> int:
+        if not self._jobs:
+            return REFUSED
+        code = self._code()
+        if self._tell is None or self._recorder is None:  # nothing was to be done, or nothing could
+            self._show(self._of([job.entry for job in self._jobs]))
+            return code
+        report = self._report()
+        for path in report.draw(self._folder):
+            self._tell("artifact", path=str(path), folder="plots")
+        status = "KILLED" if self._stop.is_set() else "FINISHED" if code == FINISHED else "FAILED"
+        bad = [job.entry for job in self._jobs if job.entry.status != "FINISHED"]
+        error = {"error": f"{len(bad)} of {len(self._jobs)} jobs did not finish"} if bad else {}
+        self._tell("end", status=status, **error)
+        self._tell.close()
+        self._show(report)
+        self._conclude(self._recorder)
+        return code
+
+    def _show(self, report: Report) -> None:
+        report.show(sys.stdout)
+        display = Display(sys.stdout)
+        done = sum(job.entry.status == "FINISHED" for job in self._jobs)
+        rows = [("jobs", f"{done} of {len(self._jobs)} FINISHED in {duration(time.time() - self._began)}")]
+        rows += [("output", os.path.relpath(self._folder))]
+        if done < len(self._jobs):
+            rows += [("go on", f"the same command with hydra.sweep.dir={os.path.relpath(self._folder)}")]
+        display.summary(rows)
+
+    def _conclude(self, recorder: Recorder) -> None:
+        assert self._plan is not None
+        signals, patience = self._stop.times, self._plan.tracking.flush_seconds
+        display = Display(sys.stdout)
+        if not recorder.finish(patience, lambda: self._stop.times > signals):
+            display.error(
+                f"the store did not take the sweep's own run: {masked(recorder.reason)}; nothing is lost, and what is "
+                f"missing there is sent by: python -m scaleflow.sync {os.path.relpath(self._folder)}"
+            )
+        elif where := recorder.where():
+            display.summary(where)
+
+    def _code(self) -> int:
+        if self._stop.is_set():
+            return 128 + (self._stop.signal or signal.SIGTERM)
+        statuses = {job.entry.status for job in self._jobs}
+        return FINISHED if statuses == {"FINISHED"} else REFUSED if statuses == {"REFUSED"} else FAILED
+
+
+def write_config(folder: Path, config: DictConfig) -> None:
+    """What all jobs begin with, secrets masked."""
+    base = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    plain = OmegaConf.to_container(base, resolve=False)
+    (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(masked(plain))))

@@ -1,0 +1,121 @@
+"""Pictures of a sweep: throughput, results over each swept value, and the curves of all jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scaleflow.sweep.told import Told
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from scaleflow.sweep.report import Report
+
+#: Of more jobs bars and curves could not be told apart.
+MOST_SHOWN = 40
+LONGEST_LABEL = 48
+
+Labelled = Sequence[tuple[str, Told]]
+
+
+def draw(report: Report, jobs: Labelled, folder: Path) -> list[Path]:
+    """Draws what there is to draw, as PNG files in a folder; gives them."""
+    ready = [(label, told) for label, told in jobs if told.is_ready][:MOST_SHOWN]
+    if not ready:
+        return []
+    figures = {"throughput": throughput(ready), "curves": curves(ready)}
+    figures |= {f"over-{key.replace('/', '-')}": over(key, ready) for key in report.choices}
+    found = []
+    for name, figure in figures.items():
+        if figure is not None:
+            path = folder / f"{name}.png"
+            figure.savefig(path)
+            found.append(path)
+    return found
+
+
+def throughput(jobs: Labelled) -> Figure | None:
+    """Examples a second of each job, as bars."""
+    rated = [(label, told.rate) for label, told in jobs if told.rate]
+    if not rated:
+        return None
+    figure = blank(8.0, 1.2 + 0.4 * len(rated))
+    axes = figure.add_subplot()
+    bars = axes.barh([short(label) for label, _ in rated], [rate for _, rate in rated])
+    axes.bar_label(bars, fmt="{:,.0f}", padding=3)
+    axes.invert_yaxis()
+    axes.margins(x=0.15)
+    axes.set_xlabel("examples/s")
+    return figure
+
+
+def curves(jobs: Labelled) -> Figure | None:
+    """The training and validation losses of all jobs."""
+    keys = [key for key in ("train/loss", "val/loss") if any(key in told.curves for _, told in jobs)]
+    if not keys:
+        return None
+    figure = blank(6.5 * len(keys), 5.0)
+    for at, key in enumerate(keys, 1):
+        axes = figure.add_subplot(1, len(keys), at)
+        for label, told in jobs:
+            if points := told.curves.get(key):
+                steps, values = zip(*points, strict=True)
+                axes.plot(steps, values, label=short(label), linewidth=1.2, marker="." if len(points) < 30 else None)
+        axes.set_xlabel("step")
+        axes.set_title(key)
+    figure.axes[-1].legend(fontsize=8)
+    return figure
+
+
+def over(key: str, jobs: Labelled) -> Figure | None:
+    """A result over the values of one swept key; numbers on an axis, words side by side."""
+    metric = main_metric(jobs)
+    found = [
+        (told.params[key], told.results[metric]) for _, told in jobs if key in told.params and metric in told.results
+    ]
+    if len({value for value, _ in found}) < 2:
+        return None
+    figure = blank(6.0, 4.5)
+    axes = figure.add_subplot()
+    numbers = [value for value in (number(value) for value, _ in found) if value is not None]
+    if len(numbers) == len(found):
+        axes.plot(numbers, [result for _, result in found], "o")
+        if min(numbers) > 0 and max(numbers) >= 50 * min(numbers):
+            axes.set_xscale("log")
+    else:
+        names = [short(value) for value, _ in found]
+        axes.plot(names, [result for _, result in found], "o")
+        axes.tick_params(axis="x", rotation=30 if max(map(len, names)) > 8 else 0)
+    axes.set_xlabel(key)
+    axes.set_ylabel(metric)
+    return figure
+
+
+def main_metric(jobs: Labelled) -> str:
+    """What jobs are compared by: their accuracy, or another metric, or the loss."""
+    keys = [*dict.fromkeys(key for _, told in jobs for key in told.results)]
+    better = [key for key in keys if not key.endswith("/loss")]
+    return next(iter([*better, *keys]), "")
+
+
+def number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def blank(width: float, height: float) -> Figure:
+    """A figure without a window."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def short(label: str) -> str:
+    return label if len(label) <= LONGEST_LABEL else label[: LONGEST_LABEL - 1] + "\u2026"

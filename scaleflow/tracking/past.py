@@ -1,0 +1,158 @@
+"""Runs that are in a store already: what was tracked of them. What is read here was written by who knows whom."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scaleflow.errors import Refusal
+from scaleflow.interfaces import Tracking
+from scaleflow.masking import masked
+from scaleflow.tracking.origin import PLACES, using
+from scaleflow.tracking.uri import resolve
+
+if TYPE_CHECKING:
+    from scaleflow.tracking.store import MlflowTracker
+
+#: A config that is longer is none of ours.
+LONGEST_CONFIG = 4 << 20
+
+
+@dataclass(frozen=True)
+class Past:
+    """A run of scaleflow's that was tracked.
+
+    Attributes:
+        run_id, name: MLflow's.
+        config: the text of its config.yaml.
+        params: as logged, the options chosen among them.
+        steps: updates that its model has had.
+        model_id: of its logged model, the newest; None where it has none.
+    """
+
+    run_id: str
+    name: str
+    config: str
+    params: Mapping[str, str]
+    steps: int
+    model_id: str | None
+
+
+def store_of(options: Tracking) -> Tracking:
+    """The store that a command reads from; an SQLite file has to be there.
+
+    Raises:
+        Refusal: if there is none.
+    """
+    found = resolve(options if options.name == "mlflow" else Tracking())
+    assert found.uri is not None
+    if found.uri.startswith("sqlite:///") and not Path(found.uri.removeprefix("sqlite:///")).exists():
+        raise Refusal(f"tracking.uri={found.uri}: there is no store; name the one that has the run by tracking.uri=...")
+    return found
+
+
+def find(run_id: str, store: Tracking) -> tuple[MlflowTracker, Past]:
+    """A run, and the tracker that has it.
+
+    Raises:
+        Refusal: if the store has no such run, or it is none of scaleflow's.
+    """
+    from scaleflow.tracking.store import MlflowTracker
+
+    tracker = MlflowTracker(store)
+    tracker.connect()
+    tracker.adopt(run_id, "RUN_ID")
+    run = tracker.run()
+    if "scaleflow.folder" not in run.data.tags:
+        raise Refusal(f"{run_id}: that run is none of scaleflow's: it has no tag scaleflow.folder")
+    outputs = sorted(run.outputs.model_outputs if run.outputs else [], key=lambda output: output.step)
+    newest = outputs[-1] if outputs else None
+    params = dict(run.data.params)
+    params |= {k.removeprefix("scaleflow."): v for k, v in params.items() if k.startswith("scaleflow.")}
+    past = Past(
+        run_id,
+        str(run.info.run_name),
+        config_of(run_id, str(store.uri)),
+        params,
+        newest.step if newest else 0,
+        newest.model_id if newest else None,
+    )
+    return tracker, past
+
+
+def config_of(run_id: str, store: str) -> str:
+    """The text of a run's config.yaml."""
+    with tempfile.TemporaryDirectory(prefix="scaleflow-") as folder:
+        path = fetched(f"runs:/{run_id}/config.yaml", store, Path(folder))
+        if path is None:
+            raise Refusal(f"{run_id}: the store {masked(store)} has no config.yaml of that run")
+        if path.stat().st_size > LONGEST_CONFIG:
+            raise Refusal(f"{run_id}: its config.yaml has {path.stat().st_size:,} bytes, which is no run's config")
+        return path.read_text(encoding="utf-8", errors="replace")
+
+
+def fetch_model(tracker: MlflowTracker, past: Past, store: Tracking, folder: Path) -> Path:
+    """Downloads the Keras file of a run's logged model.
+
+    Raises:
+        Refusal: if the run has logged none.
+    """
+    where = f"{past.run_id}: the run {past.name}"
+    if past.model_id is None:
+        raise Refusal(f"{where} has logged no model; a run logs it when it is finished (resume=... goes on with it)")
+    path = fetched(f"{tracker.place_of_model(past.model_id).rstrip('/')}/{PLACES[1]}", str(store.uri), folder)
+    if path is None:
+        raise Refusal(f"{where} has a model {past.model_id} without {PLACES[1]}, which is not one of scaleflow's")
+    return path
+
+
+def fetched(uri: str, store: str, folder: Path) -> Path | None:
+    """An artifact, downloaded; None where there is none."""
+    from mlflow.artifacts import download_artifacts
+    from mlflow.exceptions import MlflowException
+
+    with using(store), contextlib.suppress(MlflowException, OSError):
+        return Path(download_artifacts(uri, dst_path=str(folder)))
+    return None
+
+
+def log_evaluation(
+    tracker: MlflowTracker, past: Past, name: str, events: Sequence[Mapping[str, Any]], tag: str
+) -> dict[str, float]:
+    """Puts an evaluation into the run that the model is of, and at the model.
+
+    Args:
+        tracker: has taken the run.
+        past: the run.
+        name: what was evaluated on.
+        events: the worker's.
+        tag: how, in words.
+
+    Returns:
+        The metrics, by the names that they have there.
+    """
+    from mlflow.entities import Metric
+
+    from scaleflow.tracking.names import allowed
+    from scaleflow.tracking.picture import draw_confusion
+
+    told = next(event for event in events if event["event"] == "data")
+    (look,) = told["splits"].values()
+    tracker.data({**told, "splits": {"evaluate": look}})
+    values: dict[str, float] = {}
+    for event in events:
+        if event["event"] == "metrics":
+            about = {"model_id": past.model_id, "dataset_name": told["name"], "dataset_digest": look["digest"]}
+            found = {allowed(f"evaluate/{name}/{key}"): value for key, value in event["values"].items()}
+            tracker.batch([Metric(key, value, event["time"], past.steps, **about) for key, value in found.items()])
+            values |= found
+        elif event["event"] == "confusion":
+            table = Path(event["path"])
+            for path in filter(None, (draw_confusion(table, name), table)):
+                tracker.artifact(path, f"evaluate/{name}")
+    tracker.tags({f"scaleflow.evaluate.{name}": tag})
+    return values

@@ -1,0 +1,61 @@
+"""Jobs that do not train: what a sweep does with them is tested without TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from scaleflow.events import Writer
+from scaleflow.interfaces import Plan
+from scaleflow.launch import Within
+from scaleflow.sweep.ledger import leaves
+from scaleflow.worker import EVENTS
+
+CODES = {"FINISHED": 0, "FAILED": 1, "KILLED": 143, "REFUSED": 2}
+
+
+class FakeLaunch:
+    """In the place of `launch`: reports what a run would, and ends as it is told.
+
+    Args:
+        statuses: how each job ends, in the order in which they are launched; behind them all are FINISHED.
+        measured: a plan's metrics.
+    """
+
+    def __init__(
+        self, statuses: Sequence[str] = (), measured: Callable[[Plan], Mapping[str, float]] | None = None
+    ) -> None:
+        self._statuses = list(statuses)
+        self._measured = measured or (lambda plan: {"val/loss": 1.0 / plan.training.epochs})
+        self.plans: list[Plan] = []
+        self.folders: list[Path] = []
+        self.lives: list[int] = []
+        self.withins: list[Within] = []
+
+    def __call__(
+        self, plan: Plan, config: Any, overrides: Any, folder: Path, began: float, life: int, within: Within
+    ) -> int:
+        self.plans.append(plan)
+        self.folders.append(folder)
+        self.lives.append(life)
+        self.withins.append(within)
+        status = self._statuses.pop(0) if self._statuses else "FINISHED"
+        if status == "REFUSED":
+            return CODES[status]
+        write = Writer(folder / EVENTS)
+        params = {key: str(value) for key, value in leaves(plan.config).items()} | dict(plan.choices)
+        params |= {"resolved.replicas": "1", "resolved.global_batch_size": "32", "resolved.cache": "none"}
+        event = {"name": "fake", "tags": {}, "params": params, "began": 0, "steps": 1, "epochs": 1, "search": []}
+        write("ready", **event, **({"resumed": 0} if life else {}))
+        within.heard({"event": "ready", "time": 0, **event})
+        write("metrics", step=1, values=dict(self._measured(plan)))
+        write("end", status=status, **({"error": "it is told to"} if status == "FAILED" else {}))
+        write.close()
+        if life:
+            (folder / f"resume-{life}.yaml").write_text("[]\n")
+        else:
+            from omegaconf import OmegaConf
+
+            (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
+        return CODES[status]

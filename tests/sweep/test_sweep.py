@@ -1,0 +1,191 @@
+"""Sweeps of jobs that do not train: which of them are run, in which folders, and what is said of them."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scaleflow.cli import main
+from scaleflow.process import SERVER
+from scaleflow.sweep import life
+from scaleflow.sweep.devices import portions, share
+from scaleflow.sweep.ledger import Ledger
+from tests.sweep.fake import FakeLaunch
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["scaleflow"])
+    monkeypatch.setenv(SERVER, "nobody forks here")
+    return tmp_path
+
+
+def sweep(monkeypatch: pytest.MonkeyPatch, *words: str, statuses: Sequence[str] = (), **more: Any) -> FakeLaunch:
+    """Sends a sweep without a store into the folder `s`; its exit code is the fake's `code`."""
+    fake = FakeLaunch(statuses, **more)
+    monkeypatch.setattr(life, "launch", fake)
+    fake.code = main(["-m", "tracking=none", "hydra.sweep.dir=s", *words])  # type: ignore[attr-defined]
+    return fake
+
+
+def statuses_in(folder: Path) -> list[str]:
+    return [entry.status for entry in Ledger.of(folder / "s").entries]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code"),
+    [
+        (["FINISHED", "FINISHED"], 0),
+        (["FINISHED", "FAILED"], 1),
+        (["REFUSED", "FINISHED"], 1),
+        (["REFUSED", "REFUSED"], 2),
+    ],
+)
+def test_the_exit_code_tells_of_the_jobs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, statuses: list[str], code: int
+) -> None:
+    fake = sweep(monkeypatch, "training.epochs=1,2", statuses=statuses)
+    assert fake.code == code  # type: ignore[attr-defined]
+    assert statuses_in(folder) == statuses
+    assert [path.name for path in fake.folders] == ["0", "1"]
+
+
+def test_a_job_that_cannot_work_is_refused_and_the_others_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = sweep(monkeypatch, "training.epochs=1,-2,3")
+    assert fake.code == 1  # type: ignore[attr-defined]
+    assert [plan.training.epochs for plan in fake.plans] == [1, 3]
+    assert statuses_in(folder) == ["FINISHED", "REFUSED", "FINISHED"]
+    assert "scaleflow: #1 training.epochs=-2: expected" in capsys.readouterr().err
+
+
+def test_a_sweep_of_which_nothing_can_run_is_refused_and_leaves_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = sweep(monkeypatch, "training.epochs=-1,-2")
+    assert fake.code == 2  # type: ignore[attr-defined]
+    assert fake.plans == []
+    assert not (folder / "s").exists()
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_sent_again_what_is_finished_is_skipped_and_the_rest_goes_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = sweep(monkeypatch, "training.epochs=1,2,3", statuses=["FINISHED", "FAILED", "KILLED"])
+    assert first.code == 1  # type: ignore[attr-defined]
+    again = sweep(monkeypatch, "training.epochs=4,3,2,1")
+    assert again.code == 0  # type: ignore[attr-defined]
+    assert [(path.name, number) for path, number in zip(again.folders, again.lives, strict=True)] == [
+        ("3", 0),  # new, behind those that there were
+        ("2", 1),
+        ("1", 1),
+    ]
+    assert statuses_in(folder) == ["FINISHED"] * 4
+    third = sweep(monkeypatch, "training.epochs=1,2,3,4")
+    assert third.code == 0  # type: ignore[attr-defined]
+    assert third.plans == []
+
+
+def test_another_dimension_adds_jobs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep(monkeypatch, "training.epochs=1,2")
+    again = sweep(monkeypatch, "training.epochs=1,2", "optimizer=adam,sgd", "optimizer.learning_rate=0.001")
+    assert [plan.choices["optimizer"] for plan in again.plans] == ["sgd", "sgd"]
+
+
+def test_another_base_is_refused_with_what_differs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep(monkeypatch, "training.epochs=1,2")
+    again = sweep(monkeypatch, "training.epochs=1,2", "model.units=[7]")
+    assert again.code == 2  # type: ignore[attr-defined]
+    assert again.plans == []
+    error = capsys.readouterr().err
+    assert "begun with another config: model.units=[7] (was [128, 128])" in error or "model.units=[7] (was" in error
+    assert "sweep.on_change=new" in error
+    assert len(error.splitlines()) == 2
+    allowed = sweep(monkeypatch, "training.epochs=1,2", "model.units=[7]", "sweep.on_change=new")
+    assert [path.name for path in allowed.folders] == ["2", "3"]
+
+
+def test_how_a_sweep_is_kept_is_no_part_of_its_base(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep(monkeypatch, "training.epochs=1,2")
+    again = sweep(monkeypatch, "training.epochs=1,2", "checkpoint.keep=5", "sweep.metric=val/accuracy")
+    assert (again.code, again.plans) == (0, [])  # type: ignore[attr-defined]
+
+
+def test_two_commands_do_not_share_a_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "s").mkdir()
+    with life.held(folder / "s"):
+        assert sweep(monkeypatch, "training.epochs=1,2").code == 2  # type: ignore[attr-defined]
+    assert "another command works on the sweep there" in capsys.readouterr().err
+
+
+def test_several_jobs_at_a_time_share_the_threads(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = sweep(monkeypatch, "training.epochs=1,2,3", "hydra.launcher.n_jobs=2")
+    assert fake.code == 0  # type: ignore[attr-defined]
+    assert {within.environment["TF_NUM_INTRAOP_THREADS"] for within in fake.withins} == {
+        portions(2)[0]["TF_NUM_INTRAOP_THREADS"]
+    }
+    assert statuses_in(folder) == ["FINISHED"] * 3
+
+
+@pytest.mark.parametrize("words", [("hydra.launcher.n_jobs=0",), ("hydra.launcher.n_jobs=2", "debug=inline")])
+def test_a_number_of_jobs_that_makes_no_sense_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, words: Sequence[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep(monkeypatch, "training.epochs=1,2", *words).code == 2  # type: ignore[attr-defined]
+    assert "hydra.launcher.n_jobs=" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("gpus", "count", "shares"),
+    [("01", 2, ["0", "1"]), ("0123", 2, ["01", "23"]), ("0", 2, ["0", "0"]), ("012", 2, ["0", "1"])],
+)
+def test_gpus_are_divided_among_jobs(gpus: str, count: int, shares: list[str]) -> None:
+    assert ["".join(share(list(gpus), slot, count)) for slot in range(count)] == shares
+
+
+def test_the_report_compares_the_jobs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(plan: Any) -> dict[str, float]:
+        return {"test/loss": 1 / plan.training.epochs, "perf/examples_per_second": 100.0 * plan.training.epochs}
+
+    sweep(monkeypatch, "training.epochs=1,2", statuses=["FINISHED", "FAILED"], measured=measured)
+    table = json.loads((folder / "s" / "report.json").read_text())
+    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    assert [row["training.epochs"] for row in rows] == ["1", "2"]
+    assert [row["examples/s"] for row in rows] == [100.0, 200.0]
+    assert [row["test/loss"] for row in rows] == [1.0, 0.5]
+    assert [row["status"] for row in rows] == ["FINISHED", "FAILED"]
+    assert rows[1]["reason"] == "it is told to"
+    assert (folder / "s" / "report.csv").read_text().count("\n") == 3
+    assert "| 1 | 2 |" in (folder / "s" / "report.md").read_text()
+    assert (folder / "s" / "throughput.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "s" / "over-training.epochs.png").exists()
+
+
+def test_efficiency_is_blank_with_its_reason_where_no_job_has_one_replica(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep(monkeypatch, "training.epochs=1,2")
+    assert "efficiency: no finished job of the sweep has one replica" in capsys.readouterr().out
+    assert "blank: no finished job" in (folder / "s" / "report.md").read_text()
+
+
+def test_a_sweep_leaves_no_password_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(life, "launch", FakeLaunch(["REFUSED", "REFUSED"]))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        uri = f"http://me:sesame@127.0.0.1:{listener.getsockname()[1]}"
+        main(["-m", f"tracking.uri='{uri}'", "training.epochs=1,2", "tracking.tags={token: sesame}"])
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert [path for path in files if "sesame" in path.read_text()] == []
+    assert any(path.name == "sweep.json" for path in files)

@@ -1,0 +1,75 @@
+"""MLproject, what its entry points call, and the backend that reads cluster settings from a file."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import yaml
+
+from scaleflow import project
+from tests.conftest import ROOT
+
+ENTRY_POINTS = yaml.safe_load((ROOT / "MLproject").read_text())["entry_points"]
+
+
+@pytest.mark.parametrize("name", ["main", "sweep"])
+def test_the_parameters_are_the_config_groups_with_their_defaults(name: str) -> None:
+    parameters = {key: value["default"] for key, value in ENTRY_POINTS[name]["parameters"].items()}
+    assert parameters.pop("overrides") == ""
+    assert parameters == project.default_options()
+    assert all(f" {key}={{{key}}}" in ENTRY_POINTS[name]["command"] for key in parameters)
+
+
+def test_the_entry_points_are_commands() -> None:
+    assert set(ENTRY_POINTS) == set(project.COMMANDS)
+    for name, entry in ENTRY_POINTS.items():
+        assert entry["command"].startswith(f"python -m scaleflow.project {name} ")
+        assert entry["command"].endswith(" --overrides {overrides}")
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["main", "strategy=auto", "model=cnn", "experiment=null", "--overrides", ""], ["scaleflow", "model=cnn"]),
+        (["main", "debug=none", "--overrides", "seed=1 a='b c'"], ["scaleflow", "--overrides", "seed=1 a='b c'"]),
+        (["sweep", "strategy=one_device,mirrored"], ["scaleflow", "-m", "strategy=one_device,mirrored"]),
+        (["evaluate", "abc", "dataset=", "--overrides", " "], ["scaleflow.evaluate", "abc"]),
+    ],
+)
+def test_what_nobody_has_typed_is_left_away(words: list[str], command: list[str], monkeypatch: Any) -> None:
+    became: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda path, arguments: became.append(arguments[1:]))
+    project.main(words)
+    assert became == [["-m", *command]]
+
+
+@pytest.mark.parametrize("words", [[], ["mian", "seed=1"]])
+def test_an_entry_point_that_is_none_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert project.main(words) == 2
+    assert "expected one of main, sweep, evaluate first" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, []),
+        ({"cluster": "tf_config"}, ["cluster=tf_config"]),
+        ({"cluster.workers": 2, "cluster.stall_seconds": None}, ["cluster.workers=2", "cluster.stall_seconds=null"]),
+        ({"cluster": {"workers": 2, "x": [1]}}, ["cluster.workers=2", "cluster.x=[1]"]),
+    ],
+)
+def test_the_settings_of_a_file_become_overrides(config: dict[str, Any], expected: list[str]) -> None:
+    from scaleflow.tracking.backend import overrides
+
+    assert overrides(config) == expected
+
+
+def test_what_is_no_setting_of_the_cluster_is_named() -> None:
+    from mlflow.exceptions import ExecutionException
+
+    from scaleflow.tracking.backend import overrides
+
+    with pytest.raises(ExecutionException, match="--backend-config: strategy: expected settings of the config group"):
+        overrides({"strategy": "mirrored"})
