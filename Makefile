@@ -1,12 +1,16 @@
 # make run     sets up .venv and runs the default job
 # make test    sets up .venv and passes the tests
 # make matrix  trains every allowed cell of docs/combinations.md
+# make campaign  makes CASES=200 faults from SEED=0, and prints what came of them as a table
 # make table   makes docs/combinations.md
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test matrix table lint bench ui clean
+CASES ?= 200
+SEED ?= 0
+
+.PHONY: run test matrix campaign table lint bench ui clean
 
 run: $(VENV)/installed
 	$(BIN)/python -m scaleflow
@@ -16,6 +20,9 @@ test: $(VENV)/developed
 
 matrix: $(VENV)/developed
 	$(BIN)/python -m pytest tests/test_table.py tests/test_matrix.py --matrix --verbose
+
+campaign: $(VENV)/developed
+	$(BIN)/python -m tests.campaign --cases $(CASES) --seed $(SEED)
 
 table: $(VENV)/installed
 	$(BIN)/python -m scaleflow.table > docs/combinations.new

@@ -11,7 +11,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -34,6 +35,7 @@ from scaleflow.interfaces import (
     Plan,
     Stream,
 )
+from scaleflow.laps import Laps
 from scaleflow.plan import batching
 from scaleflow.targets import bind, names_class
 from scaleflow.trust import check_origins
@@ -57,6 +59,8 @@ class Built:
 
     Attributes:
         explain: an error that ended the training, or one that names the example it came from.
+        facts: what the words about a profile need to know.
+        peak_flops: the most operations a second that the devices of all workers can compute, where that is known.
     """
 
     strategy: tf.distribute.Strategy
@@ -71,24 +75,35 @@ class Built:
     counts: dict[str, int]
     outputs: Outputs
     about: About | None
+    facts: dict[str, Any]
+    peak_flops: float | None
 
 
-def build(plan: Plan, emit: Emit) -> Built:
+def build(plan: Plan, emit: Emit, laps: Laps | None = None) -> Built:
     """Makes everything, and compiles it: what is wrong with a model or a dataset shows here, before there is a run.
+
+    Args:
+        plan: checked.
+        emit: takes notes.
+        laps: measures how long the parts of it take.
 
     Raises:
         Refusal: where what was asked for can't work.
     """
+    laps = laps or Laps(time.time())
     sys.path[:0] = [folder for folder in plan.search if folder not in sys.path]
     from scaleflow import dataset, model, optimizer, training
 
+    laps.end("import")
     ground = settle(plan, emit)
+    laps.end("build")
     if plan.trusted_modules is not None:
         check_origins(plan.config, plan.trusted_modules)
     source = bind(plan.dataset.target)()
     splits = dataset.prepare(source, plan.dataset, plan.seed, ground.agree, emit)
     splits = debugged(splits, plan.debug, ground.portions)
     train, validation, test = feeds(splits, ground, plan)
+    laps.end("data")
 
     run = training.length(plan.training, train)
     metrics = training.objective_for(source.outputs).metrics
@@ -100,7 +115,9 @@ def build(plan: Plan, emit: Emit) -> Built:
     engine, about_stages = make_engine(plan, ground, make_model, source.outputs, run)
     if plan.hardware.xla:
         training.check_xla(engine.model, splits.inputs, ground.portions.replicas)
+    laps.end("build")
     engine.trace(train, validation, test)
+    laps.end("trace")
     doubts = (
         *about_stages,
         model.doubt(engine.model),
@@ -128,7 +145,10 @@ def build(plan: Plan, emit: Emit) -> Built:
     callbacks = [training.check_callback(bind(each)(), each.path) for each in plan.training.callbacks or ()]
     explain = functools.partial(dataset.explained, splits=splits.named())
     trained = ground.strategy, engine, train, validation, test, export, callbacks
-    return Built(*trained, explain, resolved, dict(splits.counts()), source.outputs, about)
+    facts = facts_of(resolved, splits)
+    return Built(
+        *trained, explain, resolved, dict(splits.counts()), source.outputs, about, facts, peak_of(plan, ground)
+    )
 
 
 def model_maker(plan: Plan, inputs: Inputs, outputs: Outputs, emit: Emit) -> Callable[[], keras.Model]:
@@ -453,6 +473,28 @@ def resolved_cache(plan: Plan, splits: Splits) -> str:
     if plan.dataset.cache != "auto":
         return plan.dataset.cache
     return "none" if isinstance(splits.train, Stream) else "memory"
+
+
+def peak_of(plan: Plan, ground: Ground) -> float | None:
+    """The most operations a second that the devices of all workers can compute, as far as it is known."""
+    from scaleflow import hardware
+
+    if ground.strategy_name == "parameter_server":
+        return None  # the coordinator sees none of its workers' devices
+    together = in_step(plan)
+    used = plan.strategy.stages if ground.is_divided else ground.portions.replicas // together
+    here = hardware.peak(ground.kind, ground.policy, -(-used // plan.hardware.logical_devices))
+    return None if here is None else here * together
+
+
+def facts_of(resolved: Mapping[str, Any], splits: Splits) -> dict[str, Any]:
+    """What the words about a profile need to know, as plain values."""
+    import numpy as np
+
+    train = splits.train
+    is_held = not isinstance(train, Stream) and not isinstance(train.inputs, np.memmap)
+    known = ("strategy", "precision", "hardware", "replicas", "global_batch_size", "cache")
+    return {name: resolved[name] for name in known} | {"input": "memory" if is_held else "stream"}
 
 
 def evaluation(portions: Batching) -> Batching:

@@ -27,6 +27,8 @@ from scaleflow.launch import FAILED, launch
 from scaleflow.masking import register_resolver, remember, secrets_of_environment, secrets_typed
 from scaleflow.plan import make_plan
 from scaleflow.resume import resumed
+from scaleflow.sync import repair
+from scaleflow.terminal import complain
 from scaleflow.tracking import located
 
 if TYPE_CHECKING:
@@ -150,6 +152,9 @@ def go_on(config: DictConfig, overrides: Sequence[str], made: Path, started: flo
     plan = make_plan(run.config, run.choices, [*search, *(folder for folder in run.search if folder not in search)])
     remove_empty(made)
     if run.is_through:
+        standing = repair(run.folder)  # what the command that finished it could not record
+        if standing.outcome == "not recorded":
+            complain(f"the store has not taken everything: {standing.reason}; python -m scaleflow.sync {run.folder}")
         print(f"{run.folder}: the run is finished; training.epochs=N with more epochs would go on with it")
         return 0
     if any((run.folder / "checkpoints").glob("step-*")):  # the weights are there

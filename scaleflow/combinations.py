@@ -9,6 +9,7 @@ applies them again once devices and strategy are, before `ready`.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -128,6 +129,16 @@ def is_staged(strategy: Strategy) -> bool:
         nothing_said.micro_batches,
         nothing_said.cuts,
     )
+
+
+def traces_behind_the_end(plan: Plan) -> bool:
+    longest = plan.training.max_steps
+    return longest is not None and any(last > longest for _, last in plan.profiler.windows)
+
+
+def has_windows_that_overlap(plan: Plan) -> bool:
+    windows = plan.profiler.windows
+    return any(following <= last for (_, last), (following, _) in itertools.pairwise(windows))
 
 
 SEVERAL_PROCESSES = ("multi_worker", "parameter_server")
@@ -379,6 +390,58 @@ RULES: Sequence[Rule] = (
         lambda p: p.debug.nan and p.precision.name == "mixed_float16",
         "its loss scale rises until a gradient is Inf, and falls then: that is no fault",
         "use precision=float32 or mixed_bfloat16",
+    ),
+    Rule(
+        "profile of one step",
+        ("profiler", "debug.fast"),
+        lambda p: p.profiler.name == "trace" and p.debug.fast,
+        "there is but one step, which compiles",
+        "use profiler=none, or training.max_steps=100 instead of debug=fast",
+    ),
+    Rule(
+        "profile behind the run's end",
+        ("profiler.start_step", "profiler.steps", "training.max_steps"),
+        traces_behind_the_end,
+        "the run ends before the last step that is to be traced",
+        "begin earlier, trace fewer steps, or train longer",
+    ),
+    Rule(
+        "profile of no window",
+        ("profiler.start_step",),
+        lambda p: p.profiler.name == "trace" and not p.profiler.windows,
+        "there is no step to begin with",
+        "give profiler.start_step=50",
+    ),
+    Rule(
+        "profiles that overlap",
+        ("profiler.start_step", "profiler.steps"),
+        has_windows_that_overlap,
+        "a window begins before the one before it ends",
+        "give starts that are further from each other, or fewer steps",
+    ),
+    Rule(
+        "profile of nothing compiled",
+        ("profiler", "debug.eager"),
+        lambda p: p.profiler.name == "trace" and p.debug.eager,
+        "what would be seen is Python's time, not that of the run",
+        "leave one of the two",
+    ),
+    Rule(
+        "profile of fit with several steps to a call",
+        ("profiler", "training.engine", "training.steps_per_loop"),
+        lambda p: (
+            p.profiler.name == "trace" and p.training.engine == "fit" and p.training.steps_per_loop not in ("auto", 1)
+        ),
+        "Keras's fit can't be told to take the traced steps one by one",
+        "use training.steps_per_loop=1, or training.engine=loop",
+    ),
+    Rule(
+        "profile of a TPU",
+        ("profiler", "strategy"),
+        lambda p: p.profiler.name == "trace" and p.strategy.name == "tpu",
+        "nobody has tried it on a TPU, and of one that is reached over a network there is the host's part alone",
+        "look at the trace before you trust its summary",
+        "warning",
     ),
     Rule(
         "pipeline over machines",

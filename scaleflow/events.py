@@ -20,9 +20,12 @@ The events, in the order of a run's life:
     system    step, values                               what the launcher measured of this machine and its
                                                          workers; `step` counts the measurements
     epoch     epoch, step, values                        an epoch is over; for the terminal
+    weights   step, values                               how weights are distributed, for TensorBoard
     artifact  path, [folder]                             a file to keep with the run
     data      name, source, kind, classes, splits        the dataset; each split's size, digest, dtypes, shapes
     confusion path, folder, split                        the table of which classes were taken for which
+    profile   folder, first, last, artifacts, usual_ms,  steps were traced; their traces are under `folder`
+              facts
     model     path, step                                 the exported model's folder
     fault     error                                      what went wrong, if something did
     end       status, [error]                            how the run ended; of a fault the launcher says it

@@ -8,6 +8,7 @@ what the groups hand to each other in the worker and in the launcher.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -264,6 +265,7 @@ class Checkpoint:
         export: whether the model of the last step, or of the best checkpoint, is tested and exported.
         folder: anything that `tf.io.gfile` opens; null is `checkpoints` in the run's folder.
         max_seconds: the command ends after so long, with a checkpoint, as if a signal had come.
+        write_seconds: where one takes longer to be written, whoever has to wait for it gives up.
     """
 
     name: Literal["default", "none"] = "default"
@@ -275,11 +277,34 @@ class Checkpoint:
     export: Literal["last", "best"] = "last"
     folder: str | None = None
     max_seconds: float | None = field(default=None, metadata={"above": 0.0})
+    write_seconds: float = field(default=600.0, metadata={"above": 0.0})
 
     @property
     def sought(self) -> Best | None:
         """By what the best one is known, if it is wanted."""
         return self.best or (Best() if self.export == "best" else None)
+
+
+@dataclass(frozen=True)
+class Profiler:
+    """`profiler`: which steps are traced.
+
+    Attributes:
+        start_step: the first traced step of each window, counted from 1 as metrics are; the one before it compiles.
+        steps: of each window.
+    """
+
+    name: Literal["none", "trace"] = "none"
+    start_step: int | list[int] = field(default=50, metadata={"at_least": 2})
+    steps: int = field(default=20, metadata={"at_least": 2})
+
+    @property
+    def windows(self) -> list[tuple[int, int]]:
+        """The first and the last traced step of each window, in order; none where nothing is traced."""
+        if self.name == "none":
+            return []
+        starts = self.start_step if isinstance(self.start_step, list) else [self.start_step]
+        return [(start, start + self.steps - 1) for start in sorted(starts)]
 
 
 @dataclass(frozen=True)
@@ -293,6 +318,7 @@ class Tracking:
         system_metrics: of this machine and of each worker's process on it, every ten seconds.
         register_as: a registered model, of which the logged model becomes a new version.
         alias: of a registered model; moves to that version.
+        tensorboard: the metrics go to an event file, too, and every so many epochs the distribution of the weights.
     """
 
     name: Literal["mlflow", "none"] = "mlflow"
@@ -305,6 +331,8 @@ class Tracking:
     system_metrics: bool = True
     register_as: str | None = None
     alias: str | None = "newest"
+    tensorboard: bool = False
+    histograms_every_epochs: int = field(default=1, metadata={"at_least": 1})
 
 
 @dataclass(frozen=True)
@@ -381,6 +409,7 @@ class Plan:
     optimizer: Optimizer
     training: Training
     checkpoint: Checkpoint
+    profiler: Profiler
     tracking: Tracking
     cluster: Cluster
     sweep: Sweep
@@ -754,6 +783,37 @@ class Checkpoints(Protocol):
 
     def drop_from(self, step: int) -> None:
         """Forgets those at or behind a step, which the run does not go on from any more."""
+
+
+#: Name scopes of what the loop and fit compile, by which a trace tells what an operation is part of: of a step at all,
+#: of its reading, of the sum over its replicas.
+STEP_SCOPE, READ_SCOPE, SUM_SCOPE = "train_step", "read_batch", "sum_over_replicas"
+
+
+class Tracer(Protocol):
+    """Traces some steps of a run. All workers make the same calls; steps are counted from 1."""
+
+    def steps_left(self, step: int) -> int | None:
+        """How many steps the next call may take, behind `step`, so that a window begins and ends where it is to."""
+
+    def watching(self, step: int) -> AbstractContextManager[bool]:
+        """Around the call that begins with `step`; gives whether it is to be a call of that step alone."""
+
+    def took(self, step: int) -> None:
+        """So many steps were taken; writes the trace of a window that ends with this one."""
+
+    def tell(self, usual_ms: float | None) -> None:
+        """Reports what was written, once all workers have done so.
+
+        Args:
+            usual_ms: what a step takes that is not traced, in milliseconds, where that is known.
+        """
+
+    def close(self) -> None:
+        """Writes what there is of a window that has begun."""
+
+    def ended(self, step: int) -> None:
+        """The run is through after so many steps; tells of the windows that it has ended before."""
 
 
 class Emit(Protocol):

@@ -27,14 +27,14 @@ from scaleflow.errors import Refusal
 from scaleflow.events import Event, Reader, Writer
 from scaleflow.interfaces import Plan
 from scaleflow.masking import masked, masked_override, remember, secrets_in, secrets_of_environment
-from scaleflow.process import WorkerProcess, serving, started
+from scaleflow.process import WorkerProcess, is_there, serving, started
 from scaleflow.provenance import FILE as PROVENANCE
 from scaleflow.provenance import keep_provenance
-from scaleflow.record import STATE, Recorder, state_of
+from scaleflow.record import BOARD, STATE, Recorder, state_of
 from scaleflow.sampling import sampled
 from scaleflow.settle import RECORD_LOCK, claimed, has_run, settle
 from scaleflow.terminal import Display, display_for, duration
-from scaleflow.tracking import RUN_ID, NoTracker, tracker_for
+from scaleflow.tracking import RUN_ID, Board, NoTracker, tracker_for
 from scaleflow.worker import EVENTS, LOCK, Job, lock, wait_for, work
 
 FINISHED, FAILED, REFUSED = 0, 1, 2
@@ -153,7 +153,8 @@ def launch_claimed(
     if place and place.worker:
         display.line(f"{job.name} of {len(place.peers)} processes; the chief, {place.peers[0]}, records the run")
     before = job.events.stat().st_size if job.events.exists() else 0
-    recorder = Recorder(tracker, job.events, before, goes_on=goes_on, offline=plan.tracking.offline)
+    board = Board(job.folder / BOARD) if plan.tracking.tensorboard and job.records else None
+    recorder = Recorder(tracker, job.events, before, goes_on=goes_on, offline=plan.tracking.offline, board=board)
     run = InlineRun if plan.debug.inline else WorkerRun
     with contextlib.nullcontext(within.stop) if within else stop_signals() as stop:
         outcome = run(job, recorder, display, stop, within.heard if within else None).run()
@@ -243,7 +244,6 @@ class Outcome:
         code: the exit code.
         last: the last event, `end` or `refused`.
         fault: what the chief reported.
-        has_lost_peer: whether that was that another process is gone.
         step: the last one that a metric was reported of.
         checkpoint: the step of the newest one.
         heard: when the chief reported last, in seconds since the epoch.
@@ -258,7 +258,6 @@ class Outcome:
         self.test: dict[str, float] = {}
         self.is_ready = False
         self.fault = ""
-        self.has_lost_peer = False
         self.step = 0
         self.checkpoint: int | None = None
         self.heard = 0.0
@@ -280,7 +279,7 @@ class Outcome:
         elif event["event"] == "checkpoint":
             self.checkpoint = event["step"]
         elif event["event"] == "fault":
-            self.fault, self.has_lost_peer = event["error"], event.get("lost_peer", False)
+            self.fault = event["error"]
         elif event["event"] == "waiting":
             self.waiting = event
         elif event["event"] == "met":
@@ -312,15 +311,16 @@ class WorkerRun:
         self._outcome = Outcome()
         self._reason: tuple[str, bool] | None = None
         self._restarts = 0
+        self._began = 0.0
         self._died_at: list[int] = []
 
     def run(self) -> Outcome:
         try:
-            with serving(self._job.server) as self._server:
-                while self._live():
-                    self._job = replace(self._job, life=self._job.life + 1)
+            while self._lives_of_a_server():
+                pass
         except Exception as error:  # of the launcher itself: the run has to end truthfully all the same
-            print(masked(traceback.format_exc()), end="", file=sys.stderr)
+            with contextlib.suppress(OSError):
+                print(masked(traceback.format_exc()), end="", file=sys.stderr)
             self._reason = f"the launcher failed: {type(error).__name__}: {error}", False
         self._show_events()
         if not self._outcome.last:
@@ -330,12 +330,22 @@ class WorkerRun:
         self._outcome.code = self._code()
         return self._outcome
 
+    def _lives_of_a_server(self) -> bool:
+        """The run's lives for as long as what forks its processes is there; gives whether they are started again."""
+        with serving(self._job.server) as self._server:
+            while self._live():
+                self._job = replace(self._job, life=self._job.life + 1)
+                if not is_there(self._server):
+                    return True
+        return False
+
     def _live(self) -> bool:
         """One life of the run's processes; gives whether they are started again."""
         self._reason = None
         if not self._has_store():
             self._reason = self._recorder.reason, True
             return False
+        self._began = time.time()
         with started(*parts(self._job), self._server) as processes, sampled(self._job, processes):
             self._watch(processes)
             self._reason = self._reason or reason(processes)
@@ -367,7 +377,7 @@ class WorkerRun:
             or outcome.last
             or not outcome.is_ready
             or self._recorder.refusal is not None
-            or (is_own_word and not outcome.has_lost_peer)
+            or is_own_word
             or self._restarts >= self._allowed_restarts
         ):
             return False
@@ -376,7 +386,7 @@ class WorkerRun:
             return False
         self._died_at.append(step)
         self._tell_of_restart(f"{why}; all start again from the last checkpoint")
-        outcome.fault, outcome.has_lost_peer, outcome.waiting = "", False, None
+        outcome.fault, outcome.waiting = "", None
         outcome.is_under_way = False
         return True
 
@@ -437,12 +447,18 @@ class WorkerRun:
         return True
 
     def _end_stalled(self, processes: Sequence[WorkerProcess]) -> None:
-        """Ends processes that have made no progress for too long: what one of them waits for will not come."""
-        limit = self._job.plan.cluster.stall_seconds
-        if limit is None or not self._outcome.is_under_way or self._outcome.last or self._stop.is_set():
+        """Ends processes that have made no progress for too long: what one of them waits for will not come.
+
+        Until they have built everything they may be silent for `cluster.start_seconds` longer.
+        """
+        cluster, outcome = self._job.plan.cluster, self._outcome
+        if cluster.stall_seconds is None or outcome.last or self._stop.is_set():
             return
-        if time.time() - self._outcome.heard > limit:
-            self._reason = f"no progress for cluster.stall_seconds={limit:g}, at step {self._outcome.step}", False
+        extra = 0.0 if outcome.is_under_way else cluster.start_seconds
+        if time.time() - max(outcome.heard, self._began) > cluster.stall_seconds + extra:
+            more = f" + cluster.start_seconds={extra:g}" if extra else ""
+            why = f"no progress for cluster.stall_seconds={cluster.stall_seconds:g}{more}, at step {outcome.step}"
+            self._reason = why, False
             for process in processes:
                 process.kill()
 
@@ -545,14 +561,17 @@ def parts(job: Job) -> tuple[list[Job], list[Mapping[str, str]]]:
 
 
 def reason(processes: Sequence[WorkerProcess]) -> tuple[str, bool]:
-    """Why a run came to its end: first what died without a word, since the others' faults follow from that.
+    """Why a run came to its end: first what died without a word, then what a process reports of itself.
+
+    Others report that they have lost it, which may come before its own word.
 
     Returns:
-        The reason, and whether a worker said so itself.
+        The reason, and whether a worker said so of itself.
     """
     lost = [process for process in processes if process.is_lost and not process.was_ended]
     reasons = [process.reason() for process in lost or processes[:1]]
-    return next((found for found in reasons if not found[1]), reasons[0])
+    first = min(reasons, key=lambda found: (found.is_own_word, found.follows))
+    return first.why, first.is_own_word and not first.follows
 
 
 def refuse(job: Job, recorder: Recorder, outcome: Outcome) -> int:
@@ -574,6 +593,7 @@ def conclude(job: Job, recorder: Recorder, display: Display, stop: Stop, outcome
         display.error(str(masked(outcome.last["error"])))
     rows = [("status", f"{outcome.last['status']} in {took}")]
     rows += [(k.replace("/", " "), f"{v:.4f}") for k, v in outcome.test.items()]
+    rows += [("profile", line) for line in recorder.profiles.values()]
     rows += [("output", os.path.relpath(job.folder))]
     if outcome.last["status"] != "FINISHED" and outcome.checkpoint is not None:
         rows += [

@@ -26,12 +26,14 @@ from scaleflow.interfaces import (
     Optimizer,
     Plan,
     Precision,
+    Profiler,
     Strategy,
     Sweep,
     Tracking,
     Training,
 )
 from scaleflow.sections import read, read_with_target, typed, unknown_key
+from scaleflow.tracking.board import check as check_tensorboard
 from scaleflow.tracking.uri import resolve
 from scaleflow.trust import check_targets
 
@@ -57,6 +59,7 @@ def make_plan(
     if plan.evaluator is not None:
         check_evaluator(plan.checkpoint.folder, bool(plan.dataset.validation))
     check_tpu(plan)
+    check_tensorboard(plan.tracking.tensorboard)
     place = place_of(plan)
     if place and not port_is_free(place.peers[place.worker]):
         raise Refusal(f"TF_CONFIG: the port of {place.peers[place.worker]}, this process's, is in use; name a free one")
@@ -75,6 +78,7 @@ def read_plan(config: Mapping[str, Any], choices: Mapping[str, str], search: Seq
         optimizer=read_with_target(Optimizer, sections.pop("optimizer", {}), "optimizer"),
         training=read(Training, sections.pop("training", {}), "training"),
         checkpoint=read(Checkpoint, sections.pop("checkpoint", {}), "checkpoint"),
+        profiler=read(Profiler, sections.pop("profiler", {}), "profiler"),
         tracking=read(Tracking, sections.pop("tracking", {}), "tracking"),
         cluster=read(Cluster, sections.pop("cluster", {}), "cluster"),
         sweep=read(Sweep, sections.pop("sweep", {}), "sweep"),

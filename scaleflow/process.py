@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from scaleflow.cluster import TF_CONFIG
 from scaleflow.errors import WorkerDied
@@ -27,6 +28,9 @@ SERVER = "SCALEFLOW_SERVER"
 
 #: Where a server's own output goes, beside its socket.
 LOG = "log"
+
+#: How long a process that was killed, or the server that would tell of it, may take to be gone.
+SECONDS_TO_DIE = 10.0
 
 #: A Unix socket's path has 104 bytes or more; a name of ours within its folder takes 30.
 LONGEST_ADDRESS = 70
@@ -57,6 +61,7 @@ class Forked:
     ) -> None:
         self.returncode: int | None = None
         self.pid = 0
+        self._killed: float | None = None
         self._rest = b""
         self._log = log
         self._log_of_server = Path(address).with_name(LOG)
@@ -85,7 +90,20 @@ class Forked:
     def poll(self) -> int | None:
         while self.returncode is None and select.select([self._server], [], [], 0)[0]:
             self._hear()
+        if self.returncode is None and self._killed is not None and time.monotonic() - self._killed > SECONDS_TO_DIE:
+            self._give_up()
         return self.returncode
+
+    def _give_up(self) -> None:
+        """The server does not tell of the end: it is stopped, or the process waits in the kernel for a disk."""
+        self._kill_without_server()
+        self.returncode = -signal.SIGKILL
+
+    def _kill_without_server(self) -> None:
+        """The number is still the process's own, since the server has not said that it took its end."""
+        if self.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
     def wait(self, seconds: float | None = None) -> None:
         deadline = None if seconds is None else time.monotonic() + seconds
@@ -93,7 +111,7 @@ class Forked:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             if left == 0.0:
                 return
-            select.select([self._server], [], [], left)
+            select.select([self._server], [], [], 1.0 if left is None else min(left, 1.0))
 
     def _hear(self) -> None:
         """Takes what the server says; that it is gone is an end, too."""
@@ -114,18 +132,35 @@ class Forked:
         why = self._log_of_server.read_bytes() if self.pid == 0 and self._log_of_server.exists() else b""
         with self._log.open("ab") as log:
             log.write(why or b"the server that forks workers is gone\n")
-        if self.pid:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+        self._kill_without_server()
 
     def signal(self, number: int) -> None:
         with contextlib.suppress(OSError):
             self._server.sendall(json.dumps({"signal": int(number)}).encode() + b"\n")
 
+    def kill(self) -> None:
+        """Ends it; what is not gone within `SECONDS_TO_DIE` counts as gone."""
+        self._killed = self._killed or time.monotonic()
+        self.signal(signal.SIGKILL)
+
     def close(self) -> None:
         with contextlib.suppress(OSError):
             os.close(self._input)
         self._server.close()
+
+
+class Reason(NamedTuple):
+    """Why a process ended.
+
+    Attributes:
+        why: in a line.
+        is_own_word: whether it said so itself: a refusal, or a fault that it reported.
+        follows: whether what it reported is that another process is gone, or does not answer.
+    """
+
+    why: str
+    is_own_word: bool
+    follows: bool = False
 
 
 class WorkerProcess:
@@ -147,7 +182,8 @@ class WorkerProcess:
         self._process = self._start()
 
     def _start(self) -> Forked:
-        self._first_event = self.job.events.stat().st_size if self.job.events.exists() else 0
+        self._first_event = size_of(self.job.events)
+        self._first_word = size_of(self.job.log)
         process = Forked(self._server, self.job.log, {**inherited(), **self._environment})
         process.tell(self.job.to_json().encode() + b"\n")
         return process
@@ -183,20 +219,20 @@ class WorkerProcess:
         """Ends it at once."""
         if self.is_alive:
             self.was_ended = True
-            self._process.signal(signal.SIGKILL)
+            self._process.kill()
 
     def close(self) -> None:
         self.kill()
         self._process.wait()
         self._process.close()
 
-    def reason(self) -> tuple[str, bool]:
-        """Why it ended, and whether that is its own word: a refusal, or a fault that it reported."""
+    def reason(self) -> Reason:
         for event in reversed(list(Reader(self.job.events, self._first_event).read())):
             if event["event"] in ("refused", "fault"):
-                return event.get("message") or event["error"], True
-        died = WorkerDied(how_it_ended(self._process.returncode or 0), last_lines(self.job.log), self.job.name)
-        return str(died), False
+                return Reason(event.get("message") or event["error"], True, event.get("lost_peer", False))
+        words = last_lines(self.job.log, offset=self._first_word)
+        died = WorkerDied(how_it_ended(self._process.returncode or 0), words, self.job.name)
+        return Reason(str(died), False)
 
 
 @contextlib.contextmanager
@@ -265,6 +301,12 @@ def serving(there: str | None = None) -> Iterator[str]:
             server.wait()
 
 
+def is_there(address: str) -> bool:
+    """Whether a server answers there."""
+    with socket.socket(socket.AF_UNIX) as asked:
+        return asked.connect_ex(address) == 0
+
+
 def short() -> str | None:
     """Where to put a socket, whose path must not be long; None for where temporary files are."""
     return None if len(tempfile.gettempdir()) < LONGEST_ADDRESS else "/tmp"
@@ -288,9 +330,14 @@ def how_it_ended(returncode: int) -> str:
         return f"was killed by signal {-returncode}"
 
 
-def last_lines(log: Path, count: int = 3) -> str:
-    """The end of a log, without what TensorFlow's runtime says of itself."""
+def size_of(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def last_lines(log: Path, count: int = 3, offset: int = 0) -> str:
+    """The end of a log, without what TensorFlow's runtime says of itself, and nothing from before an offset."""
     with log.open(errors="replace") as lines:
+        lines.seek(offset)
         own = (
             line.strip()
             for line in lines

@@ -25,8 +25,12 @@ from scaleflow.events import Event, Reader
 from scaleflow.interfaces import IDENTITY, Point, Tracker
 from scaleflow.masking import masked
 from scaleflow.provenance import kept_provenance
+from scaleflow.tracking import Board
 
 STATE = "record.json"
+
+#: The folder of a run's event file for TensorBoard.
+BOARD = "tensorboard"
 
 #: MLflow's tag of a child.
 PARENT = "mlflow.parentRunId"
@@ -65,6 +69,8 @@ class Transfer:
         ended: bytes up to the end of the run, where that is the last that was taken; 0 where it is not.
         aside: what the store did not take while it took the rest, by its place, and why.
         keeps_state: whether `record.json` is written.
+        profiles: what to tell the user of each window that was traced, by its first step.
+        board: is told the same, of the whole run.
     """
 
     def __init__(self, tracker: Tracker, events: Path) -> None:
@@ -76,6 +82,9 @@ class Transfer:
         self._tries: dict[int, int] = {}
         self._gone: set[int] = set()
         self.keeps_state = True
+        self.profiles: dict[int, str] = {}
+        self.board: Board | None = None
+        self._for_board = Reader(events)
         self.taken: int = self._known.get("offset", 0)
         self.ended: int = self.taken if self._known.get("done") else 0
         self.aside: dict[int, str] = {int(at): why for at, why in self._known.get("aside", {}).items()}
@@ -276,10 +285,27 @@ class Transfer:
         for path in filter(None, (draw_confusion(table, event["split"]), table)):
             self._tracker.artifact(path, event["folder"])
 
+    def _profile(self, event: Event) -> None:
+        from scaleflow.profiler import report
+
+        profile = report(event)
+        for path, folder in profile.files:
+            self._tracker.artifact(path, folder)
+        self._tracker.metrics([Point(k, value, event["last"], event["time"]) for k, value in profile.values.items()])
+        self.profiles[event["first"]] = profile.line
+
     def _model(self, event: Event) -> None:
         self._tracker.model(self._path(event), event["step"])
 
+    def show_on_board(self) -> None:
+        """Reads by itself: what the store did not take is sent again, and a board would have it twice."""
+        if self.board is not None:
+            self.board.take(self._for_board.read())
+
     def _end(self, event: Event) -> None:
+        self.show_on_board()
+        for path in sorted((self._events.parent / BOARD).glob("*")):
+            self._tracker.artifact(path, BOARD)
         tags = {"scaleflow.status": event["status"]}
         if event.get("error"):
             tags["scaleflow.error"] = event["error"]
@@ -306,6 +332,7 @@ class Recorder(threading.Thread):
         before: bytes of `events` that were there before this command.
         goes_on: they are the run's: what was not recorded of them is recorded first.
         offline: the store may be away as long as it likes.
+        board: is told the same, of the whole run.
 
     Attributes:
         refusal: why the store can't be used, once that is known.
@@ -314,17 +341,25 @@ class Recorder(threading.Thread):
     """
 
     def __init__(
-        self, tracker: Tracker, events: Path, before: int = 0, *, goes_on: bool = False, offline: bool = False
+        self,
+        tracker: Tracker,
+        events: Path,
+        before: int = 0,
+        *,
+        goes_on: bool = False,
+        offline: bool = False,
+        board: Board | None = None,
     ) -> None:
         super().__init__(name="recorder", daemon=True)
         self._tracker = tracker
         self._transfer = Transfer(tracker, events)
+        self._transfer.board = board
         self._before = before
         if not goes_on:
             self._transfer.begin_behind(before)
         self._offline = offline
         self._hurry = threading.Event()
-        self._is_stopped = threading.Event()
+        self._told_to_stop = threading.Event()
         self._is_open = False
         self._tries_left = TRIES_AT_THE_END
         self._failing_since: float | None = None
@@ -339,6 +374,11 @@ class Recorder(threading.Thread):
         self._unwritten.append(event)
 
     @property
+    def profiles(self) -> dict[int, str]:
+        """What to tell the user of each window that was traced, by its first step."""
+        return self._transfer.profiles
+
+    @property
     def recorded(self) -> int:
         """Bytes of `events.jsonl` that the store has taken."""
         return self._transfer.taken if self._transfer.has_run else 0
@@ -347,7 +387,7 @@ class Recorder(threading.Thread):
         began = time.monotonic()
         try:
             self._transfer.keep_state()
-            while not self._is_stopped.is_set():
+            while not self._told_to_stop.is_set():
                 self._try_pass(began)
                 if self._is_open or self._offline:
                     self.is_settled.set()
@@ -383,13 +423,13 @@ class Recorder(threading.Thread):
                 break
             if time.monotonic() > deadline:
                 break
-        self._is_stopped.set()
+        self._told_to_stop.set()
         return self._is_through and not self._transfer.aside
 
     def stop(self) -> None:
         """Sends nothing more, and writes no more to the run's folder."""
         self._transfer.keeps_state = False
-        self._is_stopped.set()
+        self._told_to_stop.set()
         self._hurry.set()
         if self.is_alive():
             self.join(SECONDS_TO_STOP)
@@ -406,7 +446,7 @@ class Recorder(threading.Thread):
     def _rest(self) -> None:
         """Waits for more to send, the longer the longer the store has been away."""
         if self._hurry.is_set():
-            self._is_stopped.wait(SECONDS_BETWEEN_PASSES)
+            self._told_to_stop.wait(SECONDS_BETWEEN_PASSES)
             return
         away = 0.0 if self._failing_since is None else time.monotonic() - self._failing_since
         self._hurry.wait(min(LONGEST_PAUSE, SECONDS_BETWEEN_PASSES + away / 2))
@@ -422,7 +462,8 @@ class Recorder(threading.Thread):
             if not self._is_open:
                 self._transfer.open()
                 self._is_open = True
-            self._transfer.send(self._hurry.is_set(), self._is_stopped.is_set)
+            self._transfer.show_on_board()
+            self._transfer.send(self._hurry.is_set(), self._told_to_stop.is_set)
             self._transfer.send_unwritten(list(self._unwritten))
             self._failing_since = None
         except Exception as error:  # whatever a store may raise: it will be tried again
@@ -446,6 +487,7 @@ HANDLERS = {
     "rollback": "_rollback",
     "artifact": "_artifact",
     "confusion": "_confusion",
+    "profile": "_profile",
     "model": "_model",
     "end": "_end",
     "refused": "_refused",
@@ -458,7 +500,7 @@ POINTS = ("metrics", "system")
 LAST = ("end", "refused")
 
 #: Events of files and what is described beside the numbers: these can wait, and do not hold up what follows them.
-FILES = ("artifact", "confusion", "data", "model")
+FILES = ("artifact", "confusion", "data", "model", "profile")
 
 
 def kept(folder: Path) -> list[Path]:

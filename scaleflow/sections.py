@@ -20,16 +20,13 @@ from scaleflow.masking import masked
 
 #: Options that the documentation names as coming. They are refused in those words, not as unknown.
 NOT_YET_OPTIONS: Mapping[str, Sequence[str]] = {
-    "profiler": (),
     "cluster": ("slurm", "ray", "kubernetes"),
 }
 
 #: The same for keys; a group's name stands for every key in it.
 NOT_YET_KEYS: Sequence[str] = (
-    "profiler",
     "cluster.min_workers",
     "cluster.submit",
-    "tracking.tensorboard",
 )
 
 #: Keys that are null until they are given a whole mapping.

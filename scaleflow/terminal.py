@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sys
@@ -41,19 +42,21 @@ class Display:
             method(event)
 
     def line(self, text: str, style: str = "") -> None:
-        """Prints a line; when whoever was reading has gone, the run goes on unseen."""
+        """Prints a line; when whoever was reading has gone, or the disk of a log is full, the run goes on unseen."""
         try:
             self._print(text, style)
         except BrokenPipeError:
             self.close()
             silence(self._stream)
+        except OSError:  # there may be room again for the next one
+            pass
 
     def _print(self, text: str, style: str) -> None:
         print(text, file=self._stream, flush=True)
 
     def error(self, text: str) -> None:
         """Says on standard error what went wrong."""
-        print(f"scaleflow: {text}", file=sys.stderr)
+        complain(text)
 
     def summary(self, rows: Sequence[tuple[str, str]]) -> None:
         """The last words: aligned rows of (word, value)."""
@@ -170,6 +173,12 @@ class BarDisplay(Display):
 
     def _end(self, event: Event) -> None:
         self.close()
+
+
+def complain(text: str) -> None:
+    """Says what is wrong where errors are read, if that can be written to."""
+    with contextlib.suppress(OSError):
+        print(f"scaleflow: {text}", file=sys.stderr, flush=True)
 
 
 def silence(stream: TextIO) -> None:

@@ -27,10 +27,11 @@ from filelock import FileLock, Timeout
 from scaleflow.about import tell, tell_confusion
 from scaleflow.assemble import Built, build
 from scaleflow.cluster import TF_CONFIG, answers, in_step, names, parse, without_evaluator, workers
-from scaleflow.errors import Refusal
+from scaleflow.errors import Refusal, RunError
 from scaleflow.evaluator import WithEvaluations, evaluate
 from scaleflow.events import Reader, Writer
-from scaleflow.interfaces import Emit, Plan
+from scaleflow.interfaces import Emit, Plan, Tracer
+from scaleflow.laps import Laps
 from scaleflow.masking import MaskedStream, known, masked, remember
 from scaleflow.measure import Measure, measured
 from scaleflow.memory import out_of_memory
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 EVENTS = "events.jsonl"
 TRACEBACK = "traceback.txt"
 MODEL = "model"
+PROFILE = "profile"
 LOCK = "run.lock"
 
 #: How long a worker may go on without its launcher.
@@ -57,6 +59,9 @@ SECONDS_BETWEEN_LOOKS = 1.0
 #: Keras imports these where it finds them, for wrappers and plots that a worker has no use for: a
 #: second and more of every start. Whoever needs one in a model or dataset imports it as usual.
 NOT_FOR_KERAS = ("sklearn", "matplotlib", "matplotlib.pyplot", "pandas")
+
+#: How long this process took to import TensorFlow and Keras, where it was itself that did.
+import_seconds = 0.0
 
 #: Lines that TensorFlow's errors begin with, before they say what was wrong.
 LEADS_TO_REASON = re.compile(r"\s*$|Graph execution error|Detected at node|<stack traces|\d+ root error|\s+File ")
@@ -243,14 +248,15 @@ def worked(job: Job, emit: Emit, told_to_stop: Callable[[], bool]) -> bool:
             emit = OnlyNew(job.events, emit)
         if job.records and job.plan.evaluator is not None:
             emit = WithEvaluations(Path(job.checkpoints), emit, goes_on=job.goes_on)
-        built = build(job.plan, emit)
+        laps = laps_of(job)
+        built = build(job.plan, emit, laps)
         if job.plan.evaluator == "here":
             announce(job, built, 0, emit)
             status = evaluate(built, Path(job.checkpoints), emit, told_to_stop, is_left_alone(job.plan))
             emit("end", status=status, **({} if status == "FINISHED" else {"error": "stopped"}))
             return True
         agree = training_agreement(job, built, told_to_stop)
-        session = begin(job, built, agree, emit)
+        session = begin(job, built, agree, emit, laps)
     except Refusal as refusal:
         emit("refused", message=str(refusal))
         return False
@@ -356,6 +362,8 @@ def is_own(file: str, folders: Sequence[str]) -> bool:
 
 def import_keras() -> None:
     """Imports Keras without what it would import beside itself; for a process that is ours alone."""
+    global import_seconds
+    began = time.time()
     hidden = [name for name in NOT_FOR_KERAS if name not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None makes an import fail
     try:
@@ -363,6 +371,7 @@ def import_keras() -> None:
     finally:
         for name in hidden:
             sys.modules.pop(name, None)
+        import_seconds = time.time() - began
 
 
 def training_agreement(job: Job, built: Built, told_to_stop: Callable[[], bool]) -> Agreement:
@@ -377,7 +386,14 @@ def training_agreement(job: Job, built: Built, told_to_stop: Callable[[], bool])
     return training.Agreement(built.strategy, in_step(job.plan), has_to_stop)
 
 
-def begin(job: Job, built: Built, agree: Agreement, emit: Emit) -> Session:
+def laps_of(job: Job) -> Laps:
+    """The time since the command began, of which this process knows how long its imports took."""
+    laps = Laps(job.started, **{"import": import_seconds})
+    laps.end("launch")
+    return laps
+
+
+def begin(job: Job, built: Built, agree: Agreement, emit: Emit, laps: Laps | None = None) -> Session:
     """The run at its first step, or where its newest checkpoint was taken.
 
     Raises:
@@ -401,6 +417,10 @@ def begin(job: Job, built: Built, agree: Agreement, emit: Emit) -> Session:
         ends_as_best=options.export == "best",
         callbacks=built.callbacks,
         any_worker=agree.any,
+        tracer=tracer_of(job, built, emit),
+        laps=laps,
+        peak_flops=built.peak_flops,
+        histograms_every=histograms_every(job),
     )
     keeper.check_writable()
     if not job.goes_on:
@@ -416,6 +436,25 @@ def begin(job: Job, built: Built, agree: Agreement, emit: Emit) -> Session:
         if snapshot is not None:
             session.restore(snapshot)
     return session
+
+
+def tracer_of(job: Job, built: Built, emit: Emit) -> Tracer | None:
+    """What traces the steps that the config names, in each worker that trains."""
+    options = job.plan.profiler
+    if not options.windows or job.plan.evaluator == "here":
+        return None
+    from scaleflow import training
+    from scaleflow.profiler.tracer import StepTracer
+
+    name = job.name.replace(" ", "-")
+    told = emit if job.records else None
+    return StepTracer(options, job.folder / PROFILE, name, told, lambda: {**built.facts, "memory": training.peaks()})
+
+
+def histograms_every(job: Job) -> int | None:
+    """After how many epochs the run's records have the distribution of its weights."""
+    tracking = job.plan.tracking
+    return tracking.histograms_every_epochs if tracking.tensorboard and job.records else None
 
 
 def announce(job: Job, built: Built, step: int, emit: Emit) -> None:
@@ -488,10 +527,23 @@ def end_evaluations(emit: WithEvaluations, step: int, seconds: float) -> None:
 def export(job: Job, built: Built) -> None:
     """Exports the model; every worker takes part, since reading some variables does, and the chief's is kept."""
     if job.worker == 0:
-        built.export(job.folder / MODEL)
+        export_to(job.folder / MODEL, built)
         return
     with tempfile.TemporaryDirectory() as folder:
         built.export(Path(folder))
+
+
+def export_to(folder: Path, built: Built) -> None:
+    """Exports the model; raises `RunError` where the files can't be written."""
+    import tensorflow as tf
+
+    try:
+        built.export(folder)
+    except (OSError, tf.errors.OpError) as error:
+        if isinstance(error, tf.errors.ResourceExhaustedError) and "OOM" in str(error):
+            raise  # not the disk, but the device's memory
+        said = getattr(error, "strerror", None) or str(getattr(error, "message", None) or error)
+        raise RunError(f"the model could not be exported to {folder}: {said.splitlines()[0]}") from error
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ CONF = ROOT / "conf"
 GROUPS_WITHOUT_TWIN = {"experiment", "debug", "hydra"}
 TOOLS = {"doctor", "sweep"}  # subpackages that are commands of their own, or run many runs: not a part of one
 WORKERS_ROOMS = ("checkpoint", "strategy", "hardware", "precision", "dataset", "model", "optimizer", "training")
-#: The loader travels in each logged model; the probe is a process of the doctor's, which itself imports nothing heavy.
+#: The loader travels in each logged model; the probe is a process of the doctor's, which itself imports nothing heavy;
+#: the tracer is the worker's part of the profiler.
 WORKERS_FILES = {
     "scaleflow.assemble",
     "scaleflow.measure",
@@ -22,6 +23,7 @@ WORKERS_FILES = {
     "scaleflow.worker",
     "scaleflow.tracking.loader",
     "scaleflow.doctor.probe",
+    "scaleflow.profiler.tracer",
 }
 LAUNCHERS_ROOMS = ("tracking",)
 ALLOWED_TO_GROUPS = {"scaleflow.interfaces", "scaleflow.errors"}

@@ -16,6 +16,7 @@ from scaleflow.errors import Refusal
 from scaleflow.events import Reader, Writer
 from scaleflow.interfaces import Inputs, Outputs, Plan, Stream
 from scaleflow.memory import out_of_memory
+from scaleflow.process import SERVER
 from tests.conftest import Command
 
 OOM = (
@@ -113,26 +114,45 @@ def run_out(built: Any) -> None:
     built.loop._take = take
 
 
-def both_faults(vanishing: Plan, running_out: Plan, folder: str) -> list[str]:
+def be_in_the_way(built: Any) -> None:
+    Path("model").write_text("no folder")
+
+
+def never_answer(built: Any) -> None:
+    """From now on whatever is saved is being written."""
+    import threading
+
+    from scaleflow.checkpoint import Shelf
+
+    Shelf.write = lambda self, snapshot: threading.Event().wait()  # type: ignore[assignment,return-value,method-assign]
+
+
+def faults(vanishing: Plan, running_out: Plan, unwritable: Plan, stalling: Plan, folder: str) -> list[Any]:
     import os
 
     os.chdir(folder)
     Path("data").mkdir()
     found = [worked(vanishing, folder, vanish), worked(running_out, folder, run_out)]
-    return [next(fields["error"] for name, fields in events if name == "fault") for events in found]
+    found += [worked(unwritable, folder, be_in_the_way), worked(stalling, folder, never_answer)]
+    reasons = [next(fields["error"] for name, fields in events if name == "fault") for events in found]
+    steps = [fields["step"] for name, fields in found[-1] if name == "metrics" and "train/loss" in fields["values"]]
+    return [*reasons, steps]
 
 
-def test_a_worker_names_the_file_that_vanished_and_the_memory_that_was_asked(
-    isolated: Callable[..., Any], plan: Callable[..., Plan], tmp_path: Path
-) -> None:
+def test_a_worker_names_what_gave_out(isolated: Callable[..., Any], plan: Callable[..., Plan], tmp_path: Path) -> None:
     base = ("hardware=cpu", "tracking=none", "model.units=4", "training.epochs=1")
     own = plan(*base, "dataset._target_=tests.test_faults.Files", "+dataset.folder=data", "dataset.validation=null",
                "dataset.cache=none")  # fmt: skip
-    found = isolated(both_faults, own, plan(*base, "dataset.limit=50"), str(tmp_path))
+    few = (*base, "dataset.limit=50", "training.batch_size=25", "training.steps_per_loop=1")
+    slow = plan(*few, "training.epochs=3", "checkpoint.every_steps=1", "checkpoint.write_seconds=0.5")
+    found = isolated(faults, own, plan(*base, "dataset.limit=50"), plan(*few, "checkpoint=none"), slow, str(tmp_path))
     assert found[0] == "NotFoundError: while data was read: data/05.txt; No such file or directory"
     assert found[1].startswith(
         ASKED + "training.batch_size=32 x 1 replica(s) x training.accumulate=1 is a global batch"
     )
+    assert found[2] == f"RunError: the model could not be exported to {tmp_path}/model: File exists"
+    assert found[3].startswith("CheckpointError: a checkpoint was not written within checkpoint.write_seconds=0.5: ")
+    assert found[4] == [1, 2, 3, 4, 5, 6]  # training did not wait for it
 
 
 def test_a_disk_that_is_full_for_the_events_ends_the_run_and_says_so(command: Command) -> None:
@@ -145,7 +165,7 @@ def test_a_disk_that_is_full_for_the_events_ends_the_run_and_says_so(command: Co
     done = subprocess.run(
         command.arguments(*words),
         cwd=command.folder,
-        env=command.environment,
+        env={**command.environment, SERVER: ""},  # one of its own, which has as little room
         capture_output=True,
         text=True,
         timeout=100,

@@ -14,6 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
+from scaleflow.launch import reason
+from scaleflow.process import Reason
 from tests.conftest import Command
 
 #: A run that would go on for minutes, with an epoch a second or so.
@@ -181,6 +183,28 @@ def test_inline_runs_everything_in_one_process(command: Command) -> None:
     assert process.returncode == 0, err
     assert f"built in {process.pid} {os.getpid()}" in out
     assert only_run(command.folder).info.status == "FINISHED"
+
+
+class Lost:
+    """A process that has ended, and for which reason."""
+
+    is_lost, was_ended = True, False
+
+    def __init__(self, *found: Any) -> None:
+        self.reason = lambda: Reason(*found)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "told"),
+    [
+        ([("peer is away", True, True)], ("peer is away", False)),
+        ([("peer is away", True, True), ("killed", False)], ("killed", False)),
+        ([("peer is away", True, True), ("no such file", True)], ("no such file", True)),
+        ([("no such file", True), ("killed", False)], ("killed", False)),
+    ],
+)
+def test_the_reason_is_what_the_others_follow_from(reasons: list[Any], told: tuple[str, bool]) -> None:
+    assert reason([Lost(*found) for found in reasons]) == told  # type: ignore[list-item]
 
 
 OWN_LOAD = """

@@ -238,7 +238,6 @@ def test_a_section_that_holds_no_keys_is_refused(compose: Compose, section: str,
 
 
 NOT_YET = {
-    "+profiler=trace": "profiler",
     "+tracking.offline=true": "tracking.offline",
     "+tracking.register_as=x": "tracking.register_as",
     "+tracking.system_metrics=true": "tracking.system_metrics",

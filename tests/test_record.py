@@ -247,6 +247,7 @@ def test_events_are_recorded_while_the_run_is_on(setting: Setting) -> None:
     setting.metrics(1)
     until(lambda: setting.tracker.steps() == [1, 1])
     assert not recorder.done.is_set()
+    assert recorder.is_alive()  # the launcher asks, before it would start one
     setting.end()
     assert recorder.finish(2)
 

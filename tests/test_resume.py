@@ -39,6 +39,16 @@ def steps_in(events: list[dict[str, Any]]) -> list[int]:
     return [e["step"] for e in events if e["event"] == "metrics" and "train/loss" in e["values"]]
 
 
+def forget_the_end(store: Path, folder: Path, run_id: str) -> None:
+    from mlflow import MlflowClient
+
+    MlflowClient(f"sqlite:///{store}/mlflow.db").update_run(run_id, status="RUNNING")
+    lines = (folder / "events.jsonl").read_bytes().splitlines(keepends=True)
+    state = json.loads((folder / "record.json").read_text())
+    assert state["done"]
+    (folder / "record.json").write_text(json.dumps({**state, "done": False, "offset": sum(map(len, lines[:-1]))}))
+
+
 def weights_of(model: Path) -> list[np.ndarray[Any, Any]]:
     import keras
 
@@ -90,6 +100,7 @@ def test_what_was_preempted_and_killed_and_extended_is_the_run_that_was_not(
     ended = parts(f"resume={folder}", "training.epochs=30", timeout=180)
     assert ended.returncode == 0, ended.stderr
     assert "goes on at step" in ended.stdout
+    forget_the_end(parts.folder, folder, run.info.run_id)  # as if the launcher had died before it recorded that
     again = parts(f"resume={folder}")
     assert (again.returncode, again.stderr) == (0, "")
     assert "the run is finished" in again.stdout
@@ -120,6 +131,16 @@ def test_a_stalled_worker_is_started_again_and_a_time_limit_ends_the_run(command
     assert events[-1]["error"].startswith("checkpoint.max_seconds=25 are over, stopped at step ")
     steps = steps_in(events)
     assert steps == sorted(set(steps))
+
+
+def test_a_start_that_stalls_is_ended_too(command: Command) -> None:
+    """The folder of checkpoints is on a disk that does not answer."""
+    (command.folder / "far").mkdir()
+    os.mkfifo(command.folder / "far" / "can-be-written")
+    words = ("checkpoint.folder=far", "cluster.stall_seconds=3", "cluster.start_seconds=4", "tracking=none")
+    ended = command(*words, timeout=60)
+    assert ended.returncode == 1
+    assert "no progress for cluster.stall_seconds=3 + cluster.start_seconds=4, at step 0" in ended.stderr
 
 
 @pytest.mark.slow

@@ -62,6 +62,17 @@ def test_a_server_that_is_killed_ends_the_run_as_failed(command: Command) -> Non
 
 
 @pytest.mark.slow
+def test_a_server_that_is_killed_is_followed_by_another_where_restarts_are_allowed(command: Command) -> None:
+    words = ("tracking=none", "cluster.max_restarts=1", "checkpoint.every_steps=50", "training.max_steps=2000")
+    long = LongRun(command, *words, **{SERVER: ""}).until("checkpoint")
+    os.kill(long.worker().ppid(), signal.SIGKILL)
+    assert long.end(120) == 0, long.err.read_text()
+    (restart,) = [event for event in command.events() if event["event"] == "restart"]
+    assert "the server that forks workers is gone" in restart["reason"]
+    assert any(event.get("resumed", 0) > 0 for event in command.events())
+
+
+@pytest.mark.slow
 def test_a_launcher_that_is_killed_leaves_no_server(command: Command) -> None:
     long = LongRun(command, "tracking=none", **{SERVER: ""}).until("epoch")
     forker = long.worker().parent()

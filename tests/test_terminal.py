@@ -5,6 +5,7 @@ import os
 import pty
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -245,3 +246,14 @@ def test_figures(values: dict[str, float], shown: str) -> None:
 )
 def test_a_duration_in_words(seconds: float, shown: str) -> None:
     assert duration(seconds) == shown
+
+
+def test_a_log_that_can_not_be_written_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path("/dev/full").open("w") as full:
+        display = Display(full)
+        display.line("lost")
+        display.summary([("status", "FINISHED")])
+        monkeypatch.setattr(terminal.sys, "stderr", full)
+        terminal.complain("what is wrong")
+        with contextlib.suppress(OSError):
+            full.close()

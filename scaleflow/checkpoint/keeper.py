@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +12,12 @@ import tensorflow as tf
 from scaleflow.checkpoint.shelf import Damaged, Shelf
 from scaleflow.errors import CheckpointError, Refusal
 from scaleflow.interfaces import Checkpoint, Emit, Snapshot
+
+#: A run goes on while a checkpoint is written; when that takes so long, it says so.
+SECONDS_TO_NOTE = 60.0
+
+#: A wait without an end is divided into such ones.
+LONGEST_WAIT = 3600.0
 
 
 class Keeper:
@@ -29,7 +36,8 @@ class Keeper:
         self._emit = emit
         self._writes = writes
         self._best: int | None = None
-        self._writer = Writer(self._write)
+        self._writer = Writer(self._write, options.write_seconds, self._shelf.folder)
+        self._noted = 0.0
 
     # When ------------------------------------------------------------------------------------
 
@@ -54,6 +62,19 @@ class Keeper:
             self._best = snapshot.step
         if self._writes and self._options.name != "none":
             self._writer.put(snapshot, replaceable=not is_best)
+            self._note_slow_writing()
+
+    def _note_slow_writing(self) -> None:
+        """Says once of each that is not written soon that there will be no newer one before it is."""
+        began = self._writer.began
+        if began is None or began == self._noted or time.monotonic() - began < SECONDS_TO_NOTE:
+            return
+        self._noted = began
+        self._emit(
+            "note",
+            text=f"a checkpoint has been being written to {self._shelf.folder} for {time.monotonic() - began:.0f} s; "
+            "training goes on, without newer ones until that is done",
+        )
 
     def wait(self) -> None:
         self._writer.wait()
@@ -121,13 +142,20 @@ class Writer:
 
     Args:
         write: what it does with each.
+        patience: how long one may take, in seconds, before nobody waits for it any more.
+        place: where they are written.
+
+    Attributes:
+        began: when it began with what it is writing, by `time.monotonic`; None where it writes nothing.
     """
 
-    def __init__(self, write: Callable[[Any], None]) -> None:
+    def __init__(self, write: Callable[[Any], None], patience: float = float("inf"), place: str = "") -> None:
         self._write = write
+        self._patience = patience
+        self._place = place
+        self.began: float | None = None
         self._changed = threading.Condition()
         self._waiting: tuple[Any, bool] | None = None
-        self._is_writing = False
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
 
@@ -142,8 +170,7 @@ class Writer:
             Exception: what came of an earlier one.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting is None or self._waiting[1] or self._error is not None)
-            self._raise()
+            self._wait_for(lambda: self._waiting is None or self._waiting[1])
             self._waiting = item, replaceable
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="checkpoints", daemon=True)
@@ -153,10 +180,22 @@ class Writer:
     def wait(self) -> None:
         """Until all is written; raises what came of it."""
         with self._changed:
-            self._changed.wait_for(lambda: (self._waiting is None and not self._is_writing) or self._error is not None)
-            self._raise()
+            self._wait_for(lambda: self._waiting is None and self.began is None)
 
-    def _raise(self) -> None:
+    def _wait_for(self, condition: Callable[[], bool]) -> None:
+        """Waits, as long as what is being written may still be; the lock is held.
+
+        Raises:
+            Exception: what came of something that was written, or that it takes too long.
+        """
+        while self._error is None and not condition():
+            left = None if self.began is None else self.began + self._patience - time.monotonic()
+            if left is not None and left <= 0:
+                raise CheckpointError(
+                    f"a checkpoint was not written within checkpoint.write_seconds={self._patience:g}: "
+                    f"{self._place} does not answer; those before it are as they were"
+                )
+            self._changed.wait(LONGEST_WAIT if left is None else min(left, LONGEST_WAIT))
         if self._error is not None:
             raise self._error
 
@@ -167,20 +206,20 @@ class Writer:
             except Exception as error:
                 with self._changed:
                     self._error = error if isinstance(error, CheckpointError) else told(error)
-                    self._is_writing = False
+                    self.began = None
                     self._changed.notify_all()
                 return
 
     def _items(self) -> Iterator[Any]:
         while True:
             with self._changed:
-                self._is_writing = False
+                self.began = None
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._waiting is not None)
                 assert self._waiting is not None
                 item, _ = self._waiting
                 self._waiting = None
-                self._is_writing = True
+                self.began = time.monotonic()
                 self._changed.notify_all()
             yield item
 

@@ -2,7 +2,7 @@
 
     checkpoints/step-00000450/
         tensors.index, tensors.data-...   readable by `tf.train.load_checkpoint(".../tensors")`
-        checkpoint.json                   what is here, each file's size and CRC-32, the host's state
+        checkpoint.json                   what is here, each file's size and CRC-32, the host's state, its own CRC-32
 
 `checkpoint.json` is written last, when all else was written and read again. A folder without it, or whose files are not
 what it says, does not count: so nothing has to be renamed, which an object store can't do at once.
@@ -22,9 +22,10 @@ import tensorflow as tf
 from scaleflow.errors import CheckpointError
 from scaleflow.interfaces import Snapshot
 
-FORMAT = 1
+FORMAT = 2
 TENSORS = "tensors"
 MANIFEST = "checkpoint.json"
+CHECK = "crc32"
 ASIDE = "damaged.json"
 PROBE = "can-be-written"
 CHUNK_BYTES = 1 << 22
@@ -82,7 +83,7 @@ class Shelf:
             files = {name: described(f"{place}/{name}") for name in tf.io.gfile.listdir(place)}
             manifest = {"format": FORMAT, "step": snapshot.step, "files": files, "host": snapshot.host}
             with tf.io.gfile.GFile(f"{place}/{MANIFEST}", "w") as file:
-                file.write(json.dumps(manifest))
+                file.write(json.dumps({**manifest, CHECK: check_of(manifest)}))
         except (tf.errors.OpError, OSError, Damaged) as error:
             said = getattr(error, "message", None) or getattr(error, "strerror", None) or str(error)
             raise CheckpointError(
@@ -111,6 +112,8 @@ class Shelf:
                 manifest = json.loads(file.read())
             if manifest["format"] != FORMAT:
                 raise Damaged(f"it has the format {manifest['format']}, and this version reads {FORMAT}")
+            if manifest.pop(CHECK) != check_of(manifest):
+                raise Damaged(f"{MANIFEST} is not what was written")
             for name, said in manifest["files"].items():
                 if described(f"{place}/{name}") != said:
                     raise Damaged(f"{name} is not what was written")
@@ -150,6 +153,11 @@ def check_tensors(prefix: str, tensors: Mapping[str, np.ndarray[Any, Any]]) -> N
     for name, value in tensors.items():
         if np.asarray(reader.get_tensor(name)).tobytes() != value.tobytes():
             raise Damaged(f"{name} is read otherwise than it was written")
+
+
+def check_of(manifest: Mapping[str, Any]) -> int:
+    """The CRC-32 of what a manifest says, as JSON."""
+    return zlib.crc32(json.dumps(manifest).encode())
 
 
 def described(path: str) -> dict[str, int]:

@@ -1,5 +1,6 @@
 """Devices: which there are, and how TensorFlow is told to use them."""
 
 from scaleflow.hardware.devices import Devices, configure
+from scaleflow.hardware.peaks import peak
 
-__all__ = ["Devices", "configure"]
+__all__ = ["Devices", "configure", "peak"]

@@ -3,10 +3,11 @@
 import os
 
 from scaleflow.interfaces import Tracker, Tracking
+from scaleflow.tracking.board import Board
 from scaleflow.tracking.none import NoTracker
 from scaleflow.tracking.origin import located
 
-__all__ = ["RUN_ID", "NoTracker", "located", "tracker_for"]
+__all__ = ["RUN_ID", "Board", "NoTracker", "located", "tracker_for"]
 
 #: The environment variable by which `mlflow run` names the run that it has opened for a command.
 RUN_ID = "MLFLOW_RUN_ID"

@@ -88,6 +88,8 @@ class MlflowTracker:
 
         for noisy in ("mlflow", "alembic"):  # a first migration, said line by line
             logging.getLogger(noisy).setLevel(logging.WARNING)
+        # It would show a traceback for each statement that a locked database does not take; the recorder tells of it.
+        logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
         try:
             if (folder := folder_of_sqlite(self._uri)) is not None and not folder.is_dir():
                 raise FileNotFoundError(f"there is no folder {folder}")

@@ -9,6 +9,7 @@ from scaleflow.training.evaluation import Evaluation
 from scaleflow.training.fit import Fit, steps_per_execution
 from scaleflow.training.inside import look_inside
 from scaleflow.training.loop import Loop
+from scaleflow.training.memory import peaks
 from scaleflow.training.objective import objective_for
 from scaleflow.training.passes import WholePasses, supervised
 from scaleflow.training.session import Length, Result, Session, check_monitor, length
@@ -36,6 +37,7 @@ __all__ = [
     "length",
     "look_inside",
     "objective_for",
+    "peaks",
     "steps_per_execution",
     "supervised",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import keras
@@ -39,6 +40,9 @@ class Host(Protocol):
     def next_steps(self) -> int:
         """How many steps the next call takes; 0 where the epoch or the run is over."""
 
+    def watched(self) -> AbstractContextManager[bool]:
+        """Around a call, whose result has to be there at the end; gives whether it is to be of a single step."""
+
     def called(self, steps: int, means: Mapping[str, float], seconds: float) -> None:
         """A call has taken so many steps in so many seconds; `means` are those over the epoch so far."""
 
@@ -52,6 +56,10 @@ class Engine(Protocol):
     @property
     def loss_scale(self) -> float | None:
         """The dynamic loss scale, where there is one."""
+
+    @property
+    def flops_per_example(self) -> float | None:
+        """Operations that a step computes for an example, once it is traced; None where they can't be counted."""
 
     def run(self, feed: Feed, host: Host) -> None:
         """Trains until the host says that it is enough."""

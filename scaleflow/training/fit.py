@@ -6,6 +6,7 @@ with the other. Forward, backward, the sum over the replicas and the update are 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Mapping
@@ -16,10 +17,11 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.errors import NotFinite, Refusal
-from scaleflow.interfaces import Feed, Objective
+from scaleflow.interfaces import STEP_SCOPE, Feed, Objective
 from scaleflow.training import state
 from scaleflow.training.engine import Host
 from scaleflow.training.evaluation import Evaluation
+from scaleflow.training.flops import flops_per_example
 from scaleflow.training.loop import loss_scale
 from scaleflow.training.passes import WholePasses, supervised
 from scaleflow.training.tally import Tally
@@ -79,6 +81,7 @@ class Fit:
         self._per_execution = steps_per_execution
         self._slots = state.Slots(optimizer, model.trainable_variables)
         self._restored: Mapping[str, np.ndarray[Any, Any]] = {}
+        self.flops_per_example: float | None = None
 
     def trace(self, train: Feed, *others: Feed | None) -> None:
         """Compiles for these feeds without running anything, so that a model's faults show early."""
@@ -94,7 +97,8 @@ class Fit:
             def step(batch: Any) -> Any:
                 return self.strategy.run(self._fitted.train_step, args=(batch,))
 
-            step.get_concrete_function(batches.element_spec)
+            graph = step.get_concrete_function(batches.element_spec).graph
+            self.flops_per_example = flops_per_example(graph, self.strategy, train.batching)
         for feed in filter(None, others):
             self._evaluation.trace(feed)
 
@@ -203,6 +207,10 @@ class Fitted(keras.Model):  # type: ignore[misc]  # keras has no types
     def call(self, inputs: Any, training: bool = False) -> Any:
         return self._model(inputs, training=training)
 
+    def train_step(self, data: Any) -> Any:
+        with tf.name_scope(STEP_SCOPE):
+            return super().train_step(data)
+
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
     ) -> tf.Tensor:
@@ -259,6 +267,7 @@ class Report(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no ty
         self._host = host
         self._begun = begun
         self._began = 0.0
+        self._watched = contextlib.ExitStack()
         self.goes_on = True
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -266,11 +275,13 @@ class Report(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no ty
         self._engine.begin_sums()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._watched.enter_context(self._host.watched())
         self._began = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         host, taken = self._host, self._begun + batch + 1
-        means = self._engine.means(self._feed, taken, host.step - host.first)
+        with self._watched:
+            means = self._engine.means(self._feed, taken, host.step - host.first)
         host.called(taken - host.first, means, time.perf_counter() - self._began)
         if taken < host.steps_per_epoch and not host.next_steps():
             self.model.stop_training = True

@@ -16,10 +16,11 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.errors import NotFinite
-from scaleflow.interfaces import Feed, Objective, Passes
+from scaleflow.interfaces import READ_SCOPE, STEP_SCOPE, SUM_SCOPE, Feed, Objective, Passes
 from scaleflow.training import state
 from scaleflow.training.engine import Host
 from scaleflow.training.evaluation import Evaluation
+from scaleflow.training.flops import flops_per_example
 from scaleflow.training.passes import WholePasses, supervised
 from scaleflow.training.rate import scale_rate
 from scaleflow.training.repeat import repeat, staying_in_place
@@ -72,7 +73,9 @@ class Loop:
         self._differentiate = with_xla(self._gradients) if xla else self._gradients
         self._tally = Tally(objective)
         self._epoch = np.zeros(self._tally.size)
-        self._functions: dict[int, Any] = {}
+        self._functions: dict[tuple[int, bool], Any] = {}
+        self._is_alone = False
+        self.flops_per_example: float | None = None
         self._slots = None if optimizer is None else state.Slots(optimizer, self.passes.variables)
 
     # What the host calls ---------------------------------------------------------------------
@@ -86,7 +89,8 @@ class Loop:
                 self.start_epoch()
             while steps := host.next_steps():
                 begin = time.perf_counter()
-                means = self.train(feed, opened, epoch, host.first, steps, host.step)
+                with host.watched() as self._is_alone:
+                    means = self.train(feed, opened, epoch, host.first, steps, host.step)
                 host.called(steps, means, time.perf_counter() - begin)
             if not host.end_epoch():
                 return
@@ -94,7 +98,8 @@ class Loop:
     def trace(self, train: Feed, *others: Feed | None) -> None:
         """Compiles for these feeds without running anything, so that a model's faults show early."""
         arguments = train.open(0, 0), tf.constant(0, tf.int64), tf.constant(0, tf.int64), tf.constant(1, tf.int64)
-        self._function(train).get_concrete_function(*arguments)
+        graph = self._function(train).get_concrete_function(*arguments).graph
+        self.flops_per_example = flops_per_example(graph, self.strategy, train.batching)
         for feed in filter(None, others):
             self._evaluation.trace(feed)
 
@@ -176,9 +181,26 @@ class Loop:
     # What is compiled ------------------------------------------------------------------------
 
     def _function(self, feed: Feed) -> Any:
-        if id(feed) not in self._functions:
-            self._functions[id(feed)] = self._compile(feed)
-        return self._functions[id(feed)]
+        key = id(feed), self._is_alone
+        if key not in self._functions:
+            self._functions[key] = self._compile_one(feed) if self._is_alone else self._compile(feed)
+        return self._functions[key]
+
+    def _compile_one(self, feed: Feed) -> Any:
+        """One step to a call, to be traced: what is in no loop is what xprof finds the markers of."""
+        read_in_step = ReadInStep(feed)
+
+        @tf.function(autograph=False, reduce_retracing=True)
+        def one(opened: Any, epoch: tf.Tensor, step: tf.Tensor, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            with tf.name_scope(STEP_SCOPE):
+                with tf.name_scope(READ_SCOPE):
+                    fetched = feed.fetch(opened)
+                state = *self.strategy.run(self._no_sums), ()
+                sums, first_bad, _ = self.strategy.run(self._step, args=(read_in_step, fetched, epoch, step, *state))
+            total = self.strategy.reduce(tf.distribute.ReduceOp.SUM, sums, axis=None)
+            return total, self.strategy.experimental_local_results(first_bad)[0]
+
+        return one
 
     def _compile(self, feed: Feed) -> Any:
         @tf.function(
@@ -202,7 +224,8 @@ class Loop:
     def _batch(self, feed: Feed, fetched: Any, epoch: tf.Tensor, step: tf.Tensor) -> Any:
         """The one batch of a step, in a replica: (inputs, targets, mask)."""
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        return feed.micro_batch(fetched, epoch, step, replica, tf.constant(0, tf.int64))
+        with tf.name_scope(READ_SCOPE):
+            return feed.micro_batch(fetched, epoch, step, replica, tf.constant(0, tf.int64))
 
     def _step(
         self,
@@ -298,7 +321,8 @@ class Loop:
         if self.strategy.num_replicas_in_sync == 1:
             return gradients, loss
         there = [g for g in gradients if g is not None]
-        *summed, loss = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, [*there, loss])
+        with tf.name_scope(SUM_SCOPE):
+            *summed, loss = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, [*there, loss])
         rest = iter(summed)
         return [None if g is None else next(rest) for g in gradients], loss
 
@@ -313,3 +337,15 @@ def loss_scale(optimizer: Any) -> float | None:
     """The dynamic loss scale, where there is one."""
     scale = getattr(optimizer, "dynamic_scale", None)
     return None if scale is None else float(np.asarray(scale.numpy()))
+
+
+class ReadInStep:
+    """A feed of which each step reads its own batch, as a step by itself does."""
+
+    ahead = False
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._feed, name)

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from scaleflow.errors import NotFinite, Refusal, RunError
-from scaleflow.interfaces import Best, Checkpoints, EarlyStopping, Emit, Feed, Snapshot, Training
+from scaleflow.interfaces import Best, Checkpoints, EarlyStopping, Emit, Feed, Snapshot, Tracer, Training
 from scaleflow.training.callbacks import Callbacks, logs_of
 from scaleflow.training.engine import Engine
 from scaleflow.training.memory import peaks
 from scaleflow.training.stretch import StepsPerLoop
+from scaleflow.training.weights import histograms
+
+#: Of so many calls it is remembered how long a step took.
+RECENT = 100
 
 ADVICE = "try a lower optimizer.learning_rate, or training.clip_norm=1.0"
 
@@ -71,6 +77,15 @@ def check_monitor(key: str, options: EarlyStopping | Best | None, metrics: Colle
         raise Refusal(f"{key}.monitor={options.monitor}: there is no such value; there is {', '.join(there)}")
 
 
+class FirstStep(Protocol):
+    """Measures the parts of the time to the first step."""
+
+    def end(self, part: str) -> None: ...
+
+    def values(self) -> dict[str, float]:
+        """As metrics."""
+
+
 class Session:
     """One run, from the first step to the test: it tells of what the engine does, and when it is enough.
 
@@ -87,6 +102,10 @@ class Session:
         ends_as_best: test the model of the best one, which is then the model that the run has made.
         callbacks: Keras's, told of the same as `emit`.
         any_worker: whether any of the workers says so; called by all of them.
+        tracer: traces some of the steps.
+        laps: tells what the time to the first step was spent on; None where nobody has measured it.
+        peak_flops: operations a second that the devices can compute at most, where that is known.
+        histograms_every: after so many epochs each tells how its weights are distributed; None for never.
     """
 
     def __init__(
@@ -105,6 +124,10 @@ class Session:
         ends_as_best: bool = False,
         callbacks: Sequence[Any] = (),
         any_worker: Callable[[bool], bool] = bool,
+        tracer: Tracer | None = None,
+        laps: FirstStep | None = None,
+        peak_flops: float | None = None,
+        histograms_every: int | None = None,
     ) -> None:
         self._engine = engine
         self._options = options
@@ -120,10 +143,17 @@ class Session:
         self._best = Record(best)
         self._ends_as_best = ends_as_best
         self._any_worker = any_worker
+        self._tracer = tracer
+        self._is_single = False
+        self._laps = laps
+        self._peak_flops = peak_flops
+        self._histograms_every = histograms_every
         self._checkpoints = checkpoints
         self._clock = Clock(train)
+        self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT)
         self._values: dict[str, float] = {}
         self._calls = 0
+        self._singles = 0
         self._unsaved_seconds = 0.0
         self._saved: tuple[int, int] | None = None
         self._stopped = False
@@ -140,8 +170,13 @@ class Session:
         self._tell("train_begin")
         if self._rolls_back and not self.step:
             self._save()  # there has to be something to go back to
-        while not self._is_through():
-            pass
+        try:
+            while not self._is_through():
+                pass
+        except BaseException:
+            self._end_trace()
+            raise
+        self._end_trace(all_are_there=True)
         self._tell("train_end", logs_of(self._values))
         self._save()
         if self._checkpoints is not None:
@@ -173,6 +208,7 @@ class Session:
             NotFinite: what came, where that is not to be, or there was enough of it.
         """
         most = self._options.nan_rollbacks
+        self._end_trace()
         if self._checkpoints is not None:
             self._checkpoints.wait()
         if not self._rolls_back or self._checkpoints is None or not error.last_cause:
@@ -271,6 +307,27 @@ class Session:
         self._unsaved_seconds = 0.0
         self._checkpoints.save(snapshot, is_best)
 
+    def _beginning(self) -> dict[str, float]:
+        """What is known once the first step is taken."""
+        flops = self._engine.flops_per_example
+        known = {} if flops is None else {"perf/flops_per_example": flops}
+        if self._laps is None:
+            return {"perf/seconds_to_first_step": time.time() - self._started, **known}
+        self._laps.end("compile")
+        return {**self._laps.values(), **known}
+
+    def _speed(self) -> dict[str, float]:
+        """The epoch's; with the share of the devices' peak that the model's operations are."""
+        speed, flops = self._clock.speed(), self._engine.flops_per_example
+        if speed and flops is not None and self._peak_flops is not None:
+            speed["perf/mfu"] = speed["perf/examples_per_second"] * flops / self._peak_flops
+        return speed
+
+    @property
+    def _usual_ms(self) -> float | None:
+        """What a step takes, of those that are not taken by themselves."""
+        return percentile_ms(self._recent, 50)
+
     @property
     def _updates(self) -> int:
         """The optimizer's updates so far, by which what is reported is placed."""
@@ -293,9 +350,29 @@ class Session:
         if self._stopped or left <= 0:
             return 0
         until_saved = self._checkpoints.steps_left(self.step) if self._checkpoints is not None else None
+        until_traced = self._tracer.steps_left(self.step) if self._tracer is not None else None
         wanted = self._pace.next() if self._is_warm else 1
         self._tell("train_batch_begin", self.first)
-        return min(wanted, left, left if until_saved is None else until_saved)
+        return min(wanted, left, *(steps for steps in (until_saved, until_traced) if steps is not None))
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[bool]:
+        if self._tracer is None:
+            yield False
+            return
+        with self._tracer.watching(self.step + 1) as self._is_single:
+            yield self._is_single
+
+    def _end_trace(self, all_are_there: bool = False) -> None:
+        """Keeps what there is of a window that has begun."""
+        if self._tracer is None:
+            return
+        self._tracer.close()
+        if all_are_there:
+            self._agree(0.0)  # every worker has written its own
+        self._tracer.tell(self._usual_ms)
+        if all_are_there and not self._stopped:
+            self._tracer.ended(self.step)
 
     @property
     def _is_warm(self) -> bool:
@@ -304,20 +381,27 @@ class Session:
 
     def called(self, steps: int, means: Mapping[str, float], seconds: float) -> None:
         """One event to a call; the epoch's last one has the speed."""
-        if self._calls:  # the first call makes ready what later ones find
+        if not self._calls and not self._singles:
+            self._emit("metrics", step=self._engine.updates(self.step + 1), values=self._beginning())
+        if self._calls and not self._is_single:  # the first call makes ready what later ones find
             self._clock.add(self.first, steps, seconds)
-        else:
-            began = {"perf/seconds_to_first_step": time.time() - self._started}
-            self._emit("metrics", step=self._engine.updates(self.step + 1), values=began)
-        self._calls += 1
+            self._recent.append((seconds / steps, steps))
+        if self._tracer is not None:
+            self._tracer.took(self.step + steps)
         agreed, self._stopped = self._agree(seconds)
-        self._pace.took(steps, agreed)
+        if self._tracer is not None:
+            self._tracer.tell(self._usual_ms)
+        if self._is_single:
+            self._singles += 1
+        else:
+            self._calls += 1
+            self._pace.took(steps, agreed)
         self.step += steps
         scale = self._engine.loss_scale
         values = prefixed("train", means) | ({} if scale is None else {"train/loss_scale": scale})
         values |= {"train/rollbacks": float(self.rollbacks)} if self.rollbacks else {}
         is_last = self.first == self.steps_per_epoch or self.step == self._length.total
-        self._values = values | ({**self._clock.speed(), **peaks()} if is_last else {})
+        self._values = values | ({**self._speed(), **peaks()} if is_last else {})
         self._emit("metrics", step=self._updates, values=self._values, rate=self._clock.examples_per_second)
         self._tell("train_batch_end", self.first - 1, logs_of(values))
         self._unsaved_seconds += agreed
@@ -333,6 +417,8 @@ class Session:
         values = {**self._values, **self._score("val", self._validation)}
         self._emit("epoch", epoch=done, epochs=self.epochs, step=self._updates, values=values)
         self._tell("epoch_end", self.epoch, logs_of(values))
+        if self._histograms_every is not None and done % self._histograms_every == 0:
+            self._emit("weights", step=self._updates, values=histograms(self._engine.whole()))
         is_over = self._patience.is_over(values)
         is_best = self._best.is_broken(values, self.step)
         if self.first == self.steps_per_epoch:  # else the run has ended within the epoch
@@ -359,13 +445,14 @@ class Session:
 
 
 class Clock:
-    """Measures an epoch's training calls; the run's first call, which compiles, is left out."""
+    """Measures an epoch's training calls, but the run's first, which compiles, and those of single steps."""
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
         self._steps = 0
         self._examples = 0
         self._seconds = 0.0
+        self._calls: list[tuple[float, int]] = []
 
     def add(self, first: int, steps: int, seconds: float) -> None:
         """Counts a call that took `steps` from the epoch's step `first` on."""
@@ -373,18 +460,38 @@ class Clock:
         self._examples += min((first + steps) * size, self._feed.examples) - first * size
         self._steps += steps
         self._seconds += seconds
+        self._calls.append((seconds / steps, steps))
 
     @property
     def examples_per_second(self) -> float | None:
         return self._examples / self._seconds if self._seconds else None
 
     def speed(self) -> dict[str, float]:
+        """What an epoch's end is reported with; the means are of all steps that count."""
         if not self._seconds:
             return {}
-        return {
+        found = {
             "perf/examples_per_second": self._examples / self._seconds,
             "perf/step_ms": 1000 * self._seconds / self._steps,
+            "perf/step_ms_p50": percentile_ms(self._calls, 50),
+            "perf/step_ms_p95": percentile_ms(self._calls, 95),
         }
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def percentile_ms(calls: Collection[tuple[float, int]], percent: float) -> float | None:
+    """What so many percent of the steps took at most, in milliseconds; each counts as its call's mean step.
+
+    Args:
+        calls: (seconds a step, steps) of each.
+        percent: of the steps.
+    """
+    behind = sum(steps for _, steps in calls) * percent / 100
+    for each, steps in sorted(calls):
+        behind -= steps
+        if behind <= 0:
+            return 1000 * each
+    return None
 
 
 class Record:

@@ -144,3 +144,53 @@ def fail_to_write() -> list[str]:
 
 def test_a_failure_is_told_to_whoever_comes_next(isolated: Callable[..., Any]) -> None:
     assert isolated(fail_to_write) == ["a checkpoint could not be written: ValueError: no"] * 3
+
+
+def write_for_ever(place: str) -> list[Any]:
+    """A disk that does not answer: what is saved meanwhile waits, and whoever needs it gives up in time."""
+    import numpy as np
+
+    from scaleflow.checkpoint import Keeper, keeper
+
+    keeper.SECONDS_TO_NOTE = 0.0
+    told: list[str] = []
+    kept = Keeper(Checkpoint(write_seconds=0.3), place, lambda event, **fields: told.append(fields["text"]))
+    begun, never = threading.Event(), threading.Event()
+
+    def write(snapshot: Snapshot) -> str:
+        begun.set()
+        never.wait()
+        return ""
+
+    kept._shelf.write = write  # type: ignore[method-assign]
+    kept.save(Snapshot(1, {"a": np.array(1)}, {}))
+    assert begun.wait(10)
+    for step in (2, 3):
+        kept.save(Snapshot(step, {"a": np.array(1)}, {}))  # does not wait
+    messages = [*told]
+    for wait in (
+        kept.wait,
+        lambda: kept.save(Snapshot(4, {}, {}), is_best=True),
+        lambda: kept.save(Snapshot(5, {}, {})),
+    ):
+        try:
+            wait()
+        except CheckpointError as error:
+            messages.append(str(error))
+    return messages
+
+
+def test_a_disk_that_does_not_answer_is_not_waited_for_for_ever(isolated: Callable[..., Any]) -> None:
+    note, *errors = isolated(write_for_ever, "/far/checkpoints")
+    assert note == (
+        "a checkpoint has been being written to /far/checkpoints for 0 s; training goes on, without newer ones until "
+        "that is done"
+    )
+    assert (
+        errors
+        == [
+            "a checkpoint was not written within checkpoint.write_seconds=0.3: /far/checkpoints does not answer; those "
+            "before it are as they were"
+        ]
+        * 2
+    )  # `best` takes the place of the one that waits, and the next one would have to wait for it

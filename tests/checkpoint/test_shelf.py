@@ -95,7 +95,13 @@ def of_another_format(place: Path) -> None:
     (place / "checkpoint.json").write_text(json.dumps({**said, "format": 99}))
 
 
-DAMAGES = [flip, cut, lose_index, cut_manifest, of_another_format]
+def flip_in_manifest(place: Path) -> None:
+    """What is still JSON, and says something else."""
+    said = (place / "checkpoint.json").read_text()
+    (place / "checkpoint.json").write_text(said.replace('"epoch": 2', '"epoch": 3'))
+
+
+DAMAGES = [flip, cut, lose_index, cut_manifest, of_another_format, flip_in_manifest]
 
 
 def newest_of_damaged(folder: str, damages: list[Callable[[Path], None]]) -> list[Any]:

@@ -19,6 +19,7 @@ from scaleflow.interfaces import (
     Optimizer,
     Plan,
     Precision,
+    Profiler,
     Strategy,
     Target,
     Tracking,
@@ -46,13 +47,14 @@ WITHOUT_TARGET = {
     "precision": Precision,
     "training": Training,
     "checkpoint": Checkpoint,
+    "profiler": Profiler,
     "tracking": Tracking,
     "cluster": Cluster,
     "debug": Debug,
 }
 
 #: Groups whose options have keys of their own beside the name.
-OPTIONS_DIFFER = ("strategy", "checkpoint", "cluster")
+OPTIONS_DIFFER = ("strategy", "checkpoint", "profiler", "cluster")
 
 WITH_TARGET = {"dataset": Dataset, "model": Model, "optimizer": Optimizer}
 
@@ -65,6 +67,7 @@ PROMISED = {
     "model": "mlp",
     "optimizer": "adam",
     "tracking": "mlflow",
+    "profiler": "none",
     "seed": 0,
     "hardware.logical_devices": 1,
     "hardware.devices": None,
@@ -208,7 +211,9 @@ def test_every_option_has_the_same_keys_as_the_default(compose: Compose, path: P
         assert set(section) == set(compose()[group])
 
 
-@pytest.mark.parametrize("group", ["strategy", "hardware", "precision", "checkpoint", "tracking", "cluster"])
+@pytest.mark.parametrize(
+    "group", ["strategy", "hardware", "precision", "checkpoint", "profiler", "tracking", "cluster"]
+)
 def test_an_option_is_named_as_its_file_and_there_is_one_for_each_name(compose: Compose, group: str) -> None:
     options = sorted(path.stem for path in OPTIONS if path.parts[0] == group)
     assert [compose(f"{group}={option}")[group]["name"] for option in options] == options

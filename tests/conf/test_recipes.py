@@ -23,6 +23,10 @@ SMALL = {
     "imdb_text": ("dataset.data_dir={}", "training.batch_size=4", "dataset.vocabulary=20", "dataset.tokens=5"),
     "large_batch_warmup": ("training.global_batch_size=32",),
     "mnist_mlp": ("dataset.data_dir={}", "training.batch_size=4"),
+    "profile_input": (
+        *("dataset.data_dir={}", "training.batch_size=4"),
+        *("profiler.start_step=2", "profiler.steps=2", "training.max_steps=3"),
+    ),
     "model_parallel": ("model.units=[8,8]", "training.batch_size=8", "dataset.examples=100"),
 }
 SEVERAL_PROCESSES = ("multi_worker_local", "parameter_server_async")
@@ -83,8 +87,9 @@ def test_a_recipe_trains_validates_and_tests(
     prepared: Path, isolated: Callable[..., Any], plan: Callable[..., Any], recipe: str
 ) -> None:
     words = [word.format(prepared) for word in SMALL[recipe]]
-    assert isolated(few_steps, plan(f"experiment={recipe}", *SHORT, *words)) == (
-        2,
+    chosen = plan(f"experiment={recipe}", *SHORT, *words)
+    assert isolated(few_steps, chosen) == (
+        chosen.training.max_steps,
         ["test/loss", "train/loss", "val/loss"],
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -129,6 +130,9 @@ class Straight:
 
     def next_steps(self) -> int:
         return min(1, self.steps_per_epoch - self.first)
+
+    def watched(self) -> contextlib.AbstractContextManager[bool]:
+        return contextlib.nullcontext(False)
 
     def called(self, steps: int, means: Mapping[str, float], seconds: float) -> None:
         self.step += steps

@@ -63,7 +63,7 @@ def test_a_run_tells_one_event_a_call_and_one_an_epoch(isolated: Callable[..., A
     first, second = (fields for name, fields in events if name == "epoch")
     assert (first["epochs"], second["epochs"]) == (2, 2)
     names = {"train/loss", "train/accuracy", "val/loss", "val/accuracy", "perf/examples_per_second", "perf/step_ms"}
-    names |= {"perf/peak_host_mb"}
+    names |= {"perf/peak_host_mb", "perf/step_ms_p50", "perf/step_ms_p95"}
     assert set(first["values"]) == names
     assert result.test == events[-1][1]["values"]  # the last event holds the test's values
 

@@ -1,0 +1,5 @@
+"""Where the time of a step goes: traced in the workers, read in a process of its own, told in words and a picture."""
+
+from scaleflow.profiler.reading import report
+
+__all__ = ["report"]

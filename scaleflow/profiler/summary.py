@@ -1,0 +1,195 @@
+"""What a window of traced steps comes to, in figures and in words."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from scaleflow.profiler.split import PARTS, Step
+
+Summary = dict[str, Any]
+
+#: From this share of a step on, waiting for input is what to look at first; below the other one, nothing to look at.
+INPUT_BOUND, NOT_INPUT_BOUND = 20.0, 5.0
+
+#: Other shares that are worth a word.
+MUCH_ALLREDUCE, MUCH_HOST = 15.0, 40.0
+
+OPS = 15
+
+
+def summarise(event: Mapping[str, Any], steps: Sequence[Step], ops: Sequence[Mapping[str, Any]]) -> Summary:
+    """The figures of one process's trace.
+
+    Args:
+        event: `profile`, as the worker told it.
+        steps: those that were traced, divided.
+        ops: operations with `type`, `name`, `count`, `self_ms` and `in_step`, the longest first.
+    """
+    totals = [step.total for step in steps]
+    whole = sum(totals) or 1.0
+    shares = {part: round(100 * sum(getattr(step, part) for step in steps) / whole, 2) for part in PARTS}
+    medians = {f"{part}_ms": round(statistics.median(getattr(step, part) for step in steps), 4) for part in PARTS}
+    is_elsewhere = event["facts"].get("strategy") == "parameter_server"
+    found: Summary = {
+        "first_step": event["first"],
+        "last_step": event["last"],
+        "steps": len(steps),
+        "step_ms": {"p50": round(percentile(totals, 50), 4), "p95": round(percentile(totals, 95), 4)},
+        "percent": None if is_elsewhere else shares,
+        "median_ms": None if is_elsewhere else medians,
+        "usual_step_ms": event.get("usual_ms"),
+        "ops": list(ops[:OPS]),
+        "each_step": [{key: round(value, 4) for key, value in asdict(step).items()} for step in steps],
+        "facts": dict(event["facts"]),
+    }
+    found["advice"] = advice(found, ops)
+    return found
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """By linear interpolation, as numpy's default."""
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * percent / 100
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def values_of(summary: Summary) -> dict[str, float]:
+    """The metrics of a profile; where the work is done in other processes, there is but the time."""
+    found = {"profile/step_ms": summary["step_ms"]["p50"]}
+    if summary["percent"] is not None:
+        found["profile/input_pct"] = summary["percent"]["input"]
+        found["profile/allreduce_pct"] = summary["percent"]["allreduce"]
+    return found
+
+
+# ---------------------------------------------------------------------------------------------
+# In words
+# ---------------------------------------------------------------------------------------------
+
+
+def advice(summary: Summary, ops: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What to do about it, the most important first."""
+    percent, facts = summary["percent"], summary["facts"]
+    if percent is None:
+        return [
+            "The coordinator alone was traced: what it waits for is computed by its workers, and in the window one "
+            "step is under way at a time. For the split of a step, profile the same run with strategy=one_device."
+        ]
+    words = [about_input(percent["input"], facts, ops)]
+    if percent["allreduce"] >= MUCH_ALLREDUCE:
+        words.append(
+            f"{percent['allreduce']:.0f} % of a step sums gradients over the replicas: a larger training.batch_size or "
+            "training.accumulate does that less often for the same examples"
+            + ("; between GPUs, strategy.communication=nccl." if facts.get("strategy") == "multi_worker" else ".")
+        )
+    if percent["host"] >= MUCH_HOST:
+        words.append(about_host(summary))
+    if percent["compute"] == max(percent.values()):
+        words.append(about_compute(percent["compute"], facts, ops))
+    return words
+
+
+def about_input(percent: float, facts: Mapping[str, Any], ops: Sequence[Mapping[str, Any]]) -> str:
+    """Whether steps wait for input, and what would help."""
+    if percent < NOT_INPUT_BOUND:
+        return f"{percent:.0f} % of a step waits for input: the run is not input-bound."
+    if facts.get("input") == "memory" and percent < INPUT_BOUND:
+        return f"{percent:.0f} % of a step gathers its examples from memory: the run is not input-bound."
+    degree = "the run is input-bound" if percent >= INPUT_BOUND else "a part of the run is input-bound"
+    return f"{percent:.0f} % of a step waits for input: {degree}; {way_out(facts, ops)}."
+
+
+def way_out(facts: Mapping[str, Any], ops: Sequence[Mapping[str, Any]]) -> str:
+    if facts.get("input") == "memory":
+        return (
+            "the examples are in memory, and what is left is to gather them: that is much only where a step has little "
+            "else to do, so use a larger model or training.batch_size, and look at perf/step_ms outside the window"
+        )
+    ways = []
+    if facts.get("cache") == "none":
+        ways.append("dataset.cache=memory (or file) reads and prepares each example once")
+    ways.append("more parallel reads (dataset.threads, or more cores)")
+    slowest = next((op for op in ops if not op["in_step"]), None)
+    if slowest is not None:
+        python = ", which is Python and runs in one thread at a time: use TensorFlow's operations"
+        ways.append(f"the longest of the pipeline is {slowest['type']}{python * (slowest['type'] == 'PyFunc')}")
+    return "; ".join(ways)
+
+
+def about_host(summary: Summary) -> str:
+    usual, now = summary["usual_step_ms"], summary["step_ms"]["p50"]
+    share = f"{summary['percent']['host']:.0f} % of a step is neither: Python and the start of the call"
+    if usual is not None and usual < 0.8 * now:
+        return (
+            f"{share}. In the window each step is a call of its own ({now:.3g} ms); outside, where many are one call, "
+            f"a step takes {usual:.3g} ms, so that most of this is not paid there."
+        )
+    return f"{share}: a larger training.batch_size gives a step more to do."
+
+
+def about_compute(percent: float, facts: Mapping[str, Any], ops: Sequence[Mapping[str, Any]]) -> str:
+    longest = next((op for op in ops if op["in_step"]), None)
+    most = f", most of it in {longest['type']} ({longest['name']})" if longest else ""
+    on_gpu = facts.get("hardware") == "gpu"
+    hint = ""
+    if on_gpu and facts.get("precision") == "float32":
+        hint = "; precision=mixed is faster on a GPU with tensor cores"
+    elif on_gpu:
+        hint = "; hardware.xla=true may fuse small operations, a larger training.batch_size uses the device better"
+    return f"{percent:.0f} % of a step computes{most}{hint}."
+
+
+def markdown(summary: Summary) -> str:
+    """The page that people read."""
+    first, last = summary["first_step"], summary["last_step"]
+    p50, p95 = summary["step_ms"]["p50"], summary["step_ms"]["p95"]
+    lines = [f"# Steps {first} to {last}", "", f"A step took {p50:.3g} ms (p50), {p95:.3g} ms (p95)."]
+    if summary["usual_step_ms"] is not None:
+        lines.append(
+            f"Outside the window, where several steps are one call, it takes {summary['usual_step_ms']:.3g} ms."
+        )
+    lines += ["", *(f"- {word}" for word in summary["advice"]), ""]
+    if summary["percent"] is not None:
+        lines += ["| part of a step | share | median, ms |", "|---|---|---|"]
+        lines += [
+            f"| {part} | {summary['percent'][part]:.1f} % | {summary['median_ms'][part + '_ms']:.3g} |"
+            for part in PARTS
+        ]
+    if len(summary.get("workers", ())) > 1:
+        lines += ["", "| process | step p50, ms | input | compute | all-reduce | host |", "|---|---|---|---|---|---|"]
+        lines += [worker_row(worker) for worker in summary["workers"]]
+    if summary["memory"]:
+        lines += ["", "| memory | peak, MiB |", "|---|---|"]
+        lines += [f"| {name} | {value:,.0f} |" for name, value in summary["memory"].items()]
+    lines += ["", "| operation | name | count | self time, ms | share |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {op['type']} | `{op['name']}` | {op['count']} | {op['self_ms']:.3f} | {op['percent']:.1f} % |"
+        for op in summary["ops"]
+    ]
+    lines += ["", HOW]
+    return "\n".join(lines) + "\n"
+
+
+def worker_row(worker: Mapping[str, Any]) -> str:
+    shares = " | ".join(f"{worker['percent'][part]:.1f} %" for part in PARTS)
+    return f"| {worker['name']} | {worker['step_ms']:.3g} | {shares} |"
+
+
+HOW = """\
+An instant of a step is `compute` if any of its operations computes then, on any device; else `allreduce` if gradients
+are being summed over the replicas; else `input` if it waits for examples; else `host`. The shares of operations are of
+the self time of all that are listed in the trace, those of the input pipeline too, whose waiting is left out."""
+
+
+def in_a_line(summary: Summary) -> str:
+    """For the end of a command."""
+    steps = f"steps {summary['first_step']} to {summary['last_step']}: {summary['step_ms']['p50']:.3g} ms a step"
+    if summary["percent"] is None:
+        return steps
+    parts = ", ".join(f"{part} {summary['percent'][part]:.0f} %" for part in PARTS)
+    return f"{steps}, {parts}"

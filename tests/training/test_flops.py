@@ -1,0 +1,141 @@
+"""What a step computes, as it is counted in the graph that was traced of it; and what is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from scaleflow.laps import Laps
+from tests.training.driving import ignore
+
+BASE = ("hardware=cpu", "tracking=none", "checkpoint=none", "dataset=synthetic", "dataset.examples=200")
+MLP = (*BASE, "model=mlp", "model.units=[16]", "dataset.shape=[8]", "dataset.outputs=4")
+CNN = (*BASE, "model=cnn", "model.filters=[8,16]", "model.units=32", "dataset.shape=[12,12,3]", "dataset.outputs=4")
+
+#: Forward and backward, of an example: an input's gradient is not needed in the first layer.
+OF_MLP = 2 * (8 * 16 * 2 + 16 * 4 * 3)
+
+
+def counted(plans: list[Any]) -> list[float | None]:
+    from scaleflow.assemble import build
+
+    return [build(plan, ignore).loop.flops_per_example for plan in plans]
+
+
+def test_multiplications_are_counted_forward_and_backward_however_a_step_is_divided(
+    isolated: Callable[..., Any], plan: Callable[..., Any]
+) -> None:
+    one = "strategy=one_device"
+    ways = [
+        (*MLP, one),
+        (*MLP, one, "training.accumulate=4"),
+        (*MLP, one, "training.engine=fit"),
+        (*MLP, one, "hardware.xla=true"),
+        (*MLP, one, "precision=mixed"),
+        (*MLP, one, "profiler=trace", "training.max_steps=100"),
+    ]
+    assert isolated(counted, [plan(*words) for words in ways]) == [OF_MLP] * len(ways)
+    both = "strategy=mirrored", "hardware.logical_devices=2"
+    ways = [(*MLP, *both), (*MLP, *both, "training.engine=fit"), (*MLP, *both, "training.accumulate=4")]
+    assert isolated(counted, [plan(*words) for words in ways]) == [OF_MLP] * len(ways)
+
+
+def test_convolutions_are_counted(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
+    (found,) = isolated(counted, [plan(*CNN, "strategy=one_device")])
+    first, second = 12 * 12 * 8 * 27, 6 * 6 * 16 * 72
+    head = 3 * 3 * 16 * 32 + 32 * 4
+    assert found == 2 * (2 * first + 3 * second + 3 * head)
+
+
+def of_functions() -> list[float | None]:
+    import tensorflow as tf
+
+    from scaleflow.training.flops import flops_of
+
+    def graph(function: Callable[..., Any], *shapes: tuple[int | None, ...]) -> Any:
+        return tf.function(function).get_concrete_function(*(tf.TensorSpec(shape) for shape in shapes)).graph
+
+    def looped(a: Any, b: Any) -> Any:
+        return tf.while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x @ b), (0, a))[1]
+
+    return [
+        flops_of(graph(lambda a, b: tf.einsum("bij,bjk->bik", a, b), (2, 3, 4), (2, 4, 5))),
+        flops_of(graph(lambda a, b: tf.einsum("...j,jk->...k", a, b), (2, 3, 4), (4, 5))),
+        flops_of(graph(tf.matmul, (2, 3, 4), (2, 4, 5))),
+        flops_of(graph(lambda a, b: tf.matmul(a, b, transpose_a=True), (4, 3), (4, 5))),
+        flops_of(graph(lambda a, b: tf.nn.depthwise_conv2d(a, b, [1, 1, 1, 1], "SAME"), (1, 4, 4, 2), (3, 3, 2, 1))),
+        flops_of(graph(lambda a, b: (a @ b, a + 1)[1], (3, 4), (4, 5))),  # nobody asks for the product
+        flops_of(graph(looped, (4, 4), (4, 4))),
+        flops_of(graph(looped, (4, 4), (4, 4)), (3,)),
+        flops_of(graph(tf.matmul, (None, 4), (4, 5))),
+    ]
+
+
+def test_each_kind_of_operation_is_counted_and_what_is_not_known_is_not_guessed(isolated: Callable[..., Any]) -> None:
+    assert isolated(of_functions) == [240, 240, 240, 120, 2 * 32 * 9, 0, None, 3 * 128, None]
+
+
+def peaks() -> list[float | None]:
+    from scaleflow.hardware.peaks import peak, peak_of
+
+    names = ("NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "Tesla T4", "NVIDIA A1000", "")
+    found = [peak_of(name, "mixed_float16") for name in names]
+    return [*found, peak_of("Tesla T4", "mixed_bfloat16"), peak_of(names[0], "float32"), peak("CPU", "float32", 1)]
+
+
+def test_a_gpus_peak_is_known_by_its_name_and_a_cpu_has_none(isolated: Callable[..., Any]) -> None:
+    assert isolated(peaks) == [312e12, 989.5e12, 756.5e12, 65e12, None, None, None, 156e12, None]
+
+
+def test_the_time_to_the_first_step_is_the_sum_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([107.0, 108.0, 110.0, 111.5])
+    monkeypatch.setattr("time.time", lambda: next(clock))
+    laps = Laps(100.0, **{"import": 5.0})
+    for part in ("launch", "build", "data", "build"):
+        laps.end(part)
+    assert laps.values() == {
+        "perf/seconds_to_first_step": 11.5,
+        "perf/seconds_to_first_step_import": 5.0,
+        "perf/seconds_to_first_step_launch": 2.0,
+        "perf/seconds_to_first_step_build": 2.5,
+        "perf/seconds_to_first_step_data": 2.0,
+    }
+
+
+def clocked() -> Any:
+    from scaleflow.training.session import percentile_ms
+
+    calls = [(0.001, 98), (0.5, 1), (0.002, 1)]
+    return [percentile_ms(calls, percent) for percent in (50, 98, 99, 100)] + [percentile_ms([], 50)]
+
+
+def test_a_step_counts_as_the_mean_of_its_call(isolated: Callable[..., Any]) -> None:
+    assert isolated(clocked) == [1.0, 1.0, 2.0, 500.0, None]
+
+
+def utilised(plan: Any) -> list[dict[str, float]]:
+    import dataclasses
+    import time
+    from pathlib import Path
+
+    from scaleflow.assemble import build
+    from scaleflow.worker import Job, begin, training_agreement
+
+    events: list[dict[str, float]] = []
+    built = dataclasses.replace(build(plan, ignore), peak_flops=1e12)
+    job = Job(plan, Path(), time.time())
+
+    def emit(event: str, /, **fields: Any) -> None:
+        events.append(fields.get("values", {}))
+
+    begin(job, built, training_agreement(job, built, bool), emit).run()
+    return [values for values in events if "perf/mfu" in values]
+
+
+def test_utilisation_is_the_models_operations_to_the_devices_peak(
+    isolated: Callable[..., Any], plan: Callable[..., Any]
+) -> None:
+    values, *_ = isolated(utilised, plan(*MLP, "strategy=one_device", "training.epochs=1"))
+    assert values["perf/mfu"] == pytest.approx(values["perf/examples_per_second"] * OF_MLP / 1e12)
