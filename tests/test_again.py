@@ -68,6 +68,7 @@ def runs_of_an_own_model(folder: str) -> dict[str, Any]:
     told["masked"] = said(rerun.main, first.run_id, *trust)
     told["again"] = said(rerun.main, first.run_id, *here, *trust, "hydra.run.dir=again", "checkpoint=none")
     told["evaluated"] = said(evaluate.main, first.run_id, *trust, *INLINE)
+    told["profiled"] = said(evaluate.main, first.run_id, *trust, "profiler=trace")
     told["other_shape"] = said(evaluate.main, first.run_id, *trust, *INLINE, "dataset=synthetic")
     told["other_targets"] = said(
         evaluate.main, first.run_id, *trust, *INLINE, "dataset=synthetic", "dataset.shape=[8,8,1]", "dataset.outputs=3"
@@ -144,6 +145,7 @@ def test_an_own_model_is_run_again_and_evaluated(isolated: Callable[..., Any], t
     assert "targets need outputs of shape" in text
     assert "(batch, 3)" in text
     assert "(batch, 10)" in text
+    assert told["profiled"] == (2, "scaleflow: profiler=trace: not available yet with scaleflow.evaluate\n")
     code, text = told["no_split"]
     assert code == 2
     assert "--split validation: there is no such split; there is test, train" in text
