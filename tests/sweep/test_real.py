@@ -1,0 +1,142 @@
+"""Sweeps that train, into a real store."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Command
+from tests.test_launch import processes, wait_for
+
+pytestmark = pytest.mark.slow
+
+SMALL = ("dataset=synthetic", "dataset.shape=[16]", "dataset.examples=500", "dataset.validation=null")
+SWEEP = ("-m", *SMALL, "hydra.sweep.dir=s")
+
+
+def runs(folder: Path) -> tuple[Any, dict[str, Any]]:
+    """The parent, and its children by their folder's name."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    found = client.search_runs([client.get_experiment_by_name("scaleflow").experiment_id])
+    (parent,) = [run for run in found if "mlflow.parentRunId" not in run.data.tags]
+    children = [run for run in found if run is not parent]
+    assert {run.data.tags["mlflow.parentRunId"] for run in children} <= {parent.info.run_id}
+    return parent, {Path(run.data.tags["scaleflow.folder"]).name: run for run in children}
+
+
+def artifacts(folder: Path, run_id: str) -> set[str]:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    places = [None, "plots"]
+    return {file.path for place in places for file in client.list_artifacts(run_id, place)}
+
+
+def test_a_sweep_is_a_parent_with_a_child_to_each_job(command: Command) -> None:
+    swept = ("strategy=one_device,mirrored", "hardware.logical_devices=2", "training.epochs=2")
+    ended = command(*SWEEP, *swept, "hydra.launcher.n_jobs=2", "training.global_batch_size=50")
+    assert ended.returncode == 0, ended.stderr
+    parent, children = runs(command.folder)
+    assert (parent.info.status, parent.info.run_name) == ("FINISHED", "sweep of strategy")
+    assert parent.data.tags["scaleflow.status"] == "FINISHED"
+    assert {name: run.info.status for name, run in children.items()} == {"0": "FINISHED", "1": "FINISHED"}
+    assert [children[name].data.params["resolved.replicas"] for name in "01"] == ["1", "2"]
+    rows = list(csv.DictReader((command.folder / "s" / "report.csv").read_text().splitlines()))
+    assert [row["strategy"] for row in rows] == ["one_device", "mirrored"]
+    assert [row["run"] for row in rows] == [children[name].info.run_id for name in "01"]
+    one, two = (float(row["examples/s"]) for row in rows)
+    assert [float(row["efficiency"]) for row in rows] == pytest.approx([1.0, two / (2 * one)])
+    kept = artifacts(command.folder, parent.info.run_id)
+    assert {"report.json", "report.csv", "report.md", "multirun.yaml", "config.yaml"} <= kept
+    assert {"plots/throughput.png", "plots/curves.png", "plots/over-strategy.png"} <= kept
+    assert json.loads(parent.data.tags["mlflow.loggedArtifacts"]) == [{"path": "report.json", "type": "table"}]
+    losses = [float(row["test/loss"]) for row in rows]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)  # the same batches
+
+    again = command(*SWEEP, *swept, "training.global_batch_size=50", "seed=0,1")
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.count("is FINISHED already") == 2
+    same, children = runs(command.folder)
+    assert same.info.run_id == parent.info.run_id
+    assert same.info.status == "FINISHED"
+    assert len(children) == 4
+
+
+@contextlib.contextmanager
+def started(command: Command, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A sweep in the background, whose first job has written a checkpoint; it does not outlive the block."""
+    with (command.folder / "out.txt").open("w") as out:
+        launcher = subprocess.Popen(
+            command.arguments(*SWEEP, *words),
+            cwd=command.folder,
+            env=command.environment,
+            stdout=out,
+            stderr=out,
+            stdin=subprocess.DEVNULL,
+        )
+    events = command.folder / "s" / "0" / "events.jsonl"
+    try:
+        wait_for(lambda: launcher.poll() is not None or has_checkpoint(events), 120)
+        assert launcher.poll() is None, (command.folder / "out.txt").read_text()
+        yield launcher
+    finally:
+        launcher.kill()
+        launcher.wait(10)
+
+
+def has_checkpoint(events: Path) -> bool:
+    return events.exists() and '"event": "checkpoint"' in events.read_text()
+
+
+LONG = ("training.epochs=100000", "model.units=8,16", "training.steps_per_epoch=10")
+
+
+def test_a_launcher_that_is_killed_is_made_up_for_when_the_sweep_is_sent_again(command: Command) -> None:
+    folder = command.folder / "s" / "0"
+    with started(command, *LONG):
+        (worker,) = processes(folder)
+    wait_for(lambda: not worker.is_running(), 60)
+    step = last_step(folder)
+    refused = command(*SWEEP, f"training.epochs={step // 10 + 2}", *LONG[1:])
+    assert refused.returncode == 2
+    assert "training.epochs=" in refused.stderr
+    with started(command, *LONG) as again:
+        wait_for(lambda: last_step(folder) > step, 120)
+        os.kill(again.pid, signal.SIGINT)
+        assert again.wait(60) == 130, (command.folder / "out.txt").read_text()
+    parent, children = runs(command.folder)
+    assert parent.info.status == "KILLED"
+    assert {name: run.info.status for name, run in children.items()} == {"0": "KILLED"}
+    statuses = [job["status"] for job in json.loads((command.folder / "s" / "sweep.json").read_text())["jobs"]]
+    assert statuses == ["KILLED", "waiting"]
+    assert "the same command with hydra.sweep.dir=s" in (command.folder / "out.txt").read_text()
+
+
+def last_step(folder: Path) -> int:
+    for _ in range(100):
+        events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines() if line.endswith("}")]
+        steps = [event["step"] for event in events if event["event"] == "metrics"]
+        if steps:
+            return int(max(steps))
+        time.sleep(0.1)
+    raise AssertionError("no step")
+
+
+def test_another_launcher_of_hydras_runs_each_job_as_a_command_of_its_own(command: Command) -> None:
+    words = (*SMALL, "training.epochs=1", "tracking=none", "optimizer=sgd", "optimizer.learning_rate=0.1,-1,0.01")
+    ended = command("-m", "hydra/launcher=basic", *words, "hydra.sweep.dir=b")
+    assert ended.returncode == 1
+    assert ended.stdout.count("FINISHED") == 2
+    assert "optimizer.learning_rate=-1: expected a number, above 0.0" in ended.stderr
