@@ -43,7 +43,7 @@ class Entry:
         identity: a digest of its config.
         overrides: what makes it, secrets masked.
         folder: its run's, below the sweep's.
-        status: waiting, RUNNING, FINISHED, FAILED, KILLED or REFUSED.
+        status: waiting, RUNNING, FINISHED, FAILED, KILLED, REFUSED or PRUNED.
         reason: why it was refused or failed, in a line.
     """
 

@@ -71,6 +71,8 @@ class Job:
         entry: in the sweep's ledger.
         plan: checked; None where it need not run, or can't.
         life: which time it is that it goes on; 0 where it begins.
+        changes: what is asked of one that goes on.
+        is_pruned: whether a sweeper has stopped it.
     """
 
     asked: Asked
@@ -78,6 +80,7 @@ class Job:
     plan: Plan | None = None
     life: int = 0
     changes: Sequence[str] = ()
+    is_pruned: bool = False
 
 
 class Sweep:
@@ -89,7 +92,7 @@ class Sweep:
         began: when the command began, in seconds since the epoch.
 
     Attributes:
-        watch: is given each event of each job with the job's number; where it says so the job is stopped.
+        watch: is given each event of each job with the job's overrides; where it says so the job is stopped.
 
     Raises:
         Refusal: if the folder can't be used.
@@ -109,7 +112,7 @@ class Sweep:
         self._tell: Writer | None = None
         self._plan: Plan | None = None
         self._jobs: list[Job] = []
-        self.watch: Callable[[int, Event], bool] | None = None
+        self.watch: Callable[[Sequence[str], Event], bool] | None = None
         if self._at_once < 1:
             raise Refusal(f"hydra.launcher.n_jobs={self._at_once}: expected at least 1")
         writable(self._folder)
@@ -181,9 +184,9 @@ class Sweep:
         folder = self._folder / job.entry.folder
         told = Told.of(folder)
         try:
-            if told.status == "FINISHED":
-                job.entry.status = "FINISHED"
-                JobDisplay(sys.stdout, job.entry.number).line("is FINISHED already")
+            if told.status == "FINISHED" or job.entry.status == "PRUNED":
+                job.entry.status = "FINISHED" if told.status == "FINISHED" else "PRUNED"
+                JobDisplay(sys.stdout, job.entry.number).line(f"is {job.entry.status} already")
             elif told.is_ready:
                 job.plan, run = job.asked.going_on(folder)
                 job.life, job.changes = run.number, run.changes
@@ -225,6 +228,8 @@ class Sweep:
             code = self._launched(job, {**job.asked.environment, **environment})
             told = Told.of(self._folder / job.entry.folder)
             status = "REFUSED" if code == REFUSED else told.status or "FAILED"
+            if job.is_pruned and status == "KILLED":
+                status = "PRUNED"
             self._note(job, status, told.error if status != "FINISHED" else "")
         finally:
             slots.put(environment)
@@ -238,8 +243,9 @@ class Sweep:
         def heard(event: Event) -> None:
             if event["event"] == "ready":
                 self._begin(job)
-            if self.watch is not None and self.watch(number, event):
+            if self.watch is not None and self.watch(job.asked.overrides, event):
                 stop.alone()
+                job.is_pruned = True
 
         folder = self._folder / job.entry.folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -344,7 +350,7 @@ class Sweep:
         for path in report.draw(self._folder):
             self._tell("artifact", path=str(path), folder="plots")
         status = "KILLED" if self._stop.is_set() else "FINISHED" if code == FINISHED else "FAILED"
-        bad = [job.entry for job in self._jobs if job.entry.status != "FINISHED"]
+        bad = [job.entry for job in self._jobs if job.entry.status not in ("FINISHED", "PRUNED")]
         error = {"error": f"{len(bad)} of {len(self._jobs)} jobs did not finish"} if bad else {}
         self._tell("end", status=status, **error)
         self._tell.close()
@@ -377,8 +383,8 @@ class Sweep:
     def _code(self) -> int:
         if self._stop.is_set():
             return 128 + (self._stop.signal or signal.SIGTERM)
-        statuses = {job.entry.status for job in self._jobs}
-        return FINISHED if statuses == {"FINISHED"} else REFUSED if statuses == {"REFUSED"} else FAILED
+        statuses = {job.entry.status for job in self._jobs} - {"PRUNED"}
+        return FINISHED if statuses <= {"FINISHED"} else REFUSED if statuses == {"REFUSED"} else FAILED
 
 
 def write_config(folder: Path, config: DictConfig) -> None:
