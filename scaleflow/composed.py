@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from scaleflow.composing import plain
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import Plan
-from scaleflow.masking import masked, masked_override, remember, secrets_in
+from scaleflow.masking import masked, masked_override
 from scaleflow.plan import make_plan
 
 #: What Hydra writes about a sweep, in its folder.
@@ -31,7 +31,6 @@ def resolved(config: DictConfig) -> tuple[dict[str, Any], dict[str, str], list[s
     choices = {g: str(o) for g, o in chosen.choices.items() if "/" not in g and "@" not in g and o is not None}
     own = [source.path for source in chosen.config_sources if source.schema == "file"]
     found = plain(config)
-    remember(secrets_in(OmegaConf.to_container(config, resolve=False), found))
     return found, choices, [str(Path.cwd()), *own]
 
 

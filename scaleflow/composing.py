@@ -27,6 +27,7 @@ from yaml import YAMLError
 from scaleflow.command import options_as_text
 from scaleflow.errors import Refusal
 from scaleflow.explain import CONF, check_config_dirs, explain, parsed, search_path
+from scaleflow.masking import register_resolver, remember, secrets_in, secrets_typed
 
 #: Hydra's state is the process's.
 LOCK = threading.RLock()
@@ -56,6 +57,8 @@ def composed(overrides: Sequence[str], config_dirs: Sequence[str | Path] = ()) -
         Refusal: naming the word that is wrong, and what would work.
     """
     words = options_as_text(overrides)
+    remember(secrets_typed(words))
+    register_resolver()
     flags = flags_for(config_dirs)
     check_words(words, flags)
     with hydras_state():
@@ -124,6 +127,7 @@ def plain(config: DictConfig) -> dict[str, Any]:
         raise Refusal(f"{', '.join(missing)}: {has} no default; write {' '.join(f'{key}=...' for key in missing)}")
     found = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     assert isinstance(found, dict)
+    remember(secrets_in(OmegaConf.to_container(config, resolve=False), found))
     return {str(key): value for key, value in found.items()}
 
 

@@ -225,7 +225,7 @@ def unmask(config: DictConfig, default: Mapping[str, Any], own: set[str]) -> Non
         here = at(default, key)
         if here is None or here == value:
             raise Refusal(
-                f"{key}={value}: was masked where it was tracked; type {key}=..., or give the --config-dir that has it"
+                f"{key}: was masked where it was tracked; type its value, or give the --config-dir that has it"
             )
         OmegaConf.update(config, key, here)
         own.add(key)

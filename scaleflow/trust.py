@@ -139,7 +139,7 @@ def check_interpolation(key: str, value: str) -> None:
 
 def unresolved(key: str, value: str) -> Refusal:
     return Refusal(
-        f"{key}={show(value)}: is not resolved on this machine, since it comes from a tracked run; type {key}=..."
+        f"{key}={show(value)}: is not resolved on this machine, since it comes from a tracked run; type its value"
     )
 
 

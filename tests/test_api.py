@@ -100,7 +100,7 @@ def runs_in_this_process(folder: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_runs_in_this_process(isolated: Callable[..., Any], tmp_path: Path) -> None:
-    found = isolated(runs_in_this_process, str(tmp_path))
+    found = isolated(runs_in_this_process, str(tmp_path), timeout=240)
     first = found["run"]
     assert (first.status, first.run_id, first.folder) == ("FINISHED", None, tmp_path / "thread")
     assert {"train/loss", "val/accuracy", "test/accuracy"} <= set(first.metrics)

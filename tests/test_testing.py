@@ -107,7 +107,7 @@ def try_all() -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_what_works_passes_and_what_does_not_is_named(isolated: Callable[..., Any]) -> None:
-    told = isolated(try_all)
+    told = isolated(try_all, timeout=240)
     for kind, (inputs, outputs) in KINDS.items():
         assert told[kind].counts == {"train": 32, "test": 8}
         assert (told[kind].inputs, told[kind].outputs) == (inputs, outputs)

@@ -116,7 +116,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "arguments by their place": ({"model__units": {"_args_": [1]}}, ["model.units._args_"]),
     "a secret of the environment": ({"tracking__tags": {"a": "${oc.env:HOME}"}}, ["tracking.tags.a=${oc.env:HOME}"]),
-    "one in a number's place": ({"seed": "${oc.env:UID}"}, ["seed=${oc.env:UID}", "type seed=..."]),
+    "one in a number's place": ({"seed": "${oc.env:UID}"}, ["seed=${oc.env:UID}", "type its value"]),
     "one in an interpolation": ({"model__units": "${oc.decode:${seed}}"}, ["model.units=${oc.decode:"]),
     "one that is put together": (
         {"tracking__tags": {"a": "$", "b": "{oc.env:HOME}", "c": "${.a}${.b}"}},
@@ -132,10 +132,10 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "a machine": ({"hardware__tpu": "grpc://10.0.0.1:8470"}, ["hardware.tpu=grpc://10.0.0.1:8470"]),
     "a machine by its name": ({"hardware__tpu": "theirs"}, ["hardware.tpu=theirs"]),
     "a command for a cluster": ({"cluster__submit": "sh x"}, ["cluster.submit=sh x"]),
-    "a secret that was masked": ({"model__api_key": "****"}, ["model.api_key=****", "type model.api_key=..."]),
+    "a secret that was masked": ({"model__api_key": "****"}, ["model.api_key: was masked", "type its value"]),
     "an interpolation to a secret": (
         {"model__api_key": "****", "tracking__run_name": "${model.api_key}"},
-        ["model.api_key=****"],
+        ["model.api_key: was masked"],
     ),
 }
 

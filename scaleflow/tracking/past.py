@@ -61,12 +61,18 @@ def find(run_id: str, store: Tracking) -> tuple[MlflowTracker, Past]:
     Raises:
         Refusal: if the store has no such run, or it is none of scaleflow's.
     """
+    from mlflow.exceptions import MlflowException
+
     from scaleflow.tracking.store import MlflowTracker
 
     tracker = MlflowTracker(store)
     tracker.connect()
-    tracker.adopt(run_id, "RUN_ID")
-    run = tracker.run()
+    try:
+        tracker.adopt(run_id, "RUN_ID")
+        run = tracker.run()
+    except MlflowException as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise Refusal(f"tracking.uri={masked(store.uri)}: the store can't be used: {masked(reason)}") from error
     if "scaleflow.folder" not in run.data.tags:
         raise Refusal(f"{run_id}: that run is none of scaleflow's: it has no tag scaleflow.folder")
     outputs = sorted(run.outputs.model_outputs if run.outputs else [], key=lambda output: output.step)

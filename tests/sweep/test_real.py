@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from tests.conftest import Command
@@ -73,8 +74,9 @@ def test_a_sweep_is_a_parent_with_a_child_to_each_job(command: Command) -> None:
     assert len(children) == 4
 
 
-def started(command: Command, *words: str) -> subprocess.Popen[bytes]:
-    """A sweep in the background, whose first job has written a checkpoint."""
+@contextlib.contextmanager
+def started(command: Command, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A sweep in the background, whose first job has written a checkpoint; it does not outlive the block."""
     with (command.folder / "out.txt").open("w") as out:
         launcher = subprocess.Popen(
             command.arguments(*SWEEP, *words),
@@ -85,28 +87,35 @@ def started(command: Command, *words: str) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
         )
     events = command.folder / "s" / "0" / "events.jsonl"
-    wait_for(lambda: events.exists() and '"event": "checkpoint"' in events.read_text(), 60)
-    return launcher
+    try:
+        wait_for(lambda: launcher.poll() is not None or has_checkpoint(events), 120)
+        assert launcher.poll() is None, (command.folder / "out.txt").read_text()
+        yield launcher
+    finally:
+        launcher.kill()
+        launcher.wait(10)
 
 
-LONG = ("training.epochs=100000", "model.units=8,16", "training.steps_per_epoch=50")
+def has_checkpoint(events: Path) -> bool:
+    return events.exists() and '"event": "checkpoint"' in events.read_text()
+
+
+LONG = ("training.epochs=100000", "model.units=8,16", "training.steps_per_epoch=10")
 
 
 def test_a_launcher_that_is_killed_is_made_up_for_when_the_sweep_is_sent_again(command: Command) -> None:
-    launcher = started(command, *LONG)
-    (worker,) = processes(command.folder / "s" / "0")
-    launcher.kill()
-    launcher.wait(10)
-    wait_for(lambda: not psutil.pid_exists(worker.pid) or not worker.is_running(), 60)
-    step = last_step(command.folder / "s" / "0")
-    shorter = (f"training.epochs={step // 50 + 2}", *LONG[1:])
-    refused = command(*SWEEP, *shorter)
+    folder = command.folder / "s" / "0"
+    with started(command, *LONG):
+        (worker,) = processes(folder)
+    wait_for(lambda: not worker.is_running(), 60)
+    step = last_step(folder)
+    refused = command(*SWEEP, f"training.epochs={step // 10 + 2}", *LONG[1:])
     assert refused.returncode == 2
     assert "training.epochs=" in refused.stderr
-    again = started(command, *LONG)
-    wait_for(lambda: last_step(command.folder / "s" / "0") > step, 60)
-    os.kill(again.pid, signal.SIGINT)
-    assert again.wait(60) == 130, (command.folder / "out.txt").read_text()
+    with started(command, *LONG) as again:
+        wait_for(lambda: last_step(folder) > step, 120)
+        os.kill(again.pid, signal.SIGINT)
+        assert again.wait(60) == 130, (command.folder / "out.txt").read_text()
     parent, children = runs(command.folder)
     assert parent.info.status == "KILLED"
     assert {name: run.info.status for name, run in children.items()} == {"0": "KILLED"}
