@@ -14,7 +14,7 @@ import functools
 import sys
 from collections.abc import Callable
 
-from benchmarks import checkpoints, distributed, input, outages, pipeline, points, profile, steps, whole_job
+from benchmarks import checkpoints, distributed, input, outages, pipeline, points, profile, steps, sweep, whole_job
 from benchmarks.measure import Row, WrongResultError, table
 
 BENCHMARKS: dict[str, Callable[[int], list[Row]]] = {
@@ -27,6 +27,7 @@ BENCHMARKS: dict[str, Callable[[int], list[Row]]] = {
     "input": input.measure,
     "pipeline": pipeline.measure,
     "profile": profile.measure,
+    "sweep": sweep.measure,
     "whole_job": whole_job.measure,
     "outages": outages.measure,
     "points": points.measure,

@@ -44,7 +44,7 @@ POLL_SECONDS = 0.1
 GRACE_SECONDS = 30.0
 
 #: How long a command that is refused waits for a store that it has begun to make.
-MIGRATION_SECONDS = 60.0
+MIGRATION_SECONDS = 180.0
 
 #: How often workers are started again where `cluster.max_restarts` says nothing.
 MOST_RESTARTS = 10

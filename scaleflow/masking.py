@@ -205,7 +205,7 @@ def masked_override(override: str) -> str:
     """An override as it was typed, its value masked where `masked` would."""
     key, equals, value = override.partition("=")
     if not equals:
-        return override
+        return masked_text(override)
     return f"{key}={masked(value, key.lstrip('+~').rpartition('.')[2])}"
 
 

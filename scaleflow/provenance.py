@@ -132,5 +132,7 @@ def masked_word(word: str) -> str:
     """A word of a command line; of several overrides in one word each is looked at."""
     if re.search(r"\s", word) and "=" in word:
         with contextlib.suppress(ValueError):
-            return shlex.join(masked_override(part) for part in shlex.split(word))
+            parts = shlex.split(word)
+            if all("=" in part for part in parts):
+                return shlex.join(map(masked_override, parts))
     return masked_override(str(masked(word)))

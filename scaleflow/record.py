@@ -217,16 +217,16 @@ class Transfer:
         Args:
             is_vital: it has to be on the disk before anything is sent; but for a disk that is full.
         """
-        if self._tracker.uri is None or not self.keeps_state:
+        if not self.keeps_state:
             return
-        state = {
-            **self._known,
-            "offset": self.taken,
-            "run_id": self._tracker.run_id or self._known.get("run_id"),
-            "uri": masked(self._tracker.uri),
-            "done": bool(self.ended),
-            "aside": self.aside,
-        }
+        if self._tracker.uri is None:  # no store; one that knew of the run, or comes to, does so by itself
+            state = {"run_id": None, **state_of(self._state)}
+        else:
+            state = {**self._known, "offset": self.taken, "uri": masked(self._tracker.uri)}
+            state |= {"done": bool(self.ended), "aside": self.aside}
+            if self._tracker.run_id is not None:
+                state["run_id"] = self._tracker.run_id
+            self._known = state
         partial = self._state.with_suffix(".partial")
         with contextlib.suppress(OSError):  # a full disk: what is sent again then is the same
             with partial.open("w") as file:
@@ -235,7 +235,6 @@ class Transfer:
                     file.flush()
                     os.fsync(file.fileno())
             partial.replace(self._state)
-        self._known = state
 
     def _start(self, event: Event) -> None:
         if "resumed" in event and self.has_run:

@@ -12,10 +12,10 @@ import pytest
 
 from scaleflow import record, sync
 from scaleflow.events import Reader
-from scaleflow.record import Transfer
+from scaleflow.record import Recorder, Transfer
 from scaleflow.settle import LAUNCHER_DIED, Busy, claimed, settle, without_workers
 from scaleflow.sync import main, repair
-from scaleflow.tracking import store
+from scaleflow.tracking import NoTracker, store
 from scaleflow.tracking.store import MlflowTracker
 from tests.tracking.made import MadeRun, assert_has_one_model, assert_is_all_there, only_run
 
@@ -198,6 +198,21 @@ def test_a_file_that_is_gone_holds_nothing_up_and_is_sent_when_it_is_back(uri: s
     assert repair(made.folder).outcome == "recorded"
     assert_has_one_model(uri, only_run(uri, "run"))
     assert repair(made.folder).outcome == "complete"
+
+
+def test_a_run_that_went_on_without_a_store_is_still_known_there_and_one_that_began_so_is_recorded_whole(
+    uri: str, tmp_path: Path
+) -> None:
+    for name, ways in (("with", ("mlflow", "none", "mlflow")), ("without", ("none", "mlflow"))):
+        made = MadeRun(tmp_path / name, uri=uri)
+        for life, way in enumerate(ways):
+            before = made.events.stat().st_size
+            made.ready(**({"resumed": 10 * life} if life else {})).train(10 * life + 1, 10 * life + 10).end()
+            tracker = NoTracker() if way == "none" else MlflowTracker(sync.tracking_of(made.folder, None))
+            recorder = Recorder(tracker, made.events, before, goes_on=life > 0)
+            recorder.start()
+            assert recorder.finish(10), recorder.reason
+        assert_is_all_there(uri, made)
 
 
 def test_a_run_is_recorded_from_where_its_folder_was_moved_to(uri: str, tmp_path: Path) -> None:

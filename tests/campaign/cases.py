@@ -106,7 +106,7 @@ class Case:
         if self.restarts is not None:
             words.append(f"cluster.max_restarts={self.restarts}")
         if self.kind == STALL:
-            words.append("cluster.stall_seconds=12")
+            words.append("cluster.stall_seconds=30")
         if self.kind in (LOCK, GONE, DISK):
             words.append("tracking.flush_seconds=4")
         return words
