@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scaleflow.errors import Refusal
-from scaleflow.interfaces import Tracking
+from scaleflow.interfaces import IDENTITY, Tracking
 from scaleflow.launch import not_adopted
 from scaleflow.tracking import tracker_for
 from tests.conftest import Command
@@ -40,7 +41,9 @@ def started(uri: str, run_id: str | None, monkeypatch: pytest.MonkeyPatch, **opt
         monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
     tracker: Any = tracker_for(Tracking(uri=uri, **options), adopts=True)
     tracker.connect()
-    tracker.start("ours", {"team": "vision", "mlflow.source.git.commit": "ours", "scaleflow.folder": "/a"}, BEGAN)
+    own = {"team": "vision", "mlflow.source.git.commit": "ours", "scaleflow.folder": "/a", IDENTITY: uuid.uuid4().hex}
+    for _ in range(2):  # again, as after a fault
+        tracker.start("ours", own, BEGAN)
     return tracker
 
 

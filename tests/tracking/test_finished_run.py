@@ -378,14 +378,15 @@ def test_the_logged_model_answers_over_http(
     digits = load_digits()
     batch = digits.images[:40, :, :, None].astype("float32")
     body = json.dumps({"inputs": batch.tolist()}).encode()
-    request = urllib.request.Request(f"{served}/invocations", body, {"Content-Type": "application/json"})
+    is_json = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{served}/invocations", body, is_json)
     answered = json.loads(urllib.request.urlopen(request, timeout=60).read())["predictions"]
     keras_file = finished[0].run_folder() / "model" / "model.keras"
     expected = isolated(outputs_of_the_keras_file, str(keras_file), batch)
     assert [pytest.approx(row, abs=1e-4) for row in expected.tolist()] == answered
     taken_for = [row.index(max(row)) for row in answered]
     assert sum(a == b for a, b in zip(taken_for, digits.target.tolist(), strict=False)) > 20
-    request = urllib.request.Request(f"{served}/invocations", b'{"inputs": [[1.0]]}', dict(request.header_items()))
+    request = urllib.request.Request(f"{served}/invocations", b'{"inputs": [[1.0]]}', is_json)
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(request, timeout=60)
     assert refused.value.code == 400
