@@ -1,7 +1,7 @@
 """What `profiler=trace` costs outside its window: the same run with and without.
 
-Of the epochs behind the one in which steps are traced, the median one by wall time. The trace is read during the first of
-them, with the lowest priority.
+Of the epochs behind the one in which steps are traced, the median one by wall time. The trace is read during the first
+of them, with the lowest priority.
 """
 
 from __future__ import annotations
