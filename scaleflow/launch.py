@@ -428,7 +428,7 @@ class WorkerRun:
                 chief.kill()
             self._end_vain_waiting(chief)
             self._end_stalled(processes)
-            lost = [process for process in processes if process.is_lost]
+            lost = died(processes)
             if lost and not self._outcome.last and not all(self._start_again(process) for process in lost):
                 time.sleep(POLL_SECONDS)  # for the others' words about it
                 return
@@ -560,6 +560,11 @@ def parts(job: Job) -> tuple[list[Job], list[Mapping[str, str]]]:
     return [replace(job, worker=number) for number in range(sum(each.values()))], found
 
 
+def died(processes: Sequence[WorkerProcess]) -> list[WorkerProcess]:
+    """Those that have ended otherwise than well, and that nobody ended here."""
+    return [process for process in processes if process.is_lost and not process.was_ended]
+
+
 def reason(processes: Sequence[WorkerProcess]) -> tuple[str, bool]:
     """Why a run came to its end: first what died without a word, then what a process reports of itself.
 
@@ -568,8 +573,7 @@ def reason(processes: Sequence[WorkerProcess]) -> tuple[str, bool]:
     Returns:
         The reason, and whether a worker said so of itself.
     """
-    lost = [process for process in processes if process.is_lost and not process.was_ended]
-    reasons = [process.reason() for process in lost or processes[:1]]
+    reasons = [process.reason() for process in died(processes) or processes[:1]]
     first = min(reasons, key=lambda found: (found.is_own_word, found.follows))
     return first.why, first.is_own_word and not first.follows
 

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from scaleflow.launch import reason
+from scaleflow.launch import died, reason
 from scaleflow.process import Reason
 from tests.conftest import Command
 
@@ -205,6 +205,13 @@ class Lost:
 )
 def test_the_reason_is_what_the_others_follow_from(reasons: list[Any], told: tuple[str, bool]) -> None:
     assert reason([Lost(*found) for found in reasons]) == told  # type: ignore[list-item]
+
+
+def test_who_was_ended_did_not_die() -> None:
+    """Workers that end with a stalled coordinator are not started again by themselves."""
+    ended, lost = Lost("ended", False), Lost("killed", False)
+    ended.was_ended = True
+    assert died([ended, lost]) == [lost]  # type: ignore[list-item]
 
 
 OWN_LOAD = """
