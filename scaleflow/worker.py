@@ -60,8 +60,9 @@ SECONDS_BETWEEN_LOOKS = 1.0
 #: second and more of every start. Whoever needs one in a model or dataset imports it as usual.
 NOT_FOR_KERAS = ("sklearn", "matplotlib", "matplotlib.pyplot", "pandas")
 
-#: How long this process took to import TensorFlow and Keras, where it was itself that did.
+#: How long TensorFlow and Keras took to import, in this process or the server that it was forked from; and when.
 import_seconds = 0.0
+imported_at = 0.0
 
 #: Lines that TensorFlow's errors begin with, before they say what was wrong.
 LEADS_TO_REASON = re.compile(r"\s*$|Graph execution error|Detected at node|<stack traces|\d+ root error|\s+File ")
@@ -362,7 +363,9 @@ def is_own(file: str, folders: Sequence[str]) -> bool:
 
 def import_keras() -> None:
     """Imports Keras without what it would import beside itself; for a process that is ours alone."""
-    global import_seconds
+    global import_seconds, imported_at
+    if "keras" in sys.modules:
+        return
     began = time.time()
     hidden = [name for name in NOT_FOR_KERAS if name not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None makes an import fail
@@ -371,7 +374,8 @@ def import_keras() -> None:
     finally:
         for name in hidden:
             sys.modules.pop(name, None)
-        import_seconds = time.time() - began
+        imported_at = time.time()
+        import_seconds = imported_at - began
 
 
 def training_agreement(job: Job, built: Built, told_to_stop: Callable[[], bool]) -> Agreement:
@@ -387,8 +391,8 @@ def training_agreement(job: Job, built: Built, told_to_stop: Callable[[], bool])
 
 
 def laps_of(job: Job) -> Laps:
-    """The time since the command began, of which this process knows how long its imports took."""
-    laps = Laps(job.started, **{"import": import_seconds})
+    """The time since the command began, of which it is known how long the imports took, if they were made in it."""
+    laps = Laps(job.started, **{"import": import_seconds if imported_at > job.started else 0.0})
     laps.end("launch")
     return laps
 
