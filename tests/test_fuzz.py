@@ -18,7 +18,7 @@ from hydra.types import RunMode
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from scaleflow import cli, explain
+from scaleflow import cli, command, explain
 from scaleflow.interfaces import Plan
 from tests.conftest import Command
 
@@ -133,7 +133,12 @@ def is_a_refusal(code: int, told: str, words: Sequence[str]) -> bool:
     """One line or two on stderr that begin with our name, and say which word or key they are about."""
     message = told.removeprefix("scaleflow: ")
     typed = {part for word in words for part in (word, *re.split("[@=]", word.lstrip("+~"))[:1])}
-    names = [*KEYS, *(f"{group}=" for group in GROUPS), *(cli.printable(part) for part in typed if part), "TF_CONFIG"]
+    names = [
+        *KEYS,
+        *(f"{group}=" for group in GROUPS),
+        *(command.printable(part) for part in typed if part),
+        "TF_CONFIG",
+    ]
     is_about_something = any(name in message for name in names) or "" in words
     return code == 2 and told != message and len(told.splitlines()) <= 2 and is_about_something
 
