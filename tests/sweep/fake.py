@@ -50,6 +50,8 @@ class FakeLaunch:
         write("ready", **event, **({"resumed": 0} if life else {}))
         within.heard({"event": "ready", "time": 0, **event})
         write("metrics", step=1, values=dict(self._measured(plan)))
+        within.heard({"event": "metrics", "time": 0, "step": 1, "values": dict(self._measured(plan))})
+        status = "KILLED" if within.stop.is_set() else status
         write("end", status=status, **({"error": "it is told to"} if status == "FAILED" else {}))
         write.close()
         if life:

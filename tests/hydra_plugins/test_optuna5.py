@@ -1,0 +1,119 @@
+"""The sweeper: what it draws, how a search goes on, which jobs it stops."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.errors import HydraException
+from hydra.test_utils.test_utils import TSweepRunner
+from omegaconf import DictConfig, OmegaConf
+
+from scaleflow.cli import main
+from scaleflow.process import SERVER
+from scaleflow.sweep import life
+from tests.sweep.fake import FakeLaunch
+
+optuna = pytest.importorskip("optuna")
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Hydra's and Optuna's own
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    """Hydra's test apps change into folders of theirs."""
+    before = Path.cwd()
+    yield
+    os.chdir(before)
+
+
+def bowl(config: DictConfig) -> float:
+    return float((config.foo - 3) ** 2)
+
+
+def fails_below_zero(config: DictConfig) -> float:
+    return float("nan") if config.foo < 0 else float(config.foo)
+
+
+def search(runner: TSweepRunner, task: Any, folder: Path, *words: str) -> Any:
+    with runner(
+        calling_file=None,
+        calling_module="hydra.test_utils.a_module",
+        task_function=task,
+        config_path="configs",
+        config_name="compose.yaml",
+        overrides=["hydra/sweeper=optuna5", "hydra/launcher=basic", *words],
+        temp_dir=folder,
+    ) as ran:
+        return ran.returns
+
+
+def study(folder: Path) -> Any:
+    return optuna.load_study(study_name="sweep", storage=f"sqlite:///{folder}/optuna.db")
+
+
+def test_it_finds_what_is_best(hydra_sweep_runner: TSweepRunner, tmpdir: Path) -> None:
+    words = ("foo=interval(0.0,10.0)", "hydra.sweeper.n_trials=25")
+    best = search(hydra_sweep_runner, bowl, tmpdir, *words)
+    assert best["best_params"]["foo"] == pytest.approx(3, abs=1)
+    assert OmegaConf.load(Path(tmpdir, "optimization_results.yaml")).best_value == best["best_value"]
+    assert len(study(tmpdir).trials) == 25
+
+
+def test_a_search_goes_on_with_what_was_left(hydra_sweep_runner: TSweepRunner, tmpdir: Path) -> None:
+    words = ("foo=choice(1,2,3,4)", "bar=range(0,10,5)")
+    search(hydra_sweep_runner, bowl, tmpdir, *words, "hydra.sweeper.n_trials=2")
+    interrupted = study(tmpdir).ask(dict(study(tmpdir).trials[0].distributions))
+    search(hydra_sweep_runner, bowl, tmpdir, *words, "hydra.sweeper.n_trials=4")
+    trials = study(tmpdir).trials
+    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 4
+    assert trials[2].number == interrupted.number
+    assert trials[2].value == (trials[2].params["foo"] - 3) ** 2
+    assert {trial.params["bar"] for trial in trials} <= {0, 5}
+
+
+def test_a_job_that_tells_nothing_is_a_trial_that_failed(hydra_sweep_runner: TSweepRunner, tmpdir: Path) -> None:
+    search(hydra_sweep_runner, fails_below_zero, tmpdir, "foo=choice(-1,1)", "hydra.sweeper.n_trials=6")
+    assert {(t.params["foo"], t.state.name) for t in study(tmpdir).trials} == {(-1, "FAIL"), (1, "COMPLETE")}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("hydra.sweeper.sampler=magic", "foo=1,2"), "hydra.sweeper.sampler=magic: expected one of tpe"),
+        (("hydra.sweeper.direction=up", "foo=1,2"), "hydra.sweeper.direction=up"),
+        (("hydra.sweeper.n_trials=0", "foo=1,2"), "hydra.sweeper.n_trials=0"),
+        (("foo=1",), "nothing to look for"),
+        (("foo=1,2", "hydra.sweeper.pruner=median"), "only jobs of scaleflow's own command"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    hydra_sweep_runner: TSweepRunner, tmpdir: Path, words: Sequence[str], message: str
+) -> None:
+    with pytest.raises(HydraException, match=message):
+        search(hydra_sweep_runner, bowl, tmpdir, *words)
+
+
+def test_our_own_jobs_are_stopped_where_they_do_worse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["scaleflow"])
+    monkeypatch.setenv(SERVER, "nobody forks here")
+    losses = iter([*[1.0] * 6, 9.0, 0.5])
+    told: dict[int, float] = {}
+
+    def measured(plan: Any) -> dict[str, float]:
+        return {"val/loss": told.setdefault(plan.seed, next(losses, 1.0))}
+
+    fake = FakeLaunch(measured=measured)
+    monkeypatch.setattr(life, "launch", fake)
+    seeds = ",".join(map(str, range(100)))
+    words = ["-m", "hydra/sweeper=optuna5", f"seed={seeds}", "hydra.sweeper.n_trials=8", "hydra.sweeper.pruner=median"]
+    assert main([*words, "hydra.sweeper.sampler=random", "tracking=none", "hydra.sweep.dir=s"]) == 0
+    states = [trial.state.name for trial in study(tmp_path / "s").trials]
+    assert states == ["COMPLETE"] * 6 + ["PRUNED", "COMPLETE"]
+    statuses = [job["status"] for job in json.loads((tmp_path / "s" / "sweep.json").read_text())["jobs"]]
+    assert statuses == ["FINISHED"] * 6 + ["PRUNED", "FINISHED"]
