@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hydra.errors import HydraException
 from hydra.test_utils.test_utils import TSweepRunner
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from scaleflow.cli import main
 from scaleflow.process import SERVER
@@ -46,39 +46,47 @@ def search(runner: TSweepRunner, task: Any, folder: Path, *words: str) -> Any:
         task_function=task,
         config_path="configs",
         config_name="compose.yaml",
-        overrides=["hydra/sweeper=optuna5", "hydra/launcher=basic", *words],
-        temp_dir=folder,
-    ) as ran:
+        overrides=[
+            "hydra/sweeper=optuna5",
+            "hydra/launcher=basic",
+            f"hydra.sweeper.storage={storage(folder)}",
+            *words,
+        ],
+        temp_dir=folder / "sweep",
+    ) as ran:  # which takes its folder away
         return ran.returns
 
 
+def storage(folder: Path) -> str:
+    return f"sqlite:///{folder}/optuna.db"
+
+
 def study(folder: Path) -> Any:
-    return optuna.load_study(study_name="sweep", storage=f"sqlite:///{folder}/optuna.db")
+    return optuna.load_study(study_name="sweep", storage=storage(folder))
 
 
-def test_it_finds_what_is_best(hydra_sweep_runner: TSweepRunner, tmpdir: Path) -> None:
+def test_it_finds_what_is_best(hydra_sweep_runner: TSweepRunner, tmp_path: Path) -> None:
     words = ("foo=interval(0.0,10.0)", "hydra.sweeper.n_trials=25")
-    best = search(hydra_sweep_runner, bowl, tmpdir, *words)
+    best = search(hydra_sweep_runner, bowl, tmp_path, *words)
     assert best["best_params"]["foo"] == pytest.approx(3, abs=1)
-    assert OmegaConf.load(Path(tmpdir, "optimization_results.yaml")).best_value == best["best_value"]
-    assert len(study(tmpdir).trials) == 25
+    assert len(study(tmp_path).trials) == 25
 
 
-def test_a_search_goes_on_with_what_was_left(hydra_sweep_runner: TSweepRunner, tmpdir: Path) -> None:
+def test_a_search_goes_on_with_what_was_left(hydra_sweep_runner: TSweepRunner, tmp_path: Path) -> None:
     words = ("foo=choice(1,2,3,4)", "bar=range(0,10,5)")
-    search(hydra_sweep_runner, bowl, tmpdir, *words, "hydra.sweeper.n_trials=2")
-    interrupted = study(tmpdir).ask(dict(study(tmpdir).trials[0].distributions))
-    search(hydra_sweep_runner, bowl, tmpdir, *words, "hydra.sweeper.n_trials=4")
-    trials = study(tmpdir).trials
+    search(hydra_sweep_runner, bowl, tmp_path, *words, "hydra.sweeper.n_trials=2")
+    interrupted = study(tmp_path).ask(dict(study(tmp_path).trials[0].distributions))
+    search(hydra_sweep_runner, bowl, tmp_path, *words, "hydra.sweeper.n_trials=4")
+    trials = study(tmp_path).trials
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 4
     assert trials[2].number == interrupted.number
     assert trials[2].value == (trials[2].params["foo"] - 3) ** 2
     assert {trial.params["bar"] for trial in trials} <= {0, 5}
 
 
-def test_a_job_that_tells_nothing_is_a_trial_that_failed(hydra_sweep_runner: TSweepRunner, tmpdir: Path) -> None:
-    search(hydra_sweep_runner, fails_below_zero, tmpdir, "foo=choice(-1,1)", "hydra.sweeper.n_trials=6")
-    assert {(t.params["foo"], t.state.name) for t in study(tmpdir).trials} == {(-1, "FAIL"), (1, "COMPLETE")}
+def test_a_job_that_tells_nothing_is_a_trial_that_failed(hydra_sweep_runner: TSweepRunner, tmp_path: Path) -> None:
+    search(hydra_sweep_runner, fails_below_zero, tmp_path, "foo=choice(-1,1)", "hydra.sweeper.n_trials=6")
+    assert {(t.params["foo"], t.state.name) for t in study(tmp_path).trials} == {(-1, "FAIL"), (1, "COMPLETE")}
 
 
 @pytest.mark.parametrize(
@@ -92,10 +100,10 @@ def test_a_job_that_tells_nothing_is_a_trial_that_failed(hydra_sweep_runner: TSw
     ],
 )
 def test_what_makes_no_sense_is_refused(
-    hydra_sweep_runner: TSweepRunner, tmpdir: Path, words: Sequence[str], message: str
+    hydra_sweep_runner: TSweepRunner, tmp_path: Path, words: Sequence[str], message: str
 ) -> None:
     with pytest.raises(HydraException, match=message):
-        search(hydra_sweep_runner, bowl, tmpdir, *words)
+        search(hydra_sweep_runner, bowl, tmp_path, *words)
 
 
 def test_our_own_jobs_are_stopped_where_they_do_worse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,10 +118,11 @@ def test_our_own_jobs_are_stopped_where_they_do_worse(tmp_path: Path, monkeypatc
 
     fake = FakeLaunch(measured=measured)
     monkeypatch.setattr(life, "launch", fake)
-    seeds = ",".join(map(str, range(100)))
-    words = ["-m", "hydra/sweeper=optuna5", f"seed={seeds}", "hydra.sweeper.n_trials=8", "hydra.sweeper.pruner=median"]
-    assert main([*words, "hydra.sweeper.sampler=random", "tracking=none", "hydra.sweep.dir=s"]) == 0
+    words = ["-m", "hydra/sweeper=optuna5", "seed=interval(0,1000000)", "tracking=none", "hydra.sweep.dir=s"]
+    looked = ["n_trials=8", "pruner=median", "sampler=random"]
+    assert main([*words, *(f"hydra.sweeper.{word}" for word in looked)]) == 0
     states = [trial.state.name for trial in study(tmp_path / "s").trials]
     assert states == ["COMPLETE"] * 6 + ["PRUNED", "COMPLETE"]
+    assert (tmp_path / "s" / "optimization_results.yaml").is_file()
     statuses = [job["status"] for job in json.loads((tmp_path / "s" / "sweep.json").read_text())["jobs"]]
     assert statuses == ["FINISHED"] * 6 + ["PRUNED", "FINISHED"]
