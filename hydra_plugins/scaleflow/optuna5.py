@@ -191,16 +191,15 @@ def distribution(override: Override) -> Any:
     if isinstance(sweep, ChoiceSweep):
         return optuna.distributions.CategoricalDistribution([plain(value) for value in sweep.list])
     if isinstance(sweep, RangeSweep):
-        low, step = sweep.start, sweep.step
-        high = list(sweep.range())[-1]
+        low, stop, step = sweep.start or 0, sweep.stop or 0, sweep.step
+        high = low + (math.ceil((stop - low) / step) - 1) * step  # `stop` itself is not in it
         of_ints = isinstance(low, int) and isinstance(step, int)
         kind = optuna.distributions.IntDistribution if of_ints else optuna.distributions.FloatDistribution
         return kind(low, high, step=step)
     if isinstance(sweep, IntervalSweep):
-        low, high = sweep.start, sweep.end
-        of_ints = all(type(end) is int for end in (low, high))  # whatever Hydra's annotations say of them
+        of_ints = all(type(end) is int for end in (sweep.start, sweep.end))  # whatever Hydra's annotations say of them
         kind = optuna.distributions.IntDistribution if of_ints else optuna.distributions.FloatDistribution
-        return kind(low, high, log="log" in sweep.tags)
+        return kind(sweep.start, sweep.end, log="log" in sweep.tags)
     raise HydraException(f"{override.input_line}: optuna5 takes values, choice(...), range(...), interval(...)")
 
 

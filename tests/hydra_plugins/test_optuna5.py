@@ -111,14 +111,8 @@ def test_our_own_jobs_are_stopped_where_they_do_worse(tmp_path: Path, monkeypatc
     monkeypatch.setattr("sys.argv", ["scaleflow"])
     monkeypatch.setenv(SERVER, "nobody forks here")
     losses = iter([*[1.0] * 6, 9.0, 0.5])
-    told: dict[int, float] = {}
-
-    def measured(plan: Any) -> dict[str, float]:
-        return {"val/loss": told.setdefault(plan.seed, next(losses, 1.0))}
-
-    fake = FakeLaunch(measured=measured)
-    monkeypatch.setattr(life, "launch", fake)
-    words = ["-m", "hydra/sweeper=optuna5", "seed=interval(0,1000000)", "tracking=none", "hydra.sweep.dir=s"]
+    monkeypatch.setattr(life, "launch", FakeLaunch(measured=lambda plan: {"val/loss": next(losses)}))
+    words = ["-m", "hydra/sweeper=optuna5", "seed=int(interval(0,1000000))", "tracking=none", "hydra.sweep.dir=s"]
     looked = ["n_trials=8", "pruner=median", "sampler=random"]
     assert main([*words, *(f"hydra.sweeper.{word}" for word in looked)]) == 0
     states = [trial.state.name for trial in study(tmp_path / "s").trials]

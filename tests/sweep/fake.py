@@ -49,8 +49,9 @@ class FakeLaunch:
         event = {"name": "fake", "tags": {}, "params": params, "began": 0, "steps": 1, "epochs": 1, "search": []}
         write("ready", **event, **({"resumed": 0} if life else {}))
         within.heard({"event": "ready", "time": 0, **event})
-        write("metrics", step=1, values=dict(self._measured(plan)))
-        within.heard({"event": "metrics", "time": 0, "step": 1, "values": dict(self._measured(plan))})
+        values = dict(self._measured(plan))
+        write("metrics", step=1, values=values)
+        within.heard({"event": "metrics", "time": 0, "step": 1, "values": values})
         status = "KILLED" if within.stop.is_set() else status
         write("end", status=status, **({"error": "it is told to"} if status == "FAILED" else {}))
         write.close()
