@@ -150,7 +150,7 @@ REFUSED: Mapping[tuple[str, ...], Sequence[str]] = {
     ("-m", "strategy=mirrored,miror"): ["strategy=miror", "did you mean mirrored?"],
     ("-m", "cluster=local,ray"): ["cluster=ray", "not available yet"],
     ("-m", "training.epoch=1,2"): ["training.epoch", "did you mean training.epochs?"],
-    ("hydra/launcher=joblib",): ["hydra/launcher=joblib", "basic"],
+    ("hydra/launcher=jobless",): ["hydra/launcher=jobless", "basic"],
     ("hydra.run.dirr=x",): ["hydra.run.dirr"],
     ("--config-dir", "conf", "model=mien"): ["model=mien", "did you mean mine?", "cnn"],
     ("--config-dir=conf", "model=mien"): ["model=mien", "did you mean mine?"],

@@ -75,13 +75,11 @@ class LongRun:
 
 
 def processes(folder: Path) -> list[psutil.Process]:
-    """Those that have reported themselves and are alive, in the order in which they were started."""
-    pids = []
-    for path in folder.glob("events*.jsonl"):
-        pids += [
-            event["pid"] for event in map(json.loads, path.read_text().splitlines()) if event["event"] == "started"
-        ]
-    return sorted((psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)), key=psutil.Process.create_time)
+    """Those that have reported themselves and are alive: the chief, then workers, then servers, by their numbers."""
+    lines = [line for path in sorted(folder.glob("events*.jsonl")) for line in path.read_text().splitlines()]
+    told = [event for event in map(json.loads, lines) if event["event"] == "started"]
+    told.sort(key=lambda event: (event["name"] != "coordinator", not event["name"].startswith("worker"), event["name"]))
+    return [psutil.Process(event["pid"]) for event in told if psutil.pid_exists(event["pid"])]
 
 
 def only_run(folder: Path) -> Any:
@@ -254,7 +252,7 @@ def test_tracking_none_keeps_everything_in_the_folder(command: Command) -> None:
 def test_a_sweep_runs_each_job_and_one_that_fails_stops_no_other(command: Command) -> None:
     ended = command("-m", "training.epochs=1", "optimizer=sgd", "optimizer.learning_rate=0.1,-1,0.01", "tracking=none")
     assert ended.returncode == 1
-    assert ended.stdout.count("FINISHED") == 2
+    assert ended.stdout.count("FINISHED in") == 2
     assert "optimizer.learning_rate=-1: expected a number, above 0.0" in ended.stderr
 
 

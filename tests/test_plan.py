@@ -238,9 +238,8 @@ def test_a_section_that_holds_no_keys_is_refused(compose: Compose, section: str,
 
 
 NOT_YET = {
-    "+tracking.offline=true": "tracking.offline",
-    "+tracking.register_as=x": "tracking.register_as",
-    "+tracking.system_metrics=true": "tracking.system_metrics",
+    "+cluster.min_workers=2": "cluster.min_workers",
+    "+cluster.submit=print": "cluster.submit",
 }
 
 

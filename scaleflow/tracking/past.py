@@ -75,6 +75,8 @@ def find(run_id: str, store: Tracking) -> tuple[MlflowTracker, Past]:
         raise Refusal(f"tracking.uri={masked(store.uri)}: the store can't be used: {masked(reason)}") from error
     if "scaleflow.folder" not in run.data.tags:
         raise Refusal(f"{run_id}: that run is none of scaleflow's: it has no tag scaleflow.folder")
+    if "scaleflow.swept" in run.data.tags:
+        raise Refusal(f"{run_id}: that run is a sweep's; name the run of one of its jobs")
     outputs = sorted(run.outputs.model_outputs if run.outputs else [], key=lambda output: output.step)
     newest = outputs[-1] if outputs else None
     params = dict(run.data.params)

@@ -16,6 +16,7 @@ from hydra.test_utils.launcher_common_tests import (
     LauncherTestSuite,
 )
 from hydra.test_utils.test_utils import TSweepRunner, chdir_plugin_root  # noqa: F401
+from hydra.version import VersionBase
 from omegaconf import DictConfig
 
 from hydra_plugins.scaleflow.isolated import IsolatedLauncher
@@ -87,6 +88,12 @@ def swept(runner: TSweepRunner, task: Any, folder: Path) -> Any:
         overrides=["hydra/launcher=isolated", "+a=0,1"],
         temp_dir=folder,
     )
+
+
+@pytest.fixture(autouse=True)
+def no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hydra's suite is written for an app that names no version; other tests of this process do."""
+    monkeypatch.setattr(VersionBase.instance(), "version_base", None)
 
 
 @pytest.fixture(autouse=True)

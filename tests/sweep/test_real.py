@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,6 +65,18 @@ def test_a_sweep_is_a_parent_with_a_child_to_each_job(command: Command) -> None:
     assert json.loads(parent.data.tags["mlflow.loggedArtifacts"]) == [{"path": "report.json", "type": "table"}]
     losses = [float(row["test/loss"]) for row in rows]
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)  # the same batches
+
+    rerun = subprocess.run(
+        [sys.executable, "-m", "scaleflow.rerun", parent.info.run_id],
+        cwd=command.folder,
+        env=command.environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert rerun.returncode == 2
+    assert "that run is a sweep's; name the run of one of its jobs" in rerun.stderr
 
     again = command(*SWEEP, *swept, "training.global_batch_size=50", "seed=0,1")
     assert again.returncode == 0, again.stderr
@@ -132,6 +145,23 @@ def last_step(folder: Path) -> int:
             return int(max(steps))
         time.sleep(0.1)
     raise AssertionError("no step")
+
+
+def test_two_sweeps_at_once_share_a_new_store(command: Command) -> None:
+    words = ("-m", *SMALL, "training.epochs=1", "hydra.launcher.n_jobs=2", "seed=0,1,2")
+    sweeps = [command.start(*words, f"hydra.sweep.dir={name}", f"model.units={name}") for name in (8, 16)]
+    told = [sweep.communicate(timeout=200) for sweep in sweeps]
+    assert [sweep.returncode for sweep in sweeps] == [0, 0], told
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{command.folder}/mlflow.db")
+    found = client.search_runs([client.get_experiment_by_name("scaleflow").experiment_id])
+    assert [run.info.status for run in found] == ["FINISHED"] * 8
+    parents = {run.data.tags.get("mlflow.parentRunId") for run in found} - {None}
+    assert len(parents) == 2
+    jobs = [run for run in found if "mlflow.parentRunId" in run.data.tags]
+    asked = {(units, seed) for units in ("8", "16") for seed in "012"}
+    assert {(run.data.params["model.units"], run.data.params["seed"]) for run in jobs} == asked
 
 
 def test_another_launcher_of_hydras_runs_each_job_as_a_command_of_its_own(command: Command) -> None:
