@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -252,7 +253,7 @@ def test_tracking_none_keeps_everything_in_the_folder(command: Command) -> None:
 def test_a_sweep_runs_each_job_and_one_that_fails_stops_no_other(command: Command) -> None:
     ended = command("-m", "training.epochs=1", "optimizer=sgd", "optimizer.learning_rate=0.1,-1,0.01", "tracking=none")
     assert ended.returncode == 1
-    assert ended.stdout.count("FINISHED in") == 2
+    assert len(re.findall(r"^#\d+ FINISHED in", ended.stdout, re.M)) == 2
     assert "optimizer.learning_rate=-1: expected a number, above 0.0" in ended.stderr
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,7 @@ def test_a_recipe_of_several_processes_runs(command: Command, recipe: str) -> No
 def test_a_recipe_that_is_a_sweep_runs_each_of_its_jobs(command: Command) -> None:
     ended = command("experiment=mixed_vs_float32", *SHORT, "dataset.examples=100")
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.count("FINISHED in") == SWEEPS["mixed_vs_float32"]
+    assert len(re.findall(r"^#\d+ FINISHED in", ended.stdout, re.M)) == SWEEPS["mixed_vs_float32"]
 
 
 @pytest.mark.parametrize("recipe", SWEEPS)

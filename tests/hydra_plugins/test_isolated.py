@@ -16,7 +16,7 @@ from hydra.test_utils.launcher_common_tests import (
     LauncherTestSuite,
 )
 from hydra.test_utils.test_utils import TSweepRunner, chdir_plugin_root  # noqa: F401
-from hydra.version import VersionBase
+from hydra.version import _UNSPECIFIED_, VersionBase
 from omegaconf import DictConfig
 
 from hydra_plugins.scaleflow.isolated import IsolatedLauncher
@@ -93,7 +93,7 @@ def swept(runner: TSweepRunner, task: Any, folder: Path) -> Any:
 @pytest.fixture(autouse=True)
 def no_version(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hydra's suite is written for an app that names no version; other tests of this process do."""
-    monkeypatch.setattr(VersionBase.instance(), "version_base", None)
+    monkeypatch.setattr(VersionBase.instance(), "version_base", _UNSPECIFIED_)
 
 
 @pytest.fixture(autouse=True)

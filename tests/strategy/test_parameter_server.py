@@ -115,7 +115,7 @@ def test_workers_that_die_are_started_again_and_the_run_goes_on(command: Command
     before = long.children()
     os.kill(before[1].pid, signal.SIGKILL)
     wait_for(lambda: lines(command, "worker 0 was killed by SIGKILL; it is started again (1 of at most 10)"))
-    (again,) = set(long.children()) - set(before)
+    (again,) = wait_for(lambda: set(long.children()) - set(before))
     wait_for(lambda: listens(again))
     os.kill(before[2].pid, signal.SIGKILL)  # from here on there is nobody but the one that was started again
     wait_for(lambda: lines(command, "worker 1 was killed by SIGKILL; it is started again (2 of at most 10)"))
