@@ -34,7 +34,7 @@ from scaleflow.interfaces import Plan, Status
 from scaleflow.launch import launch
 from scaleflow.plan import make_plan
 from scaleflow.record import STATE, state_of
-from scaleflow.resume import Resumed, resumed
+from scaleflow.resume import resumed
 from scaleflow.tracking import located
 from scaleflow.worker import EVENTS
 
@@ -154,7 +154,7 @@ def launched(
             went = resumed(str(config["resume"]), config, made.choices, overrides)
             if went.is_through:
                 return 0, went.folder
-            plan, overrides = going_on(went, made.search), went.changes
+            plan, overrides = went.plan(made.search), went.changes
             life, folder, told = went.number, went.folder, went.config
         else:
             plan = make_plan(config, made.choices, made.search)
@@ -191,14 +191,6 @@ def named(config: DictConfig) -> dict[str, str]:
         elif len(path) > 1:
             found[str(group)] = path[-2] if path[0] == "scaleflow" else path[-1].lower()
     return found
-
-
-def going_on(went: Resumed, search: Sequence[str]) -> Plan:
-    """The plan of a run that goes on; its weights are in its checkpoints."""
-    plan = make_plan(went.config, went.choices, [*search, *(each for each in went.search if each not in search)])
-    if any((went.folder / "checkpoints").glob("step-*")):
-        plan = replace(plan, model=replace(plan.model, init_from=None))
-    return plan
 
 
 def check_main(plan: Plan) -> None:

@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +24,6 @@ from scaleflow.errors import Refusal
 from scaleflow.explain import CONF, check_config_dirs, check_overrides, explain, in_a_line
 from scaleflow.launch import FAILED, launch
 from scaleflow.masking import register_resolver, remember, secrets_of_environment, secrets_typed
-from scaleflow.plan import make_plan
 from scaleflow.resume import resumed
 from scaleflow.sync import repair
 from scaleflow.terminal import complain
@@ -149,7 +147,7 @@ def go_on(config: DictConfig, overrides: Sequence[str], made: Path, started: flo
     """Goes on with an earlier run, in its folder; the one that Hydra made for this command is not needed."""
     composed, choices, search = resolved(config)
     run = resumed(str(composed["resume"]), composed, choices, overrides)
-    plan = make_plan(run.config, run.choices, [*search, *(folder for folder in run.search if folder not in search)])
+    plan = run.plan(search)
     remove_empty(made)
     if run.is_through:
         standing = repair(run.folder)  # what the command that finished it could not record
@@ -157,8 +155,6 @@ def go_on(config: DictConfig, overrides: Sequence[str], made: Path, started: flo
             complain(f"the store has not taken everything: {standing.reason}; python -m scaleflow.sync {run.folder}")
         print(f"{run.folder}: the run is finished; training.epochs=N with more epochs would go on with it")
         return 0
-    if any((run.folder / "checkpoints").glob("step-*")):  # the weights are there
-        plan = replace(plan, model=replace(plan.model, init_from=None))
     with located(plan) as plan:
         return launch(plan, run.config, run.changes, writable(run.folder), started, life=run.number)
 

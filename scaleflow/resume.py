@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ from omegaconf import OmegaConf
 
 from scaleflow.errors import Refusal
 from scaleflow.events import Event, Reader
-from scaleflow.interfaces import Tracking
+from scaleflow.interfaces import Plan, Tracking
 from scaleflow.masking import MASK, masked, remember, secrets_in
+from scaleflow.plan import make_plan
 from scaleflow.record import STATE, state_of
 from scaleflow.sections import read, show
 from scaleflow.tracking import tracker_for
@@ -59,6 +60,20 @@ class Resumed:
     changes: Sequence[str]
     number: int
     is_through: bool
+
+    def plan(self, search: Sequence[str]) -> Plan:
+        """Its checked plan; its weights are in its checkpoints, if there are some.
+
+        Args:
+            search: the folders in which this command's modules are looked for.
+
+        Raises:
+            Refusal: naming the key, the value and what would work.
+        """
+        plan = make_plan(self.config, self.choices, list(dict.fromkeys((*search, *self.search))))
+        if any((self.folder / "checkpoints").glob("step-*")):
+            plan = replace(plan, model=replace(plan.model, init_from=None))
+        return plan
 
 
 def resumed(named: str, composed: Config, choices: Mapping[str, str], overrides: Sequence[str]) -> Resumed:

@@ -172,6 +172,17 @@ def show(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+def leaves(config: Any, prefix: str = "") -> dict[str, Any]:
+    """The values of nested mappings by their dotted keys."""
+    if isinstance(config, Mapping) and (config or not prefix):
+        return {
+            k: v
+            for key, value in config.items()
+            for k, v in leaves(value, f"{prefix}.{key}" if prefix else str(key)).items()
+        }
+    return {prefix: config}
+
+
 # ---------------------------------------------------------------------------------------------
 # Names
 # ---------------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ from scaleflow.measure import Measure, measured
 from scaleflow.memory import out_of_memory
 from scaleflow.plan import make_plan
 from scaleflow.provenance import inside
+from scaleflow.sections import leaves
 
 if TYPE_CHECKING:
     from scaleflow.training import Agreement, Session
@@ -465,7 +466,7 @@ def announce(job: Job, built: Built, step: int, emit: Emit) -> None:
     """Says `ready`: from here on there is a run, or it goes on at `step`."""
     plan = job.plan
     resolved = built.resolved
-    params = {**plan.choices, **flatten(masked(plan.config))}
+    params = {**plan.choices, **as_text(masked(plan.config))}
     params |= {f"resolved.{key}": str(value) for key, value in resolved.items()}
     params |= {f"resolved.examples.{split}": str(count) for split, count in built.counts.items()}
     chosen = plan.choices
@@ -490,15 +491,9 @@ def announce(job: Job, built: Built, step: int, emit: Emit) -> None:
         tell(built.about, job.folder, emit)
 
 
-def flatten(config: Any, prefix: str = "") -> dict[str, str]:
+def as_text(config: Any) -> dict[str, str]:
     """Leaves by their dotted keys, as text; null as `null`, lists as JSON."""
-    if isinstance(config, dict) and (config or not prefix):
-        return {
-            k: v
-            for key, value in config.items()
-            for k, v in flatten(value, f"{prefix}.{key}" if prefix else str(key)).items()
-        }
-    return {prefix: config if isinstance(config, str) else json.dumps(config)}
+    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in leaves(config).items()}
 
 
 def train_and_export(job: Job, built: Built, session: Session, agree: Agreement, emit: Emit) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +63,7 @@ class Asked:
         """The plan of a job that has begun, and what it goes on with."""
         said = [override for override in self.overrides if is_under(key_of(override), NOT_THE_JOBS)]
         run = resumed(str(folder), self.config, self.choices, said)
-        plan = make_plan(run.config, run.choices, [*self.search, *(f for f in run.search if f not in self.search)])
-        if any((run.folder / "checkpoints").glob("step-*")):  # the weights are there
-            plan = replace(plan, model=replace(plan.model, init_from=None))
-        return plan, run
+        return run.plan(self.search), run
 
     def shown(self, swept: Sequence[str]) -> list[str]:
         """What makes it another job than the others, secrets masked."""

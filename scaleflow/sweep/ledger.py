@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 from scaleflow.errors import Refusal
 from scaleflow.masking import masked
 from scaleflow.resume import SWEEP
-from scaleflow.sections import show
+from scaleflow.sections import leaves, show
 
 LEDGER = SWEEP
 LOCK = "sweep.lock"
@@ -143,17 +143,6 @@ def held(folder: Path) -> FileLock:
     except Timeout as error:
         raise Refusal(f"hydra.sweep.dir={folder}: another command works on the sweep there; end it first") from error
     return lock
-
-
-def leaves(config: Any, prefix: str = "") -> dict[str, Any]:
-    """The values of nested mappings by their dotted keys."""
-    if isinstance(config, Mapping) and (config or not prefix):
-        return {
-            k: v
-            for key, value in config.items()
-            for k, v in leaves(value, f"{prefix}.{key}" if prefix else key).items()
-        }
-    return {prefix: config}
 
 
 def of_the_job(config: Config) -> dict[str, Any]:

@@ -32,10 +32,11 @@ from scaleflow.masking import masked, masked_override
 from scaleflow.process import serving
 from scaleflow.provenance import keep_provenance
 from scaleflow.record import Recorder
+from scaleflow.sections import leaves
 from scaleflow.settle import RECORD_LOCK, claimed
 from scaleflow.sweep.devices import portions
 from scaleflow.sweep.jobs import Asked, compose, swept_by
-from scaleflow.sweep.ledger import LEDGER, LOCK, Entry, Ledger, held, identity_of, is_under, leaves, shared
+from scaleflow.sweep.ledger import LEDGER, LOCK, Entry, Ledger, held, identity_of, is_under, shared
 from scaleflow.sweep.report import Report
 from scaleflow.sweep.told import Told
 from scaleflow.terminal import Display, JobDisplay, duration
@@ -261,7 +262,7 @@ class Sweep:
             job.entry.reason = str(masked(str(refusal)))
             return REFUSED
         except Exception:  # of one job; the others go on
-            traceback.print_exc()
+            display.error(str(masked(traceback.format_exc())))
             return FAILED
 
     def _note(self, job: Job, status: str, reason: str = "") -> None:
@@ -350,7 +351,7 @@ class Sweep:
         for path in report.draw(self._folder):
             self._tell("artifact", path=str(path), folder="plots")
         status = "KILLED" if self._stop.is_set() else "FINISHED" if code == FINISHED else "FAILED"
-        bad = [job.entry for job in self._jobs if job.entry.status not in ("FINISHED", "PRUNED")]
+        bad = self._left()
         error = {"error": f"{len(bad)} of {len(self._jobs)} jobs did not finish"} if bad else {}
         self._tell("end", status=status, **error)
         self._tell.close()
@@ -358,13 +359,17 @@ class Sweep:
         self._conclude(self._recorder)
         return code
 
+    def _left(self) -> list[Entry]:
+        """The jobs that are not through: a sweeper has had what it wanted of one that it pruned."""
+        return [job.entry for job in self._jobs if job.entry.status not in ("FINISHED", "PRUNED")]
+
     def _show(self, report: Report) -> None:
         report.show(sys.stdout)
         display = Display(sys.stdout)
         done = sum(job.entry.status == "FINISHED" for job in self._jobs)
         rows = [("jobs", f"{done} of {len(self._jobs)} FINISHED in {duration(time.time() - self._began)}")]
         rows += [("output", os.path.relpath(self._folder))]
-        if done < len(self._jobs):
+        if self._left():
             rows += [("go on", f"the same command with hydra.sweep.dir={os.path.relpath(self._folder)}")]
         display.summary(rows)
 

@@ -106,7 +106,9 @@ def test_what_makes_no_sense_is_refused(
         search(hydra_sweep_runner, bowl, tmp_path, *words)
 
 
-def test_our_own_jobs_are_stopped_where_they_do_worse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_jobs_are_stopped_where_they_do_worse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["scaleflow"])
     monkeypatch.setenv(SERVER, "nobody forks here")
@@ -115,6 +117,8 @@ def test_our_own_jobs_are_stopped_where_they_do_worse(tmp_path: Path, monkeypatc
     words = ["-m", "hydra/sweeper=optuna5", "seed=int(interval(0,1000000))", "tracking=none", "hydra.sweep.dir=s"]
     looked = ["n_trials=8", "pruner=median", "sampler=random"]
     assert main([*words, *(f"hydra.sweeper.{word}" for word in looked)]) == 0
+    assert "7 of 8 FINISHED" in (said := capsys.readouterr().out)
+    assert "go on" not in said  # a job that was pruned is through
     states = [trial.state.name for trial in study(tmp_path / "s").trials]
     assert states == ["COMPLETE"] * 6 + ["PRUNED", "COMPLETE"]
     assert (tmp_path / "s" / "optimization_results.yaml").is_file()
