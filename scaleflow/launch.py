@@ -27,7 +27,7 @@ from scaleflow.errors import Refusal
 from scaleflow.events import Event, Reader, Writer
 from scaleflow.interfaces import Plan
 from scaleflow.masking import masked, masked_override, remember, secrets_in, secrets_of_environment
-from scaleflow.process import WorkerProcess, is_there, serving, started
+from scaleflow.process import WorkerProcess, serving, started
 from scaleflow.provenance import FILE as PROVENANCE
 from scaleflow.provenance import keep_provenance
 from scaleflow.record import BOARD, STATE, Recorder, state_of
@@ -312,6 +312,7 @@ class WorkerRun:
         self._reason: tuple[str, bool] | None = None
         self._restarts = 0
         self._began = 0.0
+        self._lost: str | None = None
         self._died_at: list[int] = []
 
     def run(self) -> Outcome:
@@ -332,10 +333,10 @@ class WorkerRun:
 
     def _lives_of_a_server(self) -> bool:
         """The run's lives for as long as what forks its processes is there; gives whether they are started again."""
-        with serving(self._job.server) as self._server:
+        with serving(self._job.server, self._lost) as self._server:
             while self._live():
                 self._job = replace(self._job, life=self._job.life + 1)
-                if not is_there(self._server):
+                if self._lost == self._server:
                     return True
         return False
 
@@ -349,6 +350,8 @@ class WorkerRun:
         with started(*parts(self._job), self._server) as processes, sampled(self._job, processes):
             self._watch(processes)
             self._reason = self._reason or reason(processes)
+            if not all(process.has_server for process in processes):
+                self._lost = self._server
         self._show_events()
         return self._goes_on_after(*self._reason)
 
@@ -437,7 +440,7 @@ class WorkerRun:
     def _start_again(self, process: WorkerProcess) -> bool:
         """Starts a lost worker again, if the coordinator goes on without it and not too many were lost."""
         if (
-            not (process.job.is_replaceable and self._outcome.is_ready)
+            not (process.job.is_replaceable and process.has_server and self._outcome.is_ready)
             or self._stop.is_set()
             or self._restarts >= self._allowed_restarts
         ):

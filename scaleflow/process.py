@@ -49,6 +49,7 @@ class Forked:
     Attributes:
         pid: its number; 0 until the server has told it.
         returncode: how it ended, as `subprocess.Popen` has it; None as long as it lives.
+        has_server: whether the server was there when it was last heard.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Forked:
         streams: tuple[int, int] | None = None,
     ) -> None:
         self.returncode: int | None = None
+        self.has_server = True
         self.pid = 0
         self._killed: float | None = None
         self._rest = b""
@@ -76,8 +78,9 @@ class Forked:
                 sent = socket.send_fds(self._server, [line], [given, *(streams or [output.fileno()] * 2)])
                 self._server.sendall(line[sent:])
         except OSError as error:
-            self.returncode = 1
-            log.write_text(f"the server that forks workers is gone: {error}\n")
+            self.returncode, self.has_server = 1, False
+            with log.open("a") as output:
+                output.write(f"the server that forks workers is gone: {error}\n")
         finally:
             os.close(given)
 
@@ -97,7 +100,7 @@ class Forked:
     def _give_up(self) -> None:
         """The server does not tell of the end: it is stopped, or the process waits in the kernel for a disk."""
         self._kill_without_server()
-        self.returncode = -signal.SIGKILL
+        self.returncode, self.has_server = -signal.SIGKILL, False
 
     def _kill_without_server(self) -> None:
         """The number is still the process's own, since the server has not said that it took its end."""
@@ -120,7 +123,7 @@ class Forked:
         except ConnectionError:
             data = b""
         if not data:
-            self.returncode = 1
+            self.returncode, self.has_server = 1, False
             self._do_without_server()
         *lines, self._rest = (self._rest + data).split(b"\n")
         for message in map(json.loads, lines):
@@ -200,6 +203,11 @@ class WorkerProcess:
         return self._process.pid
 
     @property
+    def has_server(self) -> bool:
+        """Whether the server that forked it was there when it was last heard."""
+        return self._process.has_server
+
+    @property
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
@@ -261,15 +269,18 @@ def started(
 
 
 @contextlib.contextmanager
-def serving(there: str | None = None) -> Iterator[str]:
+def serving(there: str | None = None, lost: str | None = None) -> Iterator[str]:
     """A server that forks workers, for as long as the block; gives its address.
 
     It imports TensorFlow in the meantime: whoever asks before waits.
 
     Args:
-        there: the address of one that runs already.
+        there: the address of one that should run already; where none does, one is started.
+        lost: the address of one that is known to be gone. A server that is killed may be seen to have left its
+            workers a moment before its address is closed.
     """
-    if there := there or os.environ.get(SERVER):
+    there = there or os.environ.get(SERVER)
+    if there and there != lost and is_there(there):
         yield there
         return
     with (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scaleflow.process import SERVER, Forked
+from scaleflow.process import SERVER, Forked, is_there, serving
 from tests.conftest import Command, server
 from tests.test_launch import LongRun, wait_for
 
@@ -41,6 +41,25 @@ def test_a_server_that_is_gone_is_said_in_the_log(tmp_path: Path) -> None:
     assert process.poll() == 1
     process.close()
     assert "the server that forks workers is gone" in log.read_text()
+
+
+def test_what_the_log_holds_stays_where_the_server_is_gone(tmp_path: Path) -> None:
+    log = tmp_path / "worker-0.log"
+    log.write_text("a life before\n")
+    Forked(str(tmp_path / "nobody"), log, os.environ).close()
+    assert log.read_text().startswith("a life before\nthe server that forks workers is gone")
+
+
+def test_a_server_known_to_be_gone_is_not_asked_though_it_answers_still() -> None:
+    with serving(server()) as address:
+        assert address == server()
+    with serving(server(), lost=server()) as another:
+        assert another != server()
+
+
+def test_where_no_server_answers_one_is_started(tmp_path: Path) -> None:
+    with serving(str(tmp_path / "nobody")) as address:
+        assert is_there(address)
 
 
 def test_an_environment_without_tensorflow_is_said_with_its_reason(command: Command) -> None:
