@@ -35,6 +35,7 @@ from scaleflow.launch import launch
 from scaleflow.plan import make_plan
 from scaleflow.record import STATE, state_of
 from scaleflow.resume import resumed
+from scaleflow.sync import mend
 from scaleflow.tracking import located
 from scaleflow.worker import EVENTS
 
@@ -153,6 +154,7 @@ def launched(
         if config.get("resume") is not None:
             went = resumed(str(config["resume"]), config, made.choices, overrides)
             if went.is_through:
+                mend(went.folder)
                 return 0, went.folder
             plan, overrides = went.plan(made.search), went.changes
             life, folder, told = went.number, went.folder, went.config

@@ -25,8 +25,7 @@ from scaleflow.explain import CONF, check_config_dirs, check_overrides, explain,
 from scaleflow.launch import FAILED, launch
 from scaleflow.masking import register_resolver, remember, secrets_of_environment, secrets_typed
 from scaleflow.resume import resumed
-from scaleflow.sync import repair
-from scaleflow.terminal import complain
+from scaleflow.sync import mend
 from scaleflow.tracking import located
 
 if TYPE_CHECKING:
@@ -150,9 +149,7 @@ def go_on(config: DictConfig, overrides: Sequence[str], made: Path, started: flo
     plan = run.plan(search)
     remove_empty(made)
     if run.is_through:
-        standing = repair(run.folder)  # what the command that finished it could not record
-        if standing.outcome == "not recorded":
-            complain(f"the store has not taken everything: {standing.reason}; python -m scaleflow.sync {run.folder}")
+        mend(run.folder)  # what the command that finished it could not record
         print(f"{run.folder}: the run is finished; training.epochs=N with more epochs would go on with it")
         return 0
     with located(plan) as plan:

@@ -279,9 +279,9 @@ def serving(there: str | None = None, lost: str | None = None) -> Iterator[str]:
         lost: the address of one that is known to be gone. A server that is killed may be seen to have left its
             workers a moment before its address is closed.
     """
-    there = there or os.environ.get(SERVER)
-    if there and there != lost and is_there(there):
-        yield there
+    found = os.environ.get(SERVER) if not there else there if there != lost and is_there(there) else None
+    if found:
+        yield found
         return
     with (
         tempfile.TemporaryDirectory(prefix="scaleflow-", dir=short()) as folder,

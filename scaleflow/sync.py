@@ -26,7 +26,8 @@ from scaleflow.record import STATE, Transfer, state_of, told
 from scaleflow.resume import SWEEP
 from scaleflow.sections import read
 from scaleflow.settle import Busy, claimed, has_run, last_end, settle, without_workers
-from scaleflow.tracking import tracker_for
+from scaleflow.terminal import complain
+from scaleflow.tracking import NoTracker, tracker_for
 from scaleflow.tracking.uri import resolve
 from scaleflow.worker import EVENTS
 
@@ -80,6 +81,9 @@ def repair(folder: Path, uri: str | None = None, tries: int = TRIES) -> Standing
             standing = Standing(folder, "no run", end["status"] if end else None, was_open)
             if not has_run(folder):
                 return standing
+            known = Transfer(NoTracker(), folder / EVENTS)
+            if known.is_complete and known.has_run:  # whether the store is there now or not
+                return replace(standing, outcome="complete", run_id=known.run_id)
             try:
                 tracking = tracking_of(folder, uri)
                 if tracking.name == "none":
@@ -93,12 +97,22 @@ def repair(folder: Path, uri: str | None = None, tries: int = TRIES) -> Standing
         return Standing(folder, "not recorded", reason=told(error))
 
 
+def mend(folder: Path) -> bool:
+    """Repairs a run that needs nothing else, and says on standard error what a store does not take.
+
+    Returns:
+        Whether the store has what it is to have.
+    """
+    standing = repair(folder)
+    if standing.outcome == "not recorded":
+        where = os.path.relpath(folder)
+        complain(f"the store has not taken everything: {standing.reason}; python -m scaleflow.sync {where}")
+    return standing.outcome != "not recorded"
+
+
 def sent(standing: Standing, tracking: Tracking, tries: int) -> Standing:
     """Sends what is missing; gives how it stands behind that."""
-    tracker = tracker_for(tracking)
-    transfer = Transfer(tracker, standing.folder / EVENTS)
-    if transfer.is_complete and transfer.has_run:
-        return replace(standing, outcome="complete", run_id=transfer.run_id)
+    transfer = Transfer(tracker_for(tracking), standing.folder / EVENTS)
     reason, left = "", tries
     transfer.keep_state()
     while left:

@@ -39,6 +39,7 @@ from scaleflow.sweep.jobs import Asked, compose, swept_by
 from scaleflow.sweep.ledger import LEDGER, LOCK, Entry, Ledger, held, identity_of, is_under, shared
 from scaleflow.sweep.report import Report
 from scaleflow.sweep.told import Told
+from scaleflow.sync import mend
 from scaleflow.terminal import Display, JobDisplay, duration
 from scaleflow.tracking import located, tracker_for
 from scaleflow.worker import EVENTS
@@ -82,6 +83,11 @@ class Job:
     life: int = 0
     changes: Sequence[str] = ()
     is_pruned: bool = False
+
+    @property
+    def is_through(self) -> bool:
+        """Whether nothing is left to do of it: a sweeper has had what it wanted of one that it pruned."""
+        return self.entry.status in ("FINISHED", "PRUNED")
 
 
 class Sweep:
@@ -346,7 +352,17 @@ class Sweep:
         code = self._code()
         if self._tell is None or self._recorder is None:  # nothing was to be done, or nothing could
             self._show(self._of([job.entry for job in self._jobs]))
-            return code
+            is_recorded = self._mend()
+        else:
+            self._show(self._said_to_end(code))
+            is_recorded = self._conclude(self._recorder)
+        if is_recorded:  # of those that need nothing else, what the command that ran them could not record
+            all(mend(self._folder / job.entry.folder) for job in self._jobs if job.plan is None and job.is_through)
+        return code
+
+    def _said_to_end(self, code: int) -> Report:
+        """Writes the last words of the sweep's own run."""
+        assert self._tell is not None
         report = self._report()
         for path in report.draw(self._folder):
             self._tell("artifact", path=str(path), folder="plots")
@@ -355,13 +371,26 @@ class Sweep:
         error = {"error": f"{len(bad)} of {len(self._jobs)} jobs did not finish"} if bad else {}
         self._tell("end", status=status, **error)
         self._tell.close()
-        self._show(report)
-        self._conclude(self._recorder)
-        return code
+        return report
+
+    def _mend(self) -> bool:
+        """Gives the sweep's own run the end that an earlier command could not write, or not record.
+
+        Returns:
+            Whether its store has it now.
+        """
+        told = Told.of(self._folder)
+        if not told.is_ready:
+            return False
+        if not told.status:
+            self._tell = Writer(self._folder / EVENTS)
+            self._said_to_end(self._code())
+        self._open.close()  # whoever repairs it claims the folder
+        return mend(self._folder)
 
     def _left(self) -> list[Entry]:
-        """The jobs that are not through: a sweeper has had what it wanted of one that it pruned."""
-        return [job.entry for job in self._jobs if job.entry.status not in ("FINISHED", "PRUNED")]
+        """The jobs that are not through."""
+        return [job.entry for job in self._jobs if not job.is_through]
 
     def _show(self, report: Report) -> None:
         report.show(sys.stdout)
@@ -373,17 +402,20 @@ class Sweep:
             rows += [("go on", f"the same command with hydra.sweep.dir={os.path.relpath(self._folder)}")]
         display.summary(rows)
 
-    def _conclude(self, recorder: Recorder) -> None:
+    def _conclude(self, recorder: Recorder) -> bool:
+        """Waits until the sweep's own run is recorded; gives whether it is."""
         assert self._plan is not None
         signals, patience = self._stop.times, self._plan.tracking.flush_seconds
         display = Display(sys.stdout)
-        if not recorder.finish(patience, lambda: self._stop.times > signals):
+        is_recorded = recorder.finish(patience, lambda: self._stop.times > signals)
+        if not is_recorded:
             display.error(
                 f"the store did not take the sweep's own run: {masked(recorder.reason)}; nothing is lost, and what is "
                 f"missing there is sent by: python -m scaleflow.sync {os.path.relpath(self._folder)}"
             )
         elif where := recorder.where():
             display.summary(where)
+        return is_recorded
 
     def _code(self) -> int:
         if self._stop.is_set():

@@ -46,7 +46,16 @@ class FakeLaunch:
         write = Writer(folder / EVENTS)
         params = {key: str(value) for key, value in leaves(plan.config).items()} | dict(plan.choices)
         params |= {"resolved.replicas": "1", "resolved.global_batch_size": "32", "resolved.cache": "none"}
-        event = {"name": "fake", "tags": {}, "params": params, "began": 0, "steps": 1, "epochs": 1, "search": []}
+        event = {
+            "parent": str(within.parent),
+            "name": "fake",
+            "tags": {},
+            "params": params,
+            "began": 0,
+            "steps": 1,
+            "epochs": 1,
+            "search": [],
+        }
         write("ready", **event, **({"resumed": 0} if life else {}))
         within.heard({"event": "ready", "time": 0, **event})
         values = dict(self._measured(plan))

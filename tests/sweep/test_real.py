@@ -148,7 +148,7 @@ def last_step(folder: Path) -> int:
 
 
 def test_two_sweeps_at_once_share_a_new_store(command: Command) -> None:
-    words = ("-m", *SMALL, "training.epochs=1", "hydra.launcher.n_jobs=2", "seed=0,1,2")
+    words = ("-m", *SMALL, "training.epochs=1", "hydra.launcher.n_jobs=4", "seed=0,1,2,3")
     sweeps = [command.start(*words, f"hydra.sweep.dir={name}", f"model.units={name}") for name in (8, 16)]
     told = [sweep.communicate(timeout=200) for sweep in sweeps]
     assert [sweep.returncode for sweep in sweeps] == [0, 0], told
@@ -156,11 +156,11 @@ def test_two_sweeps_at_once_share_a_new_store(command: Command) -> None:
 
     client = MlflowClient(f"sqlite:///{command.folder}/mlflow.db")
     found = client.search_runs([client.get_experiment_by_name("scaleflow").experiment_id])
-    assert [run.info.status for run in found] == ["FINISHED"] * 8
+    assert [run.info.status for run in found] == ["FINISHED"] * 10
     parents = {run.data.tags.get("mlflow.parentRunId") for run in found} - {None}
     assert len(parents) == 2
     jobs = [run for run in found if "mlflow.parentRunId" in run.data.tags]
-    asked = {(units, seed) for units in ("8", "16") for seed in "012"}
+    asked = {(units, seed) for units in ("8", "16") for seed in "0123"}
     assert {(run.data.params["model.units"], run.data.params["seed"]) for run in jobs} == asked
 
 

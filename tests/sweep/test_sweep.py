@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from scaleflow.sweep import life
 from scaleflow.sweep.devices import portions, share
 from scaleflow.sweep.ledger import Ledger
 from tests.sweep.fake import FakeLaunch
+from tests.test_launch import wait_for
 
 
 @pytest.fixture
@@ -92,6 +94,40 @@ def test_sent_again_what_is_finished_is_skipped_and_the_rest_goes_on(
     third = sweep(monkeypatch, "training.epochs=1,2,3,4")
     assert third.code == 0  # type: ignore[attr-defined]
     assert third.plans == []
+
+
+class DiedError(Exception):
+    """In the place of a kill."""
+
+
+def test_sent_again_what_was_not_recorded_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, empty_store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from mlflow import MlflowClient
+
+    def die(sweep: life.Sweep, code: int) -> None:
+        assert sweep._recorder is not None
+        wait_for(lambda: sweep._recorder.recorded > 0)  # type: ignore[union-attr]
+        sweep._recorder.stop()
+        raise DiedError
+
+    shutil.copy(empty_store, folder / "mlflow.db")
+    words = ("-m", "tracking.uri=sqlite:///mlflow.db", "hydra.sweep.dir=s", "training.epochs=1,2")
+    monkeypatch.setattr(life, "launch", FakeLaunch())  # which records nothing
+    with monkeypatch.context() as patch:
+        patch.setattr(life.Sweep, "_said_to_end", die)
+        with pytest.raises(DiedError):
+            main(words)
+    assert main(words) == 0
+    client = MlflowClient("sqlite:///mlflow.db")
+    found = client.search_runs([client.get_experiment_by_name("scaleflow").experiment_id])
+    assert [run.info.status for run in found] == ["FINISHED"] * 3
+    (parent,) = [run for run in found if "mlflow.parentRunId" not in run.data.tags]
+    children = [run for run in found if run is not parent]
+    assert {run.data.tags["mlflow.parentRunId"] for run in children} == {parent.info.run_id}
+    assert sorted(run.data.metrics["val/loss"] for run in children) == [0.5, 1.0]
+    assert "report.csv" in {file.path for file in client.list_artifacts(parent.info.run_id)}
+    assert "not taken" not in capsys.readouterr().err
 
 
 def test_another_dimension_adds_jobs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
