@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from scaleflow.masking import MASK
 from tests.conftest import Command
 from tests.test_launch import processes, wait_for
 
@@ -47,7 +48,8 @@ def artifacts(folder: Path, run_id: str) -> set[str]:
 
 def test_a_sweep_is_a_parent_with_a_child_to_each_job(command: Command) -> None:
     swept = ("strategy=one_device,mirrored", "hardware.logical_devices=2", "training.epochs=2")
-    ended = command(*SWEEP, *swept, "hydra.launcher.n_jobs=2", "training.global_batch_size=50")
+    secret = "tracking.tags={token: sesame}"
+    ended = command(*SWEEP, *swept, secret, "hydra.launcher.n_jobs=2", "training.global_batch_size=50")
     assert ended.returncode == 0, ended.stderr
     parent, children = runs(command.folder)
     assert (parent.info.status, parent.info.run_name) == ("FINISHED", "sweep of strategy")
@@ -78,13 +80,18 @@ def test_a_sweep_is_a_parent_with_a_child_to_each_job(command: Command) -> None:
     assert rerun.returncode == 2
     assert "that run is a sweep's; name the run of one of its jobs" in rerun.stderr
 
-    again = command(*SWEEP, *swept, "training.global_batch_size=50", "seed=0,1")
+    again = command(*SWEEP, *swept, secret, "training.global_batch_size=50", "seed=0,1")
     assert again.returncode == 0, again.stderr
     assert again.stdout.count("is FINISHED already") == 2
     same, children = runs(command.folder)
     assert same.info.run_id == parent.info.run_id
     assert same.info.status == "FINISHED"
     assert len(children) == 4
+    assert {run.data.tags["token"] for run in (same, *children.values())} == {MASK}
+    files = [path for path in command.folder.rglob("*") if path.is_file()]
+    assert {"multirun.yaml", "sweep.json", "mlflow.db", "events.jsonl"} <= {path.name for path in files}
+    assert [path for path in files if b"sesame" in path.read_bytes()] == []
+    assert "sesame" not in ended.stdout + ended.stderr + again.stdout
 
 
 @contextlib.contextmanager
