@@ -489,12 +489,16 @@ def peak_of(plan: Plan, ground: Ground) -> float | None:
 
 def facts_of(resolved: Mapping[str, Any], splits: Splits) -> dict[str, Any]:
     """What the words about a profile need to know, as plain values."""
+    known = ("strategy", "precision", "hardware", "replicas", "global_batch_size", "cache")
+    return {name: resolved[name] for name in known} | {"input": kept_in(splits.train)}
+
+
+def kept_in(examples: Examples) -> str:
+    """Where the steps find their examples: in `memory`, or in a `stream`."""
     import numpy as np
 
-    train = splits.train
-    is_held = not isinstance(train, Stream) and not isinstance(train.inputs, np.memmap)
-    known = ("strategy", "precision", "hardware", "replicas", "global_batch_size", "cache")
-    return {name: resolved[name] for name in known} | {"input": "memory" if is_held else "stream"}
+    is_held = not isinstance(examples, Stream) and not isinstance(examples.inputs, np.memmap)
+    return "memory" if is_held else "stream"
 
 
 def evaluation(portions: Batching) -> Batching:

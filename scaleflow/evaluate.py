@@ -3,10 +3,12 @@
     python -m scaleflow.evaluate RUN_ID                          # on the test split of what it was trained on
     python -m scaleflow.evaluate RUN_ID dataset=csv dataset.data_dir=new.csv dataset.target=price
     python -m scaleflow.evaluate RUN_ID --split validation strategy=mirrored precision=mixed
+    python -m scaleflow.evaluate RUN_ID profiler=trace            # and where the time of a batch goes
 
 The metrics are evaluate/DATASET/loss and so on, at the step that the model was logged at; of another split than the
-test split evaluate/DATASET.SPLIT/loss. The dataset is an input of the run. Strategy and hardware are this command's;
-the dataset, the precision and the seed are the run's unless they are typed. The run is looked for in
+test split evaluate/DATASET.SPLIT/loss. The dataset is an input of the run. The steps of a profile are batches of the
+split, which is gone through as often as they need; it goes to evaluate/DATASET/profile/. Strategy and hardware are this
+command's; the dataset, the precision and the seed are the run's unless they are typed. The run is looked for in
 `tracking.uri=...`, else MLFLOW_TRACKING_URI, else sqlite:///mlflow.db.
 """
 
@@ -34,6 +36,7 @@ from scaleflow.masking import masked
 from scaleflow.measure import SPLITS, Measure
 from scaleflow.plan import make_plan
 from scaleflow.process import serving, started
+from scaleflow.profiler import report
 from scaleflow.provenance import command_line
 from scaleflow.rerun import argument_parser, words_of
 from scaleflow.terminal import display_for
@@ -95,8 +98,6 @@ def planned(made: Composed, store: Tracking) -> Plan:
         config = plain(made.config)
     except OmegaConfBaseException as error:
         raise Refusal(in_a_line(error)) from error
-    if (config.get("profiler") or {}).get("name", "none") != "none":
-        raise Refusal(f"profiler={config['profiler']['name']}: not available yet with scaleflow.evaluate")
     plan = make_plan(config, made.choices, made.search, look_outside=False)
     if plan.strategy.name not in STRATEGIES or plan.evaluator is not None:
         raise Refusal(
@@ -152,6 +153,7 @@ def recorded(tracker: Any, past: Past, plan: Plan, events: Sequence[Event]) -> i
     told = next(event for event in events if event["event"] == "data")
     split, resolved = ready["split"], ready["resolved"]
     name = told["name"].replace("/", "-") + ("" if split == "test" else f".{split}")
+    profiles = [report(event) for event in events if event["event"] == "profile"]
     how = (
         f"{ready['examples']} examples of {split}, {resolved['strategy']}, {resolved['precision']}, "
         f"{resolved['replicas']} replica(s)"
@@ -159,13 +161,14 @@ def recorded(tracker: Any, past: Past, plan: Plan, events: Sequence[Event]) -> i
     rows = [("run", f"{printable(past.name)}  ({past.run_id})"), ("model", f"models:/{past.model_id}"), ("on", how)]
     try:
         values: Mapping[str, float] = log_evaluation(
-            tracker, past, name, events, f"{how}; {command_line(sys.orig_argv)}"
+            tracker, past, name, events, f"{how}; {command_line(sys.orig_argv)}", profiles
         )
         error = None
     except Exception as failed:  # whatever a store may raise
         values = {k: v for event in events if event["event"] == "metrics" for k, v in event["values"].items()}
         error = str(failed).strip().partition("\n")[0] or type(failed).__name__
     rows += [(key, f"{value:.4f}") for key, value in values.items()]
+    rows += [("profile", profile.line) for profile in profiles]
     display_for().summary(rows)
     if error is not None:
         print(f"scaleflow: the store did not take it: {masked(error)}", file=sys.stderr)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scaleflow.about import data_of, tell_confusion
-from scaleflow.assemble import evaluation, settle
+from scaleflow.assemble import evaluation, kept_in, settle
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import Emit, Plan, Source
 from scaleflow.targets import bind
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 #: The splits that a run has, in the order in which one is taken where none is named.
 SPLITS = ("test", "validation", "train")
+
+#: The folder of what a profile is made of.
+PROFILE = "profile"
 
 FLOATS = ("float32", "mixed_float16", "mixed_bfloat16")
 
@@ -50,13 +53,14 @@ class Measure:
 
 
 def measured(plan: Plan, measure: Measure, folder: Path, emit: Emit) -> None:
-    """Evaluates, and tells of it: `ready`, `data`, `metrics`, and for classes `confusion`.
+    """Evaluates, and tells of it: `ready`, `data`, `metrics`, for classes `confusion`, and `profile` where asked for.
 
     Raises:
         Refusal: if the model can't be loaded, or does not take what the dataset gives.
     """
     sys.path[:0] = [each for each in plan.search if each not in sys.path]
     from scaleflow import dataset, training
+    from scaleflow.profiler.tracer import StepTracer
 
     ground = settle(plan, emit)
     check_origins(plan.config, plan.trusted_modules or ())
@@ -81,6 +85,10 @@ def measured(plan: Plan, measure: Measure, folder: Path, emit: Emit) -> None:
         raise dataset.explained(error, splits=splits.named()) from error
     emit("metrics", step=0, values=dict(values))
     tell_confusion(evaluate, {"test": feed}, source.outputs, folder, emit)
+    if plan.profiler.windows:
+        facts = {**ground.resolved(), "input": kept_in(examples), "memory": training.peaks()}
+        tracer = StepTracer(plan.profiler, folder / PROFILE, "worker-0", emit, lambda: facts)
+        evaluate.profile(feed, tracer)
 
 
 def chosen(there: Any, split: str | None) -> tuple[str, Any]:

@@ -33,7 +33,7 @@ from scaleflow.events import Reader, Writer
 from scaleflow.interfaces import Emit, Plan, Tracer
 from scaleflow.laps import Laps
 from scaleflow.masking import MaskedStream, known, masked, remember
-from scaleflow.measure import Measure, measured
+from scaleflow.measure import PROFILE, Measure, measured
 from scaleflow.memory import out_of_memory
 from scaleflow.plan import make_plan
 from scaleflow.provenance import inside
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 EVENTS = "events.jsonl"
 TRACEBACK = "traceback.txt"
 MODEL = "model"
-PROFILE = "profile"
 LOCK = "run.lock"
 
 #: How long a worker may go on without its launcher.

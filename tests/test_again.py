@@ -68,7 +68,8 @@ def runs_of_an_own_model(folder: str) -> dict[str, Any]:
     told["masked"] = said(rerun.main, first.run_id, *trust)
     told["again"] = said(rerun.main, first.run_id, *here, *trust, "hydra.run.dir=again", "checkpoint=none")
     told["evaluated"] = said(evaluate.main, first.run_id, *trust, *INLINE)
-    told["profiled"] = said(evaluate.main, first.run_id, *trust, "profiler=trace")
+    window = ("profiler=trace", "profiler.start_step=3", "profiler.steps=2")
+    told["profiled"] = said(evaluate.main, first.run_id, *trust, *INLINE, *window)
     told["other_shape"] = said(evaluate.main, first.run_id, *trust, *INLINE, "dataset=synthetic")
     told["other_targets"] = said(
         evaluate.main, first.run_id, *trust, *INLINE, "dataset=synthetic", "dataset.shape=[8,8,1]", "dataset.outputs=3"
@@ -91,6 +92,7 @@ def runs_of_an_own_model(folder: str) -> dict[str, Any]:
         for run in runs
     ]
     told["artifacts"] = [a.path for a in client.list_artifacts(first.run_id, "evaluate/digits")]
+    told["profile"] = [a.path for a in client.list_artifacts(first.run_id, "evaluate/digits/profile")]
     told["left"] = sorted(path.name for path in Path().iterdir())
     return told
 
@@ -130,7 +132,8 @@ def test_an_own_model_is_run_again_and_evaluated(isolated: Callable[..., Any], t
     assert f"evaluate/digits/accuracy  {metrics['test/accuracy']:.4f}" in text
     assert tags["scaleflow.evaluate.digits"].startswith("359 examples of test, one_device, float32, 1 replica(s)")
     assert tags["scaleflow.status"] == "FINISHED"
-    assert sorted(told["artifacts"]) == [f"evaluate/digits/confusion_matrix.{kind}" for kind in ("csv", "png")]
+    own = [f"evaluate/digits/confusion_matrix.{kind}" for kind in ("csv", "png")]
+    assert sorted(told["artifacts"]) == [*own, "evaluate/digits/profile"]
     assert set(inputs) == {"digits"}
     code, text = told["not_trusted"]
     assert code == 2
@@ -145,7 +148,13 @@ def test_an_own_model_is_run_again_and_evaluated(isolated: Callable[..., Any], t
     assert "targets need outputs of shape" in text
     assert "(batch, 3)" in text
     assert "(batch, 10)" in text
-    assert told["profiled"] == (2, "scaleflow: profiler=trace: not available yet with scaleflow.evaluate\n")
+    code, text = told["profiled"]
+    assert code == 0, text
+    assert "profile  " in text
+    assert "steps 3 to 4: " in text
+    assert metrics["evaluate/digits/profile/step_ms"] > 0
+    made = {path.removeprefix("evaluate/digits/profile/") for path in told["profile"]}
+    assert {"summary.json", "summary.md", "profile.png", "trace.json.gz", "plugins"} <= made
     code, text = told["no_split"]
     assert code == 2
     assert "--split validation: there is no such split; there is test, train" in text

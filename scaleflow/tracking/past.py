@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from scaleflow.tracking.origin import PLACES, using
 from scaleflow.tracking.uri import resolve
 
 if TYPE_CHECKING:
+    from scaleflow.profiler.reading import Profile
     from scaleflow.tracking.store import MlflowTracker
 
 #: A config that is longer is none of ours.
@@ -129,7 +131,12 @@ def fetched(uri: str, store: str, folder: Path) -> Path | None:
 
 
 def log_evaluation(
-    tracker: MlflowTracker, past: Past, name: str, events: Sequence[Mapping[str, Any]], tag: str
+    tracker: MlflowTracker,
+    past: Past,
+    name: str,
+    events: Sequence[Mapping[str, Any]],
+    tag: str,
+    profiles: Sequence[Profile] = (),
 ) -> dict[str, float]:
     """Puts an evaluation into the run that the model is of, and at the model.
 
@@ -139,6 +146,7 @@ def log_evaluation(
         name: what was evaluated on.
         events: the worker's.
         tag: how, in words.
+        profiles: of windows of its batches.
 
     Returns:
         The metrics, by the names that they have there.
@@ -162,5 +170,12 @@ def log_evaluation(
             table = Path(event["path"])
             for path in filter(None, (draw_confusion(table, name), table)):
                 tracker.artifact(path, f"evaluate/{name}")
+    for profile in profiles:
+        now = int(time.time() * 1000)
+        found = {allowed(f"evaluate/{name}/{key}"): value for key, value in profile.values.items()}
+        tracker.batch([Metric(key, value, now, past.steps, model_id=past.model_id) for key, value in found.items()])
+        values |= found
+        for path, folder in profile.files:
+            tracker.artifact(path, f"evaluate/{name}/{folder}")
     tracker.tags({f"scaleflow.evaluate.{name}": tag})
     return values

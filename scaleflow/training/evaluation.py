@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.interfaces import Feed, Objective
+from scaleflow.interfaces import READ_SCOPE, STEP_SCOPE, Feed, Objective, Tracer
 from scaleflow.training.repeat import repeat
 from scaleflow.training.tally import Tally
 
@@ -52,6 +52,20 @@ class Evaluation:
             self._confusions[id(feed)] = np.reshape(each.numpy(), [self._classes or 0, -1]).astype(np.int64)
         return self._tally.means(sums.numpy(), feed.examples)
 
+    def profile(self, feed: Feed, tracer: Tracer) -> None:
+        """Goes through a split batch by batch, as often as it takes until there is nothing left to trace."""
+        steps, done = feed.batching.steps(feed.examples), 0
+        one = self._compile_one(feed)
+        opened: Any = None
+        while tracer.steps_left(done) is not None:
+            opened = feed.open(0, 0) if done % steps == 0 else opened
+            with tracer.watching(done + 1):
+                for each in one(opened, tf.constant(done % steps, tf.int64)):
+                    each.numpy()
+            done += 1
+            tracer.took(done)
+            tracer.tell(None)
+
     def confusion(self, feed: Feed) -> np.ndarray[Any, Any] | None:
         """Of a split's last evaluation: how many examples of each class (row) were taken for each (column).
 
@@ -76,6 +90,20 @@ class Evaluation:
 
         return evaluate
 
+    def _compile_one(self, feed: Feed) -> Any:
+        """One batch to a call, to be traced: what is in no loop is what xprof finds the markers of."""
+
+        @tf.function(autograph=False)
+        def one(opened: Any, step: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            with tf.name_scope(STEP_SCOPE):
+                with tf.name_scope(READ_SCOPE):
+                    fetched = feed.fetch(opened)
+                start = self._strategy.run(self._nothing)
+                carried = self._strategy.run(self._step, args=(feed, fetched, step, *start))
+            return tuple(self._strategy.reduce(tf.distribute.ReduceOp.SUM, each, axis=None) for each in carried)
+
+        return one
+
     def _nothing(self) -> tuple[tf.Tensor, ...]:
         """What a replica carries from batch to batch: sums [count, loss, *metrics], and of classes their confusion."""
         sums = tf.zeros([self._tally.size], tf.float64)
@@ -87,7 +115,8 @@ class Evaluation:
         """One batch, in a replica; gives what it carries on."""
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         first = tf.constant(0, tf.int64)
-        inputs, targets, mask = feed.micro_batch(fetched, first, step, replica, first)
+        with tf.name_scope(READ_SCOPE):
+            inputs, targets, mask = feed.micro_batch(fetched, first, step, replica, first)
         outputs = self._forward(inputs)
         loss = tf.reduce_sum(self._loss(targets, outputs) * mask)
         more = tuple(each + self._confused(targets, outputs, mask, each.dtype) for each in counts)
