@@ -844,7 +844,13 @@ IDENTITY = "scaleflow.id"
 
 
 class Tracker(Protocol):
-    """A store of runs. Every call may be repeated with the same arguments and changes nothing then."""
+    """A store of runs. Every call may be repeated with the same arguments and changes nothing then.
+
+    Attributes:
+        adopted: the run that `start` takes instead of making one.
+    """
+
+    adopted: str | None
 
     @property
     def run_id(self) -> str | None: ...

@@ -120,6 +120,8 @@ class Transfer:
         self._tracker.connect()
         if self.has_run:
             self._tracker.adopt(self._known["run_id"])
+        elif "adopts" in self._known:  # whoever began to take it may not have come further
+            self._tracker.adopted = self._known["adopts"]
 
     def send(self, again: bool = False, told_to_stop: Callable[[], bool] = bool) -> None:
         """Sends all that is there. Raises whatever the store does; what was taken until then stays taken.
@@ -224,6 +226,8 @@ class Transfer:
         else:
             state = {**self._known, "offset": self.taken, "uri": masked(self._tracker.uri)}
             state |= {"done": bool(self.ended), "aside": self.aside}
+            if self._tracker.adopted is not None:
+                state["adopts"] = self._tracker.adopted
             if self._tracker.run_id is not None:
                 state["run_id"] = self._tracker.run_id
             self._known = state
@@ -240,7 +244,7 @@ class Transfer:
         if "resumed" in event and self.has_run:
             self._tracker.reopen()
         else:
-            self.keep_state(is_vital=True)  # so that a run that is made now is found by its identity
+            self.keep_state(is_vital=True)  # so that a run that is made, or taken, now is found again
             own = {"scaleflow.folder": self._known["folder"], IDENTITY: self._known["id"], **self._parent(event)}
             tags = {**kept_provenance(self._events.parent), **event["tags"], **own}
             self._tracker.start(event["name"], tags, event["began"])

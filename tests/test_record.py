@@ -21,6 +21,7 @@ class FakeTracker:
     """Keeps what it takes. `fails` is asked before each call, and may raise."""
 
     run_id: str | None = None
+    adopted: str | None = None
     uri: str | None = "http://user:word@host"
 
     def __init__(self) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from scaleflow import record, sync
 from scaleflow.events import Reader
+from scaleflow.interfaces import Tracking
 from scaleflow.record import Recorder, Transfer
 from scaleflow.settle import LAUNCHER_DIED, Busy, claimed, settle, without_workers
 from scaleflow.sync import main, repair
@@ -124,6 +125,27 @@ def test_whenever_the_recorder_dies_the_run_is_there_once(
 
     (version,) = MlflowClient(uri).search_model_versions("name = 'net'")
     assert version.source == f"models:/{model.model_id}"
+
+
+@pytest.mark.parametrize("call", ["start", "tags", "params"])
+def test_a_run_that_was_opened_for_a_command_that_died_is_taken_all_the_same(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(uri)
+    opened = client.create_run(client.create_experiment("theirs")).info.run_id
+    made = MadeRun(tmp_path / "run", uri=uri).ready().train(1, 3).end()
+    tracker = MlflowTracker(Tracking(uri=uri), opened)
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowTracker, call, die)
+        transfer = Transfer(tracker, made.events)
+        transfer.open()
+        with pytest.raises(DiedError):
+            transfer.send()
+    assert repair(made.folder).run_id == opened
+    assert client.get_run(opened).info.status == "FINISHED"
+    assert client.get_experiment_by_name("scaleflow") is None
 
 
 def test_a_run_that_is_under_way_is_left_alone(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

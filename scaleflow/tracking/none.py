@@ -14,6 +14,7 @@ class NoTracker:
     """Takes everything and keeps nothing."""
 
     run_id: str | None = None
+    adopted: str | None = None
     uri: str | None = None
 
     def connect(self) -> None:

@@ -63,6 +63,9 @@ class MlflowTracker:
     Args:
         options: with an absolute `uri`.
         adopted: the id of a run that somebody has opened for this command, to be taken instead of a new one.
+
+    Attributes:
+        adopted: the same, unchecked where it is set later: what an earlier process has begun to take.
     """
 
     def __init__(self, options: Tracking, adopted: str | None = None) -> None:
@@ -77,7 +80,7 @@ class MlflowTracker:
         self._models: dict[int, str] = {}
         self._done: set[tuple[int, str]] = set()
         self._uploaded: set[tuple[str, Path]] = set()
-        self._adopted = adopted
+        self.adopted = adopted
         self.run_id: str | None = None
 
     def connect(self) -> None:
@@ -100,8 +103,8 @@ class MlflowTracker:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             kind = Unreachable if may_answer_later(error) else Refusal
             raise kind(f"tracking.uri={masked(self._uri)}: the store can't be used: {masked(lines[0])}") from error
-        if self._adopted is not None:
-            self._check_adopted(self._adopted)
+        if self.adopted is not None:
+            self._check_adopted(self.adopted)
 
     def _check_adopted(self, run_id: str) -> None:
         """Refuses a run that is not there, or that is another command's."""
@@ -160,8 +163,8 @@ class MlflowTracker:
 
     def start(self, name: str, tags: Mapping[str, str], began: int) -> None:
         self._run_name = name
-        if self._adopted is not None:
-            tags = self._adopt(self._adopted, tags)
+        if self.adopted is not None:
+            tags = self._adopt(self.adopted, tags)
         elif self.run_id is None:
             self.run_id = self._made(name, tags, began)
         self.tags({"mlflow.runName": self._run_name, **tags})
