@@ -25,6 +25,7 @@ from scaleflow.explain import CONF, check_config_dirs, check_overrides, explain,
 from scaleflow.launch import FAILED, launch
 from scaleflow.masking import register_resolver, remember, secrets_of_environment, secrets_typed
 from scaleflow.resume import resumed
+from scaleflow.submit import submission
 from scaleflow.sync import mend
 from scaleflow.tracking import located
 
@@ -134,6 +135,10 @@ def run(config: DictConfig, started: float) -> int:
             if config.get("resume") is not None:
                 return go_on(config, overrides, folder, started)
             plan = plan_of(config)
+            if plan.cluster.submit is not None:
+                print(submission(plan, sys.argv[1:]), end="")
+                remove_empty(folder)
+                return 0
             folder = writable(folder)
             plan = until_it_ended.enter_context(located(plan))
         except (Refusal, OmegaConfBaseException) as error:

@@ -17,7 +17,7 @@ from typing import Any, Literal, cast, get_args, get_type_hints
 
 from scaleflow.cluster import EXAMPLE, EXAMPLE_WITH_SERVERS, TF_CONFIG, names, place_of
 from scaleflow.errors import Refusal
-from scaleflow.interfaces import Cluster, Hardware, Partitioner, Plan, Precision, Strategy, Training
+from scaleflow.interfaces import Hardware, Partitioner, Plan, Precision, Strategy, Training
 from scaleflow.sections import show
 
 
@@ -108,7 +108,7 @@ def monitors_what_is_not_validated(plan: Plan) -> bool:
 
 def is_over_machines(plan: Plan) -> bool:
     """Whether TF_CONFIG is to be followed, and names others; a worker that is alone has it taken away."""
-    place = place_of(plan) if TF_CONFIG in os.environ else None
+    place = place_of(plan) if TF_CONFIG in os.environ or plan.cluster.name == "slurm" else None
     return place is not None and len(place.peers) > 1
 
 
@@ -211,9 +211,7 @@ RULES: Sequence[Rule] = (
     Rule(
         "restarts of servers elsewhere",
         ("cluster.max_restarts", "strategy", "cluster"),
-        lambda p: (
-            bool(p.cluster.max_restarts) and p.cluster.name == "tf_config" and p.strategy.name == "parameter_server"
-        ),
+        lambda p: bool(p.cluster.max_restarts) and p.cluster.name != "local" and p.strategy.name == "parameter_server",
         "a coordinator can't start again what runs on other machines",
         "have whatever started the processes start them again, with resume=FOLDER, and leave it null",
     ),
@@ -222,7 +220,7 @@ RULES: Sequence[Rule] = (
         ("cluster.max_restarts", "cluster"),
         lambda p: (
             bool(p.cluster.max_restarts)
-            and p.cluster.name == "tf_config"
+            and p.cluster.name != "local"
             and p.strategy.name != "parameter_server"
             and (p.checkpoint.folder is None or p.checkpoint.name == "none")
         ),
@@ -230,9 +228,16 @@ RULES: Sequence[Rule] = (
         "name a path that all of them see by checkpoint.folder, or leave it null",
     ),
     Rule(
+        "nothing to submit to",
+        ("cluster.submit", "cluster"),
+        lambda p: p.cluster.submit is not None and p.cluster.name != "slurm",
+        "these processes are started by nothing that takes a script",
+        "use cluster=slurm, or leave it null",
+    ),
+    Rule(
         "TF_CONFIG with servers",
         ("strategy", "cluster"),
-        lambda p: p.cluster.name == "tf_config" and p.strategy.name == "multi_worker" and servers_named(p) > 0,
+        lambda p: p.cluster.name != "local" and p.strategy.name == "multi_worker" and servers_named(p) > 0,
         "TF_CONFIG names ps, and this strategy has no parameter servers",
         "use strategy=parameter_server",
     ),
@@ -316,7 +321,7 @@ RULES: Sequence[Rule] = (
     Rule(
         "TPU in TF_CONFIG",
         ("cluster", "strategy"),
-        lambda p: p.cluster.name == "tf_config" and p.strategy.name == "tpu",
+        lambda p: p.cluster.name != "local" and p.strategy.name == "tpu",
         "hardware.tpu names the TPU's hosts",
         "use cluster=local",
     ),
@@ -330,8 +335,8 @@ RULES: Sequence[Rule] = (
     Rule(
         "workers counted twice",
         ("cluster.workers", "cluster"),
-        lambda p: p.cluster.name == "tf_config" and p.cluster.workers is not None,
-        "TF_CONFIG names the workers",
+        lambda p: p.cluster.name != "local" and p.cluster.workers is not None and p.cluster.submit is None,
+        "what has started the processes says how many there are",
         "leave it null",
     ),
     Rule(
@@ -446,7 +451,7 @@ RULES: Sequence[Rule] = (
     Rule(
         "pipeline over machines",
         ("cluster", "strategy"),
-        lambda p: p.strategy.name == "pipeline" and p.cluster.name == "tf_config",
+        lambda p: p.strategy.name == "pipeline" and p.cluster.name != "local",
         "a pipeline's stages are on one machine",
         "use cluster=local",
     ),
@@ -559,7 +564,7 @@ RULES: Sequence[Rule] = (
     Rule(
         "rollback on several machines",
         ("training.on_nan", "cluster"),
-        lambda p: p.training.on_nan == "rollback" and p.cluster.name == "tf_config" and p.checkpoint.folder is None,
+        lambda p: p.training.on_nan == "rollback" and p.cluster.name != "local" and p.checkpoint.folder is None,
         "every machine's worker goes back to the same checkpoint, and each has a folder of its own",
         "name a path that all of them see by checkpoint.folder, or use stop",
     ),
@@ -678,5 +683,5 @@ AXES: Sequence[Axis] = (
     axis("training.accumulate", "1", "4"),
     axis("training.clip_norm", "null", "1.0"),
     axis("hardware.xla", "false", "true"),
-    axis("cluster", *literals(Cluster)),
+    axis("cluster", "local", "tf_config"),  # what an engine starts is as what TF_CONFIG joins
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from scaleflow.composing import plain
@@ -22,7 +23,7 @@ MULTIRUN = "multirun.yaml"
 
 def plan_of(config: DictConfig) -> Plan:
     """The checked plan of a composed config."""
-    return make_plan(*resolved(config))
+    return make_plan(*resolved(config), may_submit=HydraConfig.get().mode is not RunMode.MULTIRUN)
 
 
 def resolved(config: DictConfig) -> tuple[dict[str, Any], dict[str, str], list[str]]:

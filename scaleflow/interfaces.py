@@ -83,21 +83,23 @@ class Cluster:
 
     Attributes:
         name: `local` starts them on this machine; `tf_config` is started once on each machine, and the
-            environment variable TF_CONFIG says which of them this is.
+            environment variable TF_CONFIG says which of them this is; `slurm` is started by srun, as its tasks.
         workers: processes that train; null means 2 where the strategy needs several.
         servers: parameter_server: processes that hold the variables; null means 1.
         max_restarts: how often processes that died are started again, in all: a parameter server's worker alone, else
             all of them, from the last checkpoint. null means 10 for parameter_server, and 0 elsewhere.
         stall_seconds: processes that report nothing for so long, while training or evaluating, count as dead.
         start_seconds: how long processes wait for each other at the start.
+        submit: `print` writes what starts the run there, and starts nothing.
     """
 
-    name: Literal["local", "tf_config"] = "local"
+    name: Literal["local", "tf_config", "slurm"] = "local"
     workers: int | None = field(default=None, metadata={"at_least": 1, "at_most": 64})
     servers: int | None = field(default=None, metadata={"at_least": 1, "at_most": 64})
     max_restarts: int | None = field(default=None, metadata={"at_least": 0})
     stall_seconds: float | None = field(default=None, metadata={"above": 0.0})
     start_seconds: float = field(default=120.0, metadata={"above": 0.0})
+    submit: Literal["print"] | None = None
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from scaleflow.cluster import TF_CONFIG, answers, environments, names, place_of, roles
+from scaleflow.cluster import TF_CONFIG, answers, config_of, environments, names, place_of, roles
 from scaleflow.errors import Refusal
 from scaleflow.events import Event, Reader, Writer
 from scaleflow.interfaces import Plan
@@ -154,7 +154,8 @@ def launch_claimed(
         display.line(f"{job.name} of {len(place.peers)} processes; the chief, {place.peers[0]}, records the run")
     before = job.events.stat().st_size if job.events.exists() else 0
     board = Board(job.folder / BOARD) if plan.tracking.tensorboard and job.records else None
-    recorder = Recorder(tracker, job.events, before, goes_on=goes_on, offline=plan.tracking.offline, board=board)
+    offline = plan.tracking.offline
+    recorder = Recorder(tracker, job.events, before, goes_on=goes_on, offline=offline, board=board, keeps=job.records)
     run = InlineRun if plan.debug.inline else WorkerRun
     with contextlib.nullcontext(within.stop) if within else stop_signals() as stop:
         outcome = run(job, recorder, display, stop, within.heard if within else None).run()
@@ -166,12 +167,14 @@ def launch_claimed(
 
 
 def write_configs(job: Job, config: Any, overrides: Sequence[str]) -> None:
-    """What was asked, secrets masked.
+    """What was asked, secrets masked; by the command that records the run, since machines may share a folder.
 
     Raises:
         Refusal: if the folder is another run's.
     """
-    if job.records and has_run(job.folder):
+    if not job.records:
+        return
+    if has_run(job.folder):
         folder = os.path.relpath(job.folder)
         raise Refusal(f"hydra.run.dir={folder}: holds a run already; resume={folder} goes on with it")
     (job.folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(masked(config))))
@@ -184,11 +187,12 @@ def write_resumption(job: Job, overrides: Sequence[str], life: int) -> None:
     Raises:
         Refusal: if somebody does.
     """
-    if job.records:
-        writing = lock(job.folder)
-        wait_for(writing)
-        settle(job.folder)
-        writing.release()  # the worker takes it
+    if not job.records:
+        return
+    writing = lock(job.folder)
+    wait_for(writing)
+    settle(job.folder)
+    writing.release()  # the worker takes it
     path = job.folder / f"resume-{life}.yaml"
     path.write_text(OmegaConf.to_yaml([masked_override(o) for o in overrides]))
 
@@ -361,8 +365,9 @@ class WorkerRun:
         The server imports TensorFlow in the meantime.
         """
         if not self._recorder.is_alive() and not self._recorder.done.is_set():
-            write_environment(self._job.folder)
-            keep_provenance(self._job.folder, self._job.tags)
+            if self._job.records:  # machines may share a folder
+                write_environment(self._job.folder)
+                keep_provenance(self._job.folder, self._job.tags)
             self._recorder.start()
         while not self._recorder.is_settled.wait(POLL_SECONDS):
             if self._stop.is_set():
@@ -557,7 +562,7 @@ class InlineRun(WorkerRun):
 def parts(job: Job) -> tuple[list[Job], list[Mapping[str, str]]]:
     """The jobs of the workers on this machine, the chief's first, and what their environments add."""
     if place_of(job.plan) is not None or job.plan.evaluator is not None:
-        return [job], [{**job.environment, TF_CONFIG: os.environ[TF_CONFIG]}]
+        return [job], [{**job.environment, TF_CONFIG: str(config_of(job.plan))}]
     each = roles(job.plan)
     found: list[Mapping[str, str]] = [{**job.environment, **environment} for environment in environments(each)]
     return [replace(job, worker=number) for number in range(sum(each.values()))], found
@@ -587,7 +592,7 @@ def refuse(job: Job, recorder: Recorder, outcome: Outcome) -> int:
         recorder.finish(MIGRATION_SECONDS)  # a process that ends while it makes a store leaves half a store
     recorder.stop()
     if not job.goes_on and (recorder.refusal is not None or not outcome.last.get("keep")):
-        discard(job.folder)
+        discard(job)
     return REFUSED if recorder.refusal is not None else outcome.code
 
 
@@ -618,11 +623,15 @@ def conclude(job: Job, recorder: Recorder, display: Display, stop: Stop, outcome
     return outcome.code
 
 
-def discard(folder: Path) -> None:
-    """Takes away what was written for a run that is not to be, and the folder if that was all."""
-    of_processes = [path.name for pattern in OF_PROCESSES for path in folder.glob(pattern)]
-    for name in (*KEPT, *of_processes, STATE, LOCK, RECORD_LOCK, PROVENANCE):
-        (folder / name).unlink(missing_ok=True)
+def discard(job: Job) -> None:
+    """Takes away what this command wrote for a run that is not to be, and the folder if that was all."""
+    folder = job.folder
+    own = [job.log, job.events]
+    if job.records:
+        own = [path for pattern in OF_PROCESSES for path in folder.glob(pattern)]
+        own += [folder / name for name in (*KEPT, STATE, LOCK, RECORD_LOCK, PROVENANCE)]
+    for path in own:
+        path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         for place in (folder, *folder.parents):
             if place == Path.cwd():

@@ -11,7 +11,18 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scaleflow.cluster import TF_CONFIG, find_tpu, in_step, is_sure, no_tpu, parse, place_of, port_is_free, unreachable
+from scaleflow.cluster import (
+    TF_CONFIG,
+    config_of,
+    find_tpu,
+    in_step,
+    is_sure,
+    no_tpu,
+    parse,
+    place_of,
+    port_is_free,
+    unreachable,
+)
 from scaleflow.combinations import check
 from scaleflow.errors import Refusal
 from scaleflow.evaluator import check as check_evaluator
@@ -39,7 +50,11 @@ from scaleflow.trust import check_targets
 
 
 def make_plan(
-    config: Mapping[str, Any], choices: Mapping[str, str], search: Sequence[str] = (), look_outside: bool = True
+    config: Mapping[str, Any],
+    choices: Mapping[str, str],
+    search: Sequence[str] = (),
+    look_outside: bool = True,
+    may_submit: bool = False,
 ) -> Plan:
     """Checks a composed config as far as that needs no TensorFlow.
 
@@ -48,13 +63,19 @@ def make_plan(
         choices: the option chosen in each config group.
         search: folders in which `_target_` modules are looked for.
         look_outside: look at the tracking store too; a worker leaves that to its launcher.
+        may_submit: whether `cluster.submit` is followed: by the command of one run.
 
     Raises:
         Refusal: naming the key, the value and what would work.
     """
     plan = read_plan(config, choices, search)
     check_combinations(plan)
-    if not look_outside:
+    if plan.cluster.submit is not None and not may_submit:
+        raise Refusal(
+            f"cluster.submit={plan.cluster.submit}: is for the command of one run that begins, not for a sweep, resume "
+            "or Python; leave it null"
+        )
+    if not look_outside or plan.cluster.submit is not None:
         return plan
     if plan.evaluator is not None:
         check_evaluator(plan.checkpoint.folder, bool(plan.dataset.validation))
@@ -115,12 +136,14 @@ def follow_tf_config(plan: Plan) -> Plan:
     """`strategy=auto` becomes multi_worker where TF_CONFIG names several workers, parameter_server where it names ps.
 
     Raises:
-        Refusal: if TF_CONFIG is asked for, and is missing or wrong.
+        Refusal: if TF_CONFIG, or a task of an engine, is asked for, and is missing or wrong.
     """
-    text = os.environ.get(TF_CONFIG)
-    if plan.cluster.name == "local" and (plan.strategy.name != "auto" or not text):
+    if plan.cluster.submit is not None:
+        several = plan.strategy.name == "auto" and plan.cluster.workers != 1
+        return dataclasses.replace(plan, strategy=Strategy(name="multi_worker")) if several else plan
+    if plan.cluster.name == "local" and (plan.strategy.name != "auto" or not os.environ.get(TF_CONFIG)):
         return plan
-    place = parse(text)
+    place = parse(config_of(plan))
     if place.evaluator == "here":
         alone = Cluster(start_seconds=plan.cluster.start_seconds)
         chief = place.peers[0] if len(place.peers) > 1 else None
@@ -129,7 +152,9 @@ def follow_tf_config(plan: Plan) -> Plan:
         )
     plan = dataclasses.replace(plan, evaluator=place.evaluator)
     if plan.strategy.name == "auto" and len(place.peers) > 1:
-        there = Cluster(name="tf_config", start_seconds=plan.cluster.start_seconds)
+        there = plan.cluster
+        if there.name == "local":
+            there = Cluster(name="tf_config", start_seconds=there.start_seconds)
         strategy = Strategy(name="parameter_server" if place.servers else "multi_worker")
         return dataclasses.replace(plan, strategy=strategy, cluster=there)
     return plan
@@ -144,7 +169,7 @@ def follow_tpu(plan: Plan) -> Plan:
     is_auto = plan.strategy.name == "auto"
     if not (is_auto or plan.strategy.name == "tpu") or plan.hardware.name in ("cpu", "gpu"):
         return plan
-    if is_auto and plan.cluster.name == "tf_config":
+    if is_auto and plan.cluster.name != "local":
         return plan
     is_wanted = not is_auto or plan.hardware.name == "tpu" or plan.hardware.tpu is not None
     place = find_tpu(plan.hardware.tpu)

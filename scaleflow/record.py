@@ -336,6 +336,7 @@ class Recorder(threading.Thread):
         goes_on: they are the run's: what was not recorded of them is recorded first.
         offline: the store may be away as long as it likes.
         board: is told the same, of the whole run.
+        keeps: leave `record.json` beside the events; not where that is another's, who shares the folder.
 
     Attributes:
         refusal: why the store can't be used, once that is known.
@@ -352,11 +353,13 @@ class Recorder(threading.Thread):
         goes_on: bool = False,
         offline: bool = False,
         board: Board | None = None,
+        keeps: bool = True,
     ) -> None:
         super().__init__(name="recorder", daemon=True)
         self._tracker = tracker
         self._transfer = Transfer(tracker, events)
         self._transfer.board = board
+        self._transfer.keeps_state = keeps
         self._before = before
         if not goes_on:
             self._transfer.begin_behind(before)

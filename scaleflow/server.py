@@ -154,7 +154,8 @@ class Server:
     def _leave_to_the_worker(self) -> None:
         """In the child: what is the server's is closed, so that the launcher's pipes end when they should."""
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
         for key in list(self._selector.get_map().values()):
             if isinstance(key.data, Asked):
                 key.data.close()
@@ -201,7 +202,8 @@ def preload() -> None:
 
 def main() -> None:
     """The process: standard input is the listener, the argument the descriptor of a pipe that the launcher holds."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
+    for number in (signal.SIGINT, signal.SIGTERM):  # the launcher decides; an engine sends it to every process
+        signal.signal(number, signal.SIG_IGN)
     listener = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     preload()

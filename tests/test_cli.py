@@ -91,7 +91,6 @@ REFUSED: Mapping[tuple[str, ...], Sequence[str]] = {
     ("model=resent",): ["model=resent", "did you mean resnet"],
     ("debug=nan", "hardware.xla=true"): ["debug.nan=true", "hardware.xla=true", "leave one of the two"],
     ("debug=eager", "strategy=mirrored"): ["debug.eager=true", "strategy=mirrored", "use strategy=one_device"],
-    ("cluster=slurm",): ["cluster", "not available yet"],
     ("checkpoint.keep=0",): ["checkpoint.keep=0", "at least 1"],
     ("checkpoint=none", "checkpoint.keep=3"): ["checkpoint.keep"],
     ("resume=abc",): ["resume=abc", "a run's folder", "a run's id"],

@@ -239,7 +239,6 @@ def test_a_section_that_holds_no_keys_is_refused(compose: Compose, section: str,
 
 NOT_YET = {
     "+cluster.min_workers=2": "cluster.min_workers",
-    "+cluster.submit=print": "cluster.submit",
 }
 
 

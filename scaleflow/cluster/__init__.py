@@ -1,7 +1,7 @@
 """Where the worker processes of a run are, and what tells them of each other. No TensorFlow here."""
 
 from scaleflow.cluster.local import environments
-from scaleflow.cluster.members import in_step, names, place_of, roles, workers
+from scaleflow.cluster.members import config_of, in_step, names, place_of, roles, workers
 from scaleflow.cluster.tf_config import (
     EXAMPLE,
     EXAMPLE_WITH_SERVERS,
@@ -19,6 +19,7 @@ __all__ = [
     "TF_CONFIG",
     "TpuPlace",
     "answers",
+    "config_of",
     "environments",
     "find_tpu",
     "in_step",

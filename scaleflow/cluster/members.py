@@ -5,13 +5,27 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from scaleflow.cluster import slurm
 from scaleflow.cluster.tf_config import TF_CONFIG, parse
 from scaleflow.interfaces import Place, Plan
 
 
 def place_of(plan: Plan) -> Place | None:
     """This machine's place in a cluster of several machines, or None where all workers are on this one."""
-    return parse(os.environ.get(TF_CONFIG)) if plan.cluster.name == "tf_config" else None
+    is_elsewhere = plan.cluster.name != "local" and plan.cluster.submit is None
+    return parse(config_of(plan)) if is_elsewhere else None
+
+
+def config_of(plan: Plan) -> str | None:
+    """The TF_CONFIG of this process: what is set, or what follows from its task of Slurm's.
+
+    Raises:
+        Refusal: if there is no such task.
+    """
+    if plan.cluster.name != "slurm":
+        return os.environ.get(TF_CONFIG)
+    servers = (plan.cluster.servers or 1) if plan.strategy.name == "parameter_server" else 0
+    return slurm.tf_config(os.environ, servers)
 
 
 def roles(plan: Plan) -> Mapping[str, int]:

@@ -118,6 +118,8 @@ def test_the_files_are_found() -> None:
 def test_every_option_composes_and_makes_a_plan(compose: Compose, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracker.example")
     monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}')
+    for name, value in {"PROCID": "0", "STEP_NUM_TASKS": "1", "STEP_NODELIST": "a", "STEP_TASKS_PER_NODE": "1"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
     config = compose(f"{path.parts[0]}={path.stem}")
     assert isinstance(make_plan(config, {}, look_outside=False), Plan)
 

@@ -1,0 +1,173 @@
+"""`cluster=slurm`: what a task's variables say, the batch script, and both with a real Slurm of this machine."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from scaleflow.cluster.slurm import expanded, tf_config
+from scaleflow.errors import Refusal
+from tests.cluster import engine
+from tests.conftest import Command
+from tests.test_launch import only_run, wait_for
+
+SMALL = ("hardware=cpu", "dataset=synthetic", "dataset.shape=[16]", "dataset.examples=2000")
+
+
+def task(number: int, count: int = 3, **more: str) -> dict[str, str]:
+    """The variables of one of a step's tasks, on two machines."""
+    own = {"PROCID": str(number), "NODEID": str(int(number > 1)), "JOB_ID": "7", "STEP_ID": "0"}
+    step = {"STEP_NUM_TASKS": str(count), "STEP_NODELIST": "a[08,11]", "STEP_TASKS_PER_NODE": "2,1"}
+    return {f"SLURM_{key}": value for key, value in {**own, **step, **more}.items()}
+
+
+def test_tasks_are_workers_at_addresses_that_all_of_them_find() -> None:
+    told = [json.loads(tf_config(task(number), 0)) for number in range(3)]
+    assert {json.dumps(each["cluster"]) for each in told} == {'{"worker": ["a08:10707", "a08:10708", "a11:10707"]}'}
+    assert [each["task"] for each in told] == [{"type": "worker", "index": n} for n in range(3)]
+
+
+def test_the_first_task_is_the_coordinator_and_the_last_ones_are_servers() -> None:
+    told = json.loads(tf_config(task(2), 1))
+    assert told["cluster"] == {"chief": ["a08:10707"], "worker": ["a08:10708"], "ps": ["a11:10707"]}
+    assert told["task"] == {"type": "ps", "index": 0}
+    with pytest.raises(Refusal, match=r"SLURM_STEP_NUM_TASKS=3: .* cluster.servers=2 .* srun --ntasks=4"):
+        tf_config(task(0), 2)
+
+
+def test_other_jobs_have_other_ports_and_reserved_ones_are_taken() -> None:
+    assert "a08:10808" in tf_config(task(0, JOB_ID="8"), 0)
+    assert "a08:10718" in tf_config(task(0, STEP_ID="1"), 0)
+    assert '"a08:12000", "a08:12001", "a11:12000"' in tf_config(task(0, STEP_RESV_PORTS="12000-12001"), 0)
+    assert "a08:10707" in tf_config(task(0, STEP_RESV_PORTS="12000"), 0)  # not enough of them
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("one", ["one"]),
+        ("a,b", ["a", "b"]),
+        ("gpu[1-3,07],x", ["gpu1", "gpu2", "gpu3", "gpu07", "x"]),
+        ("r[1-2]n[08-09]", ["r1n08", "r1n09", "r2n08", "r2n09"]),
+    ],
+)
+def test_lists_of_machines(text: str, names: list[str]) -> None:
+    assert expanded(text) == names
+
+
+def test_tasks_that_are_dealt_out_otherwise_are_refused() -> None:
+    with pytest.raises(Refusal, match=r"DISTRIBUTION=cyclic.*use srun --distribution=block"):
+        tf_config(task(1, NODEID="1", DISTRIBUTION="cyclic"), 0)
+
+
+def script(command: Command, *words: str, **environment: str) -> str:
+    ended = command("cluster=slurm", "cluster.submit=print", *words, **environment)
+    assert ended.returncode == 0, ended.stderr
+    assert not (command.folder / "outputs").exists()
+    return ended.stdout
+
+
+def test_the_script_starts_a_task_on_each_machine_with_the_words_that_were_typed(command: Command) -> None:
+    words = ("strategy=parameter_server", "cluster.workers=3", "tracking.tags={a: b}", "hydra.run.dir=/shared/my run")
+    text = script(command, *words)
+    assert "#SBATCH --nodes=5\n" in text
+    assert "-m scaleflow cluster=slurm strategy=parameter_server 'tracking.tags={a: b}' \\\n" in text
+    assert "run='/shared/my run'\n" in text
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["cluster=slurm"], "SLURM_PROCID, .* is not set, so this is no task of a Slurm step; start one .* with srun"),
+        (["cluster=slurm", "cluster.submit=sbatch"], "cluster.submit=sbatch: expected print"),
+        (["cluster=slurm", "cluster.submit=print", "tracking.tags={token: x}"], "token: .* would hold this secret"),
+        (["cluster=slurm", "cluster.submit=print", "-m", "seed=0,1"], "is for the command of one run"),
+        (["cluster=tf_config", "+cluster.submit=print"], "use cluster=slurm"),
+    ],
+)
+def test_what_cannot_be_is_refused(command: Command, words: list[str], expected: str) -> None:
+    ended = command(*words)
+    assert ended.returncode == 2
+    assert re.search(expected, ended.stderr), ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+# ---------------------------------------------------------------------------------------------
+# With Slurm
+# ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
+    if reason := engine.lacking():
+        pytest.skip(reason)
+    with engine.cluster(tmp_path_factory.mktemp("slurm")) as environment:
+        yield environment
+
+
+def ran(command: Command, slurm: Mapping[str, str], *words: str) -> str:
+    environment = {**command.environment, **slurm}
+    return subprocess.run(
+        words, cwd=command.folder, env=environment, capture_output=True, text=True, timeout=300, check=True
+    ).stdout
+
+
+@pytest.mark.slow
+def test_a_step_of_two_tasks_is_one_run_that_learns_as_two_local_workers_do(
+    slurm: Mapping[str, str], tmp_path: Path
+) -> None:
+    here, there = Command(tmp_path / "here"), Command(tmp_path / "there")
+    for command in (here, there):
+        command.folder.mkdir()
+    words = (*SMALL, "strategy=multi_worker", "training.epochs=2")
+    said = ran(there, slurm, "srun", "-n2", *there.arguments(*words, "cluster=slurm", "hydra.run.dir=run"))
+    assert "worker 1 of 2 processes" in said
+    local = here(*words, "cluster.workers=2")
+    assert local.returncode == 0, local.stderr
+    found = [only_run(command.folder) for command in (here, there)]
+    assert [run.info.status for run in found] == ["FINISHED"] * 2
+    for key in ("train/loss", "val/loss", "test/loss"):
+        assert found[0].data.metrics[key] == pytest.approx(found[1].data.metrics[key], rel=1e-6)
+
+
+@pytest.mark.slow
+def test_a_job_that_is_stopped_has_a_checkpoint_and_goes_on_when_it_is_queued_again(
+    slurm: Mapping[str, str], command: Command
+) -> None:
+    words = ("strategy=multi_worker", "training.max_steps=2500", "training.epochs=1000", "checkpoint.every_steps=200")
+    text = script(command, *SMALL, *words)
+    (command.folder / "job.sh").write_text(text.replace("--nodes=2", "--nodes=1").replace("-node=1", "-node=2"))
+    job = ran(command, slurm, "sbatch", "--parsable", "job.sh").strip()
+    run = command.folder / "outputs" / f"slurm-{job}"
+
+    reported = run / "events.jsonl"
+
+    def events() -> list[str]:
+        return re.findall(r'"event": "(\w+)"', reported.read_text()) if reported.exists() else []
+
+    def state() -> str:
+        return ran(command, slurm, "squeue", "-h", "-a", "-j", job, "-o", "%T").strip()
+
+    def log() -> str:
+        return "".join(path.read_text() for path in command.folder.glob("scaleflow-*.log"))
+
+    try:
+        wait_for(lambda: "checkpoint" in events(), 300)
+        ran(command, slurm, "scancel", "--signal=TERM", f"{job}.0")
+        wait_for(lambda: "end" in events(), 120)
+        assert only_run(command.folder).info.status == "KILLED", log()
+        wait_for(lambda: state() == "PENDING", 120)
+        ran(command, slurm, "scontrol", "update", f"JobId={job}", "StartTime=now")  # it would wait for two minutes
+        wait_for(lambda: state() in ("", "COMPLETED"), 300)
+    finally:
+        subprocess.run(["scancel", job], env={**command.environment, **slurm}, timeout=20, check=False)
+    ended = only_run(command.folder)
+    assert ended.info.status == "FINISHED", log()
+    lives = [event for event in map(json.loads, reported.read_text().splitlines()) if event["event"] == "ready"]
+    assert [life.get("resumed", 0) > 0 for life in lives] == [False, True]
