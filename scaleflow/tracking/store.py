@@ -42,6 +42,9 @@ BUSY = (408, 425, 429)
 SOURCE = {"mlflow.source.name": "scaleflow", "mlflow.source.type": "LOCAL"}
 KIND = {"mlflow.experimentKind": "custom_model_development"}
 
+#: Of a link: MLflow's pages begin in a view for language models, whose runs are evaluations.
+VIEW = "workflowType=machine_learning"
+
 #: MLflow's defaults keep on for minutes, and ask again for what may have been done; the recorder tries again itself.
 PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
 
@@ -323,7 +326,10 @@ class MlflowTracker:
         for found in self._client.search_logged_models([self._experiment_id], sought):
             return str(found.model_id), str(found.status) == "READY"
         made = self._client.create_logged_model(
-            self._experiment_id, name=MODEL, source_run_id=self._run, tags={STEP: str(step)}
+            self._experiment_id,
+            name=MODEL,
+            source_run_id=self._run,
+            tags={"mlflow.user": user(), **SOURCE, STEP: str(step)},
         )
         return str(made.model_id), False
 
@@ -347,7 +353,8 @@ class MlflowTracker:
             default = place == Path("mlflow.db").absolute()
             lines.append(("look at it", "mlflow ui" + ("" if default else f" --backend-store-uri {self._uri}")))
         else:
-            lines.append(("look at it", f"{masked(self._uri)}/#/experiments/{self._experiment_id}/runs/{self.run_id}"))
+            place = f"#/experiments/{self._experiment_id}/runs/{self.run_id}"
+            lines.append(("look at it", f"{masked(self._uri)}/{place}?{VIEW}"))
         return lines
 
     @property
