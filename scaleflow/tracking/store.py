@@ -353,8 +353,8 @@ class MlflowTracker:
             default = place == Path("mlflow.db").absolute()
             lines.append(("look at it", "mlflow ui" + ("" if default else f" --backend-store-uri {self._uri}")))
         else:
-            place = f"#/experiments/{self._experiment_id}/runs/{self.run_id}"
-            lines.append(("look at it", f"{masked(self._uri)}/{place}?{VIEW}"))
+            page = f"#/experiments/{self._experiment_id}/runs/{self.run_id}?{VIEW}"
+            lines.append(("look at it", f"{masked(self._uri)}/{page}"))
         return lines
 
     @property
