@@ -35,6 +35,9 @@ MODEL = "model"
 #: The tag of a logged model that says after which update it was exported.
 STEP = "scaleflow.step"
 
+#: Metrics that are a model's, where they are of its step.
+OF_THE_MODEL = ("val/", "test/")
+
 #: Of a server that would answer, but has too much to do.
 BUSY = (408, 425, 429)
 
@@ -294,12 +297,23 @@ class MlflowTracker:
         if (step, "output") not in self._done and model_id not in self._outputs():
             self._client.log_outputs(self._run, [LoggedModelOutput(model_id, step)])
         self._done.add((step, "output"))
+        self._once(step, "metrics", lambda: self._measured(step, model_id))
         self._once(step, "version", lambda: self._register(model_id))
 
     def _once(self, step: int, what: str, do: Callable[[], object]) -> None:
         if (step, what) not in self._done:
             do()
             self._done.add((step, what))
+
+    def _measured(self, step: int, model_id: str) -> None:
+        """Says of the model what the run has measured of it: the same points again, which an SQL store has once."""
+        from mlflow.entities import Metric
+
+        known = [key for key in self._client.get_run(self._run).data.metrics if key.startswith(OF_THE_MODEL)]
+        points = [point for key in known for point in self._client.get_metric_history(self._run, key)]
+        same = [Metric(p.key, p.value, p.timestamp, p.step, model_id=model_id) for p in points if p.step == step]
+        for batch in batches(same, METRICS_A_BATCH):
+            self._client.log_batch(self._run, metrics=batch)
 
     def _register(self, model_id: str) -> None:
         name = self._options.register_as
