@@ -3,6 +3,7 @@
 # make matrix  trains every allowed cell of docs/combinations.md
 # make campaign  makes CASES=200 faults from SEED=0, and prints what came of them as a table
 # make table   makes docs/combinations.md
+# make pictures  makes docs/pictures, of MLflow's UI; it takes chromium and chromedriver
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,7 +11,7 @@ BIN := $(VENV)/bin
 CASES ?= 200
 SEED ?= 0
 
-.PHONY: run test matrix campaign table lint bench ui clean
+.PHONY: run test matrix campaign table pictures lint bench ui clean
 
 run: $(VENV)/installed
 	$(BIN)/python -m scaleflow
@@ -27,6 +28,9 @@ campaign: $(VENV)/developed
 table: $(VENV)/installed
 	$(BIN)/python -m scaleflow.table > docs/combinations.new
 	mv docs/combinations.new docs/combinations.md
+
+pictures: $(VENV)/developed
+	$(BIN)/python -m pytest tests/tracking/test_ui.py --pictures docs/pictures
 
 lint: $(VENV)/developed
 	$(BIN)/ruff check .

@@ -30,7 +30,14 @@ def printable(message: str) -> str:
 
 
 def leave(code: int) -> NoReturn:
-    """Ends the process without taking apart, module by module, what MLflow imported: half a second or more."""
+    """Ends the process without taking apart, module by module, what MLflow imported: half a second or more.
+
+    Where a launcher of Hydra's has left processes of `multiprocessing`, as joblib's does, Python itself has to end: it
+    tells them before it waits for them.
+    """
+    processes = sys.modules.get("multiprocessing")
+    if processes is not None and processes.active_children():
+        sys.exit(code)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # whoever read it is gone

@@ -41,7 +41,7 @@ from scaleflow.provenance import command_line
 from scaleflow.rerun import argument_parser, words_of
 from scaleflow.terminal import display_for
 from scaleflow.tracked import Words, again, store_named
-from scaleflow.tracking.past import Past, fetch_model, find, log_evaluation, store_of
+from scaleflow.tracking.past import Past, fetch_model, find, log_evaluation, place_opened, store_of
 from scaleflow.worker import Job, work
 
 #: Of a tracked config what an evaluation goes by.
@@ -69,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         split = parser.parse_intermixed_args(split_overrides(typed)).split
         store = store_of(store_named(words))
         tracker, past = find(words.run_id, store)
+        place_opened(past, store)
         plan = planned(again(past.config, past.params, words, SECTIONS), store)
         with tempfile.TemporaryDirectory(prefix="scaleflow-evaluate-") as folder, stop_signals() as stop:
             model = fetch_model(tracker, past, store, Path(folder))

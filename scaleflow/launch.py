@@ -73,7 +73,7 @@ class Within:
 
     Attributes:
         parent: the folder of the sweep, whose own run is the parent.
-        label: what makes this job another than the others, for the run's name; empty where its name says it.
+        label: what makes this job another than the others, for the run's name.
         environment: added to its processes'.
         server: the address of the server that forks them.
         display: shows it.

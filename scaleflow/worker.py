@@ -82,7 +82,7 @@ class Job:
         worker: this process's number; 0 is the chief, whose events are the run's.
         life: how often the run's processes were started again before.
         parent: the folder of the sweep that this is a job of.
-        label: what is added to the run's name, if it has none of its own.
+        label: what makes it another than the other jobs of its sweep, for the run's name.
         environment: what is added to the processes' environment.
         server: the address of the server that forks the processes; None: the run has one of its own.
         tags: of the run, for its launcher.
@@ -468,15 +468,9 @@ def announce(job: Job, built: Built, step: int, emit: Emit) -> None:
     params = {**plan.choices, **as_text(masked(plan.config))}
     params |= {f"resolved.{key}": str(value) for key, value in resolved.items()}
     params |= {f"resolved.examples.{split}": str(count) for split, count in built.counts.items()}
-    chosen = plan.choices
-    name = plan.tracking.run_name or "-".join(
-        (chosen.get("dataset", "?"), chosen.get("model", "?"), resolved["strategy"], resolved["precision"])
-    )
-    if job.label:
-        name = f"{name} {job.label}"
     emit(
         "ready",
-        name=name,
+        name=name_of(plan, resolved, job.label),
         began=int(job.started * 1000),
         tags=plan.tracking.tags or {},
         params=params,
@@ -488,6 +482,16 @@ def announce(job: Job, built: Built, step: int, emit: Emit) -> None:
     )
     if built.about is not None and job.records and not job.goes_on:
         tell(built.about, job.folder, emit)
+
+
+def name_of(plan: Plan, resolved: Mapping[str, Any], label: str) -> str:
+    """The run's name. A label comes before the rest of a made-up one: lists of runs show the first 20 letters."""
+    if plan.tracking.run_name:
+        return f"{plan.tracking.run_name} {label}".rstrip()
+    chosen = plan.choices
+    parts = (chosen.get("dataset", "?"), chosen.get("model", "?"), resolved["strategy"], resolved["precision"])
+    said = label.split()
+    return f"{label} {'-'.join(part for part in parts if part not in said)}".strip()
 
 
 def as_text(config: Any) -> dict[str, str]:

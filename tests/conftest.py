@@ -37,6 +37,7 @@ FORKSERVER.set_forkserver_preload(["tensorflow", "keras", "tests.preload"])
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--matrix", action="store_true", help="train every allowed cell of the table, not a cover of them")
+    parser.addoption("--pictures", metavar="DIR", help="keep what MLflow's UI shows as PNG files")
 
 
 def in_child(

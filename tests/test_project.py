@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from scaleflow import project
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Command
 
 ENTRY_POINTS = yaml.safe_load((ROOT / "MLproject").read_text())["entry_points"]
 
@@ -73,3 +77,57 @@ def test_what_is_no_setting_of_the_cluster_is_named() -> None:
 
     with pytest.raises(ExecutionException, match="--backend-config: strategy: expected settings of the config group"):
         overrides({"strategy": "mirrored"})
+
+
+SMALL = "dataset=synthetic dataset.shape=[16] dataset.examples=500 dataset.validation=null training.epochs=1"
+
+
+def mlflow_run(command: Command, *words: str) -> subprocess.CompletedProcess[str]:
+    """`mlflow run` of this project, with the store in the test's folder."""
+    environment = command.environment | {
+        "MLFLOW_TRACKING_URI": f"sqlite:///{command.folder}/mlflow.db",
+        "PYTHONPATH": str(ROOT),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    return subprocess.run(
+        [sys.executable, "-m", "mlflow", "run", str(ROOT), "--env-manager", "local", *words],
+        cwd=command.folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+@pytest.mark.slow  # the entry point main: test_package, with the backend of ours
+def test_mlflow_run_starts_a_sweep_and_an_evaluation(command: Command, empty_store: Path) -> None:
+    from mlflow import MlflowClient
+
+    shutil.copy(empty_store, command.folder / "mlflow.db")
+    client = MlflowClient(f"sqlite:///{command.folder}/mlflow.db")
+    more = f"overrides={SMALL} hydra.sweep.dir={command.folder}/s"
+    ended = mlflow_run(command, "-e", "sweep", "-P", "optimizer=sgd,adam", "-P", more)
+    assert ended.returncode == 0, ended.stderr
+    runs = {run.info.run_name: run for run in client.search_runs(["0"])}
+    parent = runs["sweep of optimizer"]
+    assert parent.info.status == parent.data.tags["scaleflow.status"] == "FINISHED"
+    assert parent.data.tags["mlflow.project.entryPoint"] == "sweep"
+    assert {run.info.status for run in children(runs, parent)} == {"FINISHED"}
+    assert {run.data.params["optimizer"] for run in children(runs, parent)} == {"sgd", "adam"}
+    assert "report.json" in {file.path for file in client.list_artifacts(parent.info.run_id)}
+
+    adam = runs["optimizer=adam synthetic-mlp-one_device-float32"]
+    ended = mlflow_run(command, "-e", "evaluate", "-P", f"run_id={adam.info.run_id}", "-P", "overrides=--split train")
+    assert ended.returncode == 0, ended.stderr
+    runs = {run.info.run_name: run for run in client.search_runs(["0"])}
+    assert len(runs) == 4
+    adam = client.get_run(adam.info.run_id)
+    assert "evaluate/synthetic.train/loss" in adam.data.metrics
+    (opened,) = children(runs, adam)
+    assert (opened.info.run_name, opened.info.status) == (f"evaluation of {adam.info.run_name}", "FINISHED")
+
+
+def children(runs: dict[str, Any], parent: Any) -> list[Any]:
+    return [run for run in runs.values() if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from scaleflow.plan import make_plan
 from scaleflow.resume import Resumed, resumed
 from scaleflow.sweep.ledger import NOT_THE_JOBS, is_under
 
-#: Choices that a run's name says already.
+#: Choices that a run's name says by their option alone.
 IN_THE_NAME = ("dataset", "model", "strategy", "precision")
 
 
@@ -70,7 +71,9 @@ class Asked:
         return [masked_override(o) for o in self.overrides if is_under(key_of(o), swept)]
 
     def label(self, swept: Sequence[str]) -> str:
-        return " ".join(override for override in self.shown(swept) if key_of(override) not in IN_THE_NAME)
+        """What makes it another job than the others, in few words: `mirrored units=128`."""
+        last = Counter(key.rpartition(".")[2] for key in swept)
+        return " ".join(in_few_words(override, last) for override in self.shown(swept))
 
 
 def compose(context: HydraContext, sweep: DictConfig, overrides: Sequence[str], number: int) -> Asked:
@@ -116,6 +119,17 @@ def swept_by(config: DictConfig) -> list[str]:
     assert isinstance(params, dict)
     own = OverridesParser.create().parse_overrides([f"{key!s}={value}" for key, value in params.items()])
     return [*dict.fromkeys(o.key_or_group for o in (*own, *typed) if o.is_sweep_override())]
+
+
+def in_few_words(override: str, last: Mapping[str, int]) -> str:
+    """An override by the last word of its key, where no other swept key ends in it."""
+    key, equals, value = override.partition("=")
+    if not equals:
+        return override
+    if key_of(key) in IN_THE_NAME:
+        return value
+    word = key_of(key).rpartition(".")[2]
+    return f"{word if last[word] <= 1 else key}={value}"
 
 
 def key_of(override: str) -> str:

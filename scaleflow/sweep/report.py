@@ -137,10 +137,10 @@ class Report:
         return text.getvalue()
 
     def table(self) -> str:
-        """JSON as `mlflow.log_table` writes it."""
-        data = [[row.get(key) for key in self.columns] for row in self.rows]
-        finite = [[None if isinstance(v, float) and not math.isfinite(v) else v for v in row] for row in data]
-        return json.dumps({"columns": self.columns, "data": finite})
+        """JSON as `mlflow.log_table` writes it, its figures as MLflow's UI has room for; the CSV has all digits."""
+        data = [[readable(row.get(key)) for key in self.columns] for row in self.rows]
+        columns = [key.replace(".", "/") for key in self.columns]  # a column with a dot is blank in MLflow's UI
+        return json.dumps({"columns": columns, "data": data})
 
     def show(self, stream: TextIO) -> None:
         """Prints it; in colour on a terminal."""
@@ -194,6 +194,13 @@ def shown(value: Any, column: str = "") -> str:
     if column == "efficiency":
         return f"{value:.2f}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def readable(value: Cell) -> Cell:
+    """A figure with five digits; none for what JSON has no word for."""
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
 def escaped(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -92,6 +93,26 @@ def find(run_id: str, store: Tracking) -> tuple[MlflowTracker, Past]:
         newest.model_id if newest else None,
     )
     return tracker, past
+
+
+def place_opened(past: Past, store: Tracking) -> None:
+    """Names the run that `mlflow run . -e evaluate` has opened, which stays empty, and puts it below what it is of."""
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+
+    from scaleflow.tracking.store import MLFLOWS_NAME
+
+    opened = os.environ.get("MLFLOW_RUN_ID")
+    if not opened or opened == past.run_id:
+        return
+    client = MlflowClient(tracking_uri=store.uri)
+    with contextlib.suppress(MlflowException):  # it is in another store, or gone: it may stay as it is
+        run = client.get_run(opened)
+        if run.data.tags.get("mlflow.project.entryPoint") != "evaluate":
+            return
+        client.set_tag(opened, "mlflow.parentRunId", past.run_id)
+        if MLFLOWS_NAME.fullmatch(run.info.run_name or ""):
+            client.update_run(opened, name=f"evaluation of {past.name}")
 
 
 def config_of(run_id: str, store: str) -> str:

@@ -35,12 +35,18 @@ MODEL = "model"
 #: The tag of a logged model that says after which update it was exported.
 STEP = "scaleflow.step"
 
+#: Metrics that are a model's, where they are of its step.
+OF_THE_MODEL = ("val/", "test/")
+
 #: Of a server that would answer, but has too much to do.
 BUSY = (408, 425, 429)
 
 #: What MLflow's pages show as the run's source, and the view in which they open the experiment.
 SOURCE = {"mlflow.source.name": "scaleflow", "mlflow.source.type": "LOCAL"}
 KIND = {"mlflow.experimentKind": "custom_model_development"}
+
+#: Of a link: MLflow's pages begin in a view for language models, whose runs are evaluations.
+VIEW = "workflowType=machine_learning"
 
 #: MLflow's defaults keep on for minutes, and ask again for what may have been done; the recorder tries again itself.
 PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
@@ -294,12 +300,23 @@ class MlflowTracker:
         if (step, "output") not in self._done and model_id not in self._outputs():
             self._client.log_outputs(self._run, [LoggedModelOutput(model_id, step)])
         self._done.add((step, "output"))
+        self._once(step, "metrics", lambda: self._measured(step, model_id))
         self._once(step, "version", lambda: self._register(model_id))
 
     def _once(self, step: int, what: str, do: Callable[[], object]) -> None:
         if (step, what) not in self._done:
             do()
             self._done.add((step, what))
+
+    def _measured(self, step: int, model_id: str) -> None:
+        """Says of the model what the run has measured of it: the same points again, which an SQL store has once."""
+        from mlflow.entities import Metric
+
+        known = [key for key in self._client.get_run(self._run).data.metrics if key.startswith(OF_THE_MODEL)]
+        points = [point for key in known for point in self._client.get_metric_history(self._run, key)]
+        same = [Metric(p.key, p.value, p.timestamp, p.step, model_id=model_id) for p in points if p.step == step]
+        for batch in batches(same, METRICS_A_BATCH):
+            self._client.log_batch(self._run, metrics=batch)
 
     def _register(self, model_id: str) -> None:
         name = self._options.register_as
@@ -326,7 +343,10 @@ class MlflowTracker:
         for found in self._client.search_logged_models([self._experiment_id], sought):
             return str(found.model_id), str(found.status) == "READY"
         made = self._client.create_logged_model(
-            self._experiment_id, name=MODEL, source_run_id=self._run, tags={STEP: str(step)}
+            self._experiment_id,
+            name=MODEL,
+            source_run_id=self._run,
+            tags={"mlflow.user": user(), **SOURCE, STEP: str(step)},
         )
         return str(made.model_id), False
 
@@ -350,7 +370,8 @@ class MlflowTracker:
             default = place == Path("mlflow.db").absolute()
             lines.append(("look at it", "mlflow ui" + ("" if default else f" --backend-store-uri {self._uri}")))
         else:
-            lines.append(("look at it", f"{masked(self._uri)}/#/experiments/{self._experiment_id}/runs/{self.run_id}"))
+            page = f"#/experiments/{self._experiment_id}/runs/{self.run_id}?{VIEW}"
+            lines.append(("look at it", f"{masked(self._uri)}/{page}"))
         return lines
 
     @property

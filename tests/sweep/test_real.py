@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -171,9 +172,20 @@ def test_two_sweeps_at_once_share_a_new_store(command: Command) -> None:
     assert {(run.data.params["model.units"], run.data.params["seed"]) for run in jobs} == asked
 
 
-def test_another_launcher_of_hydras_runs_each_job_as_a_command_of_its_own(command: Command) -> None:
-    words = (*SMALL, "training.epochs=1", "tracking=none", "optimizer=sgd", "optimizer.learning_rate=0.1,-1,0.01")
-    ended = command("-m", "hydra/launcher=basic", *words, "hydra.sweep.dir=b")
+@pytest.mark.parametrize("launcher", ["basic", "joblib", "submitit_local"])
+def test_another_launcher_of_hydras_runs_each_job_as_a_command_of_its_own(command: Command, launcher: str) -> None:
+    package = f"hydra-{launcher.partition('_')[0]}-launcher"
+    if launcher != "basic" and find_spec(f"hydra_plugins.{package.replace('-', '_')}") is None:
+        pytest.skip(f"{package} is not installed")
+    words = (*SMALL, "training.epochs=1", "tracking=none", "optimizer=sgd", "optimizer.learning_rate=0.1,-1")
+    ended = command("-m", f"hydra/launcher={launcher}", *words, "hydra.sweep.dir=b")
     assert ended.returncode == 1
-    assert ended.stdout.count("FINISHED") == 2
-    assert "optimizer.learning_rate=-1: expected a number, above 0.0" in ended.stderr
+    folder = command.folder / "b"
+    last = [json.loads(path.read_text().splitlines()[-1]) for path in sorted(folder.glob("?/events.jsonl"))]
+    assert [event["status"] for event in last] == ["FINISHED"]
+    if launcher.startswith("submitit"):  # it keeps what jobs print
+        told = "".join(path.read_text() for path in folder.glob(".submitit/*/*log.*"))
+    else:
+        told = ended.stdout + ended.stderr
+    assert told.count("FINISHED") == 1
+    assert "optimizer.learning_rate=-1: expected a number, above 0.0" in told

@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import shutil
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scaleflow.cli import main
+from scaleflow.interfaces import Plan
 from scaleflow.process import SERVER
 from scaleflow.sweep import life
 from scaleflow.sweep.devices import portions, share
+from scaleflow.sweep.jobs import in_few_words
 from scaleflow.sweep.ledger import Ledger
+from scaleflow.worker import name_of
 from tests.sweep.fake import FakeLaunch
 from tests.test_launch import wait_for
 
@@ -198,7 +202,7 @@ def test_the_report_compares_the_jobs(folder: Path, monkeypatch: pytest.MonkeyPa
     sweep(monkeypatch, "training.epochs=1,2", statuses=["FINISHED", "FAILED"], measured=measured)
     table = json.loads((folder / "s" / "report.json").read_text())
     rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
-    assert [row["training.epochs"] for row in rows] == ["1", "2"]
+    assert [row["training/epochs"] for row in rows] == ["1", "2"]
     assert [row["examples/s"] for row in rows] == [100.0, 200.0]
     assert [row["test/loss"] for row in rows] == [1.0, 0.5]
     assert [row["status"] for row in rows] == ["FINISHED", "FAILED"]
@@ -207,6 +211,30 @@ def test_the_report_compares_the_jobs(folder: Path, monkeypatch: pytest.MonkeyPa
     assert "| 1 | 2 |" in (folder / "s" / "report.md").read_text()
     assert (folder / "s" / "throughput.png").read_bytes().startswith(b"\x89PNG")
     assert (folder / "s" / "over-training.epochs.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "labels"),
+    [
+        (["model.units=8,[8,4]", "strategy=mirrored"], ["units=8", "units=[8,4]"]),
+        (["precision=float32,mixed", "optimizer=sgd"], ["float32", "mixed"]),
+        (["optimizer=sgd,adam", "training.epochs=2"], ["optimizer=sgd", "optimizer=adam"]),
+    ],
+)
+def test_a_job_is_named_by_what_varies(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], labels: list[str]
+) -> None:
+    assert [within.label for within in sweep(monkeypatch, *words).withins] == labels
+
+
+def test_a_run_is_named_by_what_varies_before_the_rest(plan: Callable[..., Plan]) -> None:
+    resolved = {"strategy": "mirrored", "precision": "float32"}
+    nameless = replace(plan(), choices={"dataset": "digits", "model": "mlp"})
+    assert name_of(nameless, resolved, "") == "digits-mlp-mirrored-float32"
+    assert name_of(nameless, resolved, "mirrored units=8") == "mirrored units=8 digits-mlp-float32"
+    named = plan("tracking.run_name=mine")
+    assert [name_of(named, resolved, label) for label in ("", "units=8")] == ["mine", "mine units=8"]
+    assert in_few_words("model.units=8", {"units": 2}) == "model.units=8"
 
 
 def test_efficiency_is_blank_with_its_reason_where_no_job_has_one_replica(

@@ -28,6 +28,9 @@ Fault = Literal["none", "delay", "reset", "reset behind", "error", "error behind
 #: Requests go through, or fare badly, in this proportion.
 WEATHER: dict[Fault, int] = {"none": 20, "delay": 4, "reset": 1, "reset behind": 1, "error": 1, "error behind": 1}
 
+#: Of the server: no processes beside it, and neither it nor its pages tell anybody of their use.
+SETTINGS = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+
 #: Of one request's way between the proxy and the server.
 NOT_FORWARDED = {"host", "connection", "transfer-encoding", "keep-alive"}
 
@@ -59,7 +62,7 @@ class Server:
                 + ["--workers", "1", "--backend-store-uri", f"sqlite:///{self._folder}/server.db"]
                 + ["--artifacts-destination", str(self._folder / "artifacts")],
                 cwd=self._folder,
-                env=Command(self._folder).environment | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+                env=Command(self._folder).environment | SETTINGS,
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )

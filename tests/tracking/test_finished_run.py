@@ -312,6 +312,15 @@ def logged(client: Any, run: Any) -> Any:
     return client.get_logged_model(output.model_id)
 
 
+def test_the_logged_model_has_what_was_measured_of_it(client: Any, run: Any, logged: Any) -> None:
+    measured = {metric.key: metric.value for metric in logged.metrics}
+    assert set(measured) == {"val/loss", "val/accuracy", "test/loss", "test/accuracy"}
+    assert measured.items() <= run.data.metrics.items()
+    assert len(client.get_metric_history(run.info.run_id, "test/loss")) == 1
+    assert len(client.get_metric_history(run.info.run_id, "val/loss")) == EPOCHS
+    assert logged.tags["mlflow.user"] == run.data.tags["mlflow.user"]
+
+
 def test_the_logged_model_loads_in_three_ways_where_nothing_was_trained(
     isolated: Callable[..., Any], finished: tuple[Command, Any], logged: Any, run: Any
 ) -> None:

@@ -92,11 +92,12 @@ def test_through_delays_resets_and_errors_everything_comes_once(
     for first in range(61, 150, 10):
         made.train(first, first + 9)
         time.sleep(0.02)
-    made.files().end()
+    made.files(step=150).end()
     assert recorder.finish(60), recorder.reason
     assert {"delay", "reset", "reset behind", "error", "error behind"} <= set(proxy.met)
     run = assert_is_all_there(server.uri, made, files=["plot.txt"])
-    assert_has_one_model(server.uri, run)
+    model = assert_has_one_model(server.uri, run)
+    assert [(metric.key, metric.step) for metric in model.metrics] == [("val/loss", 150)]
     from mlflow import MlflowClient
 
     assert len(MlflowClient(server.uri).search_model_versions("name = 'weather'")) == 1
