@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from scaleflow.command import leave, options_as_text, refuse, split_overrides
 from scaleflow.composed import mask_sweep, plan_of, remove_empty, resolved, typed, writable
+from scaleflow.composing import check_is_one
 from scaleflow.errors import Refusal
 from scaleflow.explain import CONF, check_config_dirs, check_overrides, explain, in_a_line
 from scaleflow.launch import FAILED, launch
@@ -134,6 +135,7 @@ def run(config: DictConfig, started: float) -> int:
         try:
             if config.get("resume") is not None:
                 return go_on(config, overrides, folder, started)
+            check_is_one(config)
             plan = plan_of(config)
             folder = writable(folder)
             plan = until_it_ended.enter_context(located(plan))
