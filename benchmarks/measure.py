@@ -41,7 +41,7 @@ class Row:
         against: by whom else.
         ratios: ours to theirs, one to each round.
         ours, theirs: medians, as printed, to see what the ratio is made of.
-        at_least, at_most: what is asked of the median ratio, one of them.
+        at_least, at_most: what is asked of the median ratio, at most one of them.
     """
 
     work: str
@@ -58,14 +58,16 @@ class Row:
 
     @property
     def asked(self) -> str:
-        return f">= {self.at_least:g}" if self.at_least is not None else f"<= {self.at_most:g}"
+        if self.at_least is not None:
+            return f">= {self.at_least:g}"
+        return "" if self.at_most is None else f"<= {self.at_most:g}"
 
     @property
     def verdict(self) -> str:
-        """`met`, or `below` what is asked."""
+        """`met`, or `below` what is asked; empty where nothing is."""
         if self.at_least is not None:
             return "met" if self.ratio >= self.at_least else "below"
-        return "met" if self.at_most is not None and self.ratio <= self.at_most else "below"
+        return "" if self.at_most is None else "met" if self.ratio <= self.at_most else "below"
 
 
 @dataclass(frozen=True)
