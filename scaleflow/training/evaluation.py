@@ -52,6 +52,11 @@ class Evaluation:
             self._confusions[id(feed)] = np.reshape(each.numpy(), [self._classes or 0, -1]).astype(np.int64)
         return self._tally.means(sums.numpy(), feed.examples)
 
+    @property
+    def traces(self) -> int:
+        """How often it was traced, for tests: once for each feed."""
+        return sum(f.experimental_get_tracing_count() for f in self._functions.values())
+
     def confusion(self, feed: Feed) -> np.ndarray[Any, Any] | None:
         """Of a split's last evaluation: how many examples of each class (row) were taken for each (column).
 
