@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from scaleflow.sweep.ledger import Entry
+from scaleflow.sweep.ledger import NOT_THE_JOBS, Entry, is_under
 from scaleflow.sweep.told import Told
 
 LOSS = "train/loss"
@@ -16,6 +16,14 @@ LOSS = "train/loss"
 #: How far losses may be apart, relative to the loss where that is above 1. In float32 the order in which numbers are
 #: summed makes the difference, and what updates make of that; 16 bits have 8 or 11 digits of two.
 IN_FLOAT32, IN_16_BITS = 1e-3, 5e-2
+
+GLOBAL_BATCH = "resolved.global_batch_size"
+
+#: Parameters that do not decide what the losses are.
+NOT_THE_WORK = (
+    *("strategy", "hardware", "cluster", "precision", *NOT_THE_JOBS, "resolved", "experiment"),
+    *("training.batch_size", "training.global_batch_size", "training.accumulate", "training.steps_per_loop"),
+)
 
 Jobs = Sequence[tuple[Entry, Told]]
 
@@ -25,7 +33,6 @@ class FirstLosses:
 
     Args:
         jobs: of a sweep, those that warm up, too.
-        work: what a job does, but for the hardware and the precision that it does it in.
         name: a job in words.
 
     Attributes:
@@ -33,15 +40,14 @@ class FirstLosses:
         differences: for each that differs a line that says from which.
     """
 
-    def __init__(self, jobs: Jobs, work: Callable[[Told], tuple[str, ...]], name: Callable[[Entry], str]) -> None:
+    def __init__(self, jobs: Jobs, name: Callable[[Entry], str]) -> None:
         self._name = name
         self.verdicts: dict[int, str] = {}
         self.differences: list[str] = []
-        alike: dict[tuple[str, ...], list[tuple[Entry, Told]]] = {}
+        alike: dict[frozenset[tuple[str, str]], list[tuple[Entry, Told]]] = {}
         for entry, told in jobs:
             if first_losses(told):
-                key = *work(told), told.params.get("resolved.global_batch_size", "")
-                alike.setdefault(key, []).append((entry, told))
+                alike.setdefault(work(told), []).append((entry, told))
         for group in alike.values():
             self._compare(group)
 
@@ -68,6 +74,12 @@ class FirstLosses:
         """The verdict on several jobs: the worst."""
         found = {self.verdicts[entry.number] for entry in entries if entry.number in self.verdicts}
         return next((verdict for verdict in ("DIFFER", "same", "not compared") if verdict in found), None)
+
+
+def work(told: Told) -> frozenset[tuple[str, str]]:
+    """What decides a job's losses: its parameters, but for where it is computed and how a global batch comes about."""
+    found = {key: value for key, value in told.params.items() if not is_under(key, NOT_THE_WORK)}
+    return frozenset({**found, GLOBAL_BATCH: told.params.get(GLOBAL_BATCH, "")}.items())
 
 
 def differs(told: Told, other: Told) -> str:

@@ -68,7 +68,7 @@ class Report:
         self._choices = columns_of([told for _, told in jobs], swept)
         self._swept = swept
         self._are_repeated = any(len(each.jobs) > 1 for each in self._jobs)
-        self._losses = FirstLosses(jobs, self._calculation, lambda e: label(e, swept)) if same_losses else None
+        self._losses = FirstLosses(jobs, lambda entry: label(entry, swept)) if same_losses else None
         self.differences = self._losses.differences if self._losses else []
         self._base, self.reason = self._one_replica()
         self.rows = [self._row(each) for each in self._jobs]
@@ -107,13 +107,9 @@ class Report:
                 found[key] = max(jobs.rate, found.get(key, 0.0))
         return found, "" if found else "no finished job of the sweep has one replica"
 
-    def _work(self, job: Told | Repeats, other: Sequence[str] = ()) -> tuple[str, ...]:
+    def _work(self, jobs: Repeats) -> tuple[str, ...]:
         """What a job does, but for the hardware that it does it on."""
-        return tuple(job.params.get(key, "") for key in self._choices if not is_under(key, (*OF_SCALE, *other)))
-
-    def _calculation(self, told: Told) -> tuple[str, ...]:
-        """The same, whatever the precision."""
-        return self._work(told, ("precision",))
+        return tuple(jobs.params.get(key, "") for key in self._choices if not is_under(key, OF_SCALE))
 
     def _efficiency(self, jobs: Repeats) -> float | None:
         """Their examples a second for each replica, over those of the same work on one."""

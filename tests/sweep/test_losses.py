@@ -56,8 +56,13 @@ def test_another_precision_may_be_farther_off() -> None:
     assert verdicts(exact, job(1, [(1, 2.02)], **mixed), job(2, [(1, 2.3)], **mixed)) == ["same", "same", "DIFFER"]
 
 
-@pytest.mark.parametrize("other", [{"seed": "1"}, {"resolved.global_batch_size": "64"}])
-def test_only_the_same_seed_and_global_batch_have_the_same_losses(other: Mapping[str, str]) -> None:
+def test_how_a_global_batch_comes_about_does_not_matter() -> None:
+    two = {"strategy": "mirrored", "training.batch_size": "16", "resolved.replicas": "2"}
+    assert verdicts(job(0, [(1, 2.0)]), job(1, [(1, 3.0)], **two)) == ["same", "DIFFER"]
+
+
+@pytest.mark.parametrize("other", [{"seed": "1"}, {"model.units": "64"}, {"resolved.global_batch_size": "64"}])
+def test_only_the_same_work_seed_and_global_batch_have_the_same_losses(other: Mapping[str, str]) -> None:
     found = verdicts(*pair([(1, 2.0)], [(1, 2.0)]), job(2, [(1, 3.0)], **other))
     assert found == ["same", "same", "not compared"]
 
