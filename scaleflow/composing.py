@@ -86,9 +86,9 @@ def check_is_one(config: DictConfig) -> None:
         Refusal: naming the key.
     """
     defaults: dict[str, Any] = {"repeat": 1, "warm_up": 0, "same_losses": False}
-    said: Any = config.get("sweep") or {}
+    said = config.get("sweep")
     for key, default in defaults.items():
-        if (value := said.get(key, default)) != default:
+        if isinstance(said, DictConfig) and (value := said.get(key, default)) != default:
             raise Refusal(
                 f"sweep.{key}={show(value)}: this is one run; of a sweep's jobs (-m) hydra/launcher=isolated makes that"
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -68,16 +68,21 @@ class Asked:
         return run.plan(self.search), run
 
     @property
+    def options(self) -> Mapping[str, Any]:
+        """What it says of the sweep; what is no mapping is refused with its plan."""
+        said = self.config.get("sweep")
+        return said if isinstance(said, Mapping) else {}
+
+    @property
     def repeats(self) -> int:
         """How often it is run, with those that are not counted; what is no number is refused with its plan."""
-        said = self.config.get("sweep") or {}
-        counts = [said.get("repeat", 1), self.warm_ups]
+        counts = [self.options.get("repeat", 1), self.warm_ups]
         return max(1, sum(counts)) if all(type(count) is int for count in counts) else 1
 
     @property
     def warm_ups(self) -> Any:
         """How many of them come before those that count."""
-        return (self.config.get("sweep") or {}).get("warm_up", 0)
+        return self.options.get("warm_up", 0)
 
     @property
     def turn(self) -> str:

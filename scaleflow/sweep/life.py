@@ -155,7 +155,7 @@ class Sweep:
 
     def _checked(self, asked: Sequence[Asked]) -> list[Job]:
         """The jobs with their plans; what is wrong with one is said at once, and the others run."""
-        options = asked[0].config.get("sweep", {})
+        options = asked[0].options
         if self._at_once > 1 and any(leaves(each.config).get("debug.inline") for each in asked):
             raise Refusal(
                 f"hydra.launcher.n_jobs={self._at_once}: debug.inline=true has one process; n_jobs=1 goes with it"
@@ -285,7 +285,7 @@ class Sweep:
         """What a sweeper is told of a job."""
         job = repeats[0]
         told = [Told.of(self._folder / each.entry.folder) for each in repeats]
-        name = (job.asked.config.get("sweep") or {}).get("metric") or "val/loss"
+        name = job.asked.options.get("metric") or "val/loss"
         values = [each.last.get(name, math.nan) if each.status == "FINISHED" else math.nan for each in told]
         returned = JobReturn()
         returned.overrides = job.asked.overrides

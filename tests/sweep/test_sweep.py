@@ -234,7 +234,7 @@ def test_a_sweeper_is_told_the_median_of_repeats(folder: Path, monkeypatch: pyte
     assert [job.return_value for job in returned] == [2.0, pytest.approx(float("nan"), nan_ok=True)]
 
 
-@pytest.mark.parametrize("word", ["sweep.repeat=0", "sweep.repeat=many", "sweep.warm_up=-1"])
+@pytest.mark.parametrize("word", ["sweep.repeat=0", "sweep.repeat=many", "sweep.warm_up=-1", "sweep=5"])
 def test_repeats_that_make_no_sense_are_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch, word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
