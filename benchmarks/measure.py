@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,7 +141,10 @@ class Measured:
                 found[name] = self.benchmark.contestants[name](self.folder)
         except WrongResultError as wrong:
             self.wrong = str(wrong)
-            say(f"  {self.name}: WRONG RESULT: {wrong}")
+        except Exception:  # of one benchmark; what the others have measured is not lost
+            self.wrong = traceback.format_exc()
+        if self.wrong:
+            say(f"  {self.name}: WRONG RESULT: {self.wrong}")
             return
         for name in names:
             self.results.setdefault(name, []).append(found[name])

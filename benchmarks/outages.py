@@ -44,7 +44,7 @@ def proxied(folder: Path) -> Iterator[Proxy]:
     from scaleflow.interfaces import Tracking
     from scaleflow.tracking.store import MlflowTracker
 
-    store = folder / "server.db"
+    store = folder / "empty.db"  # the server works on a copy
     if not store.exists():
         MlflowTracker(Tracking(uri=f"sqlite:///{store}")).connect()
     server = Server(folder, store)

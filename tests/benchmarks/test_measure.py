@@ -78,6 +78,18 @@ def test_a_wrong_result_fails_and_has_no_row(capsys: pytest.CaptureFixture[str],
     assert ("FAILED: one gave a wrong result: accuracy 0.1" in told.err) == bool(code)
 
 
+def test_a_benchmark_that_breaks_takes_no_other_with_it(capsys: pytest.CaptureFixture[str]) -> None:
+    def breaks(folder: Path) -> float:
+        raise ValueError("broken")
+
+    benchmarks = {"one": Benchmark({"ours": breaks}, lambda results: []), "well": Contestants().benchmark()}
+    assert program.told(take_rounds(benchmarks, 1, 60.0)) == 1
+    told = capsys.readouterr()
+    assert "| met " in told.out
+    assert "FAILED: one gave a wrong result" in told.err
+    assert "ValueError: broken" in told.err
+
+
 def test_a_time_never_fails(capsys: pytest.CaptureFixture[str]) -> None:
     def rows(results: Results) -> list[Row]:
         return [row("work", "them", results["ours"], results["theirs"], "/s", at_least=1000.0)]
