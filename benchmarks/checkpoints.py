@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from benchmarks.measure import Row, WrongResultError, alternate, median, ratios, run_scaleflow, temporary_folder
-from benchmarks.steps import BATCH_SIZE, MLP
+from benchmarks.measure import Benchmark, Results, Row, WrongResultError, row, run_scaleflow
+from benchmarks.steps import MLP, ends_of, words
 
 SECONDS = 3
 EPOCHS = 40
@@ -21,38 +21,22 @@ WAYS = {
 }
 
 
-def measure(rounds: int) -> list[Row]:
+def benchmark() -> Benchmark:
     """One row: examples per second of wall time, with checkpoints to without."""
-    with temporary_folder() as folder:
-        rates = alternate({way: functools.partial(rate, way, folder) for way in WAYS}, rounds)
-    ours, theirs = rates.values()
-    return [
-        Row(
-            work=f"mlp, a checkpoint every {SECONDS} s, examples/s",
-            against="no checkpoints",
-            ratios=ratios(ours, theirs),
-            held_to=">= 0.98",
-            ours=median(ours, "/s"),
-            theirs=median(theirs, "/s"),
-        )
-    ]
+    return Benchmark({way: functools.partial(rate, way) for way in WAYS}, rows)
+
+
+def rows(results: Results) -> list[Row]:
+    ours, theirs = results.values()
+    work = f"mlp, a checkpoint every {SECONDS} s, examples/s"
+    return [row(work, "no checkpoints", ours, theirs, "/s", at_least=0.98)]
 
 
 def rate(way: str, folder: Path) -> float:
     """Examples per second from the end of the first epoch to the end of the last."""
-    overrides = [
-        "dataset=synthetic",
-        f"dataset.examples={MLP.examples * 5 // 4}",
-        "dataset.validation=null",
-        f"training.batch_size={BATCH_SIZE}",
-        f"training.epochs={EPOCHS}",
-        "strategy=one_device",
-        *MLP.overrides,
-        *WAYS[way],
-    ]
-    events, _ = run_scaleflow(overrides, folder)
+    events, _ = run_scaleflow(words(MLP, "strategy=one_device", *WAYS[way], epochs=EPOCHS), folder)
     written = sum(event["event"] == "checkpoint" for event in events)
     if (written < 2) == (way != "none"):
         raise WrongResultError(f"checkpoints {way}: {written} were written")
-    ends = [event["time"] for event in events if event["event"] == "epoch"]
-    return (len(ends) - 1) * MLP.examples / (ends[-1] - ends[0]) * 1000
+    ends = ends_of(events)
+    return (len(ends) - 1) * MLP.examples / (ends[-1] - ends[0])

@@ -12,27 +12,16 @@ by is what the first waits for.
 
 from __future__ import annotations
 
-import functools
 import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.measure import (
-    Row,
-    WrongResultError,
-    alternate,
-    median,
-    ratios,
-    run,
-    run_by_hand,
-    temporary_folder,
-)
+from benchmarks.measure import Benchmark, Results, Row, WrongResultError, row, run, run_by_hand
 
 EXAMPLES, BATCH_SIZE, BATCHES_PER_CALL = 7 * 64 * 128, 128, 64
 EPOCHS = 8
@@ -41,33 +30,21 @@ PHOTOS = 32 * BATCH_SIZE
 SIDE = 32
 
 
-def measure(rounds: int) -> list[Row]:
+def benchmark() -> Benchmark:
     """Two rows: the pipeline alone, and the step without waiting against the step with it."""
-    with temporary_folder() as folder:
-        contestants: dict[str, Callable[[], float]] = {
-            "scaleflow": functools.partial(ours, "alone", folder),
-            "tf.data": functools.partial(by_hand, folder),
-        }
-        rates = alternate(contestants, rounds)
-        shares = [1 - float(said("waiting", folder)["share"]) for _ in range(rounds)]
-    return [
-        Row(
-            work="input alone, in memory, examples/s",
-            against="from_tensor_slices().shuffle().batch()",
-            ratios=ratios(rates["scaleflow"], rates["tf.data"]),
-            held_to=">= 1.5",
-            ours=median(rates["scaleflow"], "/s"),
-            theirs=median(rates["tf.data"], "/s"),
-        ),
-        Row(
-            work="cnn on kept photographs, steps/s",
-            against="the same batch every step",
-            ratios=shares,
-            held_to="> 0.95",
-            ours="",
-            theirs="",
-        ),
-    ]
+    return Benchmark({"scaleflow": ours, "tf.data": by_hand, "not waiting": not_waiting}, rows)
+
+
+def rows(results: Results) -> list[Row]:
+    alone, by_hand, shares = results.values()
+    work, against = "input alone, in memory, examples/s", "from_tensor_slices().shuffle().batch()"
+    waits = Row("cnn on kept photographs, steps/s", "the same batch every step", shares, "", "", at_least=0.95)
+    return [row(work, against, alone, by_hand, "/s", at_least=1.5), waits]
+
+
+def not_waiting(folder: Path) -> float:
+    """The share of a step that is not spent waiting for its batch."""
+    return 1 - float(said("waiting", folder)["share"])
 
 
 def by_hand(folder: Path) -> float:
@@ -77,8 +54,8 @@ def by_hand(folder: Path) -> float:
     return float(found["examples_per_second"])
 
 
-def ours(name: str, folder: Path) -> float:
-    found = said(name, folder)
+def ours(folder: Path) -> float:
+    found = said("alone", folder)
     expect_right("scaleflow", found)
     return float(found["examples_per_second"])
 

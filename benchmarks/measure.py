@@ -1,4 +1,4 @@
-"""What the benchmarks share: runs in processes of their own, alternating rounds, ratios of pairs."""
+"""What the benchmarks share: runs in processes of their own, alternating rounds, ratios of pairs, one table."""
 
 from __future__ import annotations
 
@@ -12,16 +12,21 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
 BY_HAND = ROOT / "benchmarks" / "by_hand"
 
-#: These would send a run elsewhere than into the benchmark's folder, or make it something else.
-NOT_INHERITED = ("MLFLOW_", "TF_CONFIG", "HYDRA_")
+#: These would send a run elsewhere than into the benchmark's folder, or make it something else. Without byte code every
+#: start compiles what it imports: nobody's does.
+NOT_INHERITED = ("MLFLOW_", "TF_CONFIG", "HYDRA_", "PYTHONDONTWRITEBYTECODE")
+
+#: What was measured of each contestant, round by round.
+Results = Mapping[str, Sequence[float]]
 
 
 class WrongResultError(Exception):
@@ -36,37 +41,56 @@ class Row:
         work: what was done.
         against: by whom else.
         ratios: ours to theirs, one to each round.
-        held_to: what the median is held to, as printed.
         ours, theirs: medians, as printed, to see what the ratio is made of.
+        at_least, at_most: what is asked of the median ratio, at most one of them.
     """
 
     work: str
     against: str
     ratios: Sequence[float]
-    held_to: str
     ours: str
     theirs: str
+    at_least: float | None = None
+    at_most: float | None = None
+
+    @property
+    def ratio(self) -> float:
+        return statistics.median(self.ratios)
+
+    @property
+    def asked(self) -> str:
+        if self.at_least is not None:
+            return f">= {self.at_least:g}"
+        return "" if self.at_most is None else f"<= {self.at_most:g}"
+
+    @property
+    def verdict(self) -> str:
+        """`met`, or `below` what is asked; empty where nothing is."""
+        if self.at_least is not None:
+            return "met" if self.ratio >= self.at_least else "below"
+        return "" if self.at_most is None else "met" if self.ratio <= self.at_most else "below"
 
 
-@contextlib.contextmanager
-def temporary_folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="scaleflow-benchmark-") as folder:
-        yield Path(folder)
+@dataclass(frozen=True)
+class Benchmark:
+    """Contestants for the same work.
 
-
-def alternate(contestants: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Measures each contestant once a round, in turned order every other round.
-
-    What the machine does beside it then falls on all of them alike.
+    Attributes:
+        contestants: each measures once, in a folder that is the benchmark's own and stays through all rounds.
+        rows: what comes of the results.
+        prepare: done once, before the first round.
     """
-    results: dict[str, list[float]] = {name: [] for name in contestants}
-    for index in range(rounds):
-        names = list(contestants) if index % 2 == 0 else list(reversed(contestants))
-        for name in names:
-            results[name].append(contestants[name]())
-        told = ", ".join(f"{name} {results[name][-1]:,.4g}" for name in contestants)
-        print(f"  round {index + 1}/{rounds}: {told}", file=sys.stderr, flush=True)
-    return results
+
+    contestants: Mapping[str, Callable[[Path], float]]
+    rows: Callable[[Results], list[Row]]
+    prepare: Callable[[Path], object] | None = None
+
+
+def row(
+    work: str, against: str, ours: Sequence[float], theirs: Sequence[float], unit: str, **asked: float | None
+) -> Row:
+    """A row of ours to theirs, round by round."""
+    return Row(work, against, ratios(ours, theirs), median(ours, unit), median(theirs, unit), **asked)
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
@@ -77,6 +101,100 @@ def median(values: Sequence[float], unit: str) -> str:
     return (
         f"{statistics.median(values):,.4g} {unit}" if max(values) < 1000 else f"{statistics.median(values):,.0f} {unit}"
     )
+
+
+# ---------------------------------------------------------------------------------------------
+# Rounds
+# ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Measured:
+    """A benchmark and what it has come to.
+
+    Attributes:
+        results: of each contestant, as many as there were rounds.
+        seconds: that the last round took.
+        wrong: why it is worth nothing; empty where nothing is wrong.
+    """
+
+    name: str
+    benchmark: Benchmark
+    folder: Path
+    results: dict[str, list[float]] = field(default_factory=dict)
+    seconds: float = 0.0
+    wrong: str = ""
+
+    @property
+    def rows(self) -> list[Row]:
+        return self.benchmark.rows(self.results) if self.results and not self.wrong else []
+
+    def take_round(self, number: int) -> None:
+        """Measures each contestant once, in turned order every other round."""
+        begin = time.monotonic()
+        names = list(self.benchmark.contestants)
+        found: dict[str, float] = {}
+        try:
+            if number == 1 and self.benchmark.prepare is not None:
+                self.benchmark.prepare(self.folder)
+            for name in names if number % 2 else reversed(names):
+                found[name] = self.benchmark.contestants[name](self.folder)
+        except WrongResultError as wrong:
+            self.wrong = str(wrong)
+        except Exception:  # of one benchmark; what the others have measured is not lost
+            self.wrong = traceback.format_exc()
+        if self.wrong:
+            say(f"  {self.name}: WRONG RESULT: {self.wrong}")
+            return
+        for name in names:
+            self.results.setdefault(name, []).append(found[name])
+        self.seconds = time.monotonic() - begin
+        say(
+            f"  {self.name}: " + ", ".join(f"{name} {found[name]:,.4g}" for name in names) + f"  ({self.seconds:.0f} s)"
+        )
+
+
+def take_rounds(benchmarks: Mapping[str, Benchmark], rounds: int, seconds: float) -> list[Measured]:
+    """All benchmarks once, then all once more, so that what lasts for minutes falls on all rounds of none.
+
+    Args:
+        benchmarks: by name.
+        rounds: how many at most, and one at least.
+        seconds: after the first round none begins of which the last one says that it would end later than this.
+    """
+    begin = time.monotonic()
+    with contextlib.ExitStack() as open_folders:
+        all_of_them = [
+            Measured(name, benchmark, open_folders.enter_context(temporary_folder()))
+            for name, benchmark in benchmarks.items()
+        ]
+        for number in range(1, rounds + 1):
+            say(f"round {number} of {rounds}, after {(time.monotonic() - begin) / 60:.0f} min:")
+            for each in all_of_them:
+                has_time = time.monotonic() - begin + each.seconds <= seconds
+                if not each.wrong and (number == 1 or (has_time and len_of(each) == number - 1)):
+                    each.take_round(number)
+    return all_of_them
+
+
+def len_of(measured: Measured) -> int:
+    """How many rounds it has had."""
+    return max(map(len, measured.results.values()), default=0)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="scaleflow-benchmark-") as folder:
+        yield Path(folder)
+
+
+# ---------------------------------------------------------------------------------------------
+# Programs
+# ---------------------------------------------------------------------------------------------
 
 
 def run(command: Sequence[str | Path], folder: Path) -> tuple[str, float]:
@@ -116,19 +234,22 @@ def run_by_hand(script: str, arguments: Sequence[str], folder: Path) -> tuple[di
     return json.loads(output.strip().splitlines()[-1]), seconds
 
 
-def run_scaleflow(overrides: Sequence[str], folder: Path) -> tuple[list[dict[str, Any]], float]:
-    """Runs `python -m scaleflow`; gives its events, and its wall time.
+def run_scaleflow(
+    overrides: Sequence[str], folder: Path, name: str = "run", is_recorded: bool = True
+) -> tuple[list[dict[str, Any]], float]:
+    """Runs `python -m scaleflow` into `folder/name`; gives its events, and its wall time.
 
     Raises:
-        WrongResultError: if the run did not finish, in its events or in the store.
+        WrongResultError: if the run did not finish, in its events or, where it is recorded there, in the store.
     """
-    output = folder / "run"
+    output = folder / name
     shutil.rmtree(output, ignore_errors=True)
     _, seconds = run(["-m", "scaleflow", *overrides, f"hydra.run.dir={output}"], folder)
     events = [json.loads(line) for line in (output / "events.jsonl").read_text().splitlines()]
     if events[-1].get("status") != "FINISHED":
         raise WrongResultError(f"the run did not finish: {events[-1]}")
-    check_store(folder)
+    if is_recorded:
+        check_store(folder)
     return events, seconds
 
 
@@ -154,14 +275,21 @@ def expect_accuracy(who: str, accuracy: float, least: float) -> None:
         raise WrongResultError(f"{who}: accuracy {accuracy}, expected {least} to 1")
 
 
+# ---------------------------------------------------------------------------------------------
+# The table
+# ---------------------------------------------------------------------------------------------
+
+HEAD = ("work", "ours", "against", "theirs", "asked", "ratio", "min..max", "rounds", "verdict")
+
+
 def table(rows: Sequence[Row]) -> str:
-    """The rows as aligned text."""
-    cells = [("work", "ours", "against", "theirs", "ratio", "min..max", "held to")]
-    for row in rows:
-        spread = f"{min(row.ratios):.2f}..{max(row.ratios):.2f}"
-        ratio = f"{statistics.median(row.ratios):.2f}"
-        cells.append((row.work, row.ours, row.against, row.theirs, ratio, spread, row.held_to))
+    """The rows as Markdown, aligned."""
+    cells = [HEAD]
+    for each in rows:
+        spread = f"{min(each.ratios):.2f}..{max(each.ratios):.2f}"
+        figures = (each.asked, f"{each.ratio:.2f}", spread, str(len(each.ratios)), each.verdict)
+        cells.append((each.work, each.ours, each.against, each.theirs, *figures))
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [" | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
-    lines.insert(1, "-|-".join("-" * width for width in widths))
-    return "\n".join(line.rstrip() for line in lines)
+    lines.insert(1, " | ".join("-" * width for width in widths))
+    return "\n".join(f"| {line} |" for line in lines)

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import functools
 import statistics
-from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.measure import Row, WrongResultError, alternate, median, metric, ratios, run_scaleflow, temporary_folder
+from benchmarks.measure import Benchmark, Results, Row, WrongResultError, metric, row, run_scaleflow
 
 MICRO_BATCHES = (1, 2, 4, 8)
-HELD_TO = 1.3
 
 WIDTH = 1024
 BATCH_SIZE = 2048
@@ -33,24 +31,16 @@ STACK = (
 )
 
 
-def measure(rounds: int) -> list[Row]:
+def benchmark() -> Benchmark:
     """One row: the best number of micro-batches against one."""
-    with temporary_folder() as folder:
-        contestants: dict[str, Callable[[], float]] = {
-            str(count): functools.partial(examples_per_second, count, folder) for count in MICRO_BATCHES
-        }
-        rates = alternate(contestants, rounds)
-    best = max(list(contestants)[1:], key=lambda count: statistics.median(rates[count]))
-    return [
-        Row(
-            work=f"pipeline(2), {best} micro-batches, examples/s",
-            against="1 micro-batch",
-            ratios=ratios(rates[best], rates["1"]),
-            held_to=f">= {HELD_TO:g}",
-            ours=median(rates[best], "/s"),
-            theirs=median(rates["1"], "/s"),
-        )
-    ]
+    return Benchmark({str(n): functools.partial(examples_per_second, n) for n in MICRO_BATCHES}, rows)
+
+
+def rows(results: Results) -> list[Row]:
+    one, *more = map(str, MICRO_BATCHES)
+    best = max(more, key=lambda count: statistics.median(results[count]))
+    work = f"pipeline(2), {best} micro-batches, examples/s"
+    return [row(work, "1 micro-batch", results[best], results[one], "/s", at_least=1.3)]
 
 
 def examples_per_second(micro_batches: int, folder: Path) -> float:

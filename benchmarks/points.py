@@ -13,7 +13,7 @@ import sqlite3
 import sys
 from pathlib import Path
 
-from benchmarks.measure import Row, WrongResultError, alternate, median, ratios, run, temporary_folder
+from benchmarks.measure import Benchmark, Results, Row, WrongResultError, row, run, say
 
 #: The values of a call of the loop.
 KEYS = ("train/loss", "train/accuracy", "perf/step_ms", "perf/examples_per_second")
@@ -21,21 +21,14 @@ KEYS = ("train/loss", "train/accuracy", "perf/step_ms", "perf/examples_per_secon
 MANY, FEW = 100_000, 10_000
 
 
-def measure(rounds: int) -> list[Row]:
+def benchmark() -> Benchmark:
     """One row: peak memory with many points to that with a tenth of them."""
-    with temporary_folder() as folder:
-        peaks = alternate({f"{n:,} points": functools.partial(peak, n, folder) for n in (MANY, FEW)}, rounds)
-    many, few = peaks.values()
-    return [
-        Row(
-            work=f"{MANY:,} points to SQLite, MB",
-            against=f"{FEW:,} points",
-            ratios=ratios(many, few),
-            held_to="<= 1.05",
-            ours=median(many, "MB"),
-            theirs=median(few, "MB"),
-        )
-    ]
+    return Benchmark({f"{n:,} points": functools.partial(peak, n) for n in (MANY, FEW)}, rows)
+
+
+def rows(results: Results) -> list[Row]:
+    many, few = results.values()
+    return [row(f"{MANY:,} points to SQLite, MB", f"{FEW:,} points", many, few, "MB", at_most=1.05)]
 
 
 def peak(points: int, folder: Path) -> float:
@@ -48,7 +41,7 @@ def peak(points: int, folder: Path) -> float:
     write(made, points, f"sqlite:///{store}")
     output, seconds = run(["-m", "benchmarks.points", made], folder)
     check(store, points)
-    print(f"    {points:,} points in {seconds:.1f} s", file=sys.stderr, flush=True)
+    say(f"    {points:,} points in {seconds:.1f} s")
     return float(output.split()[-1])
 
 

@@ -7,52 +7,30 @@ of them, with the lowest priority.
 from __future__ import annotations
 
 import functools
-import itertools
-import statistics
 from pathlib import Path
 
-from benchmarks.measure import Row, WrongResultError, alternate, median, metric, ratios, run_scaleflow, temporary_folder
-from benchmarks.steps import BATCH_SIZE, MLP
+from benchmarks.measure import Benchmark, Results, Row, WrongResultError, row, run_scaleflow
+from benchmarks.steps import MLP, rate_of, words
 
 EPOCHS = 20
 
-WAYS = {"profiler=trace": ("profiler=trace",), "profiler=none": ("profiler=none",)}
+WAYS = ("profiler=trace", "profiler=none")
 
 
-def measure(rounds: int) -> list[Row]:
+def benchmark() -> Benchmark:
     """One row: examples per second of wall time, profiled to not."""
-    with temporary_folder() as folder:
-        rates = alternate({way: functools.partial(rate, way, folder) for way in WAYS}, rounds)
-    ours, theirs = rates.values()
-    return [
-        Row(
-            work="mlp, profiler=trace, outside the window, examples/s",
-            against="profiler=none",
-            ratios=ratios(ours, theirs),
-            held_to=">= 0.99",
-            ours=median(ours, "/s"),
-            theirs=median(theirs, "/s"),
-        )
-    ]
+    return Benchmark({way: functools.partial(rate, way) for way in WAYS}, rows)
+
+
+def rows(results: Results) -> list[Row]:
+    ours, theirs = results.values()
+    return [row("mlp, profiler=trace, outside the window, examples/s", WAYS[1], ours, theirs, "/s", at_least=0.99)]
 
 
 def rate(way: str, folder: Path) -> float:
     """Examples per second of the median epoch, but for the first, which has the window."""
-    overrides = [
-        "dataset=synthetic",
-        f"dataset.examples={MLP.examples * 5 // 4}",
-        "dataset.validation=null",
-        f"training.batch_size={BATCH_SIZE}",
-        f"training.epochs={EPOCHS}",
-        "strategy=one_device",
-        "checkpoint=none",
-        *MLP.overrides,
-        *WAYS[way],
-    ]
-    events, _ = run_scaleflow(overrides, folder)
-    (loss,) = metric(events, "train/loss")[-1:]
+    events, _ = run_scaleflow(words(MLP, "strategy=one_device", "checkpoint=none", way, epochs=EPOCHS), folder)
     traced = [event for event in events if event["event"] == "profile"]
-    if bool(traced) == (way == "profiler=none") or not loss < 1:
-        raise WrongResultError(f"{way}: {len(traced)} windows were traced, the last loss is {loss}")
-    ends = [event["time"] for event in events if event["event"] == "epoch"]
-    return MLP.examples / statistics.median(end - begin for begin, end in itertools.pairwise(ends)) * 1000
+    if bool(traced) == (way == "profiler=none"):
+        raise WrongResultError(f"{way}: {len(traced)} windows were traced")
+    return rate_of(MLP, events)

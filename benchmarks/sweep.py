@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import shutil
 from pathlib import Path
 
-from benchmarks.measure import Row, WrongResultError, alternate, median, ratios, run, run_by_hand, temporary_folder
+from benchmarks import whole_job
+from benchmarks.measure import Benchmark, Results, Row, WrongResultError, row, run
 
 JOBS = 8
 
 
-def measure(rounds: int) -> list[Row]:
+def benchmark() -> Benchmark:
     """One row; both record in the same SQLite store, which exists already."""
-    with temporary_folder() as folder:
-        contestants = {"scaleflow": functools.partial(ours, folder), "by hand": functools.partial(by_hand, folder)}
-        run_by_hand("digits_job.py", [], folder)  # makes the store
-        seconds = alternate(contestants, rounds)
-    row = Row(
-        work=f"a sweep of {JOBS} short digits jobs, wall time",
-        against=f"{JOBS} scripts by hand, one after the other",
-        ratios=ratios(seconds["scaleflow"], seconds["by hand"]),
-        held_to="<= 0.3",
-        ours=median(seconds["scaleflow"], "s"),
-        theirs=median(seconds["by hand"], "s"),
-    )
-    return [row]
+    return Benchmark({"scaleflow": ours, "by hand": by_hand}, rows, prepare=whole_job.by_hand)
+
+
+def rows(results: Results) -> list[Row]:
+    against = f"{JOBS} scripts by hand, one after the other"
+    work = f"a sweep of {JOBS} short digits jobs, wall time"
+    return [row(work, against, results["scaleflow"], results["by hand"], "s", at_most=0.3)]
 
 
 def ours(folder: Path) -> float:
@@ -42,9 +36,4 @@ def ours(folder: Path) -> float:
 
 
 def by_hand(folder: Path) -> float:
-    total = 0.0
-    for _ in range(JOBS):
-        shutil.rmtree(folder / "saved_model", ignore_errors=True)
-        _, seconds = run_by_hand("digits_job.py", [], folder)
-        total += seconds
-    return total
+    return sum(whole_job.by_hand(folder) for _ in range(JOBS))

@@ -2,42 +2,38 @@
 
 from __future__ import annotations
 
-import functools
 import shutil
 from pathlib import Path
 
 from benchmarks.measure import (
+    Benchmark,
+    Results,
     Row,
-    alternate,
     check_store,
     expect_accuracy,
-    median,
     metric,
-    ratios,
+    row,
     run_by_hand,
     run_scaleflow,
-    temporary_folder,
 )
 
 LEAST_ACCURACY = 0.93
 
 
-def measure(rounds: int) -> list[Row]:
+def benchmark() -> Benchmark:
     """One row; both record in the same SQLite store, which exists already."""
-    with temporary_folder() as folder:
-        contestants = {"scaleflow": functools.partial(ours, folder), "by hand": functools.partial(by_hand, folder)}
-        for warm_up in contestants.values():  # makes the store and both experiments
-            warm_up()
-        seconds = alternate(contestants, rounds)
-    row = Row(
-        work="the default job, wall time",
-        against="by hand: fit, MLflow, export",
-        ratios=ratios(seconds["scaleflow"], seconds["by hand"]),
-        held_to="<= 1",
-        ours=median(seconds["scaleflow"], "s"),
-        theirs=median(seconds["by hand"], "s"),
-    )
-    return [row]
+    return Benchmark({"scaleflow": ours, "by hand": by_hand}, rows, prepare=warm_up)
+
+
+def rows(results: Results) -> list[Row]:
+    against = "by hand: fit, MLflow, export"
+    return [row("the default job, wall time", against, results["scaleflow"], results["by hand"], "s", at_most=0.9)]
+
+
+def warm_up(folder: Path) -> None:
+    """Makes the store and both experiments."""
+    ours(folder)
+    by_hand(folder)
 
 
 def ours(folder: Path) -> float:

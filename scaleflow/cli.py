@@ -1,4 +1,7 @@
-"""The command: Hydra composes, the plan is checked, a run is launched. `main` gives the exit code."""
+"""The command: Hydra composes, and then the job, or the sweep, is run. `main` gives the exit code.
+
+What a job takes is imported when there is one: `--cfg`, `--help` and a word that is wrong are answered without it.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,13 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import HydraContext, RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from scaleflow.command import leave, options_as_text, refuse, split_overrides
-from scaleflow.composed import mask_sweep, plan_of, remove_empty, resolved, typed, writable
+from scaleflow.command import FAILED, leave, options_as_text, refuse, split_overrides
 from scaleflow.errors import Refusal
-from scaleflow.explain import CONF, check_config_dirs, check_overrides, explain, in_a_line
-from scaleflow.launch import FAILED, launch
+from scaleflow.explain import CONF, check_config_dirs, check_overrides, explain
 from scaleflow.masking import register_resolver, remember, secrets_of_environment, secrets_typed
-from scaleflow.resume import resumed
-from scaleflow.submit import submission
-from scaleflow.sync import mend
-from scaleflow.tracking import located
 
 if TYPE_CHECKING:
     from scaleflow.sweep import Sweep
@@ -97,6 +94,9 @@ class Task:
             self._codes.append(self._sweep.end())
 
     def __call__(self, config: DictConfig) -> None:
+        from scaleflow.composed import mask_sweep
+        from scaleflow.job import run
+
         began, self.has_begun = time.time() if self.has_begun else self._began, True
         is_job = HydraConfig.get().mode is RunMode.MULTIRUN  # of another launcher than ours
         if is_job:
@@ -124,41 +124,6 @@ class Task:
 def entry() -> None:
     """The console script, and `python -m scaleflow`: a process of its own."""
     leave(main())
-
-
-def run(config: DictConfig, started: float) -> int:
-    """Checks a composed config and launches it."""
-    folder = Path(HydraConfig.get().runtime.output_dir)
-    overrides = typed()
-    with contextlib.ExitStack() as until_it_ended:
-        try:
-            if config.get("resume") is not None:
-                return go_on(config, overrides, folder, started)
-            plan = plan_of(config)
-            if plan.cluster.submit is not None:
-                print(submission(plan, sys.argv[1:]), end="")
-                remove_empty(folder)
-                return 0
-            folder = writable(folder)
-            plan = until_it_ended.enter_context(located(plan))
-        except (Refusal, OmegaConfBaseException) as error:
-            remove_empty(folder)
-            return refuse(str(error) if isinstance(error, Refusal) else in_a_line(error))
-        return launch(plan, OmegaConf.to_container(config, resolve=False), overrides, folder, started)
-
-
-def go_on(config: DictConfig, overrides: Sequence[str], made: Path, started: float) -> int:
-    """Goes on with an earlier run, in its folder; the one that Hydra made for this command is not needed."""
-    composed, choices, search = resolved(config)
-    run = resumed(str(composed["resume"]), composed, choices, overrides)
-    plan = run.plan(search)
-    remove_empty(made)
-    if run.is_through:
-        mend(run.folder)  # what the command that finished it could not record
-        print(f"{run.folder}: the run is finished; training.epochs=N with more epochs would go on with it")
-        return 0
-    with located(plan) as plan:
-        return launch(plan, run.config, run.changes, writable(run.folder), started, life=run.number)
 
 
 def flags_first(words: Sequence[str]) -> list[str]:

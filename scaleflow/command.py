@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from scaleflow.masking import masked
 
-REFUSED = 2
+FAILED, REFUSED = 1, 2
 
 
 def refuse(message: str) -> int:

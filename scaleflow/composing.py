@@ -28,6 +28,7 @@ from scaleflow.command import options_as_text
 from scaleflow.errors import Refusal
 from scaleflow.explain import CONF, check_config_dirs, explain, parsed, search_path
 from scaleflow.masking import register_resolver, remember, secrets_in, secrets_typed
+from scaleflow.sections import show
 
 #: Hydra's state is the process's.
 LOCK = threading.RLock()
@@ -71,10 +72,26 @@ def composed(overrides: Sequence[str], config_dirs: Sequence[str | Path] = ()) -
     choices = choices_of(whole.hydra.runtime.choices)
     if whole.hydra.mode is RunMode.MULTIRUN:
         raise Refusal(f"experiment={choices.get('experiment')}: is a sweep, several runs; python -m scaleflow runs it")
+    check_is_one(whole)
     with open_dict(whole):
         del whole["hydra"]
     own = [str(Path(folder).absolute()) for folder in config_dirs]
     return Composed(whole, choices, [*own_folders(), *own], folder)
+
+
+def check_is_one(config: DictConfig) -> None:
+    """Refuses what is said of the jobs of a sweep where there is one run.
+
+    Raises:
+        Refusal: naming the key.
+    """
+    defaults: dict[str, Any] = {"repeat": 1, "warm_up": 0, "same_losses": False}
+    said = config.get("sweep")
+    for key, default in defaults.items():
+        if isinstance(said, DictConfig) and (value := said.get(key, default)) != default:
+            raise Refusal(
+                f"sweep.{key}={show(value)}: this is one run; of a sweep's jobs (-m) hydra/launcher=isolated makes that"
+            )
 
 
 def check_words(words: Sequence[str], flags: Sequence[str]) -> None:

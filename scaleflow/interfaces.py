@@ -383,10 +383,16 @@ class Sweep:
     Attributes:
         on_change: what becomes of a sweep's folder when the command's config is another than the one it was begun with.
         metric: whose last value a sweeper is told.
+        repeat: how often each job is run, and counts.
+        warm_up: how often each is run before that.
+        same_losses: whether jobs with the same seed and global batch have to begin with the same losses.
     """
 
     on_change: Literal["refuse", "new"] = "refuse"
     metric: str = "val/loss"
+    repeat: int = field(default=1, metadata={"at_least": 1})
+    warm_up: int = field(default=0, metadata={"at_least": 0})
+    same_losses: bool = False
 
 
 @dataclass(frozen=True)

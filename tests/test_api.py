@@ -132,6 +132,7 @@ def test_hydras_state_is_left_as_it_was() -> None:
         (("seed=1,2",), "seed: several values are a sweep"),
         (("-m", "seed=1"), "-m: expected overrides, KEY=VALUE"),
         (("experiment=strategy_benchmark",), "experiment=strategy_benchmark: is a sweep, several runs"),
+        (("sweep.repeat=2",), "sweep.repeat=2: this is one run"),
         (("nonsense",), "nonsense: cannot be read as KEY=VALUE"),
         (("dataset=csv", "tracking=none"), "dataset.data_dir, dataset.target: have no default"),
         (("model._target_=__main__.build", "tracking=none"), "the worker is a process of its own"),

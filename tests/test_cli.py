@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from scaleflow import cli
+from scaleflow import cli, job
 from scaleflow.cli import flags_first, main, split_overrides
 from scaleflow.process import SERVER
 from scaleflow.sweep import life
@@ -56,7 +56,7 @@ def refused(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         raise AssertionError("launched")
 
     def run(*words: str) -> str:
-        monkeypatch.setattr(cli, "launch", launched)
+        monkeypatch.setattr(job, "launch", launched)
         monkeypatch.setattr(sys, "argv", ["scaleflow"])
         try:
             code = main(words)
@@ -244,7 +244,7 @@ def test_a_good_command_is_launched_once_with_its_plan_and_folder(
         launched.append(arguments)
         return 7
 
-    monkeypatch.setattr(cli, "launch", launch)
+    monkeypatch.setattr(job, "launch", launch)
     monkeypatch.setattr(sys, "argv", ["scaleflow"])
     before = time.time()
     assert main(["model=cnn", "training.epochs=3"]) == 7
@@ -264,7 +264,7 @@ def test_a_good_command_is_launched_once_with_its_plan_and_folder(
 
 def test_the_folder_of_config_dir_is_searched_for_targets(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plans: list[Any] = []
-    monkeypatch.setattr(cli, "launch", lambda plan, *rest: plans.append(plan) or 0)
+    monkeypatch.setattr(job, "launch", lambda plan, *rest: plans.append(plan) or 0)
     monkeypatch.setattr(sys, "argv", ["scaleflow"])
     assert main(["--config-dir", "conf", "model=mine", "+model.width=3"]) == 0
     assert plans[0].model.target.path == "mine.build"

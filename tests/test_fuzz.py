@@ -18,7 +18,7 @@ from hydra.types import RunMode
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from scaleflow import cli, command, explain
+from scaleflow import cli, command, explain, job
 from scaleflow.interfaces import Plan
 from tests.conftest import Command
 
@@ -125,7 +125,7 @@ def up_to_the_plan(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
         plans.append(plan)
         return 0
 
-    monkeypatch.setattr(cli, "launch", keep)
+    monkeypatch.setattr(job, "launch", keep)
     yield plans
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ class Asked:
         search: folders in which `_target_` modules are looked for.
         subfolder: where Hydra puts it below the sweep's folder.
         environment: what `hydra.job.env_set` adds for its processes.
+        repeat: which of several runs of the same it is, from 0.
     """
 
     overrides: Sequence[str]
@@ -51,6 +52,7 @@ class Asked:
     search: list[str]
     subfolder: str
     environment: dict[str, str]
+    repeat: int = 0
 
     def plan(self) -> Plan:
         """Its checked plan.
@@ -66,6 +68,31 @@ class Asked:
         run = resumed(str(folder), self.config, self.choices, said)
         return run.plan(self.search), run
 
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """What it says of the sweep; what is no mapping is refused with its plan."""
+        said = self.config.get("sweep")
+        return said if isinstance(said, Mapping) else {}
+
+    @property
+    def repeats(self) -> int:
+        """How often it is run, with those that are not counted; what is no number is refused with its plan."""
+        counts = [self.options.get("repeat", 1), self.warm_ups]
+        return max(1, sum(counts)) if all(type(count) is int for count in counts) else 1
+
+    @property
+    def warm_ups(self) -> Any:
+        """How many of them come before those that count."""
+        return self.options.get("warm_up", 0)
+
+    @property
+    def turn(self) -> str:
+        """Which of them it is, in words; empty where there is one."""
+        if self.repeats == 1:
+            return ""
+        number = self.repeat - self.warm_ups
+        return "warm-up" if number < 0 else f"repeat {number + 1}"
+
     def shown(self, swept: Sequence[str]) -> list[str]:
         """What makes it another job than the others, secrets masked."""
         return [masked_override(o) for o in self.overrides if is_under(key_of(o), swept)]
@@ -73,7 +100,8 @@ class Asked:
     def label(self, swept: Sequence[str]) -> str:
         """What makes it another job than the others, in few words: `mirrored units=128`."""
         last = Counter(key.rpartition(".")[2] for key in swept)
-        return " ".join(in_few_words(override, last) for override in self.shown(swept))
+        words = [in_few_words(override, last) for override in self.shown(swept)]
+        return " ".join([*words, *([self.turn] if self.turn else [])])
 
 
 def compose(context: HydraContext, sweep: DictConfig, overrides: Sequence[str], number: int) -> Asked:
@@ -97,6 +125,16 @@ def compose(context: HydraContext, sweep: DictConfig, overrides: Sequence[str], 
         environment = {str(k): str(v) for k, v in config.hydra.job.env_set.items()}
         words = typed()
     return Asked(words, config, task, plain, choices, search, subfolder, environment)
+
+
+def in_turn(asked: Sequence[Asked]) -> list[tuple[int, Asked]]:
+    """The jobs as often as they are to be run, each with its place: all of them once, then all of them again.
+
+    What the machine does beside them, and how warm it is, falls on all alike.
+    """
+    times = max((each.repeats for each in asked), default=0)
+    turns = ((repeat, place) for repeat in range(times) for place in range(len(asked)))
+    return [(place, replace(asked[place], repeat=repeat)) for repeat, place in turns if repeat < asked[place].repeats]
 
 
 @contextmanager

@@ -45,6 +45,8 @@ class Entry:
         folder: its run's, below the sweep's.
         status: waiting, RUNNING, FINISHED, FAILED, KILLED, REFUSED or PRUNED.
         reason: why it was refused or failed, in a line.
+        repeat: which of several runs of the same config it is, from 0.
+        warms_up: whether it is run before those that count.
     """
 
     number: int
@@ -53,6 +55,8 @@ class Entry:
     folder: str
     status: str = "waiting"
     reason: str = ""
+    repeat: int = 0
+    warms_up: bool = False
 
 
 @dataclass
@@ -96,11 +100,12 @@ class Ledger:
         partial.write_text(json.dumps(kept, indent=1, default=str))
         partial.replace(self.folder / LEDGER)
 
-    def entry(self, identity: str) -> Entry | None:
-        return next((entry for entry in self.entries if entry.identity == identity), None)
+    def entry(self, identity: str, repeat: int) -> Entry | None:
+        found = (entry for entry in self.entries if (entry.identity, entry.repeat) == (identity, repeat))
+        return next(found, None)
 
-    def add(self, identity: str, overrides: Sequence[str], folder: str) -> Entry:
-        self.entries.append(Entry(self.next_number, identity, list(overrides), folder))
+    def add(self, identity: str, overrides: Sequence[str], folder: str, repeat: int) -> Entry:
+        self.entries.append(Entry(self.next_number, identity, list(overrides), folder, repeat=repeat))
         return self.entries[-1]
 
     @property

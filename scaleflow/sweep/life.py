@@ -10,6 +10,7 @@ import math
 import os
 import queue
 import signal
+import statistics
 import sys
 import threading
 import time
@@ -35,7 +36,7 @@ from scaleflow.record import Recorder
 from scaleflow.sections import leaves
 from scaleflow.settle import RECORD_LOCK, claimed
 from scaleflow.sweep.devices import portions
-from scaleflow.sweep.jobs import Asked, compose, swept_by
+from scaleflow.sweep.jobs import Asked, compose, in_turn, swept_by
 from scaleflow.sweep.ledger import LEDGER, LOCK, Entry, Ledger, held, identity_of, is_under, shared
 from scaleflow.sweep.report import Report
 from scaleflow.sweep.told import Told
@@ -119,6 +120,7 @@ class Sweep:
         self._tell: Writer | None = None
         self._plan: Plan | None = None
         self._jobs: list[Job] = []
+        self._same_losses = False
         self.watch: Callable[[Sequence[str], Event], bool] | None = None
         if self._at_once < 1:
             raise Refusal(f"hydra.launcher.n_jobs={self._at_once}: expected at least 1")
@@ -141,25 +143,30 @@ class Sweep:
             overrides: of each job.
 
         Returns:
-            To each job its status and, as its value, the metric that `sweep.metric` names.
+            To each job its status and, as its value, the metric that `sweep.metric` names: of repeats the median.
 
         Raises:
             Refusal: if none of them can run.
         """
-        jobs = self._checked([compose(self._context, self._config, each, i) for i, each in enumerate(overrides)])
+        asked = [compose(self._context, self._config, each, i) for i, each in enumerate(overrides)]
+        turns = in_turn(asked)
+        jobs = self._checked([each for _, each in turns])
         waiting = [job for job in jobs if job.plan is not None]
         if waiting:
             self._start(waiting[0].plan)
             self._run(waiting)
-        return [self._returned(job) for job in jobs]
+        places = [place for place, _ in turns]
+        repeats = [[job for at, job in zip(places, jobs, strict=True) if at == i] for i in range(len(asked))]
+        return [self._returned(of_one) for of_one in repeats]
 
     def _checked(self, asked: Sequence[Asked]) -> list[Job]:
         """The jobs with their plans; what is wrong with one is said at once, and the others run."""
-        options = asked[0].config.get("sweep", {})
+        options = asked[0].options
         if self._at_once > 1 and any(leaves(each.config).get("debug.inline") for each in asked):
             raise Refusal(
                 f"hydra.launcher.n_jobs={self._at_once}: debug.inline=true has one process; n_jobs=1 goes with it"
             )
+        self._same_losses = self._same_losses or options.get("same_losses") is True
         self._ledger.check(shared([each.config for each in asked]), self._swept, options.get("on_change") == "new")
         jobs = [self._known(each) for each in asked]
         refusals = [found for found in (self._check(job) for job in jobs) if found is not None]
@@ -173,11 +180,12 @@ class Sweep:
     def _known(self, asked: Asked) -> Job:
         """The job with its place in the ledger, the old one if it has one."""
         identity = identity_of(asked.config)
-        entry = self._ledger.entry(identity)
+        entry = self._ledger.entry(identity, asked.repeat)
         if entry is None:
             number = self._ledger.next_number
             overrides = [masked_override(override) for override in asked.overrides]
-            entry = self._ledger.add(identity, overrides, self._subfolder(asked, number))
+            entry = self._ledger.add(identity, overrides, self._subfolder(asked, number), asked.repeat)
+        entry.warms_up = asked.turn == "warm-up"
         return Job(asked, entry)
 
     def _subfolder(self, asked: Asked, number: int) -> str:
@@ -245,7 +253,8 @@ class Sweep:
         assert job.plan is not None
         stop, number = JobStop(self._stop), job.entry.number
         display = Display(sys.stdout) if job.plan.debug.inline else JobDisplay(sys.stdout, number)
-        display.line(" ".join(job.asked.shown(self._ledger.swept)) or "as it is configured")
+        turn = f" ({job.asked.turn})" if job.asked.turn else ""
+        display.line((" ".join(job.asked.shown(self._ledger.swept)) or "as it is configured") + turn)
 
         def heard(event: Event) -> None:
             if event["event"] == "ready":
@@ -278,14 +287,17 @@ class Sweep:
             if status != "RUNNING" and self._tell is not None:
                 self._report()
 
-    def _returned(self, job: Job) -> JobReturn:
-        told = Told.of(self._folder / job.entry.folder)
-        name = (job.asked.config.get("sweep") or {}).get("metric") or "val/loss"
+    def _returned(self, repeats: Sequence[Job]) -> JobReturn:
+        """What a sweeper is told of a job."""
+        job = repeats[0]
+        told = [Told.of(self._folder / each.entry.folder) for each in repeats]
+        name = job.asked.options.get("metric") or "val/loss"
+        values = [each.last.get(name, math.nan) if each.status == "FINISHED" else math.nan for each in told]
         returned = JobReturn()
         returned.overrides = job.asked.overrides
         returned.cfg, returned.hydra_cfg = job.asked.task, OmegaConf.masked_copy(job.asked.hydra, ["hydra"])
         returned.working_dir, returned.task_name = str(Path.cwd()), "scaleflow"
-        returned.return_value = told.last.get(name, math.nan) if told.status == "FINISHED" else math.nan
+        returned.return_value = math.nan if any(map(math.isnan, values)) else statistics.median(values)
         returned.status = JobStatus.COMPLETED
         return returned
 
@@ -337,7 +349,8 @@ class Sweep:
         return report
 
     def _of(self, entries: Sequence[Entry]) -> Report:
-        return Report([(entry, Told.of(self._folder / entry.folder)) for entry in entries], self._ledger.swept)
+        jobs = [(entry, Told.of(self._folder / entry.folder)) for entry in entries]
+        return Report(jobs, self._ledger.swept, self._same_losses)
 
     def end(self) -> int:
         """Ends the sweep: its report, its run's status; gives the exit code."""
@@ -349,26 +362,30 @@ class Sweep:
     def _ended(self) -> int:
         if not self._jobs:
             return REFUSED
-        code = self._code()
         if self._tell is None or self._recorder is None:  # nothing was to be done, or nothing could
-            self._show(self._of([job.entry for job in self._jobs]))
+            report = self._of([job.entry for job in self._jobs])
+            self._show(report)
             is_recorded = self._mend()
         else:
-            self._show(self._said_to_end(code))
+            report = self._said_to_end()
+            self._show(report)
             is_recorded = self._conclude(self._recorder)
         if is_recorded:  # of those that need nothing else, what the command that ran them could not record
             all(mend(self._folder / job.entry.folder) for job in self._jobs if job.plan is None and job.is_through)
-        return code
+        return self._code(report)
 
-    def _said_to_end(self, code: int) -> Report:
+    def _said_to_end(self) -> Report:
         """Writes the last words of the sweep's own run."""
         assert self._tell is not None
         report = self._report()
+        code = self._code(report)
         for path in report.draw(self._folder):
             self._tell("artifact", path=str(path), folder="plots")
         status = "KILLED" if self._stop.is_set() else "FINISHED" if code == FINISHED else "FAILED"
         bad = self._left()
         error = {"error": f"{len(bad)} of {len(self._jobs)} jobs did not finish"} if bad else {}
+        if report.differences and not bad:
+            error = {"error": f"the first losses differ: {report.differences[0]}"}
         self._tell("end", status=status, **error)
         self._tell.close()
         return report
@@ -384,7 +401,7 @@ class Sweep:
             return False
         if not told.status:
             self._tell = Writer(self._folder / EVENTS)
-            self._said_to_end(self._code())
+            self._said_to_end()
         self._open.close()  # whoever repairs it claims the folder
         return mend(self._folder)
 
@@ -395,6 +412,8 @@ class Sweep:
     def _show(self, report: Report) -> None:
         report.show(sys.stdout)
         display = Display(sys.stdout)
+        for difference in report.differences:
+            display.error(f"the first losses differ: {difference}")
         done = sum(job.entry.status == "FINISHED" for job in self._jobs)
         rows = [("jobs", f"{done} of {len(self._jobs)} FINISHED in {duration(time.time() - self._began)}")]
         rows += [("output", os.path.relpath(self._folder))]
@@ -417,11 +436,13 @@ class Sweep:
             display.summary(where)
         return is_recorded
 
-    def _code(self) -> int:
+    def _code(self, report: Report) -> int:
         if self._stop.is_set():
             return 128 + (self._stop.signal or signal.SIGTERM)
         statuses = {job.entry.status for job in self._jobs} - {"PRUNED"}
-        return FINISHED if statuses <= {"FINISHED"} else REFUSED if statuses == {"REFUSED"} else FAILED
+        if statuses <= {"FINISHED"} and not report.differences:
+            return FINISHED
+        return REFUSED if statuses == {"REFUSED"} else FAILED
 
 
 def write_config(folder: Path, config: DictConfig) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scaleflow.sweep.told import Told
+from scaleflow.sweep.repeats import Repeats
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MOST_SHOWN = 40
 LONGEST_LABEL = 48
 
-Labelled = Sequence[tuple[str, Told]]
+Labelled = Sequence[tuple[str, Repeats]]
 
 
 def draw(report: Report, jobs: Labelled, folder: Path) -> list[Path]:
@@ -37,13 +37,16 @@ def draw(report: Report, jobs: Labelled, folder: Path) -> list[Path]:
 
 
 def throughput(jobs: Labelled) -> Figure | None:
-    """Examples a second of each job, as bars."""
-    rated = [(label, told.rate) for label, told in jobs if told.rate]
+    """Examples a second of each job, as bars; of repeats the median, with a line from the least to the most."""
+    rated = [(label, told.rate, told.rates) for label, told in jobs if told.rate]
     if not rated:
         return None
+    below = [rate - min(rates) for _, rate, rates in rated]
+    above = [max(rates) - rate for _, rate, rates in rated]
+    spread = [below, above] if any((*below, *above)) else None
     figure = blank(8.0, 1.2 + 0.4 * len(rated))
     axes = figure.add_subplot()
-    bars = axes.barh([short(label) for label, _ in rated], [rate for _, rate in rated])
+    bars = axes.barh([short(label) for label, *_ in rated], [rate for _, rate, _ in rated], xerr=spread, capsize=3)
     axes.bar_label(bars, fmt="{:,.0f}", padding=3)
     axes.invert_yaxis()
     axes.margins(x=0.15)

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from scaleflow.sweep.ledger import Entry, is_under
+from scaleflow.sweep.losses import FirstLosses
+from scaleflow.sweep.repeats import Repeats, repeats
 from scaleflow.sweep.told import Told
 
 if TYPE_CHECKING:
@@ -38,61 +40,82 @@ MEASURED = {
     "device MB": "perf/peak_device_mb",
 }
 
+#: Columns of words.
+WORDS = ("status", "first losses")
+
+#: Columns that a terminal has no room for.
+HIDDEN = ("run", "reason", "host MB", "device MB", "replicas")
+
 #: Further metrics of a job's results that a terminal has no room for.
 MOST_RESULTS = 4
 
 
 class Report:
-    """The jobs that there are, side by side.
+    """The jobs that there are, side by side; repeats of one are a row, with their medians.
 
     Args:
         jobs: each with what its folder tells.
         swept: the keys and groups that vary.
+        same_losses: whether those that do the same work have to begin with the same losses.
+
+    Attributes:
+        differences: a line for each job that does not.
+        reason: why there is no efficiency.
     """
 
-    def __init__(self, jobs: Sequence[tuple[Entry, Told]], swept: Sequence[str]) -> None:
-        self._jobs = list(jobs)
+    def __init__(self, jobs: Sequence[tuple[Entry, Told]], swept: Sequence[str], same_losses: bool = False) -> None:
+        self._jobs = repeats(jobs)
         self._choices = columns_of([told for _, told in jobs], swept)
         self._swept = swept
+        self._are_repeated = any(len(each.jobs) > 1 for each in self._jobs)
+        self._losses = FirstLosses(jobs, lambda entry: label(entry, swept)) if same_losses else None
+        self.differences = self._losses.differences if self._losses else []
         self._base, self.reason = self._one_replica()
-        self.rows = [self._row(entry, told) for entry, told in jobs]
+        self.rows = [self._row(each) for each in self._jobs]
         self.columns = [key for key in dict.fromkeys(k for row in self.rows for k in row) if self._has(key)]
 
     def _has(self, column: str) -> bool:
         """Whether a column says anything; the efficiency is there to say why it can't be told."""
         return column == "efficiency" or any(row.get(column) is not None for row in self.rows)
 
-    def _row(self, entry: Entry, told: Told) -> dict[str, Cell]:
-        row: dict[str, Cell] = {"job": entry.number}
-        row |= {key: told.params.get(key, typed(entry, key)) for key in self._choices}
-        row["status"] = entry.status
-        row |= dict(list(told.results.items())[:MOST_RESULTS])
+    def _row(self, jobs: Repeats) -> dict[str, Cell]:
+        numbers = [entry.number for entry, _ in jobs.jobs]
+        row: dict[str, Cell] = {"job": numbers[0] if len(numbers) == 1 else " ".join(map(str, numbers))}
+        row |= {key: jobs.params.get(key, typed(jobs.entry, key)) for key in self._choices}
+        row["status"] = jobs.status
+        if self._losses is not None:
+            row["first losses"] = self._losses.of([entry for entry, _ in jobs.jobs])
+        row |= dict(list(jobs.results.items())[:MOST_RESULTS])
+        last = jobs.last
         for column, key in MEASURED.items():
-            row[column] = told.rate if column == "examples/s" else told.last.get(key)
-        row["replicas"] = int(replicas) if (replicas := told.params.get("resolved.replicas")) else None
-        row["efficiency"] = self._efficiency(told)
-        row["run"] = told.run_id
-        row["reason"] = entry.reason or None
+            row[column] = jobs.rate if column == "examples/s" else last.get(key)
+            if column == "examples/s" and self._are_repeated:
+                row |= {"least": min(jobs.rates, default=None), "most": max(jobs.rates, default=None)}
+                row["counted"] = len(jobs.rates)
+        row["replicas"] = int(replicas) if (replicas := jobs.params.get("resolved.replicas")) else None
+        row["efficiency"] = self._efficiency(jobs)
+        row["run"] = jobs.runs
+        row["reason"] = jobs.reason
         return row
 
     def _one_replica(self) -> tuple[dict[tuple[str, ...], float], str]:
         """The examples a second of the jobs with one replica, by what else they do; and why there are none."""
         found: dict[tuple[str, ...], float] = {}
-        for _, told in self._jobs:
-            if told.params.get("resolved.replicas") == "1" and told.rate and told.status == "FINISHED":
-                key = self._work(told)
-                found[key] = max(told.rate, found.get(key, 0.0))
+        for jobs in self._jobs:
+            if jobs.params.get("resolved.replicas") == "1" and jobs.rate and jobs.is_finished:
+                key = self._work(jobs)
+                found[key] = max(jobs.rate, found.get(key, 0.0))
         return found, "" if found else "no finished job of the sweep has one replica"
 
-    def _work(self, told: Told) -> tuple[str, ...]:
+    def _work(self, jobs: Repeats) -> tuple[str, ...]:
         """What a job does, but for the hardware that it does it on."""
-        return tuple(told.params.get(key, "") for key in self._choices if not is_under(key, OF_SCALE))
+        return tuple(jobs.params.get(key, "") for key in self._choices if not is_under(key, OF_SCALE))
 
-    def _efficiency(self, told: Told) -> float | None:
-        """Its examples a second for each replica, over those of the same work on one."""
-        one = self._base.get(self._work(told))
-        replicas = told.params.get("resolved.replicas")
-        return told.rate / (int(replicas) * one) if told.rate and replicas and one else None
+    def _efficiency(self, jobs: Repeats) -> float | None:
+        """Their examples a second for each replica, over those of the same work on one."""
+        one = self._base.get(self._work(jobs))
+        replicas = jobs.params.get("resolved.replicas")
+        return jobs.rate / (int(replicas) * one) if jobs.rate and replicas and one else None
 
     # -----------------------------------------------------------------------------------------
     # Its forms
@@ -109,7 +132,7 @@ class Report:
         """Draws the pictures; gives the files."""
         from scaleflow.sweep.picture import draw
 
-        return draw(self, [(label(entry, self._swept), told) for entry, told in self._jobs], folder)
+        return draw(self, [(label(jobs.entry, self._swept), jobs) for jobs in self._jobs], folder)
 
     def tags(self) -> Mapping[str, str]:
         """What makes MLflow's UI show the table."""
@@ -123,11 +146,15 @@ class Report:
     def markdown(self) -> str:
         head = [f"| {' | '.join(self.columns)} |", f"|{'---|' * len(self.columns)}"]
         rows = [f"| {' | '.join(escaped(shown(row.get(key), key)) for key in self.columns)} |" for row in self.rows]
-        note = ["", f"efficiency: examples/s of a replica, over those of one alone{self._why()}"]
+        note = ["", *self._notes(), *(f"THE FIRST LOSSES DIFFER: {line}" for line in self.differences)]
         return "\n".join([*head, *rows, *note]) + "\n"
 
-    def _why(self) -> str:
-        return f"; blank: {self.reason}" if self.reason else ""
+    def _notes(self) -> list[str]:
+        blank = f"; blank: {self.reason}" if self.reason else ""
+        notes = [f"efficiency: examples/s of a replica, over those of one alone{blank}"]
+        if self._are_repeated:
+            notes.append("of repeats that count: medians, and the least and the most examples/s")
+        return notes
 
     def csv(self) -> str:
         text = io.StringIO()
@@ -148,15 +175,19 @@ class Report:
         from rich.table import Table
 
         console = Console(file=stream, highlight=False, width=None if stream.isatty() else 200)
-        columns = [key for key in self.columns if key not in ("run", "reason", "host MB", "device MB", "replicas")]
+        columns = [key for key in self.columns if key not in HIDDEN]
         table = Table(box=None, pad_edge=False)
         for key in columns:
-            table.add_column(key, justify="left" if key in (*self._choices, "status") else "right", overflow="fold")
+            table.add_column(key, justify="left" if key in (*self._choices, *WORDS) else "right", overflow="fold")
         for row in self.rows:
-            table.add_row(*(shown(row.get(key), key) for key in columns))
+            table.add_row(*(shown(row.get(key), key) for key in columns), style="bold red" if is_wrong(row) else None)
         console.print(table)
         if self.reason and len(self.rows) > 1:
             console.print(f"efficiency: {self.reason}")
+
+
+def is_wrong(row: Mapping[str, Cell]) -> bool:
+    return row.get("first losses") == "DIFFER"
 
 
 def columns_of(jobs: Sequence[Told], swept: Sequence[str]) -> list[str]:

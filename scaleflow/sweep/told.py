@@ -26,6 +26,7 @@ class Told:
         params: as they were recorded.
         last: each metric's last value.
         curves: of each metric the (step, value) pairs.
+        epoch_steps: the steps of the first epoch; None where it has not ended.
         run_id: in the store; None where it is not recorded.
     """
 
@@ -35,6 +36,7 @@ class Told:
     params: Mapping[str, str] = field(default_factory=dict)
     last: dict[str, float] = field(default_factory=dict)
     curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    epoch_steps: int | None = None
     run_id: str | None = None
 
     @classmethod
@@ -56,6 +58,9 @@ class Told:
         self.last.update(event["values"])
         for key, value in event["values"].items():
             self.curves.setdefault(key, []).append((event["step"], value))
+
+    def _epoch(self, event: Mapping[str, Any]) -> None:
+        self.epoch_steps = self.epoch_steps or event["step"]
 
     def _end(self, event: Mapping[str, Any]) -> None:
         self.status, self.error = event["status"], event.get("error", "")

@@ -66,6 +66,11 @@ class Evaluation:
             tracer.took(done)
             tracer.tell(None)
 
+    @property
+    def traces(self) -> int:
+        """How often it was traced, for tests: once for each feed."""
+        return sum(f.experimental_get_tracing_count() for f in self._functions.values())
+
     def confusion(self, feed: Feed) -> np.ndarray[Any, Any] | None:
         """Of a split's last evaluation: how many examples of each class (row) were taken for each (column).
 

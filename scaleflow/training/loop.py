@@ -169,8 +169,9 @@ class Loop:
 
     @property
     def traces(self) -> int:
-        """How often the training functions were traced, for tests: once for each feed."""
-        return sum(f.experimental_get_tracing_count() for f in self._functions.values())
+        """How often training and evaluation were traced, for tests: each once for each feed."""
+        of_training: int = sum(f.experimental_get_tracing_count() for f in self._functions.values())
+        return of_training + self._evaluation.traces
 
     def _take(self, feed: Feed, opened: Any, epoch: int, first: int, steps: int) -> tuple[np.ndarray[Any, Any], int]:
         """Takes steps; gives the sums over their examples, and the first step whose loss was bad."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -103,10 +104,23 @@ def test_a_recipe_of_several_processes_runs(command: Command, recipe: str) -> No
 
 
 @pytest.mark.slow
-def test_a_recipe_that_is_a_sweep_runs_each_of_its_jobs(command: Command) -> None:
-    ended = command("experiment=mixed_vs_float32", *SHORT, "dataset.examples=100")
+def test_strategies_are_benchmarked_in_turn_and_begin_with_the_same_losses(command: Command) -> None:
+    fewer = ("strategy=one_device,mirrored", "sweep.repeat=2", "sweep.warm_up=0", "training.epochs=2")
+    words = ("training.max_steps=6", "training.steps_per_loop=1", "dataset.examples=200", "tracking=none")
+    ended = command("-m", "experiment=strategy_benchmark", *words, *fewer, "training.global_batch_size=48")
     assert ended.returncode == 0, ended.stderr
-    assert len(re.findall(r"^#\d+ FINISHED in", ended.stdout, re.M)) == SWEEPS["mixed_vs_float32"]
+    assert re.findall(r"^#\d+ (strategy=.*)$", ended.stdout, re.M) == [
+        f"strategy={strategy} (repeat {repeat})" for repeat in (1, 2) for strategy in ("one_device", "mirrored")
+    ]
+    (table,) = command.folder.rglob("report.csv")
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    assert [(row["strategy"], row["counted"], row["first losses"]) for row in rows] == [
+        ("one_device", "2", "same"),
+        ("mirrored", "2", "same"),
+    ]
+    for row in rows:
+        assert float(row["least"]) <= float(row["examples/s"]) <= float(row["most"])
+    assert (table.parent / "throughput.png").exists()
 
 
 @pytest.mark.parametrize("recipe", SWEEPS)

@@ -109,7 +109,7 @@ def test_sent_again_what_was_not_recorded_is(
 ) -> None:
     from mlflow import MlflowClient
 
-    def die(sweep: life.Sweep, code: int) -> None:
+    def die(sweep: life.Sweep) -> None:
         assert sweep._recorder is not None
         wait_for(lambda: sweep._recorder.recorded > 0)  # type: ignore[union-attr]
         sweep._recorder.stop()
@@ -235,6 +235,111 @@ def test_a_run_is_named_by_what_varies_before_the_rest(plan: Callable[..., Plan]
     named = plan("tracking.run_name=mine")
     assert [name_of(named, resolved, label) for label in ("", "units=8")] == ["mine", "mine units=8"]
     assert in_few_words("model.units=8", {"units": 2}) == "model.units=8"
+
+
+REPEATED = ("training.epochs=1,2", "sweep.repeat=3", "sweep.warm_up=1")
+
+
+def rates_in_turn(*rates: float) -> Any:
+    """Measures these, job by job."""
+    left = iter(rates)
+    return lambda plan: {"test/loss": 1.0, "perf/examples_per_second": next(left)}
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    table = json.loads((folder / "s" / "report.json").read_text())
+    return [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+
+
+def test_repeats_alternate_and_the_report_has_their_medians(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = rates_in_turn(1, 1, 20, 50, 10, 70, 40, 60)
+    fake = sweep(monkeypatch, *REPEATED, measured=measured)
+    assert [plan.training.epochs for plan in fake.plans] == [1, 2] * 4
+    assert [path.name for path in fake.folders] == [*"01234567"]
+    assert [within.label for within in fake.withins] == [
+        f"training.epochs={epochs} {turn}"
+        for turn in ("warm-up", "repeat 1", "repeat 2", "repeat 3")
+        for epochs in (1, 2)
+    ]
+    rows = rows_of(folder)
+    assert [(row["job"], row["counted"]) for row in rows] == [("0 2 4 6", 3), ("1 3 5 7", 3)]
+    assert [(row["examples/s"], row["least"], row["most"]) for row in rows] == [(20, 10, 40), (60, 50, 70)]
+    assert [row["status"] for row in rows] == ["FINISHED"] * 2
+    assert (folder / "s" / "throughput.png").exists()
+    assert "#0 training.epochs=1 (warm-up)" in capsys.readouterr().out
+
+
+def test_repeats_are_jobs_of_their_own_when_the_sweep_is_sent_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = sweep(monkeypatch, "training.epochs=1,2", "sweep.repeat=2", statuses=["FINISHED", "FINISHED", "FAILED"])
+    assert first.code == 1  # type: ignore[attr-defined]
+    assert [row["status"] for row in rows_of(folder)] == ["1 FINISHED, 1 FAILED", "FINISHED"]
+    again = sweep(monkeypatch, "training.epochs=1,2", "sweep.repeat=3")
+    assert again.code == 0  # type: ignore[attr-defined]
+    assert [(path.name, life) for path, life in zip(again.folders, again.lives, strict=True)] == [
+        ("2", 1),
+        ("4", 0),
+        ("5", 0),
+    ]
+    assert [row["job"] for row in rows_of(folder)] == ["0 2 4", "1 3 5"]
+
+
+def test_a_sweeper_is_told_the_median_of_repeats(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    returned: list[Any] = []
+    ran = life.Sweep.launch
+    monkeypatch.setattr(life.Sweep, "launch", lambda *args: returned.extend(ran(*args)) or returned)
+    losses = iter([3.0, 9.0, 1.0, 9.0, 2.0, 9.0])
+    ends = ["FINISHED", "FAILED"]
+    words = ("training.epochs=1,2", "sweep.repeat=3")
+    sweep(monkeypatch, *words, statuses=ends, measured=lambda plan: {"val/loss": next(losses)})
+    assert [job.return_value for job in returned] == [2.0, pytest.approx(float("nan"), nan_ok=True)]
+
+
+@pytest.mark.parametrize("word", ["sweep.repeat=0", "sweep.repeat=many", "sweep.warm_up=-1", "sweep=5"])
+def test_repeats_that_make_no_sense_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep(monkeypatch, "training.epochs=1,2", word).code == 2  # type: ignore[attr-defined]
+    assert f"{word}: expected" in capsys.readouterr().err
+    assert not (folder / "s").exists()
+
+
+@pytest.mark.parametrize("word", ["sweep.repeat=2", "sweep.same_losses=true"])
+def test_one_run_is_not_repeated(folder: Path, word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tracking=none", word]) == 2
+    assert f"{word}: this is one run" in capsys.readouterr().err
+
+
+def losing(*losses: float) -> Any:
+    left = iter(losses)
+    return lambda plan: {"train/loss": next(left)}
+
+
+STRATEGIES = ("strategy=one_device,mirrored", "hardware.logical_devices=2", "sweep.same_losses=true")
+
+
+def test_first_losses_that_differ_are_named_and_stay_wrong_when_the_sweep_is_sent_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = "#1 strategy=mirrored has a loss of 2.1 at step 1, more than 0.001 from the 2 of #0 strategy=one_device"
+    for _ in range(2):
+        fake = sweep(monkeypatch, *STRATEGIES, measured=losing(2.0, 2.1))
+        assert fake.code == 1  # type: ignore[attr-defined]
+        told = capsys.readouterr()
+        assert f"the first losses differ: {line}" in told.err
+        assert "DIFFER" in told.out
+    assert f"THE FIRST LOSSES DIFFER: {line}" in (folder / "s" / "report.md").read_text()
+    end = json.loads((folder / "s" / "events.jsonl").read_text().splitlines()[-1])
+    assert (end["status"], end["error"]) == ("FAILED", f"the first losses differ: {line}")
+
+
+def test_losses_are_not_compared_where_nothing_does_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = sweep(monkeypatch, "training.epochs=1,2", "sweep.same_losses=true", measured=losing(2.0, 3.0))
+    assert fake.code == 0  # type: ignore[attr-defined]
+    assert [row["first losses"] for row in rows_of(folder)] == ["not compared"] * 2
 
 
 def test_efficiency_is_blank_with_its_reason_where_no_job_has_one_replica(

@@ -107,13 +107,16 @@ def test_an_update_is_the_mean_over_the_examples_that_are_there(
 
 
 def traces(replicas: int) -> list[int]:
-    """How often the step was traced, fed from memory and from a stream."""
+    """How often the step and the evaluation were traced together, fed from memory and from a stream."""
+    from scaleflow import dataset
+
     strategy = spread_over(replicas)
     found = []
     for examples in both_forms(29):
         parts = assemble(strategy, examples, "classification", 3, dense, batch_size=2, accumulate=2 // replicas)
         feed, loop = parts.feed, parts.loop
-        loop.trace(feed)
+        validation = dataset.feed(examples, Batching(2, 1, replicas), strategy, None)
+        loop.trace(feed, validation)
         for epoch in range(3):
             opened, first = feed.open(epoch, 0), 0
             loop.start_epoch()
@@ -121,13 +124,14 @@ def traces(replicas: int) -> list[int]:
                 loop.train(feed, opened, epoch, first, steps, epoch * 8 + first)
                 first += steps
             assert first == feed.batching.steps(29)
+            loop.evaluate(validation)
         found.append(loop.traces)
     return found
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_the_step_is_traced_once(isolated: Callable[..., Any], replicas: int) -> None:
-    assert isolated(traces, replicas) == [1, 1]
+def test_nothing_is_traced_again_behind_the_first_stretch(isolated: Callable[..., Any], replicas: int) -> None:
+    assert isolated(traces, replicas) == [2, 2]
 
 
 def stream_and_arrays(replicas: int, accumulate: int) -> list[tuple[Course, dict[str, float]]]:
