@@ -259,7 +259,7 @@ def test_repeats_alternate_and_the_report_has_their_medians(
     assert [plan.training.epochs for plan in fake.plans] == [1, 2] * 4
     assert [path.name for path in fake.folders] == [*"01234567"]
     assert [within.label for within in fake.withins] == [
-        f"training.epochs={epochs} {turn}"
+        f"epochs={epochs} {turn}"
         for turn in ("warm-up", "repeat 1", "repeat 2", "repeat 3")
         for epochs in (1, 2)
     ]
