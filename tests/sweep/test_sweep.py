@@ -259,9 +259,7 @@ def test_repeats_alternate_and_the_report_has_their_medians(
     assert [plan.training.epochs for plan in fake.plans] == [1, 2] * 4
     assert [path.name for path in fake.folders] == [*"01234567"]
     assert [within.label for within in fake.withins] == [
-        f"epochs={epochs} {turn}"
-        for turn in ("warm-up", "repeat 1", "repeat 2", "repeat 3")
-        for epochs in (1, 2)
+        f"epochs={epochs} {turn}" for turn in ("warm-up", "repeat 1", "repeat 2", "repeat 3") for epochs in (1, 2)
     ]
     rows = rows_of(folder)
     assert [(row["job"], row["counted"]) for row in rows] == [("0 2 4 6", 3), ("1 3 5 7", 3)]
