@@ -83,6 +83,11 @@ def check_overrides(words: Sequence[str]) -> None:
                 raise unknown_key(key, [*known, *groups])
 
 
+def key_of(override: str) -> str:
+    """The key, or the group, that a word sets: of one that may not be whole, so that it is not parsed."""
+    return override.lstrip("+~").partition("=")[0]
+
+
 def parsed(words: Sequence[str]) -> list[Override]:
     """The overrides among a command's words.
 

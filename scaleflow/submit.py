@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from scaleflow.cluster import slurm
 from scaleflow.errors import Refusal
+from scaleflow.explain import key_of
 from scaleflow.interfaces import Plan
 from scaleflow.masking import masked_override
 
@@ -38,7 +39,3 @@ def submission(plan: Plan, words: Sequence[str]) -> str:
     several = plan.strategy.name in ("multi_worker", "parameter_server")
     tasks = servers + (plan.cluster.workers or (2 if several else 1))
     return slurm.script(" ".join(filter(None, ("scaleflow", plan.tracking.run_name))), tasks, command, folder)
-
-
-def key_of(word: str) -> str:
-    return word.lstrip("+~").partition("=")[0]

@@ -130,8 +130,12 @@ class Command:
         return [sys.executable, "-m", "scaleflow", *words]
 
     def __call__(self, *words: str, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
+        return self.python("-m", "scaleflow", *words, timeout=timeout, **environment)
+
+    def python(self, *words: str, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Another module, or a script."""
         return subprocess.run(
-            self.arguments(*words),
+            [sys.executable, *words],
             cwd=self.folder,
             env={**self.environment, **environment},
             capture_output=True,

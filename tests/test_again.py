@@ -7,7 +7,6 @@ import importlib
 import io
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -211,16 +210,7 @@ def test_a_model_takes_raw_rows_and_several_replicas_count_each_once(
 
 
 def run_module(folder: Path, module: str, *words: str) -> subprocess.CompletedProcess[str]:
-    command = Command(folder)
-    return subprocess.run(
-        [sys.executable, "-m", module, *words],
-        cwd=folder,
-        env=command.environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return Command(folder).python("-m", module, *words)
 
 
 UNKNOWN = "0123456789abcdef0123456789abcdef"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -52,15 +50,7 @@ def test_a_script_without_a_guard_trains_and_gets_the_result(command: Command) -
         "from scaleflow.model import mlp\n\n\ndef build(inputs, outputs):\n    return mlp.build(inputs, outputs, [8])\n"
     )
     (own / "train.py").write_text(SCRIPT.replace("{conf}", str(own / "conf")))
-    ended = subprocess.run(
-        [sys.executable, "scripts/train.py"],
-        cwd=command.folder,
-        env=command.environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    ended = command.python("scripts/train.py")
     assert ended.returncode == 0, ended.stderr + ended.stdout
     refused, run_id, status, folder, metrics = json.loads(ended.stdout.splitlines()[-1])
     assert refused == "training.epochs=0: expected an integer, at least 1"

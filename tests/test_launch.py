@@ -9,14 +9,17 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from scaleflow.launch import died, reason
+from scaleflow.interfaces import Plan
+from scaleflow.launch import died, discard, reason
 from scaleflow.process import Reason
+from scaleflow.worker import Job
 from tests.conftest import Command
 
 #: A run that would go on for minutes, with an epoch a second or so.
@@ -269,3 +272,20 @@ def test_two_commands_at_once_share_a_new_store(command: Command) -> None:
     runs = client.search_runs([client.get_experiment_by_name("scaleflow").experiment_id])
     assert [r.info.status for r in runs] == ["FINISHED"] * 2
     assert {r.data.params["seed"] for r in runs} == {"0", "1"}
+
+
+def test_a_command_that_does_not_record_takes_away_only_its_own(
+    plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Machines may share a folder."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    theirs = ["config.yaml", "events.jsonl", "record.json", "worker-0.log"]
+    for name in ("events-worker-1.jsonl", "worker-1.log", *theirs):
+        (folder / name).touch()
+    job = Job(plan("strategy=multi_worker", "tracking=none"), folder, 0.0, worker=1)
+    discard(job)
+    assert sorted(path.name for path in folder.iterdir()) == theirs
+    discard(replace(job, worker=0))
+    assert not folder.exists()

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -94,8 +95,13 @@ def test_a_server_that_is_killed_is_followed_by_another_where_restarts_are_allow
 @pytest.mark.slow
 def test_a_launcher_that_is_killed_leaves_no_server(command: Command) -> None:
     long = LongRun(command, "tracking=none", **{SERVER: ""}).until("epoch")
-    forker = long.worker().parent()
+    worker = long.worker()
+    forker = worker.parent()
     assert forker is not None
+    forker.terminate()  # as an engine does to every process: it is the launcher's to decide
+    time.sleep(0.5)
+    assert forker.is_running()
+    assert worker.is_running()
     long.launcher.kill()
     long.launcher.wait()
     wait_for(lambda: not forker.is_running())

@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from scaleflow.composed import resolved, typed
 from scaleflow.errors import Refusal
-from scaleflow.explain import in_a_line
+from scaleflow.explain import in_a_line, key_of
 from scaleflow.interfaces import Plan
 from scaleflow.masking import masked_override
 from scaleflow.plan import make_plan
@@ -168,7 +168,3 @@ def in_few_words(override: str, last: Mapping[str, int]) -> str:
         return value
     word = key_of(key).rpartition(".")[2]
     return f"{word if last[word] <= 1 else key}={value}"
-
-
-def key_of(override: str) -> str:
-    return override.lstrip("+~").partition("=")[0]

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from scaleflow.explain import key_of
 from scaleflow.sweep.ledger import Entry, is_under
 from scaleflow.sweep.losses import FirstLosses
 from scaleflow.sweep.repeats import Repeats, repeats
@@ -206,13 +207,13 @@ def varying(jobs: Sequence[Told], wanted: Callable[[str], bool]) -> list[str]:
 
 def typed(entry: Entry, key: str) -> str | None:
     """The value that a job's overrides give a key: for one that never was ready."""
-    found = [o.partition("=")[2] for o in entry.overrides if o.lstrip("+").partition("=")[0] == key]
+    found = [o.partition("=")[2] for o in entry.overrides if key_of(o) == key]
     return found[-1] if found else None
 
 
 def label(entry: Entry, swept: Sequence[str]) -> str:
     """A job in a picture."""
-    words = [o for o in entry.overrides if is_under(o.lstrip("+").partition("=")[0], swept)]
+    words = [o for o in entry.overrides if is_under(key_of(o), swept)]
     return " ".join(words) or f"job {entry.number}"
 
 

@@ -192,11 +192,20 @@ def log_evaluation(
             for path in filter(None, (draw_confusion(table, name), table)):
                 tracker.artifact(path, f"evaluate/{name}")
     for profile in profiles:
-        now = int(time.time() * 1000)
-        found = {allowed(f"evaluate/{name}/{key}"): value for key, value in profile.values.items()}
-        tracker.batch([Metric(key, value, now, past.steps, model_id=past.model_id) for key, value in found.items()])
-        values |= found
-        for path, folder in profile.files:
-            tracker.artifact(path, f"evaluate/{name}/{folder}")
+        values |= log_profile(tracker, past, name, profile)
     tracker.tags({f"scaleflow.evaluate.{name}": tag})
+    return values
+
+
+def log_profile(tracker: MlflowTracker, past: Past, name: str, profile: Profile) -> dict[str, float]:
+    """Puts a profile of an evaluation beside its metrics; gives its own, by the names that they have there."""
+    from mlflow.entities import Metric
+
+    from scaleflow.tracking.names import allowed
+
+    now = int(time.time() * 1000)
+    values = {allowed(f"evaluate/{name}/{key}"): value for key, value in profile.values.items()}
+    tracker.batch([Metric(key, value, now, past.steps, model_id=past.model_id) for key, value in values.items()])
+    for path, folder in profile.files:
+        tracker.artifact(path, f"evaluate/{name}/{folder}")
     return values

@@ -132,6 +132,8 @@ def test_a_step_of_two_tasks_is_one_run_that_learns_as_two_local_workers_do(
     assert local.returncode == 0, local.stderr
     found = [only_run(command.folder) for command in (here, there)]
     assert [run.info.status for run in found] == ["FINISHED"] * 2
+    state = json.loads((there.folder / "run" / "record.json").read_text())  # the folder is both tasks'
+    assert (state["run_id"], state["done"]) == (found[1].info.run_id, True)
     for key in ("train/loss", "val/loss", "test/loss"):
         assert found[0].data.metrics[key] == pytest.approx(found[1].data.metrics[key], rel=1e-6)
 

@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -69,15 +68,7 @@ def test_a_sweep_is_a_parent_with_a_child_to_each_job(command: Command) -> None:
     losses = [float(row["test/loss"]) for row in rows]
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)  # the same batches
 
-    rerun = subprocess.run(
-        [sys.executable, "-m", "scaleflow.rerun", parent.info.run_id],
-        cwd=command.folder,
-        env=command.environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    rerun = command.python("-m", "scaleflow.rerun", parent.info.run_id)
     assert rerun.returncode == 2
     assert "that run is a sweep's; name the run of one of its jobs" in rerun.stderr
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -71,15 +70,7 @@ def steps_reported(command: Command, key: str) -> list[int]:
 
 
 def sync(command: Command, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "scaleflow.sync", *words],
-        cwd=command.folder,
-        env=command.environment,
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
+    return command.python("-m", "scaleflow.sync", *words)
 
 
 def test_through_delays_resets_and_errors_everything_comes_once(
