@@ -122,15 +122,17 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Command:
     """`python -m scaleflow ...` in a folder of the test's."""
 
+    module = "scaleflow"
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.environment = {**clean_environment(), SERVER: server()}
 
     def arguments(self, *words: str) -> list[str]:
-        return [sys.executable, "-m", "scaleflow", *words]
+        return [sys.executable, "-m", self.module, *words]
 
     def __call__(self, *words: str, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
-        return self.python("-m", "scaleflow", *words, timeout=timeout, **environment)
+        return self.python("-m", self.module, *words, timeout=timeout, **environment)
 
     def python(self, *words: str, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
         """Another module, or a script."""

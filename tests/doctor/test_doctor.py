@@ -32,8 +32,7 @@ TWO_WORKERS = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker"
 class Doctor(Command):
     """`python -m scaleflow.doctor ...` in a folder of the test's."""
 
-    def arguments(self, *words: str) -> list[str]:
-        return [sys.executable, "-m", "scaleflow.doctor", *words]
+    module = "scaleflow.doctor"
 
     def report(self, **environment: str) -> dict[str, Any]:
         """What `--json` prints, and nothing else."""
