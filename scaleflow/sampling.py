@@ -43,14 +43,23 @@ class Sampled(Protocol):
     def pid(self) -> int: ...
 
 
+#: What gives the values of now, once it has begun to look.
+Measuring = Callable[[], Callable[[], Values]]
+
+
+def machine_of(job: Job, processes: Sequence[Sampled]) -> Measuring:
+    """This machine, and the run's processes on it."""
+    return lambda: Machine(job.folder, processes).measure
+
+
 @contextlib.contextmanager
-def sampled(job: Job, processes: Sequence[Sampled]) -> Iterator[None]:
-    """Measures the machine and the processes, the chief's first, as long as the block lasts, where that is wanted."""
+def sampled(job: Job, measuring: Measuring) -> Iterator[None]:
+    """Measures as long as the block lasts, where that is wanted."""
     if not (job.records and job.plan.tracking.system_metrics and job.plan.tracking.name != "none"):
         yield
         return
     over = threading.Event()
-    thread = threading.Thread(target=sample, args=(job, processes, over), name="system metrics", daemon=True)
+    thread = threading.Thread(target=sample, args=(job, measuring, over), name="system metrics", daemon=True)
     thread.start()
     try:
         yield
@@ -59,14 +68,14 @@ def sampled(job: Job, processes: Sequence[Sampled]) -> Iterator[None]:
         thread.join()
 
 
-def sample(job: Job, processes: Sequence[Sampled], over: threading.Event) -> None:
+def sample(job: Job, measuring: Measuring, over: threading.Event) -> None:
     """Appends an event every ten seconds; what can't be measured or written is left out."""
     if over.wait(SECONDS_TO_BEGIN):
         return
-    machine = Machine(job.folder, processes)
+    measure = measuring()
     step: int | None = None
     while not over.wait(SECONDS_BETWEEN_SAMPLES):
-        values = machine.measure()
+        values = measure()
         if step is None:
             step = next_step(job.events)
         if step is None or is_at_its_end(job.events):
