@@ -239,7 +239,7 @@ RULES: Sequence[Rule] = (
     ),
     Rule(
         "keys of Ray",
-        ("cluster", "cluster.address", "cluster.min_workers", "cluster.cpus", "cluster.gpus"),
+        ("cluster.min_workers", "cluster.address", "cluster.cpus", "cluster.gpus", "cluster"),
         lambda p: p.cluster.name != "ray" and of_ray(p.cluster) != of_ray(Cluster()),
         "these are for the machines of a Ray cluster",
         "use cluster=ray, or leave them out",

@@ -25,7 +25,7 @@ from scaleflow.cluster import TF_CONFIG, ray, roles, workers
 from scaleflow.errors import Refusal
 from scaleflow.events import Event, Reader
 from scaleflow.interfaces import Plan
-from scaleflow.launch import Outcome, WorkerRun
+from scaleflow.launch import POLL_SECONDS, Outcome, WorkerRun
 from scaleflow.plan import make_plan
 from scaleflow.process import Watched, WorkerProcess, serving
 from scaleflow.resume import keep_terms
@@ -40,6 +40,9 @@ SECONDS_OF_SILENCE = 0.25
 
 #: How long an actor that is there may take to answer.
 SECONDS_TO_ANSWER = 60.0
+
+#: How long Ray may take to miss a machine whose processes the others miss already.
+SECONDS_TO_MISS = 5.0
 
 #: Bytes of a file that are sent at a time.
 PORTION = 4 << 20
@@ -96,10 +99,11 @@ class Post:
         self._is_mirrored = False
         self._made: Path | None = None
 
-    def spot(self) -> Spot:
+    def spot(self, address: str | None) -> Spot:
+        """Where it is; by an address that is given, or the machine's own."""
         import ray as engine
 
-        host = engine.util.get_node_ip_address()
+        host = address or engine.util.get_node_ip_address()
         return Spot(f"{host}:{self._port.getsockname()[1]}", socket.gethostname())
 
     def sees(self, path: str) -> bool:
@@ -382,7 +386,7 @@ class RayRun(WorkerRun):
             with ray.connected(self._job.plan.cluster, sum(roles(self._job.plan).values())):
                 return super().run()
         except Refusal as refusal:
-            self._reason = str(refusal), True
+            self._reason, self._has_logs = (str(refusal), True), False
             self._say_how_it_ended()
             self._show_events()
             self._display.close()
@@ -398,16 +402,44 @@ class RayRun(WorkerRun):
 
     @contextlib.contextmanager
     def _processes(self) -> Iterator[Sequence[Watched]]:
-        told_to_stop = self._stop.is_set
-        self._job = self._fitted(self._job) if self._job.life else self._job
-        cluster, count = self._job.plan.cluster, sum(roles(self._job.plan).values())
-        with ray.places(cluster, count, told_to_stop) as group, contextlib.ExitStack() as until_it_ended:
-            if group is None:
-                raise Refusal("stopped while it waited for room")
+        with contextlib.ExitStack() as until_it_ended:
+            group = self._reserved()
+            until_it_ended.callback(ray.release, group)
             processes = posted(self._job, group, until_it_ended)
             self._began = time.time()
             with sampled(self._job, lambda: lambda: measured(processes)):
                 yield processes
+
+    def _reserved(self) -> Any:
+        """Places for the run's processes: for all that were asked for, or behind a loss for as many as there can be.
+
+        Raises:
+            Refusal: if there are none.
+        """
+        while True:
+            self._job = self._fitted(self._job) if self._job.life else self._job
+            plan = self._job.plan
+            count = sum(roles(plan).values())
+            least = count - workers(plan) + min(self._least, workers(plan)) if self._job.life else count
+            group = ray.reserved(plan.cluster, count, least, self._stop.is_set)
+            if group is not None:
+                return group
+            if self._stop.is_set() or least == count:
+                raise Refusal(ray.too_large(plan.cluster, count))
+
+    def _why(self, processes: Sequence[Watched]) -> tuple[str, bool]:
+        """What the others say of a loss comes before Ray's word of a machine."""
+        deadline = time.monotonic() + SECONDS_TO_MISS
+        while all(process.has_server for process in processes) and time.monotonic() < deadline:
+            if not any(process.is_lost and process.reason().follows for process in processes):
+                break
+            time.sleep(POLL_SECONDS)
+        return super()._why(processes)
+
+    @property
+    def _least(self) -> int:
+        """With how many workers the run goes on behind a loss."""
+        return self._job.plan.cluster.min_workers or self._asked
 
     def _fitted(self, job: Job) -> Job:
         """The job with as many workers as there is room for, after a loss.
@@ -417,7 +449,7 @@ class RayRun(WorkerRun):
         """
         plan, cluster = job.plan, job.plan.cluster
         others = sum(roles(plan).values()) - workers(plan)
-        least = cluster.min_workers or self._asked
+        least = self._least
         found = ray.settled_room(cluster, self._asked + others, least + others, self._stop.is_set) - others
         if found < least:
             raise Refusal(
@@ -448,7 +480,7 @@ def posted(job: Job, group: Any, until_it_ended: contextlib.ExitStack) -> list[R
     ]
     for actor in actors:
         until_it_ended.callback(engine.kill, actor)
-    spots = asked(actors, "spot")
+    spots = asked(actors, "spot", ray.loopback(cluster))
     is_shared = seen(actors, job.folder)
     check_checkpoints(job, actors, is_shared, spots)
     configs = [{TF_CONFIG: text} for text in tf_configs(names, spots)] if count > 1 else [{}]

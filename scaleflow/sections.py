@@ -23,9 +23,6 @@ NOT_YET_OPTIONS: Mapping[str, Sequence[str]] = {
     "cluster": ("kubernetes",),
 }
 
-#: The same for keys; a group's name stands for every key in it.
-NOT_YET_KEYS: Sequence[str] = ()
-
 #: Keys that are null until they are given a whole mapping.
 EMPTY_MAPPINGS = ("dataset.augment", "training.early_stopping", "training.step", "checkpoint.best", "tracking.tags")
 
@@ -187,8 +184,6 @@ def leaves(config: Any, prefix: str = "") -> dict[str, Any]:
 
 def unknown_key(key: str, known: Iterable[str]) -> Refusal:
     """The refusal of a key that is not there, with the nearest one that is."""
-    if any(key == k or key.startswith(k + ".") for k in NOT_YET_KEYS):
-        return Refusal(f"{key}: not available yet")
     known = list(known)
     parent, _, leaf = key.rpartition(".")
     if parent in EMPTY_MAPPINGS and parent in known:

@@ -439,8 +439,8 @@ def begin(job: Job, built: Built, agree: Agreement, emit: Emit, laps: Laps | Non
     if in_step(job.plan) > 1 and place_of(job.plan) and not keeper.check_shared(agree.from_chief, agree.all):
         agree.part()
         raise Refusal(
-            f"checkpoint={options.name}: the machines do not share {job.checkpoints}, so the others could not go on from "
-            "what the chief saves there; use checkpoint.folder=PATH that all of them see, or an object store's "
+            f"checkpoint={options.name}: the machines do not share {job.checkpoints}, so the others could not go on "
+            "from what the chief saves there; use checkpoint.folder=PATH that all of them see, or an object store's "
             "(gs://...), or checkpoint=none"
         )
     if not job.goes_on:
