@@ -230,7 +230,7 @@ def test_the_workers_that_are_left_divide_the_same_global_batch(
 
 
 def test_what_is_measured_has_the_name_of_its_machine() -> None:
-    from scaleflow.remote import of_host
+    from scaleflow.post import of_host
 
     job: Job = SimpleNamespace(name="worker 1")  # type: ignore[assignment]
     values = {"system/cpu_utilization_percentage": 1.0, "system/worker-1/threads": 2.0, "system/gpu_0_power": 3.0}
@@ -242,7 +242,8 @@ def test_what_is_measured_has_the_name_of_its_machine() -> None:
 
 
 def test_processes_are_told_of_each_other_by_the_addresses_of_their_actors() -> None:
-    from scaleflow.remote import Spot, tf_configs
+    from scaleflow.post import Spot
+    from scaleflow.remote import tf_configs
 
     spots = [Spot(f"10.0.0.{number}:5000", f"node{number}") for number in range(3)]
     told = [json.loads(text) for text in tf_configs({"chief": 1, "worker": 1, "ps": 1}, spots)]
