@@ -1,18 +1,22 @@
 """System metrics: what this machine and each worker's process on it use, measured by the launcher as the run goes on.
 
 The names are MLflow's, so that its page shows them as system metrics; what is a worker's own has the worker's name in
-it. Workers know nothing of it, and the values go the way of all others, through `events.jsonl`.
+it. Workers know nothing of it, and the values go the way of all others, through `events.jsonl`. On several machines
+each launcher measures its own, by its host's name, and the chief's adds what the others' report into the run's folder,
+where that is one that all of them see.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from scaleflow.cluster import place_of
 from scaleflow.events import Reader, Writer
 from scaleflow.worker import Job
 
@@ -46,11 +50,15 @@ class Sampled(Protocol):
 @contextlib.contextmanager
 def sampled(job: Job, processes: Sequence[Sampled]) -> Iterator[None]:
     """Measures the machine and the processes, the chief's first, as long as the block lasts, where that is wanted."""
-    if not (job.records and job.plan.tracking.system_metrics and job.plan.tracking.name != "none"):
+    is_wanted = job.plan.tracking.system_metrics and job.plan.tracking.name != "none"
+    has_others = place_of(job.plan) is not None
+    if not is_wanted or not (job.records or has_others):
         yield
         return
     over = threading.Event()
-    thread = threading.Thread(target=sample, args=(job, processes, over), name="system metrics", daemon=True)
+    thread = threading.Thread(
+        target=sample, args=(job, processes, has_others, over), name="system metrics", daemon=True
+    )
     thread.start()
     try:
         yield
@@ -59,16 +67,17 @@ def sampled(job: Job, processes: Sequence[Sampled]) -> Iterator[None]:
         thread.join()
 
 
-def sample(job: Job, processes: Sequence[Sampled], over: threading.Event) -> None:
+def sample(job: Job, processes: Sequence[Sampled], has_others: bool, over: threading.Event) -> None:
     """Appends an event every ten seconds; what can't be measured or written is left out."""
     if over.wait(SECONDS_TO_BEGIN):
         return
-    machine = Machine(job.folder, processes)
+    machine = Machine(job.folder, processes, socket.gethostname() if has_others else None, is_run=job.records)
+    others = Others(job.folder) if has_others and job.records else None
     step: int | None = None
     while not over.wait(SECONDS_BETWEEN_SAMPLES):
-        values = machine.measure()
+        values = machine.measure() | (others.newest() if others else {})
         if step is None:
-            step = next_step(job.events)
+            step = next_step(job.events, "ready" if job.records else "started")  # a run is the chief's
         if step is None or is_at_its_end(job.events):
             continue
         with contextlib.suppress(OSError):  # a full disk is the worker's to tell of
@@ -78,11 +87,11 @@ def sample(job: Job, processes: Sequence[Sampled], over: threading.Event) -> Non
             step += 1
 
 
-def next_step(events: Path) -> int | None:
-    """The number of the next measurement; None where there is no run yet to which it would belong."""
+def next_step(events: Path, begin: str) -> int | None:
+    """The number of the next measurement; None before the event behind which there may be one."""
     step, is_ready = 1, False
     for event in Reader(events).read():
-        is_ready = is_ready or event["event"] == "ready"
+        is_ready = is_ready or event["event"] == begin
         if event["event"] == "system":
             step = event["step"] + 1
     return step if is_ready else None
@@ -96,18 +105,47 @@ def is_at_its_end(events: Path) -> bool:
     return bool(lines) and lines[-1].startswith((b'{"event": "end"', b'{"event": "refused"'))
 
 
+class Others:
+    """What the launchers of other machines report into a run's folder, from now on.
+
+    Args:
+        folder: the run's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._readers = {path: Reader(path, path.stat().st_size) for path in self._reports()}
+
+    def _reports(self) -> list[Path]:
+        return sorted(self._folder.glob("events-*.jsonl"))
+
+    def newest(self) -> Values:
+        """The last of what has come since this was asked before."""
+        values: Values = {}
+        for path in self._reports():
+            for event in self._readers.setdefault(path, Reader(path)).read():
+                if event["event"] == "system":
+                    values |= event["values"]
+        return values
+
+
 class Machine:
     """What is measured of a machine and the run's processes on it.
 
     Args:
         folder: the run's, for the disk that it is on.
         processes: handles with the number that the process has at that time, and its name.
+        host: the machine's name, where there are several.
+        is_run: whether its values are those of the run without such a name.
     """
 
-    def __init__(self, folder: Path, processes: Sequence[Sampled]) -> None:
+    def __init__(
+        self, folder: Path, processes: Sequence[Sampled], host: str | None = None, is_run: bool = True
+    ) -> None:
         import psutil
 
         self._psutil = psutil
+        self._prefixes = (["system/"] if is_run else []) + ([] if host is None else [f"system/{host}/"])
         self._folder = folder
         self._processes = processes
         self._known: dict[int, psutil.Process] = {}
@@ -119,26 +157,27 @@ class Machine:
 
     def measure(self) -> Values:
         """Values by MLflow's names: percentages, and megabytes of 10^6 bytes."""
-        values = self._of_host()
+        of_host = self._of_host()
+        for index, device in enumerate(self._devices):
+            of_host |= {f"gpu_{index}_{key}": value for key, value in device().items()}
+        values = {f"{prefix}{key}": value for prefix in self._prefixes for key, value in of_host.items()}
         for process in self._processes:
             with contextlib.suppress(self._psutil.Error):
                 name = process.job.name.replace(" ", "-")
                 values |= {f"system/{name}/{key}": value for key, value in self._of_process(process.pid).items()}
-        for index, device in enumerate(self._devices):
-            values |= {f"system/gpu_{index}_{key}": value for key, value in device().items()}
         return values
 
     def _of_host(self) -> Values:
         psutil = self._psutil
         memory, disk, network = psutil.virtual_memory(), psutil.disk_usage(str(self._folder)), psutil.net_io_counters()
         return {
-            "system/cpu_utilization_percentage": psutil.cpu_percent(),
-            "system/system_memory_usage_megabytes": memory.used / MEGABYTE,
-            "system/system_memory_usage_percentage": memory.percent,
-            "system/disk_usage_percentage": disk.percent,
-            "system/disk_available_megabytes": disk.free / MEGABYTE,
-            "system/network_receive_megabytes": (network.bytes_recv - self._received) / MEGABYTE,
-            "system/network_transmit_megabytes": (network.bytes_sent - self._sent) / MEGABYTE,
+            "cpu_utilization_percentage": psutil.cpu_percent(),
+            "system_memory_usage_megabytes": memory.used / MEGABYTE,
+            "system_memory_usage_percentage": memory.percent,
+            "disk_usage_percentage": disk.percent,
+            "disk_available_megabytes": disk.free / MEGABYTE,
+            "network_receive_megabytes": (network.bytes_recv - self._received) / MEGABYTE,
+            "network_transmit_megabytes": (network.bytes_sent - self._sent) / MEGABYTE,
         }
 
     def _of_process(self, pid: int) -> Values:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from scaleflow import sampling
+from scaleflow.cluster import EXAMPLE
 from scaleflow.events import Reader, Writer
 from scaleflow.interfaces import Plan
 from scaleflow.sampling import Machine, gpus, sampled
@@ -133,6 +134,33 @@ def test_measurements_are_counted_from_when_there_is_a_run_and_on_when_it_goes_o
     steps = measured(job)
     assert steps == list(range(1, len(steps) + 1))
     assert "system metrics" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_launcher_of_each_machine_measures_it_by_its_name_and_the_chiefs_has_all(
+    plan: Callable[..., Plan], tmp_path: Path, often: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["chief.example", "other.example"]
+    monkeypatch.setattr("socket.gethostname", lambda: names.pop(0))
+    monkeypatch.setenv("TF_CONFIG", EXAMPLE)
+    chief = Job(plan("cluster=tf_config", "strategy=multi_worker"), tmp_path, 0.0)
+    other = replace(chief, worker=1)
+    before = Writer(other.events)
+    before("system", step=1, values={"system/gone.example/disk_usage_percentage": 1.0})  # of an earlier life
+    with sampled(chief, [Handle(chief, os.getpid())]):
+        wait_for(lambda: len(names) == 1)
+        with sampled(other, [Handle(other, os.getpid())]):
+            before("started", name=other.name, pid=os.getpid())
+            Writer(chief.events)("ready", name="run")
+
+            def seen() -> set[str]:
+                return {key for e in Reader(chief.events).read() if e["event"] == "system" for key in e["values"]}
+
+            wait_for(lambda: "system/worker-1/threads" in seen())
+    of_machine = {key.removeprefix("system/") for key in OF_HOST}
+    of_hosts = {f"system/{host}.example/{key}" for host in ("chief", "other") for key in of_machine}
+    of_processes = {f"system/worker-{n}/{key}" for n in (0, 1) for key in OF_PROCESS}
+    assert seen() == OF_HOST | of_hosts | of_processes
+    assert measured(other)[:2] == [1, 2]
 
 
 @pytest.mark.parametrize("words", [("tracking.system_metrics=false",), ("tracking=none",)])
