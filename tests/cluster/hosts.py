@@ -48,17 +48,19 @@ class Host:
     """One of several.
 
     Attributes:
-        name: by which the others, and it itself, find it; its host name.
+        name: by which the others, and it itself, find it; up to its first dot its host name.
         address: to which that leads.
     """
 
-    def __init__(self, number: int, prefix: str, files: Path) -> None:
-        self.name = f"host{number}"
+    def __init__(self, number: int, name: str, prefix: str, files: Path) -> None:
+        self.name = name
         self.address = f"{NETWORK}.{number + 1}"
-        self._switch, self._namespace = f"{prefix}-switch", f"{prefix}-{self.name}"
-        self._port = f"to-{self.name}"
+        self._switch, self._namespace = f"{prefix}-switch", f"{prefix}-{number}"
+        self._number = number
+        self._port = f"port{number}"
         self._files = files
         self._started: list[subprocess.Popen[str]] = []
+        self._lasting: list[int] = []
 
     def make(self) -> None:
         ip("netns", "add", self._namespace)
@@ -93,7 +95,7 @@ class Host:
         own = ["ip", "netns", "exec", self._namespace, "unshare", "--mount", "--uts", "sh", "-c", ENTER, "sh"]
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
         process = subprocess.Popen(
-            [*own, str(self._files / "hosts"), self.name, *words],
+            [*own, str(self._files / "hosts"), self.name.partition(".")[0], *words],
             cwd=folder,
             env={**environment},
             text=True,
@@ -134,41 +136,57 @@ class Host:
         """Puts the cable back."""
         ip("-n", self._switch, "link", "set", self._port, "up")
 
-    def slow(self, delay: float, rate: float) -> None:
-        """Makes its cable a slow one, as long as the host is there.
+    @contextlib.contextmanager
+    def slowed(self, delay: float, rate: float) -> Iterator[None]:
+        """Makes its cable a slow one for as long as the block.
 
         Args:
             delay: seconds that a frame takes, each way.
             rate: bytes in a second, each way.
         """
-        netem = ("root", "netem", "delay", f"{delay * 1000:g}ms", "rate", f"{rate * 8:.0f}bit")
-        if has_netem():
-            ip("netns", "exec", self._switch, "tc", "qdisc", "add", "dev", self._port, *netem)
-            ip("netns", "exec", self._namespace, "tc", "qdisc", "add", "dev", "eth0", *netem)
-            return
-        taps, bridge = [f"{self.name}-{end}" for end in ("near", "far")], f"{self.name}-slow"
-        words = [sys.executable, "-m", "tests.cluster.cable", *taps, str(delay), str(rate)]
-        cable = subprocess.Popen(
+        slow = self._with_netem if has_netem() else self._with_cable
+        with slow(delay, rate):
+            yield
+
+    @contextlib.contextmanager
+    def _with_netem(self, delay: float, rate: float) -> Iterator[None]:
+        ends = (self._switch, self._port), (self._namespace, "eth0")
+        how = ("netem", "delay", f"{delay * 1000:g}ms", "rate", f"{rate * 8:.0f}bit")
+        with contextlib.ExitStack() as until_the_end:
+            for namespace, device in ends:
+                command = ("tc", "-n", namespace, "qdisc")
+                run(*command, "add", "dev", device, "root", *how)
+                until_the_end.callback(run, *command, "delete", "dev", device, "root")
+            yield
+
+    @contextlib.contextmanager
+    def _with_cable(self, delay: float, rate: float) -> Iterator[None]:
+        near, far, bridge = (f"{end}{self._number}" for end in ("near", "far", "slow"))
+        words = [sys.executable, "-m", "tests.cluster.cable", near, far, str(delay), str(rate)]
+        with subprocess.Popen(
             ["ip", "netns", "exec", self._switch, *words],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
             text=True,
-        )
-        self._started.append(cable)
-        assert cable.stdout is not None
-        assert cable.stdout.readline(), cable.communicate()
-        ip("-n", self._switch, "link", "add", "name", bridge, "type", "bridge")
-        ip("-n", self._switch, "link", "set", bridge, "up")
-        for device, master in ((self._port, bridge), (taps[0], bridge), (taps[1], "switch")):
-            ip("-n", self._switch, "link", "set", device, "master", master, "up")
+        ) as cable:
+            assert cable.stdout is not None
+            assert cable.stdout.readline(), "the slow cable does not come up"
+            ip("-n", self._switch, "link", "add", "name", bridge, "type", "bridge")
+            ip("-n", self._switch, "link", "set", bridge, "up")
+            try:
+                for device, master in ((self._port, bridge), (near, bridge), (far, "switch")):
+                    ip("-n", self._switch, "link", "set", device, "master", master, "up")
+                yield
+            finally:
+                ip("-n", self._switch, "link", "set", self._port, "master", "switch")
+                ip("-n", self._switch, "link", "delete", bridge)
+                cable.kill()
 
     def is_empty(self, seconds: float = 10) -> bool:
         """Whether nothing but its server runs in it, within some seconds."""
         deadline = time.monotonic() + seconds
-        lasting = getattr(self, "_lasting", [])
-        while set(self.pids()) - set(lasting):
+        while set(self.pids()) - set(self._lasting):
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.1)
@@ -176,15 +194,16 @@ class Host:
 
 
 @contextlib.contextmanager
-def joined(count: int, folder: Path) -> Iterator[list[Host]]:
+def joined(count: int, folder: Path, name: str = "host{}") -> Iterator[list[Host]]:
     """So many hosts, for as long as the block: then what still runs in them is ended.
 
     Args:
         count: how many.
         folder: of this call's own; takes the hosts file.
+        name: of each, with its number for the braces.
     """
     prefix = f"sf-{os.getpid()}-{next(CALLS)}"
-    hosts = [Host(number, prefix, folder) for number in range(count)]
+    hosts = [Host(number, name.format(number), prefix, folder) for number in range(count)]
     lines = [f"{host.address} {host.name}" for host in hosts]
     (folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
     with contextlib.ExitStack() as until_the_end:
@@ -222,4 +241,8 @@ def has_netem() -> bool:
 
 
 def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], capture_output=True, text=True, timeout=20, check=True)
+    run("ip", *words)
+
+
+def run(*words: str) -> None:
+    subprocess.run(words, capture_output=True, text=True, timeout=20, check=True)

@@ -50,8 +50,9 @@ def test_hosts_find_each_other_by_name_unless_one_is_cut_off(three: list[hosts.H
         assert connects(here, there)[0] in ("TimeoutError", "OSError")
         there.join()
         assert connects(here, there)[0] == there.address
-        there.slow(delay=0.1, rate=1e6)
-        assert 0.2 <= connects(here, there)[1] < 0.9
+        with there.slowed(delay=0.1, rate=1e6):
+            assert 0.2 <= connects(here, there)[1] < 0.9
+        assert connects(here, there)[1] < 0.2
         assert listens.pid in there.pids()
     assert listens.returncode is not None
     assert not there.pids()
