@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast, get_args, get_type_hints
 
-from scaleflow.cluster import EXAMPLE, EXAMPLE_WITH_SERVERS, TF_CONFIG, names, place_of
+from scaleflow.cluster import EXAMPLE, EXAMPLE_WITH_SERVERS, STARTED_HERE, TF_CONFIG, names, place_of
 from scaleflow.errors import Refusal
-from scaleflow.interfaces import Hardware, Partitioner, Plan, Precision, Strategy, Training
+from scaleflow.interfaces import Cluster, Hardware, Partitioner, Plan, Precision, Strategy, Training
 from scaleflow.sections import show
 
 
@@ -106,10 +106,20 @@ def monitors_what_is_not_validated(plan: Plan) -> bool:
     return stopping is not None and stopping.monitor.startswith("val/") and not plan.dataset.validation
 
 
+def is_started_elsewhere(plan: Plan) -> bool:
+    """Whether each machine has a command of its own."""
+    return plan.cluster.name not in STARTED_HERE
+
+
 def is_over_machines(plan: Plan) -> bool:
     """Whether TF_CONFIG is to be followed, and names others; a worker that is alone has it taken away."""
     place = place_of(plan) if TF_CONFIG in os.environ or plan.cluster.name == "slurm" else None
     return place is not None and len(place.peers) > 1
+
+
+def of_ray(cluster: Cluster) -> object:
+    """What is said for the machines of a Ray cluster."""
+    return cluster.address, cluster.min_workers, cluster.cpus, cluster.gpus, cluster.placement
 
 
 def servers_named(plan: Plan) -> int:
@@ -211,7 +221,7 @@ RULES: Sequence[Rule] = (
     Rule(
         "restarts of servers elsewhere",
         ("cluster.max_restarts", "strategy", "cluster"),
-        lambda p: bool(p.cluster.max_restarts) and p.cluster.name != "local" and p.strategy.name == "parameter_server",
+        lambda p: bool(p.cluster.max_restarts) and is_started_elsewhere(p) and p.strategy.name == "parameter_server",
         "a coordinator can't start again what runs on other machines",
         "have whatever started the processes start them again, with resume=FOLDER, and leave it null",
     ),
@@ -220,12 +230,40 @@ RULES: Sequence[Rule] = (
         ("cluster.max_restarts", "cluster"),
         lambda p: (
             bool(p.cluster.max_restarts)
-            and p.cluster.name != "local"
+            and is_started_elsewhere(p)
             and p.strategy.name != "parameter_server"
             and (p.checkpoint.folder is None or p.checkpoint.name == "none")
         ),
         "every machine's worker goes on from the same checkpoint, and each has a folder of its own",
         "name a path that all of them see by checkpoint.folder, or leave it null",
+    ),
+    Rule(
+        "keys of Ray",
+        ("cluster", "cluster.address", "cluster.min_workers", "cluster.cpus", "cluster.gpus"),
+        lambda p: p.cluster.name != "ray" and of_ray(p.cluster) != of_ray(Cluster()),
+        "these are for the machines of a Ray cluster",
+        "use cluster=ray, or leave them out",
+    ),
+    Rule(
+        "fewer workers than the least",
+        ("cluster.min_workers", "cluster.workers"),
+        lambda p: p.cluster.min_workers is not None and p.cluster.min_workers > (p.cluster.workers or 2),
+        "the run would begin with fewer than it may go on with",
+        "use more cluster.workers, or a smaller cluster.min_workers",
+    ),
+    Rule(
+        "the least workers of a strategy with one",
+        ("cluster.min_workers", "strategy"),
+        lambda p: p.cluster.min_workers is not None and p.strategy.name not in SEVERAL_PROCESSES,
+        "this strategy has one process",
+        "use strategy=multi_worker or parameter_server, or leave it null",
+    ),
+    Rule(
+        "inline on other machines",
+        ("debug.inline", "cluster"),
+        lambda p: p.debug.inline and p.cluster.name == "ray",
+        "its process is on another machine than the debugger's terminal",
+        "use cluster=local",
     ),
     Rule(
         "nothing to submit to",
@@ -237,7 +275,7 @@ RULES: Sequence[Rule] = (
     Rule(
         "TF_CONFIG with servers",
         ("strategy", "cluster"),
-        lambda p: p.cluster.name != "local" and p.strategy.name == "multi_worker" and servers_named(p) > 0,
+        lambda p: is_started_elsewhere(p) and p.strategy.name == "multi_worker" and servers_named(p) > 0,
         "TF_CONFIG names ps, and this strategy has no parameter servers",
         "use strategy=parameter_server",
     ),
@@ -335,7 +373,7 @@ RULES: Sequence[Rule] = (
     Rule(
         "workers counted twice",
         ("cluster.workers", "cluster"),
-        lambda p: p.cluster.name != "local" and p.cluster.workers is not None and p.cluster.submit is None,
+        lambda p: is_started_elsewhere(p) and p.cluster.workers is not None and p.cluster.submit is None,
         "what has started the processes says how many there are",
         "leave it null",
     ),

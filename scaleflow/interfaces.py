@@ -83,7 +83,8 @@ class Cluster:
 
     Attributes:
         name: `local` starts them on this machine; `tf_config` is started once on each machine, and the
-            environment variable TF_CONFIG says which of them this is; `slurm` is started by srun, as its tasks.
+            environment variable TF_CONFIG says which of them this is; `slurm` is started by srun, as its tasks; `ray`
+            has the machines of a Ray cluster start them.
         workers: processes that train; null means 2 where the strategy needs several.
         servers: parameter_server: processes that hold the variables; null means 1.
         max_restarts: how often processes that died are started again, in all: a parameter server's worker alone, else
@@ -91,15 +92,26 @@ class Cluster:
         stall_seconds: processes that report nothing for so long, while training or evaluating, count as dead.
         start_seconds: how long processes wait for each other at the start.
         submit: `print` writes what starts the run there, and starts nothing.
+        address: ray: the cluster's, `HOST:PORT`, or `auto` for one on this machine; null means what the environment
+            variable RAY_ADDRESS says, or else a cluster of this machine alone for as long as the run.
+        min_workers: ray: with so many the run goes on when others are lost; null means with all.
+        cpus: ray: cores set aside for each process, which uses so many; null sets aside one, and limits nothing.
+        gpus: ray: GPUs for each process.
+        placement: ray: `spread` over as many machines as there are, or `pack` on few.
     """
 
-    name: Literal["local", "tf_config", "slurm"] = "local"
+    name: Literal["local", "tf_config", "slurm", "ray"] = "local"
     workers: int | None = field(default=None, metadata={"at_least": 1, "at_most": 64})
     servers: int | None = field(default=None, metadata={"at_least": 1, "at_most": 64})
     max_restarts: int | None = field(default=None, metadata={"at_least": 0})
     stall_seconds: float | None = field(default=None, metadata={"above": 0.0})
     start_seconds: float = field(default=120.0, metadata={"above": 0.0})
     submit: Literal["print"] | None = None
+    address: str | None = None
+    min_workers: int | None = field(default=None, metadata={"at_least": 1, "at_most": 64})
+    cpus: int | None = field(default=None, metadata={"at_least": 1})
+    gpus: int = field(default=0, metadata={"at_least": 0})
+    placement: Literal["spread", "pack"] = "spread"
 
 
 @dataclass(frozen=True)

@@ -27,11 +27,11 @@ from scaleflow.errors import Refusal
 from scaleflow.events import Event, Reader, Writer
 from scaleflow.interfaces import Plan
 from scaleflow.masking import masked, masked_override, remember, secrets_in, secrets_of_environment
-from scaleflow.process import WorkerProcess, serving, started
+from scaleflow.process import Watched, serving, started
 from scaleflow.provenance import FILE as PROVENANCE
 from scaleflow.provenance import keep_provenance
 from scaleflow.record import BOARD, STATE, Recorder, state_of
-from scaleflow.sampling import sampled
+from scaleflow.sampling import machine_of, sampled
 from scaleflow.settle import RECORD_LOCK, claimed, has_run, settle
 from scaleflow.terminal import Display, display_for, duration
 from scaleflow.tracking import RUN_ID, Board, NoTracker, tracker_for
@@ -156,7 +156,7 @@ def launch_claimed(
     board = Board(job.folder / BOARD) if plan.tracking.tensorboard and job.records else None
     offline = plan.tracking.offline
     recorder = Recorder(tracker, job.events, before, goes_on=goes_on, offline=offline, board=board, keeps=job.records)
-    run = InlineRun if plan.debug.inline else WorkerRun
+    run = kind_of_run(plan)
     with contextlib.nullcontext(within.stop) if within else stop_signals() as stop:
         outcome = run(job, recorder, display, stop, within.heard if within else None).run()
         refusal = recorder.refusal or outcome.refusal
@@ -351,13 +351,25 @@ class WorkerRun:
             self._reason = self._recorder.reason, True
             return False
         self._began = time.time()
-        with started(*parts(self._job), self._server) as processes, sampled(self._job, processes):
-            self._watch(processes)
-            self._reason = self._reason or reason(processes)
-            if not all(process.has_server for process in processes):
-                self._lost = self._server
+        try:
+            with self._processes() as processes:
+                self._watch(processes)
+                self._reason = self._reason or reason(processes)
+                if not all(process.has_server for process in processes):
+                    self._lost = self._server
+        except Refusal as refusal:  # there is no place for them
+            self._reason = str(refusal), True
         self._show_events()
         return self._goes_on_after(*self._reason)
+
+    @contextlib.contextmanager
+    def _processes(self) -> Iterator[Sequence[Watched]]:
+        """The run's processes on this machine, the chief's first; none outlives the block."""
+        with (
+            started(*parts(self._job), self._server) as processes,
+            sampled(self._job, machine_of(self._job, processes)),
+        ):
+            yield processes
 
     def _has_store(self) -> bool:
         """Starts the recorder, and waits until it knows of its store: nothing is computed that may have to be refused.
@@ -407,14 +419,13 @@ class WorkerRun:
 
     @property
     def _allowed_restarts(self) -> int:
-        allowed = self._job.plan.cluster.max_restarts
-        if allowed is not None:
-            return allowed
         plan = self._job.plan
+        if plan.cluster.max_restarts is not None:
+            return plan.cluster.max_restarts
         is_asynchronous_here = plan.strategy.name == "parameter_server" and plan.cluster.name == "local"
-        return MOST_RESTARTS if is_asynchronous_here else 0
+        return MOST_RESTARTS if is_asynchronous_here or plan.cluster.name == "ray" else 0
 
-    def _watch(self, processes: Sequence[WorkerProcess]) -> None:
+    def _watch(self, processes: Sequence[Watched]) -> None:
         """Shows events until the chief is gone, and hands on what asks for an end."""
         deadline: float | None = None
         chief = processes[0]
@@ -442,7 +453,7 @@ class WorkerRun:
                 return
             chief.wait(POLL_SECONDS)
 
-    def _start_again(self, process: WorkerProcess) -> bool:
+    def _start_again(self, process: Watched) -> bool:
         """Starts a lost worker again, if the coordinator goes on without it and not too many were lost."""
         if (
             not (process.job.is_replaceable and process.has_server and self._outcome.is_ready)
@@ -454,7 +465,7 @@ class WorkerRun:
         self._tell_of_restart(f"{process.job.name} {how}; it is started again")
         return True
 
-    def _end_stalled(self, processes: Sequence[WorkerProcess]) -> None:
+    def _end_stalled(self, processes: Sequence[Watched]) -> None:
         """Ends processes that have made no progress for too long: what one of them waits for will not come.
 
         Until they have built everything they may be silent for `cluster.start_seconds` longer.
@@ -470,7 +481,7 @@ class WorkerRun:
             for process in processes:
                 process.kill()
 
-    def _end_vain_waiting(self, chief: WorkerProcess) -> None:
+    def _end_vain_waiting(self, chief: Watched) -> None:
         """Ends a worker that waits in vain; it can't do so itself, since TensorFlow's waiting stops its threads."""
         waiting = self._outcome.waiting
         if waiting is None or time.time() < waiting["time"] / 1000 + waiting["seconds"]:
@@ -534,7 +545,7 @@ class InlineRun(WorkerRun):
         keep_provenance(self._job.folder, self._job.tags)
         self._recorder.start()
         write = Writer(self._job.folder / EVENTS)
-        with sampled(self._job, [self]):
+        with sampled(self._job, machine_of(self._job, [self])):
             self._work(write)
         self._display.close()
         self._outcome.code = self._code()
@@ -559,6 +570,17 @@ class InlineRun(WorkerRun):
             self._show_events()
 
 
+def kind_of_run(plan: Plan) -> type[WorkerRun]:
+    """Where its processes are."""
+    if plan.debug.inline:
+        return InlineRun
+    if plan.cluster.name == "ray":
+        from scaleflow.remote import RayRun
+
+        return RayRun
+    return WorkerRun
+
+
 def parts(job: Job) -> tuple[list[Job], list[Mapping[str, str]]]:
     """The jobs of the workers on this machine, the chief's first, and what their environments add."""
     if place_of(job.plan) is not None or job.plan.evaluator is not None:
@@ -568,12 +590,12 @@ def parts(job: Job) -> tuple[list[Job], list[Mapping[str, str]]]:
     return [replace(job, worker=number) for number in range(sum(each.values()))], found
 
 
-def died(processes: Sequence[WorkerProcess]) -> list[WorkerProcess]:
+def died(processes: Sequence[Watched]) -> list[Watched]:
     """Those that have ended otherwise than well, and that nobody ended here."""
     return [process for process in processes if process.is_lost and not process.was_ended]
 
 
-def reason(processes: Sequence[WorkerProcess]) -> tuple[str, bool]:
+def reason(processes: Sequence[Watched]) -> tuple[str, bool]:
     """Why a run came to its end: first what died without a word, then what a process reports of itself.
 
     Others report that they have lost it, which may come before its own word.

@@ -13,6 +13,7 @@ from typing import Any
 
 from scaleflow.cluster import (
     TF_CONFIG,
+    check_ray,
     config_of,
     find_tpu,
     in_step,
@@ -80,6 +81,8 @@ def make_plan(
     if plan.evaluator is not None:
         check_evaluator(plan.checkpoint.folder, bool(plan.dataset.validation))
     check_tpu(plan)
+    if plan.cluster.name == "ray":
+        check_ray(plan.cluster)
     check_tensorboard(plan.tracking.tensorboard)
     place = place_of(plan)
     if place and not port_is_free(place.peers[place.worker]):
@@ -140,6 +143,9 @@ def follow_tf_config(plan: Plan) -> Plan:
     """
     if plan.cluster.submit is not None:
         several = plan.strategy.name == "auto" and plan.cluster.workers != 1
+        return dataclasses.replace(plan, strategy=Strategy(name="multi_worker")) if several else plan
+    if plan.cluster.name == "ray":
+        several = plan.strategy.name == "auto" and (plan.cluster.workers or 1) > 1
         return dataclasses.replace(plan, strategy=Strategy(name="multi_worker")) if several else plan
     if plan.cluster.name == "local" and (plan.strategy.name != "auto" or not os.environ.get(TF_CONFIG)):
         return plan

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -166,8 +167,81 @@ class Reason(NamedTuple):
     follows: bool = False
 
 
-class WorkerProcess:
-    """One worker: a process that ends when the launcher does, its output in a log of its own.
+class Watched(ABC):
+    """A process of the run, wherever it is.
+
+    Args:
+        job: what it is told.
+
+    Attributes:
+        was_ended: whether this command ended it.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.was_ended = False
+        if not job.goes_on:
+            job.log.unlink(missing_ok=True)
+        self._begin()
+
+    def _begin(self) -> None:
+        """What it says from here on is its own word, and no earlier one's."""
+        self._first_event = size_of(self.job.events)
+        self._first_word = size_of(self.job.log)
+
+    @property
+    @abstractmethod
+    def returncode(self) -> int | None:
+        """How it ended, as `subprocess.Popen` has it; None as long as it lives."""
+
+    @property
+    @abstractmethod
+    def pid(self) -> int:
+        """Its number, where it is."""
+
+    @property
+    @abstractmethod
+    def has_server(self) -> bool:
+        """Whether what started it was there when it was last heard."""
+
+    @abstractmethod
+    def wait(self, seconds: float) -> None: ...
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Asks it to end after the call that it is in."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """Ends it at once."""
+
+    @abstractmethod
+    def start_again(self) -> str:
+        """Starts one that is lost again, at the same address and with the same log; gives how it was lost."""
+
+    @property
+    def is_alive(self) -> bool:
+        return self.returncode is None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it has ended otherwise than well."""
+        return self.returncode not in (None, 0)
+
+    def how_it_ended(self) -> str:
+        return how_it_ended(self.returncode or 0)
+
+    def reason(self) -> Reason:
+        for event in reversed(list(Reader(self.job.events, self._first_event).read())):
+            if event["event"] in ("refused", "fault"):
+                return Reason(event.get("message") or event["error"], True, event.get("lost_peer", False))
+        words = last_lines(self.job.log, offset=self._first_word)
+        died = WorkerDied(self.how_it_ended(), words, self.job.name)
+        return Reason(str(died), False)
+
+
+class WorkerProcess(Watched):
+    """One on this machine, that ends when the launcher does, its output in a log of its own.
 
     Args:
         job: what it is told.
@@ -176,25 +250,20 @@ class WorkerProcess:
     """
 
     def __init__(self, job: Job, environment: Mapping[str, str], server: str) -> None:
-        self.job = job
-        self.was_ended = False
+        super().__init__(job)
         self._environment = environment
         self._server = server
-        if not job.goes_on:
-            job.log.unlink(missing_ok=True)
         self._process = self._start()
 
     def _start(self) -> Forked:
-        self._first_event = size_of(self.job.events)
-        self._first_word = size_of(self.job.log)
         process = Forked(self._server, self.job.log, {**inherited(), **self._environment})
         process.tell(self.job.to_json().encode() + b"\n")
         return process
 
     def start_again(self) -> str:
-        """Starts one that is lost again, at the same address and with the same log; gives how it was lost."""
-        how = how_it_ended(self._process.returncode or 0)
+        how = self.how_it_ended()
         self._process.close()
+        self._begin()
         self._process = self._start()
         return how
 
@@ -204,27 +273,19 @@ class WorkerProcess:
 
     @property
     def has_server(self) -> bool:
-        """Whether the server that forked it was there when it was last heard."""
         return self._process.has_server
 
     @property
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether it has ended otherwise than well."""
-        return self._process.poll() not in (None, 0)
+    def returncode(self) -> int | None:
+        return self._process.poll()
 
     def wait(self, seconds: float) -> None:
         self._process.wait(seconds)
 
     def stop(self) -> None:
-        """Asks it to end after the call that it is in."""
         self._process.signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Ends it at once."""
         if self.is_alive:
             self.was_ended = True
             self._process.kill()
@@ -233,14 +294,6 @@ class WorkerProcess:
         self.kill()
         self._process.wait()
         self._process.close()
-
-    def reason(self) -> Reason:
-        for event in reversed(list(Reader(self.job.events, self._first_event).read())):
-            if event["event"] in ("refused", "fault"):
-                return Reason(event.get("message") or event["error"], True, event.get("lost_peer", False))
-        words = last_lines(self.job.log, offset=self._first_word)
-        died = WorkerDied(how_it_ended(self._process.returncode or 0), words, self.job.name)
-        return Reason(str(died), False)
 
 
 @contextlib.contextmanager

@@ -1,9 +1,9 @@
 """System metrics: what this machine and each worker's process on it use, measured by the launcher as the run goes on.
 
 The names are MLflow's, so that its page shows them as system metrics; what is a worker's own has the worker's name in
-it. Workers know nothing of it, and the values go the way of all others, through `events.jsonl`. On several machines
-each launcher measures its own, by its host's name, and the chief's adds what the others' report into the run's folder,
-where that is one that all of them see.
+it. Workers know nothing of it, and the values go the way of all others, through `events.jsonl`. Where several
+launchers are one run, each measures its machine, by the machine's name, and the chief's adds what the others report
+into the run's folder, if that is one that all of them see.
 """
 
 from __future__ import annotations
@@ -47,18 +47,26 @@ class Sampled(Protocol):
     def pid(self) -> int: ...
 
 
+#: What gives the values of now, once it has begun to look.
+Measuring = Callable[[], Callable[[], Values]]
+
+
+def machine_of(job: Job, processes: Sequence[Sampled]) -> Measuring:
+    """This machine, and the run's processes on it."""
+    if place_of(job.plan) is None:
+        return lambda: Machine(job.folder, processes).measure
+    return lambda: OneOfSeveral(job, processes).measure
+
+
 @contextlib.contextmanager
-def sampled(job: Job, processes: Sequence[Sampled]) -> Iterator[None]:
-    """Measures the machine and the processes, the chief's first, as long as the block lasts, where that is wanted."""
+def sampled(job: Job, measuring: Measuring) -> Iterator[None]:
+    """Measures as long as the block lasts, where that is wanted."""
     is_wanted = job.plan.tracking.system_metrics and job.plan.tracking.name != "none"
-    has_others = place_of(job.plan) is not None
-    if not is_wanted or not (job.records or has_others):
+    if not is_wanted or not (job.records or place_of(job.plan)):
         yield
         return
     over = threading.Event()
-    thread = threading.Thread(
-        target=sample, args=(job, processes, has_others, over), name="system metrics", daemon=True
-    )
+    thread = threading.Thread(target=sample, args=(job, measuring, over), name="system metrics", daemon=True)
     thread.start()
     try:
         yield
@@ -67,15 +75,14 @@ def sampled(job: Job, processes: Sequence[Sampled]) -> Iterator[None]:
         thread.join()
 
 
-def sample(job: Job, processes: Sequence[Sampled], has_others: bool, over: threading.Event) -> None:
+def sample(job: Job, measuring: Measuring, over: threading.Event) -> None:
     """Appends an event every ten seconds; what can't be measured or written is left out."""
     if over.wait(SECONDS_TO_BEGIN):
         return
-    machine = Machine(job.folder, processes, socket.gethostname() if has_others else None, is_run=job.records)
-    others = Others(job.folder) if has_others and job.records else None
+    measure = measuring()
     step: int | None = None
     while not over.wait(SECONDS_BETWEEN_SAMPLES):
-        values = machine.measure() | (others.newest() if others else {})
+        values = measure()
         if step is None:
             step = next_step(job.events, "ready" if job.records else "started")  # a run is the chief's
         if step is None or is_at_its_end(job.events):
@@ -105,28 +112,43 @@ def is_at_its_end(events: Path) -> bool:
     return bool(lines) and lines[-1].startswith((b'{"event": "end"', b'{"event": "refused"'))
 
 
-class Others:
-    """What the launchers of other machines report into a run's folder, from now on.
+def of_host(values: Values, job: Job, host: str) -> Values:
+    """Values by the machine's name, but for those of the process, which have its own."""
+    own = f"system/{job.name.replace(' ', '-')}/"
+    return {
+        key if key.startswith(own) else key.replace("system/", f"system/{host}/", 1): value
+        for key, value in values.items()
+    }
 
-    Args:
-        folder: the run's.
+
+class OneOfSeveral:
+    """What is measured of a machine whose launcher is one of several, by the machine's name.
+
+    The chief's are the run's, too, and with them comes what the others report into its folder from now on.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._readers = {path: Reader(path, path.stat().st_size) for path in self._reports()}
+    def __init__(self, job: Job, processes: Sequence[Sampled]) -> None:
+        self._job = job
+        self._machine = Machine(job.folder, processes)
+        self._host = socket.gethostname()
+        self._others = {path: Reader(path, path.stat().st_size) for path in self._reports()}
 
-    def _reports(self) -> list[Path]:
-        return sorted(self._folder.glob("events-*.jsonl"))
+    def measure(self) -> Values:
+        own = self._machine.measure()
+        named = of_host(own, self._job, self._host)
+        return {**own, **named, **self._heard()} if self._job.records else named
 
-    def newest(self) -> Values:
-        """The last of what has come since this was asked before."""
+    def _heard(self) -> Values:
+        """The last that has come of each value since this was asked before."""
         values: Values = {}
         for path in self._reports():
-            for event in self._readers.setdefault(path, Reader(path)).read():
+            for event in self._others.setdefault(path, Reader(path)).read():
                 if event["event"] == "system":
                     values |= event["values"]
         return values
+
+    def _reports(self) -> list[Path]:
+        return sorted(self._job.folder.glob("events-*.jsonl"))
 
 
 class Machine:
@@ -135,17 +157,12 @@ class Machine:
     Args:
         folder: the run's, for the disk that it is on.
         processes: handles with the number that the process has at that time, and its name.
-        host: the machine's name, where there are several.
-        is_run: whether its values are those of the run without such a name.
     """
 
-    def __init__(
-        self, folder: Path, processes: Sequence[Sampled], host: str | None = None, is_run: bool = True
-    ) -> None:
+    def __init__(self, folder: Path, processes: Sequence[Sampled]) -> None:
         import psutil
 
         self._psutil = psutil
-        self._prefixes = (["system/"] if is_run else []) + ([] if host is None else [f"system/{host}/"])
         self._folder = folder
         self._processes = processes
         self._known: dict[int, psutil.Process] = {}
@@ -157,27 +174,26 @@ class Machine:
 
     def measure(self) -> Values:
         """Values by MLflow's names: percentages, and megabytes of 10^6 bytes."""
-        of_host = self._of_host()
-        for index, device in enumerate(self._devices):
-            of_host |= {f"gpu_{index}_{key}": value for key, value in device().items()}
-        values = {f"{prefix}{key}": value for prefix in self._prefixes for key, value in of_host.items()}
+        values = self._of_host()
         for process in self._processes:
             with contextlib.suppress(self._psutil.Error):
                 name = process.job.name.replace(" ", "-")
                 values |= {f"system/{name}/{key}": value for key, value in self._of_process(process.pid).items()}
+        for index, device in enumerate(self._devices):
+            values |= {f"system/gpu_{index}_{key}": value for key, value in device().items()}
         return values
 
     def _of_host(self) -> Values:
         psutil = self._psutil
         memory, disk, network = psutil.virtual_memory(), psutil.disk_usage(str(self._folder)), psutil.net_io_counters()
         return {
-            "cpu_utilization_percentage": psutil.cpu_percent(),
-            "system_memory_usage_megabytes": memory.used / MEGABYTE,
-            "system_memory_usage_percentage": memory.percent,
-            "disk_usage_percentage": disk.percent,
-            "disk_available_megabytes": disk.free / MEGABYTE,
-            "network_receive_megabytes": (network.bytes_recv - self._received) / MEGABYTE,
-            "network_transmit_megabytes": (network.bytes_sent - self._sent) / MEGABYTE,
+            "system/cpu_utilization_percentage": psutil.cpu_percent(),
+            "system/system_memory_usage_megabytes": memory.used / MEGABYTE,
+            "system/system_memory_usage_percentage": memory.percent,
+            "system/disk_usage_percentage": disk.percent,
+            "system/disk_available_megabytes": disk.free / MEGABYTE,
+            "system/network_receive_megabytes": (network.bytes_recv - self._received) / MEGABYTE,
+            "system/network_transmit_megabytes": (network.bytes_sent - self._sent) / MEGABYTE,
         }
 
     def _of_process(self, pid: int) -> Values:

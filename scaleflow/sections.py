@@ -20,11 +20,11 @@ from scaleflow.masking import masked
 
 #: Options that the documentation names as coming. They are refused in those words, not as unknown.
 NOT_YET_OPTIONS: Mapping[str, Sequence[str]] = {
-    "cluster": ("ray", "kubernetes"),
+    "cluster": ("kubernetes",),
 }
 
 #: The same for keys; a group's name stands for every key in it.
-NOT_YET_KEYS: Sequence[str] = ("cluster.min_workers",)
+NOT_YET_KEYS: Sequence[str] = ()
 
 #: Keys that are null until they are given a whole mapping.
 EMPTY_MAPPINGS = ("dataset.augment", "training.early_stopping", "training.step", "checkpoint.best", "tracking.tags")

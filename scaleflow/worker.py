@@ -26,7 +26,7 @@ from filelock import FileLock, Timeout
 
 from scaleflow.about import tell, tell_confusion
 from scaleflow.assemble import Built, build
-from scaleflow.cluster import TF_CONFIG, answers, in_step, names, parse, without_evaluator, workers
+from scaleflow.cluster import TF_CONFIG, answers, in_step, names, parse, place_of, without_evaluator, workers
 from scaleflow.errors import Refusal, RunError
 from scaleflow.evaluator import WithEvaluations, evaluate
 from scaleflow.events import Reader, Writer
@@ -176,7 +176,9 @@ def main() -> None:
         os.environ.pop(TF_CONFIG, None)  # with it a strategy of one process would wait for others
     elif job.plan.evaluator is not None:
         os.environ[TF_CONFIG] = without_evaluator(os.environ[TF_CONFIG])
-    threading.Thread(target=end_with_launcher, args=(os.dup(0), stop), daemon=True).start()
+    # With Ray it is the machine that is gone, and the run goes on elsewhere: it must not hear two of one process.
+    patience = 0.0 if job.plan.cluster.name == "ray" else SECONDS_TO_SAVE
+    threading.Thread(target=end_with_launcher, args=(os.dup(0), stop, patience), daemon=True).start()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     import_keras()
     finished = False
@@ -193,13 +195,20 @@ def main() -> None:
     os._exit(0 if finished else 1)
 
 
-def end_with_launcher(pipe: int, stop: threading.Event) -> None:
-    """Has this process save and end when the launcher is gone, and ends it, too, if it hangs in a collective."""
+def end_with_launcher(pipe: int, stop: threading.Event, patience: float) -> None:
+    """Has this process save and end when the launcher is gone, and ends it, too, if it hangs in a collective.
+
+    Args:
+        pipe: ends with the launcher.
+        stop: asks for the end.
+        patience: how long it may take, in seconds; 0 ends it at once.
+    """
     while os.read(pipe, 1):
         pass
     print("the launcher is gone; this worker ends", file=sys.stderr, flush=True)
-    stop.set()
-    time.sleep(SECONDS_TO_SAVE)
+    if patience:
+        stop.set()
+        time.sleep(patience)
     os._exit(1)
 
 
@@ -427,6 +436,13 @@ def begin(job: Job, built: Built, agree: Agreement, emit: Emit, laps: Laps | Non
         histograms_every=histograms_every(job),
     )
     keeper.check_writable()
+    if in_step(job.plan) > 1 and place_of(job.plan) and not keeper.check_shared(agree.from_chief, agree.all):
+        agree.part()
+        raise Refusal(
+            f"checkpoint={options.name}: the machines do not share {job.checkpoints}, so the others could not go on from "
+            "what the chief saves there; use checkpoint.folder=PATH that all of them see, or an object store's "
+            "(gs://...), or checkpoint=none"
+        )
     if not job.goes_on:
         keeper.check_empty()
     else:

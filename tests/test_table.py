@@ -203,6 +203,7 @@ def events_of(cell: Cell, folder: Path, isolated: Callable[..., Any]) -> list[di
     served = expected(cell).plan.strategy.name == "parameter_server"
     hosts = Hosts(folder, *((3, "chief", "worker", "ps") if served else (2,)))
     if "cluster=tf_config" in {value.word for value in cell}:
+        typed += [f"checkpoint.folder={folder / 'kept'}"]  # each of them has a folder of its own
         started = [command.start(*typed, TF_CONFIG=hosts.tf_config(i)) for i, command in enumerate(hosts.commands)]
     else:
         started = [hosts.commands[0].start(*typed)]

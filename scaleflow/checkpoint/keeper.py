@@ -104,6 +104,21 @@ class Keeper:
                 "choose another folder"
             ) from error
 
+    def check_shared(self, from_chief: Callable[[Callable[[], str]], str], by_all: Callable[[bool], bool]) -> bool:
+        """Whether every worker sees what the chief writes; all have to call it.
+
+        Args:
+            from_chief: gives every worker what the chief makes.
+            by_all: whether every worker has found so.
+        """
+        if self._options.name == "none":
+            return True
+        name = from_chief(self._shelf.leave)
+        is_seen = by_all(self._shelf.finds(name))
+        if self._writes:
+            self._shelf.take_away(name)
+        return is_seen
+
     def drop_from(self, step: int) -> None:
         for later in [saved for saved in self._shelf.steps() if saved >= step] if self._writes else []:
             self._shelf.drop(later)

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import json
 import re
+import time
+import uuid
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -29,6 +31,9 @@ CHECK = "crc32"
 ASIDE = "damaged.json"
 PROBE = "can-be-written"
 CHUNK_BYTES = 1 << 22
+
+#: How long a network's file system may hide what another machine has written.
+SECONDS_TO_SEE = 5.0
 
 
 class Damaged(Exception):
@@ -67,6 +72,26 @@ class Shelf:
         with tf.io.gfile.GFile(f"{self.folder}/{PROBE}", "w") as file:
             file.write(" ")
         tf.io.gfile.remove(f"{self.folder}/{PROBE}")
+
+    def leave(self) -> str:
+        """Leaves a file that others may look for; gives its name."""
+        name = f"seen-{uuid.uuid4().hex}"
+        tf.io.gfile.makedirs(self.folder)
+        with tf.io.gfile.GFile(f"{self.folder}/{name}", "w") as file:
+            file.write(" ")
+        return name
+
+    def finds(self, name: str) -> bool:
+        """Whether a file that another machine has left comes to be seen here."""
+        deadline = time.monotonic() + SECONDS_TO_SEE
+        while not tf.io.gfile.exists(f"{self.folder}/{name}"):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+        return True
+
+    def take_away(self, name: str) -> None:
+        tf.io.gfile.remove(f"{self.folder}/{name}")
 
     def write(self, snapshot: Snapshot) -> str:
         """Writes a checkpoint and reads it again; gives its folder.

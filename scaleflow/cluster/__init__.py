@@ -1,7 +1,8 @@
 """Where the worker processes of a run are, and what tells them of each other. No TensorFlow here."""
 
 from scaleflow.cluster.local import environments
-from scaleflow.cluster.members import config_of, in_step, names, place_of, roles, workers
+from scaleflow.cluster.members import STARTED_HERE, config_of, in_step, names, place_of, roles, workers
+from scaleflow.cluster.ray import check as check_ray
 from scaleflow.cluster.tf_config import (
     EXAMPLE,
     EXAMPLE_WITH_SERVERS,
@@ -16,9 +17,11 @@ from scaleflow.cluster.tpu import TpuPlace, find_tpu, is_sure, no_tpu, unreachab
 __all__ = [
     "EXAMPLE",
     "EXAMPLE_WITH_SERVERS",
+    "STARTED_HERE",
     "TF_CONFIG",
     "TpuPlace",
     "answers",
+    "check_ray",
     "config_of",
     "environments",
     "find_tpu",

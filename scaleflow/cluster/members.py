@@ -9,10 +9,13 @@ from scaleflow.cluster import slurm
 from scaleflow.cluster.tf_config import TF_CONFIG, parse
 from scaleflow.interfaces import Place, Plan
 
+#: Of the options those whose processes this command starts itself, wherever they are.
+STARTED_HERE = ("local", "ray")
+
 
 def place_of(plan: Plan) -> Place | None:
     """This machine's place in a cluster of several machines, or None where all workers are on this one."""
-    is_elsewhere = plan.cluster.name != "local" and plan.cluster.submit is None
+    is_elsewhere = plan.cluster.name not in STARTED_HERE and plan.cluster.submit is None
     return parse(config_of(plan)) if is_elsewhere else None
 
 

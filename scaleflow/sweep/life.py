@@ -153,7 +153,7 @@ class Sweep:
         jobs = self._checked([each for _, each in turns])
         waiting = [job for job in jobs if job.plan is not None]
         if waiting:
-            self._start(waiting[0].plan)
+            self._start([job.plan for job in waiting if job.plan is not None])
             self._run(waiting)
         places = [place for place, _ in turns]
         repeats = [[job for at, job in zip(places, jobs, strict=True) if at == i] for i in range(len(asked))]
@@ -240,7 +240,8 @@ class Sweep:
         environment = slots.get()
         try:
             self._note(job, "RUNNING")
-            code = self._launched(job, {**job.asked.environment, **environment})
+            own = {} if is_elsewhere(job.plan) else environment
+            code = self._launched(job, {**job.asked.environment, **own})
             told = Told.of(self._folder / job.entry.folder)
             status = "REFUSED" if code == REFUSED else told.status or "FAILED"
             if job.is_pruned and status == "KILLED":
@@ -305,14 +306,13 @@ class Sweep:
     # The sweep's own run
     # -----------------------------------------------------------------------------------------
 
-    def _start(self, plan: Plan | None) -> None:
+    def _start(self, plans: Sequence[Plan]) -> None:
         """Starts what all jobs share, before the first of them."""
-        if self._plan is not None:
-            return
-        assert plan is not None
-        self._plan = plan
-        self._stop = self._open.enter_context(stop_signals())
-        self._server = self._open.enter_context(serving())
+        if self._plan is None:
+            self._plan = plans[0]
+            self._stop = self._open.enter_context(stop_signals())
+        if not self._server and not all(is_elsewhere(plan) for plan in plans):
+            self._server = self._open.enter_context(serving())
 
     def _begin(self, job: Job) -> None:
         """Opens the run that is the parent of all: with the first job that is ready, since before there may be none."""
@@ -443,6 +443,11 @@ class Sweep:
         if statuses <= {"FINISHED"} and not report.differences:
             return FINISHED
         return REFUSED if statuses == {"REFUSED"} else FAILED
+
+
+def is_elsewhere(plan: Plan | None) -> bool:
+    """Whether a job's processes are on machines that it does not share with the others here."""
+    return plan is not None and plan.cluster.name == "ray"
 
 
 def write_config(folder: Path, config: DictConfig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import time
@@ -51,7 +52,7 @@ def ends(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
 @pytest.mark.slow
 def test_auto_makes_one_run_of_several_machines(tmp_path: Path) -> None:
     hosts = Hosts(tmp_path, 2)
-    chief, other = ends([hosts.start(number) for number in range(2)])
+    chief, other = ends([hosts.start(number, "checkpoint=none") for number in range(2)])
     assert (chief[0], other[0]) == (0, 0), chief[2] + other[2]
     run = only_run(hosts.commands[0].folder)
     assert run.info.status == "FINISHED"
@@ -68,6 +69,15 @@ def test_workers_with_different_configs_are_refused(tmp_path: Path) -> None:
     for code, _, stderr in ends([hosts.start(number, f"seed={number}") for number in range(2)]):
         assert code == 2
         assert "not all started with the same config" in stderr
+
+
+@pytest.mark.slow
+def test_checkpoints_that_only_the_chief_would_see_are_refused(tmp_path: Path) -> None:
+    hosts = Hosts(tmp_path, 2)
+    for code, _, stderr in ends([hosts.start(number) for number in range(2)]):
+        assert code == 2
+        assert re.search(r"checkpoint=default: the machines do not share .*/checkpoints, .*checkpoint.folder=", stderr)
+    assert not (hosts.commands[0].folder / "outputs").exists()
 
 
 @pytest.mark.slow

@@ -1,0 +1,226 @@
+"""A Ray cluster: how it is reached, and places on its machines. Ray itself is imported when it is needed.
+
+https://docs.ray.io/en/latest/ray-core/scheduling/placement-group.html
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import Any
+
+from scaleflow.cluster.tf_config import answers, is_address
+from scaleflow.errors import Refusal
+from scaleflow.interfaces import Cluster
+
+#: What Ray itself takes for its address.
+VARIABLE = "RAY_ADDRESS"
+
+#: The address of a cluster that runs on this machine already, and of one that is started for this run alone.
+AUTO, OWN = "auto", "local"
+
+LOOPBACK = "127.0.0.1"
+
+#: Between looks whether there is room.
+SECONDS_BETWEEN_LOOKS = 0.2
+
+#: How long a machine that is lost may still count as there.
+SECONDS_TO_SHOW = 1.0
+
+#: How long the machines of a lost process are waited for, before a run goes on with fewer.
+SECONDS_TO_COME_BACK = 5.0
+
+_using = threading.RLock()
+_users = 0
+
+
+def check(cluster: Cluster) -> None:
+    """Refuses a cluster that can't be reached, as far as that can be told without Ray.
+
+    Raises:
+        Refusal: if Ray is not installed, or nothing answers at the address.
+    """
+    if find_spec("ray") is None:
+        raise Refusal("cluster=ray: Ray is not installed; pip install 'scaleflow[ray]'")
+    address = address_of(cluster)
+    if address in (AUTO, OWN):
+        return
+    key = "cluster.address" if cluster.address else VARIABLE
+    if not is_address(address):
+        raise Refusal(
+            f"{key}={address}: expected HOST:PORT or auto; from a machine outside of the cluster use "
+            "ray job submit -- python -m scaleflow cluster=ray ..."
+        )
+    if not answers(address):
+        raise Refusal(f"{key}={address}: nothing answers there; start it with ray start --head --port=6379")
+
+
+def address_of(cluster: Cluster) -> str:
+    return cluster.address or os.environ.get(VARIABLE) or OWN
+
+
+@contextlib.contextmanager
+def connected(cluster: Cluster, count: int) -> Iterator[None]:
+    """This process as a driver of the cluster; the jobs of a sweep share one connection.
+
+    Args:
+        cluster: with its address.
+        count: processes that a cluster of this machine alone has room for, however few cores there are.
+
+    Raises:
+        Refusal: if there is none.
+    """
+    global _users
+    import ray
+
+    with _using:
+        if not _users:
+            join(address_of(cluster), count * (cluster.cpus or 1))
+        _users += 1
+    try:
+        yield
+    finally:
+        with _using:
+            _users -= 1
+            if not _users:
+                with signals_kept():
+                    ray.shutdown()
+
+
+def join(address: str, least: int) -> None:
+    """Connects, or starts a cluster of this machine alone, with at least so many cores to give away.
+
+    Raises:
+        Refusal: if that fails.
+    """
+    import ray
+
+    quietly: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "namespace": "scaleflow"}
+    if address == OWN:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        quietly |= {"include_dashboard": False, "_node_ip_address": LOOPBACK}
+        quietly |= {"num_cpus": max(least, len(os.sched_getaffinity(0)))}
+    try:
+        with signals_kept():
+            ray.init(address=address, **quietly)
+    except Exception as error:  # Ray's own of many kinds
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        raise Refusal(f"cluster.address={address}: Ray can't be reached: {said[0]}") from error
+
+
+@contextlib.contextmanager
+def signals_kept() -> Iterator[None]:
+    """What SIGINT and SIGTERM do stays as it is: Ray would end the process with them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def bundle(cluster: Cluster) -> dict[str, float]:
+    """What each process takes of its machine."""
+    return {"CPU": float(cluster.cpus or 1), **({"GPU": float(cluster.gpus)} if cluster.gpus else {})}
+
+
+def room(cluster: Cluster) -> int:
+    """For how many processes the machines that are there have room, if nobody else were on them."""
+    import ray
+
+    wants = bundle(cluster)
+    there = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return sum(int(min(resources.get(name, 0) // amount for name, amount in wants.items())) for resources in there)
+
+
+@contextlib.contextmanager
+def places(cluster: Cluster, count: int, told_to_stop: Callable[[], bool]) -> Iterator[Any]:
+    """A placement group with a place to each process, for as long as the block; None where it is told to stop.
+
+    It is waited for as long as others have what it needs; for what the cluster has not got at all,
+    `cluster.start_seconds`: an autoscaler may bring it.
+
+    Raises:
+        Refusal: if there is no room.
+    """
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    group = placement_group([bundle(cluster)] * count, strategy=cluster.placement.upper())
+    try:
+        deadline = time.monotonic() + cluster.start_seconds
+        waited = group.ready()
+        while not ray.wait([waited], timeout=SECONDS_BETWEEN_LOOKS)[0]:
+            if told_to_stop():
+                yield None
+                return
+            if room(cluster) >= count:
+                deadline = time.monotonic() + cluster.start_seconds
+            elif time.monotonic() > deadline:
+                raise Refusal(too_large(cluster, count))
+        yield group
+    finally:
+        with contextlib.suppress(Exception):  # the cluster may be gone
+            remove_placement_group(group)
+
+
+def too_large(cluster: Cluster, count: int) -> str:
+    import ray
+
+    each = " and ".join(f"{amount:g} {name}" for name, amount in bundle(cluster).items())
+    there = ray.cluster_resources()
+    has = ", ".join(f"{there.get(name, 0):g} {name}" for name in bundle(cluster))
+    return (
+        f"cluster=ray: {count} processes with {each} each do not fit: there are {has} on {alive()} machine(s), and "
+        f"room for {room(cluster)}; use fewer cluster.workers, or add machines within cluster.start_seconds="
+        f"{cluster.start_seconds:g}"
+    )
+
+
+def alive() -> int:
+    """How many machines the cluster has."""
+    import ray
+
+    return sum(bool(node["Alive"]) for node in ray.nodes())
+
+
+def settled_room(cluster: Cluster, wanted: int, least: int, told_to_stop: Callable[[], bool]) -> int:
+    """For how many processes there is room once a loss has shown, at most `wanted`.
+
+    Machines that come back within `SECONDS_TO_COME_BACK` count; for `least`, `cluster.start_seconds` are waited.
+    """
+    began = time.monotonic()
+    while not told_to_stop():
+        found, waited = min(wanted, room(cluster)), time.monotonic() - began
+        enough = SECONDS_TO_SHOW if found == wanted else SECONDS_TO_COME_BACK
+        if waited > (enough if found >= least else cluster.start_seconds):
+            return found
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+    return 0
+
+
+def on(group: Any, place: int, cluster: Cluster) -> dict[str, Any]:
+    """The options of an actor at a place of a group."""
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    wants = bundle(cluster)
+    return {
+        "num_cpus": wants["CPU"],
+        "num_gpus": wants.get("GPU", 0),
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place),
+    }
+
+
+def lost(error: Exception) -> bool:
+    """Whether an error says that an actor, or its machine, is gone."""
+    from ray.exceptions import RayError
+
+    return isinstance(error, RayError)
