@@ -18,7 +18,8 @@ The events, in the order of a run's life:
     note      text                                       something the user should know
     metrics   step, values, [epoch, rate]                values of metrics after `step` updates
     system    step, values                               what the launcher measured of this machine and its
-                                                         workers; `step` counts the measurements
+                                                         workers, and heard of other machines; `step` counts
+                                                         the measurements
     epoch     epoch, step, values                        an epoch is over; for the terminal
     weights   step, values                               how weights are distributed, for TensorBoard
     artifact  path, [folder]                             a file to keep with the run

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from scaleflow.errors import Refusal
 from scaleflow.process import WorkerProcess, serving
-from scaleflow.sampling import Machine, Values
+from scaleflow.sampling import Machine, Values, of_host
 from scaleflow.worker import EVENTS, Job
 
 #: How long it waits for news before it says that there are none.
@@ -217,12 +217,3 @@ def is_others(path: Path, folder: Path) -> bool:
     if path.parent == folder and (path.suffix == ".log" or path.match("events*.jsonl")):
         return True
     return any(path.match(pattern) for pattern in NOT_SENT)
-
-
-def of_host(values: Values, job: Job, host: str) -> Values:
-    """Values by the machine's name, but for those of the process, which have its own."""
-    own = f"system/{job.name.replace(' ', '-')}/"
-    return {
-        key if key.startswith(own) else key.replace("system/", f"system/{host}/", 1): value
-        for key, value in values.items()
-    }

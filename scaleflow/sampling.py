@@ -1,18 +1,22 @@
 """System metrics: what this machine and each worker's process on it use, measured by the launcher as the run goes on.
 
 The names are MLflow's, so that its page shows them as system metrics; what is a worker's own has the worker's name in
-it. Workers know nothing of it, and the values go the way of all others, through `events.jsonl`.
+it. Workers know nothing of it, and the values go the way of all others, through `events.jsonl`. Where several
+launchers are one run, each measures its machine, by the machine's name, and the chief's adds what the others report
+into the run's folder, if that is one that all of them see.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from scaleflow.cluster import place_of
 from scaleflow.events import Reader, Writer
 from scaleflow.worker import Job
 
@@ -49,13 +53,16 @@ Measuring = Callable[[], Callable[[], Values]]
 
 def machine_of(job: Job, processes: Sequence[Sampled]) -> Measuring:
     """This machine, and the run's processes on it."""
-    return lambda: Machine(job.folder, processes).measure
+    if place_of(job.plan) is None:
+        return lambda: Machine(job.folder, processes).measure
+    return lambda: OneOfSeveral(job, processes).measure
 
 
 @contextlib.contextmanager
 def sampled(job: Job, measuring: Measuring) -> Iterator[None]:
     """Measures as long as the block lasts, where that is wanted."""
-    if not (job.records and job.plan.tracking.system_metrics and job.plan.tracking.name != "none"):
+    is_wanted = job.plan.tracking.system_metrics and job.plan.tracking.name != "none"
+    if not is_wanted or not (job.records or place_of(job.plan)):
         yield
         return
     over = threading.Event()
@@ -77,7 +84,7 @@ def sample(job: Job, measuring: Measuring, over: threading.Event) -> None:
     while not over.wait(SECONDS_BETWEEN_SAMPLES):
         values = measure()
         if step is None:
-            step = next_step(job.events)
+            step = next_step(job.events, "ready" if job.records else "started")  # a run is the chief's
         if step is None or is_at_its_end(job.events):
             continue
         with contextlib.suppress(OSError):  # a full disk is the worker's to tell of
@@ -87,11 +94,11 @@ def sample(job: Job, measuring: Measuring, over: threading.Event) -> None:
             step += 1
 
 
-def next_step(events: Path) -> int | None:
-    """The number of the next measurement; None where there is no run yet to which it would belong."""
+def next_step(events: Path, begin: str) -> int | None:
+    """The number of the next measurement; None before the event behind which there may be one."""
     step, is_ready = 1, False
     for event in Reader(events).read():
-        is_ready = is_ready or event["event"] == "ready"
+        is_ready = is_ready or event["event"] == begin
         if event["event"] == "system":
             step = event["step"] + 1
     return step if is_ready else None
@@ -103,6 +110,45 @@ def is_at_its_end(events: Path) -> bool:
         file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_END))
         lines = file.read().splitlines()
     return bool(lines) and lines[-1].startswith((b'{"event": "end"', b'{"event": "refused"'))
+
+
+def of_host(values: Values, job: Job, host: str) -> Values:
+    """Values by the machine's name, but for those of the process, which have its own."""
+    own = f"system/{job.name.replace(' ', '-')}/"
+    return {
+        key if key.startswith(own) else key.replace("system/", f"system/{host}/", 1): value
+        for key, value in values.items()
+    }
+
+
+class OneOfSeveral:
+    """What is measured of a machine whose launcher is one of several, by the machine's name.
+
+    The chief's are the run's, too, and with them comes what the others report into its folder from now on.
+    """
+
+    def __init__(self, job: Job, processes: Sequence[Sampled]) -> None:
+        self._job = job
+        self._machine = Machine(job.folder, processes)
+        self._host = socket.gethostname()
+        self._others = {path: Reader(path, path.stat().st_size) for path in self._reports()}
+
+    def measure(self) -> Values:
+        own = self._machine.measure()
+        named = of_host(own, self._job, self._host)
+        return {**own, **named, **self._heard()} if self._job.records else named
+
+    def _heard(self) -> Values:
+        """The last that has come of each value since this was asked before."""
+        values: Values = {}
+        for path in self._reports():
+            for event in self._others.setdefault(path, Reader(path)).read():
+                if event["event"] == "system":
+                    values |= event["values"]
+        return values
+
+    def _reports(self) -> list[Path]:
+        return sorted(self._job.folder.glob("events-*.jsonl"))
 
 
 class Machine:

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from scaleflow import sampling
+from scaleflow.cluster import EXAMPLE
 from scaleflow.events import Reader, Writer
 from scaleflow.interfaces import Plan
-from scaleflow.sampling import Machine, gpus, sampled
+from scaleflow.sampling import Machine, Measuring, gpus, machine_of, sampled
 from scaleflow.worker import Job
 from tests.test_launch import wait_for
 
@@ -111,13 +112,17 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "SECONDS_BETWEEN_SAMPLES", 0.05)
 
 
+def of_this_process(job: Job) -> Measuring:
+    return machine_of(job, [Handle(job, os.getpid())])
+
+
 def measured(job: Job) -> list[int]:
     return [event["step"] for event in Reader(job.events).read() if event["event"] == "system"]
 
 
 def test_measurements_are_counted_from_when_there_is_a_run_and_on_when_it_goes_on(job: Job, often: None) -> None:
     write = Writer(job.events)
-    with sampled(job, [Handle(job, os.getpid())]):
+    with sampled(job, of_this_process(job)):
         threading.Event().wait(0.3)
         assert measured(job) == []
         write("ready", name="run")
@@ -127,7 +132,7 @@ def test_measurements_are_counted_from_when_there_is_a_run_and_on_when_it_goes_o
         assert [event["event"] for event in Reader(job.events).read()][-1] == "end"
     first = measured(job)
     assert first == list(range(1, len(first) + 1))
-    with sampled(replace(job, life=1), [Handle(job, os.getpid())]):
+    with sampled(replace(job, life=1), of_this_process(job)):
         write("ready", name="run", resumed=1)
         wait_for(lambda: len(measured(job)) > len(first) + 1)
     steps = measured(job)
@@ -135,12 +140,39 @@ def test_measurements_are_counted_from_when_there_is_a_run_and_on_when_it_goes_o
     assert "system metrics" not in {thread.name for thread in threading.enumerate()}
 
 
+def test_a_launcher_of_each_machine_measures_it_by_its_name_and_the_chiefs_has_all(
+    plan: Callable[..., Plan], tmp_path: Path, often: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["chief.example", "other.example"]
+    monkeypatch.setattr("socket.gethostname", lambda: names.pop(0))
+    monkeypatch.setenv("TF_CONFIG", EXAMPLE)
+    chief = Job(plan("cluster=tf_config", "strategy=multi_worker"), tmp_path, 0.0)
+    other = replace(chief, worker=1)
+    before = Writer(other.events)
+    before("system", step=1, values={"system/gone.example/disk_usage_percentage": 1.0})  # of an earlier life
+    with sampled(chief, of_this_process(chief)):
+        wait_for(lambda: len(names) == 1)
+        with sampled(other, of_this_process(other)):
+            before("started", name=other.name, pid=os.getpid())
+            Writer(chief.events)("ready", name="run")
+
+            def seen() -> set[str]:
+                return {key for e in Reader(chief.events).read() if e["event"] == "system" for key in e["values"]}
+
+            wait_for(lambda: "system/worker-1/threads" in seen())
+    of_machine = {key.removeprefix("system/") for key in OF_HOST}
+    of_hosts = {f"system/{host}.example/{key}" for host in ("chief", "other") for key in of_machine}
+    of_processes = {f"system/worker-{n}/{key}" for n in (0, 1) for key in OF_PROCESS}
+    assert seen() == OF_HOST | of_hosts | of_processes
+    assert measured(other)[:2] == [1, 2]
+
+
 @pytest.mark.parametrize("words", [("tracking.system_metrics=false",), ("tracking=none",)])
 def test_nothing_is_measured_where_it_is_not_wanted(
     plan: Callable[..., Plan], tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     job = Job(plan(*words), tmp_path, 0.0)
-    with sampled(job, []):
+    with sampled(job, machine_of(job, [])):
         assert "system metrics" not in {thread.name for thread in threading.enumerate()}
-    with sampled(Job(plan(), tmp_path, 0.0, worker=1), []):
+    with sampled(Job(plan(), tmp_path, 0.0, worker=1), machine_of(job, [])):
         assert "system metrics" not in {thread.name for thread in threading.enumerate()}

@@ -230,7 +230,7 @@ def test_the_workers_that_are_left_divide_the_same_global_batch(
 
 
 def test_what_is_measured_has_the_name_of_its_machine() -> None:
-    from scaleflow.post import of_host
+    from scaleflow.sampling import of_host
 
     job: Job = SimpleNamespace(name="worker 1")  # type: ignore[assignment]
     values = {"system/cpu_utilization_percentage": 1.0, "system/worker-1/threads": 2.0, "system/gpu_0_power": 3.0}
