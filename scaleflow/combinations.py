@@ -17,7 +17,7 @@ from typing import Any, Literal, cast, get_args, get_type_hints
 
 from scaleflow.cluster import EXAMPLE, EXAMPLE_WITH_SERVERS, TF_CONFIG, names, place_of
 from scaleflow.errors import Refusal
-from scaleflow.interfaces import Hardware, Partitioner, Plan, Precision, Strategy, Training
+from scaleflow.interfaces import Cluster, Hardware, Partitioner, Plan, Precision, Strategy, Training
 from scaleflow.sections import show
 
 
@@ -108,7 +108,7 @@ def monitors_what_is_not_validated(plan: Plan) -> bool:
 
 def is_over_machines(plan: Plan) -> bool:
     """Whether TF_CONFIG is to be followed, and names others; a worker that is alone has it taken away."""
-    place = place_of(plan) if TF_CONFIG in os.environ or plan.cluster.name == "slurm" else None
+    place = place_of(plan) if TF_CONFIG in os.environ or plan.cluster.name in SUBMITTED_TO else None
     return place is not None and len(place.peers) > 1
 
 
@@ -141,7 +141,19 @@ def has_windows_that_overlap(plan: Plan) -> bool:
     return any(following <= last for (_, last), (following, _) in itertools.pairwise(windows))
 
 
+def is_submitted_to_pods(plan: Plan) -> bool:
+    return plan.cluster.submit is not None and plan.cluster.name == "kubernetes"
+
+
+def keeps_its_store_in_a_pod(plan: Plan) -> bool:
+    """Whether nothing says of another store than the file that is made where none is named."""
+    tracking = plan.tracking
+    return is_submitted_to_pods(plan) and tracking.name != "none" and not (tracking.uri or plan.cluster.env_from)
+
+
 SEVERAL_PROCESSES = ("multi_worker", "parameter_server")
+#: Engines that take what `cluster.submit` writes.
+SUBMITTED_TO = ("slurm", "kubernetes")
 
 RULES: Sequence[Rule] = (
     Rule(
@@ -230,9 +242,44 @@ RULES: Sequence[Rule] = (
     Rule(
         "nothing to submit to",
         ("cluster.submit", "cluster"),
-        lambda p: p.cluster.submit is not None and p.cluster.name != "slurm",
+        lambda p: p.cluster.submit is not None and p.cluster.name not in SUBMITTED_TO,
         "these processes are started by nothing that takes a script",
-        "use cluster=slurm, or leave it null",
+        "use cluster=slurm or kubernetes, or leave it null",
+    ),
+    Rule(
+        "what pods have elsewhere",
+        ("cluster",),
+        lambda p: p.cluster.name != "kubernetes" and p.cluster.for_pods != Cluster().for_pods,
+        "its processes are in no pods, which have an image, a job, a volume and so on",
+        "use cluster=kubernetes, or leave out such keys",
+    ),
+    Rule(
+        "pods without an image",
+        ("cluster.image", "cluster"),
+        lambda p: is_submitted_to_pods(p) and p.cluster.image is None,
+        "a pod is started from an image that has Python, scaleflow and your code in it",
+        "name it: cluster.image=REGISTRY/IMAGE",
+    ),
+    Rule(
+        "checkpoints in pods",
+        ("cluster.volume", "checkpoint"),
+        lambda p: is_submitted_to_pods(p) and p.cluster.volume is None and p.checkpoint.name != "none",
+        "what a pod has for itself goes with it, and the run's folder is there",
+        "name a PersistentVolumeClaim that all pods may write to by cluster.volume, or use checkpoint=none",
+    ),
+    Rule(
+        "servers in pods",
+        ("cluster.volume", "strategy"),
+        lambda p: is_submitted_to_pods(p) and p.cluster.volume is None and p.strategy.name == "parameter_server",
+        "pods of servers learn from the run's folder whether the coordinator that is gone was through",
+        "name a PersistentVolumeClaim that all pods may write to by cluster.volume",
+    ),
+    Rule(
+        "a store in a pod",
+        ("tracking.uri", "cluster.env_from", "cluster"),
+        keeps_its_store_in_a_pod,
+        "the store would be a file in the first pod, and go with it",
+        "name a server by tracking.uri, or a Secret with MLFLOW_TRACKING_URI in cluster.env_from, or use tracking=none",
     ),
     Rule(
         "TF_CONFIG with servers",

@@ -83,7 +83,8 @@ class Cluster:
 
     Attributes:
         name: `local` starts them on this machine; `tf_config` is started once on each machine, and the
-            environment variable TF_CONFIG says which of them this is; `slurm` is started by srun, as its tasks.
+            environment variable TF_CONFIG says which of them this is; `slurm` is started by srun, as its tasks;
+            `kubernetes` is started in the pods of an Indexed Job.
         workers: processes that train; null means 2 where the strategy needs several.
         servers: parameter_server: processes that hold the variables; null means 1.
         max_restarts: how often processes that died are started again, in all: a parameter server's worker alone, else
@@ -91,15 +92,43 @@ class Cluster:
         stall_seconds: processes that report nothing for so long, while training or evaluating, count as dead.
         start_seconds: how long processes wait for each other at the start.
         submit: `print` writes what starts the run there, and starts nothing.
+        image: kubernetes, as all below: of its pods.
+        job: the name of the Job and of its Service, and of the run's folder on the volume.
+        namespace: null means kubectl's.
+        cpus, memory, gpus: of each pod; processors are asked for, memory (in Kubernetes' words) and GPUs
+            limited, too.
+        env_from: names of Secrets whose keys the pods have as environment variables.
+        volume: the name of a PersistentVolumeClaim that all pods mount at `path`; the run's folder is there.
+        port: that each pod listens on.
+        retries: how often a pod of each index may fail.
     """
 
-    name: Literal["local", "tf_config", "slurm"] = "local"
+    name: Literal["local", "tf_config", "slurm", "kubernetes"] = "local"
     workers: int | None = field(default=None, metadata={"at_least": 1, "at_most": 64})
     servers: int | None = field(default=None, metadata={"at_least": 1, "at_most": 64})
     max_restarts: int | None = field(default=None, metadata={"at_least": 0})
     stall_seconds: float | None = field(default=None, metadata={"above": 0.0})
     start_seconds: float = field(default=120.0, metadata={"above": 0.0})
     submit: Literal["print"] | None = None
+    image: str | None = None
+    job: str = "scaleflow"
+    namespace: str | None = None
+    cpus: float | None = field(default=None, metadata={"at_least": 0.001})
+    memory: str | None = None
+    gpus: int | None = field(default=None, metadata={"at_least": 1})
+    env_from: list[str] | None = None
+    volume: str | None = None
+    path: str = "/scaleflow"
+    port: int = field(default=2222, metadata={"at_least": 1, "at_most": 65535})
+    retries: int = field(default=3, metadata={"at_least": 0})
+
+    @property
+    def for_pods(self) -> tuple[object, ...]:
+        """What only pods have."""
+        return (
+            *(self.image, self.job, self.namespace, self.cpus, self.memory, self.gpus),
+            *(self.env_from, self.volume, self.path, self.port, self.retries),
+        )
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from scaleflow.masking import masked
 
 #: Options that the documentation names as coming. They are refused in those words, not as unknown.
 NOT_YET_OPTIONS: Mapping[str, Sequence[str]] = {
-    "cluster": ("ray", "kubernetes"),
+    "cluster": ("ray",),
 }
 
 #: The same for keys; a group's name stands for every key in it.
