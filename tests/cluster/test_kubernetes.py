@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,11 @@ import yaml
 from scaleflow.cluster.kubernetes import GROUP, LEAST_VERSION, manifest, tf_config, unexpanded
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import Cluster
-from tests.conftest import Command
+from scaleflow.process import SERVER
+from tests.cluster import hosts
+from tests.cluster.test_several_launchers import ends
+from tests.conftest import Command, clean_environment
+from tests.test_launch import only_run, wait_for
 
 IMAGE = "registry.example.com/team/train:1.0"
 PRINT = ("cluster=kubernetes", "cluster.submit=print", f"cluster.image={IMAGE}")
@@ -224,3 +231,123 @@ def test_what_cannot_be_is_refused(
     assert re.search(expected, said.err), said.err
     assert not said.out
     assert not list(tmp_path.iterdir())
+
+
+# ---------------------------------------------------------------------------------------------
+# On hosts that are named as pods would be
+# ---------------------------------------------------------------------------------------------
+
+WORDS = (
+    *("hardware=cpu", "hardware.intra_op_threads=1", "dataset=synthetic", "dataset.shape=[16]"),
+    *("dataset.examples=20000", "training.epochs=1000", "checkpoint.every_steps=100"),
+)
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[hosts.Host]]:
+    if reason := hosts.lacking():
+        pytest.skip(reason)
+    with hosts.joined(3, tmp_path_factory.mktemp("hosts"), "train-{}.train") as joined:
+        yield joined
+
+
+class Pods:
+    """The Job of a printed manifest: its container's command, started on each host as in a pod.
+
+    The folder is both the volume and what a Secret's MLFLOW_TRACKING_URI leads to; each host has a working folder of
+    its own, as an image gives it.
+    """
+
+    def __init__(self, among: Sequence[hosts.Host], command: Command, *words: str) -> None:
+        volume = ("cluster.job=train", "cluster.volume=runs", "cluster.env_from=[mlflow]")
+        printed = command(*PRINT, *volume, *words, *WORDS)
+        assert printed.returncode == 0, printed.stderr
+        _, job = yaml.safe_load_all(printed.stdout)
+        assert job["spec"]["completions"] == len(among)
+        (container,) = job["spec"]["template"]["spec"]["containers"]
+        (mount,) = container["volumeMounts"]
+        self.hosts, self.folder = among, command.folder
+        self.run = self.folder / "volume" / "train"
+        *shell, script = [as_kubernetes_does(word) for word in container["command"]]
+        here = script.replace(f"run={mount['mountPath']}/", f"run={self.folder}/volume/")
+        self._words = [*shell, here.replace("exec python ", f"exec {sys.executable} ")]
+        self._variables = {each["name"]: each["value"] for each in container["env"]}
+
+    def start(self) -> list[subprocess.Popen[str]]:
+        return [self._start(index, host) for index, host in enumerate(self.hosts)]
+
+    def _start(self, index: int, host: hosts.Host) -> subprocess.Popen[str]:
+        own = self.folder / f"pod-{index}"
+        own.mkdir(exist_ok=True)
+        secret = {"MLFLOW_TRACKING_URI": f"sqlite:///{self.folder}/mlflow.db"}
+        given: Mapping[str, str] = {"JOB_COMPLETION_INDEX": str(index), SERVER: host.server, **secret}
+        return host.start(self._words, own, {**clean_environment(), **given, **self._variables})
+
+    def events(self) -> list[dict[str, Any]]:
+        path = self.run / "events.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def has_checkpoint(self) -> bool:
+        return any(event["event"] == "checkpoint" for event in self.events())
+
+    def preempted(self) -> list[tuple[int, str, str]]:
+        """Starts them, and in mid-run does to the first pod's process what its preemption would."""
+        started = self.start()
+        wait_for(lambda: self.has_checkpoint() or started[0].poll() is not None, 120)
+        os.kill(started[0].pid, signal.SIGTERM)
+        return ends(started)
+
+
+def losses(events: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+    """The training loss by step."""
+    key = "train/loss"
+    return {event["step"]: event["values"][key] for event in events if key in event.get("values", {})}
+
+
+def lives(pods_of: Pods) -> list[bool]:
+    """Of each time that the run was ready whether it went on."""
+    return [event.get("resumed", 0) > 0 for event in pods_of.events() if event["event"] == "ready"]
+
+
+@pytest.mark.slow
+def test_pods_that_are_preempted_go_on_with_the_run_and_learn_as_local_workers_do(
+    three: list[hosts.Host], command: Command
+) -> None:
+    words = ("strategy=multi_worker", "training.max_steps=700", "training.steps_per_loop=1")
+    workers = Pods(three[:2], command, *words)
+    said = workers.preempted()
+    assert [code for code, _, _ in said] == [143, 143], said
+    assert only_run(command.folder).info.status == "KILLED"
+    assert workers.events()[-1]["status"] == "KILLED"
+    again = ends(workers.start())
+    assert [code for code, _, _ in again] == [0, 0], again
+    assert only_run(command.folder).info.status == "FINISHED"
+    assert lives(workers) == [False, True]
+    assert "worker 1 of 2 processes; the chief, train-0.train:2222, records the run" in again[1][1]
+    assert not list(command.folder.glob("pod-*/*"))  # nothing but what is on the volume
+
+    done = ends(workers.start())  # as a pod does that was lost behind the run's end
+    assert [(code, "the run is finished" in out) for code, out, _ in done] == [(0, True)] * 2, done
+
+    local = Command(command.folder / "local")
+    local.folder.mkdir()
+    ended = local(*words, *WORDS, "cluster.workers=2", "tracking=none")
+    assert ended.returncode == 0, ended.stderr
+    expected = losses(local.events())
+    assert len(expected) == 700
+    assert losses(workers.events()) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_servers_are_started_again_with_a_coordinator_that_was_preempted(
+    three: list[hosts.Host], command: Command
+) -> None:
+    words = ("strategy=parameter_server", "cluster.workers=1", "training.max_steps=1000")
+    served = Pods(three, command, *words)
+    said = served.preempted()
+    assert [code for code, _, _ in said] == [143, 143, 143], said
+    assert "the coordinator was gone before the run was finished" in said[2][2]
+    again = ends(served.start())
+    assert [code for code, _, _ in again] == [0, 0, 0], again
+    assert only_run(command.folder).info.status == "FINISHED"
+    assert lives(served) == [False, True]
