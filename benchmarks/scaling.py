@@ -131,35 +131,50 @@ def table(works: Sequence[Work], workers: Sequence[int], gbits: Sequence[float],
 # Measuring
 # ---------------------------------------------------------------------------------------------
 
-#: What is measured for the table: a model of scaleflow's on data of its usual shape, and how many steps.
-MODELS: Mapping[str, tuple[Sequence[str], int]] = {
-    "mlp": (("model=mlp", "model.units=128", "dataset.shape=[28,28,1]"), 6000),
-    "cnn": (("model=cnn", "dataset.shape=[32,32,3]"), 400),
-    "resnet": (("model=resnet", "dataset.shape=[32,32,3]"), 40),
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained to be measured: a model of scaleflow's on data of its usual shape.
+
+    Attributes:
+        overrides: the model and the data.
+        steps: of an epoch.
+        epochs: how many.
+    """
+
+    overrides: Sequence[str]
+    steps: int
+    epochs: int
+
+    def words(self, *more: str) -> list[str]:
+        examples = self.steps * BATCH_SIZE * 5 // 4  # a fifth is for the test
+        return [
+            *("hardware=cpu", "dataset=synthetic", f"dataset.examples={examples}", "dataset.validation=null"),
+            *("tracking=none", "checkpoint=none"),
+            *(f"training.batch_size={BATCH_SIZE}", f"training.epochs={self.epochs}"),
+            *self.overrides,
+            *more,
+        ]
+
+
+#: What is measured for the table.
+MODELS: Mapping[str, Task] = {
+    "mlp": Task(("model=mlp", "model.units=128", "dataset.shape=[28,28,1]"), 64, 100),
+    "cnn": Task(("model=cnn", "dataset.shape=[32,32,3]"), 40, 10),
+    "resnet": Task(("model=resnet", "dataset.shape=[32,32,3]"), 6, 7),
 }
 
 #: What the check is fitted to, and what it is tried on besides.
 FITTED = ("mlp", "mlp_wide")
-CHECKED: Mapping[str, tuple[Sequence[str], int]] = {
+CHECKED: Mapping[str, Task] = {
     "mlp": MODELS["mlp"],
-    "mlp_wide": (("model=mlp", "model.units=[1024,1024]", "dataset.shape=[28,28,1]"), 300),
-    "cnn": (MODELS["cnn"][0], 240),
+    "mlp_wide": Task(("model=mlp", "model.units=[1024,1024]", "dataset.shape=[28,28,1]"), 32, 10),
+    "cnn": Task(MODELS["cnn"].overrides, 32, 10),
 }
 
 ONE_THREAD = ("hardware.intra_op_threads=1", "hardware.inter_op_threads=1")
 
-EPOCHS = 8
 TRAINED = re.compile(r"Trainable params: ([\d,]+)")
-
-
-def words(overrides: Sequence[str], steps: int, *more: str) -> list[str]:
-    return [
-        *("hardware=cpu", "dataset=synthetic", f"dataset.examples={64 * BATCH_SIZE}", "dataset.validation=null"),
-        *("tracking=none", "checkpoint=none", f"training.batch_size={BATCH_SIZE}"),
-        *(f"training.epochs={EPOCHS}", f"training.steps_per_epoch={steps // EPOCHS}"),
-        *overrides,
-        *more,
-    ]
 
 
 def steps_of(events: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]]:
@@ -179,9 +194,9 @@ def trained_parameters(run: Path) -> int:
     return int(found[1].replace(",", ""))
 
 
-def alone(overrides: Sequence[str], steps: int, count: int, folder: Path, *more: str) -> Work:
+def alone(task: Task, count: int, folder: Path, *more: str) -> Work:
     """A step of one of several workers that have nothing to do with each other, while all of them train."""
-    typed = words(overrides, steps, "strategy=one_device", *more)
+    typed = task.words("strategy=one_device", *more)
 
     def one(number: int) -> list[tuple[float, float]]:
         return steps_of(run_scaleflow(typed, folder, f"alone-{number}", is_recorded=False)[0])
@@ -201,9 +216,9 @@ def while_all(found: Sequence[Sequence[tuple[float, float]]]) -> list[float]:
     return seconds
 
 
-def together(overrides: Sequence[str], steps: int, count: int, folder: Path) -> float:
+def together(task: Task, count: int, folder: Path) -> float:
     """Seconds of a step of workers that sum their gradients."""
-    typed = words(overrides, steps, "strategy=multi_worker", f"cluster.workers={count}", *ONE_THREAD)
+    typed = task.words("strategy=multi_worker", f"cluster.workers={count}", *ONE_THREAD)
     events, _ = run_scaleflow(typed, folder, "together", is_recorded=False)
     return statistics.median(seconds for _, seconds in steps_of(events))
 
@@ -223,8 +238,8 @@ def measured_here() -> list[Work]:
     """A step of each model on this machine, one worker with all of its cores."""
     found = []
     with served(), temporary_folder() as folder:
-        for name, (overrides, steps) in MODELS.items():
-            work = alone(overrides, steps, 1, folder)
+        for name, task in MODELS.items():
+            work = alone(task, 1, folder)
             say(f"{name}: {work.parameters:,} parameters, {work.seconds * 1e3:.3g} ms")
             found.append(Work(name, work.parameters, work.seconds))
     return found
@@ -279,12 +294,12 @@ def seen_here(rounds: int) -> list[Seen]:
     sizes: dict[str, int] = {}
     with served(), temporary_folder() as folder:
         for _ in range(rounds):
-            for name, (overrides, steps) in CHECKED.items():
+            for name, task in CHECKED.items():
                 for count in (2, 3):
-                    work = alone(overrides, steps, count, folder, *ONE_THREAD)
+                    work = alone(task, count, folder, *ONE_THREAD)
                     sizes[name] = work.gradient_bytes
                     found.setdefault((name, "alone", count), []).append(work.seconds)
-                    seconds = together(overrides, steps, count, folder)
+                    seconds = together(task, count, folder)
                     found.setdefault((name, "together", count), []).append(seconds)
                     say(f"{name}, {count} workers: alone {work.seconds * 1e3:.3g}, together {seconds * 1e3:.3g} ms")
     median = {key: statistics.median(values) for key, values in found.items()}

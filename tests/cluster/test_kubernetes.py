@@ -233,6 +233,24 @@ def test_what_cannot_be_is_refused(
     assert not list(tmp_path.iterdir())
 
 
+GONE = """
+import tensorflow as tf
+from scaleflow.dataset.digits import Digits
+
+class Source(Digits):
+    def load(self, split):
+        raise tf.errors.UnavailableError(None, None, "worker 1 is gone")
+"""
+
+
+def test_the_loss_of_a_peer_before_there_is_a_run_is_no_refusal(command: Command) -> None:
+    """A refusal, 2, would fail the Job for good."""
+    (command.folder / "gone.py").write_text(GONE)
+    ended = command("dataset._target_=gone.Source", "tracking=none")
+    assert ended.returncode == 1, ended.stderr
+    assert "UnavailableError: worker 1 is gone" in ended.stderr
+
+
 # ---------------------------------------------------------------------------------------------
 # On hosts that are named as pods would be
 # ---------------------------------------------------------------------------------------------
