@@ -13,7 +13,7 @@ stays what it is.
 The check fits a link's bytes a second, and what a hop costs, to two workers on loopback with two models of different
 size, and says what three workers, and another model, should then take. Each worker computes in one thread. Three of
 them share two cores here: what a worker computes in is measured with as many others at work that it does not speak
-with.
+with. On loopback it is the processor, too, that sends; the last two columns have it slowed as computing is.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def table(works: Sequence[Work], workers: Sequence[int], gbits: Sequence[float],
     rows.append(["---"] * len(rows[0]))
     for work in works:
         size = f"{work.gradient_bytes / 1e6:.3g} MB"
-        own = [work.name, f"{work.parameters:,}", size, f"{work.seconds * 1e3:.3g} ms"]
+        own = [work.name, f"{work.parameters:,}", size, shown(work.seconds)]
         for count in workers:
             links = [Link(rate * 1e9 / 8, hop_seconds) for rate in gbits]
             rows.append([*own, str(count), *(f"{100 * efficiency(work, count, link):.0f} %" for link in links)])
@@ -240,7 +240,7 @@ def measured_here() -> list[Work]:
     with served(), temporary_folder() as folder:
         for name, task in MODELS.items():
             work = alone(task, 1, folder)
-            say(f"{name}: {work.parameters:,} parameters, {work.seconds * 1e3:.3g} ms")
+            say(f"{name}: {work.parameters:,} parameters, {shown(work.seconds)}")
             found.append(Work(name, work.parameters, work.seconds))
     return found
 
@@ -269,6 +269,10 @@ class Seen:
     def communication(self, workers: int) -> float:
         return self.together[workers] - self.alone[workers]
 
+    def slowed(self, workers: int) -> float:
+        """How many times as long a worker computes as one of two."""
+        return self.alone[workers] / self.alone[2]
+
 
 def check(seen: Sequence[Seen]) -> str:
     """What was measured beside what the model says that was fitted to two workers of `FITTED`."""
@@ -276,16 +280,22 @@ def check(seen: Sequence[Seen]) -> str:
     small, large = (by_name[name] for name in FITTED)
     link = fitted((small.size, small.communication(2)), (large.size, large.communication(2)), 2)
     said = f"loopback, from 2 workers: {link.bytes_per_second / 1e6:.0f} MB/s, {link.hop_seconds * 1e3:.2f} ms a hop"
-    rows = [["model", "gradient", "workers", "computing", "step by the model", "step measured", "model / measured"]]
+    head = ["model", "gradient", "workers", "computing", "step measured"]
+    rows = [[*head, "by the model", "ratio", "sending slowed, too", "ratio"]]
     rows.append(["---"] * len(rows[0]))
     for each in seen:
         for count in sorted(each.together):
-            expected = each.alone[count] + ring_seconds(count, each.size, link)
+            taken, sending = each.together[count], ring_seconds(count, each.size, link)
             is_fitted = count == 2 and each.name in FITTED
-            ratio = "(fitted)" if is_fitted else f"{expected / each.together[count]:.2f}"
-            times = [f"{s * 1e3:.3g} ms" for s in (each.alone[count], expected, each.together[count])]
-            rows.append([each.name, f"{each.size / 1e6:.3g} MB", str(count), *times, ratio])
+            row = [each.name, f"{each.size / 1e6:.3g} MB", str(count), shown(each.alone[count]), shown(taken)]
+            for expected in (each.alone[count] + sending, each.alone[count] + sending * each.slowed(count)):
+                row += [shown(expected), "(fitted)" if is_fitted else f"{expected / taken:.2f}"]
+            rows.append(row)
     return "\n".join([said, "", *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def shown(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"
 
 
 def seen_here(rounds: int) -> list[Seen]:
@@ -301,7 +311,7 @@ def seen_here(rounds: int) -> list[Seen]:
                     found.setdefault((name, "alone", count), []).append(work.seconds)
                     seconds = together(task, count, folder)
                     found.setdefault((name, "together", count), []).append(seconds)
-                    say(f"{name}, {count} workers: alone {work.seconds * 1e3:.3g}, together {seconds * 1e3:.3g} ms")
+                    say(f"{name}, {count} workers: alone {shown(work.seconds)}, together {shown(seconds)}")
     median = {key: statistics.median(values) for key, values in found.items()}
     return [
         Seen(name, sizes[name], *({n: median[name, way, n] for n in (2, 3)} for way in ("alone", "together")))

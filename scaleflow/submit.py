@@ -38,12 +38,20 @@ def submission(plan: Plan, words: Sequence[str]) -> str:
                 "put it into an environment variable NAME, and write '${oc.env:NAME}'"
             )
     kept = [word for word in words if key_of(word) not in OWN]
+    kept += [f"{key}=null" for key in set_elsewhere(plan, words)]
     folder = next((word.partition("=")[2] for word in reversed(words) if key_of(word) == "hydra.run.dir"), None)
     if plan.cluster.name == "kubernetes":
         seconds = math.ceil(GRACE_SECONDS + plan.tracking.flush_seconds + MORE_SECONDS)
         return kubernetes.manifest(plan.cluster, tasks_of(plan), kept, folder, seconds)
     command = [shlex.quote(word) for word in (sys.executable, "-m", "scaleflow", *kept)]
     return slurm.script(" ".join(filter(None, ("scaleflow", plan.tracking.run_name))), tasks_of(plan), command, folder)
+
+
+def set_elsewhere(plan: Plan, words: Sequence[str]) -> list[str]:
+    """What a recipe, and no word, says for this command alone."""
+    said = {"cluster.submit": plan.cluster.submit, "cluster.workers": plan.cluster.workers}
+    typed = [key_of(word) for word in words]
+    return [key for key, value in said.items() if value is not None and key not in typed]
 
 
 def tasks_of(plan: Plan) -> int:

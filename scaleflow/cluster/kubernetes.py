@@ -173,13 +173,13 @@ def command(words: Sequence[str], folder: str | None) -> Sequence[str]:
     return ["/bin/sh", "-c", unexpanded(script)]
 
 
-#: `exec`, so that what asks a pod to stop reaches the launcher.
+#: `exec`, so that what asks a pod to stop reaches the launcher. Nothing is written but in the run's folder: the image's
+#: working directory may be another user's.
 SCRIPT = """\
 run={folder}
+set -- hydra.run.dir="$run"
 if {ready}; then
-    set -- resume="$run"
-else
-    set -- hydra.run.dir="$run"
+    set -- "$@" resume="$run"
 fi
 exec {program} "$@"
 """

@@ -63,7 +63,7 @@ def test_the_table_has_a_row_to_each_number_of_workers_and_a_column_to_each_netw
 
 def seen(name: str, size: float, slower: float = 1.0) -> Seen:
     """Three workers take so many times what the model says."""
-    alone = {2: 0.01, 3: 0.015}
+    alone = {2: 0.01, 3: 0.02}
     taken = {n: (alone[n] + ring_seconds(n, size, LINK)) * (slower if n == 3 else 1) for n in alone}
     return Seen(name, size, alone, taken)
 
@@ -72,10 +72,11 @@ def test_the_check_tells_the_model_s_step_from_the_measured_one() -> None:
     said, _, _, _, *rows = check([seen("mlp", 4e5), seen("mlp_wide", 7e6), seen("cnn", 1e6, 2.0)]).splitlines()
     assert said == "loopback, from 2 workers: 1000 MB/s, 0.10 ms a hop"
     found = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
-    assert [(row[0], row[2], row[-1]) for row in found] == [
+    assert [(row[0], row[2], row[6]) for row in found] == [
         *(("mlp", "2", "(fitted)"), ("mlp", "3", "1.00"), ("mlp_wide", "2", "(fitted)"), ("mlp_wide", "3", "1.00")),
         *(("cnn", "2", "1.00"), ("cnn", "3", "0.50")),
     ]
+    assert found[3][-2:] == ["39.5 ms", "1.33"]  # twice what is sent in, beside twice what two compute in
 
 
 def test_steps_of_other_machines_are_typed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,6 +199,19 @@ def test_the_command_prints_it_and_leaves_nothing(command: Command) -> None:
     assert "run=/scaleflow/mine\n" in script
 
 
+def test_what_a_recipe_says_for_the_submission_is_taken_back_in_the_pods(command: Command) -> None:
+    recipe = command.folder / "conf" / "experiment" / "four.yaml"
+    recipe.parent.mkdir(parents=True)
+    recipe.write_text("# @package _global_\ncluster: {workers: 4, submit: print, volume: runs}\n")
+    words = ("--config-dir", "conf", "cluster=kubernetes", "experiment=four", f"cluster.image={IMAGE}", "tracking=none")
+    ended = command(*words)
+    assert ended.returncode == 0, ended.stderr
+    _, job = yaml.safe_load_all(ended.stdout)
+    assert job["spec"]["completions"] == 4
+    script = job["spec"]["template"]["spec"]["containers"][0]["command"][-1]
+    assert 'tracking=none cluster.submit=null cluster.workers=null "$@"' in script
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
