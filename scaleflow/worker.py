@@ -56,6 +56,9 @@ SECONDS_TO_WAIT = 60.0
 #: How often a process that serves a coordinator looks whether that is there.
 SECONDS_BETWEEN_LOOKS = 1.0
 
+#: How long after a coordinator is gone its launcher may take to say how the run ended.
+SECONDS_FOR_LAST_WORD = 10.0
+
 #: Keras imports these where it finds them, for wrappers and plots that a worker has no use for: a
 #: second and more of every start. Whoever needs one in a model or dataset imports it as usual.
 NOT_FOR_KERAS = ("sklearn", "matplotlib", "matplotlib.pyplot", "pandas")
@@ -233,7 +236,7 @@ def is_through(folder: Path) -> bool:
     """Whether the coordinator, which is gone, says in the run's folder that it is finished; waits for its last word."""
     from scaleflow.settle import last_end
 
-    deadline = time.monotonic() + SECONDS_TO_SAVE
+    deadline = time.monotonic() + SECONDS_FOR_LAST_WORD
     while (end := last_end(folder)) is None and time.monotonic() < deadline:
         time.sleep(SECONDS_BETWEEN_LOOKS)
     return end is not None and end["status"] == "FINISHED"

@@ -226,6 +226,7 @@ def job(cluster: Cluster, pods: int, said: Sequence[str], grace_seconds: int) ->
             "parallelism": pods,
             "backoffLimitPerIndex": cluster.retries,
             "maxFailedIndexes": 0,
+            "podReplacementPolicy": "Failed",  # TensorFlow knows of one process of an index at a time
             "podFailurePolicy": {
                 "rules": [
                     {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
