@@ -167,9 +167,9 @@ MODELS: Mapping[str, Task] = {
 #: What the check is fitted to, and what it is tried on besides.
 FITTED = ("mlp", "mlp_wide")
 CHECKED: Mapping[str, Task] = {
-    "mlp": MODELS["mlp"],
-    "mlp_wide": Task(("model=mlp", "model.units=[1024,1024]", "dataset.shape=[28,28,1]"), 32, 10),
-    "cnn": Task(MODELS["cnn"].overrides, 32, 10),
+    "mlp": Task(MODELS["mlp"].overrides, 64, 40),
+    "mlp_wide": Task(("model=mlp", "model.units=[1024,1024]", "dataset.shape=[28,28,1]"), 24, 8),
+    "cnn": Task(MODELS["cnn"].overrides, 16, 8),
 }
 
 ONE_THREAD = ("hardware.intra_op_threads=1", "hardware.inter_op_threads=1")
@@ -299,7 +299,7 @@ def shown(seconds: float) -> str:
 
 
 def seen_here(rounds: int) -> list[Seen]:
-    """Each model alone and together, the median of some rounds."""
+    """Each model alone and together; of some rounds that in which it took least, and nobody else had the processor."""
     found: dict[tuple[str, str, int], list[float]] = {}
     sizes: dict[str, int] = {}
     with served(), temporary_folder() as folder:
@@ -312,9 +312,9 @@ def seen_here(rounds: int) -> list[Seen]:
                     seconds = together(task, count, folder)
                     found.setdefault((name, "together", count), []).append(seconds)
                     say(f"{name}, {count} workers: alone {shown(work.seconds)}, together {shown(seconds)}")
-    median = {key: statistics.median(values) for key, values in found.items()}
+    least = {key: min(values) for key, values in found.items()}
     return [
-        Seen(name, sizes[name], *({n: median[name, way, n] for n in (2, 3)} for way in ("alone", "together")))
+        Seen(name, sizes[name], *({n: least[name, way, n] for n in (2, 3)} for way in ("alone", "together")))
         for name in CHECKED
     ]
 
