@@ -113,9 +113,9 @@ class Cluster:
     image: str | None = None
     job: str = "scaleflow"
     namespace: str | None = None
-    cpus: float | None = field(default=None, metadata={"at_least": 0.001})
+    cpus: int | None = field(default=None, metadata={"at_least": 1})
     memory: str | None = None
-    gpus: int | None = field(default=None, metadata={"at_least": 1})
+    gpus: int = field(default=0, metadata={"at_least": 0})
     env_from: list[str] | None = None
     volume: str | None = None
     path: str = "/scaleflow"

@@ -280,9 +280,9 @@ def filled(key: str, value: Any) -> dict[str, Any]:
 
 def resources(cluster: Cluster) -> dict[str, Any]:
     """What a pod needs; of memory and GPUs it has no more, processors may be used that nobody else needs."""
-    cpus = {} if cluster.cpus is None else {"cpu": f"{cluster.cpus:g}"}
+    cpus = {} if cluster.cpus is None else {"cpu": str(cluster.cpus)}
     memory = {} if cluster.memory is None else {"memory": cluster.memory}
-    gpus = {} if cluster.gpus is None else {"nvidia.com/gpu": str(cluster.gpus)}
+    gpus = {"nvidia.com/gpu": str(cluster.gpus)} if cluster.gpus else {}
     return {**filled("requests", {**cpus, **memory}), **filled("limits", {**memory, **gpus})}
 
 
@@ -291,6 +291,6 @@ def volumes_of(cluster: Cluster) -> list[tuple[str, str, dict[str, Any]]]:
     found: list[tuple[str, str, dict[str, Any]]] = []
     if cluster.volume is not None:
         found.append(("run", cluster.path, {"persistentVolumeClaim": {"claimName": cluster.volume}}))
-    if (cluster.gpus or 0) > 1:
+    if cluster.gpus > 1:
         found.append(("shared-memory", "/dev/shm", {"emptyDir": {"medium": "Memory"}}))
     return found

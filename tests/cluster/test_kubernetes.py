@@ -81,7 +81,7 @@ def test_a_pod_that_makes_no_sense_is_refused(told: dict[str, str], expected: st
 
 EVERYTHING = pods(
     namespace="training",
-    cpus=0.5,
+    cpus=8,
     memory="16Gi",
     gpus=2,
     env_from=["mlflow", "bucket.key"],
@@ -118,7 +118,7 @@ def test_what_the_config_says_is_in_the_manifest() -> None:
     assert pod["terminationGracePeriodSeconds"] == 120
     assert container["image"] == IMAGE
     assert container["resources"] == {
-        "requests": {"cpu": "0.5", "memory": "16Gi"},
+        "requests": {"cpu": "8", "memory": "16Gi"},
         "limits": {"memory": "16Gi", "nvidia.com/gpu": "2"},
     }
     assert [each["secretRef"]["name"] for each in container["envFrom"]] == ["mlflow", "bucket.key"]
