@@ -80,7 +80,7 @@ def test_the_check_tells_the_model_s_step_from_the_measured_one() -> None:
 
 
 def test_steps_of_other_machines_are_typed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scaling, "measured_here", lambda: pytest.fail("nothing is measured"))
+    monkeypatch.setattr(scaling, "measured_here", lambda rounds: pytest.fail("nothing is measured"))
     assert main(["--model", "resnet50:25.6e6:120", "--workers", "8", "--gbits", "10"]) == 0
     assert "| resnet50 | 25,600,000 | 102 MB | 120 ms | 8 | 45 % |" in capsys.readouterr().out
 
