@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from scaleflow.interfaces import Cluster
 from scaleflow.process import SERVER
 from tests.cluster import hosts
 from tests.cluster.test_several_launchers import ends
-from tests.conftest import Command, clean_environment
+from tests.conftest import ROOT, Command, clean_environment
 from tests.test_launch import only_run, wait_for
 
 IMAGE = "registry.example.com/team/train:1.0"
@@ -197,6 +198,29 @@ def test_the_command_prints_it_and_leaves_nothing(command: Command) -> None:
     kept = f"cluster=kubernetes cluster.image={IMAGE} strategy=parameter_server cluster.volume=runs"
     assert f"exec python -m scaleflow {kept} 'cluster.env_from=[mlflow]' 'tracking.tags={{a: b}}'" in script
     assert "run=/scaleflow/mine\n" in script
+
+
+def test_the_example_of_the_docs_is_valid_and_names_what_it_makes(command: Command) -> None:
+    page = (ROOT / "docs" / "cluster.md").read_text()
+    (claim,) = (yaml.safe_load(text) for text in re.findall(r"<<END.*?\n(.*?)\n    END", page, re.S))
+    kubernetes_validate.validate(claim, LEAST_VERSION, strict=True)
+    (typed,) = re.findall(r"^    python -m scaleflow ([^|>]*?cluster=kubernetes[^|>]*)> ", page, re.M)
+    ended = command(*shlex.split(typed.replace("\\\n", " ")))
+    assert ended.returncode == 0, ended.stderr
+    _, job = yaml.safe_load_all(ended.stdout)
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert [each["persistentVolumeClaim"]["claimName"] for each in pod["volumes"]] == [claim["metadata"]["name"]]
+    assert [each["secretRef"]["name"] for each in container["envFrom"]] == re.findall(r"secret generic (\w+)", page)
+    assert [container["image"]] == re.findall(r"docker push (\S+)", page)
+    assert f"job/{job['metadata']['name']}\n" in page
+
+
+def test_what_the_image_is_made_of_is_there() -> None:
+    kept = (ROOT / "docs" / "kubernetes" / "Dockerfile.dockerignore").read_text()
+    named = re.findall(r"^!(\S+)$", kept, re.M)
+    assert set(named) >= {"pyproject.toml", "scaleflow", "conf", "hydra_plugins"}
+    assert all((ROOT / name).exists() for name in named)
 
 
 def test_what_a_recipe_says_for_the_submission_is_taken_back_in_the_pods(command: Command) -> None:
