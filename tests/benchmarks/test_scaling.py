@@ -8,7 +8,19 @@ import pytest
 
 from benchmarks import scaling
 from benchmarks.measure import WrongResultError
-from benchmarks.scaling import Link, Seen, Work, check, efficiency, fitted, main, ring_seconds, table, while_all
+from benchmarks.scaling import (
+    Link,
+    Seen,
+    Work,
+    check,
+    efficiency,
+    fitted,
+    main,
+    ring_seconds,
+    table,
+    undisturbed,
+    while_all,
+)
 
 LINK = Link(bytes_per_second=1e9, hop_seconds=1e-4)
 
@@ -47,9 +59,14 @@ def test_a_larger_gradient_that_does_not_take_longer_is_a_wrong_result() -> None
 
 
 def test_steps_count_that_were_taken_while_all_were_at_work() -> None:
-    assert while_all([[(1, 0.1), (2, 0.2), (3, 0.3)], [(2, 0.4), (4, 0.5)]]) == [0.2, 0.3, 0.4]
+    assert while_all([[(1, 0.1), (2, 0.2), (3, 0.3)], [(2, 0.4), (4, 0.5)]]) == [[0.2, 0.3], [0.4]]
     with pytest.raises(WrongResultError, match="not at work at the same time"):
         while_all([[(1, 0.1), (2, 0.2)], [(3, 0.3), (4, 0.4)]])
+
+
+def test_epochs_that_others_have_disturbed_do_not_count() -> None:
+    assert undisturbed([0.1] * 3 + [5.0] * 17) == 0.1
+    assert undisturbed([0.3]) == 0.3
 
 
 def test_the_table_has_a_row_to_each_number_of_workers_and_a_column_to_each_network() -> None:
