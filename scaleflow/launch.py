@@ -656,7 +656,8 @@ def discard(job: Job) -> None:
     folder = job.folder
     own = [job.log, job.events]
     if job.records:
-        own = [path for pattern in OF_PROCESSES for path in folder.glob(pattern)]
+        if place_of(job.plan) is None:  # those of other machines may share the folder, and still write there
+            own = [path for pattern in OF_PROCESSES for path in folder.glob(pattern)]
         own += [folder / name for name in (*KEPT, STATE, LOCK, RECORD_LOCK, PROVENANCE)]
     for path in own:
         path.unlink(missing_ok=True)

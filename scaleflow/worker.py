@@ -56,6 +56,9 @@ SECONDS_TO_WAIT = 60.0
 #: How often a process that serves a coordinator looks whether that is there.
 SECONDS_BETWEEN_LOOKS = 1.0
 
+#: How long after a coordinator is gone its launcher may take to say how the run ended.
+SECONDS_FOR_LAST_WORD = 10.0
+
 #: Keras imports these where it finds them, for wrappers and plots that a worker has no use for: a
 #: second and more of every start. Whoever needs one in a model or dataset imports it as usual.
 NOT_FOR_KERAS = ("sklearn", "matplotlib", "matplotlib.pyplot", "pandas")
@@ -231,8 +234,21 @@ def serve(job: Job, emit: Emit) -> NoReturn:
     while answers(chief):
         time.sleep(SECONDS_BETWEEN_LOOKS)
     emit("note", text="the coordinator is gone; how the run ended is in its record")
-    emit("end", status="FINISHED")
+    if job.plan.cluster.name == "kubernetes" and not is_through(job.folder):  # a pod that succeeds is not started again
+        emit("end", status="KILLED", error="the coordinator was gone before the run was finished")
+    else:
+        emit("end", status="FINISHED")
     os._exit(0)
+
+
+def is_through(folder: Path) -> bool:
+    """Whether the coordinator, which is gone, says in the run's folder that it is finished; waits for its last word."""
+    from scaleflow.settle import last_end
+
+    deadline = time.monotonic() + SECONDS_FOR_LAST_WORD
+    while (end := last_end(folder)) is None and time.monotonic() < deadline:
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+    return end is not None and end["status"] == "FINISHED"
 
 
 def work(job: Job, emit: Emit, told_to_stop: Callable[[], bool]) -> bool:
@@ -272,7 +288,8 @@ def worked(job: Job, emit: Emit, told_to_stop: Callable[[], bool]) -> bool:
         return False
     except Exception as error:
         traceback.print_exc()
-        emit("refused", message=f"{told(error, job.plan)}; the traceback is in {job.log}", keep=True)
+        message = f"{told(error, job.plan)}; the traceback is in {job.log}"
+        emit("refused", message=message, keep=True, died=is_loss_of_another(error))
         return False
     announce(job, built, session.step, emit)
     if job.plan.debug.placement:
@@ -344,10 +361,16 @@ def report_failure(job: Job, error: Exception, emit: Emit, built: Built) -> None
         emit("artifact", path=str(job.folder / TRACEBACK))
     import tensorflow as tf
 
-    lost = tf.errors.UnavailableError | tf.errors.AbortedError | tf.errors.DeadlineExceededError
     is_memory = isinstance(error, tf.errors.ResourceExhaustedError)
     text = out_of_memory(str(error), job.plan, built.resolved) if is_memory else told(error, job.plan)
-    emit("fault", error=text, lost_peer=isinstance(error, lost))
+    emit("fault", error=text, lost_peer=is_loss_of_another(error))
+
+
+def is_loss_of_another(error: Exception) -> bool:
+    """Whether what came up is that another process is gone, or does not answer."""
+    import tensorflow as tf
+
+    return isinstance(error, tf.errors.UnavailableError | tf.errors.AbortedError | tf.errors.DeadlineExceededError)
 
 
 def told(error: Exception, plan: Plan) -> str:

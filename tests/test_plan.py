@@ -11,7 +11,7 @@ from scaleflow.cluster.local import free_ports
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import EarlyStopping, Plan, Target, Training
 from scaleflow.plan import batching, make_plan
-from scaleflow.sections import NOT_YET_OPTIONS, unknown_option
+from scaleflow.sections import unknown_option
 
 Make = Callable[..., Plan]
 Compose = Callable[..., dict[str, Any]]
@@ -244,12 +244,6 @@ def test_an_unknown_option_comes_with_the_nearest_and_all_there_are() -> None:
 
 def test_an_option_that_is_like_no_other_comes_with_all_there_are() -> None:
     assert str(unknown_option("model", "x", ["cnn", "mlp"])) == "model=x: there is no such option (cnn, mlp)"
-
-
-@pytest.mark.parametrize(("group", "option"), [(g, o) for g, options in NOT_YET_OPTIONS.items() for o in options])
-def test_a_promised_option_is_not_available_yet(group: str, option: str) -> None:
-    message = str(unknown_option(group, option, ["this", "that"]))
-    assert message == f"{group}={option}: not available yet; there is this, that"
 
 
 FIT_WAY_OUT = "use training.engine=loop"
