@@ -10,6 +10,7 @@ import logging
 import os
 import secrets
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -37,8 +38,12 @@ SECONDS_TO_SHOW = 1.0
 #: How long the machines of a lost process are waited for, before a run goes on with fewer.
 SECONDS_TO_COME_BACK = 5.0
 
+#: The path of Ray's sockets, 70 bytes below its folder, has 107 at most.
+LONGEST_FOLDER = 30
+
 _using = threading.RLock()
 _users = 0
+_made: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def check(cluster: Cluster) -> None:
@@ -110,7 +115,7 @@ def join(address: str, least: int) -> None:
     quietly: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "namespace": "scaleflow"}
     if address == OWN:
         quietly |= {"include_dashboard": False, "_node_ip_address": LOOPBACK}
-        quietly |= {"num_cpus": max(least, len(os.sched_getaffinity(0)))}
+        quietly |= {"num_cpus": max(least, len(os.sched_getaffinity(0))), "_temp_dir": made_folder()}
     try:
         with signals_kept():
             ray.init(address=address, **quietly)
@@ -125,6 +130,16 @@ def leave() -> None:
 
     with signals_kept():
         ray.shutdown()
+    while _made:
+        _made.pop().cleanup()
+
+
+def made_folder() -> str:
+    """Where a cluster of this machine alone keeps its logs and sockets, as long as it is there."""
+    is_short = len(tempfile.gettempdir()) + len("/ray-12345678") <= LONGEST_FOLDER
+    parent = None if is_short else "/tmp"
+    _made.append(tempfile.TemporaryDirectory(prefix="ray-", dir=parent, ignore_cleanup_errors=True))
+    return _made[-1].name
 
 
 def keep_to_itself() -> None:
