@@ -377,7 +377,7 @@ def settle(plan: Plan, emit: Emit) -> Ground:
     for note in filter(None, (about_strategy, *warnings)):
         emit("note", text=note)
     here = strategy.create("one_device", devices.names)[0] if name == "parameter_server" else spread
-    portions = batching(plan.training, spread.num_replicas_in_sync)
+    portions = batching(plan.training, spread.num_replicas_in_sync, goes_on=plan.resume is not None)
     return Ground(devices.kind, devices.names, name, spread, here, policy, portions, agree)
 
 

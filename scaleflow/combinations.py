@@ -113,13 +113,8 @@ def is_started_elsewhere(plan: Plan) -> bool:
 
 def is_over_machines(plan: Plan) -> bool:
     """Whether TF_CONFIG is to be followed, and names others; a worker that is alone has it taken away."""
-    place = place_of(plan) if TF_CONFIG in os.environ or plan.cluster.name == "slurm" else None
+    place = place_of(plan) if TF_CONFIG in os.environ or plan.cluster.name in SUBMITTED_TO else None
     return place is not None and len(place.peers) > 1
-
-
-def of_ray(cluster: Cluster) -> object:
-    """What is said for the machines of a Ray cluster."""
-    return cluster.address, cluster.min_workers, cluster.cpus, cluster.gpus, cluster.placement
 
 
 def servers_named(plan: Plan) -> int:
@@ -151,7 +146,19 @@ def has_windows_that_overlap(plan: Plan) -> bool:
     return any(following <= last for (_, last), (following, _) in itertools.pairwise(windows))
 
 
+def is_submitted_to_pods(plan: Plan) -> bool:
+    return plan.cluster.submit is not None and plan.cluster.name == "kubernetes"
+
+
+def keeps_its_store_in_a_pod(plan: Plan) -> bool:
+    """Whether nothing says of another store than the file that is made where none is named."""
+    tracking = plan.tracking
+    return is_submitted_to_pods(plan) and tracking.name != "none" and not (tracking.uri or plan.cluster.env_from)
+
+
 SEVERAL_PROCESSES = ("multi_worker", "parameter_server")
+#: Engines that take what `cluster.submit` writes.
+SUBMITTED_TO = ("slurm", "kubernetes")
 
 RULES: Sequence[Rule] = (
     Rule(
@@ -239,10 +246,17 @@ RULES: Sequence[Rule] = (
     ),
     Rule(
         "keys of Ray",
-        ("cluster", "cluster.address", "cluster.min_workers", "cluster.cpus", "cluster.gpus"),
-        lambda p: p.cluster.name != "ray" and of_ray(p.cluster) != of_ray(Cluster()),
+        ("cluster.min_workers", "cluster.address", "cluster.placement", "cluster"),
+        lambda p: p.cluster.name != "ray" and p.cluster.for_ray != Cluster().for_ray,
         "these are for the machines of a Ray cluster",
         "use cluster=ray, or leave them out",
+    ),
+    Rule(
+        "cores and GPUs of processes",
+        ("cluster.cpus", "cluster.gpus", "cluster"),
+        lambda p: p.cluster.name not in ("ray", "kubernetes") and p.cluster.per_process != Cluster().per_process,
+        "its processes take what their machine has",
+        "use hardware.devices and hardware.intra_op_threads, or cluster=ray or kubernetes",
     ),
     Rule(
         "fewer workers than the least",
@@ -268,9 +282,44 @@ RULES: Sequence[Rule] = (
     Rule(
         "nothing to submit to",
         ("cluster.submit", "cluster"),
-        lambda p: p.cluster.submit is not None and p.cluster.name != "slurm",
+        lambda p: p.cluster.submit is not None and p.cluster.name not in SUBMITTED_TO,
         "these processes are started by nothing that takes a script",
-        "use cluster=slurm, or leave it null",
+        "use cluster=slurm or kubernetes, or leave it null",
+    ),
+    Rule(
+        "what pods have elsewhere",
+        ("cluster",),
+        lambda p: p.cluster.name != "kubernetes" and p.cluster.for_pods != Cluster().for_pods,
+        "its processes are in no pods, which have an image, a job, a volume and so on",
+        "use cluster=kubernetes, or leave out such keys",
+    ),
+    Rule(
+        "pods without an image",
+        ("cluster.image", "cluster"),
+        lambda p: is_submitted_to_pods(p) and p.cluster.image is None,
+        "a pod is started from an image that has Python, scaleflow and your code in it",
+        "name it: cluster.image=REGISTRY/IMAGE",
+    ),
+    Rule(
+        "checkpoints in pods",
+        ("cluster.volume", "checkpoint"),
+        lambda p: is_submitted_to_pods(p) and p.cluster.volume is None and p.checkpoint.name != "none",
+        "what a pod has for itself goes with it, and the run's folder is there",
+        "name a PersistentVolumeClaim that all pods may write to by cluster.volume, or use checkpoint=none",
+    ),
+    Rule(
+        "servers in pods",
+        ("cluster.volume", "strategy"),
+        lambda p: is_submitted_to_pods(p) and p.cluster.volume is None and p.strategy.name == "parameter_server",
+        "pods of servers learn from the run's folder whether the coordinator that is gone was through",
+        "name a PersistentVolumeClaim that all pods may write to by cluster.volume",
+    ),
+    Rule(
+        "a store in a pod",
+        ("tracking.uri", "cluster.env_from", "cluster"),
+        keeps_its_store_in_a_pod,
+        "the store would be a file in the first pod, and go with it",
+        "name a server by tracking.uri, or a Secret with MLFLOW_TRACKING_URI in cluster.env_from, or use tracking=none",
     ),
     Rule(
         "TF_CONFIG with servers",

@@ -83,8 +83,8 @@ class Cluster:
 
     Attributes:
         name: `local` starts them on this machine; `tf_config` is started once on each machine, and the
-            environment variable TF_CONFIG says which of them this is; `slurm` is started by srun, as its tasks; `ray`
-            has the machines of a Ray cluster start them.
+            environment variable TF_CONFIG says which of them this is; `slurm` is started by srun, as its tasks;
+            `kubernetes` is started in the pods of an Indexed Job; `ray` has the machines of a Ray cluster start them.
         workers: processes that train; null means 2 where the strategy needs several.
         servers: parameter_server: processes that hold the variables; null means 1.
         max_restarts: how often processes that died are started again, in all: a parameter server's worker alone, else
@@ -92,26 +92,62 @@ class Cluster:
         stall_seconds: processes that report nothing for so long, while training or evaluating, count as dead.
         start_seconds: how long processes wait for each other at the start.
         submit: `print` writes what starts the run there, and starts nothing.
+        cpus: ray, kubernetes: cores of each process, or pod. For Ray null sets aside one, and limits nothing; in a pod
+            more may be used that nobody else needs.
+        gpus: ray, kubernetes: GPUs of each process, or pod.
         address: ray: the cluster's, `HOST:PORT`, or `auto` for one on this machine; null means what the environment
             variable RAY_ADDRESS says, or else a cluster of this machine alone for as long as the run.
         min_workers: ray: with so many the run goes on when others are lost; null means with all.
-        cpus: ray: cores set aside for each process, which uses so many; null sets aside one, and limits nothing.
-        gpus: ray: GPUs for each process.
         placement: ray: `spread` over as many machines as there are, or `pack` on few.
+        image: kubernetes, as all below: of its pods.
+        job: the name of the Job and of its Service, and of the run's folder on the volume.
+        namespace: null means kubectl's.
+        memory: of each pod, and its limit, too; in Kubernetes' words.
+        env_from: names of Secrets whose keys the pods have as environment variables.
+        volume: the name of a PersistentVolumeClaim that all pods mount at `path`; the run's folder is there.
+        port: that each pod listens on.
+        retries: how often a pod of each index may fail.
     """
 
-    name: Literal["local", "tf_config", "slurm", "ray"] = "local"
+    name: Literal["local", "tf_config", "slurm", "kubernetes", "ray"] = "local"
     workers: int | None = field(default=None, metadata={"at_least": 1, "at_most": 64})
     servers: int | None = field(default=None, metadata={"at_least": 1, "at_most": 64})
     max_restarts: int | None = field(default=None, metadata={"at_least": 0})
     stall_seconds: float | None = field(default=None, metadata={"above": 0.0})
     start_seconds: float = field(default=120.0, metadata={"above": 0.0})
     submit: Literal["print"] | None = None
-    address: str | None = None
-    min_workers: int | None = field(default=None, metadata={"at_least": 1, "at_most": 64})
     cpus: int | None = field(default=None, metadata={"at_least": 1})
     gpus: int = field(default=0, metadata={"at_least": 0})
+    address: str | None = None
+    min_workers: int | None = field(default=None, metadata={"at_least": 1, "at_most": 64})
     placement: Literal["spread", "pack"] = "spread"
+    image: str | None = None
+    job: str = "scaleflow"
+    namespace: str | None = None
+    memory: str | None = None
+    env_from: list[str] | None = None
+    volume: str | None = None
+    path: str = "/scaleflow"
+    port: int = field(default=2222, metadata={"at_least": 1, "at_most": 65535})
+    retries: int = field(default=3, metadata={"at_least": 0})
+
+    @property
+    def per_process(self) -> tuple[object, ...]:
+        """What only an engine that gives machines away heeds."""
+        return self.cpus, self.gpus
+
+    @property
+    def for_ray(self) -> tuple[object, ...]:
+        """What only Ray's clusters have."""
+        return self.address, self.min_workers, self.placement
+
+    @property
+    def for_pods(self) -> tuple[object, ...]:
+        """What only pods have."""
+        return (
+            *(self.image, self.job, self.namespace, self.memory),
+            *(self.env_from, self.volume, self.path, self.port, self.retries),
+        )
 
 
 @dataclass(frozen=True)

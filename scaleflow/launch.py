@@ -314,6 +314,7 @@ class WorkerRun:
         self._reader = Reader(job.events, job.events.stat().st_size if job.events.exists() else 0)
         self._outcome = Outcome()
         self._reason: tuple[str, bool] | None = None
+        self._has_logs = True
         self._restarts = 0
         self._began = 0.0
         self._lost: str | None = None
@@ -354,11 +355,11 @@ class WorkerRun:
         try:
             with self._processes() as processes:
                 self._watch(processes)
-                self._reason = self._reason or reason(processes)
+                self._reason = self._reason or self._why(processes)
                 if not all(process.has_server for process in processes):
                     self._lost = self._server
         except Refusal as refusal:  # there is no place for them
-            self._reason = str(refusal), True
+            self._reason, self._has_logs = (str(refusal), True), False
         self._show_events()
         return self._goes_on_after(*self._reason)
 
@@ -385,6 +386,10 @@ class WorkerRun:
             if self._stop.is_set():
                 return False
         return self._recorder.refusal is None
+
+    def _why(self, processes: Sequence[Watched]) -> tuple[str, bool]:
+        """Why this life of the processes came to its end, and whether a worker said so of itself."""
+        return reason(processes)
 
     def _goes_on_after(self, why: str, is_own_word: bool) -> bool:
         """Whether all processes are started again, from the last checkpoint, after what one of them died of.
@@ -512,7 +517,8 @@ class WorkerRun:
             status, error = "KILLED", f"stopped by {signal.Signals(self._stop.signal or 0).name}"
         last: Event = {"event": "end", "status": status, "error": error}
         if not self._outcome.is_ready:
-            last = {"event": "refused", "message": error, "keep": not self._stop.is_set(), "died": not is_own_word}
+            keeps = self._has_logs and not self._stop.is_set()
+            last = {"event": "refused", "message": error, "keep": keeps, "died": not is_own_word}
         try:
             write = Writer(self._job.events)
             write(last["event"], **{key: value for key, value in last.items() if key != "event"})
@@ -652,7 +658,8 @@ def discard(job: Job) -> None:
     folder = job.folder
     own = [job.log, job.events]
     if job.records:
-        own = [path for pattern in OF_PROCESSES for path in folder.glob(pattern)]
+        if place_of(job.plan) is None:  # those of other machines may share the folder, and still write there
+            own = [path for pattern in OF_PROCESSES for path in folder.glob(pattern)]
         own += [folder / name for name in (*KEPT, STATE, LOCK, RECORD_LOCK, PROVENANCE)]
     for path in own:
         path.unlink(missing_ok=True)

@@ -121,6 +121,10 @@ def read_plan(config: Mapping[str, Any], choices: Mapping[str, str], search: Seq
     return follow_debug(follow_tf_config(follow_tpu(plan)))
 
 
+#: Of numbers that would work, so many are named.
+MOST_SHOWN = 4
+
+
 # ---------------------------------------------------------------------------------------------
 # What works with what
 # ---------------------------------------------------------------------------------------------
@@ -132,7 +136,7 @@ def check_combinations(plan: Plan) -> None:
     check_micro_batches(plan)
     if plan.hardware.name == "cpu":
         local = plan.hardware.logical_devices if plan.strategy.name in ("auto", "mirrored") else 1
-        batching(plan.training, local * in_step(plan))
+        batching(plan.training, local * in_step(plan), goes_on=plan.resume is not None)
 
 
 def follow_tf_config(plan: Plan) -> Plan:
@@ -230,8 +234,13 @@ def uneven(training: Training, micro_batches: int) -> str:
     )
 
 
-def batching(training: Training, replicas: int) -> Batching:
+def batching(training: Training, replicas: int, goes_on: bool = False) -> Batching:
     """How each global batch is divided.
+
+    Args:
+        training: with the size of the batch.
+        replicas: that share it.
+        goes_on: whether it is the batch that a run was begun with, which stays what it was.
 
     Raises:
         Refusal: if `global_batch_size` does not divide among the replicas and micro-batches.
@@ -240,6 +249,14 @@ def batching(training: Training, replicas: int) -> Batching:
         return Batching(training.batch_size, training.accumulate, replicas)
     parts = replicas * training.accumulate
     size, rest = divmod(training.global_batch_size, parts)
+    if (rest or not size) and goes_on:
+        whole = training.global_batch_size // training.accumulate
+        fits = sorted((count for count in range(1, whole + 1) if whole % count == 0), key=lambda c: abs(c - replicas))
+        raise Refusal(
+            f"training.global_batch_size={training.global_batch_size}: the run was begun with it, and it does not "
+            f"divide by {replicas} replica(s) x training.accumulate={training.accumulate}; go on with "
+            f"{', '.join(map(str, sorted(fits[:MOST_SHOWN])))} replica(s)"
+        )
     if rest or not size:
         near = sorted({max(1, size) * parts, (size + 1) * parts})
         raise Refusal(

@@ -1,8 +1,7 @@
 """A run whose processes are on the machines of a Ray cluster.
 
-On each machine an actor stands for one process: it starts it as a launcher would, tells how it ended, and sends what it
-writes where the run's folder is not on a path that the machine shares with this one. This command stays the run's only
-launcher: what it shows, records and starts again is as with processes of its own.
+On each machine an actor stands for one process (`post.py`). This command stays the run's only launcher: what it shows,
+records and starts again is as with processes of its own.
 """
 
 from __future__ import annotations
@@ -10,14 +9,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-import os
 import secrets
-import shutil
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,226 +21,22 @@ from scaleflow.cluster import TF_CONFIG, ray, roles, workers
 from scaleflow.errors import Refusal
 from scaleflow.events import Event, Reader
 from scaleflow.interfaces import Plan
-from scaleflow.launch import Outcome, WorkerRun
+from scaleflow.launch import POLL_SECONDS, Outcome, WorkerRun
 from scaleflow.plan import make_plan
-from scaleflow.process import Watched, WorkerProcess, serving
+from scaleflow.post import Post, Spot
+from scaleflow.process import Watched
 from scaleflow.resume import keep_terms
-from scaleflow.sampling import Machine, Values, of_host, sampled
-from scaleflow.worker import EVENTS, Job
+from scaleflow.sampling import Values, sampled
+from scaleflow.worker import Job
 
 #: How many calls an actor answers at a time: one waits for news, the others are short.
 CALLS_AT_ONCE = 4
 
-#: How long an actor waits for news before it says that there are none.
-SECONDS_OF_SILENCE = 0.25
-
 #: How long an actor that is there may take to answer.
 SECONDS_TO_ANSWER = 60.0
 
-#: Bytes of a file that are sent at a time.
-PORTION = 4 << 20
-
-#: What the launcher itself writes to a run's folder, or nobody reads.
-NOT_SENT = ("*.lock", "record.json*", "*.partial")
-
-
-@dataclass(frozen=True)
-class Spot:
-    """Where an actor is.
-
-    Attributes:
-        address: where its process is to listen, as HOST:PORT.
-        host: the machine's name.
-    """
-
-    address: str
-    host: str
-
-
-@dataclass(frozen=True)
-class News:
-    """What an actor has to say.
-
-    Attributes:
-        files: (name below the run's folder, offset, bytes) of what was written there; at offset 0 the file is new.
-        returncode: how the process ended, once it has, and all of its files are sent.
-    """
-
-    files: Sequence[tuple[str, int, bytes]]
-    returncode: int | None
-
-
-# ---------------------------------------------------------------------------------------------
-# On the machines
-# ---------------------------------------------------------------------------------------------
-
-
-class Post:
-    """Stands on a machine for one process of a run; an actor of Ray's."""
-
-    def __init__(self, folder: str) -> None:
-        if Path(folder).is_dir():  # relative paths are what they are where the command was typed
-            os.chdir(folder)
-        self._open = contextlib.ExitStack()
-        self._server = self._open.enter_context(serving())  # imports TensorFlow while the others are placed
-        self._port = socket.socket()
-        self._port.bind(("", 0))
-        self._process: WorkerProcess | None = None
-        self._sent: Iterator[tuple[str, int, bytes]] | None = None
-        self._seen: dict[str, tuple[int, int]] = {}
-        self._measure: Callable[[], Values] | None = None
-        self._is_mirrored = False
-        self._made: Path | None = None
-
-    def spot(self) -> Spot:
-        import ray as engine
-
-        host = engine.util.get_node_ip_address()
-        return Spot(f"{host}:{self._port.getsockname()[1]}", socket.gethostname())
-
-    def sees(self, path: str) -> bool:
-        return Path(path).exists()
-
-    def start(self, told: str, environment: Mapping[str, str], is_shared: bool, earlier: bytes) -> int:
-        """Starts the process; gives its number.
-
-        Args:
-            told: its job.
-            environment: added to the machine's.
-            is_shared: whether the run's folder here is the one that the launcher reads.
-            earlier: what the chief has reported in earlier lives, where it is not.
-        """
-        job = Job.from_json(told)
-        if not is_shared:
-            self._mirror(job, earlier)
-        self._port.close()
-        self._process = WorkerProcess(job, environment, self._server)
-        return self._pid()
-
-    def _mirror(self, job: Job, earlier: bytes) -> None:
-        """Begins a folder of the same name, to be sent.
-
-        Raises:
-            Refusal: if it can't be.
-        """
-        self._is_mirrored = True
-        try:
-            if not job.folder.exists():
-                job.folder.mkdir(parents=True)
-                self._made = job.folder
-            if job.records:
-                job.events.write_bytes(earlier)
-                self._seen[EVENTS] = (len(earlier), 0)
-        except OSError as error:
-            raise Refusal(
-                f"hydra.run.dir={job.folder}: can't be written on {socket.gethostname()} ({error.strerror}); "
-                "use a path that all machines see"
-            ) from error
-
-    def _pid(self) -> int:
-        """The process's number, which its server tells soon."""
-        assert self._process is not None
-        while not self._process.pid and self._process.is_alive:
-            self._process.wait(0.05)
-        return self._process.pid
-
-    def start_again(self) -> int:
-        assert self._process is not None
-        self._process.start_again()
-        return self._pid()
-
-    def news(self) -> News:
-        """Waits a little for the process's end, or files of its."""
-        assert self._process is not None
-        if self._sent is None:
-            self._process.wait(SECONDS_OF_SILENCE)
-        returncode = self._process.returncode
-        files = list(self._portion()) if self._is_mirrored else []
-        return News(files, None if files else returncode)
-
-    def _portion(self) -> Iterator[tuple[str, int, bytes]]:
-        """Some of what was written since it was asked last: an event after the files that it tells of."""
-        size = 0
-        self._sent = self._sent or self._changes()
-        for name, offset, data in self._sent:
-            yield name, offset, data
-            size += len(data)
-            if size >= PORTION:
-                return
-        self._sent = None
-
-    def _changes(self) -> Iterator[tuple[str, int, bytes]]:
-        assert self._process is not None
-        job = self._process.job
-        own = (job.events, job.log)
-        ends = {path: path.stat().st_size for path in own if path.exists()}
-        for path in sorted(p for p in job.folder.rglob("*") if p.is_file()):
-            if not is_others(path, job.folder) and path not in own:
-                yield from self._changed(path, job.folder)
-        for path, end in ends.items():
-            yield from self._appended(path, end)
-
-    def _changed(self, path: Path, folder: Path) -> Iterator[tuple[str, int, bytes]]:
-        """A file as it is now, if it is another one than it was."""
-        name = str(path.relative_to(folder))
-        with contextlib.suppress(FileNotFoundError):  # it was there for a moment
-            state = (path.stat().st_size, path.stat().st_mtime_ns)
-            if self._seen.get(name) == state:
-                return
-            with path.open("rb") as file:
-                offset = 0
-                while (data := file.read(PORTION)) or not offset:
-                    yield name, offset, data
-                    offset += len(data)
-                    if not data:
-                        break
-            self._seen[name] = state
-
-    def _appended(self, path: Path, end: int) -> Iterator[tuple[str, int, bytes]]:
-        """Whole lines that a file has grown by."""
-        sent, _ = self._seen.get(path.name, (0, 0))
-        with path.open("rb") as file:
-            file.seek(sent)
-            data = file.read(end - sent)
-        data = data[: data.rfind(b"\n") + 1]
-        if data:
-            self._seen[path.name] = (sent + len(data), 0)
-            yield path.name, sent, data
-
-    def measure(self) -> Values:
-        """Of the machine, by its name, and of the process."""
-        assert self._process is not None
-        if self._measure is None:
-            self._measure = Machine(self._process.job.folder, [self._process]).measure
-        return of_host(self._measure(), self._process.job, socket.gethostname())
-
-    def stop(self) -> None:
-        assert self._process is not None
-        self._process.stop()
-
-    def kill(self) -> None:
-        assert self._process is not None
-        self._process.kill()
-
-    def close(self) -> None:
-        """Ends all that was started here, and takes away what was only to be sent."""
-        if self._process is not None:
-            self._process.close()
-        self._open.close()
-        if self._made is not None:
-            shutil.rmtree(self._made, ignore_errors=True)
-
-
-def is_others(path: Path, folder: Path) -> bool:
-    """Whether a file of the run's folder is another process's own, or not for the launcher."""
-    if path.parent == folder and (path.suffix == ".log" or path.match("events*.jsonl")):
-        return True
-    return any(path.match(pattern) for pattern in NOT_SENT)
-
-
-# ---------------------------------------------------------------------------------------------
-# Here
-# ---------------------------------------------------------------------------------------------
+#: How long Ray may take to miss a machine whose processes the others miss already.
+SECONDS_TO_MISS = 5.0
 
 
 class RemoteProcess(Watched):
@@ -373,7 +165,7 @@ class RayRun(WorkerRun):
             with ray.connected(self._job.plan.cluster, sum(roles(self._job.plan).values())):
                 return super().run()
         except Refusal as refusal:
-            self._reason = str(refusal), True
+            self._reason, self._has_logs = (str(refusal), True), False
             self._say_how_it_ended()
             self._show_events()
             self._display.close()
@@ -389,16 +181,44 @@ class RayRun(WorkerRun):
 
     @contextlib.contextmanager
     def _processes(self) -> Iterator[Sequence[Watched]]:
-        told_to_stop = self._stop.is_set
-        self._job = self._fitted(self._job) if self._job.life else self._job
-        cluster, count = self._job.plan.cluster, sum(roles(self._job.plan).values())
-        with ray.places(cluster, count, told_to_stop) as group, contextlib.ExitStack() as until_it_ended:
-            if group is None:
-                raise Refusal("stopped while it waited for room")
+        with contextlib.ExitStack() as until_it_ended:
+            group = self._reserved()
+            until_it_ended.callback(ray.release, group)
             processes = posted(self._job, group, until_it_ended)
             self._began = time.time()
             with sampled(self._job, lambda: lambda: measured(processes)):
                 yield processes
+
+    def _reserved(self) -> Any:
+        """Places for the run's processes: for all that were asked for, or behind a loss for as many as there can be.
+
+        Raises:
+            Refusal: if there are none.
+        """
+        while True:
+            self._job = self._fitted(self._job) if self._job.life else self._job
+            plan = self._job.plan
+            count = sum(roles(plan).values())
+            least = count - workers(plan) + min(self._least, workers(plan)) if self._job.life else count
+            group = ray.reserved(plan.cluster, count, least, self._stop.is_set)
+            if group is not None:
+                return group
+            if self._stop.is_set() or least == count:
+                raise Refusal(ray.too_large(plan.cluster, count))
+
+    def _why(self, processes: Sequence[Watched]) -> tuple[str, bool]:
+        """What the others say of a loss comes before Ray's word of a machine."""
+        deadline = time.monotonic() + SECONDS_TO_MISS
+        while all(process.has_server for process in processes) and time.monotonic() < deadline:
+            if not any(process.is_lost and process.reason().follows for process in processes):
+                break
+            time.sleep(POLL_SECONDS)
+        return super()._why(processes)
+
+    @property
+    def _least(self) -> int:
+        """With how many workers the run goes on behind a loss."""
+        return self._job.plan.cluster.min_workers or self._asked
 
     def _fitted(self, job: Job) -> Job:
         """The job with as many workers as there is room for, after a loss.
@@ -408,12 +228,12 @@ class RayRun(WorkerRun):
         """
         plan, cluster = job.plan, job.plan.cluster
         others = sum(roles(plan).values()) - workers(plan)
-        least = cluster.min_workers or self._asked
+        least = self._least
         found = ray.settled_room(cluster, self._asked + others, least + others, self._stop.is_set) - others
         if found < least:
             raise Refusal(
-                f"cluster.min_workers={least}: there is room for {max(0, found)} worker(s) on the machines that are "
-                "left"
+                f"there is room for {max(0, found)} worker(s) on the machines that are left, and the run goes on with "
+                f"{least} or more (cluster.min_workers)"
             )
         if found == workers(plan):
             return job
@@ -439,7 +259,7 @@ def posted(job: Job, group: Any, until_it_ended: contextlib.ExitStack) -> list[R
     ]
     for actor in actors:
         until_it_ended.callback(engine.kill, actor)
-    spots = asked(actors, "spot")
+    spots = asked(actors, "spot", ray.loopback(cluster), seconds=cluster.start_seconds)
     is_shared = seen(actors, job.folder)
     check_checkpoints(job, actors, is_shared, spots)
     configs = [{TF_CONFIG: text} for text in tf_configs(names, spots)] if count > 1 else [{}]
@@ -455,23 +275,29 @@ def posted(job: Job, group: Any, until_it_ended: contextlib.ExitStack) -> list[R
     return processes
 
 
-def asked(actors: Sequence[Any], name: str, *arguments: Any) -> list[Any]:
-    """What each actor answers."""
+def asked(actors: Sequence[Any], name: str, *arguments: Any, seconds: float = SECONDS_TO_ANSWER) -> list[Any]:
+    """What each actor answers, within so many seconds."""
     import ray as engine
 
     try:
-        return list(
-            engine.get([getattr(actor, name).remote(*arguments) for actor in actors], timeout=SECONDS_TO_ANSWER)
-        )
+        return list(engine.get([getattr(actor, name).remote(*arguments) for actor in actors], timeout=seconds))
     except Exception as error:
         said = str(error).strip().splitlines() or [type(error).__name__]
         raise Refusal(f"cluster=ray: its machines do not answer: {said[-1]}") from error
 
 
 def seen(actors: Sequence[Any], folder: Path) -> list[bool]:
-    """Which machines see a folder of this one."""
+    """Which machines see a folder of this one.
+
+    Raises:
+        Refusal: if it can't be written here.
+    """
     token = folder / f".seen-{secrets.token_hex(8)}"
-    token.touch()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        token.touch()
+    except OSError as error:
+        raise Refusal(f"{folder}: cannot be written ({error.strerror}); choose another folder") from error
     try:
         return asked(actors, "sees", str(token))
     finally:
@@ -489,9 +315,7 @@ def check_checkpoints(job: Job, actors: Sequence[Any], is_shared: Sequence[bool]
         return
     sees = is_shared
     if options.folder is not None:
-        folder = Path(options.folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        sees = seen(actors, folder)
+        sees = seen(actors, Path(options.folder))
     if not all(sees):
         host = next(spot.host for spot, there in zip(spots, sees, strict=True) if not there)
         raise Refusal(

@@ -18,14 +18,6 @@ from scaleflow.errors import Refusal
 from scaleflow.interfaces import Target
 from scaleflow.masking import masked
 
-#: Options that the documentation names as coming. They are refused in those words, not as unknown.
-NOT_YET_OPTIONS: Mapping[str, Sequence[str]] = {
-    "cluster": ("kubernetes",),
-}
-
-#: The same for keys; a group's name stands for every key in it.
-NOT_YET_KEYS: Sequence[str] = ()
-
 #: Keys that are null until they are given a whole mapping.
 EMPTY_MAPPINGS = ("dataset.augment", "training.early_stopping", "training.step", "checkpoint.best", "tracking.tags")
 
@@ -187,8 +179,6 @@ def leaves(config: Any, prefix: str = "") -> dict[str, Any]:
 
 def unknown_key(key: str, known: Iterable[str]) -> Refusal:
     """The refusal of a key that is not there, with the nearest one that is."""
-    if any(key == k or key.startswith(k + ".") for k in NOT_YET_KEYS):
-        return Refusal(f"{key}: not available yet")
     known = list(known)
     parent, _, leaf = key.rpartition(".")
     if parent in EMPTY_MAPPINGS and parent in known:
@@ -199,8 +189,6 @@ def unknown_key(key: str, known: Iterable[str]) -> Refusal:
 def unknown_option(group: str, option: str, available: Sequence[str]) -> Refusal:
     """The refusal of a group's option that is not there, with those that are."""
     there = ", ".join(available)
-    if option in NOT_YET_OPTIONS.get(group, ()):
-        return Refusal(f"{group}={option}: not available yet; there is {there}")
     return Refusal(f"{group}={option}: there is no such option" + did_you_mean(option, available, "") + f" ({there})")
 
 

@@ -69,6 +69,9 @@ SECONDS_TO_WAIT = 60.0
 #: How often a process that serves a coordinator looks whether that is there.
 SECONDS_BETWEEN_LOOKS = 1.0
 
+#: How long after a coordinator is gone its launcher may take to say how the run ended.
+SECONDS_FOR_LAST_WORD = 10.0
+
 #: Keras imports these where it finds them, for wrappers and plots that a worker has no use for: a
 #: second and more of every start. Whoever needs one in a model or dataset imports it as usual.
 NOT_FOR_KERAS = ("sklearn", "matplotlib", "matplotlib.pyplot", "pandas")
@@ -244,12 +247,27 @@ def serve(job: Job, emit: Emit) -> NoReturn:
     emit("met")
     emit("note", text=f"{job.name} serves the coordinator at {chief}")
     patience = job.plan.cluster.stall_seconds or job.plan.cluster.start_seconds
-    if not waited_until_ended(chief, patience):
-        emit("end", status="FAILED", error=f"no answer from the coordinator ({chief}) for {patience:g} s")
+    has_ended = waited_until_ended(chief, patience)
+    why = "the coordinator is gone" if has_ended else f"no answer from the coordinator ({chief}) for {patience:g} s"
+    if job.plan.cluster.name == "kubernetes" and not is_through(job.folder):  # a pod that succeeds is not started again
+        emit("end", status="KILLED", error=f"{why}, and the run is not finished")
+    elif has_ended:
+        emit("note", text=f"{why}; how the run ended is in its record")
+        emit("end", status="FINISHED")
+    else:
+        emit("end", status="FAILED", error=why)
         os._exit(1)
-    emit("note", text="the coordinator is gone; how the run ended is in its record")
-    emit("end", status="FINISHED")
     os._exit(0)
+
+
+def is_through(folder: Path) -> bool:
+    """Whether the coordinator, which is gone, says in the run's folder that it is finished; waits for its last word."""
+    from scaleflow.settle import last_end
+
+    deadline = time.monotonic() + SECONDS_FOR_LAST_WORD
+    while (end := last_end(folder)) is None and time.monotonic() < deadline:
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+    return end is not None and end["status"] == "FINISHED"
 
 
 def work(job: Job, emit: Emit, told_to_stop: Callable[[], bool]) -> bool:
@@ -289,7 +307,8 @@ def worked(job: Job, emit: Emit, told_to_stop: Callable[[], bool]) -> bool:
         return False
     except Exception as error:
         traceback.print_exc()
-        emit("refused", message=f"{told(error, job.plan)}; the traceback is in {job.log}", keep=True)
+        message = f"{told(error, job.plan)}; the traceback is in {job.log}"
+        emit("refused", message=message, keep=True, died=is_loss_of_another(error))
         return False
     announce(job, built, session.step, emit)
     if job.plan.debug.placement:
@@ -361,13 +380,19 @@ def report_failure(job: Job, error: Exception, emit: Emit, built: Built) -> None
         emit("artifact", path=str(job.folder / TRACEBACK))
     import tensorflow as tf
 
-    lost = tf.errors.UnavailableError | tf.errors.AbortedError | tf.errors.DeadlineExceededError
     is_memory = isinstance(error, tf.errors.ResourceExhaustedError)
     text = out_of_memory(str(error), job.plan, built.resolved) if is_memory else told(error, job.plan)
-    is_lost = isinstance(error, lost)
+    is_lost = is_loss_of_another(error)
     if is_lost and place_of(job.plan) and (away := silent(job.plan, parse(os.environ[TF_CONFIG]).peers)):
         text = f"no answer from {away}: {text}"
     emit("fault", error=text, lost_peer=is_lost)
+
+
+def is_loss_of_another(error: Exception) -> bool:
+    """Whether what came up is that another process is gone, or does not answer."""
+    import tensorflow as tf
+
+    return isinstance(error, tf.errors.UnavailableError | tf.errors.AbortedError | tf.errors.DeadlineExceededError)
 
 
 def told(error: Exception, plan: Plan) -> str:
@@ -459,8 +484,8 @@ def begin(job: Job, built: Built, agree: Agreement, emit: Emit, laps: Laps | Non
     if in_step(job.plan) > 1 and place_of(job.plan) and not keeper.check_shared(agree.from_chief, agree.all):
         agree.part()
         raise Refusal(
-            f"checkpoint={options.name}: the machines do not share {job.checkpoints}, so the others could not go on from "
-            "what the chief saves there; use checkpoint.folder=PATH that all of them see, or an object store's "
+            f"checkpoint={options.name}: the machines do not share {job.checkpoints}, so the others could not go on "
+            "from what the chief saves there; use checkpoint.folder=PATH that all of them see, or an object store's "
             "(gs://...), or checkpoint=none"
         )
     if not job.goes_on:

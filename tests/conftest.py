@@ -22,6 +22,7 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_module
 from omegaconf import OmegaConf
 
+from scaleflow.cluster.kubernetes import INDEX, JOB, PODS
 from scaleflow.cluster.tpu import VARIABLES
 from scaleflow.command import options_as_text
 from scaleflow.interfaces import Plan
@@ -169,7 +170,7 @@ class Command:
 
 def clean_environment() -> dict[str, str]:
     """The environment without what would lead a run elsewhere."""
-    led = ("MLFLOW_", "TF_CONFIG", "HYDRA_", "SLURM_", *VARIABLES)
+    led = ("MLFLOW_", "TF_CONFIG", "HYDRA_", "SLURM_", INDEX, PODS, JOB, *VARIABLES)
     return {k: v for k, v in os.environ.items() if not k.startswith(led)} | {"CUDA_VISIBLE_DEVICES": "-1"}
 
 

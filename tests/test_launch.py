@@ -289,3 +289,14 @@ def test_a_command_that_does_not_record_takes_away_only_its_own(
     assert sorted(path.name for path in folder.iterdir()) == theirs
     discard(replace(job, worker=0))
     assert not folder.exists()
+
+
+def test_what_processes_of_other_machines_write_into_the_folder_stays(
+    plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = {"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
+    for name in ("events.jsonl", "events-worker-1.jsonl", "worker-0.log", "worker-1.log", "config.yaml"):
+        (tmp_path / name).touch()
+    discard(Job(plan("strategy=multi_worker", "cluster=tf_config", "tracking=none"), tmp_path, 0.0))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["events-worker-1.jsonl", "worker-1.log"]

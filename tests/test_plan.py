@@ -11,7 +11,7 @@ from scaleflow.cluster.local import free_ports
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import EarlyStopping, Plan, Target, Training
 from scaleflow.plan import batching, make_plan
-from scaleflow.sections import NOT_YET_KEYS, NOT_YET_OPTIONS, unknown_key, unknown_option
+from scaleflow.sections import unknown_option
 
 Make = Callable[..., Plan]
 Compose = Callable[..., dict[str, Any]]
@@ -237,20 +237,6 @@ def test_a_section_that_holds_no_keys_is_refused(compose: Compose, section: str,
         make_plan(config, {})
 
 
-NOT_YET = {
-    "+cluster.min_workers=2": "cluster.min_workers",
-}
-
-
-@pytest.mark.parametrize("override", NOT_YET)
-def test_what_is_documented_but_not_built_is_refused_as_not_available_yet(
-    refused: Callable[..., str], override: str
-) -> None:
-    message = refused(override)
-    assert message.startswith(NOT_YET[override])
-    assert "not available yet" in message
-
-
 def test_an_unknown_option_comes_with_the_nearest_and_all_there_are() -> None:
     message = str(unknown_option("strategy", "miror", ["auto", "mirrored", "one_device"]))
     assert message == "strategy=miror: there is no such option; did you mean mirrored? (auto, mirrored, one_device)"
@@ -258,28 +244,6 @@ def test_an_unknown_option_comes_with_the_nearest_and_all_there_are() -> None:
 
 def test_an_option_that_is_like_no_other_comes_with_all_there_are() -> None:
     assert str(unknown_option("model", "x", ["cnn", "mlp"])) == "model=x: there is no such option (cnn, mlp)"
-
-
-@pytest.mark.parametrize(("group", "option"), [(g, o) for g, options in NOT_YET_OPTIONS.items() for o in options])
-def test_a_promised_option_is_not_available_yet(group: str, option: str) -> None:
-    message = str(unknown_option(group, option, ["this", "that"]))
-    assert message == f"{group}={option}: not available yet; there is this, that"
-
-
-@pytest.mark.parametrize("key", NOT_YET_KEYS)
-def test_a_promised_key_is_not_available_yet_nor_any_under_it(key: str) -> None:
-    assert str(unknown_key(key, ["training"])) == f"{key}: not available yet"
-    assert str(unknown_key(f"{key}.inner", ["training"])) == f"{key}.inner: not available yet"
-    assert "there is no such key" in str(unknown_key(f"{key}_", ["training"]))
-
-
-def test_what_is_there_is_not_promised_for_later(compose: Compose) -> None:
-    there = compose()
-    keys = {
-        *there,
-        *(f"{group}.{key}" for group, section in there.items() if isinstance(section, dict) for key in section),
-    }
-    assert not keys & set(NOT_YET_KEYS)
 
 
 FIT_WAY_OUT = "use training.engine=loop"

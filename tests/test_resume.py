@@ -183,7 +183,7 @@ REFUSED = {
     ("experiment=digits_mirrored",): ["resume with experiment"],
     ("checkpoint.keep=0",): ["checkpoint.keep=0", "at least 1"],
     ("strategy=mirrored", "hardware.logical_devices=3", "training.max_steps=5", "hardware=cpu"): [
-        "training.global_batch_size=32: does not divide by 3"
+        "it does not divide by 3 replica(s) x training.accumulate=1; go on with 1, 2, 4, 8 replica(s)"
     ],
 }
 

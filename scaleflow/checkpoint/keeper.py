@@ -98,11 +98,12 @@ class Keeper:
         try:
             self._shelf.try_to_write()
         except (tf.errors.OpError, OSError) as error:
-            said = getattr(error, "message", None) or getattr(error, "strerror", None) or str(error)
-            raise Refusal(
-                f"checkpoint.folder={self._options.folder}: cannot be written ({str(said).splitlines()[0]}); "
-                "choose another folder"
-            ) from error
+            said = str(getattr(error, "message", None) or getattr(error, "strerror", None) or error).splitlines()[0]
+            is_unknown = isinstance(error, tf.errors.UnimplementedError)
+            way_out = (
+                "TensorFlow opens paths and gs://; mount another store as a path" if is_unknown else "choose another"
+            )
+            raise Refusal(f"checkpoint.folder={self._options.folder}: cannot be written ({said}); {way_out}") from error
 
     def check_shared(self, from_chief: Callable[[Callable[[], str]], str], by_all: Callable[[bool], bool]) -> bool:
         """Whether every worker sees what the chief writes; all have to call it.

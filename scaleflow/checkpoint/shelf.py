@@ -49,6 +49,7 @@ class Shelf:
 
     def __init__(self, folder: str) -> None:
         self.folder = folder.rstrip("/")
+        self._is_new = False
 
     def place(self, step: int) -> str:
         return f"{self.folder}/step-{step:08d}"
@@ -76,6 +77,7 @@ class Shelf:
     def leave(self) -> str:
         """Leaves a file that others may look for; gives its name."""
         name = f"seen-{uuid.uuid4().hex}"
+        self._is_new = not tf.io.gfile.exists(self.folder)
         tf.io.gfile.makedirs(self.folder)
         with tf.io.gfile.GFile(f"{self.folder}/{name}", "w") as file:
             file.write(" ")
@@ -91,7 +93,10 @@ class Shelf:
         return True
 
     def take_away(self, name: str) -> None:
+        """Takes away what `leave` has left."""
         tf.io.gfile.remove(f"{self.folder}/{name}")
+        if self._is_new:
+            tf.io.gfile.rmtree(self.folder)
 
     def write(self, snapshot: Snapshot) -> str:
         """Writes a checkpoint and reads it again; gives its folder.

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from scaleflow.cluster import slurm
+from scaleflow.cluster import kubernetes, slurm
 from scaleflow.cluster.tf_config import TF_CONFIG, answers, parse
 from scaleflow.interfaces import Place, Plan
 
@@ -21,15 +21,17 @@ def place_of(plan: Plan) -> Place | None:
 
 
 def config_of(plan: Plan) -> str | None:
-    """The TF_CONFIG of this process: what is set, or what follows from its task of Slurm's.
+    """The TF_CONFIG of this process: what is set, or what follows from its task of Slurm's, or its pod.
 
     Raises:
-        Refusal: if there is no such task.
+        Refusal: if there is no such task, or this is no such pod.
     """
-    if plan.cluster.name != "slurm":
-        return os.environ.get(TF_CONFIG)
     servers = (plan.cluster.servers or 1) if plan.strategy.name == "parameter_server" else 0
-    return slurm.tf_config(os.environ, servers)
+    if plan.cluster.name == "slurm":
+        return slurm.tf_config(os.environ, servers)
+    if plan.cluster.name == "kubernetes":
+        return kubernetes.tf_config(os.environ, servers, plan.cluster.port)
+    return os.environ.get(TF_CONFIG)
 
 
 def roles(plan: Plan) -> Mapping[str, int]:

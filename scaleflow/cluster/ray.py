@@ -6,7 +6,9 @@ https://docs.ray.io/en/latest/ray-core/scheduling/placement-group.html
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import secrets
 import signal
 import threading
 import time
@@ -51,7 +53,7 @@ def check(cluster: Cluster) -> None:
     if address in (AUTO, OWN):
         return
     key = "cluster.address" if cluster.address else VARIABLE
-    if not is_address(address):
+    if "://" in address or not is_address(address):
         raise Refusal(
             f"{key}={address}: expected HOST:PORT or auto; from a machine outside of the cluster use "
             "ray job submit -- python -m scaleflow cluster=ray ..."
@@ -62,6 +64,11 @@ def check(cluster: Cluster) -> None:
 
 def address_of(cluster: Cluster) -> str:
     return cluster.address or os.environ.get(VARIABLE) or OWN
+
+
+def loopback(cluster: Cluster) -> str | None:
+    """The address of processes that only this machine has to reach; None where others have to."""
+    return LOOPBACK if address_of(cluster) == OWN else None
 
 
 @contextlib.contextmanager
@@ -76,8 +83,6 @@ def connected(cluster: Cluster, count: int) -> Iterator[None]:
         Refusal: if there is none.
     """
     global _users
-    import ray
-
     with _using:
         if not _users:
             join(address_of(cluster), count * (cluster.cpus or 1))
@@ -88,8 +93,7 @@ def connected(cluster: Cluster, count: int) -> Iterator[None]:
         with _using:
             _users -= 1
             if not _users:
-                with signals_kept():
-                    ray.shutdown()
+                leave()
 
 
 def join(address: str, least: int) -> None:
@@ -98,11 +102,13 @@ def join(address: str, least: int) -> None:
     Raises:
         Refusal: if that fails.
     """
+    if address == OWN:
+        keep_to_itself()
     import ray
 
+    logging.getLogger("ray").setLevel(logging.CRITICAL)  # what comes of a loss is ours to say
     quietly: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "namespace": "scaleflow"}
     if address == OWN:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         quietly |= {"include_dashboard": False, "_node_ip_address": LOOPBACK}
         quietly |= {"num_cpus": max(least, len(os.sched_getaffinity(0)))}
     try:
@@ -110,7 +116,21 @@ def join(address: str, least: int) -> None:
             ray.init(address=address, **quietly)
     except Exception as error:  # Ray's own of many kinds
         said = str(error).strip().splitlines() or [type(error).__name__]
-        raise Refusal(f"cluster.address={address}: Ray can't be reached: {said[0]}") from error
+        raise Refusal(f"cluster.address={address}: Ray can't be reached: {said[-1]}") from error
+
+
+def leave() -> None:
+    """Disconnects, and ends a cluster that `join` has started."""
+    import ray
+
+    with signals_kept():
+        ray.shutdown()
+
+
+def keep_to_itself() -> None:
+    """Has a cluster of this machine alone answer nobody else; before Ray is imported, which reads it then."""
+    own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
+    os.environ.update({name: value for name, value in own.items() if name not in os.environ})
 
 
 @contextlib.contextmanager
@@ -141,35 +161,34 @@ def room(cluster: Cluster) -> int:
     return sum(int(min(resources.get(name, 0) // amount for name, amount in wants.items())) for resources in there)
 
 
-@contextlib.contextmanager
-def places(cluster: Cluster, count: int, told_to_stop: Callable[[], bool]) -> Iterator[Any]:
-    """A placement group with a place to each process, for as long as the block; None where it is told to stop.
+def reserved(cluster: Cluster, count: int, least: int, told_to_stop: Callable[[], bool]) -> Any:
+    """A placement group with a place to each process; None where there comes none.
 
     It is waited for as long as others have what it needs; for what the cluster has not got at all,
-    `cluster.start_seconds`: an autoscaler may bring it.
-
-    Raises:
-        Refusal: if there is no room.
+    `cluster.start_seconds`: an autoscaler may bring it. Where there is room for `least`, it is not waited for more.
     """
     import ray
-    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util.placement_group import placement_group
 
     group = placement_group([bundle(cluster)] * count, strategy=cluster.placement.upper())
-    try:
-        deadline = time.monotonic() + cluster.start_seconds
-        waited = group.ready()
-        while not ray.wait([waited], timeout=SECONDS_BETWEEN_LOOKS)[0]:
-            if told_to_stop():
-                yield None
-                return
-            if room(cluster) >= count:
-                deadline = time.monotonic() + cluster.start_seconds
-            elif time.monotonic() > deadline:
-                raise Refusal(too_large(cluster, count))
-        yield group
-    finally:
-        with contextlib.suppress(Exception):  # the cluster may be gone
-            remove_placement_group(group)
+    patience = cluster.start_seconds if least == count else SECONDS_TO_COME_BACK
+    deadline = time.monotonic() + patience
+    waited = group.ready()
+    while not told_to_stop() and time.monotonic() < deadline:
+        if ray.wait([waited], timeout=SECONDS_BETWEEN_LOOKS)[0]:
+            return group
+        if room(cluster) >= count:
+            deadline = time.monotonic() + patience
+    release(group)
+    return None
+
+
+def release(group: Any) -> None:
+    """Gives the places of a group back."""
+    from ray.util.placement_group import remove_placement_group
+
+    with contextlib.suppress(Exception):  # the cluster may be gone
+        remove_placement_group(group)
 
 
 def too_large(cluster: Cluster, count: int) -> str:

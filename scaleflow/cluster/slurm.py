@@ -7,11 +7,11 @@ port for all jobs of a machine and knows of no servers.
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 
+from scaleflow.cluster.tasks import HAS_RUN, check_enough, tf_config_of
 from scaleflow.errors import Refusal
 
 #: Which task this is, and what the step consists of. In a batch script without srun the last three are missing.
@@ -53,24 +53,10 @@ def tf_config(environment: Mapping[str, str], servers: int) -> str:
             f"cluster=slurm: its {count} tasks are not on the machines in turn ({DISTRIBUTION}={order}, "
             f"{SPREAD}={environment[SPREAD]}, task {task} on machine {node}); use srun --distribution=block"
         )
+    check_enough(COUNT, count, servers, "use srun --ntasks={least} or more")
     hosts, ports = expanded(environment[NODES]), ports_of(environment)
     peers = [f"{hosts[node]}:{ports[place]}" for node, place in places]
-    roles = roles_of(count, servers)
-    cluster = {role: [peer for peer, own in zip(peers, roles, strict=True) if own == role] for role in roles}
-    own = {"type": roles[task], "index": roles[:task].count(roles[task])}
-    return json.dumps({"cluster": cluster, "task": own})
-
-
-def roles_of(count: int, servers: int) -> Sequence[str]:
-    """The role of each task: TensorFlow's names."""
-    if not servers:
-        return ["worker"] * count
-    if count < servers + 2:
-        raise Refusal(
-            f"{COUNT}={count}: strategy=parameter_server with cluster.servers={servers} takes a coordinator and a "
-            f"worker beside them; use srun --ntasks={servers + 2} or more"
-        )
-    return ["chief", *["worker"] * (count - servers - 1), *["ps"] * servers]
+    return tf_config_of(task, peers, servers)
 
 
 def placed(environment: Mapping[str, str]) -> list[tuple[int, int]]:
@@ -129,7 +115,7 @@ def script(name: str, tasks: int, words: Sequence[str], folder: str | None = Non
         folder: the run's; null for one that has the job's number.
     """
     where = "outputs/slurm-$SLURM_JOB_ID" if folder is None else shlex.quote(folder)
-    return SCRIPT.format(name=shlex.quote(name), tasks=tasks, words=" ".join(words), folder=where)
+    return SCRIPT.format(name=shlex.quote(name), tasks=tasks, words=" ".join(words), folder=where, ready=HAS_RUN)
 
 
 SCRIPT = """\
@@ -150,7 +136,7 @@ SCRIPT = """\
 # A folder that all machines see. Two minutes before its time is up (--signal), or when something more urgent takes its
 # place, the run saves and stops; when the job starts again, it goes on from there.
 run={folder}
-if grep -qs '"event": "ready"' "$run/events.jsonl"; then
+if {ready}; then
     where=(resume="$run")
 else
     where=(hydra.run.dir="$run")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -27,21 +28,23 @@ class Machines:
 
     Attributes:
         address: the cluster's.
+        token: what a command says to it.
     """
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         self._folder = folder
-        self._environment = {**environment, "RAY_USAGE_STATS_ENABLED": "0"}
+        self.token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        self._environment = {**environment, **self.token, "RAY_USAGE_STATS_ENABLED": "0"}
         self._nodes: list[subprocess.Popen[bytes]] = []
         # Ray's sockets are below it, and the path of a socket must be short.
         self._session = tempfile.mkdtemp(prefix="ray", dir="/tmp")
         (port,) = free_ports(1)
-        self.address = f"127.0.0.1:{port}"
+        self.address = f"127.0.0.2:{port}"  # not 127.0.0.1, which Ray takes for "whatever address there is"
         head = ("--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={self._session}")
         self.head = self.start(*head, cores=1)
 
     def start(
-        self, *words: str, cores: int, host: str = "127.0.0.1", before: str = "", **environment: str
+        self, *words: str, cores: int, host: str = "127.0.0.2", before: str = "", **environment: str
     ) -> subprocess.Popen[bytes]:
         """Starts a node, and waits until the others know of it.
 

@@ -32,7 +32,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
     """A head, and one more node, of one core each."""
     folder = tmp_path_factory.mktemp("ray")
     with machines(folder, Command(folder).environment) as made:
-        made.join(cores=1, host="127.0.0.2")
+        made.join(cores=1, host="127.0.0.3")
         yield made
 
 
@@ -50,7 +50,7 @@ def test_workers_on_two_nodes_are_one_run_that_learns_as_two_local_ones_do(clust
     here, there = Command(tmp_path / "here"), Command(tmp_path / "there")
     for command in (here, there):
         command.folder.mkdir()
-    remote = there(*TWO, address(cluster), "training.epochs=2")
+    remote = there(*TWO, address(cluster), "training.epochs=2", **cluster.token)
     assert remote.returncode == 0, remote.stderr
     local = here(*TWO, "cluster=local", "training.epochs=2")
     assert local.returncode == 0, local.stderr
@@ -60,37 +60,45 @@ def test_workers_on_two_nodes_are_one_run_that_learns_as_two_local_ones_do(clust
     for key in ("train/loss", "val/loss", "test/loss"):
         assert found[0].data.metrics[key] == pytest.approx(found[1].data.metrics[key], rel=1e-6)
     assert (there.run_folder() / "worker-1.log").exists()
-    assert (there.run_folder() / "model" / "saved_model.pb").exists()
+    assert list((there.run_folder() / "model").rglob("saved_model.pb"))
 
 
 @pytest.mark.slow
 def test_a_run_goes_on_on_the_nodes_that_are_left(tmp_path: Path) -> None:
     command = Command(tmp_path)
     with machines(tmp_path, command.environment) as cluster:
-        other = cluster.join(cores=1, host="127.0.0.2")
-        run = LongRun(command, *LONG, address(cluster), "cluster.min_workers=1", "training.max_steps=4000", only=True)
+        other = cluster.join(cores=1, host="127.0.0.3")
+        run = LongRun(
+            command,
+            *LONG,
+            address(cluster),
+            "cluster.min_workers=1",
+            "training.max_steps=4000",
+            only=True,
+            **cluster.token,
+        )
         run.until("checkpoint")
         cluster.lose(other)
         assert run.end() == 0, run.err.read_text()
     (restart,) = (event for event in command.events() if event["event"] == "restart")
-    assert "worker 1 was lost with its place" in restart["reason"]
+    assert re.search(r"worker \d was lost with its place on", restart["reason"])
     first, second = (event for event in command.events() if event["event"] == "ready")
     assert [e["params"]["resolved.replicas"] for e in (first, second)] == ["2", "1"]
     assert [e["params"]["resolved.global_batch_size"] for e in (first, second)] == ["64", "64"]
-    assert second["resumed"] >= 100
+    assert second["resumed"] > 0
     found = only_run(tmp_path)
     assert (found.info.status, found.data.metrics["test/loss"] > 0) == ("FINISHED", True)
 
 
 @pytest.mark.slow
 def test_ctrl_c_saves_and_leaves_nothing_and_resume_goes_on(cluster: Machines, command: Command) -> None:
-    run = LongRun(command, *LONG, address(cluster), only=True)
+    run = LongRun(command, *LONG, address(cluster), only=True, **cluster.token)
     run.until("checkpoint")
     run.launcher.send_signal(signal.SIGINT)
     assert run.end() == 130, run.err.read_text()
     assert only_run(command.folder).info.status == "KILLED"
     step = [event for event in command.events() if event["event"] == "checkpoint"][-1]["step"]
-    ended = command(f"resume={command.run_folder()}", f"training.max_steps={step + 20}")
+    ended = command(f"resume={command.run_folder()}", f"training.max_steps={step + 20}", **cluster.token)
     assert ended.returncode == 0, ended.stderr
     resumed = [event for event in command.events() if event["event"] == "ready"][-1]
     assert (resumed["resumed"], only_run(command.folder).info.status) == (step, "FINISHED")
@@ -115,13 +123,15 @@ def raylets() -> set[int]:
 def test_where_no_path_is_shared_what_the_run_has_written_comes_here(cluster: Machines, command: Command) -> None:
     if os.geteuid() != 0:
         pytest.skip("a folder of its own is given to a node by root")
-    away = cluster.join(cores=2, host="127.0.0.3", before=f"mount -t tmpfs none {command.folder}", **{SERVER: ""})
+    away = cluster.join(cores=2, host="127.0.0.4", before=f"mount -t tmpfs none {command.folder}", **{SERVER: ""})
     try:
         one = (*SMALL, address(cluster), "strategy=one_device", "cluster.cpus=2", "training.epochs=2")
-        refused = command(*one)
+        refused = command(*one, **cluster.token)
         assert refused.returncode == 2
         assert re.search(r"checkpoint=default: .*is not on a path that .* shares", refused.stderr), refused.stderr
-        ended = command(*one, "checkpoint=none", "profiler=trace", "profiler.start_step=20", "profiler.steps=5")
+        ended = command(
+            *one, "checkpoint=none", "profiler=trace", "profiler.start_step=20", "profiler.steps=5", **cluster.token
+        )
         assert ended.returncode == 0, ended.stderr
     finally:
         cluster.lose(away)
@@ -130,7 +140,7 @@ def test_where_no_path_is_shared_what_the_run_has_written_comes_here(cluster: Ma
     found = only_run(command.folder)
     assert found.info.status == "FINISHED"
     assert found.data.metrics["train/loss"] > 0
-    assert (folder / "model" / "saved_model.pb").stat().st_size > 0
+    assert all(path.stat().st_size for path in (folder / "model").rglob("saved_model.pb"))
     assert list(folder.glob("profile/**/*.xplane.pb"))
     assert [event["event"] for event in command.events()].count("end") == 1
 
@@ -140,6 +150,7 @@ def test_a_sweep_has_its_jobs_placed_over_the_cluster(cluster: Machines, command
     ended = command(
         *("-m", *SMALL[:-1], "hydra/launcher=ray", "+cluster.address=" + cluster.address, "training.epochs=1"),
         *("model.units=4,8,16", "strategy=one_device", "hydra.sweep.dir=swept"),
+        **cluster.token,
     )
     assert ended.returncode == 0, ended.stderr
     assert "3 of 3 FINISHED" in ended.stdout
@@ -165,7 +176,8 @@ def test_a_sweep_has_its_jobs_placed_over_the_cluster(cluster: Machines, command
         (["cluster.min_workers=1", "strategy=one_device"], "this strategy has one process"),
         (["cluster.placement=near"], "cluster.placement=near: expected one of spread, pack"),
         (["debug.inline=true"], "debug.inline=true with cluster=ray: its process is on another machine"),
-        (["cluster=local", "+cluster.cpus=2"], "these are for the machines of a Ray cluster"),
+        (["cluster=local", "+cluster.address=auto"], "these are for the machines of a Ray cluster"),
+        (["cluster=local", "+cluster.cpus=2"], "its processes take what their machine has; use hardware.devices"),
     ],
 )
 def test_what_cannot_be_is_refused(command: Command, words: list[str], expected: str) -> None:
@@ -178,14 +190,15 @@ def test_what_cannot_be_is_refused(command: Command, words: list[str], expected:
 
 @pytest.mark.slow
 def test_more_than_the_cluster_has_is_refused(cluster: Machines, command: Command) -> None:
-    ended = command(*TWO, address(cluster), "cluster.workers=3", "cluster.start_seconds=1")
+    ended = command(*TWO, address(cluster), "cluster.workers=3", "cluster.start_seconds=1", **cluster.token)
     assert ended.returncode == 2
     assert "3 processes with 1 CPU each do not fit: there are 2 CPU on 2 machine(s)" in ended.stderr
 
 
 def test_ray_that_is_not_installed_is_named_with_its_extra(command: Command) -> None:
     (command.folder / "sitecustomize.py").write_text(
-        "import importlib.util as u\nfind = u.find_spec\nu.find_spec = lambda name, *a: None if name == 'ray' else find(name, *a)\n"
+        "import importlib.util as u\nfind = u.find_spec\n"
+        "u.find_spec = lambda name, *a: None if name == 'ray' else find(name, *a)\n"
     )
     ended = command("cluster=ray", PYTHONPATH=str(command.folder))
     assert (ended.returncode, "pip install 'scaleflow[ray]'" in ended.stderr) == (2, True)
@@ -210,7 +223,7 @@ def test_the_workers_that_are_left_divide_the_same_global_batch(
     four: Plan = plan("strategy=multi_worker", "cluster=ray", "cluster.workers=4", "hardware=cpu")
     ready = begun(4, 4, 64)
     if not goes_on:
-        with pytest.raises(Refusal, match="the global batch of 64 divides among 1, 2, 4; cluster.min_workers=1"):
+        with pytest.raises(Refusal, match=r"the global batch of 64 divides among 1, 2, 4; cluster.min_workers=1"):
             with_workers(four, there, least, ready)
         return
     fewer = with_workers(four, there, least, ready)
@@ -218,7 +231,7 @@ def test_the_workers_that_are_left_divide_the_same_global_batch(
 
 
 def test_what_is_measured_has_the_name_of_its_machine() -> None:
-    from scaleflow.remote import of_host
+    from scaleflow.sampling import of_host
 
     job: Job = SimpleNamespace(name="worker 1")  # type: ignore[assignment]
     values = {"system/cpu_utilization_percentage": 1.0, "system/worker-1/threads": 2.0, "system/gpu_0_power": 3.0}
@@ -230,7 +243,8 @@ def test_what_is_measured_has_the_name_of_its_machine() -> None:
 
 
 def test_processes_are_told_of_each_other_by_the_addresses_of_their_actors() -> None:
-    from scaleflow.remote import Spot, tf_configs
+    from scaleflow.post import Spot
+    from scaleflow.remote import tf_configs
 
     spots = [Spot(f"10.0.0.{number}:5000", f"node{number}") for number in range(3)]
     told = [json.loads(text) for text in tf_configs({"chief": 1, "worker": 1, "ps": 1}, spots)]

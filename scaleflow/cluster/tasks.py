@@ -1,0 +1,58 @@
+"""Processes that an engine numbers, one to each task: which role each has, as TF_CONFIG that tells one of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from scaleflow.errors import Refusal
+
+
+def tf_config_of(own: int, peers: Sequence[str], servers: int) -> str:
+    """The TF_CONFIG of one task.
+
+    Args:
+        own: its number.
+        peers: HOST:PORT of each.
+        servers: see `roles_of`.
+    """
+    roles = roles_of(len(peers), servers)
+    cluster = {role: [peer for peer, each in zip(peers, roles, strict=True) if each == role] for role in roles}
+    return json.dumps({"cluster": cluster, "task": {"type": roles[own], "index": roles[:own].count(roles[own])}})
+
+
+def roles_of(count: int, servers: int) -> Sequence[str]:
+    """The role of each task, by TensorFlow's names.
+
+    Args:
+        count: how many there are.
+        servers: so many parameter servers are the last ones, and the first is the coordinator; with 0 all are workers
+            that go in step.
+    """
+    if not servers:
+        return ["worker"] * count
+    return ["chief", *["worker"] * (count - servers - 1), *["ps"] * servers]
+
+
+def check_enough(told: str, count: int, servers: int, instead: str) -> None:
+    """Refuses tasks that are too few for a coordinator and a worker beside the servers.
+
+    Args:
+        told: the variable that says how many there are.
+        count: how many.
+        servers: how many of them are servers; 0 where there is no coordinator.
+        instead: what would work, with `{least}` for the least number of tasks.
+
+    Raises:
+        Refusal: if they are.
+    """
+    least = servers + 2
+    if servers and count < least:
+        raise Refusal(
+            f"{told}={count}: strategy=parameter_server with cluster.servers={servers} takes a coordinator and a "
+            f"worker beside them; {instead.format(least=least)}"
+        )
+
+
+#: Whether the folder `$run` holds a run that a shell script goes on with, instead of beginning one.
+HAS_RUN = """grep -qs '"event": "ready"' "$run/events.jsonl\""""
