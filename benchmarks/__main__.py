@@ -19,7 +19,20 @@ import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from benchmarks import checkpoints, command, distributed, input, outages, pipeline, points, profile, steps, sweep
+from benchmarks import (
+    checkpoints,
+    command,
+    distributed,
+    engines,
+    input,
+    network,
+    outages,
+    pipeline,
+    points,
+    profile,
+    steps,
+    sweep,
+)
 from benchmarks import whole_job as job
 from benchmarks.measure import Benchmark, Measured, take_rounds
 from benchmarks.measure import table as table_of
@@ -31,6 +44,8 @@ BENCHMARKS: Mapping[str, tuple[Callable[[], Benchmark], int]] = {
     "mirrored": (functools.partial(distributed.against_by_hand, "mirrored"), 150),
     "multi_worker": (functools.partial(distributed.against_by_hand, "multi_worker"), 110),
     "efficiency": (distributed.efficiency, 50),
+    "engines": (engines.benchmark, 60),
+    "network": (network.benchmark, 80),
     "whole_job": (job.benchmark, 30),
     "sweep": (sweep.benchmark, 110),
     "command": (command.benchmark, 5),

@@ -22,7 +22,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from scaleflow.cluster import TF_CONFIG, answers, config_of, environments, names, place_of, roles
+from scaleflow.cluster import TF_CONFIG, config_of, environments, place_of, roles, silent
 from scaleflow.errors import Refusal
 from scaleflow.events import Event, Reader, Writer
 from scaleflow.interfaces import Plan
@@ -482,6 +482,9 @@ class WorkerRun:
         if time.time() - max(outcome.heard, self._began) > cluster.stall_seconds + extra:
             more = f" + cluster.start_seconds={extra:g}" if extra else ""
             why = f"no progress for cluster.stall_seconds={cluster.stall_seconds:g}{more}, at step {outcome.step}"
+            place = place_of(self._job.plan)
+            if place and (away := silent(self._job.plan, place.peers)):
+                why += f"; no answer from {away}"
             self._reason = why, False
             for process in processes:
                 process.kill()
@@ -495,9 +498,8 @@ class WorkerRun:
         chief.kill()
 
     def _who_is_absent(self, waiting: Event) -> str:
-        peers = zip(names(self._job.plan), waiting["peers"], strict=True)
-        absent = [f"{name} ({peer})" for name, peer in peers if not answers(peer)]
-        who = f"{', '.join(absent)} did not come" if absent else "all answer, and one of them does not begin"
+        absent = silent(self._job.plan, waiting["peers"])
+        who = f"{absent} did not come" if absent else "all answer, and one of them does not begin"
         return f"cluster.start_seconds={waiting['seconds']:g}: {who}"
 
     def _show_events(self) -> None:

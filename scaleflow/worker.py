@@ -26,7 +26,20 @@ from filelock import FileLock, Timeout
 
 from scaleflow.about import tell, tell_confusion
 from scaleflow.assemble import Built, build
-from scaleflow.cluster import TF_CONFIG, answers, in_step, names, parse, place_of, without_evaluator, workers
+from scaleflow.cluster import (
+    NO_PROXY,
+    TF_CONFIG,
+    answers,
+    in_step,
+    names,
+    parse,
+    past_proxies,
+    place_of,
+    silent,
+    waited_until_ended,
+    without_evaluator,
+    workers,
+)
 from scaleflow.errors import Refusal, RunError
 from scaleflow.evaluator import WithEvaluations, evaluate
 from scaleflow.events import Reader, Writer
@@ -179,6 +192,8 @@ def main() -> None:
         os.environ.pop(TF_CONFIG, None)  # with it a strategy of one process would wait for others
     elif job.plan.evaluator is not None:
         os.environ[TF_CONFIG] = without_evaluator(os.environ[TF_CONFIG])
+    if TF_CONFIG in os.environ:
+        os.environ[NO_PROXY] = past_proxies(os.environ, parse(os.environ[TF_CONFIG]).peers)
     # With Ray it is the machine that is gone, and the run goes on elsewhere: it must not hear two of one process.
     patience = 0.0 if job.plan.cluster.name == "ray" else SECONDS_TO_SAVE
     threading.Thread(target=end_with_launcher, args=(os.dup(0), stop, patience), daemon=True).start()
@@ -231,13 +246,17 @@ def serve(job: Job, emit: Emit) -> NoReturn:
         time.sleep(SECONDS_BETWEEN_LOOKS)
     emit("met")
     emit("note", text=f"{job.name} serves the coordinator at {chief}")
-    while answers(chief):
-        time.sleep(SECONDS_BETWEEN_LOOKS)
-    emit("note", text="the coordinator is gone; how the run ended is in its record")
+    patience = job.plan.cluster.stall_seconds or job.plan.cluster.start_seconds
+    has_ended = waited_until_ended(chief, patience)
+    why = "the coordinator is gone" if has_ended else f"no answer from the coordinator ({chief}) for {patience:g} s"
     if job.plan.cluster.name == "kubernetes" and not is_through(job.folder):  # a pod that succeeds is not started again
-        emit("end", status="KILLED", error="the coordinator was gone before the run was finished")
-    else:
+        emit("end", status="KILLED", error=f"{why}, and the run is not finished")
+    elif has_ended:
+        emit("note", text=f"{why}; how the run ended is in its record")
         emit("end", status="FINISHED")
+    else:
+        emit("end", status="FAILED", error=why)
+        os._exit(1)
     os._exit(0)
 
 
@@ -363,7 +382,10 @@ def report_failure(job: Job, error: Exception, emit: Emit, built: Built) -> None
 
     is_memory = isinstance(error, tf.errors.ResourceExhaustedError)
     text = out_of_memory(str(error), job.plan, built.resolved) if is_memory else told(error, job.plan)
-    emit("fault", error=text, lost_peer=is_loss_of_another(error))
+    is_lost = is_loss_of_another(error)
+    if is_lost and place_of(job.plan) and (away := silent(job.plan, parse(os.environ[TF_CONFIG]).peers)):
+        text = f"no answer from {away}: {text}"
+    emit("fault", error=text, lost_peer=is_lost)
 
 
 def is_loss_of_another(error: Exception) -> bool:
@@ -380,7 +402,7 @@ def told(error: Exception, plan: Plan) -> str:
     if found := re.search(r"\{\{node (\S+)/CheckNumericsV2\}\}", str(error)):
         return f"debug.nan: NaN or Inf came out of the operation {found[1]}; how it came to be is in the log"
     reason = next((line.strip() for line in str(error).splitlines() if not LEADS_TO_REASON.match(line)), "")
-    reason = OF_TF_DATA.sub("while data was read: ", reason).partition(" [[{{node")[0]
+    reason = OF_TF_DATA.sub("while data was read: ", reason).partition(" [[{{node")[0].rstrip(":")
     own = [f for f in traceback.extract_tb(error.__traceback__) if is_own(f.filename, plan.search)]
     place = f" ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
     return f"{type(error).__name__}: {reason}{place}"

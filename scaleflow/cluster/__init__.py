@@ -1,15 +1,18 @@
 """Where the worker processes of a run are, and what tells them of each other. No TensorFlow here."""
 
 from scaleflow.cluster.local import environments
-from scaleflow.cluster.members import STARTED_HERE, config_of, in_step, names, place_of, roles, workers
+from scaleflow.cluster.members import STARTED_HERE, config_of, in_step, names, place_of, roles, silent, workers
 from scaleflow.cluster.ray import check as check_ray
 from scaleflow.cluster.tf_config import (
     EXAMPLE,
     EXAMPLE_WITH_SERVERS,
+    NO_PROXY,
     TF_CONFIG,
     answers,
     parse,
+    past_proxies,
     port_is_free,
+    waited_until_ended,
     without_evaluator,
 )
 from scaleflow.cluster.tpu import TpuPlace, find_tpu, is_sure, no_tpu, unreachable
@@ -17,6 +20,7 @@ from scaleflow.cluster.tpu import TpuPlace, find_tpu, is_sure, no_tpu, unreachab
 __all__ = [
     "EXAMPLE",
     "EXAMPLE_WITH_SERVERS",
+    "NO_PROXY",
     "STARTED_HERE",
     "TF_CONFIG",
     "TpuPlace",
@@ -30,10 +34,13 @@ __all__ = [
     "names",
     "no_tpu",
     "parse",
+    "past_proxies",
     "place_of",
     "port_is_free",
     "roles",
+    "silent",
     "unreachable",
+    "waited_until_ended",
     "without_evaluator",
     "workers",
 ]

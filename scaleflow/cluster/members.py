@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from scaleflow.cluster import kubernetes, slurm
-from scaleflow.cluster.tf_config import TF_CONFIG, parse
+from scaleflow.cluster.tf_config import TF_CONFIG, answers, parse
 from scaleflow.interfaces import Place, Plan
 
 #: Of the options those whose processes this command starts itself, wherever they are.
@@ -53,6 +54,13 @@ def names(plan: Plan) -> list[str]:
         for role, count in roles(plan).items()
         for index in range(count)
     ]
+
+
+def silent(plan: Plan, peers: Sequence[str]) -> str:
+    """The processes at whose addresses nothing answers, by their names; empty where all do."""
+    with ThreadPoolExecutor(len(peers)) as threads:  # each takes seconds where a machine is away
+        found = zip(names(plan), peers, threads.map(answers, peers), strict=True)
+    return ", ".join(f"{name} ({peer})" for name, peer, has_answered in found if not has_answered)
 
 
 def workers(plan: Plan) -> int:

@@ -7,9 +7,11 @@ https://www.tensorflow.org/guide/distributed_training#TF_CONFIG
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import socket
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scaleflow.errors import Refusal
@@ -20,6 +22,15 @@ TF_CONFIG = "TF_CONFIG"
 ROLES = ("chief", "worker", "ps")
 #: One that only evaluates, beside them.
 EVALUATOR = "evaluator"
+
+#: For which hosts gRPC does not heed http_proxy. https://grpc.github.io/grpc/core/md_doc_environment_variables.html
+NO_PROXY = "no_grpc_proxy"
+
+#: What is said of a machine from which nothing is heard.
+AWAY = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
+
+#: So many times a silent machine is asked whether it is there.
+PROBES = 5
 
 EXAMPLE_WITH_SERVERS = (
     '{"cluster": {"chief": ["host0:2222"], "worker": ["host1:2222"], "ps": ["host2:2222"]}, '
@@ -118,12 +129,57 @@ def port_is_free(address: str) -> bool:
 
 def answers(address: str) -> bool:
     """Whether something listens at an address."""
-    host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), timeout=2).close()
+        connected(address).close()
     except OSError:
         return False
     return True
+
+
+def waited_until_ended(address: str, patience: float) -> bool:
+    """Waits as long as something listens at an address.
+
+    The end of a process closes its connections; of a machine that is away, or cut off, nothing is heard.
+
+    Args:
+        address: that answers.
+        patience: for so many seconds nothing may be heard.
+
+    Returns:
+        Whether the process there has ended, rather than become unreachable.
+    """
+    while True:
+        try:
+            with connected(address) as connection:
+                keep_alive(connection, patience)
+                while connection.recv(4096):
+                    pass
+        except OSError as error:
+            return not (isinstance(error, TimeoutError) or error.errno in AWAY)
+        if not answers(address):  # a server also closes a connection over which nothing is asked
+            return True
+
+
+def connected(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=2)
+
+
+def keep_alive(connection: socket.socket, patience: float) -> None:
+    """Has the system ask the other end whether it is there, and reading fail when it has not said so."""
+    connection.settimeout(None)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    pause = max(1, int(patience / PROBES))
+    for name, value in (("TCP_KEEPIDLE", pause), ("TCP_KEEPINTVL", pause), ("TCP_KEEPCNT", PROBES - 1)):
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def past_proxies(environment: Mapping[str, str], peers: Sequence[str]) -> str:
+    """`no_grpc_proxy` for the processes of a cluster: what goes to peers goes to them, whatever http_proxy says."""
+    kept = environment.get(NO_PROXY) or environment.get("no_proxy") or ""
+    hosts = dict.fromkeys(peer.rpartition(":")[0] for peer in peers)
+    return ",".join([*filter(None, [kept]), *hosts])
 
 
 def shown(value: object) -> str:

@@ -6,6 +6,7 @@ given to the other, so much later and no more in a second, until its standard in
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import select
@@ -46,7 +47,9 @@ class Way:
             left = self._on_its_way[0][0] - time.monotonic()
             if left > 0:
                 return left
-            os.write(self._target, self._on_its_way.popleft()[1])
+            frame = self._on_its_way.popleft()[1]
+            with contextlib.suppress(OSError):  # a device that is not up yet takes none
+                os.write(self._target, frame)
         return None
 
 
