@@ -20,6 +20,7 @@ from pathlib import Path
 from benchmarks.measure import Benchmark, Results, Row, WrongResultError, check_store, environment, row, say
 from scaleflow.cluster import environments
 from tests.cluster import engine
+from tests.cluster.machines import machines
 
 LOCAL = "local"
 
@@ -62,10 +63,19 @@ def by_slurm(folder: Path) -> float:
         return took([["srun", f"-n{WORKERS}", *arguments("slurm", folder)]], [told], folder, "slurm")
 
 
+def by_ray(folder: Path) -> float:
+    """An actor on each of two nodes; Ray itself runs before."""
+    with tempfile.TemporaryDirectory(dir=folder) as of_ray, machines(Path(of_ray), environment(folder)) as nodes:
+        nodes.join(cores=1, host="127.0.0.3")
+        words = (f"cluster.workers={WORKERS}", f"cluster.address={nodes.address}")
+        return took([arguments("ray", folder, *words)], [nodes.token], folder, "ray")
+
+
 #: By name: what says why one can't be had here, and the job under it.
 ENGINES: Mapping[str, tuple[Callable[[], str], Callable[[Path], float]]] = {
     "tf_config": (str, by_tf_config),
     "slurm": (engine.lacking, by_slurm),
+    "ray": (str, by_ray),
 }
 
 

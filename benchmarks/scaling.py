@@ -11,9 +11,10 @@ step that is spent on computing: n workers take so many times n the examples a s
 stays what it is.
 
 The check fits a link's bytes a second, and what a hop costs, to two workers on loopback with two models of different
-size, and says what three workers, and another model, should then take. Each worker computes in one thread. Three of
-them share two cores here: what a worker computes in is measured with as many others at work that it does not speak
-with. On loopback it is the processor, too, that sends; the last two columns have it slowed as computing is.
+size, and says what three workers, and another model, should then take. Each worker computes in one thread; what it
+computes in is measured with others at work that it does not speak with. Where there are fewer cores than workers, each
+has its share of them, and takes so much longer. On loopback it is the processor, too, that sends: the last two columns
+have sending slowed by the same.
 """
 
 from __future__ import annotations
@@ -172,6 +173,9 @@ CHECKED: Mapping[str, Task] = {
     "cnn": Task(MODELS["cnn"].overrides, 3, 40),
 }
 
+#: Of how many workers.
+COUNTS = (2, 3)
+
 ONE_THREAD = ("hardware.intra_op_threads=1", "hardware.inter_op_threads=1")
 
 TRAINED = re.compile(r"Trainable params: ([\d,]+)")
@@ -263,21 +267,21 @@ class Seen:
     Attributes:
         name: the model's.
         size: bytes of its gradient.
-        alone: seconds of a step of so many that do not speak with each other.
+        computing: seconds of a step of so many that do not speak with each other.
         together: the same of so many that sum their gradients.
     """
 
     name: str
     size: float
-    alone: Mapping[int, float]
+    computing: Mapping[int, float]
     together: Mapping[int, float]
 
     def communication(self, workers: int) -> float:
-        return self.together[workers] - self.alone[workers]
+        return self.together[workers] - self.computing[workers]
 
     def slowed(self, workers: int) -> float:
         """How many times as long a worker computes as one of two."""
-        return self.alone[workers] / self.alone[2]
+        return self.computing[workers] / self.computing[2]
 
 
 def check(seen: Sequence[Seen]) -> str:
@@ -293,8 +297,9 @@ def check(seen: Sequence[Seen]) -> str:
         for count in sorted(each.together):
             taken, sending = each.together[count], ring_seconds(count, each.size, link)
             is_fitted = count == 2 and each.name in FITTED
-            row = [each.name, f"{each.size / 1e6:.3g} MB", str(count), shown(each.alone[count]), shown(taken)]
-            for expected in (each.alone[count] + sending, each.alone[count] + sending * each.slowed(count)):
+            row = [each.name, f"{each.size / 1e6:.3g} MB", str(count), shown(each.computing[count]), shown(taken)]
+            for slowed in (1.0, each.slowed(count)):
+                expected = each.computing[count] + sending * slowed
                 row += [shown(expected), "(fitted)" if is_fitted else f"{expected / taken:.2f}"]
             rows.append(row)
     return "\n".join([said, "", *(f"| {' | '.join(row)} |" for row in rows)])
@@ -306,23 +311,35 @@ def shown(seconds: float) -> str:
 
 def seen_here(rounds: int) -> list[Seen]:
     """Each model alone and together; of some rounds that in which it took least, and nobody else had the processor."""
-    found: dict[tuple[str, str, int], list[float]] = {}
+    cores = len(os.sched_getaffinity(0))
+    apart: dict[tuple[str, int], list[float]] = {}
+    summing: dict[tuple[str, int], list[float]] = {}
     sizes: dict[str, int] = {}
     with served(), temporary_folder() as folder:
         for _ in range(rounds):
             for name, task in CHECKED.items():
-                for count in (2, 3):
+                for count in sorted({min(count, cores) for count in COUNTS}):
                     work = alone(task, count, folder, *ONE_THREAD)
                     sizes[name] = work.gradient_bytes
-                    found.setdefault((name, "alone", count), []).append(work.seconds)
-                    seconds = together(task, count, folder)
-                    found.setdefault((name, "together", count), []).append(seconds)
-                    say(f"{name}, {count} workers: alone {shown(work.seconds)}, together {shown(seconds)}")
-    least = {key: min(values) for key, values in found.items()}
+                    apart.setdefault((name, count), []).append(work.seconds)
+                    say(f"{name}, {count} workers alone: {shown(work.seconds)}")
+                for count in COUNTS:
+                    summing.setdefault((name, count), []).append(together(task, count, folder))
+                    say(f"{name}, {count} workers together: {shown(summing[name, count][-1])}")
     return [
-        Seen(name, sizes[name], *({n: least[name, way, n] for n in (2, 3)} for way in ("alone", "together")))
+        Seen(
+            name,
+            sizes[name],
+            {count: computing(min(apart[name, min(count, cores)]), count, cores) for count in COUNTS},
+            {count: min(summing[name, count]) for count in COUNTS},
+        )
         for name in CHECKED
     ]
+
+
+def computing(seconds: float, workers: int, cores: int) -> float:
+    """What a step takes of workers with a thread each, of which one takes `seconds` where all have a core."""
+    return seconds * max(1.0, workers / cores)
 
 
 # ---------------------------------------------------------------------------------------------

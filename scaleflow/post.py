@@ -10,6 +10,7 @@ import contextlib
 import os
 import shutil
 import socket
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +63,8 @@ class Post:
         if Path(folder).is_dir():  # relative paths are what they are where the command was typed
             os.chdir(folder)
         self._open = contextlib.ExitStack()
+        self._temporary = tempfile.TemporaryDirectory(prefix="scaleflow-", ignore_cleanup_errors=True)
+        self._open.enter_context(self._temporary)
         self._server = self._open.enter_context(serving())  # imports TensorFlow while the others are placed
         self._port = socket.socket()
         self._port.bind(("", 0))
@@ -95,7 +98,7 @@ class Post:
         if not is_shared:
             self._mirror(job, earlier)
         self._port.close()
-        self._process = WorkerProcess(job, environment, self._server)
+        self._process = WorkerProcess(job, {"TMPDIR": self._temporary.name, **environment}, self._server)
         return self._pid()
 
     def _mirror(self, job: Job, earlier: bytes) -> None:

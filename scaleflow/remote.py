@@ -35,6 +35,9 @@ CALLS_AT_ONCE = 4
 #: How long an actor that is there may take to answer.
 SECONDS_TO_ANSWER = 60.0
 
+#: How long no news are heard of an actor before it is looked whether the cluster is there.
+SECONDS_BETWEEN_LOOKS = 5.0
+
 #: How long Ray may take to miss a machine whose processes the others miss already.
 SECONDS_TO_MISS = 5.0
 
@@ -73,6 +76,9 @@ class RemoteProcess(Watched):
         """
         import ray as engine
 
+        if not ray.is_there():
+            self._lose()
+            return None
         try:
             return engine.get(getattr(self._actor, name).remote(*arguments), timeout=SECONDS_TO_ANSWER)
         except Exception as error:
@@ -93,7 +99,12 @@ class RemoteProcess(Watched):
 
         while self._returncode is None:
             try:
-                news = engine.get(self._actor.news.remote(), timeout=SECONDS_TO_ANSWER)
+                asked = self._actor.news.remote()
+                while not engine.wait([asked], timeout=SECONDS_BETWEEN_LOOKS)[0]:
+                    if not ray.is_there():
+                        self._lose()
+                        return
+                news = engine.get(asked)
                 for name, offset, data in news.files:
                     self._write(name, offset, data)
             except Exception:  # the actor, its machine, or the cluster is gone; or this machine's disk is full
@@ -200,7 +211,7 @@ class RayRun(WorkerRun):
             plan = self._job.plan
             count = sum(roles(plan).values())
             least = count - workers(plan) + min(self._least, workers(plan)) if self._job.life else count
-            group = ray.reserved(plan.cluster, count, least, self._stop.is_set)
+            group = ray.reserved(plan.cluster, count, least, self._stop.is_set, self._display.line)
             if group is not None:
                 return group
             if self._stop.is_set() or least == count:
@@ -209,11 +220,16 @@ class RayRun(WorkerRun):
     def _why(self, processes: Sequence[Watched]) -> tuple[str, bool]:
         """What the others say of a loss comes before Ray's word of a machine."""
         deadline = time.monotonic() + SECONDS_TO_MISS
-        while all(process.has_server for process in processes) and time.monotonic() < deadline:
+        while ray.is_there() and all(process.has_server for process in processes) and time.monotonic() < deadline:
             if not any(process.is_lost and process.reason().follows for process in processes):
                 break
             time.sleep(POLL_SECONDS)
         return super()._why(processes)
+
+    def _goes_on_after(self, why: str, is_own_word: bool) -> bool:
+        if not ray.is_there():
+            self._reason = why, is_own_word = f"the head of the Ray cluster is gone: {why}", True
+        return super()._goes_on_after(why, is_own_word)
 
     @property
     def _least(self) -> int:
@@ -258,7 +274,7 @@ def posted(job: Job, group: Any, until_it_ended: contextlib.ExitStack) -> list[R
         for place in range(count)
     ]
     for actor in actors:
-        until_it_ended.callback(engine.kill, actor)
+        until_it_ended.callback(ray.end, actor)
     spots = asked(actors, "spot", ray.loopback(cluster), seconds=cluster.start_seconds)
     is_shared = seen(actors, job.folder)
     check_checkpoints(job, actors, is_shared, spots)

@@ -21,6 +21,7 @@ import selectors
 import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Sequence
@@ -174,6 +175,7 @@ def become_worker(streams: Sequence[int], module: str, environment: dict[str, st
             os.close(source)
         os.environ.clear()
         os.environ.update(environment)
+        tempfile.tempdir = None  # it may be known from before, and is the environment's to say
         os.chdir(folder)
         sys.path[0] = folder
         importlib.import_module(module).main()

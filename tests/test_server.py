@@ -71,6 +71,15 @@ def test_an_environment_without_tensorflow_is_said_with_its_reason(command: Comm
 
 
 @pytest.mark.slow
+def test_a_run_leaves_nothing_where_temporary_files_are(command: Command) -> None:
+    folder = command.folder / "temporary"
+    folder.mkdir()
+    ended = command("tracking=none", "training.epochs=1", **{SERVER: "", "TMPDIR": str(folder)})
+    assert ended.returncode == 0, ended.stderr
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.slow
 def test_a_server_that_is_killed_ends_the_run_as_failed(command: Command) -> None:
     long = LongRun(command, "tracking=none", **{SERVER: ""}).until("epoch")
     worker = long.worker()

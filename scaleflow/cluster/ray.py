@@ -10,6 +10,7 @@ import logging
 import os
 import secrets
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -31,14 +32,25 @@ LOOPBACK = "127.0.0.1"
 #: Between looks whether there is room.
 SECONDS_BETWEEN_LOOKS = 0.2
 
+#: How long it is waited for places before the user is told.
+SECONDS_TO_TELL = 2.0
+
 #: How long a machine that is lost may still count as there.
 SECONDS_TO_SHOW = 1.0
 
 #: How long the machines of a lost process are waited for, before a run goes on with fewer.
 SECONDS_TO_COME_BACK = 5.0
 
+#: The path of Ray's sockets, 70 bytes below its folder, has 107 at most.
+LONGEST_FOLDER = 30
+
+#: How long the cluster's head may be away. Ray ends this process when it has been for a minute.
+SECONDS_TO_RETURN = 20.0
+
 _using = threading.RLock()
 _users = 0
+_head = ""
+_made: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def check(cluster: Cluster) -> None:
@@ -110,21 +122,45 @@ def join(address: str, least: int) -> None:
     quietly: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "namespace": "scaleflow"}
     if address == OWN:
         quietly |= {"include_dashboard": False, "_node_ip_address": LOOPBACK}
-        quietly |= {"num_cpus": max(least, len(os.sched_getaffinity(0)))}
+        quietly |= {"num_cpus": max(least, len(os.sched_getaffinity(0))), "_temp_dir": made_folder()}
+    global _head
     try:
         with signals_kept():
             ray.init(address=address, **quietly)
+        _head = ray.get_runtime_context().gcs_address
     except Exception as error:  # Ray's own of many kinds
         said = str(error).strip().splitlines() or [type(error).__name__]
         raise Refusal(f"cluster.address={address}: Ray can't be reached: {said[-1]}") from error
 
 
+def is_there() -> bool:
+    """Whether the cluster's head answers, or comes back within `SECONDS_TO_RETURN`; what is gone is gone for good."""
+    global _head
+    deadline = time.monotonic() + SECONDS_TO_RETURN
+    while _head and not answers(_head):
+        if time.monotonic() > deadline:
+            _head = ""
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+    return bool(_head)
+
+
 def leave() -> None:
-    """Disconnects, and ends a cluster that `join` has started."""
+    """Disconnects, and ends a cluster that `join` has started. Without its head Ray would wait for that for ever."""
     import ray
 
-    with signals_kept():
-        ray.shutdown()
+    if is_there():
+        with signals_kept():
+            ray.shutdown()
+    while _made:
+        _made.pop().cleanup()
+
+
+def made_folder() -> str:
+    """Where a cluster of this machine alone keeps its logs and sockets, as long as it is there."""
+    is_short = len(tempfile.gettempdir()) + len("/ray-12345678") <= LONGEST_FOLDER
+    parent = None if is_short else "/tmp"
+    _made.append(tempfile.TemporaryDirectory(prefix="ray-", dir=parent, ignore_cleanup_errors=True))
+    return _made[-1].name
 
 
 def keep_to_itself() -> None:
@@ -161,24 +197,39 @@ def room(cluster: Cluster) -> int:
     return sum(int(min(resources.get(name, 0) // amount for name, amount in wants.items())) for resources in there)
 
 
-def reserved(cluster: Cluster, count: int, least: int, told_to_stop: Callable[[], bool]) -> Any:
+def reserved(
+    cluster: Cluster, count: int, least: int, told_to_stop: Callable[[], bool], tell: Callable[[str], None]
+) -> Any:
     """A placement group with a place to each process; None where there comes none.
 
     It is waited for as long as others have what it needs; for what the cluster has not got at all,
     `cluster.start_seconds`: an autoscaler may bring it. Where there is room for `least`, it is not waited for more.
+
+    Args:
+        cluster: what each process needs.
+        count: of processes.
+        least: of processes that would do.
+        told_to_stop: gives up at once where it says so.
+        tell: is told, once, that it is waited for.
     """
     import ray
     from ray.util.placement_group import placement_group
 
+    if address_of(cluster) == OWN and room(cluster) < count:
+        return None  # nobody adds to it
     group = placement_group([bundle(cluster)] * count, strategy=cluster.placement.upper())
     patience = cluster.start_seconds if least == count else SECONDS_TO_COME_BACK
-    deadline = time.monotonic() + patience
+    began = time.monotonic()
+    deadline, is_told = began + patience, False
     waited = group.ready()
     while not told_to_stop() and time.monotonic() < deadline:
         if ray.wait([waited], timeout=SECONDS_BETWEEN_LOOKS)[0]:
             return group
         if room(cluster) >= count:
             deadline = time.monotonic() + patience
+        if not is_told and time.monotonic() - began > SECONDS_TO_TELL:
+            tell(f"waits for {count} places with {each_of(cluster)} each; the cluster has {room(cluster)} in all")
+            is_told = True
     release(group)
     return None
 
@@ -187,20 +238,32 @@ def release(group: Any) -> None:
     """Gives the places of a group back."""
     from ray.util.placement_group import remove_placement_group
 
-    with contextlib.suppress(Exception):  # the cluster may be gone
+    if is_there():
         remove_placement_group(group)
+
+
+def end(actor: Any) -> None:
+    """Ends an actor at once."""
+    import ray
+
+    if is_there():
+        ray.kill(actor)
+
+
+def each_of(cluster: Cluster) -> str:
+    """What a process takes, in words."""
+    return " and ".join(f"{amount:g} {name}" for name, amount in bundle(cluster).items())
 
 
 def too_large(cluster: Cluster, count: int) -> str:
     import ray
 
-    each = " and ".join(f"{amount:g} {name}" for name, amount in bundle(cluster).items())
     there = ray.cluster_resources()
     has = ", ".join(f"{there.get(name, 0):g} {name}" for name in bundle(cluster))
     return (
-        f"cluster=ray: {count} processes with {each} each do not fit: there are {has} on {alive()} machine(s), and "
-        f"room for {room(cluster)}; use fewer cluster.workers, or add machines within cluster.start_seconds="
-        f"{cluster.start_seconds:g}"
+        f"cluster=ray: {count} process(es) with {each_of(cluster)} each do not fit: there are {has} on {alive()} "
+        f"machine(s), and room for {room(cluster)}; use fewer cluster.workers, or add machines within "
+        f"cluster.start_seconds={cluster.start_seconds:g}"
     )
 
 
@@ -236,10 +299,3 @@ def on(group: Any, place: int, cluster: Cluster) -> dict[str, Any]:
         "num_gpus": wants.get("GPU", 0),
         "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place),
     }
-
-
-def lost(error: Exception) -> bool:
-    """Whether an error says that an actor, or its machine, is gone."""
-    from ray.exceptions import RayError
-
-    return isinstance(error, RayError)

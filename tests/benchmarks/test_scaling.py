@@ -13,6 +13,7 @@ from benchmarks.scaling import (
     Seen,
     Work,
     check,
+    computing,
     efficiency,
     fitted,
     main,
@@ -83,6 +84,10 @@ def seen(name: str, size: float, slower: float = 1.0) -> Seen:
     alone = {2: 0.01, 3: 0.02}
     taken = {n: (alone[n] + ring_seconds(n, size, LINK)) * (slower if n == 3 else 1) for n in alone}
     return Seen(name, size, alone, taken)
+
+
+def test_workers_that_are_more_than_the_cores_share_them() -> None:
+    assert [computing(0.5, workers, 2) for workers in (1, 2, 3, 4)] == [0.5, 0.5, 0.75, 1.0]
 
 
 def test_the_check_tells_the_model_s_step_from_the_measured_one() -> None:

@@ -80,10 +80,10 @@ class Machines:
         """Adds a node."""
         return self.start(f"--address={self.address}", cores=cores, host=host, before=before, **environment)
 
-    def lose(self, node: subprocess.Popen[bytes]) -> None:
-        """Ends a node's own process as a fault of its machine would."""
-        (raylet,) = (p for p in psutil.Process(node.pid).children(recursive=True) if p.name() == "raylet")
-        os.kill(raylet.pid, signal.SIGKILL)
+    def lose(self, node: subprocess.Popen[bytes], name: str = "raylet") -> None:
+        """Ends a node's own process, or the one that makes it the head, as a fault of its machine would."""
+        (found,) = (p for p in psutil.Process(node.pid).children(recursive=True) if p.name() == name)
+        os.kill(found.pid, signal.SIGKILL)
 
     def end(self) -> None:
         for node in reversed(self._nodes):
