@@ -294,6 +294,13 @@ RULES: Sequence[Rule] = (
         "use cluster=kubernetes, or leave out such keys",
     ),
     Rule(
+        "a time limit of pods",
+        ("checkpoint.max_seconds", "cluster"),
+        lambda p: p.cluster.name == "kubernetes" and p.checkpoint.max_seconds is not None,
+        "its end looks like a pod that was preempted, which is started again at once",
+        "put activeDeadlineSeconds into the Job, and leave it null",
+    ),
+    Rule(
         "pods without an image",
         ("cluster.image", "cluster"),
         lambda p: is_submitted_to_pods(p) and p.cluster.image is None,

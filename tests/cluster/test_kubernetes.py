@@ -240,6 +240,7 @@ def test_what_a_recipe_says_for_the_submission_is_taken_back_in_the_pods(command
     ("words", "expected"),
     [
         (["cluster=kubernetes"], "JOB_COMPLETION_INDEX, SCALEFLOW_PODS, SCALEFLOW_JOB is not set"),
+        ([*PRINT, "checkpoint.max_seconds=60"], "max_seconds=60.0 with cluster=kubernetes: .* activeDeadlineSeconds"),
         (["cluster=kubernetes", "cluster.submit=print"], "cluster.image=null .* cluster.image=REGISTRY/IMAGE"),
         (
             [*PRINT],
