@@ -38,6 +38,9 @@ SECONDS_TO_ANSWER = 60.0
 #: How long no news are heard of an actor before it is looked whether the cluster is there.
 SECONDS_BETWEEN_LOOKS = 5.0
 
+#: So often machines are sought behind a loss, that do not answer then.
+TRIES = 3
+
 #: How long Ray may take to miss a machine whose processes the others miss already.
 SECONDS_TO_MISS = 5.0
 
@@ -167,6 +170,10 @@ class RemoteProcess(Watched):
             self._ask("close")
 
 
+class Unanswered(Refusal):
+    """A machine does not answer."""
+
+
 class RayRun(WorkerRun):
     """A run whose workers are on the machines of a Ray cluster."""
 
@@ -193,12 +200,31 @@ class RayRun(WorkerRun):
     @contextlib.contextmanager
     def _processes(self) -> Iterator[Sequence[Watched]]:
         with contextlib.ExitStack() as until_it_ended:
-            group = self._reserved()
-            until_it_ended.callback(ray.release, group)
-            processes = posted(self._job, group, until_it_ended)
+            processes = self._posted(until_it_ended)
             self._began = time.time()
             with sampled(self._job, lambda: lambda: measured(processes)):
                 yield processes
+
+    def _posted(self, until_it_ended: contextlib.ExitStack) -> list[RemoteProcess]:
+        """The processes, each at its place; behind a loss another machine may turn out to be lost, too.
+
+        Raises:
+            Refusal: if there is no place for them.
+        """
+        tries = TRIES if self._job.life else 1
+        while True:
+            tries -= 1
+            with contextlib.ExitStack() as this_time:
+                group = self._reserved()
+                this_time.callback(ray.release, group)
+                try:
+                    processes = posted(self._job, group, this_time)
+                except Unanswered:
+                    if not tries or not ray.is_there():
+                        raise
+                    continue
+                until_it_ended.push(this_time.pop_all())
+                return processes
 
     def _reserved(self) -> Any:
         """Places for the run's processes: for all that were asked for, or behind a loss for as many as there can be.
@@ -228,7 +254,8 @@ class RayRun(WorkerRun):
 
     def _goes_on_after(self, why: str, is_own_word: bool) -> bool:
         if not ray.is_there():
-            self._reason = why, is_own_word = f"the head of the Ray cluster is gone: {why}", True
+            why, is_own_word = f"the head of the Ray cluster is gone: {why}", True
+            self._reason = why, is_own_word
         return super()._goes_on_after(why, is_own_word)
 
     @property
@@ -299,7 +326,7 @@ def asked(actors: Sequence[Any], name: str, *arguments: Any, seconds: float = SE
         return list(engine.get([getattr(actor, name).remote(*arguments) for actor in actors], timeout=seconds))
     except Exception as error:
         said = str(error).strip().splitlines() or [type(error).__name__]
-        raise Refusal(f"cluster=ray: its machines do not answer: {said[-1]}") from error
+        raise Unanswered(f"cluster=ray: its machines do not answer: {said[-1]}") from error
 
 
 def seen(actors: Sequence[Any], folder: Path) -> list[bool]:
