@@ -234,15 +234,15 @@ RULES: Sequence[Rule] = (
     ),
     Rule(
         "restarts on several machines",
-        ("cluster.max_restarts", "cluster"),
+        ("cluster.max_restarts", "cluster", "checkpoint"),
         lambda p: (
             bool(p.cluster.max_restarts)
             and is_started_elsewhere(p)
             and p.strategy.name != "parameter_server"
-            and (p.checkpoint.folder is None or p.checkpoint.name == "none")
+            and p.checkpoint.name == "none"
         ),
-        "every machine's worker goes on from the same checkpoint, and each has a folder of its own",
-        "name a path that all of them see by checkpoint.folder, or leave it null",
+        "every machine's worker goes on from the last checkpoint, and none is kept",
+        "use checkpoint=default, on a path that all of them see, or leave it null",
     ),
     Rule(
         "keys of Ray",
@@ -654,13 +654,6 @@ RULES: Sequence[Rule] = (
         lambda p: p.training.on_nan == "rollback" and p.checkpoint.name == "none",
         "there is nothing to go back to",
         "leave checkpoint=default",
-    ),
-    Rule(
-        "rollback on several machines",
-        ("training.on_nan", "cluster"),
-        lambda p: p.training.on_nan == "rollback" and p.cluster.name != "local" and p.checkpoint.folder is None,
-        "every machine's worker goes back to the same checkpoint, and each has a folder of its own",
-        "name a path that all of them see by checkpoint.folder, or use stop",
     ),
     Rule(
         "rollback and the search for NaN",
