@@ -128,12 +128,12 @@ def is_fit_mirrored(plan: Plan) -> bool:
 
 
 def is_staged(strategy: Strategy) -> bool:
-    nothing_said = Strategy()
-    return (strategy.stages, strategy.micro_batches, strategy.cuts) != (
-        nothing_said.stages,
-        nothing_said.micro_batches,
-        nothing_said.cuts,
-    )
+    return says(strategy, Strategy(), "stages", "micro_batches", "cuts")
+
+
+def says(section: object, nothing_said: object, *names: str) -> bool:
+    """Whether a section has something else under one of its keys than where nothing is said."""
+    return any(getattr(section, name) != getattr(nothing_said, name) for name in names)
 
 
 def traces_behind_the_end(plan: Plan) -> bool:
@@ -157,8 +157,13 @@ def keeps_its_store_in_a_pod(plan: Plan) -> bool:
 
 
 SEVERAL_PROCESSES = ("multi_worker", "parameter_server")
+
 #: Engines that take what `cluster.submit` writes.
 SUBMITTED_TO = ("slurm", "kubernetes")
+
+#: Keys of one cluster alone.
+FOR_RAY = ("address", "min_workers", "placement")
+FOR_PODS = ("image", "job", "namespace", "memory", "env_from", "volume", "path", "port", "retries")
 
 RULES: Sequence[Rule] = (
     Rule(
@@ -247,14 +252,14 @@ RULES: Sequence[Rule] = (
     Rule(
         "keys of Ray",
         ("cluster.min_workers", "cluster.address", "cluster.placement", "cluster"),
-        lambda p: p.cluster.name != "ray" and p.cluster.for_ray != Cluster().for_ray,
+        lambda p: p.cluster.name != "ray" and says(p.cluster, Cluster(), *FOR_RAY),
         "these are for the machines of a Ray cluster",
         "use cluster=ray, or leave them out",
     ),
     Rule(
         "cores and GPUs of processes",
         ("cluster.cpus", "cluster.gpus", "cluster"),
-        lambda p: p.cluster.name not in ("ray", "kubernetes") and p.cluster.per_process != Cluster().per_process,
+        lambda p: p.cluster.name not in ("ray", "kubernetes") and says(p.cluster, Cluster(), "cpus", "gpus"),
         "its processes take what their machine has",
         "use hardware.devices and hardware.intra_op_threads, or cluster=ray or kubernetes",
     ),
@@ -289,7 +294,7 @@ RULES: Sequence[Rule] = (
     Rule(
         "what pods have elsewhere",
         ("cluster",),
-        lambda p: p.cluster.name != "kubernetes" and p.cluster.for_pods != Cluster().for_pods,
+        lambda p: p.cluster.name != "kubernetes" and says(p.cluster, Cluster(), *FOR_PODS),
         "its processes are in no pods, which have an image, a job, a volume and so on",
         "use cluster=kubernetes, or leave out such keys",
     ),

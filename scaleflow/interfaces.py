@@ -131,24 +131,6 @@ class Cluster:
     port: int = field(default=2222, metadata={"at_least": 1, "at_most": 65535})
     retries: int = field(default=3, metadata={"at_least": 0})
 
-    @property
-    def per_process(self) -> tuple[object, ...]:
-        """What only an engine that gives machines away heeds."""
-        return self.cpus, self.gpus
-
-    @property
-    def for_ray(self) -> tuple[object, ...]:
-        """What only Ray's clusters have."""
-        return self.address, self.min_workers, self.placement
-
-    @property
-    def for_pods(self) -> tuple[object, ...]:
-        """What only pods have."""
-        return (
-            *(self.image, self.job, self.namespace, self.memory),
-            *(self.env_from, self.volume, self.path, self.port, self.retries),
-        )
-
 
 @dataclass(frozen=True)
 class Hardware:

@@ -27,6 +27,9 @@ from scaleflow.worker import Job
 #: The address of a server that forks workers, for commands that are not to start one of their own.
 SERVER = "SCALEFLOW_SERVER"
 
+#: What TensorFlow's runtime takes for its thread pools where the config leaves them open.
+THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+
 #: Where a server's own output goes, beside its socket.
 LOG = "log"
 

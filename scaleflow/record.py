@@ -34,9 +34,6 @@ BOARD = "tensorboard"
 
 #: MLflow's tag of a child.
 PARENT = "mlflow.parentRunId"
-
-#: MLflow's tag of a child.
-PARENT = "mlflow.parentRunId"
 EVENTS_A_PASS = 500
 SECONDS_BETWEEN_PASSES = 1.0
 LONGEST_PAUSE = 10.0

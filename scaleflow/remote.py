@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 import secrets
 import threading
 import time
@@ -17,14 +16,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from scaleflow.cluster import TF_CONFIG, ray, roles, workers
+from scaleflow.cluster import TF_CONFIG, ray, roles, tf_configs, workers
 from scaleflow.errors import Refusal
 from scaleflow.events import Event, Reader
 from scaleflow.interfaces import Plan
 from scaleflow.launch import POLL_SECONDS, Outcome, WorkerRun
 from scaleflow.plan import make_plan
 from scaleflow.post import Post, Spot
-from scaleflow.process import Watched
+from scaleflow.process import THREADS, Watched
 from scaleflow.resume import keep_terms
 from scaleflow.sampling import Values, sampled
 from scaleflow.worker import Job
@@ -129,10 +128,6 @@ class RemoteProcess(Watched):
         return self._pid
 
     @property
-    def actor(self) -> Any:
-        return self._actor
-
-    @property
     def has_server(self) -> bool:
         return self._is_there
 
@@ -162,6 +157,14 @@ class RemoteProcess(Watched):
         if self.is_alive:
             self.was_ended = True
             self._actor.kill.remote()
+
+    def measure(self) -> Values:
+        """Of its machine and itself; nothing where that does not answer."""
+        import ray as engine
+
+        with contextlib.suppress(Exception):
+            return dict(engine.get(self._actor.measure.remote(), timeout=SECONDS_TO_ANSWER))
+        return {}
 
     def close(self) -> None:
         """Takes away what was there for it; it has ended."""
@@ -305,7 +308,7 @@ def posted(job: Job, group: Any, until_it_ended: contextlib.ExitStack) -> list[R
     spots = asked(actors, "spot", ray.loopback(cluster), seconds=cluster.start_seconds)
     is_shared = seen(actors, job.folder)
     check_checkpoints(job, actors, is_shared, spots)
-    configs = [{TF_CONFIG: text} for text in tf_configs(names, spots)] if count > 1 else [{}]
+    configs = [{TF_CONFIG: text} for text in tf_configs(names, [spot.address for spot in spots])] if count > 1 else [{}]
     limits = threads(cluster.cpus)
     processes: list[RemoteProcess] = []
     for number, (actor, config, spot) in enumerate(zip(actors, configs, spots, strict=True)):
@@ -368,28 +371,14 @@ def check_checkpoints(job: Job, actors: Sequence[Any], is_shared: Sequence[bool]
         )
 
 
-def tf_configs(names: Mapping[str, int], spots: Sequence[Spot]) -> list[str]:
-    """TF_CONFIG for each process, as they are numbered."""
-    addresses = iter(spot.address for spot in spots)
-    cluster = {role: [next(addresses) for _ in range(count)] for role, count in names.items()}
-    tasks = [{"type": role, "index": index} for role, count in names.items() for index in range(count)]
-    return [json.dumps({"cluster": cluster, "task": task}) for task in tasks]
-
-
 def threads(cpus: int | None) -> dict[str, str]:
     """Has TensorFlow use the cores that were set aside for a process, and no others."""
-    return {} if cpus is None else dict.fromkeys(("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), str(cpus))
+    return {} if cpus is None else dict.fromkeys(THREADS, str(cpus))
 
 
 def measured(processes: Sequence[RemoteProcess]) -> Values:
-    """The values of all machines; of one that does not answer, none."""
-    import ray as engine
-
-    values: Values = {}
-    for process in processes:
-        with contextlib.suppress(Exception):
-            values |= engine.get(process.actor.measure.remote(), timeout=SECONDS_TO_ANSWER)
-    return values
+    """The values of all machines."""
+    return {key: value for process in processes for key, value in process.measure().items()}
 
 
 def first_ready(job: Job) -> Event:

@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from scaleflow.cluster import kubernetes, slurm
+from scaleflow.cluster import kubernetes, roles, slurm
 from scaleflow.errors import Refusal
 from scaleflow.explain import key_of
 from scaleflow.interfaces import Plan
@@ -56,6 +56,4 @@ def set_elsewhere(plan: Plan, words: Sequence[str]) -> list[str]:
 
 def tasks_of(plan: Plan) -> int:
     """How many launchers a run has: one to each process."""
-    servers = 1 + (plan.cluster.servers or 1) if plan.strategy.name == "parameter_server" else 0
-    several = plan.strategy.name in ("multi_worker", "parameter_server")
-    return servers + (plan.cluster.workers or (2 if several else 1))
+    return sum(roles(plan).values())

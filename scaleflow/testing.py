@@ -289,12 +289,17 @@ def check_step(
     for padding in (slice(0, 1), slice(-1, None)):  # one alone may have just the loss that the others have
         padded_x, padded_y = (tf.constant(np.concatenate([each, each[padding]])) for each in (x, y))
         padded, _ = loss_of(padded_x, padded_y, np.append(weights, np.float32(0)))
-        if abs(float(loss) - float(padded)) > 1e-4 * max(1.0, abs(float(loss))):
-            raise Refusal(
-                f"training.step: with an example of weight 0, padding, the loss of {name} is {float(padded):.6g}, not "
-                f"{float(loss):.6g}; multiply each example's loss by its weight, and sum"
-            )
+        check_padded(name, float(loss), float(padded))
     return float(loss)
+
+
+def check_padded(name: str, loss: float, padded: float) -> None:
+    """Refuses a step whose loss is another one with an example that does not count."""
+    if abs(loss - padded) > 1e-4 * max(1.0, abs(loss)):
+        raise Refusal(
+            f"training.step: with an example of weight 0, padding, the loss of {name} is {padded:.6g}, not {loss:.6g}; "
+            "multiply each example's loss by its weight, and sum"
+        )
 
 
 def one_step(*overrides: str, config_dir: str | Path | Sequence[str | Path] = ()) -> Events:

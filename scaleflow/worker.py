@@ -53,6 +53,7 @@ from scaleflow.provenance import inside
 from scaleflow.sections import leaves
 
 if TYPE_CHECKING:
+    from scaleflow.checkpoint import Keeper
     from scaleflow.training import Agreement, Session
 
 EVENTS = "events.jsonl"
@@ -481,13 +482,7 @@ def begin(job: Job, built: Built, agree: Agreement, emit: Emit, laps: Laps | Non
         histograms_every=histograms_every(job),
     )
     keeper.check_writable()
-    if in_step(job.plan) > 1 and place_of(job.plan) and not keeper.check_shared(agree.from_chief, agree.all):
-        agree.part()
-        raise Refusal(
-            f"checkpoint={options.name}: the machines do not share {job.checkpoints}, so the others could not go on "
-            "from what the chief saves there; use checkpoint.folder=PATH that all of them see, or an object store's "
-            "(gs://...), or checkpoint=none"
-        )
+    check_shared(job, keeper, agree)
     if not job.goes_on:
         keeper.check_empty()
     else:
@@ -501,6 +496,18 @@ def begin(job: Job, built: Built, agree: Agreement, emit: Emit, laps: Laps | Non
         if snapshot is not None:
             session.restore(snapshot)
     return session
+
+
+def check_shared(job: Job, keeper: Keeper, agree: Agreement) -> None:
+    """Refuses checkpoints that other machines than the chief's would not find again."""
+    if in_step(job.plan) == 1 or not place_of(job.plan) or keeper.is_shared(agree.from_chief, agree.all):
+        return
+    agree.part()
+    raise Refusal(
+        f"checkpoint={job.plan.checkpoint.name}: the machines do not share {job.checkpoints}, so the others could not "
+        "go on from what the chief saves there; use checkpoint.folder=PATH that all of them see, or an object store's "
+        "(gs://...), or checkpoint=none"
+    )
 
 
 def tracer_of(job: Job, built: Built, emit: Emit) -> Tracer | None:

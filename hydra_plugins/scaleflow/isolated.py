@@ -78,5 +78,6 @@ class RayLauncher(IsolatedLauncher):
 
 def placed(words: Sequence[str]) -> Sequence[str]:
     """A job's overrides, with Ray for its cluster where they name none."""
-    names_one = any(word.startswith("cluster=") for word in words)
-    return words if names_one else ["cluster=ray", *words]
+    from scaleflow.explain import key_of
+
+    return words if any(key_of(word) == "cluster" for word in words) else ["cluster=ray", *words]

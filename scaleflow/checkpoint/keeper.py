@@ -105,7 +105,7 @@ class Keeper:
             )
             raise Refusal(f"checkpoint.folder={self._options.folder}: cannot be written ({said}); {way_out}") from error
 
-    def check_shared(self, from_chief: Callable[[Callable[[], str]], str], by_all: Callable[[bool], bool]) -> bool:
+    def is_shared(self, from_chief: Callable[[Callable[[], str]], str], by_all: Callable[[bool], bool]) -> bool:
         """Whether every worker sees what the chief writes; all have to call it.
 
         Args:

@@ -3,6 +3,7 @@
 from scaleflow.cluster.local import environments
 from scaleflow.cluster.members import STARTED_HERE, config_of, in_step, names, place_of, roles, silent, workers
 from scaleflow.cluster.ray import check as check_ray
+from scaleflow.cluster.tasks import tf_configs
 from scaleflow.cluster.tf_config import (
     EXAMPLE,
     EXAMPLE_WITH_SERVERS,
@@ -39,6 +40,7 @@ __all__ = [
     "port_is_free",
     "roles",
     "silent",
+    "tf_configs",
     "unreachable",
     "waited_until_ended",
     "without_evaluator",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Mapping, Sequence
 
+from scaleflow.cluster.tasks import tf_configs
 from scaleflow.cluster.tf_config import TF_CONFIG
 
 
@@ -18,10 +18,8 @@ def environments(roles: Mapping[str, int]) -> list[Mapping[str, str]]:
     count = sum(roles.values())
     if count == 1:
         return [{}]
-    ports = iter(free_ports(count))
-    cluster = {role: [f"127.0.0.1:{next(ports)}" for _ in range(number)] for role, number in roles.items()}
-    tasks = [{"type": role, "index": index} for role, number in roles.items() for index in range(number)]
-    return [{TF_CONFIG: json.dumps({"cluster": cluster, "task": task})} for task in tasks]
+    peers = [f"127.0.0.1:{port}" for port in free_ports(count)]
+    return [{TF_CONFIG: text} for text in tf_configs(roles, peers)]
 
 
 def free_ports(count: int) -> Sequence[int]:

@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from scaleflow.errors import Refusal
+
+
+def tf_configs(roles: Mapping[str, int], peers: Sequence[str]) -> list[str]:
+    """The TF_CONFIG of each process.
+
+    Args:
+        roles: how many processes have each of TF_CONFIG's roles, in the order in which they are numbered.
+        peers: HOST:PORT of each.
+    """
+    addresses = iter(peers)
+    cluster = {role: [next(addresses) for _ in range(count)] for role, count in roles.items()}
+    tasks = [{"type": role, "index": index} for role, count in roles.items() for index in range(count)]
+    return [json.dumps({"cluster": cluster, "task": task}) for task in tasks]
 
 
 def tf_config_of(own: int, peers: Sequence[str], servers: int) -> str:
@@ -16,9 +30,7 @@ def tf_config_of(own: int, peers: Sequence[str], servers: int) -> str:
         peers: HOST:PORT of each.
         servers: see `roles_of`.
     """
-    roles = roles_of(len(peers), servers)
-    cluster = {role: [peer for peer, each in zip(peers, roles, strict=True) if each == role] for role in roles}
-    return json.dumps({"cluster": cluster, "task": {"type": roles[own], "index": roles[:own].count(roles[own])}})
+    return tf_configs(Counter(roles_of(len(peers), servers)), peers)[own]
 
 
 def roles_of(count: int, servers: int) -> Sequence[str]:

@@ -6,8 +6,8 @@ import os
 import subprocess
 from collections.abc import Sequence
 
-#: What TensorFlow's runtime takes for its thread pools where the config leaves them open.
-THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+from scaleflow.process import THREADS
+
 GPUS = "CUDA_VISIBLE_DEVICES"
 ASK_SECONDS = 10.0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -250,15 +249,3 @@ def test_what_is_measured_has_the_name_of_its_machine() -> None:
         "system/worker-1/threads": 2.0,
         "system/node7/gpu_0_power": 3.0,
     }
-
-
-def test_processes_are_told_of_each_other_by_the_addresses_of_their_actors() -> None:
-    from scaleflow.post import Spot
-    from scaleflow.remote import tf_configs
-
-    spots = [Spot(f"10.0.0.{number}:5000", f"node{number}") for number in range(3)]
-    told = [json.loads(text) for text in tf_configs({"chief": 1, "worker": 1, "ps": 1}, spots)]
-    assert {json.dumps(each["cluster"]) for each in told} == {
-        '{"chief": ["10.0.0.0:5000"], "worker": ["10.0.0.1:5000"], "ps": ["10.0.0.2:5000"]}'
-    }
-    assert [each["task"]["type"] for each in told] == ["chief", "worker", "ps"]
