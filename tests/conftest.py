@@ -98,6 +98,9 @@ def isolated() -> Callable[..., Any]:
             if not receive.poll(timeout):
                 raise TimeoutError(f"{function.__name__} did not end within {timeout} s")
             worked, result = receive.recv()
+        except EOFError:
+            child.join(5)
+            raise AssertionError(f"{function.__name__} ended its process (exit code {child.exitcode})") from None
         finally:
             child.kill() if receive.closed or not child.is_alive() else child.join(5)
             if child.is_alive():

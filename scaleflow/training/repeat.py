@@ -10,10 +10,19 @@ import tensorflow as tf
 
 
 def repeat(body: Callable[..., Any], first: tf.Tensor, count: tf.Tensor, state: Any) -> Any:
-    """`state = body(index, *state)` for `count` indices from `first` on, in the graph; gives the last state."""
+    """`state = body(index, *state)` for `count` indices from `first` on, in the graph; gives the last state.
+
+    One round at a time. Where rounds overlap, a kernel computes several at once, and oneDNN's convolution into which
+    TensorFlow fuses a bias and a sum keeps what it works on in the kernel: it then reads freed memory, and ends the
+    process, hangs, or is wrong (measured with TF 2.21: ten rounds at once end an evaluation on a CPU by SIGSEGV).
+    What is to overlap, `body` does ahead and carries on.
+    """
     last = first + count
     return tf.while_loop(
-        lambda index, *_: index < last, lambda index, *carried: (index + 1, *body(index, *carried)), (first, *state)
+        lambda index, *_: index < last,
+        lambda index, *carried: (index + 1, *body(index, *carried)),
+        (first, *state),
+        parallel_iterations=1,
     )[1:]
 
 

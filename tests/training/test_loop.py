@@ -26,6 +26,32 @@ from tests.training.driving import (
 )
 
 
+def skipping(inputs: Inputs, outputs: Outputs) -> Any:
+    """Convolution, bias and sum, four times: in a forward pass TensorFlow makes one kernel of each three."""
+    import keras
+
+    x = raw = keras.Input(inputs.shape, dtype=inputs.dtype)
+    for _ in range(4):
+        x = x + keras.layers.Conv2D(8, 3, padding="same")(x)
+    return keras.Model(raw, keras.layers.Dense(*outputs.shape)(keras.layers.GlobalAveragePooling2D()(x)))
+
+
+def evaluated_often() -> set[float]:
+    """The losses of evaluating the same 500 batches again and again."""
+    from scaleflow.dataset.synthetic import Synthetic
+
+    whole = Synthetic(2500, [8, 8, 8], "classification", 3).load("train")
+    examples = Arrays(whole.inputs[:2000], whole.targets[:2000])
+    parts = assemble(spread_over(1), examples, "classification", 3, skipping, batch_size=4)
+    return {parts.loop.evaluate(parts.feed)["loss"] for _ in range(8)}
+
+
+def test_no_kernel_evaluates_two_batches_at_once(isolated: Callable[..., Any]) -> None:
+    """What oneDNN's convolution keeps in the kernel would be another batch's: a crash, a hang, or another loss."""
+    losses = isolated(evaluated_often)
+    assert max(losses) - min(losses) < 1e-5
+
+
 def as_stream(arrays: Arrays) -> Any:
     import tensorflow as tf
 
