@@ -159,8 +159,8 @@ def waiting() -> dict[str, Any]:
     from hydra import compose, initialize_config_module
     from omegaconf import OmegaConf
 
-    from scaleflow.assemble import build
-    from scaleflow.plan import make_plan
+    from scaleflow.config.plan import make_plan
+    from scaleflow.worker.assemble import build
 
     words = (
         *("dataset._target_=benchmarks.input.Photos", "dataset.cache=memory", "dataset.validation=null"),

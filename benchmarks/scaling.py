@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import WrongResultError, run_scaleflow, say, temporary_folder
-from scaleflow.process import SERVER, serving
+from scaleflow.launcher.process import SERVER, serving
 
 BYTES_PER_PARAMETER = 4  # gradients are float32 in any precision
 

@@ -25,19 +25,18 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from scaleflow.composed import writable
-from scaleflow.composing import Composed, chosen_in_app, composed, own_folders, plain
+from scaleflow.config.composed import writable
+from scaleflow.config.composing import Composed, chosen_in_app, composed, own_folders, plain
+from scaleflow.config.explain import in_a_line
+from scaleflow.config.plan import make_plan
 from scaleflow.errors import Refusal, RunError
-from scaleflow.events import Event, Reader
-from scaleflow.explain import in_a_line
+from scaleflow.events import EVENTS, Event, Reader
 from scaleflow.interfaces import Plan, Status
-from scaleflow.launch import launch
-from scaleflow.plan import make_plan
-from scaleflow.record import STATE, state_of
-from scaleflow.resume import resumed
+from scaleflow.launcher.launch import launch
+from scaleflow.launcher.record import STATE, state_of
+from scaleflow.launcher.resume import resumed
 from scaleflow.sync import mend
 from scaleflow.tracking import located
-from scaleflow.worker import EVENTS
 
 #: The exit codes of a command that was interrupted.
 INTERRUPTED, TERMINATED = 130, 143

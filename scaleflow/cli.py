@@ -22,8 +22,8 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from scaleflow.command import FAILED, leave, options_as_text, refuse, split_overrides
+from scaleflow.config.explain import CONF, check_config_dirs, check_overrides, explain
 from scaleflow.errors import Refusal
-from scaleflow.explain import CONF, check_config_dirs, check_overrides, explain
 from scaleflow.masking import register_resolver, remember, secrets_of_environment, secrets_typed
 
 if TYPE_CHECKING:
@@ -94,8 +94,8 @@ class Task:
             self._codes.append(self._sweep.end())
 
     def __call__(self, config: DictConfig) -> None:
-        from scaleflow.composed import mask_sweep
-        from scaleflow.job import run
+        from scaleflow.config.composed import mask_sweep
+        from scaleflow.launcher.job import run
 
         began, self.has_begun = time.time() if self.has_begun else self._began, True
         is_job = HydraConfig.get().mode is RunMode.MULTIRUN  # of another launcher than ours

@@ -26,23 +26,23 @@ from typing import Any
 from omegaconf.errors import OmegaConfBaseException
 
 from scaleflow.command import leave, printable, refuse, split_overrides
-from scaleflow.composing import Composed, plain
+from scaleflow.config.composing import Composed, plain
+from scaleflow.config.explain import in_a_line, parsed
+from scaleflow.config.plan import make_plan
+from scaleflow.config.tracked import Words, again, store_named
 from scaleflow.errors import Refusal, RunError
 from scaleflow.events import Event, Reader, Writer
-from scaleflow.explain import in_a_line, parsed
 from scaleflow.interfaces import Plan, Tracking
-from scaleflow.launch import Stop, stop_signals
+from scaleflow.launcher.launch import Stop, stop_signals
+from scaleflow.launcher.process import serving, started
+from scaleflow.launcher.terminal import display_for
 from scaleflow.masking import masked
-from scaleflow.measure import SPLITS, Measure
-from scaleflow.plan import make_plan
-from scaleflow.process import serving, started
 from scaleflow.profiler import report
 from scaleflow.provenance import command_line
 from scaleflow.rerun import argument_parser, words_of
-from scaleflow.terminal import display_for
-from scaleflow.tracked import Words, again, store_named
 from scaleflow.tracking.past import Past, fetch_model, find, log_evaluation, place_opened, store_of
-from scaleflow.worker import Job, work
+from scaleflow.worker.life import Job, work
+from scaleflow.worker.measure import SPLITS, Measure
 
 #: Of a tracked config what an evaluation goes by.
 SECTIONS = ("dataset", "precision", "seed")

@@ -48,6 +48,9 @@ from scaleflow.masking import masked
 
 Event = dict[str, Any]
 
+#: In a run's folder.
+EVENTS = "events.jsonl"
+
 #: Fields that hold words, in which there may be secrets; not those that something is found again by.
 TEXTS = ("name", "tags", "params", "text", "error", "message", "reason", "source", "vain")
 
@@ -113,3 +116,14 @@ def ends_with_a_line(path: Path) -> bool:
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         return not size or (file.seek(size - 1) >= 0 and file.read(1) == b"\n")
+
+
+def last_end(folder: Path) -> Event | None:
+    """The last word on how the run in a folder ended; None where it has not."""
+    end: Event | None = None
+    for event in Reader(folder / EVENTS).read():
+        if event["event"] == "ready":
+            end = None
+        elif event["event"] == "end":
+            end = event
+    return end

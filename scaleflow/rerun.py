@@ -17,9 +17,9 @@ from collections.abc import Sequence
 
 from scaleflow.api import launched
 from scaleflow.command import leave, printable, refuse, split_overrides
+from scaleflow.config.tracked import Words, again, store_named
 from scaleflow.errors import Refusal
-from scaleflow.resume import RUN_ID
-from scaleflow.tracked import Words, again, store_named
+from scaleflow.launcher.resume import RUN_ID
 from scaleflow.tracking.past import find, store_of
 
 #: The tag of the new run.

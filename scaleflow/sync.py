@@ -19,17 +19,17 @@ from typing import Any, Literal
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from scaleflow.config.sections import read
 from scaleflow.errors import Refusal
+from scaleflow.events import EVENTS, last_end
 from scaleflow.interfaces import Tracking
+from scaleflow.launcher.record import STATE, Transfer, state_of, told
+from scaleflow.launcher.resume import SWEEP
+from scaleflow.launcher.settle import Busy, claimed, has_run, settle, without_workers
+from scaleflow.launcher.terminal import complain
 from scaleflow.masking import MASK, masked, register_resolver
-from scaleflow.record import STATE, Transfer, state_of, told
-from scaleflow.resume import SWEEP
-from scaleflow.sections import read
-from scaleflow.settle import Busy, claimed, has_run, last_end, settle, without_workers
-from scaleflow.terminal import complain
 from scaleflow.tracking import NoTracker, tracker_for
 from scaleflow.tracking.uri import resolve
-from scaleflow.worker import EVENTS
 
 ALL, NOT_ALL, WRONG_USE = 0, 1, 2
 

@@ -18,16 +18,16 @@ import yaml
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
-from scaleflow.combinations import AXES, ENVIRONMENTS, NEEDS, RULES, Axis, Rule, Value, applying
+from scaleflow.config.combinations import AXES, ENVIRONMENTS, NEEDS, RULES, Axis, Rule, Value, applying
+from scaleflow.config.plan import read_plan
 from scaleflow.interfaces import Plan
-from scaleflow.plan import read_plan
 
 Cell = tuple[Value, ...]
 
 TITLE = """\
 # What works with what
 
-<!-- Made by `make table` from scaleflow/combinations.py. -->
+<!-- Made by `make table` from scaleflow/config/combinations.py. -->
 
 Before there is a run, each combination is looked up in the table that this page is made from. What is refused costs a
 second and leaves nothing behind; what comes with a warning begins with it as a note. In each table a row is a strategy,

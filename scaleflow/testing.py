@@ -212,7 +212,7 @@ def check_model(
     import tensorflow as tf
 
     from scaleflow import model
-    from scaleflow.targets import check_arguments
+    from scaleflow.config.targets import check_arguments
 
     takes, returns = inputs or Inputs((4,)), outputs or Outputs("classification", (3,))
     name = getattr(factory, "__name__", "the factory")
@@ -259,8 +259,8 @@ def check_step(
     import tensorflow as tf
 
     from scaleflow import model, training
+    from scaleflow.config.targets import check_arguments
     from scaleflow.model.mlp import build
-    from scaleflow.targets import check_arguments
 
     if inspect.isclass(step):
         raise Refusal(

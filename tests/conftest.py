@@ -25,9 +25,9 @@ from omegaconf import OmegaConf
 from scaleflow.cluster.kubernetes import INDEX, JOB, PODS
 from scaleflow.cluster.tpu import VARIABLES
 from scaleflow.command import options_as_text
+from scaleflow.config.plan import make_plan
 from scaleflow.interfaces import Plan
-from scaleflow.plan import make_plan
-from scaleflow.process import SERVER, serving
+from scaleflow.launcher.process import SERVER, serving
 
 ROOT = Path(__file__).parent.parent
 

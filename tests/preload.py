@@ -5,7 +5,7 @@ import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
 import scaleflow.cli
 import scaleflow.dataset
 import scaleflow.hardware
-import scaleflow.job
+import scaleflow.launcher.job
 import scaleflow.model
 import scaleflow.optimizer
 import scaleflow.precision

@@ -12,15 +12,22 @@ PACKAGE = ROOT / "scaleflow"
 CONF = ROOT / "conf"
 
 GROUPS_WITHOUT_TWIN = {"experiment", "debug", "hydra"}
-TOOLS = {"doctor", "sweep"}  # subpackages that are commands of their own, or run many runs: not a part of one
+#: Subpackages that are no config group, each with those of them that it may import.
+LIVES = {
+    "config": set(),
+    "worker": {"config"},
+    "launcher": {"config", "worker"},
+    "sweep": {"config", "worker", "launcher"},
+    "doctor": {"config", "worker", "launcher"},
+}
 WORKERS_ROOMS = ("checkpoint", "strategy", "hardware", "precision", "dataset", "model", "optimizer", "training")
 #: The loader travels in each logged model; the probe is a process of the doctor's, which itself imports nothing heavy;
 #: the tracer is the worker's part of the profiler.
 WORKERS_FILES = {
-    "scaleflow.assemble",
-    "scaleflow.measure",
+    "scaleflow.worker.assemble",
+    "scaleflow.worker.measure",
     "scaleflow.testing",
-    "scaleflow.worker",
+    "scaleflow.worker.life",
     "scaleflow.tracking.loader",
     "scaleflow.doctor.probe",
     "scaleflow.profiler.tracer",
@@ -43,7 +50,7 @@ SOURCES = {
 }
 TREES = {name: ast.parse(path.read_text(), str(path)) for name, path in SOURCES.items()}
 GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir() and any(path.rglob("*.yaml")))
-ROOMS = sorted({path.parent.name for path in PACKAGE.glob("*/__init__.py")} - {"conf"} - TOOLS)
+ROOMS = sorted({path.parent.name for path in PACKAGE.glob("*/__init__.py")} - {"conf"} - set(LIVES))
 
 
 def is_for_types(node: ast.AST) -> bool:
@@ -85,10 +92,10 @@ def room_of(module: str) -> str:
 
 
 def test_the_modules_are_found() -> None:
-    assert {"scaleflow.cli", "scaleflow.worker", "scaleflow.model.mlp"} <= set(SOURCES)
+    assert {"scaleflow.cli", "scaleflow.worker.life", "scaleflow.model.mlp"} <= set(SOURCES)
     assert "keras" in imported("scaleflow.model.mlp")
-    assert "keras" in imported("scaleflow.worker")
-    assert "keras" not in imported("scaleflow.worker", inside_functions=False)
+    assert "keras" in imported("scaleflow.worker.life")
+    assert "keras" not in imported("scaleflow.worker.life", inside_functions=False)
     assert "tensorflow" not in imported("scaleflow.interfaces")
 
 
@@ -106,7 +113,7 @@ def test_mlflow_is_imported_in_tracking_alone(module: str) -> None:
 
 
 def test_the_worker_imports_nothing_heavy_before_it_is_told_what_to_do() -> None:
-    assert not top(imported("scaleflow.worker", inside_functions=False)) & {"tensorflow", "keras", "numpy"}
+    assert not top(imported("scaleflow.worker.life", inside_functions=False)) & {"tensorflow", "keras", "numpy"}
 
 
 def test_the_loader_that_travels_with_a_model_needs_no_scaleflow() -> None:
@@ -120,6 +127,14 @@ def test_a_group_knows_the_contracts_the_errors_and_itself(module: str) -> None:
     own = f"scaleflow.{room}"
     others = {name for name in imported(module) if name == "scaleflow" or name.startswith("scaleflow.")}
     assert {name for name in others - allowed if name != own and not name.startswith(f"{own}.")} == set()
+
+
+@pytest.mark.parametrize("life", LIVES)
+def test_from_words_to_a_run_imports_go_one_way(life: str) -> None:
+    own = [name for name in SOURCES if name.startswith(f"scaleflow.{life}.")]
+    met = {other.split(".")[1] for name in own for other in imported(name) if other.count(".")}
+    assert own
+    assert met & set(LIVES) <= LIVES[life] | {life}
 
 
 @pytest.mark.parametrize("module", ["scaleflow.interfaces", "scaleflow.errors"])
@@ -184,7 +199,7 @@ def test_the_modules_import_each_other_without_cycles() -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        *("scaleflow", "scaleflow.cli", "scaleflow.plan", "scaleflow.launch", "scaleflow.worker"),
+        *("scaleflow", "scaleflow.cli", "scaleflow.config.plan", "scaleflow.launcher.launch", "scaleflow.worker.life"),
         *("scaleflow.tracking", "scaleflow.doctor.report"),
     ],
 )

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from scaleflow import cli, job
+from scaleflow import cli
 from scaleflow.cli import flags_first, main, split_overrides
-from scaleflow.process import SERVER
+from scaleflow.launcher import job
+from scaleflow.launcher.process import SERVER
 from scaleflow.sweep import life
 from tests.conftest import Command
 from tests.sweep.fake import FakeLaunch

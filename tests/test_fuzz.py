@@ -18,8 +18,10 @@ from hydra.types import RunMode
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from scaleflow import cli, command, explain, job
+from scaleflow import cli, command
+from scaleflow.config import explain
 from scaleflow.interfaces import Plan
+from scaleflow.launcher import job
 from tests.conftest import Command
 
 CASES = 1000

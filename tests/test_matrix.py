@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from scaleflow.combinations import SEVERAL_PROCESSES
+from scaleflow.config.combinations import SEVERAL_PROCESSES
 from scaleflow.interfaces import Plan
 from tests.conftest import ROOT, Command
 
@@ -30,7 +30,7 @@ def options(group: str) -> list[str]:
 
 
 def run(plan: Plan, folder: Path) -> list[dict[str, Any]]:
-    from scaleflow.worker import Job, work
+    from scaleflow.worker.life import Job, work
 
     events: list[dict[str, Any]] = []
     work(Job(plan, folder, time.time()), lambda event, **fields: events.append({"event": event, **fields}), bool)

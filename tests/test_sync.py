@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from scaleflow import record, sync
+from scaleflow import sync
 from scaleflow.events import Reader
 from scaleflow.interfaces import Tracking
-from scaleflow.record import Recorder, Transfer
-from scaleflow.settle import LAUNCHER_DIED, Busy, claimed, settle, without_workers
+from scaleflow.launcher import record
+from scaleflow.launcher.record import Recorder, Transfer
+from scaleflow.launcher.settle import LAUNCHER_DIED, Busy, claimed, settle, without_workers
 from scaleflow.sync import main, repair
 from scaleflow.tracking import NoTracker, store
 from scaleflow.tracking.store import MlflowTracker

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from scaleflow.cluster import names, workers
-from scaleflow.combinations import AXES, RULES, Rule, applying, check, settled
+from scaleflow.config.combinations import AXES, RULES, Rule, applying, check, settled
+from scaleflow.config.plan import make_plan
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import Plan
-from scaleflow.plan import make_plan
 from scaleflow.table import Cell, cells, config_of, environment, page, plan_of, words
 from tests.cluster.test_several_launchers import Hosts, ends
 from tests.conftest import ROOT
@@ -188,7 +188,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def work_here(plan: Plan, folder: Path) -> list[dict[str, Any]]:
     """In a child: the events of a run of one process."""
-    from scaleflow.worker import Job, work
+    from scaleflow.worker.life import Job, work
 
     events: list[dict[str, Any]] = []
     work(Job(plan, folder, time.time()), lambda event, **fields: events.append({"event": event, **fields}), bool)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from scaleflow.interfaces import Hardware, Precision, Strategy
-from scaleflow.worker import import_keras
+from scaleflow.worker.life import import_keras
 
 DTYPES = ("float32", "float16", "bfloat16")
 

@@ -38,14 +38,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from scaleflow.cluster import find_tpu, no_tpu, unreachable
+from scaleflow.config.plan import make_plan
+from scaleflow.config.sections import did_you_mean
 from scaleflow.doctor import machine
 from scaleflow.doctor.judge import Machine, Verdict, judge_precision, judge_strategy
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import Plan, Tracking
+from scaleflow.launcher.process import how_it_ended, inherited
 from scaleflow.masking import masked
-from scaleflow.plan import make_plan
-from scaleflow.process import how_it_ended, inherited
-from scaleflow.sections import did_you_mean
 from scaleflow.tracking.uri import PROBE_SECONDS, resolve
 
 FLAGS = ("--json", "--help")

@@ -6,7 +6,7 @@ import os
 import subprocess
 from collections.abc import Sequence
 
-from scaleflow.process import THREADS
+from scaleflow.launcher.process import THREADS
 
 GPUS = "CUDA_VISIBLE_DEVICES"
 ASK_SECONDS = 10.0

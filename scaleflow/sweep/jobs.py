@@ -15,13 +15,13 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from scaleflow.composed import resolved, typed
+from scaleflow.config.composed import resolved, typed
+from scaleflow.config.explain import in_a_line, key_of
+from scaleflow.config.plan import make_plan
 from scaleflow.errors import Refusal
-from scaleflow.explain import in_a_line, key_of
 from scaleflow.interfaces import Plan
+from scaleflow.launcher.resume import Resumed, resumed
 from scaleflow.masking import masked_override
-from scaleflow.plan import make_plan
-from scaleflow.resume import Resumed, resumed
 from scaleflow.sweep.ledger import NOT_THE_JOBS, is_under
 
 #: Choices that a run's name says by their option alone.

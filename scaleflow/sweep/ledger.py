@@ -14,10 +14,10 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from scaleflow.config.sections import leaves, show
 from scaleflow.errors import Refusal
+from scaleflow.launcher.resume import SWEEP
 from scaleflow.masking import masked
-from scaleflow.resume import SWEEP
-from scaleflow.sections import leaves, show
 
 LEDGER = SWEEP
 LOCK = "sweep.lock"

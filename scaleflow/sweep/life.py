@@ -24,26 +24,25 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
-from scaleflow.composed import MULTIRUN, mask_sweep, remove_empty, writable
+from scaleflow.config.composed import MULTIRUN, mask_sweep, remove_empty, writable
+from scaleflow.config.sections import leaves
 from scaleflow.errors import Refusal
-from scaleflow.events import Event, Writer
+from scaleflow.events import EVENTS, Event, Writer
 from scaleflow.interfaces import Plan
-from scaleflow.launch import FAILED, FINISHED, REFUSED, Stop, Within, launch, stop_signals
+from scaleflow.launcher.launch import FAILED, FINISHED, REFUSED, Stop, Within, launch, stop_signals
+from scaleflow.launcher.process import serving
+from scaleflow.launcher.record import Recorder
+from scaleflow.launcher.settle import RECORD_LOCK, claimed
+from scaleflow.launcher.terminal import Display, JobDisplay, duration
 from scaleflow.masking import masked, masked_override
-from scaleflow.process import serving
 from scaleflow.provenance import keep_provenance
-from scaleflow.record import Recorder
-from scaleflow.sections import leaves
-from scaleflow.settle import RECORD_LOCK, claimed
 from scaleflow.sweep.devices import portions
 from scaleflow.sweep.jobs import Asked, compose, in_turn, swept_by
 from scaleflow.sweep.ledger import LEDGER, LOCK, Entry, Ledger, held, identity_of, is_under, shared
 from scaleflow.sweep.report import Report
 from scaleflow.sweep.told import Told
 from scaleflow.sync import mend
-from scaleflow.terminal import Display, JobDisplay, duration
 from scaleflow.tracking import located, tracker_for
-from scaleflow.worker import EVENTS
 
 
 class JobStop(Stop):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from scaleflow.explain import key_of
+from scaleflow.config.explain import key_of
 from scaleflow.sweep.ledger import Entry, is_under
 from scaleflow.sweep.losses import FirstLosses
 from scaleflow.sweep.repeats import Repeats, repeats

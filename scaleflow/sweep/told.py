@@ -8,9 +8,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from scaleflow.events import Reader
-from scaleflow.record import STATE, state_of
-from scaleflow.worker import EVENTS
+from scaleflow.events import EVENTS, Reader
+from scaleflow.launcher.record import STATE, state_of
 
 RATE = "perf/examples_per_second"
 

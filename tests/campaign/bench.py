@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from scaleflow.process import SERVER
+from scaleflow.launcher.process import SERVER
 from tests.campaign.judge import events_in
 from tests.conftest import FORKSERVER, clean_environment
 
@@ -68,9 +68,9 @@ def be_command(folder: str, name: str, words: Sequence[str], environment: Mappin
 
 
 def be_server(folder: str, address: str, alive: Connection, environment: Mapping[str, str]) -> None:
-    """In a child: `python -m scaleflow.server`, until the other end of `alive` is closed."""
+    """In a child: `python -m scaleflow.launcher.server`, until the other end of `alive` is closed."""
     begun(folder, "forker", environment)
-    from scaleflow.server import Server, preload
+    from scaleflow.launcher.server import Server, preload
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     listener = socket.socket(socket.AF_UNIX)

@@ -5,6 +5,6 @@ import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
 import scaleflow.cli
 import scaleflow.tracking.package
 import scaleflow.tracking.store  # noqa: F401
-from scaleflow.server import preload
+from scaleflow.launcher.server import preload
 
 preload()

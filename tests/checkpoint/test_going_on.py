@@ -37,7 +37,7 @@ class Course:
 def course(plan: Plan, folder: str, stop_after: int | None = None, goes_on: bool = False) -> Course:
     """Runs a plan, until it is told to stop after so many calls, or from its newest checkpoint on."""
     from scaleflow import checkpoint, training
-    from scaleflow.worker import build
+    from scaleflow.worker.life import build
 
     points: list[tuple[int, dict[str, float]]] = []
     calls = [0]

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from scaleflow.process import SERVER
+from scaleflow.launcher.process import SERVER
 
 PROGRAMS = ("ip", "tc", "unshare", "mount", "hostname")
 
@@ -37,7 +37,7 @@ ENTER = 'mount --bind "$1" /etc/hosts && hostname "$2" && shift 2 && exec "$@"'
 #: Forks workers within a host until its standard input ends.
 SERVE = """
 import sys
-from scaleflow.process import serving
+from scaleflow.launcher.process import serving
 with serving() as address:
     print(address, flush=True)
     sys.stdin.read()

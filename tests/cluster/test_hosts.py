@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from scaleflow.process import SERVER
+from scaleflow.launcher.process import SERVER
 from tests.cluster import hosts
 from tests.cluster.test_several_launchers import ends
 from tests.conftest import Command, clean_environment
-from tests.test_launch import only_run, wait_for
+from tests.launcher.test_launch import only_run, wait_for
 
 LISTEN = "import socket, sys; s = socket.create_server(('', 2222)); print(flush=True); sys.stdin.read()"
 CONNECT = """

@@ -20,11 +20,11 @@ import yaml
 from scaleflow.cluster.kubernetes import GROUP, LEAST_VERSION, manifest, tf_config, unexpanded
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import Cluster
-from scaleflow.process import SERVER
+from scaleflow.launcher.process import SERVER
 from tests.cluster import hosts
 from tests.cluster.test_several_launchers import ends
 from tests.conftest import ROOT, Command, clean_environment
-from tests.test_launch import only_run, wait_for
+from tests.launcher.test_launch import only_run, wait_for
 
 IMAGE = "registry.example.com/team/train:1.0"
 PRINT = ("cluster=kubernetes", "cluster.submit=print", f"cluster.image={IMAGE}")

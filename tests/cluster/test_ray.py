@@ -15,11 +15,11 @@ import pytest
 
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import Plan
-from scaleflow.process import SERVER
-from scaleflow.worker import Job
+from scaleflow.launcher.process import SERVER
+from scaleflow.worker.life import Job
 from tests.cluster.machines import Machines, machines
 from tests.conftest import Command
-from tests.test_launch import LongRun, only_run
+from tests.launcher.test_launch import LongRun, only_run
 
 SMALL = ("hardware=cpu", "dataset=synthetic", "dataset.shape=[16]", "dataset.examples=2000", "cluster=ray")
 TWO = (*SMALL, "strategy=multi_worker", "cluster.workers=2")
@@ -227,7 +227,7 @@ def begun(workers: int, replicas: int, size: int) -> dict[str, Any]:
 def test_the_workers_that_are_left_divide_the_same_global_batch(
     plan: Any, there: int, least: int, goes_on: int
 ) -> None:
-    from scaleflow.remote import with_workers
+    from scaleflow.launcher.remote import with_workers
 
     four: Plan = plan("strategy=multi_worker", "cluster=ray", "cluster.workers=4", "hardware=cpu")
     ready = begun(4, 4, 64)
@@ -240,7 +240,7 @@ def test_the_workers_that_are_left_divide_the_same_global_batch(
 
 
 def test_what_is_measured_has_the_name_of_its_machine() -> None:
-    from scaleflow.sampling import of_host
+    from scaleflow.launcher.sampling import of_host
 
     job: Job = SimpleNamespace(name="worker 1")  # type: ignore[assignment]
     values = {"system/cpu_utilization_percentage": 1.0, "system/worker-1/threads": 2.0, "system/gpu_0_power": 3.0}

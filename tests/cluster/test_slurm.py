@@ -14,7 +14,7 @@ from scaleflow.cluster.slurm import expanded, tf_config
 from scaleflow.errors import Refusal
 from tests.cluster import engine
 from tests.conftest import Command
-from tests.test_launch import only_run, wait_for
+from tests.launcher.test_launch import only_run, wait_for
 
 SMALL = ("hardware=cpu", "dataset=synthetic", "dataset.shape=[16]", "dataset.examples=2000")
 

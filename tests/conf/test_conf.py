@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from scaleflow.config.plan import make_plan
+from scaleflow.config.sections import read
 from scaleflow.interfaces import (
     Checkpoint,
     Cluster,
@@ -25,8 +27,6 @@ from scaleflow.interfaces import (
     Tracking,
     Training,
 )
-from scaleflow.plan import make_plan
-from scaleflow.sections import read
 
 ROOT = Path(__file__).parent.parent.parent
 CONF = ROOT / "conf"
@@ -240,8 +240,8 @@ def test_a_key_of_one_option_does_not_stay_when_another_is_chosen(compose: Compo
 
 def bind_all(targets: list[tuple[str, str, dict[str, Any], int]]) -> list[str]:
     """In a child: what was refused, of (name, path, arguments, given)."""
+    from scaleflow.config.targets import bind
     from scaleflow.errors import Refusal
-    from scaleflow.targets import bind
 
     refused = []
     for name, path, arguments, given in targets:

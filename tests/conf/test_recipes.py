@@ -73,7 +73,7 @@ def prepare(folder: str) -> None:
 
 def few_steps(plan: Any) -> tuple[int, list[str]]:
     from scaleflow import training
-    from scaleflow.worker import build
+    from scaleflow.worker.life import build
 
     seen: set[str] = set()
     built = build(plan, ignore)

@@ -46,7 +46,7 @@ def trained(base: Path, plans: dict[str, Plan]) -> dict[str, Any]:
     """By dataset: (the losses of 12 updates, what the saved model gives for raw inputs, and those)."""
     import tensorflow as tf
 
-    from scaleflow.worker import build
+    from scaleflow.worker.life import build
     from tests.training.driving import ignore, take
 
     for n in range(2):

@@ -14,7 +14,7 @@ from hydra.test_utils.test_utils import TSweepRunner
 from omegaconf import DictConfig
 
 from scaleflow.cli import main
-from scaleflow.process import SERVER
+from scaleflow.launcher.process import SERVER
 from scaleflow.sweep import life
 from tests.sweep.fake import FakeLaunch
 

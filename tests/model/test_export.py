@@ -15,7 +15,7 @@ from tests.training.driving import ignore
 
 def trained(plan: Any, folder: Path) -> np.ndarray[Any, Any]:
     """Trains a few steps and exports; gives the live model's outputs for the sample."""
-    from scaleflow.worker import build
+    from scaleflow.worker.life import build
 
     built = build(plan, ignore)
     built.loop.start_epoch()

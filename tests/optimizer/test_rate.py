@@ -67,7 +67,7 @@ def test_the_rate_scales_with_the_global_batch(isolated: Callable[..., Any]) -> 
 
 def applied(plan: Any) -> tuple[float, list[float]]:
     """The resolved rate, and the rate that each of three updates was made with, seen on the bias."""
-    from scaleflow.worker import build
+    from scaleflow.worker.life import build
     from tests.training.driving import ignore
 
     built = build(plan, ignore)

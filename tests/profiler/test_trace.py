@@ -33,7 +33,7 @@ def trained(plan: Any, folder: Path) -> list[Event]:
     """A run's events; it is trained in this process as a worker does it."""
     import time
 
-    from scaleflow.worker import Job, begin, build, training_agreement
+    from scaleflow.worker.life import Job, begin, build, training_agreement
 
     folder.mkdir()
     events: list[Event] = []

@@ -14,8 +14,8 @@ import pytest
 
 from scaleflow.interfaces import Partitioner
 from tests.conftest import Command
+from tests.launcher.test_launch import LongRun, assert_all_points_are_kept, only_run, wait_for
 from tests.strategy.test_multi_worker import CPU, SAME, course
-from tests.test_launch import LongRun, assert_all_points_are_kept, only_run, wait_for
 
 SERVED = ("strategy=parameter_server", *CPU)
 ALONE = ("strategy=parameter_server", "cluster.workers=1")

@@ -38,7 +38,7 @@ Make = Callable[..., Plan]
 
 def followed(plan: Plan, steps: int) -> tuple[Course, dict[str, float], list[str]]:
     """The course of training, how the test split then is, and the notes."""
-    from scaleflow.worker import build
+    from scaleflow.worker.life import build
 
     notes: list[str] = []
     built = build(plan, lambda event, **fields: notes.append(fields.get("text", "")))
@@ -106,7 +106,7 @@ def placed(plan: Plan) -> tuple[Places, dict[str, int]]:
     """(operation, name) of what ran on each device in two steps, and the bytes of variables and slots there."""
     from tensorflow.python.eager import context
 
-    from scaleflow.worker import build
+    from scaleflow.worker.life import build
 
     built = build(plan, lambda event, **fields: None)
     loop = built.loop
@@ -165,7 +165,7 @@ def exported(plan: Plan, folder: Path) -> np.ndarray[Any, Any]:
     """Trains a few steps and exports; gives what comes out of the stages for the sample."""
     import tensorflow as tf
 
-    from scaleflow.worker import build
+    from scaleflow.worker.life import build
 
     built = build(plan, lambda event, **fields: None)
     built.loop.train(built.train, built.train.open(0, 0), 0, 0, 3, 0)
@@ -210,7 +210,7 @@ def test_the_default_job_finishes_and_is_accurate(command: Command) -> None:
 
 
 def refusal(plan: Plan) -> str:
-    from scaleflow.worker import build
+    from scaleflow.worker.life import build
 
     try:
         build(plan, lambda event, **fields: None)

@@ -61,7 +61,7 @@ def put_double(calls: list[str]) -> None:
 def whole_run(plan: Plan, folder: Path) -> tuple[list[str], list[dict[str, Any]], str]:
     """A worker's life on the double: the calls, the events, and the feed that was used."""
     from scaleflow import dataset
-    from scaleflow.worker import Job, work
+    from scaleflow.worker.life import Job, work
 
     calls: list[str] = []
     events: list[dict[str, Any]] = []

@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scaleflow.events import Writer
+from scaleflow.events import EVENTS, Writer
 from scaleflow.interfaces import Plan
-from scaleflow.launch import Within
+from scaleflow.launcher.launch import Within
 from scaleflow.sweep.ledger import leaves
-from scaleflow.worker import EVENTS
 
 CODES = {"FINISHED": 0, "FAILED": 1, "KILLED": 143, "REFUSED": 2}
 

@@ -18,7 +18,7 @@ import pytest
 
 from scaleflow.masking import MASK
 from tests.conftest import Command
-from tests.test_launch import processes, wait_for
+from tests.launcher.test_launch import processes, wait_for
 
 pytestmark = pytest.mark.slow
 

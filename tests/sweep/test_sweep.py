@@ -14,14 +14,14 @@ import pytest
 
 from scaleflow.cli import main
 from scaleflow.interfaces import Plan
-from scaleflow.process import SERVER
+from scaleflow.launcher.process import SERVER
 from scaleflow.sweep import life
 from scaleflow.sweep.devices import portions, share
 from scaleflow.sweep.jobs import in_few_words
 from scaleflow.sweep.ledger import Ledger
-from scaleflow.worker import name_of
+from scaleflow.worker.life import name_of
+from tests.launcher.test_launch import wait_for
 from tests.sweep.fake import FakeLaunch
-from tests.test_launch import wait_for
 
 
 @pytest.fixture

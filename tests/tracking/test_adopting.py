@@ -10,7 +10,7 @@ import pytest
 
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import IDENTITY, Tracking
-from scaleflow.launch import not_adopted
+from scaleflow.launcher.launch import not_adopted
 from scaleflow.tracking import tracker_for
 from tests.conftest import Command
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from scaleflow.config.plan import make_plan
 from scaleflow.errors import Refusal
-from scaleflow.plan import make_plan
 from scaleflow.tracking import Board
 from tests.conftest import Command
 

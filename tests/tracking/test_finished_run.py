@@ -20,7 +20,7 @@ import yaml
 
 from scaleflow.errors import Refusal
 from tests.conftest import Command
-from tests.test_launch import wait_for
+from tests.launcher.test_launch import wait_for
 from tests.tracking.servers import free_port
 
 EPOCHS = 3

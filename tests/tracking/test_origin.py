@@ -11,7 +11,7 @@ import pytest
 
 from scaleflow.errors import Refusal
 from scaleflow.tracking import located
-from scaleflow.worker import Job
+from scaleflow.worker.life import Job
 
 Make = Callable[..., Any]
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from scaleflow import record
 from scaleflow.interfaces import Tracking
-from scaleflow.record import Recorder
+from scaleflow.launcher import record
+from scaleflow.launcher.record import Recorder
 from scaleflow.tracking.store import MlflowTracker
 from tests.conftest import Command
-from tests.test_launch import LongRun, wait_for
+from tests.launcher.test_launch import LongRun, wait_for
 from tests.tracking.made import MadeRun, assert_has_one_model, assert_is_all_there, only_run, steps_of
 from tests.tracking.servers import Proxy, Server, serving, weather
 

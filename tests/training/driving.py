@@ -111,7 +111,7 @@ def random_arrays(count: int, kind: Kind = "classification", size: int = 6, outp
 
 def follow(plan: Plan, steps: int) -> Course:
     """Takes the steps of a plan's run, one a call."""
-    from scaleflow.worker import build
+    from scaleflow.worker.life import build
 
     built = build(plan, ignore)
     return take(built.loop, built.train, steps)

@@ -54,7 +54,7 @@ WATCH = "training.callbacks=[{_target_: tests.training.test_callbacks.Watch, las
 
 def watched(plan: Any) -> tuple[list[Any], list[str], Any]:
     from scaleflow import training
-    from scaleflow.worker import build
+    from scaleflow.worker.life import build
     from tests.training.driving import ignore
 
     notes: list[str] = []
@@ -107,7 +107,7 @@ def test_what_is_no_callback_is_refused(isolated: Callable[..., Any], plan: Call
 
 def refusal_of(plan: Any) -> str:
     from scaleflow.errors import Refusal
-    from scaleflow.worker import build
+    from scaleflow.worker.life import build
     from tests.training.driving import ignore
 
     try:

@@ -82,7 +82,7 @@ NORMALIZED = (
 
 def follow_all(plan: Any) -> tuple[list[float], list[np.ndarray[Any, Any]]]:
     """The losses, and all variables, the moving statistics among them."""
-    from scaleflow.worker import build
+    from scaleflow.worker.life import build
     from tests.training.driving import ignore, take
 
     built = build(plan, ignore)

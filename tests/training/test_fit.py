@@ -13,7 +13,7 @@ import pytest
 from scaleflow.errors import NotFinite, Refusal
 from scaleflow.interfaces import Examples, Inputs, Outputs, Stream
 from tests.conftest import Command
-from tests.test_launch import LongRun, only_run
+from tests.launcher.test_launch import LongRun, only_run
 from tests.training.driving import Parts, assemble, dense, far, ignore, random_arrays, spread_over, weights
 from tests.training.test_loop import embedded, regularized, tokens
 from tests.training.test_session import Event, calls, epochs
@@ -33,7 +33,7 @@ def trained(plan: Any, stop_after: int | None = None) -> tuple[list[Event], Any,
     import time
 
     from scaleflow import training
-    from scaleflow.worker import build
+    from scaleflow.worker.life import build
 
     events: list[Event] = []
 
@@ -236,7 +236,7 @@ def test_a_loss_that_is_not_finite_is_named_by_its_step(isolated: Callable[..., 
 
 
 def refused(*plans: Any) -> list[str | None]:
-    from scaleflow.worker import build
+    from scaleflow.worker.life import build
 
     found: list[str | None] = []
     for plan in plans:

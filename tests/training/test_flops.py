@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scaleflow.laps import Laps
+from scaleflow.worker.laps import Laps
 from tests.training.driving import ignore
 
 BASE = ("hardware=cpu", "tracking=none", "checkpoint=none", "dataset=synthetic", "dataset.examples=200")
@@ -19,7 +19,7 @@ OF_MLP = 2 * (8 * 16 * 2 + 16 * 4 * 3)
 
 
 def counted(plans: list[Any]) -> list[float | None]:
-    from scaleflow.assemble import build
+    from scaleflow.worker.assemble import build
 
     return [build(plan, ignore).loop.flops_per_example for plan in plans]
 
@@ -120,8 +120,8 @@ def utilised(plan: Any) -> list[dict[str, float]]:
     import time
     from pathlib import Path
 
-    from scaleflow.assemble import build
-    from scaleflow.worker import Job, begin, training_agreement
+    from scaleflow.worker.assemble import build
+    from scaleflow.worker.life import Job, begin, training_agreement
 
     events: list[dict[str, float]] = []
     built = dataclasses.replace(build(plan, ignore), peak_flops=1e12)

@@ -69,7 +69,7 @@ def both_forms(count: int) -> tuple[Arrays, Stream]:
 def evaluated(plan: Any) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
     """The digits' test split by the loop twice, and by numpy."""
     from scaleflow.dataset.digits import Digits
-    from scaleflow.worker import build
+    from scaleflow.worker.life import build
 
     built = build(plan, ignore)
     built.loop.start_epoch()
@@ -428,7 +428,7 @@ def growth(plan: Any) -> tuple[float, float]:
 
     import psutil
 
-    from scaleflow.worker import build
+    from scaleflow.worker.life import build
 
     built = build(plan, ignore)
     process = psutil.Process()

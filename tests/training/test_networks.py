@@ -72,7 +72,7 @@ def test_each_network_learns_in_mixed_precision(isolated: Callable[..., Any]) ->
 
 
 def in_stages(plan: Any) -> list[float]:
-    from scaleflow.worker import build
+    from scaleflow.worker.life import build
     from tests.training.driving import ignore
 
     built = build(plan, ignore)

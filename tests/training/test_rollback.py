@@ -62,7 +62,7 @@ def course(
         stop: told to stop after so many calls.
     """
     from scaleflow import checkpoint, training
-    from scaleflow.worker import OnlyNew, build
+    from scaleflow.worker.life import OnlyNew, build
 
     events: list[tuple[str, dict[str, Any]]] = []
     calls = [0]

@@ -20,7 +20,7 @@ def fitted(plan: Any, stop_after: int | None = None) -> tuple[list[Event], Any]:
     import time
 
     from scaleflow import training
-    from scaleflow.worker import build
+    from scaleflow.worker.life import build
 
     events: list[Event] = []
 
@@ -152,7 +152,7 @@ def test_patience_counts_epochs_without_a_better_value(isolated: Callable[..., A
 
 def refused(*plans: Any) -> list[str | None]:
     """Each plan's refusal when it is built."""
-    from scaleflow.worker import build
+    from scaleflow.worker.life import build
 
     found: list[str | None] = []
     for plan in plans:

@@ -62,7 +62,7 @@ def test_a_step_does_what_the_loop_does(isolated: Callable[..., Any], plan: Call
 
 def rates(plan: Any) -> tuple[float, list[float], int, int]:
     """The rates of both optimizers after a step, and how many variables the step keeps, and holds of others."""
-    from scaleflow.worker import build
+    from scaleflow.worker.life import build
 
     loop: Any = build(plan, ignore).loop
     own = loop._own
@@ -82,7 +82,7 @@ def test_what_a_step_keeps_can_be_found(isolated: Callable[..., Any], plan: Call
 
 def stopped_at(plan: Any) -> int:
     """The step that is named as not finite, of an epoch in one call."""
-    from scaleflow.worker import build
+    from scaleflow.worker.life import build
 
     built = build(plan, ignore)
     try:
@@ -106,7 +106,7 @@ def test_a_step_whose_loss_is_not_finite_is_named(isolated: Callable[..., Any], 
 
 
 def refused(*plans: Any) -> list[str | None]:
-    from scaleflow.worker import build
+    from scaleflow.worker.life import build
 
     found: list[str | None] = []
     for plan in plans:

@@ -106,7 +106,7 @@ def model(name: str) -> tuple[str, ...]:
 
 def why(plan: Any) -> str:
     """What the worker refuses, or why training fails."""
-    from scaleflow.worker import build, told
+    from scaleflow.worker.life import build, told
 
     try:
         built = build(plan, ignore)

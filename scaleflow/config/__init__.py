@@ -1,0 +1,1 @@
+"""From words to a plan: what was typed is composed, read, checked; no TensorFlow."""

@@ -1,0 +1,670 @@
+"""The launcher's life: start the worker, show and record what it reports, decide how the run ended.
+
+It imports no TensorFlow, and MLflow only in the recorder's thread, while the worker imports
+TensorFlow in its own process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import distributions
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from scaleflow.cluster import TF_CONFIG, config_of, environments, place_of, roles, silent
+from scaleflow.errors import Refusal
+from scaleflow.events import EVENTS, Event, Reader, Writer
+from scaleflow.interfaces import Plan
+from scaleflow.launcher.process import Watched, serving, started
+from scaleflow.launcher.record import BOARD, STATE, Recorder, state_of
+from scaleflow.launcher.sampling import machine_of, sampled
+from scaleflow.launcher.settle import RECORD_LOCK, claimed, has_run, settle
+from scaleflow.launcher.terminal import Display, display_for, duration
+from scaleflow.masking import masked, masked_override, remember, secrets_in, secrets_of_environment
+from scaleflow.provenance import FILE as PROVENANCE
+from scaleflow.provenance import keep_provenance
+from scaleflow.tracking import RUN_ID, Board, NoTracker, tracker_for
+from scaleflow.worker.life import LOCK, Job, lock, wait_for, work
+
+FINISHED, FAILED, REFUSED = 0, 1, 2
+
+#: Between looks at the workers; their end is noticed within half of it. Looking more often takes from their cores.
+POLL_SECONDS = 0.1
+GRACE_SECONDS = 30.0
+
+#: How long a command that is refused waits for a store that it has begun to make.
+MIGRATION_SECONDS = 180.0
+
+#: How often workers are started again where `cluster.max_restarts` says nothing.
+MOST_RESTARTS = 10
+
+#: A run that died so often at one step, and then once more, is not started again: it would die there for ever.
+SAME_STEP = 2
+
+UNANSWERED = "it does not answer"
+
+#: What the processes of a run leave in its folder beside what they are told to keep.
+OF_PROCESSES = (
+    "coordinator.log",
+    "evaluator.log",
+    "worker-*.log",
+    "server-*.log",
+    "events*.jsonl",
+    "model_summary.txt",
+)
+
+KEPT = ("config.yaml", "overrides.yaml", "environment.txt")
+
+
+@dataclass(frozen=True)
+class Within:
+    """What a run that is a job of a sweep has from it.
+
+    Attributes:
+        parent: the folder of the sweep, whose own run is the parent.
+        label: what makes this job another than the others, for the run's name.
+        environment: added to its processes'.
+        server: the address of the server that forks them.
+        display: shows it.
+        stop: the sweep's.
+        heard: is given each event.
+    """
+
+    parent: Path
+    label: str
+    environment: Mapping[str, str]
+    server: str
+    display: Display
+    stop: Stop
+    heard: Callable[[Event], None]
+
+
+def launch(
+    plan: Plan,
+    config: Any,
+    overrides: Sequence[str],
+    folder: Path,
+    began: float,
+    life: int = 0,
+    within: Within | None = None,
+    tags: Mapping[str, str] | None = None,
+    refused: Callable[[str], None] | None = None,
+) -> int:
+    """Runs one plan from start to end.
+
+    Args:
+        plan: checked.
+        config: the composed config, interpolations kept, for `config.yaml`.
+        overrides: as typed, for `overrides.yaml`, or `resume-N.yaml`.
+        folder: the run's own; exists and can be written.
+        began: when the command began, in seconds since the epoch.
+        life: which time it is that the run goes on by a command of its own; 0 where it begins.
+        within: of the sweep that this is a job of.
+        tags: of the run, beside those that say where it comes from.
+        refused: told why there is no run, in place of the terminal.
+
+    Returns:
+        The command's exit code.
+    """
+    remember([*secrets_of_environment(), *secrets_in(config, plan.config)])
+    display = within.display if within else Display(sys.stdout) if plan.debug.inline else display_for()
+    place = place_of(plan)
+    job = Job(plan, folder.absolute(), began, place.worker if place else 0, tags=tags or {})
+    if within:
+        job = replace(job, parent=str(within.parent), label=within.label)
+        job = replace(job, environment=within.environment, server=within.server)
+    complain = refused or display.error
+    with contextlib.ExitStack() as until_it_is_recorded:
+        try:
+            if job.records:
+                until_it_is_recorded.enter_context(claimed(job.folder))
+            if life:
+                write_resumption(job, overrides, life)
+            else:
+                write_configs(job, config, overrides)
+        except Refusal as refusal:
+            complain(str(refusal))
+            return REFUSED
+        return launch_claimed(job, display, complain, life > 0, within)
+
+
+def launch_claimed(
+    job: Job, display: Display, complain: Callable[[str], None], goes_on: bool, within: Within | None
+) -> int:
+    """Runs a job in whose folder nobody else records; gives the command's exit code."""
+    plan = job.plan
+    place = place_of(plan)
+    tracker = tracker_for(plan.tracking, adopts=not goes_on and within is None) if job.records else NoTracker()
+    if goes_on and (unused := not_adopted(job.folder)):
+        display.line(unused)
+    if plan.evaluator == "here":
+        display.line(f"{job.name} of the checkpoints in {plan.checkpoint.folder}; the chief records the run")
+    if place and place.worker:
+        display.line(f"{job.name} of {len(place.peers)} processes; the chief, {place.peers[0]}, records the run")
+    before = job.events.stat().st_size if job.events.exists() else 0
+    board = Board(job.folder / BOARD) if plan.tracking.tensorboard and job.records else None
+    offline = plan.tracking.offline
+    recorder = Recorder(tracker, job.events, before, goes_on=goes_on, offline=offline, board=board, keeps=job.records)
+    run = kind_of_run(plan)
+    with contextlib.nullcontext(within.stop) if within else stop_signals() as stop:
+        outcome = run(job, recorder, display, stop, within.heard if within else None).run()
+        refusal = recorder.refusal or outcome.refusal
+        if refusal is not None:
+            complain(str(masked(str(refusal))))
+            return refuse(job, recorder, outcome)
+        return conclude(job, recorder, display, stop, outcome)
+
+
+def write_configs(job: Job, config: Any, overrides: Sequence[str]) -> None:
+    """What was asked, secrets masked; by the command that records the run, since machines may share a folder.
+
+    Raises:
+        Refusal: if the folder is another run's.
+    """
+    if not job.records:
+        return
+    if has_run(job.folder):
+        folder = os.path.relpath(job.folder)
+        raise Refusal(f"hydra.run.dir={folder}: holds a run already; resume={folder} goes on with it")
+    (job.folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(masked(config))))
+    (job.folder / "overrides.yaml").write_text(OmegaConf.to_yaml([masked_override(o) for o in overrides]))
+
+
+def write_resumption(job: Job, overrides: Sequence[str], life: int) -> None:
+    """What was asked of a run that goes on, once nobody else writes to its folder and its earlier life has an end.
+
+    Raises:
+        Refusal: if somebody does.
+    """
+    if not job.records:
+        return
+    writing = lock(job.folder)
+    wait_for(writing)
+    settle(job.folder)
+    writing.release()  # the worker takes it
+    path = job.folder / f"resume-{life}.yaml"
+    path.write_text(OmegaConf.to_yaml([masked_override(o) for o in overrides]))
+
+
+def not_adopted(folder: Path) -> str | None:
+    """What is said where the environment names another run than the one that goes on."""
+    named, own = os.environ.get(RUN_ID), state_of(folder / STATE).get("run_id")
+    if not named or named == own:
+        return None
+    return f"note: {RUN_ID}={named} is not used: the run that goes on is {own or 'the one in its folder'}"
+
+
+def write_environment(folder: Path) -> None:
+    """The versions of everything that is installed."""
+    found = sorted({f"{d.name}=={d.version}" for d in distributions()}, key=str.lower)
+    (folder / "environment.txt").write_text(f"python=={sys.version.split()[0]}\n" + "\n".join(found) + "\n")
+
+
+class Stop:
+    """Whether, and by which signal, the user or the system asked for an end."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self.times = 0
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.signal = self.signal or number
+        self.times += 1
+
+    def is_set(self) -> bool:
+        return self.signal is not None
+
+
+@contextlib.contextmanager
+def stop_signals() -> Iterator[Stop]:
+    """Turns SIGINT and SIGTERM into a flag; elsewhere than in the main thread they stay as they are."""
+    stop = Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        code: the exit code.
+        last: the last event, `end` or `refused`.
+        fault: what the chief reported.
+        step: the last one that a metric was reported of.
+        checkpoint: the step of the newest one.
+        heard: when the chief reported last, in seconds since the epoch.
+        is_under_way: whether this life's processes have built everything.
+        waiting: the event that says that a worker waits for others, or for a TPU, as long as it does.
+        test: the test metrics.
+    """
+
+    def __init__(self) -> None:
+        self.code = FAILED
+        self.last: Event = {}
+        self.test: dict[str, float] = {}
+        self.is_ready = False
+        self.fault = ""
+        self.step = 0
+        self.checkpoint: int | None = None
+        self.heard = 0.0
+        self.is_under_way = False
+        self.waiting: Event | None = None
+
+    @property
+    def refusal(self) -> Refusal | None:
+        """Why there is no run, if there is none."""
+        return Refusal(self.last["message"]) if self.last.get("event") == "refused" else None
+
+    def take(self, event: Event) -> None:
+        if event["event"] == "system":
+            return  # no word of the chief's
+        self.heard = event["time"] / 1000
+        if event["event"] == "ready":
+            self.is_ready = self.is_under_way = True
+            self.checkpoint = event.get("resumed") or self.checkpoint
+        elif event["event"] == "checkpoint":
+            self.checkpoint = event["step"]
+        elif event["event"] == "fault":
+            self.fault = event["error"]
+        elif event["event"] == "waiting":
+            self.waiting = event
+        elif event["event"] == "met":
+            self.waiting = None
+        elif event["event"] in ("end", "refused"):
+            self.last = event
+        elif event["event"] == "metrics":
+            self.step = max(self.step, event["step"])
+            self.test.update({k: v for k, v in event["values"].items() if k.startswith("test/")})
+
+
+class WorkerRun:
+    """A run whose workers are processes of their own."""
+
+    def __init__(
+        self,
+        job: Job,
+        recorder: Recorder,
+        display: Display,
+        stop: Stop,
+        heard: Callable[[Event], None] | None = None,
+    ) -> None:
+        self._job = job
+        self._heard = heard
+        self._recorder = recorder
+        self._display = display
+        self._stop = stop
+        self._reader = Reader(job.events, job.events.stat().st_size if job.events.exists() else 0)
+        self._outcome = Outcome()
+        self._reason: tuple[str, bool] | None = None
+        self._has_logs = True
+        self._restarts = 0
+        self._began = 0.0
+        self._lost: str | None = None
+        self._died_at: list[int] = []
+
+    def run(self) -> Outcome:
+        try:
+            while self._lives_of_a_server():
+                pass
+        except Exception as error:  # of the launcher itself: the run has to end truthfully all the same
+            with contextlib.suppress(OSError):
+                print(masked(traceback.format_exc()), end="", file=sys.stderr)
+            self._reason = f"the launcher failed: {type(error).__name__}: {error}", False
+        self._show_events()
+        if not self._outcome.last:
+            self._say_how_it_ended()
+            self._show_events()
+        self._display.close()
+        self._outcome.code = self._code()
+        return self._outcome
+
+    def _lives_of_a_server(self) -> bool:
+        """The run's lives for as long as what forks its processes is there; gives whether they are started again."""
+        with serving(self._job.server, self._lost) as self._server:
+            while self._live():
+                self._job = replace(self._job, life=self._job.life + 1)
+                if self._lost == self._server:
+                    return True
+        return False
+
+    def _live(self) -> bool:
+        """One life of the run's processes; gives whether they are started again."""
+        self._reason = None
+        if not self._has_store():
+            self._reason = self._recorder.reason, True
+            return False
+        self._began = time.time()
+        try:
+            with self._processes() as processes:
+                self._watch(processes)
+                self._reason = self._reason or self._why(processes)
+                if not all(process.has_server for process in processes):
+                    self._lost = self._server
+        except Refusal as refusal:  # there is no place for them
+            self._reason, self._has_logs = (str(refusal), True), False
+        self._show_events()
+        return self._goes_on_after(*self._reason)
+
+    @contextlib.contextmanager
+    def _processes(self) -> Iterator[Sequence[Watched]]:
+        """The run's processes on this machine, the chief's first; none outlives the block."""
+        with (
+            started(*parts(self._job), self._server) as processes,
+            sampled(self._job, machine_of(self._job, processes)),
+        ):
+            yield processes
+
+    def _has_store(self) -> bool:
+        """Starts the recorder, and waits until it knows of its store: nothing is computed that may have to be refused.
+
+        The server imports TensorFlow in the meantime.
+        """
+        if not self._recorder.is_alive() and not self._recorder.done.is_set():
+            if self._job.records:  # machines may share a folder
+                write_environment(self._job.folder)
+                keep_provenance(self._job.folder, self._job.tags)
+            self._recorder.start()
+        while not self._recorder.is_settled.wait(POLL_SECONDS):
+            if self._stop.is_set():
+                return False
+        return self._recorder.refusal is None
+
+    def _why(self, processes: Sequence[Watched]) -> tuple[str, bool]:
+        """Why this life of the processes came to its end, and whether a worker said so of itself."""
+        return reason(processes)
+
+    def _goes_on_after(self, why: str, is_own_word: bool) -> bool:
+        """Whether all processes are started again, from the last checkpoint, after what one of them died of.
+
+        What a worker reports itself would come again; but for the loss of another.
+        """
+        outcome, step = self._outcome, self._outcome.step
+        if (
+            self._stop.is_set()
+            or outcome.last
+            or not outcome.is_ready
+            or self._recorder.refusal is not None
+            or is_own_word
+            or self._restarts >= self._allowed_restarts
+        ):
+            return False
+        if self._died_at[-SAME_STEP:] == [step] * SAME_STEP:
+            self._reason = f"{why}; it died at step {step} each of the last {SAME_STEP + 1} times", is_own_word
+            return False
+        self._died_at.append(step)
+        self._tell_of_restart(f"{why}; all start again from the last checkpoint")
+        outcome.fault, outcome.waiting = "", None
+        outcome.is_under_way = False
+        return True
+
+    def _tell_of_restart(self, why: str) -> None:
+        self._restarts += 1
+        tell = Writer(self._job.events)
+        tell("restart", number=self._restarts, reason=why)
+        tell("note", text=f"{why} ({self._restarts} of at most {self._allowed_restarts})")
+        tell.close()
+
+    @property
+    def _allowed_restarts(self) -> int:
+        plan = self._job.plan
+        if plan.cluster.max_restarts is not None:
+            return plan.cluster.max_restarts
+        is_asynchronous_here = plan.strategy.name == "parameter_server" and plan.cluster.name == "local"
+        return MOST_RESTARTS if is_asynchronous_here or plan.cluster.name == "ray" else 0
+
+    def _watch(self, processes: Sequence[Watched]) -> None:
+        """Shows events until the chief is gone, and hands on what asks for an end."""
+        deadline: float | None = None
+        chief = processes[0]
+        while chief.is_alive:
+            self._show_events()
+            if self._recorder.refusal is not None:
+                chief.kill()
+            if self._stop.is_set() and deadline is None:
+                for process in processes:
+                    if not process.job.serves:  # those end with the coordinator
+                        process.stop()
+                self._display.line(f"stopping ({signal.Signals(self._stop.signal or 0).name}); again to stop at once")
+                deadline = time.monotonic() + GRACE_SECONDS
+            if self._outcome.last and deadline is None:  # all is said; what the chief still waits for may be gone
+                deadline = time.monotonic() + GRACE_SECONDS
+            if deadline is not None and (
+                self._stop.times > 1 or time.monotonic() > deadline or not self._outcome.is_ready
+            ):
+                chief.kill()
+            self._end_vain_waiting(chief)
+            self._end_stalled(processes)
+            lost = died(processes)
+            if lost and not self._outcome.last and not all(self._start_again(process) for process in lost):
+                time.sleep(POLL_SECONDS)  # for the others' words about it
+                return
+            chief.wait(POLL_SECONDS)
+
+    def _start_again(self, process: Watched) -> bool:
+        """Starts a lost worker again, if the coordinator goes on without it and not too many were lost."""
+        if (
+            not (process.job.is_replaceable and process.has_server and self._outcome.is_ready)
+            or self._stop.is_set()
+            or self._restarts >= self._allowed_restarts
+        ):
+            return False
+        how = process.start_again()
+        self._tell_of_restart(f"{process.job.name} {how}; it is started again")
+        return True
+
+    def _end_stalled(self, processes: Sequence[Watched]) -> None:
+        """Ends processes that have made no progress for too long: what one of them waits for will not come.
+
+        Until they have built everything they may be silent for `cluster.start_seconds` longer.
+        """
+        cluster, outcome = self._job.plan.cluster, self._outcome
+        if cluster.stall_seconds is None or outcome.last or self._stop.is_set():
+            return
+        extra = 0.0 if outcome.is_under_way else cluster.start_seconds
+        if time.time() - max(outcome.heard, self._began) > cluster.stall_seconds + extra:
+            more = f" + cluster.start_seconds={extra:g}" if extra else ""
+            why = f"no progress for cluster.stall_seconds={cluster.stall_seconds:g}{more}, at step {outcome.step}"
+            place = place_of(self._job.plan)
+            if place and (away := silent(self._job.plan, place.peers)):
+                why += f"; no answer from {away}"
+            self._reason = why, False
+            for process in processes:
+                process.kill()
+
+    def _end_vain_waiting(self, chief: Watched) -> None:
+        """Ends a worker that waits in vain; it can't do so itself, since TensorFlow's waiting stops its threads."""
+        waiting = self._outcome.waiting
+        if waiting is None or time.time() < waiting["time"] / 1000 + waiting["seconds"]:
+            return
+        self._reason = waiting.get("vain") or self._who_is_absent(waiting), True
+        chief.kill()
+
+    def _who_is_absent(self, waiting: Event) -> str:
+        absent = silent(self._job.plan, waiting["peers"])
+        who = f"{absent} did not come" if absent else "all answer, and one of them does not begin"
+        return f"cluster.start_seconds={waiting['seconds']:g}: {who}"
+
+    def _show_events(self) -> None:
+        for event in self._reader.read():
+            self._outcome.take(event)
+            self._display.show(event)
+            if self._heard is not None:
+                self._heard(event)
+
+    def _say_how_it_ended(self) -> None:
+        """Appends the last word where no worker has said it."""
+        error, is_own_word = self._reason or ("it ended without a reason", False)
+        status = "FAILED"
+        if self._stop.is_set():
+            status, error = "KILLED", f"stopped by {signal.Signals(self._stop.signal or 0).name}"
+        last: Event = {"event": "end", "status": status, "error": error}
+        if not self._outcome.is_ready:
+            keeps = self._has_logs and not self._stop.is_set()
+            last = {"event": "refused", "message": error, "keep": keeps, "died": not is_own_word}
+        try:
+            write = Writer(self._job.events)
+            write(last["event"], **{key: value for key, value in last.items() if key != "event"})
+            write.close()
+        except OSError as full:
+            self._say_unwritten(last, full)
+
+    def _say_unwritten(self, last: Event, full: OSError) -> None:
+        """The last word where not even that can be written: to the terminal and the store all the same."""
+        key = "error" if last["event"] == "end" else "message"
+        last[key] = f"{os.path.relpath(self._job.events)} can't be written: {full.strerror}; {last[key]}"
+        last["time"] = int(time.time() * 1000)
+        self._outcome.take(last)
+        self._display.show(last)
+        self._recorder.add(last)
+
+    def _code(self) -> int:
+        if self._outcome.last.get("status") == "KILLED" or (self._stop.is_set() and not self._outcome.is_ready):
+            return 128 + (self._stop.signal or signal.SIGTERM)  # or a worker was told
+        if self._recorder.refusal is not None:
+            return REFUSED
+        if self._outcome.last["event"] == "refused":
+            return FAILED if self._outcome.last.get("died") else REFUSED
+        return FINISHED if self._outcome.last["status"] == "FINISHED" else FAILED
+
+
+class InlineRun(WorkerRun):
+    """A run whose worker is this very process: for pdb, with output where it falls."""
+
+    def run(self) -> Outcome:
+        write_environment(self._job.folder)
+        keep_provenance(self._job.folder, self._job.tags)
+        self._recorder.start()
+        write = Writer(self._job.folder / EVENTS)
+        with sampled(self._job, machine_of(self._job, [self])):
+            self._work(write)
+        self._display.close()
+        self._outcome.code = self._code()
+        return self._outcome
+
+    @property
+    def job(self) -> Job:
+        return self._job
+
+    @property
+    def pid(self) -> int:
+        return os.getpid()
+
+    def _work(self, write: Writer) -> None:
+
+        def emit(event: str, /, **fields: Any) -> None:
+            write(event, **fields)
+            self._show_events()
+
+        if not work(self._job, emit, self._stop.is_set) and self._outcome.is_ready:
+            write("end", status="FAILED", error=self._outcome.fault)
+            self._show_events()
+
+
+def kind_of_run(plan: Plan) -> type[WorkerRun]:
+    """Where its processes are."""
+    if plan.debug.inline:
+        return InlineRun
+    if plan.cluster.name == "ray":
+        from scaleflow.launcher.remote import RayRun
+
+        return RayRun
+    return WorkerRun
+
+
+def parts(job: Job) -> tuple[list[Job], list[Mapping[str, str]]]:
+    """The jobs of the workers on this machine, the chief's first, and what their environments add."""
+    if place_of(job.plan) is not None or job.plan.evaluator is not None:
+        return [job], [{**job.environment, TF_CONFIG: str(config_of(job.plan))}]
+    each = roles(job.plan)
+    found: list[Mapping[str, str]] = [{**job.environment, **environment} for environment in environments(each)]
+    return [replace(job, worker=number) for number in range(sum(each.values()))], found
+
+
+def died(processes: Sequence[Watched]) -> list[Watched]:
+    """Those that have ended otherwise than well, and that nobody ended here."""
+    return [process for process in processes if process.is_lost and not process.was_ended]
+
+
+def reason(processes: Sequence[Watched]) -> tuple[str, bool]:
+    """Why a run came to its end: first what died without a word, then what a process reports of itself.
+
+    Others report that they have lost it, which may come before its own word.
+
+    Returns:
+        The reason, and whether a worker said so of itself.
+    """
+    reasons = [process.reason() for process in died(processes) or processes[:1]]
+    first = min(reasons, key=lambda found: (found.is_own_word, found.follows))
+    return first.why, first.is_own_word and not first.follows
+
+
+def refuse(job: Job, recorder: Recorder, outcome: Outcome) -> int:
+    """There is no run: takes away what was written for it, unless a log has more to say; gives the exit code."""
+    if recorder.is_alive() and str(job.plan.tracking.uri).startswith("sqlite:"):
+        recorder.finish(MIGRATION_SECONDS)  # a process that ends while it makes a store leaves half a store
+    recorder.stop()
+    if not job.goes_on and (recorder.refusal is not None or not outcome.last.get("keep")):
+        discard(job)
+    return REFUSED if recorder.refusal is not None else outcome.code
+
+
+def conclude(job: Job, recorder: Recorder, display: Display, stop: Stop, outcome: Outcome) -> int:
+    """Waits for the recorder, and tells the user how it ended and where to look."""
+    took = duration(time.time() - job.started)
+    signals, patience = stop.times, job.plan.tracking.flush_seconds
+    is_recorded = recorder.finish(patience, lambda: stop.times > signals)
+    if outcome.last.get("error"):
+        display.error(str(masked(outcome.last["error"])))
+    rows = [("status", f"{outcome.last['status']} in {took}")]
+    rows += [(k.replace("/", " "), f"{v:.4f}") for k, v in outcome.test.items()]
+    rows += [("profile", line) for line in recorder.profiles.values()]
+    rows += [("output", os.path.relpath(job.folder))]
+    if outcome.last["status"] != "FINISHED" and outcome.checkpoint is not None:
+        rows += [
+            ("go on", f"python -m scaleflow resume={os.path.relpath(job.folder)}  (from step {outcome.checkpoint})")
+        ]
+    if is_recorded:
+        rows += recorder.where()
+    display.summary(rows)
+    if not is_recorded:
+        display.error(
+            f"the store did not take {'everything' if recorder.recorded else 'anything'} in "
+            f"tracking.flush_seconds={patience:g}: {masked(recorder.reason or UNANSWERED)}; nothing is lost, and what "
+            f"is missing there is sent by: python -m scaleflow.sync {os.path.relpath(job.folder)}"
+        )
+    return outcome.code
+
+
+def discard(job: Job) -> None:
+    """Takes away what this command wrote for a run that is not to be, and the folder if that was all."""
+    folder = job.folder
+    own = [job.log, job.events]
+    if job.records:
+        if place_of(job.plan) is None:  # those of other machines may share the folder, and still write there
+            own = [path for pattern in OF_PROCESSES for path in folder.glob(pattern)]
+        own += [folder / name for name in (*KEPT, STATE, LOCK, RECORD_LOCK, PROVENANCE)]
+    for path in own:
+        path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        for place in (folder, *folder.parents):
+            if place == Path.cwd():
+                break
+            place.rmdir()

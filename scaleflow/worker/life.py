@@ -1,0 +1,617 @@
+"""The worker's life.
+
+A process of its own, `python -m scaleflow.worker.life`, reads one line of JSON from its standard input,
+builds everything (`assemble.py`), says `ready`, trains and exports. Standard input stays open as long
+as the launcher lives: its end ends the worker. It knows no tracker; what it has to tell goes to `events.jsonl`.
+"""
+
+from __future__ import annotations
+
+import bdb
+import json
+import os
+import re
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from filelock import FileLock, Timeout
+
+from scaleflow.cluster import (
+    NO_PROXY,
+    TF_CONFIG,
+    answers,
+    in_step,
+    names,
+    parse,
+    past_proxies,
+    place_of,
+    silent,
+    waited_until_ended,
+    without_evaluator,
+    workers,
+)
+from scaleflow.config.plan import make_plan
+from scaleflow.config.sections import leaves
+from scaleflow.errors import Refusal, RunError
+from scaleflow.events import EVENTS, Reader, Writer, last_end
+from scaleflow.interfaces import Emit, Plan, Tracer
+from scaleflow.masking import MaskedStream, known, masked, remember
+from scaleflow.provenance import inside
+from scaleflow.worker.about import tell, tell_confusion
+from scaleflow.worker.assemble import Built, build
+from scaleflow.worker.evaluator import WithEvaluations, evaluate
+from scaleflow.worker.laps import Laps
+from scaleflow.worker.measure import PROFILE, Measure, measured
+from scaleflow.worker.memory import out_of_memory
+
+if TYPE_CHECKING:
+    from scaleflow.checkpoint import Keeper
+    from scaleflow.training import Agreement, Session
+
+TRACEBACK = "traceback.txt"
+MODEL = "model"
+LOCK = "run.lock"
+
+#: How long a worker may go on without its launcher.
+SECONDS_TO_SAVE = 30.0
+
+#: How long a command waits for the process of an earlier one that still writes to the run's folder.
+SECONDS_TO_WAIT = 60.0
+
+#: How often a process that serves a coordinator looks whether that is there.
+SECONDS_BETWEEN_LOOKS = 1.0
+
+#: How long after a coordinator is gone its launcher may take to say how the run ended.
+SECONDS_FOR_LAST_WORD = 10.0
+
+#: Keras imports these where it finds them, for wrappers and plots that a worker has no use for: a
+#: second and more of every start. Whoever needs one in a model or dataset imports it as usual.
+NOT_FOR_KERAS = ("sklearn", "matplotlib", "matplotlib.pyplot", "pandas")
+
+#: How long TensorFlow and Keras took to import, in this process or the server that it was forked from; and when.
+import_seconds = 0.0
+imported_at = 0.0
+
+#: Lines that TensorFlow's errors begin with, before they say what was wrong.
+LEADS_TO_REASON = re.compile(r"\s*$|Graph execution error|Detected at node|<stack traces|\d+ root error|\s+File ")
+
+#: What tf.data says before it.
+OF_TF_DATA = re.compile(r"^Error in user-defined function passed to \S+ transformation with iterator: Iterator::\S+: ")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker is told.
+
+    Attributes:
+        plan: what to do.
+        folder: the run's folder.
+        started: when the command began, in seconds since the epoch.
+        worker: this process's number; 0 is the chief, whose events are the run's.
+        life: how often the run's processes were started again before.
+        parent: the folder of the sweep that this is a job of.
+        label: what makes it another than the other jobs of its sweep, for the run's name.
+        environment: what is added to the processes' environment.
+        server: the address of the server that forks the processes; None: the run has one of its own.
+        tags: of the run, for its launcher.
+        measure: of a tracked model that is to be evaluated, instead of training one.
+    """
+
+    plan: Plan
+    folder: Path
+    started: float
+    worker: int = 0
+    life: int = 0
+    parent: str | None = None
+    label: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    server: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    measure: Measure | None = None
+
+    @property
+    def name(self) -> str:
+        """What users know this process by."""
+        if self.plan.evaluator == "here":
+            return "evaluator"
+        return names(self.plan)[self.worker]
+
+    @property
+    def records(self) -> bool:
+        """Whether what it reports is the run."""
+        return self.worker == 0 and self.plan.evaluator != "here"
+
+    @property
+    def serves(self) -> bool:
+        """Whether it does what a coordinator tells it, instead of training on its own."""
+        return self.plan.strategy.name == "parameter_server" and self.worker > 0
+
+    @property
+    def is_replaceable(self) -> bool:
+        """Whether the others go on without it while it is started again: it holds nothing."""
+        return self.serves and self.worker <= workers(self.plan)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the run has begun in an earlier process."""
+        return self.life > 0 or self.plan.resume is not None
+
+    @property
+    def checkpoints(self) -> str:
+        """Where the run's checkpoints are."""
+        return self.plan.checkpoint.folder or str(self.folder / "checkpoints")
+
+    @property
+    def events(self) -> Path:
+        """Where this process reports."""
+        return self.folder / (EVENTS if self.records else f"events-{self.name.replace(' ', '-')}.jsonl")
+
+    @property
+    def log(self) -> Path:
+        """Where this process's output goes."""
+        return self.folder / f"{self.name.replace(' ', '-')}.log"
+
+    def to_json(self) -> str:
+        """For a pipe; with the secrets that are to be masked, so for no file."""
+        plan = self.plan
+        told = {"config": plan.config, "choices": plan.choices, "search": plan.search}
+        own = {"folder": str(self.folder), "started": self.started, "worker": self.worker, "life": self.life}
+        own |= {"parent": self.parent, "label": self.label}
+        own["init_from"] = plan.model.init_from  # the file that it came to
+        own["secrets"] = known()
+        own["measure"] = None if self.measure is None else asdict(self.measure)
+        return json.dumps({**told, **own})
+
+    @classmethod
+    def from_json(cls, text: str) -> Job:
+        told = json.loads(text)
+        remember(told["secrets"])
+        plan = make_plan(told["config"], told["choices"], told["search"], look_outside=False)
+        plan = replace(plan, model=replace(plan.model, init_from=told["init_from"]))
+        measure = None if told["measure"] is None else Measure(**told["measure"])
+        own = {key: told[key] for key in ("started", "worker", "life", "parent", "label")}
+        return cls(plan, Path(told["folder"]), measure=measure, **own)
+
+
+def main() -> None:
+    """The process: reads its job, works, and ends without waiting for TensorFlow's threads."""
+    stop = threading.Event()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    job = Job.from_json(sys.stdin.buffer.readline().decode())
+    sys.stdout, sys.stderr = MaskedStream(sys.stdout), MaskedStream(sys.stderr)
+    if len(names(job.plan)) == 1:
+        os.environ.pop(TF_CONFIG, None)  # with it a strategy of one process would wait for others
+    elif job.plan.evaluator is not None:
+        os.environ[TF_CONFIG] = without_evaluator(os.environ[TF_CONFIG])
+    if TF_CONFIG in os.environ:
+        os.environ[NO_PROXY] = past_proxies(os.environ, parse(os.environ[TF_CONFIG]).peers)
+    # With Ray it is the machine that is gone, and the run goes on elsewhere: it must not hear two of one process.
+    patience = 0.0 if job.plan.cluster.name == "ray" else SECONDS_TO_SAVE
+    threading.Thread(target=end_with_launcher, args=(os.dup(0), stop, patience), daemon=True).start()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    import_keras()
+    finished = False
+    try:
+        emit = Writer(job.events)
+        emit("started", name=job.name, pid=os.getpid())
+        if job.serves:
+            serve(job, emit)
+        finished = work(job, emit, stop.is_set)
+    except OSError:  # not even its events can be written; the launcher finds the same, and says so
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0 if finished else 1)
+
+
+def end_with_launcher(pipe: int, stop: threading.Event, patience: float) -> None:
+    """Has this process save and end when the launcher is gone, and ends it, too, if it hangs in a collective.
+
+    Args:
+        pipe: ends with the launcher.
+        stop: asks for the end.
+        patience: how long it may take, in seconds; 0 ends it at once.
+    """
+    while os.read(pipe, 1):
+        pass
+    print("the launcher is gone; this worker ends", file=sys.stderr, flush=True)
+    if patience:
+        stop.set()
+        time.sleep(patience)
+    os._exit(1)
+
+
+def serve(job: Job, emit: Emit) -> NoReturn:
+    """Trains or holds variables as a coordinator says, until that is gone or the launcher ends this process."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # nothing is lost with it that has to be saved
+    os.environ.setdefault(
+        "TF_CPP_MIN_LOG_LEVEL", "1"
+    )  # a log that ends in what was wrong, not in TensorFlow's settings
+    place = parse(os.environ.get(TF_CONFIG))
+    chief = place.peers[0]
+    from scaleflow import strategy
+
+    emit("waiting", peers=place.peers, seconds=job.plan.cluster.start_seconds)
+    strategy.serve(job.plan.hardware.inter_op_threads, job.plan.hardware.intra_op_threads)
+    while not answers(chief):
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+    emit("met")
+    emit("note", text=f"{job.name} serves the coordinator at {chief}")
+    patience = job.plan.cluster.stall_seconds or job.plan.cluster.start_seconds
+    has_ended = waited_until_ended(chief, patience)
+    why = "the coordinator is gone" if has_ended else f"no answer from the coordinator ({chief}) for {patience:g} s"
+    if job.plan.cluster.name == "kubernetes" and not is_through(job.folder):  # a pod that succeeds is not started again
+        emit("end", status="KILLED", error=f"{why}, and the run is not finished")
+    elif has_ended:
+        emit("note", text=f"{why}; how the run ended is in its record")
+        emit("end", status="FINISHED")
+    else:
+        emit("end", status="FAILED", error=why)
+        os._exit(1)
+    os._exit(0)
+
+
+def is_through(folder: Path) -> bool:
+    """Whether the coordinator, which is gone, says in the run's folder that it is finished; waits for its last word."""
+    deadline = time.monotonic() + SECONDS_FOR_LAST_WORD
+    while (end := last_end(folder)) is None and time.monotonic() < deadline:
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+    return end is not None and end["status"] == "FINISHED"
+
+
+def work(job: Job, emit: Emit, told_to_stop: Callable[[], bool]) -> bool:
+    """Builds, trains and exports; whatever happens, the last event says how it ended.
+
+    Returns:
+        False if it was refused or failed.
+    """
+    with inside(job.folder):
+        return worked(job, emit, told_to_stop)
+
+
+def worked(job: Job, emit: Emit, told_to_stop: Callable[[], bool]) -> bool:
+    writing = lock(job.folder)
+    try:
+        if job.measure is not None:
+            measured(job.plan, job.measure, job.folder, emit)
+            emit("end", status="FINISHED")
+            return True
+        if job.records:
+            wait_for(writing)
+        if job.goes_on or job.plan.training.on_nan == "rollback":
+            emit = OnlyNew(job.events, emit)
+        if job.records and job.plan.evaluator is not None:
+            emit = WithEvaluations(Path(job.checkpoints), emit, goes_on=job.goes_on)
+        laps = laps_of(job)
+        built = build(job.plan, emit, laps)
+        if job.plan.evaluator == "here":
+            announce(job, built, 0, emit)
+            status = evaluate(built, Path(job.checkpoints), emit, told_to_stop, is_left_alone(job.plan))
+            emit("end", status=status, **({} if status == "FINISHED" else {"error": "stopped"}))
+            return True
+        agree = training_agreement(job, built, told_to_stop)
+        session = begin(job, built, agree, emit, laps)
+    except Refusal as refusal:
+        emit("refused", message=str(refusal))
+        return False
+    except Exception as error:
+        traceback.print_exc()
+        message = f"{told(error, job.plan)}; the traceback is in {job.log}"
+        emit("refused", message=message, keep=True, died=is_loss_of_another(error))
+        return False
+    announce(job, built, session.step, emit)
+    if job.plan.debug.placement:
+        where = "above" if job.plan.debug.inline else f"in {job.log}"
+        emit("note", text=f"debug.placement: the device of each operation is {where}, as 'MatMul: (MatMul): /job:...'")
+    try:
+        train_and_export(job, built, session, agree, emit)
+    except Exception as error:
+        report_failure(job, built.explain(error), emit, built)
+        return False
+    return True
+
+
+def is_left_alone(plan: Plan) -> Callable[[], bool]:
+    """Whether an evaluator's chief has not answered for `cluster.start_seconds`."""
+    heard = time.monotonic()
+
+    def asked() -> bool:
+        nonlocal heard
+        if plan.chief is None or answers(plan.chief):
+            heard = time.monotonic()
+        return time.monotonic() - heard > plan.cluster.start_seconds
+
+    return asked
+
+
+def lock(folder: Path) -> FileLock:
+    """Held by the process that writes to a run's folder; it goes with the process, however that ends."""
+    return FileLock(folder / LOCK)
+
+
+def wait_for(writing: FileLock) -> None:
+    """Takes the lock, once an earlier process has let go of it."""
+    try:
+        writing.acquire(timeout=SECONDS_TO_WAIT)
+    except Timeout as error:
+        folder = Path(writing.lock_file).parent
+        raise Refusal(f"resume={folder}: another process has been writing there for a minute; end it first") from error
+
+
+class OnlyNew:
+    """Leaves out the points that were reported before: a run that goes back to a checkpoint takes steps again.
+
+    Args:
+        path: the run's events.
+        emit: takes the others.
+    """
+
+    def __init__(self, path: Path, emit: Emit) -> None:
+        self._emit = emit
+        self._last: dict[str, int] = {}
+        for event in Reader(path).read():
+            if event["event"] == "metrics":
+                self._last.update(dict.fromkeys(event["values"], event["step"]))
+
+    def __call__(self, event: str, /, **fields: Any) -> None:
+        if event == "metrics":
+            new = {key: value for key, value in fields["values"].items() if fields["step"] > self._last.get(key, -1)}
+            self._last.update(dict.fromkeys(new, fields["step"]))
+            fields["values"] = new  # or none: the launcher hears that it goes on
+        self._emit(event, **fields)
+
+
+def report_failure(job: Job, error: Exception, emit: Emit, built: Built) -> None:
+    """Tells of a fault; the launcher, which sees all workers, says how the run ended."""
+    traceback.print_exc()
+    if job.worker == 0:
+        (job.folder / TRACEBACK).write_text(masked(traceback.format_exc()))
+        emit("artifact", path=str(job.folder / TRACEBACK))
+    import tensorflow as tf
+
+    is_memory = isinstance(error, tf.errors.ResourceExhaustedError)
+    text = out_of_memory(str(error), job.plan, built.resolved) if is_memory else told(error, job.plan)
+    is_lost = is_loss_of_another(error)
+    if is_lost and place_of(job.plan) and (away := silent(job.plan, parse(os.environ[TF_CONFIG]).peers)):
+        text = f"no answer from {away}: {text}"
+    emit("fault", error=text, lost_peer=is_lost)
+
+
+def is_loss_of_another(error: Exception) -> bool:
+    """Whether what came up is that another process is gone, or does not answer."""
+    import tensorflow as tf
+
+    return isinstance(error, tf.errors.UnavailableError | tf.errors.AbortedError | tf.errors.DeadlineExceededError)
+
+
+def told(error: Exception, plan: Plan) -> str:
+    """An error in a line, with the place in the user's own code where it came up."""
+    if isinstance(error, bdb.BdbQuit):
+        return "the debugger was left" + ("" if plan.debug.inline else "; in a worker it has no terminal: debug=inline")
+    if found := re.search(r"\{\{node (\S+)/CheckNumericsV2\}\}", str(error)):
+        return f"debug.nan: NaN or Inf came out of the operation {found[1]}; how it came to be is in the log"
+    reason = next((line.strip() for line in str(error).splitlines() if not LEADS_TO_REASON.match(line)), "")
+    reason = OF_TF_DATA.sub("while data was read: ", reason).partition(" [[{{node")[0].rstrip(":")
+    own = [f for f in traceback.extract_tb(error.__traceback__) if is_own(f.filename, plan.search)]
+    place = f" ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
+    return f"{type(error).__name__}: {reason}{place}"
+
+
+def is_own(file: str, folders: Sequence[str]) -> bool:
+    """Whether a source file is the user's, rather than ours or a library's."""
+    path = Path(file)
+    ours = path.is_relative_to(Path(__file__).parents[1]) or "site-packages" in path.parts
+    return not ours and any(path.is_relative_to(folder) for folder in folders)
+
+
+def import_keras() -> None:
+    """Imports Keras without what it would import beside itself; for a process that is ours alone."""
+    global import_seconds, imported_at
+    if "keras" in sys.modules:
+        return
+    began = time.time()
+    hidden = [name for name in NOT_FOR_KERAS if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None makes an import fail
+    try:
+        import keras  # noqa: F401
+    finally:
+        for name in hidden:
+            sys.modules.pop(name, None)
+        imported_at = time.time()
+        import_seconds = imported_at - began
+
+
+def training_agreement(job: Job, built: Built, told_to_stop: Callable[[], bool]) -> Agreement:
+    """Between the workers; a time limit is a reason to stop, too."""
+    from scaleflow import training
+
+    limit = job.plan.checkpoint.max_seconds
+
+    def has_to_stop() -> bool:
+        return told_to_stop() or (limit is not None and time.time() - job.started > limit)
+
+    return training.Agreement(built.strategy, in_step(job.plan), has_to_stop)
+
+
+def laps_of(job: Job) -> Laps:
+    """The time since the command began, of which it is known how long the imports took, if they were made in it."""
+    laps = Laps(job.started, **{"import": import_seconds if imported_at > job.started else 0.0})
+    laps.end("launch")
+    return laps
+
+
+def begin(job: Job, built: Built, agree: Agreement, emit: Emit, laps: Laps | None = None) -> Session:
+    """The run at its first step, or where its newest checkpoint was taken.
+
+    Raises:
+        Refusal: if a checkpoint can't be gone on from.
+    """
+    from scaleflow import checkpoint, training
+
+    options = job.plan.checkpoint
+    keeper = checkpoint.Keeper(options, job.checkpoints, emit, writes=job.worker == 0)
+    session = training.Session(
+        built.loop,
+        job.plan.training,
+        built.train,
+        None if job.plan.evaluator else built.validation,
+        built.test,
+        emit=emit,
+        started=job.started,
+        agree=agree,
+        checkpoints=None if options.name == "none" else keeper,
+        best=options.sought,
+        ends_as_best=options.export == "best",
+        callbacks=built.callbacks,
+        any_worker=agree.any,
+        tracer=tracer_of(job, built, emit),
+        laps=laps,
+        peak_flops=built.peak_flops,
+        histograms_every=histograms_every(job),
+    )
+    keeper.check_writable()
+    check_shared(job, keeper, agree)
+    if not job.goes_on:
+        keeper.check_empty()
+    else:
+        snapshot = keeper.newest()
+        if not agree.is_same(str(snapshot and snapshot.step)):
+            agree.part()
+            raise Refusal(
+                f"checkpoint.folder={job.checkpoints}: the workers do not find the same checkpoints there; "
+                "use a path that all of them see"
+            )
+        if snapshot is not None:
+            session.restore(snapshot)
+    return session
+
+
+def check_shared(job: Job, keeper: Keeper, agree: Agreement) -> None:
+    """Refuses checkpoints that other machines than the chief's would not find again."""
+    if in_step(job.plan) == 1 or not place_of(job.plan) or keeper.is_shared(agree.from_chief, agree.all):
+        return
+    agree.part()
+    raise Refusal(
+        f"checkpoint={job.plan.checkpoint.name}: the machines do not share {job.checkpoints}, so the others could not "
+        "go on from what the chief saves there; use checkpoint.folder=PATH that all of them see, or an object store's "
+        "(gs://...), or checkpoint=none"
+    )
+
+
+def tracer_of(job: Job, built: Built, emit: Emit) -> Tracer | None:
+    """What traces the steps that the config names, in each worker that trains."""
+    options = job.plan.profiler
+    if not options.windows or job.plan.evaluator == "here":
+        return None
+    from scaleflow import training
+    from scaleflow.profiler.tracer import StepTracer
+
+    name = job.name.replace(" ", "-")
+    told = emit if job.records else None
+    return StepTracer(options, job.folder / PROFILE, name, told, lambda: {**built.facts, "memory": training.peaks()})
+
+
+def histograms_every(job: Job) -> int | None:
+    """After how many epochs the run's records have the distribution of its weights."""
+    tracking = job.plan.tracking
+    return tracking.histograms_every_epochs if tracking.tensorboard and job.records else None
+
+
+def announce(job: Job, built: Built, step: int, emit: Emit) -> None:
+    """Says `ready`: from here on there is a run, or it goes on at `step`."""
+    plan = job.plan
+    resolved = built.resolved
+    params = {**plan.choices, **as_text(masked(plan.config))}
+    params |= {f"resolved.{key}": str(value) for key, value in resolved.items()}
+    params |= {f"resolved.examples.{split}": str(count) for split, count in built.counts.items()}
+    emit(
+        "ready",
+        name=name_of(plan, resolved, job.label),
+        began=int(job.started * 1000),
+        tags=plan.tracking.tags or {},
+        params=params,
+        steps=resolved["steps"],
+        epochs=resolved["epochs"],
+        search=list(plan.search),
+        **({"parent": job.parent} if job.parent else {}),
+        **({"resumed": step} if job.goes_on else {}),
+    )
+    if built.about is not None and job.records and not job.goes_on:
+        tell(built.about, job.folder, emit)
+
+
+def name_of(plan: Plan, resolved: Mapping[str, Any], label: str) -> str:
+    """The run's name. A label comes before the rest of a made-up one: lists of runs show the first 20 letters."""
+    if plan.tracking.run_name:
+        return f"{plan.tracking.run_name} {label}".rstrip()
+    chosen = plan.choices
+    parts = (chosen.get("dataset", "?"), chosen.get("model", "?"), resolved["strategy"], resolved["precision"])
+    said = label.split()
+    return f"{label} {'-'.join(part for part in parts if part not in said)}".strip()
+
+
+def as_text(config: Any) -> dict[str, str]:
+    """Leaves by their dotted keys, as text; null as `null`, lists as JSON."""
+    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in leaves(config).items()}
+
+
+def train_and_export(job: Job, built: Built, session: Session, agree: Agreement, emit: Emit) -> None:
+    result = session.run()
+    if isinstance(emit, WithEvaluations):
+        end_evaluations(emit, session.step, job.plan.cluster.start_seconds)
+    if result.stopped:
+        limit = job.plan.checkpoint.max_seconds
+        over = limit is not None and time.time() - job.started > limit
+        why = f"checkpoint.max_seconds={limit:g} are over, " if over else ""
+        emit("end", status="KILLED", error=f"{why}stopped at step {result.steps}")
+        agree.part()
+        return
+    if job.records:
+        evaluated = {"validation": built.validation, "test": built.test}
+        tell_confusion(built.loop, evaluated, built.outputs, job.folder, emit)
+    export(job, built)
+    emit("model", path=str(job.folder / MODEL), step=result.steps)
+    emit("end", status="FINISHED")
+    agree.part()  # nobody leaves before the chief is through: a worker that is gone would look like one that died
+
+
+def end_evaluations(emit: WithEvaluations, step: int, seconds: float) -> None:
+    """Waits for what the evaluator says of the last checkpoint, and tells it that no more will come."""
+    if not emit.wait_for(step, seconds):
+        emit("note", text=f"the evaluator has not evaluated the checkpoint at step {step} within {seconds:g} s")
+    emit.end()
+
+
+def export(job: Job, built: Built) -> None:
+    """Exports the model; every worker takes part, since reading some variables does, and the chief's is kept."""
+    if job.worker == 0:
+        export_to(job.folder / MODEL, built)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        built.export(Path(folder))
+
+
+def export_to(folder: Path, built: Built) -> None:
+    """Exports the model; raises `RunError` where the files can't be written."""
+    import tensorflow as tf
+
+    try:
+        built.export(folder)
+    except (OSError, tf.errors.OpError) as error:
+        if isinstance(error, tf.errors.ResourceExhaustedError) and "OOM" in str(error):
+            raise  # not the disk, but the device's memory
+        said = getattr(error, "strerror", None) or str(getattr(error, "message", None) or error)
+        raise RunError(f"the model could not be exported to {folder}: {said.splitlines()[0]}") from error
+
+
+if __name__ == "__main__":
+    main()

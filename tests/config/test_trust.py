@@ -1,0 +1,336 @@
+"""A config that comes from a store is followed as far as it is harmless, and no further."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from scaleflow.config.composing import Composed, composed, plain
+from scaleflow.config.plan import make_plan
+from scaleflow.config.tracked import Words, again
+from scaleflow.config.trust import check_origins, check_targets
+from scaleflow.errors import Refusal
+
+RUN = "0123456789abcdef0123456789abcdef"
+
+
+@functools.cache
+def default_config() -> str:
+    return yaml.safe_dump(plain(composed(["tracking=none"]).config))
+
+
+def tracked_config(**changes: Any) -> str:
+    """config.yaml of a default run, with some keys as a stranger could have written them."""
+    config: Any = yaml.safe_load(default_config())
+    for key, value in changes.items():
+        *parents, leaf = key.split("__")
+        place = config
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[leaf] = value
+    return yaml.safe_dump(config)
+
+
+PARAMS = {"model": "mlp", "dataset": "digits", "tracking": "none"}
+
+
+def made_again(text: str, *overrides: str, **more: Any) -> Composed:
+    return again(text, PARAMS, Words(RUN, overrides, **more))
+
+
+#: What a tracked config says, and what the refusal has to name.
+REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "a function of the system": (
+        {"model___target_": "os.system", "model__command": "touch x"},
+        ["model._target_=os.system", "--trust os"],
+    ),
+    "a builtin": ({"dataset": {"_target_": "builtins.eval"}}, ["dataset._target_=builtins.eval"]),
+    "a file that Keras would fetch": (
+        {"dataset": {"_target_": "keras.utils.get_file", "origin": "x"}},
+        ["keras.utils.get_file"],
+    ),
+    "a file that TensorFlow would write": (
+        {"model": {"_target_": "tensorflow.io.write_file"}},
+        ["tensorflow.io.write_file"],
+    ),
+    "Python in a graph": ({"training__step": {"_target_": "tensorflow.py_function"}}, ["training.step", "py_function"]),
+    "a pickle": ({"model": {"_target_": "keras.saving.load_model"}}, ["keras.saving.load_model"]),
+    "unsafe loading": ({"optimizer": {"_target_": "keras.config.enable_unsafe_deserialization"}}, ["optimizer."]),
+    "an optimizer's deserialisation": (
+        {"optimizer": {"_target_": "keras.optimizers.deserialize", "config": {}}},
+        ["keras.optimizers.deserialize"],
+    ),
+    "the way through a class": (
+        {"optimizer": {"_target_": "keras.optimizers.Adam.__init__.__globals__"}},
+        ["optimizer._target_=keras.optimizers.Adam.__init__"],
+    ),
+    "scaleflow's own, which is no factory": (
+        {"model": {"_target_": "scaleflow.launcher.launch.discard"}},
+        ["model._target_=scaleflow.launcher.launch.discard"],
+    ),
+    "what a module of scaleflow's has imported": (
+        {"dataset": {"_target_": "scaleflow.dataset.tfds.os.system"}},
+        ["scaleflow.dataset.tfds.os.system"],
+    ),
+    "a dataset where a model belongs": (
+        {"model": {"_target_": "scaleflow.dataset.csv.Csv"}},
+        ["model._target_=scaleflow.dataset.csv.Csv"],
+    ),
+    "code in an argument": (
+        {"model__units": [{"_target_": "subprocess.run", "args": ["x"]}]},
+        ["model.units.0._target_=subprocess.run"],
+    ),
+    "code in an argument of a list in a list": (
+        {"optimizer__beta_1": [[{"_target_": "os.system"}]]},
+        ["optimizer.beta_1.0.0._target_=os.system"],
+    ),
+    "code beside what is used": ({"tracking__tags": {"a": {"_target_": "os.system"}}}, ["tracking.tags.a._target_"]),
+    "a lambda": (
+        {"model__units": {"_target_": "keras.layers.Lambda", "function": "x"}},
+        ["model.units._target_=keras.layers.Lambda"],
+    ),
+    "a layer that loads": ({"model__units": {"_target_": "keras.layers.TFSMLayer"}}, ["keras.layers.TFSMLayer"]),
+    "a layer that reads a file": ({"model__units": {"_target_": "keras.layers.StringLookup"}}, ["StringLookup"]),
+    "a target that is none": ({"model": {"_target_": ["os.system"]}}, ["model._target_=['os.system']"]),
+    "a target that is put together": (
+        {"model___target_": "${seed}${dataset.a}", "seed": "os.", "dataset__a": "system"},
+        ["model._target_=os.system"],
+    ),
+    "a callback that writes": (
+        {"training__callbacks": [{"_target_": "keras.callbacks.CSVLogger", "filename": "x"}]},
+        ["training.callbacks.0._target_=keras.callbacks.CSVLogger"],
+    ),
+    "a callback that tells a server": (
+        {"training__callbacks": [{"_target_": "keras.callbacks.RemoteMonitor"}]},
+        ["RemoteMonitor"],
+    ),
+    "an object of Keras's by its config": (
+        {"optimizer__weight_decay": {"class_name": "Lambda", "config": {}}},
+        ["optimizer.weight_decay.class_name=Lambda"],
+    ),
+    "arguments by their place": ({"model__units": {"_args_": [1]}}, ["model.units._args_"]),
+    "a secret of the environment": ({"tracking__tags": {"a": "${oc.env:HOME}"}}, ["tracking.tags.a=${oc.env:HOME}"]),
+    "one in a number's place": ({"seed": "${oc.env:UID}"}, ["seed=${oc.env:UID}", "type its value"]),
+    "one in an interpolation": ({"model__units": "${oc.decode:${seed}}"}, ["model.units=${oc.decode:"]),
+    "one that is put together": (
+        {"tracking__tags": {"a": "$", "b": "{oc.env:HOME}", "c": "${.a}${.b}"}},
+        ["tracking.tags.c=${oc.env:HOME}"],
+    ),
+    "one behind an escape": ({"model__units": "\\${oc.env:HOME}"}, ["model.units="]),
+    "one in a list": ({"model__units": [1, "${oc.env:HOME}"]}, ["model.units.1=${oc.env:HOME}"]),
+    "another's file": ({"dataset__data_dir": "/etc/passwd"}, ["dataset.data_dir=/etc/passwd", "--trust /etc/passwd"]),
+    "a home": ({"dataset__file": "~/.ssh/id_rsa"}, ["dataset.file=~/.ssh/id_rsa"]),
+    "a way up": ({"dataset__file": "data/../../x"}, ["dataset.file=data/../../x"]),
+    "weights from elsewhere": ({"model__init_from": "/tmp/weights.pkl"}, ["model.init_from=/tmp/weights.pkl"]),
+    "weights from a bucket": ({"model__init_from": "gs://bucket/model.keras"}, ["model.init_from=gs://bucket"]),
+    "a machine": ({"hardware__tpu": "grpc://10.0.0.1:8470"}, ["hardware.tpu=grpc://10.0.0.1:8470"]),
+    "a machine by its name": ({"hardware__tpu": "theirs"}, ["hardware.tpu=theirs"]),
+    "a command for a cluster": ({"cluster__submit": "sh x"}, ["cluster.submit=sh x"]),
+    "a secret that was masked": ({"model__api_key": "****"}, ["model.api_key: was masked", "type its value"]),
+    "an interpolation to a secret": (
+        {"model__api_key": "****", "tracking__run_name": "${model.api_key}"},
+        ["model.api_key: was masked"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_followed_is_refused_by_its_name(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    changes, expected = REFUSED[name]
+    with pytest.raises(Refusal) as refused:
+        made_again(tracked_config(**changes))
+    assert [part for part in expected if part not in str(refused.value)] == [], refused.value
+    assert "${HOME}" not in str(refused.value)
+    assert str(Path.home()) not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["[1, 2]", "a: [", "!!python/object/apply:os.system [x]", "1: 2", "just words", "a: *b", "? [a]\n: b"]
+)
+def test_a_config_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(Refusal):
+        make_plan(plain(made_again(text, "tracking=none").config) | {"x": 1}, {}, look_outside=False)
+
+
+def test_a_tracked_run_does_not_say_what_is_trusted(tmp_path: Path) -> None:
+    text = tracked_config(trusted_modules=["os"], model___target_="os.system")
+    with pytest.raises(Refusal, match=r"model\._target_=os\.system: is not followed"):
+        made_again(text)
+
+
+def test_what_scaleflow_and_keras_bring_is_followed() -> None:
+    text = tracked_config(
+        optimizer___target_="tensorflow.keras.optimizers.Lion",
+        training__step={"_target_": "scaleflow.training.examples.consistent"},
+        training__callbacks=[{"_target_": "keras.callbacks.ReduceLROnPlateau", "monitor": "val_loss"}],
+        model__kernel={"_target_": "keras.initializers.HeNormal"},
+        model__init_from=f"runs:/{RUN}/model",
+        dataset__data_dir="photos/here",
+        dataset__pattern="*.png",
+    )
+    config = made_again(text).config
+    assert config.trusted_modules == []
+    assert config.optimizer._target_ == "tensorflow.keras.optimizers.Lion"
+
+
+def test_what_is_trusted_is_followed(tmp_path: Path) -> None:
+    text = tracked_config(
+        model___target_="my_models.nets.build", dataset__data_dir=f"{tmp_path}/photos", dataset__more=str(tmp_path)
+    )
+    config = made_again(text, trusted=["my_models", str(tmp_path)]).config
+    assert list(config.trusted_modules) == ["my_models"]
+    config = made_again(text, "trusted_modules=[my_models.nets]", trusted=[str(tmp_path)]).config
+    assert list(config.trusted_modules) == ["my_models.nets"]
+    with pytest.raises(Refusal, match="my_models"):
+        made_again(text, trusted=["my_model", str(tmp_path)])
+    with pytest.raises(Refusal, match=r"dataset\.data_dir"):
+        made_again(text, trusted=["my_models", str(tmp_path / "photo")])
+
+
+def test_what_is_typed_counts_and_what_was_typed_elsewhere_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_DATA", "/data")
+    text = tracked_config(
+        checkpoint__folder="gs://theirs/x",
+        tracking__uri="http://theirs",
+        dataset__data_dir="${oc.env:MY_DATA}",
+        model__api_key="****",
+        seed=7,
+    )
+    typed = ("dataset.data_dir=${oc.env:MY_DATA}", "model.api_key=hunter2", "training.epochs=3", "hydra.run.dir=here")
+    made = made_again(text, *typed, "+model.units=[8]", "~dataset.threads")
+    config = plain(made.config)
+    assert made.folder == Path("here")
+    assert (config["checkpoint"]["folder"], config["tracking"]["uri"], config["seed"]) == (None, None, 7)
+    assert (config["dataset"]["data_dir"], config["model"]["api_key"]) == ("/data", "hunter2")
+    assert (config["model"]["units"], config["training"]["epochs"]) == ([8], 3)
+    assert "threads" not in config["dataset"]
+
+
+def test_a_typed_option_replaces_what_was_tracked(tmp_path: Path) -> None:
+    text = tracked_config(model={"_target_": "os.system", "command": "x"}, training__epochs=7)
+    made = made_again(text, "model=cnn", "model.dropout=0.5")
+    config = plain(made.config)
+    assert config["model"]["_target_"] == "scaleflow.model.cnn.build"
+    assert "command" not in config["model"]
+    assert (config["model"]["dropout"], config["training"]["epochs"]) == (0.5, 7)
+    assert made.choices["model"] == "cnn"
+    assert made.choices["dataset"] == "digits"
+
+
+def test_masked_secrets_come_from_this_machines_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text(
+        "_target_: my_models.build\n_partial_: true\napi_key: ${oc.env:MY_KEY}\nunits: 3\n"
+    )
+    monkeypatch.setenv("MY_KEY", "hunter2")
+    text = tracked_config(model={"_target_": "my_models.build", "_partial_": True, "api_key": "****", "units": 5})
+    words = Words(RUN, (), [str(tmp_path)], ["my_models"])
+    made = again(text, {**PARAMS, "model": "mine"}, words)
+    assert plain(made.config)["model"]["api_key"] == "hunter2"
+    assert plain(made.config)["model"]["units"] == 5
+    assert made.choices["model"] == "mine"
+    assert str(tmp_path) in made.search
+
+
+def test_what_our_own_options_interpolate_follows_what_is_typed() -> None:
+    text = yaml.safe_dump(
+        {
+            **yaml.safe_load(default_config()),
+            "dataset": {"_target_": "scaleflow.dataset.synthetic.Synthetic", "seed": "${..seed}"},
+        }
+    )
+    made = again(text, {**PARAMS, "dataset": "synthetic"}, Words(RUN, ("seed=9",)))
+    assert plain(made.config)["dataset"]["seed"] == 9
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("model=cnnn", "model=cnnn: there is no such option; did you mean cnn?"),
+        ("training.epoch=3", "training.epoch: there is no such key; did you mean training.epochs?"),
+        ("model.widht=3", "model.widht: there is no such key"),
+        ("seed=1,2", "seed: several values are a sweep"),
+        ("experiment=mnist_mlp", "experiment=mnist_mlp: a recipe begins a run"),
+        ("resume=x", "python -m scaleflow resume=... does that"),
+        ("hydra.job.chdir=true", "hydra.job.chdir: of Hydra's own keys only hydra.run.dir counts here"),
+        ("~model.widht", "model.widht: there is no such key"),
+        ("a b", "a b: cannot be read as KEY=VALUE"),
+    ],
+)
+def test_overrides_are_checked(override: str, expected: str) -> None:
+    with pytest.raises(Refusal) as refused:
+        made_again(tracked_config(), override)
+    assert expected in str(refused.value)
+
+
+OWN = """
+import os
+from os import system
+from os.path import join
+
+def build(inputs, outputs):
+    return None
+
+class Net:
+    @classmethod
+    def make(cls):
+        return None
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "is_followed"),
+    [
+        ("trusted_by_test.build", True),
+        ("trusted_by_test.Net", True),
+        ("trusted_by_test.Net.make", True),
+        ("trusted_by_test.system", False),
+        ("trusted_by_test.os.system", False),
+        ("trusted_by_test.join", False),
+        ("trusted_by_test.build.__globals__", False),
+        ("trusted_by_test.build.__class__", False),
+        ("trusted_by_test.nothing", True),  # refused where it is loaded
+    ],
+)
+def test_of_a_trusted_module_only_what_is_defined_there_is_followed(
+    path: str, is_followed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "trusted_by_test.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = {"model": {"_target_": path}}
+    check_targets(config, ["trusted_by_test"])
+    try:
+        if is_followed:
+            check_origins(config, ["trusted_by_test"])
+        else:
+            with pytest.raises(Refusal, match=f"model._target_={path}: is not followed: it is not defined there"):
+                check_origins(config, ["trusted_by_test"])
+            check_origins(config, [path])
+    finally:
+        sys.modules.pop("trusted_by_test", None)
+
+
+def test_a_plan_with_trusted_modules_is_checked(plan: Callable[..., Any]) -> None:
+    assert plan().trusted_modules is None
+    assert plan("trusted_modules=[]").trusted_modules == []
+    assert plan("trusted_modules=[mine]", "model._target_=mine.build").trusted_modules == ["mine"]
+    with pytest.raises(Refusal, match=r"model\._target_=mine\.build: is not followed"):
+        plan("trusted_modules=[]", "model._target_=mine.build")
+
+
+def test_an_options_name_is_a_name() -> None:
+    params = {**PARAMS, "dataset": "\x1b[2Jdigits\n", "model": "theirs"}
+    made = again(tracked_config(), params, Words(RUN, ()))
+    assert made.choices["dataset"] == "digits"
+    assert made.choices["model"] == "theirs"

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scaleflow.launcher import process
+from scaleflow.launcher.process import Forked, how_it_ended, last_lines
+
+
+def test_the_last_lines_of_a_log_are_the_programs_own(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(
+        "first\n\nsecond\nWARNING: All log messages before absl::InitializeLog()\n"
+        "I0000 00:00:1 cudart_stub.cc:31] no cuda\nE0000 00:00:1 cuInit\nI quit\n"
+    )
+    assert last_lines(log, 2) == "second | I quit"
+    assert last_lines(log, offset=log.read_text().index("E0000")) == "I quit"  # what an earlier process said
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(3, "ended with exit status 3"), (-9, "was killed by SIGKILL"), (-99, "was killed by signal 99")],
+)
+def test_an_end_is_told_in_words(code: int, words: str) -> None:
+    assert how_it_ended(code) == words
+
+
+def test_a_process_is_ended_also_where_the_server_that_forked_it_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server tells of the process's beginning, and then nothing more."""
+    monkeypatch.setattr(process, "SECONDS_TO_DIE", 0.3)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "server"))
+        listener.listen()
+        forked = Forked(str(tmp_path / "server"), tmp_path / "log", {})
+        server, _ = listener.accept()
+        with server, subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as worker:
+            server.sendall(json.dumps({"pid": worker.pid}).encode() + b"\n")
+            assert forked.poll() is None
+            forked.kill()
+            assert forked.poll() is None  # it may still be told
+            forked.wait()
+            assert worker.wait(10) == forked.returncode == -signal.SIGKILL
+        forked.close()

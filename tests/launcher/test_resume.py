@@ -1,0 +1,236 @@
+"""A run that goes on by a command, with real signals and a real store."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scaleflow.launcher.settle import LAUNCHER_DIED
+from scaleflow.sync import repair
+from tests.conftest import Command
+from tests.launcher.test_launch import LongRun, only_run, wait_for
+
+#: Calls of a fixed length, so that a run has its points at the same steps whatever the machine does.
+SHORT = ("dataset=synthetic", "dataset.shape=[16]", "dataset.examples=20000", "training.steps_per_loop=100")
+EXACT = ("hardware=cpu", "hardware.deterministic=true")
+
+
+def history(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """All points of the one run in the store, but for those of speed and of the machine."""
+    from mlflow import MlflowClient
+
+    client, run = MlflowClient(f"sqlite:///{folder}/mlflow.db"), only_run(folder)
+    keys = [key for key in run.data.metrics if not key.startswith(("perf/", "system/"))]
+    return {key: [(p.step, p.value) for p in client.get_metric_history(run.info.run_id, key)] for key in keys}
+
+
+def events_in(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+
+
+def steps_in(events: list[dict[str, Any]]) -> list[int]:
+    return [e["step"] for e in events if e["event"] == "metrics" and "train/loss" in e["values"]]
+
+
+def forget_the_end(store: Path, folder: Path, run_id: str) -> None:
+    from mlflow import MlflowClient
+
+    MlflowClient(f"sqlite:///{store}/mlflow.db").update_run(run_id, status="RUNNING")
+    lines = (folder / "events.jsonl").read_bytes().splitlines(keepends=True)
+    state = json.loads((folder / "record.json").read_text())
+    assert state["done"]
+    (folder / "record.json").write_text(json.dumps({**state, "done": False, "offset": sum(map(len, lines[:-1]))}))
+
+
+def weights_of(model: Path) -> list[np.ndarray[Any, Any]]:
+    import keras
+
+    return [np.asarray(v) for v in keras.models.load_model(model / "model.keras").weights]
+
+
+def weights(command: Command, isolated: Callable[..., Any]) -> list[np.ndarray[Any, Any]]:
+    found: list[np.ndarray[Any, Any]] = isolated(weights_of, command.run_folder() / "model")
+    return found
+
+
+def test_what_was_preempted_and_killed_and_extended_is_the_run_that_was_not(
+    tmp_path: Path, isolated: Callable[..., Any]
+) -> None:
+    """SIGTERM, then kill -9 of launcher and worker, whose end is written for them, then a longer run.
+
+    One run, no point twice, none missing.
+    """
+    words = (*SHORT, *EXACT, "strategy=mirrored", "hardware.logical_devices=2", "model.dropout=0.1")
+    whole, parts = Command(tmp_path / "whole"), Command(tmp_path / "parts")
+    for command in (whole, parts):
+        command.folder.mkdir()
+    assert whole(*words, "training.epochs=30").returncode == 0
+
+    long = LongRun(parts, *words, "training.epochs=25").until("epoch")
+    os.kill(long.launcher.pid, signal.SIGTERM)
+    assert long.end() == 143
+    folder = parts.run_folder()
+    run = only_run(parts.folder)
+    assert (run.info.status, run.data.tags["scaleflow.folder"]) == ("KILLED", str(folder))
+    line = f"python -m scaleflow resume={folder.relative_to(parts.folder)}"
+    assert line in long.out.read_text()
+
+    begun = len(events_in(folder))
+    long = LongRun(parts, f"resume={run.info.run_id}", only=True)
+    wait_for(lambda: any(event["event"] == "epoch" for event in events_in(folder)[begun:]))
+    wait_for(lambda: only_run(parts.folder).info.status == "RUNNING")  # the recorder has opened it again
+    worker = long.worker()
+    long.launcher.kill()
+    worker.kill()
+    long.end()
+    worker.wait(10)
+    assert events_in(folder)[-1]["event"] != "end"
+    assert only_run(parts.folder).info.status == "RUNNING"
+    standing = repair(folder)
+    assert (standing.outcome, standing.status, standing.was_open) == ("recorded", "KILLED", True), standing
+    run = only_run(parts.folder)
+    assert (run.info.status, run.data.tags["scaleflow.error"]) == ("KILLED", LAUNCHER_DIED)
+
+    ended = parts(f"resume={folder}", "training.epochs=30", timeout=180)
+    assert ended.returncode == 0, ended.stderr
+    assert "goes on at step" in ended.stdout
+    forget_the_end(parts.folder, folder, run.info.run_id)  # as if the launcher had died before it recorded that
+    again = parts(f"resume={folder}")
+    assert (again.returncode, again.stderr) == (0, "")
+    assert "the run is finished" in again.stdout
+
+    assert history(parts.folder) == history(whole.folder)
+    run = only_run(parts.folder)
+    assert run.info.status == "FINISHED"
+    assert run.data.params["training.epochs"] == "25"
+    assert "scaleflow.error" not in run.data.tags
+    artifacts = list((parts.folder / "mlartifacts").glob("*/*/artifacts/resume-*.yaml"))
+    assert sorted(path.name for path in artifacts) == ["resume-1.yaml", "resume-2.yaml"]
+    for mine, theirs in zip(weights(parts, isolated), weights(whole, isolated), strict=True):
+        assert mine.tobytes() == theirs.tobytes()
+
+
+def test_a_stalled_worker_is_started_again_and_a_time_limit_ends_the_run(command: Command) -> None:
+    words = ("cluster.stall_seconds=4", "cluster.max_restarts=1", "checkpoint.max_seconds=25", "tracking=none")
+    long = LongRun(command, *words).until("checkpoint")
+    stopped = long.worker()
+    stopped.suspend()
+    wait_for(lambda: long.has_event("restart"))
+    assert not stopped.is_running()
+    assert long.end() == 143
+    events = command.events()
+    (restart,) = [event for event in events if event["event"] == "restart"]
+    assert restart["reason"].startswith("no progress for cluster.stall_seconds=4")
+    assert any(event.get("resumed", 0) > 0 for event in events)
+    assert events[-1]["error"].startswith("checkpoint.max_seconds=25 are over, stopped at step ")
+    steps = steps_in(events)
+    assert steps == sorted(set(steps))
+
+
+def test_a_start_that_stalls_is_ended_too(command: Command) -> None:
+    """The folder of checkpoints is on a disk that does not answer."""
+    (command.folder / "far").mkdir()
+    os.mkfifo(command.folder / "far" / "can-be-written")
+    words = ("checkpoint.folder=far", "cluster.stall_seconds=3", "cluster.start_seconds=4", "tracking=none")
+    ended = command(*words, timeout=60)
+    assert ended.returncode == 1
+    assert "no progress for cluster.stall_seconds=3 + cluster.start_seconds=4, at step 0" in ended.stderr
+
+
+@pytest.mark.slow
+def test_workers_that_lose_one_start_again_from_the_checkpoint(tmp_path: Path, isolated: Callable[..., Any]) -> None:
+    """It ends as one that lost none, and goes on with three workers where there were two."""
+    words = ("training.epochs=60", "training.global_batch_size=48", *EXACT, "hardware.intra_op_threads=1")
+    several = ("strategy=multi_worker", "cluster.max_restarts=2", "tracking=none")
+    whole, parts = Command(tmp_path / "whole"), Command(tmp_path / "parts")
+    for command in (whole, parts):
+        command.folder.mkdir()
+    assert whole(*words, "training.epochs=63", "tracking=none").returncode == 0
+    long = LongRun(parts, *words, *several, only=True).until("checkpoint")
+    os.kill(max(child.pid for child in long.children()), signal.SIGKILL)
+    assert long.end(120) == 0, long.err.read_text()
+    assert any(event["event"] == "restart" for event in parts.events())
+    ended = parts(f"resume={parts.run_folder()}", "training.epochs=63", "cluster.workers=3", timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert "3 replica(s)" in ended.stdout
+    for mine, theirs in zip(weights(parts, isolated), weights(whole, isolated), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-3)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that ended by its limit."""
+    command = Command(tmp_path_factory.mktemp("stopped"))
+    ended = command(
+        "training.max_steps=3", "checkpoint.folder=kept", "+tracking.tags={password: word}", "tracking=none"
+    )
+    assert ended.returncode == 0, ended.stderr
+    return command.run_folder()
+
+
+REFUSED = {
+    ("dataset=synthetic",): ["dataset", "the run was begun with"],
+    ("training.batch_size=64",): ["training.batch_size=64: the run was begun with training.batch_size=32", "max_steps"],
+    ("model.units=3",): ["model.units=3", "the run was begun with model.units=[128, 128]"],
+    ("seed=1",): ["seed=1: the run was begun with seed=0"],
+    ("experiment=digits_mirrored",): ["resume with experiment"],
+    ("checkpoint.keep=0",): ["checkpoint.keep=0", "at least 1"],
+    ("strategy=mirrored", "hardware.logical_devices=3", "training.max_steps=5", "hardware=cpu"): [
+        "it does not divide by 3 replica(s) x training.accumulate=1; go on with 1, 2, 4, 8 replica(s)"
+    ],
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_would_make_another_run_of_it_is_refused(stopped: Path, words: tuple[str, ...]) -> None:
+    before = sorted(path.name for path in stopped.iterdir())
+    ended = Command(stopped.parents[2])(f"resume={stopped}", *words)
+    assert ended.returncode == 2, ended.stderr
+    for word in REFUSED[words]:
+        assert word in ended.stderr
+    assert len(ended.stderr.splitlines()) <= 2
+    assert "Traceback" not in ended.stderr
+    assert sorted(path.name for path in stopped.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("named", "words"),
+    [
+        ("nowhere", "resume=nowhere: expected a run's folder, as it is printed at the run's end, or a run's id"),
+        (".", "resume=.: there is no events.jsonl in that folder"),
+        ("0123456789abcdef0123456789abcdea", "has no run 0123456789abcdef0123456789abcdea"),
+    ],
+)
+def test_a_run_that_is_not_there_is_refused(command: Command, named: str, words: str) -> None:
+    ended = command(f"resume={named}")
+    assert ended.returncode == 2
+    assert words in ended.stderr
+    assert not (command.folder / "outputs").exists()
+
+
+def test_a_folder_with_another_runs_checkpoints_is_refused(stopped: Path) -> None:
+    ended = Command(stopped.parents[2])("training.max_steps=3", "checkpoint.folder=kept", "tracking=none")
+    assert ended.returncode == 2
+    assert "checkpoint.folder=kept: holds checkpoints of another run, up to step 3" in ended.stderr
+
+
+def test_a_run_goes_on_by_hand_from_a_damaged_checkpoint(command: Command) -> None:
+    """Of two, the newest is damaged: the one before it is used, and what was kept says so."""
+    assert command(*SHORT, "training.epochs=2", "tracking=none").returncode == 0
+    folder = command.run_folder()
+    newest = max((folder / "checkpoints").iterdir())
+    (data,) = newest.glob("tensors.data*")
+    data.write_bytes(data.read_bytes()[:-5])
+    ended = command(f"resume={folder}", "training.epochs=3")
+    assert ended.returncode == 0, ended.stderr
+    assert "is damaged (tensors.data-00000-of-00001 is not what was written); the one before it is used" in ended.stdout
+    steps = steps_in(command.events())
+    assert steps == sorted(set(steps))
+    assert json.loads((folder / "events.jsonl").read_text().splitlines()[-1])["status"] == "FINISHED"

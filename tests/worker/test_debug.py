@@ -1,0 +1,148 @@
+"""`debug`: what each option lets one see, on a run of a few steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scaleflow.errors import Refusal
+from scaleflow.interfaces import Arrays, Batching, Inputs, Outputs, Stream
+
+BASE = ("hardware=cpu", "tracking=none", "dataset.limit=100", "dataset.validation=0.2", "model.units=8")
+SIZE = "training.global_batch_size=16"  # 80 examples make 5 steps
+TWO = ("strategy=mirrored", "hardware.logical_devices=2")
+Event = tuple[str, dict[str, Any]]
+
+
+def worked(plan: Any, folder: str) -> list[Event]:
+    """The events of a worker's whole life."""
+    from scaleflow.worker.life import Job, work
+
+    events: list[Event] = []
+    work(Job(plan, Path(folder), time.time()), lambda event, /, **fields: events.append((event, fields)), bool)
+    return events
+
+
+def points(events: list[Event], key: str) -> list[tuple[int, float]]:
+    return [(fields["step"], fields["values"][key]) for _, fields in events if key in fields.get("values", {})
+            and "epoch" not in fields]  # fmt: skip
+
+
+def test_overfit_trains_on_one_batch_and_validates_on_it(
+    isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path
+) -> None:
+    made = plan(*BASE, SIZE, *TWO, "debug=overfit", "training.epochs=40", "optimizer.learning_rate=0.01")
+    events = isolated(worked, made, str(tmp_path))
+    assert points(events, "val/loss")[-1][0] == 200  # an epoch is as long as it was
+    assert points(events, "val/accuracy")[-1] == (200, 1.0)
+    assert points(events, "val/loss")[-1][1] < 0.05
+    assert not points(events, "test/loss")
+
+
+def test_fast_takes_one_step_of_everything(
+    isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path
+) -> None:
+    events = isolated(worked, plan(*BASE, SIZE, "debug=fast", "training.steps_per_loop=7"), str(tmp_path))
+    for key in ("train/loss", "val/loss", "test/loss"):
+        assert [step for step, _ in points(events, key)] == [1], key
+    names = [name for name, _ in events]
+    assert "checkpoint" in names
+    assert names.index("model") < names.index("end")
+    assert events[-1][1]["status"] == "FINISHED"
+
+
+@pytest.mark.parametrize("engine", ["loop", "fit"])
+def test_nan_names_the_operation(
+    isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path, engine: str
+) -> None:
+    wild = ("optimizer=sgd", "optimizer.learning_rate=1e30", f"training.engine={engine}")
+    events = isolated(worked, plan(*BASE, SIZE, "debug='nan'", *wild), str(tmp_path))
+    (fault,) = (fields["error"] for name, fields in events if name == "fault")
+    assert fault.startswith("debug.nan: NaN or Inf came out of the operation ")
+    assert "/MatMul;" in fault
+
+
+def test_nothing_is_found_where_nothing_is_wrong(
+    isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path
+) -> None:
+    events = isolated(worked, plan(*BASE, SIZE, *TWO, "debug='nan'", "training.epochs=1"), str(tmp_path))
+    assert events[-1] == ("end", {"status": "FINISHED"})
+
+
+def eager_and_compiled(eager: Any, compiled: Any) -> tuple[list[float], list[float], bool]:
+    """The losses of both, and whether the model saw values as Python came to it."""
+    import tensorflow as tf
+
+    from scaleflow.worker.life import build
+    from tests.training.driving import ignore, take
+
+    losses = [take(built.loop, built.train, 4).losses for built in [build(compiled, ignore)]]
+    built = build(eager, ignore)
+    seen: list[bool] = []
+    inner = built.loop.model.call
+    built.loop.model.call = lambda *a, **k: (seen.append(tf.executing_eagerly()), inner(*a, **k))[1]
+    losses.append(take(built.loop, built.train, 4).losses)
+    return losses[0], losses[1], bool(seen) and all(seen)
+
+
+@pytest.mark.parametrize(
+    "words", [("strategy=one_device",), ("strategy=pipeline", "hardware.logical_devices=2", "model.units=[8,8]")]
+)
+def test_eager_takes_the_same_steps_uncompiled(
+    isolated: Callable[..., Any], plan: Callable[..., Any], words: tuple[str, ...]
+) -> None:
+    base = (word for word in BASE if "units" not in word or "pipeline" not in words[0])
+    common = (*base, SIZE, *words, "training.accumulate=2")
+    compiled, eager, was_eager = isolated(eager_and_compiled, plan(*common, "debug=eager"), plan(*common))
+    np.testing.assert_allclose(eager, compiled, rtol=1e-5)
+    assert was_eager or words[0] == "strategy=pipeline"  # whose stages call the layers themselves
+
+
+def test_placement_goes_to_the_workers_log(command: Any) -> None:
+    done = command("tracking=none", "hardware=cpu", "dataset.limit=50", "training.epochs=1", "debug=placement")
+    log = command.run_folder() / "worker-0.log"
+    assert f"debug.placement: the device of each operation is in {log}" in done.stdout
+    assert "(MatMul): /job:localhost/replica:0/task:0/device:CPU:0" in log.read_text()
+
+
+REFUSED = {
+    ("debug=eager", "hardware.xla=true"): "debug.eager=true with hardware.xla=true: XLA compiles",
+    ("debug=eager", "strategy=mirrored"): "debug.eager=true with strategy=mirrored: replicas that are not compiled",
+    ("debug=eager", "strategy=parameter_server"): "debug.eager=true with strategy=parameter_server: what is sent",
+    ("debug='nan'", "hardware.xla=true"): "debug.nan=true with hardware.xla=true: the check",
+    ("debug='nan'", "precision=mixed_float16"): "debug.nan=true with precision=mixed_float16: its loss scale",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_cannot_be_looked_into_is_refused(plan: Callable[..., Any], words: tuple[str, ...]) -> None:
+    with pytest.raises(Refusal) as caught:
+        plan(*words)
+    assert str(caught.value).startswith(REFUSED[words])
+
+
+def overfitted() -> tuple[int, list[int], list[int]]:
+    import tensorflow as tf
+
+    from scaleflow.dataset import Splits, first_batch
+
+    stream = Stream(tf.data.Dataset.range(10).map(lambda i: (i, i)), 10)
+    arrays = Arrays(np.arange(10), np.arange(10))
+    described = Inputs((), "int64"), Outputs("regression", (1,)), np.arange(2)
+    from_stream = first_batch(Splits(stream, None, None, *described), Batching(2, 2, 1))
+    from_arrays = first_batch(Splits(arrays, arrays, arrays, *described), Batching(2, 2, 1))
+    assert isinstance(from_stream.train, Stream)
+    assert isinstance(from_arrays.train, Arrays)
+    seen = [int(x) for x, _ in from_stream.train.dataset.as_numpy_iterator()]
+    return len(from_stream.train), seen, from_arrays.train.inputs.tolist()
+
+
+def test_a_stream_repeats_its_first_batch_as_arrays_do(isolated: Callable[..., Any]) -> None:
+    length, seen, arrays = isolated(overfitted)
+    assert length == len(seen) == 12
+    assert seen == arrays == [0, 1, 2, 3] * 3
