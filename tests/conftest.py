@@ -89,7 +89,7 @@ def isolated() -> Callable[..., Any]:
     The function has to be at the top of a test module; what it takes and returns has to pickle.
     """
 
-    def run(function: Callable[..., Any], *arguments: Any, timeout: float = 120, **keywords: Any) -> Any:
+    def run(function: Callable[..., Any], *arguments: Any, timeout: float = 240, **keywords: Any) -> Any:
         receive, send = FORKSERVER.Pipe(duplex=False)
         child = FORKSERVER.Process(target=in_child, args=(send, function, arguments, keywords))
         child.start()
@@ -135,10 +135,10 @@ class Command:
     def arguments(self, *words: str) -> list[str]:
         return [sys.executable, "-m", self.module, *words]
 
-    def __call__(self, *words: str, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
+    def __call__(self, *words: str, timeout: float = 240, **environment: str) -> subprocess.CompletedProcess[str]:
         return self.python("-m", self.module, *words, timeout=timeout, **environment)
 
-    def python(self, *words: str, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
+    def python(self, *words: str, timeout: float = 240, **environment: str) -> subprocess.CompletedProcess[str]:
         """Another module, or a script."""
         return subprocess.run(
             [sys.executable, *words],

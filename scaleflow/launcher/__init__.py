@@ -1,1 +1,1 @@
-"""The launcher's rooms: it starts what computes, shows and records what that tells, and says how the run ended."""
+"""The launcher: it starts what computes, shows and records what that tells, and says how the run ended."""

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
+import mmap
+import os
+import platform
 import shutil
+import signal
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +21,16 @@ import tensorflow as tf
 from scaleflow.interfaces import Emit, Profiler
 from scaleflow.profiler.places import place_of, xplane_of
 from scaleflow.profiler.windows import Window, Windows
+
+#: TensorFlow's own, of what is traced on the host; -1 where nothing is.
+LEVEL = "_ZN3tsl8profiler8internal13g_trace_levelE"
+NOTHING = -1
+
+SECONDS_TO_COLLECT = 60.0
+SECONDS_BETWEEN_LOOKS = 0.01
+
+#: What x86-64 returns from a function by.
+RETURN = b"\xc3"
 
 
 class StepTracer:
@@ -25,10 +42,17 @@ class StepTracer:
         worker: this process's name, which its trace has.
         emit: is told of each window; None in a worker that the run is not recorded by.
         facts: gives what the words about a profile need to know of the run, as plain values.
+        apart: have a child process write what was traced.
     """
 
     def __init__(
-        self, options: Profiler, folder: Path, worker: str, emit: Emit | None, facts: Callable[[], Mapping[str, Any]]
+        self,
+        options: Profiler,
+        folder: Path,
+        worker: str,
+        emit: Emit | None,
+        facts: Callable[[], Mapping[str, Any]],
+        apart: bool = False,
     ) -> None:
         self._windows = Windows(options.windows)
         self._is_alone = len(options.windows) == 1
@@ -36,6 +60,7 @@ class StepTracer:
         self._worker = worker
         self._emit = emit
         self._facts = facts
+        self._stop = stop_apart if apart else tf.profiler.experimental.stop
         self._under_way: tuple[Window, int, str] | None = None
         self._written: tuple[Window, int, int] | None = None
         self._last = 0
@@ -70,7 +95,7 @@ class StepTracer:
         self._under_way = None
         self._windows.end(window)
         try:
-            tf.profiler.experimental.stop()
+            self._stop()
             (found,) = Path(folder).rglob("*.xplane.pb")
             where = xplane_of(self._folder, (first, self._last), self._worker)
             where.parent.mkdir(parents=True, exist_ok=True)
@@ -118,3 +143,87 @@ class StepTracer:
     def _note(self, text: str) -> None:
         if self._emit is not None:
             self._emit("note", text=text)
+
+
+def stop_apart() -> None:
+    """Ends the tracing, and has a child process write what was traced, which may die of it.
+
+    For a process that is one of several. An operation that begins in one thread and ends in another, as the reduction
+    over workers does, is put together from two events, of which TensorFlow 2.21 keeps the second by its place in
+    memory while it moves it elsewhere (`TraceMeRecorder::Consume`): of 25 runs of two workers, three died of that. A
+    child that dies is followed by one in which no memory is given back, so that what was left is still there.
+
+    Raises:
+        OSError: if no child has come through, or one has said why it can't.
+    """
+    level = trace_level()
+    if level is None:
+        tf.profiler.experimental.stop()
+        return
+    traced, level.value = level.value, NOTHING
+    try:
+        ended = in_a_child(functools.partial(collect, level, traced))
+        if ended is None:
+            ended = in_a_child(functools.partial(collect, level, traced, frees=False))
+    finally:
+        tf.profiler.experimental.stop(save=False)
+    if ended != "":
+        raise OSError(ended or "TensorFlow's profiler has crashed")
+
+
+def collect(level: ctypes.c_int, traced: int, frees: bool = True) -> None:
+    """In the child: goes on as if nothing had stopped the tracing, and ends it."""
+    if not frees:
+        free_nothing()
+    level.value = traced
+    tf.profiler.experimental.stop()
+
+
+def free_nothing() -> None:
+    """From here on `free` returns at once: for a process that has not long to live."""
+    if platform.machine() != "x86_64":
+        return
+    libc = ctypes.CDLL(None)
+    address = ctypes.cast(libc.free, ctypes.c_void_p).value or 0
+    page = ctypes.c_void_p(address - address % mmap.PAGESIZE)
+    everything = mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC
+    if libc.mprotect(page, ctypes.c_size_t(2 * mmap.PAGESIZE), everything) == 0:
+        ctypes.memmove(address, RETURN, len(RETURN))
+
+
+def trace_level() -> ctypes.c_int | None:
+    """What TensorFlow looks at before it records anything on the host; None where that can't be reached."""
+    try:
+        library = ctypes.CDLL(str(Path(tf.sysconfig.get_lib()) / "libtensorflow_framework.so.2"))
+        return ctypes.c_int.in_dll(library, LEVEL)
+    except (OSError, ValueError):
+        return None
+
+
+def in_a_child(work: Callable[[], None]) -> str | None:
+    """Works in a forked child; gives what it has to say against it ("" where that is nothing), None if it died."""
+    heard, says = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        except BaseException as error:
+            os.write(says, str(error).encode()[:4000] or b"?")
+        finally:
+            os._exit(0)
+    os.close(says)
+    with os.fdopen(heard, "rb") as reader:
+        status = status_of(child)
+        return reader.read().decode(errors="replace") if status == 0 else None
+
+
+def status_of(child: int) -> int:
+    """Waits for a child's end, and makes it where it does not come."""
+    deadline = time.monotonic() + SECONDS_TO_COLLECT
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+    os.kill(child, signal.SIGKILL)
+    return os.waitpid(child, 0)[1]

@@ -517,7 +517,12 @@ def tracer_of(job: Job, built: Built, emit: Emit) -> Tracer | None:
 
     name = job.name.replace(" ", "-")
     told = emit if job.records else None
-    return StepTracer(options, job.folder / PROFILE, name, told, lambda: {**built.facts, "memory": training.peaks()})
+    apart = len(names(job.plan)) > 1 and built.resolved["hardware"] == "cpu"  # a GPU's trace is no child's to take
+
+    def facts() -> dict[str, Any]:
+        return {**built.facts, "memory": training.peaks()}
+
+    return StepTracer(options, job.folder / PROFILE, name, told, facts, apart)
 
 
 def histograms_every(job: Job) -> int | None:

@@ -26,7 +26,7 @@ from tests.conftest import Command
 LONG = ("dataset=synthetic", "dataset.shape=[16]", "dataset.examples=100000", "training.epochs=1000")
 
 
-def wait_for(condition: Callable[[], Any], timeout: float = 60) -> Any:
+def wait_for(condition: Callable[[], Any], timeout: float = 120) -> Any:
     deadline = time.monotonic() + timeout
     while not (found := condition()):
         assert time.monotonic() < deadline, "waited in vain"
@@ -69,7 +69,7 @@ class LongRun:
         assert self.launcher.poll() is None, self.err.read_text()
         return self
 
-    def end(self, timeout: float = 60) -> int:
+    def end(self, timeout: float = 120) -> int:
         try:
             return self.launcher.wait(timeout)
         finally:

@@ -119,7 +119,7 @@ def test_workers_that_die_are_started_again_and_the_run_goes_on(command: Command
     wait_for(lambda: listens(again))
     os.kill(before[2].pid, signal.SIGKILL)  # from here on there is nobody but the one that was started again
     wait_for(lambda: lines(command, "worker 1 was killed by SIGKILL; it is started again (2 of at most 10)"))
-    assert long.end(120) == 0, long.err.read_text()
+    assert long.end(240) == 0, long.err.read_text()
     run = only_run(command.folder)
     assert run.info.status == "FINISHED"
     steps = int(run.data.params["resolved.steps"])
@@ -161,7 +161,7 @@ def test_the_loss_of_the_coordinator_or_a_server_restarts_all_from_the_checkpoin
         wait_for(lambda lives=lives: lines(command, "start again from the last checkpoint") > lives)
         assert lines(command, f"{name} was killed by SIGKILL; ")
         wait_for(lambda seen=seen: any(e["event"] == "checkpoint" and e["time"] > seen for e in command.events()))
-    assert long.end(120) == 0, long.err.read_text()
+    assert long.end(240) == 0, long.err.read_text()
     run = only_run(command.folder)
     assert run.info.status == "FINISHED"
     assert run.data.tags["scaleflow.restarts"] == "2"
