@@ -150,8 +150,8 @@ def stop_apart() -> None:
 
     For a process that is one of several. An operation that begins in one thread and ends in another, as the reduction
     over workers does, is put together from two events, of which TensorFlow 2.21 keeps the second by its place in
-    memory while it moves it elsewhere (`TraceMeRecorder::Consume`): of 25 runs of two workers, three died of that. A
-    child that dies is followed by one in which no memory is given back, so that what was left is still there.
+    memory while it moves it elsewhere (`TraceMeRecorder::Consume`): one run in ten of two workers died of that, on
+    a loaded machine. A child that dies is followed by one that gives no memory back, so that what was left is there.
 
     Raises:
         OSError: if no child has come through, or one has said why it can't.
