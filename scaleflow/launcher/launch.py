@@ -329,6 +329,10 @@ class WorkerRun:
                 print(masked(traceback.format_exc()), end="", file=sys.stderr)
             self._reason = f"the launcher failed: {type(error).__name__}: {error}", False
         self._show_events()
+        return self._ended()
+
+    def _ended(self) -> Outcome:
+        """The last that is done: how the run ended is said, where that is not yet, and shown."""
         if not self._outcome.last:
             self._say_how_it_ended()
             self._show_events()

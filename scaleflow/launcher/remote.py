@@ -187,11 +187,7 @@ class RayRun(WorkerRun):
                 return super().run()
         except Refusal as refusal:
             self._reason, self._has_logs = (str(refusal), True), False
-            self._say_how_it_ended()
-            self._show_events()
-            self._display.close()
-            self._outcome.code = self._code()
-            return self._outcome
+            return self._ended()
 
     def _lives_of_a_server(self) -> bool:
         """The run's lives; each machine has a server of its own."""
