@@ -1,5 +1,8 @@
-# make run     sets up .venv and runs the default job
-# make test    sets up .venv and passes the tests
+# make run       sets up .venv and runs the default job
+# make test      sets up .venv and runs the tests that cover every module and every promise once
+# make test-all  runs all tests: those of `make test`, and the broad and the slow ones
+# make test-rest runs the tests that `make test` leaves out
+# make check     runs lint, types and the tests of the files that changed since main
 # make matrix  trains every allowed cell of docs/combinations.md
 # make campaign  makes CASES=200 faults from SEED=0, and prints what came of them as a table
 # make table   makes docs/combinations.md
@@ -8,16 +11,27 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+PYTEST := $(BIN)/python -m pytest --numprocesses $(or $(PROCESSES),2) --dist worksteal --durations 20
+
 CASES ?= 200
 SEED ?= 0
 
-.PHONY: run test matrix campaign table pictures lint bench ui clean
+.PHONY: run test test-all test-rest check matrix campaign table pictures lint bench ui clean
 
 run: $(VENV)/installed
 	$(BIN)/python -m scaleflow
 
 test: $(VENV)/developed
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+	$(PYTEST) -m "not slow"
+
+test-all: $(VENV)/developed
+	$(PYTEST)
+
+test-rest: $(VENV)/developed
+	$(PYTEST) -m slow
+
+check: lint
+	$(BIN)/python -m tests.changed
 
 matrix: $(VENV)/developed
 	$(BIN)/python -m pytest tests/test_table.py tests/test_matrix.py --matrix --verbose

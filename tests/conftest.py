@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import json
-import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import traceback
-from collections.abc import Callable, Iterator, Mapping
-from multiprocessing.connection import Connection
-from pathlib import Path
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from hydra import compose as hydra_compose
 from hydra import initialize_config_module
 from omegaconf import OmegaConf
@@ -27,13 +24,8 @@ from scaleflow.cluster.tpu import VARIABLES
 from scaleflow.command import options_as_text
 from scaleflow.config.plan import make_plan
 from scaleflow.interfaces import Plan
-from scaleflow.launcher.process import SERVER, serving
-
-ROOT = Path(__file__).parent.parent
-
-#: One server for the whole session imports TensorFlow once; every child is forked from it.
-FORKSERVER = multiprocessing.get_context("forkserver")
-FORKSERVER.set_forkserver_preload(["tensorflow", "keras", "tests.preload"])
+from scaleflow.launcher.process import SERVER
+from tests.processes import ADDRESS, SESSION, CommandProcess, call, run_server, server
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,20 +33,33 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--pictures", metavar="DIR", help="keep what MLflow's UI shows as PNG files")
 
 
-def in_child(
-    pipe: Connection, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]
-) -> None:
-    """Runs in the child: sends (True, result) or (False, traceback)."""
-    try:
-        pipe.send((True, function(*arguments, **keywords)))
-    except BaseException:
-        pipe.send((False, traceback.format_exc()))
-    finally:
-        pipe.close()
+def pytest_configure(config: pytest.Config) -> None:
+    """One server for all of pytest's workers; they find it by the environment."""
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        os.environ[ADDRESS] = SESSION.enter_context(run_server())
 
 
-#: What lasts as long as the session.
-SESSION = contextlib.ExitStack()
+def pytest_unconfigure() -> None:
+    SESSION.close()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """The seconds that each folder's tests took, the slowest folder first."""
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[folder_of(report.nodeid)] += report.duration
+    if len(seconds) > 1:
+        terminalreporter.section("seconds by folder")
+        for folder, total in seconds.most_common():
+            terminalreporter.write_line(f"{total:8.1f}  {folder}")
+
+
+def folder_of(nodeid: str) -> str:
+    """`tests/dataset` for what is in a folder, the file for what is not."""
+    path = PurePosixPath(nodeid.partition("::")[0])
+    return str(path if path.parent.name == "tests" else path.parent)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -64,16 +69,9 @@ def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(folder))
         patch.setattr(tempfile, "tempdir", None)
-        with SESSION:
-            yield
+        yield
     for path in folder.glob("[!p]*"):  # pymp-*: multiprocessing takes that away at exit
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-
-
-@functools.cache
-def server() -> str:
-    """The server that the session's commands have their workers forked from: TensorFlow is imported once."""
-    return SESSION.enter_context(serving())
 
 
 @pytest.fixture(autouse=True)
@@ -84,62 +82,66 @@ def no_tpu_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def isolated() -> Callable[..., Any]:
-    """`isolated(function, *arguments)`: its result from a process of its own, which may set up any devices.
-
-    The function has to be at the top of a test module; what it takes and returns has to pickle.
-    """
-
-    def run(function: Callable[..., Any], *arguments: Any, timeout: float = 240, **keywords: Any) -> Any:
-        receive, send = FORKSERVER.Pipe(duplex=False)
-        child = FORKSERVER.Process(target=in_child, args=(send, function, arguments, keywords))
-        child.start()
-        send.close()
-        try:
-            if not receive.poll(timeout):
-                raise TimeoutError(f"{function.__name__} did not end within {timeout} s")
-            worked, result = receive.recv()
-        except EOFError:
-            child.join(5)
-            raise AssertionError(f"{function.__name__} ended its process (exit code {child.exitcode})") from None
-        finally:
-            child.kill() if receive.closed or not child.is_alive() else child.join(5)
-            if child.is_alive():
-                child.kill()
-            child.join()
-        assert worked, result
-        return result
-
-    return run
+    """`isolated(function, *arguments)`: its result from a process of its own, which may set up any devices."""
+    return call
 
 
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An SQLite file with MLflow's tables, to be copied: making them takes seconds."""
-    from scaleflow.interfaces import Tracking
-    from scaleflow.tracking.store import MlflowTracker
-
-    path = tmp_path_factory.mktemp("store") / "empty.db"
-    MlflowTracker(Tracking(uri=f"sqlite:///{path}")).connect()
+    """An SQLite file with MLflow's tables, to be copied: making them takes seconds, so the session does it once."""
+    whole_session = tmp_path_factory.getbasetemp().parent if is_one_of_several() else tmp_path_factory.getbasetemp()
+    path = whole_session / "empty-store" / "mlflow.db"
+    path.parent.mkdir(exist_ok=True)
+    with FileLock(path.with_suffix(".lock")):
+        if not path.exists():
+            call(make_store, path.with_suffix(".part"))
+            path.with_suffix(".part").rename(path)
     return path
 
 
+def make_store(path: Path) -> None:
+    from scaleflow.interfaces import Tracking
+    from scaleflow.tracking.store import MlflowTracker
+
+    MlflowTracker(Tracking(uri=f"sqlite:///{path}")).connect()
+
+
+def is_one_of_several() -> bool:
+    return "PYTEST_XDIST_WORKER" in os.environ
+
+
 class Command:
-    """`python -m scaleflow ...` in a folder of the test's."""
+    """`python -m scaleflow ...` in a folder of the test's, with an empty store in it.
+
+    It is forked from the session's server, with everything imported; `cold` starts an interpreter.
+    """
 
     module = "scaleflow"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, store: Path | None = None) -> None:
         self.folder = folder
         self.environment = {**clean_environment(), SERVER: server()}
+        folder.mkdir(parents=True, exist_ok=True)
+        if store is not None and not (folder / "mlflow.db").exists():
+            shutil.copy(store, folder / "mlflow.db")
 
     def arguments(self, *words: str) -> list[str]:
+        """The command for another way to start it."""
         return [sys.executable, "-m", self.module, *words]
 
     def __call__(self, *words: str, timeout: float = 240, **environment: str) -> subprocess.CompletedProcess[str]:
         return self.python("-m", self.module, *words, timeout=timeout, **environment)
 
     def python(self, *words: str, timeout: float = 240, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Another module, or a script."""
+        """`python WORDS...`; a module of ours is forked unless Python's own variables are set."""
+        if words[0] != "-m" or any(name.startswith("PYTHON") for name in environment):
+            return self.cold(*words, timeout=timeout, **environment)
+        with CommandProcess(words[1:], self.folder, {**self.environment, **environment}) as process:
+            out, err = process.communicate(timeout=timeout)
+        return subprocess.CompletedProcess(process.args, process.wait(), out, err)
+
+    def cold(self, *words: str, timeout: float = 240, **environment: str) -> subprocess.CompletedProcess[str]:
+        """`python WORDS...` in an interpreter of its own."""
         return subprocess.run(
             [sys.executable, *words],
             cwd=self.folder,
@@ -151,16 +153,9 @@ class Command:
             stdin=subprocess.DEVNULL,
         )
 
-    def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            self.arguments(*words),
-            cwd=self.folder,
-            env={**self.environment, **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            stdin=subprocess.DEVNULL,
-            text=True,
-        )
+    def start(self, *words: str, output: tuple[int, int] | None = None, **environment: str) -> CommandProcess:
+        """Runs in the background. Close it, or use it as a context."""
+        return CommandProcess((self.module, *words), self.folder, {**self.environment, **environment}, output)
 
     def run_folder(self) -> Path:
         """The one output folder that the command made."""
@@ -178,8 +173,8 @@ def clean_environment() -> dict[str, str]:
 
 
 @pytest.fixture
-def command(tmp_path: Path) -> Command:
-    return Command(tmp_path)
+def command(tmp_path: Path, empty_store: Path) -> Command:
+    return Command(tmp_path, empty_store)
 
 
 @pytest.fixture

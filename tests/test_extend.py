@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from scaleflow.testing import Events
-from tests.conftest import ROOT
+from tests.processes import ROOT
 
 PAGE = (ROOT / "docs" / "extend.md").read_text()
 COMMANDS = re.findall(r"^    python -m scaleflow (.*)$", PAGE, re.M)

@@ -16,7 +16,8 @@ import pytest
 
 from scaleflow.config.combinations import SEVERAL_PROCESSES
 from scaleflow.interfaces import Plan
-from tests.conftest import ROOT, Command
+from tests.conftest import Command
+from tests.processes import ROOT
 
 PROMISED = 0.95
 

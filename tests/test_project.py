@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 from scaleflow import project
-from tests.conftest import ROOT, Command
+from tests.conftest import Command
+from tests.processes import ROOT
 
 ENTRY_POINTS = yaml.safe_load((ROOT / "MLproject").read_text())["entry_points"]
 

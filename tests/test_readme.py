@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from scaleflow.cli import main
-from tests.conftest import ROOT, Command
+from tests.conftest import Command
+from tests.processes import ROOT
 
 README = (ROOT / "README.md").read_text()
 

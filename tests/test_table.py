@@ -24,7 +24,7 @@ from scaleflow.errors import Refusal
 from scaleflow.interfaces import Plan
 from scaleflow.table import Cell, cells, config_of, environment, page, plan_of, words
 from tests.cluster.test_several_launchers import Hosts, ends
-from tests.conftest import ROOT
+from tests.processes import ROOT
 
 CELLS = list(cells())
 
@@ -73,8 +73,11 @@ def refusing(cell: Cell) -> tuple[Plan, list[Rule]]:
         return plan, [rule for rule in applying(plan) if rule.verdict == "refused"]
 
 
-def test_every_cell_is_a_plan_or_a_refusal_that_names_what_would_work() -> None:
-    for cell in CELLS:
+@pytest.mark.parametrize(
+    "every", [pytest.param(11, id="eleventh cell"), pytest.param(1, id="cell", marks=pytest.mark.slow)]
+)
+def test_every_cell_is_a_plan_or_a_refusal_that_names_what_would_work(every: int) -> None:
+    for cell in CELLS[::every]:
         found = outcome(cell)
         plan, rules = refusing(cell)
         if rules:
@@ -113,6 +116,7 @@ def test_several_workers_on_cpus_say_that_logical_devices_make_no_replicas(plan:
     assert "cluster.workers=4" in warning
 
 
+@pytest.mark.slow
 def test_the_page_is_made_from_the_table() -> None:
     assert (ROOT / "docs" / "combinations.md").read_text() == page() + "\n", "out of date: make table"
 
@@ -179,11 +183,14 @@ def cover(chosen: Sequence[Cell]) -> Iterator[Cell]:
         yield best
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "allowed" in metafunc.fixturenames:
-        tried = [cell for cell in CELLS if can_be_tried(cell)]
-        every = metafunc.config.getoption("--matrix")
-        metafunc.parametrize("allowed", tried if every else list(cover(tried)), ids=name)
+#: The cells are divided into so many tests, since finding them out takes seconds: each finds its own.
+SHARES = 8
+
+
+@functools.cache
+def chosen(every: bool) -> Sequence[Cell]:
+    tried = [cell for cell in CELLS if can_be_tried(cell)]
+    return tried if every else list(cover(tried))
 
 
 def work_here(plan: Plan, folder: Path) -> list[dict[str, Any]]:
@@ -212,8 +219,20 @@ def events_of(cell: Cell, folder: Path, isolated: Callable[..., Any]) -> list[di
     return hosts.commands[0].events()
 
 
-def test_what_is_allowed_trains(isolated: Callable[..., Any], tmp_path: Path, allowed: Cell) -> None:
-    events = events_of(allowed, tmp_path, isolated)
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("share", range(SHARES))
+def test_what_is_allowed_trains(
+    isolated: Callable[..., Any], tmp_path: Path, pytestconfig: pytest.Config, share: int
+) -> None:
+    for number, cell in enumerate(chosen(pytestconfig.getoption("--matrix"))[share::SHARES]):
+        print(name(cell))  # the last one is where it failed
+        trains(cell, tmp_path / str(number), isolated)
+
+
+def trains(allowed: Cell, folder: Path, isolated: Callable[..., Any]) -> None:
+    folder.mkdir()
+    events = events_of(allowed, folder, isolated)
     assert events[-1].get("status") == "FINISHED", events[-1]
     (ready,) = [event for event in events if event["event"] == "ready"]
     assert ready["steps"] == STEPS

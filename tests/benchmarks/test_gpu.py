@@ -12,7 +12,7 @@ from benchmarks import gpu
 from benchmarks.gpu import Machine, main
 from scaleflow.launcher.process import SERVER
 from scaleflow.sweep.devices import GPUS
-from tests.conftest import server
+from tests.processes import server
 
 
 def test_without_a_gpu_it_is_refused_in_a_line(

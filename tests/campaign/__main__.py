@@ -20,7 +20,7 @@ from tests.campaign.cases import KILL, KINDS, STRATEGIES, Case, drawn
 from tests.campaign.judge import Whole
 from tests.campaign.remote import Remote
 from tests.campaign.trial import Result, Trial, undisturbed
-from tests.conftest import FORKSERVER
+from tests.processes import SESSION
 
 
 class Campaign:
@@ -159,12 +159,12 @@ def main() -> int:
         "--folder", type=Path, help="where the cases' folders are made; where something was wrong they stay"
     )
     options = parser.parse_args()
-    FORKSERVER.set_forkserver_preload(["tests.campaign.warm"])
-    if options.folder is not None:
-        results = run(options, options.folder)
-    else:
-        with tempfile.TemporaryDirectory(prefix="campaign-") as folder:
-            results = run(options, Path(folder) / "cases")
+    with SESSION:
+        if options.folder is not None:
+            results = run(options, options.folder)
+        else:
+            with tempfile.TemporaryDirectory(prefix="campaign-") as folder:
+                results = run(options, Path(folder) / "cases")
     print(table(results, options.seed))
     return int(any(result.wrong for result in results))
 

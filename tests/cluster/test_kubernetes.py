@@ -23,8 +23,9 @@ from scaleflow.interfaces import Cluster
 from scaleflow.launcher.process import SERVER
 from tests.cluster import hosts
 from tests.cluster.test_several_launchers import ends
-from tests.conftest import ROOT, Command, clean_environment
+from tests.conftest import Command, clean_environment
 from tests.launcher.test_launch import only_run, wait_for
+from tests.processes import ROOT
 
 IMAGE = "registry.example.com/team/train:1.0"
 PRINT = ("cluster=kubernetes", "cluster.submit=print", f"cluster.image={IMAGE}")

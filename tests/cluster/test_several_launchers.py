@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import socket
-import subprocess
 import time
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from scaleflow.cluster.local import free_ports
 from scaleflow.launcher.process import SERVER
 from tests.conftest import Command
 from tests.launcher.test_launch import only_run, processes, wait_for
+from tests.processes import CommandProcess
 
 WORDS = ("cluster=tf_config", "hardware=cpu", "training.epochs=2")
 
@@ -34,11 +34,11 @@ class Hosts:
         task = {"type": self.roles[number], "index": self.roles[:number].count(self.roles[number])}
         return json.dumps({"cluster": cluster, "task": task})
 
-    def start(self, number: int, *words: str, **environment: str) -> subprocess.Popen[str]:
+    def start(self, number: int, *words: str, **environment: str) -> CommandProcess:
         return self.commands[number].start(*WORDS, *words, TF_CONFIG=self.tf_config(number), **environment)
 
 
-def ends(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+def ends(processes: list[CommandProcess]) -> list[tuple[int, str, str]]:
     """(exit code, stdout, stderr) of each; none is left."""
     try:
         texts = [process.communicate(timeout=150) for process in processes]

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from tests.conf.test_conf import EXPERIMENTS
-from tests.conftest import FORKSERVER, Command
+from tests.conftest import Command
 from tests.dataset import test_tfds
+from tests.processes import call
 from tests.training.driving import ignore
 
 SHORT = ("training.max_steps=2", "training.epochs=1", "dataset.limit=40", "tracking=none")
@@ -43,10 +44,7 @@ def test_every_recipe_is_tried() -> None:
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Datasets of their names, in the form of tensorflow-datasets."""
     folder = tmp_path_factory.mktemp("tfds")
-    child = FORKSERVER.Process(target=prepare, args=(str(folder),))
-    child.start()
-    child.join(120)
-    assert child.exitcode == 0
+    call(prepare, str(folder))
     return folder
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from scaleflow.cli import main
-from tests.conftest import ROOT
+from tests.processes import ROOT
 
 PAGE = (ROOT / "docs" / "data.md").read_text()
 COMMANDS = re.findall(r"^    python -m scaleflow (.*)$", PAGE, re.M)

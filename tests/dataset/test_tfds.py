@@ -13,7 +13,8 @@ import pytest
 
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import Dataset, Inputs, Outputs, Target
-from tests.conftest import FORKSERVER, Command
+from tests.conftest import Command
+from tests.processes import call
 
 TRAIN, TEST = 40, 12
 
@@ -71,10 +72,7 @@ def supervise(file: Path, keys: list[str]) -> None:
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tfds")
-    child = FORKSERVER.Process(target=prepare, args=(str(folder),))
-    child.start()
-    child.join(120)
-    assert child.exitcode == 0
+    call(prepare, str(folder))
     return folder
 
 

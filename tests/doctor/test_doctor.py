@@ -20,7 +20,8 @@ import pytest
 from scaleflow.doctor import machine
 from scaleflow.doctor import report as doctor
 from scaleflow.doctor.judge import PRECISIONS, STRATEGIES, Machine, judge_precision, judge_strategy
-from tests.conftest import ROOT, Command
+from tests.conftest import Command
+from tests.processes import ROOT
 
 KEYS = (
     *("versions", "system", "cpu", "memory", "tensorflow", "gpus", "tf_config", "variables", "tracking", "auto"),

@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 
 from hydra_plugins.scaleflow.isolated import IsolatedLauncher
 from scaleflow.launcher.process import SERVER
-from tests.conftest import server
+from tests.processes import server
 
 pytestmark = [
     pytest.mark.slow,

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from scaleflow.launcher.process import SERVER, Forked, is_there, serving
-from tests.conftest import Command, server
+from tests.conftest import Command
 from tests.launcher.test_launch import LongRun, wait_for
+from tests.processes import server
 
 
 def test_a_worker_that_can_not_read_its_job_ends_with_its_reason_in_its_log(tmp_path: Path) -> None:

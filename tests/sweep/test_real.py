@@ -7,7 +7,6 @@ import csv
 import json
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -19,6 +18,7 @@ import pytest
 from scaleflow.masking import MASK
 from tests.conftest import Command
 from tests.launcher.test_launch import processes, wait_for
+from tests.processes import CommandProcess
 
 pytestmark = pytest.mark.slow
 
@@ -87,25 +87,17 @@ def test_a_sweep_is_a_parent_with_a_child_to_each_job(command: Command) -> None:
 
 
 @contextlib.contextmanager
-def started(command: Command, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+def started(command: Command, *words: str) -> Iterator[CommandProcess]:
     """A sweep in the background, whose first job has written a checkpoint; it does not outlive the block."""
     with (command.folder / "out.txt").open("w") as out:
-        launcher = subprocess.Popen(
-            command.arguments(*SWEEP, *words),
-            cwd=command.folder,
-            env=command.environment,
-            stdout=out,
-            stderr=out,
-            stdin=subprocess.DEVNULL,
-        )
+        launcher = command.start(*SWEEP, *words, output=(out.fileno(), out.fileno()))
     events = command.folder / "s" / "0" / "events.jsonl"
     try:
         wait_for(lambda: launcher.poll() is not None or has_checkpoint(events), 120)
         assert launcher.poll() is None, (command.folder / "out.txt").read_text()
         yield launcher
     finally:
-        launcher.kill()
-        launcher.wait(10)
+        launcher.close()
 
 
 def has_checkpoint(events: Path) -> bool:

@@ -5,57 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import pytest
 
 from tests.training.test_session import BASE, SIZE
 
-#: What was called, as (hook, first argument, names of the logs).
-CALLED: list[tuple[str, Any, tuple[str, ...]]] = []
-
-
-class Watch(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
-    """Notes what it is told, sets the rate by the epoch, and ends the run after an epoch."""
-
-    def __init__(self, last: int) -> None:
-        super().__init__()
-        self.last = last
-        self.epochs = 0
-
-    def note(self, hook: str, place: Any, logs: Any) -> None:
-        CALLED.append((hook, place, tuple(sorted(logs or ()))))
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        self.note("train begins", self.params["epochs"], logs)
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self.model.optimizer.learning_rate = 0.1 / (epoch + 1)
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.note("batch", batch, logs)
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.note("epoch", epoch, logs)
-        self.epochs += 1
-        self.model.stop_training = epoch == self.last
-
-    def on_train_end(self, logs: Any = None) -> None:
-        self.note("train ends", round(float(self.model.optimizer.learning_rate.numpy()), 6), ())
-
-    def get_state(self) -> Any:
-        return self.epochs
-
-    def set_state(self, state: Any) -> None:
-        self.epochs = state
-
-
-WATCH = "training.callbacks=[{_target_: tests.training.test_callbacks.Watch, last: 1}]"
+WATCH = "training.callbacks=[{_target_: tests.training.watch.Watch, last: 1}]"
 
 
 def watched(plan: Any) -> tuple[list[Any], list[str], Any]:
     from scaleflow import training
     from scaleflow.worker.life import build
     from tests.training.driving import ignore
+    from tests.training.watch import CALLED
 
     notes: list[str] = []
     built = build(plan, ignore)

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from scaleflow.errors import NotFinite, Refusal
-from tests.conftest import ROOT, Command
+from tests.conftest import Command
+from tests.processes import ROOT
 from tests.training.driving import Course, far, follow, ignore
 
 STEPS = 30

@@ -1,0 +1,301 @@
+"""Processes of the test session, forked from one server that has imported TensorFlow, MLflow and scaleflow.
+
+Importing them takes seconds of processor time. One server for the whole session, shared by all of pytest's workers,
+pays for it once. Three kinds of process are forked from it: scaleflow's own workers, commands (`start_command`)
+and functions of a test (`call`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import json
+import os
+import pickle
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
+
+from scaleflow.launcher.process import Forked, inherited
+
+ROOT = Path(__file__).parent.parent
+
+#: The server's address, for pytest's workers.
+ADDRESS = "SCALEFLOW_TEST_SERVER"
+
+#: What lasts as long as the session.
+SESSION = contextlib.ExitStack()
+
+
+@contextlib.contextmanager
+def run_server() -> Iterator[str]:
+    """Runs the server while the block lasts; yields its address."""
+    with (
+        tempfile.TemporaryDirectory(prefix="scaleflow-tests-", dir="/tmp") as folder,
+        socket.socket(socket.AF_UNIX) as listener,
+    ):
+        address = str(Path(folder, "socket"))
+        listener.bind(address)
+        listener.listen(64)
+        theirs, ours = os.pipe()  # the server ends when `ours` is closed
+        with Path(folder, "log").open("wb") as log:
+            server = subprocess.Popen(
+                [sys.executable, "-m", "tests.processes", str(theirs)],
+                cwd=ROOT,
+                stdin=listener.fileno(),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**inherited(), "CUDA_VISIBLE_DEVICES": "-1"},
+                pass_fds=[theirs],
+                process_group=0,
+            )
+        os.close(theirs)
+        listener.close()
+        try:
+            yield address
+        finally:
+            os.close(ours)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                server.wait(5)
+            server.kill()
+            server.wait()
+
+
+@functools.cache
+def server() -> str:
+    """The address of the session's server; it is started if nobody has."""
+    return os.environ.get(ADDRESS) or SESSION.enter_context(run_server())
+
+
+def call(function: Callable[..., Any], *arguments: Any, timeout: float = 240, **keywords: Any) -> Any:
+    """The result of a function in a process of its own, which may set up any devices.
+
+    The function has to be at the top of a module of tests; arguments and result have to pickle.
+    """
+    with tempfile.TemporaryDirectory(prefix="call-") as folder:
+        log, result = Path(folder, "log"), Path(folder, "result")
+        Path(folder, "work").write_bytes(pickle.dumps(sys.path) + pickle.dumps((function, arguments, keywords)))
+        process = Forked(server(), log, os.environ, module="tests.processes")
+        process.tell(to_line(kind="call", folder=str(ROOT), work=folder))
+        try:
+            process.wait(timeout)
+            if process.poll() is None:
+                raise TimeoutError(f"{function.__name__} did not end within {timeout} s\n{log.read_text()[-4000:]}")
+        finally:
+            process.kill()
+            process.wait(10)
+            process.close()
+        sys.stdout.write(log.read_text(errors="replace"))
+        if not result.exists():
+            raise AssertionError(f"{function.__name__} ended its process ({process.returncode})\n{log.read_text()}")
+        is_returned, value = pickle.loads(result.read_bytes())
+    assert is_returned, value
+    return value
+
+
+class CommandProcess:
+    """A command that runs, with the part of `subprocess.Popen` that tests use; its output goes through pipes.
+
+    Args:
+        words: the module and its arguments.
+        folder: it runs in.
+        environment: all of its environment.
+        output: descriptors that take its standard output and standard error, instead of pipes.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        folder: Path,
+        environment: Mapping[str, str],
+        output: tuple[int, int] | None = None,
+    ) -> None:
+        self.args = [sys.executable, "-m", *words]
+        ends = [] if output else [os.pipe(), os.pipe()]
+        self._pipes = [os.fdopen(ours, encoding="utf-8", errors="replace") for ours, _ in ends]
+        streams = output or (ends[0][1], ends[1][1])
+        self._process = Forked(server(), Path(os.devnull), environment, module="tests.processes", streams=streams)
+        for _, theirs in ends:
+            os.close(theirs)
+        self._process.tell(to_line(kind="command", folder=str(folder), module=words[0], words=list(words[1:])))
+
+    @property
+    def pid(self) -> int:
+        """Its number; waits until the server has forked it."""
+        while not self._process.pid and self.poll() is None:
+            self._process.wait(0.02)
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.returncode
+
+    def poll(self) -> int | None:
+        return self._process.poll()
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.wait(timeout)
+        if self._process.returncode is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0)
+        return self._process.returncode
+
+    @property
+    def stdout(self) -> TextIO:
+        return self._pipes[0]
+
+    @property
+    def stderr(self) -> TextIO:
+        return self._pipes[1]
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """What it says on standard output and standard error until it has ended."""
+        with ThreadPoolExecutor(2) as pool:
+            texts = [pool.submit(pipe.read) for pipe in self._pipes]
+            try:
+                self.wait(timeout)
+            except subprocess.TimeoutExpired:
+                self.kill()  # its pipes end with it
+                raise
+            out, err = (text.result(timeout) for text in texts)
+        self.close()
+        return out, err
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            self._process.signal(number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        self.kill()
+        self._process.wait(10)
+        self._process.close()
+        for pipe in self._pipes:
+            pipe.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __enter__(self) -> CommandProcess:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def to_line(**message: Any) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def main() -> None:
+    """In a forked process: does what the line on standard input says."""
+    message = json.loads(sys.stdin.buffer.raw.readline())  # type: ignore[attr-defined]
+    os.chdir(message["folder"])
+    sys.path[0] = message["folder"]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    watch_parent()
+    if message["kind"] == "call":
+        make_call(Path(message["work"]))
+    become_command(message["module"], message["words"])
+
+
+def watch_parent() -> None:
+    """Ends this process when the test's process is gone; its standard input is then at its end."""
+    parent = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+
+    def wait() -> None:
+        select.select([parent], [], [])
+        time.sleep(2)  # an orderly end comes first
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=wait, daemon=True, name="parent").start()
+
+
+def make_call(folder: Path) -> NoReturn:
+    try:
+        function, arguments, keywords = load_work(folder / "work")
+        outcome = True, function(*arguments, **keywords)
+    except BaseException:
+        outcome = False, traceback.format_exc()
+    (folder / "part").write_bytes(pickle.dumps(outcome))
+    (folder / "part").rename(folder / "result")
+    leave(0)
+
+
+def load_work(path: Path) -> Any:
+    """The import path first, and the rest with its help."""
+    with path.open("rb") as file:
+        sys.path[:] = pickle.load(file)
+        return pickle.load(file)
+
+
+def become_command(module: str, words: Sequence[str]) -> NoReturn:
+    """Runs `python -m MODULE WORDS...`, and ends as Python does."""
+    sys.argv = [module, *words]
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        leave(code_of(end))
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        leave(1)
+    leave(0)
+
+
+def code_of(end: SystemExit) -> int:
+    if isinstance(end.code, int | None):
+        return end.code or 0
+    sys.stderr.write(f"{end.code}\n")
+    return 1
+
+
+def leave(code: int) -> NoReturn:
+    """Ends the process as Python does: threads are joined, exit functions are called, output is flushed."""
+    for end in (threading._shutdown, atexit._run_exitfuncs):  # type: ignore[attr-defined]
+        with contextlib.suppress(BaseException):
+            end()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+def serve() -> None:
+    """The server: imports everything, then forks what it is asked for until the session is over."""
+    import gc
+
+    import tests.processes  # noqa: F401
+    from scaleflow.launcher.server import Server, preload
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    listener = socket.socket(fileno=os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    preload()
+    gc.freeze()
+    Server(listener, int(sys.argv[1])).run()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    serve()
