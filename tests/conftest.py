@@ -14,7 +14,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
-from filelock import FileLock
 from hydra import compose as hydra_compose
 from hydra import initialize_config_module
 from omegaconf import OmegaConf
@@ -25,7 +24,7 @@ from scaleflow.command import options_as_text
 from scaleflow.config.plan import make_plan
 from scaleflow.interfaces import Plan
 from scaleflow.launcher.process import SERVER
-from tests.processes import ADDRESS, SESSION, CommandProcess, call, run_server, server
+from tests.processes import ADDRESS, SESSION, CommandProcess, call, empty_store_of, run_server, server
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -87,43 +86,22 @@ def isolated() -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def empty_store() -> Path:
     """An SQLite file with MLflow's tables, to be copied: making them takes seconds, so the session does it once."""
-    whole_session = tmp_path_factory.getbasetemp().parent if is_one_of_several() else tmp_path_factory.getbasetemp()
-    path = whole_session / "empty-store" / "mlflow.db"
-    path.parent.mkdir(exist_ok=True)
-    with FileLock(path.with_suffix(".lock")):
-        if not path.exists():
-            call(make_store, path.with_suffix(".part"))
-            path.with_suffix(".part").rename(path)
-    return path
-
-
-def make_store(path: Path) -> None:
-    from scaleflow.interfaces import Tracking
-    from scaleflow.tracking.store import MlflowTracker
-
-    MlflowTracker(Tracking(uri=f"sqlite:///{path}")).connect()
-
-
-def is_one_of_several() -> bool:
-    return "PYTEST_XDIST_WORKER" in os.environ
+    return empty_store_of(server())
 
 
 class Command:
-    """`python -m scaleflow ...` in a folder of the test's, with an empty store in it.
+    """`python -m scaleflow ...` in a folder of the test's.
 
     It is forked from the session's server, with everything imported; `cold` starts an interpreter.
     """
 
     module = "scaleflow"
 
-    def __init__(self, folder: Path, store: Path | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.environment = {**clean_environment(), SERVER: server()}
-        folder.mkdir(parents=True, exist_ok=True)
-        if store is not None and not (folder / "mlflow.db").exists():
-            shutil.copy(store, folder / "mlflow.db")
 
     def arguments(self, *words: str) -> list[str]:
         """The command for another way to start it."""
@@ -173,8 +151,8 @@ def clean_environment() -> dict[str, str]:
 
 
 @pytest.fixture
-def command(tmp_path: Path, empty_store: Path) -> Command:
-    return Command(tmp_path, empty_store)
+def command(tmp_path: Path) -> Command:
+    return Command(tmp_path)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import os
 import pickle
 import runpy
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -52,7 +53,7 @@ def run_server() -> Iterator[str]:
         theirs, ours = os.pipe()  # the server ends when `ours` is closed
         with Path(folder, "log").open("wb") as log:
             server = subprocess.Popen(
-                [sys.executable, "-m", "tests.processes", str(theirs)],
+                [sys.executable, "-m", "tests.processes", str(theirs), str(empty_store_of(address))],
                 cwd=ROOT,
                 stdin=listener.fileno(),
                 stdout=log,
@@ -77,6 +78,11 @@ def run_server() -> Iterator[str]:
 def server() -> str:
     """The address of the session's server; it is started if nobody has."""
     return os.environ.get(ADDRESS) or SESSION.enter_context(run_server())
+
+
+def empty_store_of(address: str) -> Path:
+    """The SQLite file with MLflow's tables that a server has made."""
+    return Path(address).with_name("empty.db")
 
 
 def call(function: Callable[..., Any], *arguments: Any, timeout: float = 240, **keywords: Any) -> Any:
@@ -292,9 +298,30 @@ def serve() -> None:
     listener = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     preload()
+    use_empty_store(Path(sys.argv[2]))
     gc.freeze()
     Server(listener, int(sys.argv[1])).run()
     os._exit(0)
+
+
+def use_empty_store(path: Path) -> None:
+    """Has every process that is forked later copy one empty store in place of making its tables."""
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    child = os.fork()
+    if child == 0:
+        SqlAlchemyStore(f"sqlite:///{path}", str(path.parent / "artifacts"))
+        os._exit(0)
+    os.waitpid(child, 0)
+    connect = SqlAlchemyStore.__init__
+
+    def copy_and_connect(self: Any, uri: str, *arguments: Any, **keywords: Any) -> None:
+        file = Path(uri.removeprefix("sqlite:///"))
+        if uri.startswith("sqlite:///") and not file.exists() and file.parent.is_dir():
+            shutil.copy(path, file)
+        connect(self, uri, *arguments, **keywords)
+
+    SqlAlchemyStore.__init__ = copy_and_connect
 
 
 if __name__ == "__main__":
