@@ -36,6 +36,9 @@ ROOT = Path(__file__).parent.parent
 #: The server's address, for pytest's workers.
 ADDRESS = "SCALEFLOW_TEST_SERVER"
 
+#: The environment of a command that makes the tables of its store itself.
+NEW_STORE = {"SCALEFLOW_TEST_NEW_STORE": "1"}
+
 #: What lasts as long as the session.
 SESSION = contextlib.ExitStack()
 
@@ -317,7 +320,8 @@ def use_empty_store(path: Path) -> None:
 
     def copy_and_connect(self: Any, uri: str, *arguments: Any, **keywords: Any) -> None:
         file = Path(uri.removeprefix("sqlite:///"))
-        if uri.startswith("sqlite:///") and not file.exists() and file.parent.is_dir():
+        is_copied = uri.startswith("sqlite:///") and not os.environ.keys() & NEW_STORE.keys()
+        if is_copied and not file.exists() and file.parent.is_dir():
             shutil.copy(path, file)
         connect(self, uri, *arguments, **keywords)
 

@@ -24,7 +24,6 @@ from scaleflow.interfaces import Plan
 from scaleflow.launcher import job
 from tests.conftest import Command
 
-CASES = 1000
 REAL_CASES = 20
 
 GROUPS = {
@@ -156,12 +155,13 @@ def in_this_process(words: Sequence[str]) -> tuple[int, str]:
     return code, told.getvalue()
 
 
-def test_a_thousand_command_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cases", [100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_random_command_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cases: int) -> None:
     monkeypatch.chdir(tmp_path)
     counts = {"plans": 0, "refusals": 0}
 
     @settings(
-        max_examples=CASES, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
+        max_examples=cases, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     @given(commands)
@@ -177,8 +177,8 @@ def test_a_thousand_command_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
     with up_to_the_plan(monkeypatch) as plans:
         come_to_something()
-    assert counts["plans"] + counts["refusals"] >= CASES * 0.9, counts
-    assert min(counts.values()) > CASES * 0.02, counts
+    assert counts["plans"] + counts["refusals"] >= cases * 0.9, counts
+    assert min(counts.values()) > cases * 0.02, counts
 
 
 REAL = [

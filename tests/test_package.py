@@ -82,7 +82,6 @@ def installed(wheel: Path) -> Path:
     return folder
 
 
-@pytest.mark.slow
 def test_the_wheel_holds_every_module_and_every_config_and_nothing_else(wheel: Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     conf = {
@@ -174,7 +173,6 @@ def test_mlflow_run_starts_a_run_that_is_adopted_with_the_cluster_settings_of_a_
     assert found.data.metrics["test/accuracy"] > 0.3
 
 
-@pytest.mark.slow
 def test_what_is_installed_trains_and_records(installed: Path, tmp_path: Path) -> None:
     done = run([sys.executable, "-m", "scaleflow", "training.epochs=1"], tmp_path, installed)
     assert "FINISHED" in done.stdout

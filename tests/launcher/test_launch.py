@@ -19,6 +19,7 @@ from scaleflow.launcher.launch import died, discard, reason
 from scaleflow.launcher.process import Reason
 from scaleflow.worker.life import Job
 from tests.conftest import Command
+from tests.processes import NEW_STORE
 
 #: A run that would go on for minutes, with an epoch a second or so.
 LONG = ("dataset=synthetic", "dataset.shape=[16]", "dataset.examples=100000", "training.epochs=1000")
@@ -253,7 +254,7 @@ def test_a_sweep_runs_each_job_and_one_that_fails_stops_no_other(command: Comman
 @pytest.mark.slow
 def test_two_commands_at_once_share_a_new_store(command: Command) -> None:
     words = ("training.epochs=1", "dataset.limit=200")
-    processes = [command.start(*words, f"seed={n}") for n in range(2)]
+    processes = [command.start(*words, f"seed={n}", **NEW_STORE) for n in range(2)]
     errors = [process.communicate(timeout=120)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], errors
     from mlflow import MlflowClient

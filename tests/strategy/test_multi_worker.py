@@ -43,8 +43,10 @@ def course(folder: Path, isolated: Callable[..., Any], *words: str) -> tuple[lis
     return losses[: 2 * 50], isolated(weights_of, command.run_folder() / "model")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["mlp", "cnn", "cnn model.batch_norm=true"])
+@pytest.mark.parametrize(
+    "model",
+    ["mlp", *(pytest.param(model, marks=pytest.mark.slow) for model in ("cnn", "cnn model.batch_norm=true"))],
+)
 def test_several_workers_give_the_losses_and_weights_of_one(
     tmp_path: Path, isolated: Callable[..., Any], model: str
 ) -> None:

@@ -50,11 +50,12 @@ class Own:
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "alone"),
-    [(("model=cnn",), ALONE), (("training.clip_norm=1.0",), IN_SHARDS)],
-    ids=["cnn", "mlp in shards"],
+    [
+        pytest.param(("model=cnn",), ALONE, id="cnn", marks=pytest.mark.slow),
+        pytest.param(("training.clip_norm=1.0",), IN_SHARDS, id="mlp in shards"),
+    ],
 )
 def test_a_single_worker_gives_the_losses_and_weights_of_one_device(
     tmp_path: Path, isolated: Callable[..., Any], words: tuple[str, ...], alone: tuple[str, ...]

@@ -18,9 +18,7 @@ import pytest
 from scaleflow.masking import MASK
 from tests.conftest import Command
 from tests.launcher.test_launch import processes, wait_for
-from tests.processes import CommandProcess
-
-pytestmark = pytest.mark.slow
+from tests.processes import NEW_STORE, CommandProcess
 
 SMALL = ("dataset=synthetic", "dataset.shape=[16]", "dataset.examples=500", "dataset.validation=null")
 SWEEP = ("-m", *SMALL, "hydra.sweep.dir=s")
@@ -107,6 +105,7 @@ def has_checkpoint(events: Path) -> bool:
 LONG = ("training.epochs=100000", "model.units=8,16", "training.steps_per_epoch=10")
 
 
+@pytest.mark.slow
 def test_a_launcher_that_is_killed_is_made_up_for_when_the_sweep_is_sent_again(command: Command) -> None:
     folder = command.folder / "s" / "0"
     with started(command, *LONG):
@@ -138,9 +137,10 @@ def last_step(folder: Path) -> int:
     raise AssertionError("no step")
 
 
+@pytest.mark.slow
 def test_two_sweeps_at_once_share_a_new_store(command: Command) -> None:
     words = ("-m", *SMALL, "training.epochs=1", "hydra.launcher.n_jobs=4", "seed=0,1,2,3")
-    sweeps = [command.start(*words, f"hydra.sweep.dir={name}", f"model.units={name}") for name in (8, 16)]
+    sweeps = [command.start(*words, f"hydra.sweep.dir={name}", f"model.units={name}", **NEW_STORE) for name in (8, 16)]
     told = [sweep.communicate(timeout=200) for sweep in sweeps]
     assert [sweep.returncode for sweep in sweeps] == [0, 0], told
     from mlflow import MlflowClient
@@ -155,6 +155,7 @@ def test_two_sweeps_at_once_share_a_new_store(command: Command) -> None:
     assert {(run.data.params["model.units"], run.data.params["seed"]) for run in jobs} == asked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["basic", "joblib", "submitit_local"])
 def test_another_launcher_of_hydras_runs_each_job_as_a_command_of_its_own(command: Command, launcher: str) -> None:
     package = f"hydra-{launcher.partition('_')[0]}-launcher"
