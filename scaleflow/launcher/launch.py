@@ -126,6 +126,7 @@ def launch(
         job = replace(job, environment=within.environment, server=within.server)
     complain = refused or display.error
     with contextlib.ExitStack() as until_it_is_recorded:
+        until_it_is_recorded.callback(display.close)  # whatever happens, the cursor is shown again
         try:
             if job.records:
                 until_it_is_recorded.enter_context(claimed(job.folder))
@@ -134,6 +135,7 @@ def launch(
             else:
                 write_configs(job, config, overrides)
         except Refusal as refusal:
+            display.close()
             complain(str(refusal))
             return REFUSED
         return launch_claimed(job, display, complain, life > 0, within)

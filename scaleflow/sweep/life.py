@@ -111,7 +111,6 @@ class Sweep:
         self._began = began
         self._at_once = int(config.hydra.launcher.get("n_jobs", 1))
         self._folder = Path(config.hydra.sweep.dir).absolute()
-        self._open = contextlib.ExitStack()
         self._writing = threading.RLock()
         self._stop = Stop()
         self._server = ""
@@ -124,9 +123,11 @@ class Sweep:
         if self._at_once < 1:
             raise Refusal(f"hydra.launcher.n_jobs={self._at_once}: expected at least 1")
         writable(self._folder)
-        self._open.enter_context(held(self._folder))
-        self._open.enter_context(claimed(self._folder))  # its own run, which only one command records
-        self._ledger = Ledger.of(self._folder)
+        with contextlib.ExitStack() as opened:
+            opened.enter_context(held(self._folder))
+            opened.enter_context(claimed(self._folder))  # its own run, which only one command records
+            self._ledger = Ledger.of(self._folder)
+            self._open = opened.pop_all()
         self._goes_on = bool(self._ledger.entries)
         self._swept = swept_by(config)
         mask_sweep(self._folder)

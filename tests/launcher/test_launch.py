@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,11 +15,13 @@ from typing import Any
 import psutil
 import pytest
 
+from scaleflow.events import Writer
 from scaleflow.interfaces import Plan
-from scaleflow.launcher.launch import died, discard, reason
+from scaleflow.launcher.launch import REFUSED, died, discard, launch, reason
 from scaleflow.launcher.process import Reason
 from scaleflow.worker.life import Job
 from tests.conftest import Command
+from tests.launcher.test_terminal import Terminal
 
 #: A run that would go on for minutes, with an epoch a second or so.
 LONG = ("dataset=synthetic", "dataset.shape=[16]", "dataset.examples=100000", "training.epochs=1000")
@@ -262,6 +265,20 @@ def test_two_commands_at_once_share_a_new_store(command: Command) -> None:
     runs = client.search_runs([client.get_experiment_by_name("scaleflow").experiment_id])
     assert [r.info.status for r in runs] == ["FINISHED"] * 2
     assert {r.data.params["seed"] for r in runs} == {"0", "1"}
+
+
+def test_a_refusal_closes_the_progress_bar(
+    plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that holds a run already is found while the bar waits for TensorFlow."""
+    shown = Terminal()
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr(sys, "stdout", shown)
+    Writer(tmp_path / "events.jsonl")("ready", name="a-run")
+    said: list[str] = []
+    assert launch(plan("tracking=none"), {}, [], tmp_path, 0.0, refused=said.append) == REFUSED
+    assert "holds a run already" in said[0]
+    assert shown.getvalue().count("\x1b[?25l") == shown.getvalue().count("\x1b[?25h") == 1
 
 
 def test_a_command_that_does_not_record_takes_away_only_its_own(

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import resource
 import signal
 import socket
 import subprocess
@@ -49,3 +52,26 @@ def test_a_process_is_ended_also_where_the_server_that_forked_it_is_stopped(
             forked.wait()
             assert worker.wait(10) == forked.returncode == -signal.SIGKILL
         forked.close()
+
+
+def test_a_process_is_watched_also_where_many_files_are_open(tmp_path: Path) -> None:
+    """`select` takes no descriptor above 1023."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(2048, hard), hard))
+    try:
+        with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as opened:
+            listener.bind(str(tmp_path / "server"))
+            listener.listen()
+            while opened.enter_context(Path(os.devnull).open()).fileno() < 1024:
+                pass
+            forked = Forked(str(tmp_path / "server"), tmp_path / "log", {})
+            opened.callback(forked.close)
+            server, _ = listener.accept()
+            with server:
+                forked.wait(0.01)
+                assert forked.returncode is None
+                server.sendall(json.dumps({"pid": 7, "status": 3}).encode() + b"\n")
+                forked.wait(10)
+            assert forked.returncode == 3
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
