@@ -3,6 +3,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,12 @@ def test_help_is_a_page_that_lists_every_group_with_its_options(
     listed = ("dataset: ", "experiment: ")  # options in a line by Hydra, however many there are
     assert max(len(line) for line in lines if not line.startswith(listed)) <= 120
     assert not re.search(r"\$\{|\$[A-Z]", "\n".join(lines))
+    assert left_in(folder) == []
+
+
+def test_version_is_scaleflows_own(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"scaleflow {version('scaleflow')}\n"
     assert left_in(folder) == []
 
 

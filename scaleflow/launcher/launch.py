@@ -252,9 +252,10 @@ class Outcome:
         fault: what the chief reported.
         step: the last one that a metric was reported of.
         checkpoint: the step of the newest one.
-        heard: when the chief reported last, in seconds since the epoch.
+        heard: when the chief's last event arrived here, by this process's monotonic clock.
         is_under_way: whether this life's processes have built everything.
         waiting: the event that says that a worker waits for others, or for a TPU, as long as it does.
+        waits_since: when that event arrived here.
         test: the test metrics.
     """
 
@@ -269,6 +270,7 @@ class Outcome:
         self.heard = 0.0
         self.is_under_way = False
         self.waiting: Event | None = None
+        self.waits_since = 0.0
 
     @property
     def refusal(self) -> Refusal | None:
@@ -278,7 +280,7 @@ class Outcome:
     def take(self, event: Event) -> None:
         if event["event"] == "system":
             return  # no word of the chief's
-        self.heard = event["time"] / 1000
+        self.heard = time.monotonic()
         if event["event"] == "ready":
             self.is_ready = self.is_under_way = True
             self.checkpoint = event.get("resumed") or self.checkpoint
@@ -287,7 +289,7 @@ class Outcome:
         elif event["event"] == "fault":
             self.fault = event["error"]
         elif event["event"] == "waiting":
-            self.waiting = event
+            self.waiting, self.waits_since = event, self.heard
         elif event["event"] == "met":
             self.waiting = None
         elif event["event"] in ("end", "refused"):
@@ -357,7 +359,7 @@ class WorkerRun:
         if not self._has_store():
             self._reason = self._recorder.reason, True
             return False
-        self._began = time.time()
+        self._began = time.monotonic()
         try:
             with self._processes() as processes:
                 self._watch(processes)
@@ -479,13 +481,14 @@ class WorkerRun:
     def _end_stalled(self, processes: Sequence[Watched]) -> None:
         """Ends processes that have made no progress for too long: what one of them waits for will not come.
 
+        What counts is when events arrive here. The clock of the chief's machine may be wrong.
         Until they have built everything they may be silent for `cluster.start_seconds` longer.
         """
         cluster, outcome = self._job.plan.cluster, self._outcome
         if cluster.stall_seconds is None or outcome.last or self._stop.is_set():
             return
         extra = 0.0 if outcome.is_under_way else cluster.start_seconds
-        if time.time() - max(outcome.heard, self._began) > cluster.stall_seconds + extra:
+        if time.monotonic() - max(outcome.heard, self._began) > cluster.stall_seconds + extra:
             more = f" + cluster.start_seconds={extra:g}" if extra else ""
             why = f"no progress for cluster.stall_seconds={cluster.stall_seconds:g}{more}, at step {outcome.step}"
             place = place_of(self._job.plan)
@@ -498,7 +501,7 @@ class WorkerRun:
     def _end_vain_waiting(self, chief: Watched) -> None:
         """Ends a worker that waits in vain; it can't do so itself, since TensorFlow's waiting stops its threads."""
         waiting = self._outcome.waiting
-        if waiting is None or time.time() < waiting["time"] / 1000 + waiting["seconds"]:
+        if waiting is None or time.monotonic() < self._outcome.waits_since + waiting["seconds"]:
             return
         self._reason = waiting.get("vain") or self._who_is_absent(waiting), True
         chief.kill()

@@ -200,7 +200,7 @@ class RayRun(WorkerRun):
     def _processes(self) -> Iterator[Sequence[Watched]]:
         with contextlib.ExitStack() as until_it_ended:
             processes = self._posted(until_it_ended)
-            self._began = time.time()
+            self._began = time.monotonic()
             with sampled(self._job, lambda: lambda: measured(processes)):
                 yield processes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import signal
@@ -17,11 +18,12 @@ import pytest
 
 from scaleflow.events import Writer
 from scaleflow.interfaces import Plan
-from scaleflow.launcher.launch import REFUSED, died, discard, launch, reason
+from scaleflow.launcher.launch import REFUSED, Stop, WorkerRun, died, discard, launch, reason
 from scaleflow.launcher.process import Reason
+from scaleflow.launcher.terminal import Display
 from scaleflow.worker.life import Job
 from tests.conftest import Command
-from tests.launcher.test_terminal import Terminal
+from tests.launcher.test_terminal import READY, Clock, Terminal
 
 #: A run that would go on for minutes, with an epoch a second or so.
 LONG = ("dataset=synthetic", "dataset.shape=[16]", "dataset.examples=100000", "training.epochs=1000")
@@ -207,6 +209,47 @@ def test_who_was_ended_did_not_die() -> None:
     ended, lost = Lost("ended", False), Lost("killed", False)
     ended.was_ended = True
     assert died([ended, lost]) == [lost]  # type: ignore[list-item]
+
+
+class Process:
+    """A worker that only counts how often it is ended."""
+
+    killed = 0
+
+    def kill(self) -> None:
+        self.killed += 1
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("scaleflow.launcher.launch.time", clock)
+    return clock
+
+
+@pytest.mark.parametrize("behind", [3600, 0, -3600])
+def test_progress_counts_from_when_it_is_heard_whatever_the_chiefs_clock_says(
+    behind: int, plan: Callable[..., Plan], tmp_path: Path, clock: Clock
+) -> None:
+    job = Job(plan("strategy=multi_worker", "cluster.stall_seconds=5", "tracking=none"), tmp_path, 0.0)
+    run, process = WorkerRun(job, None, Display(io.StringIO()), Stop()), Process()  # type: ignore[arg-type]
+    waiting = {"event": "waiting", "peers": [], "seconds": 8, "vain": "the TPU does not answer"}
+    for event in ({"event": "ready", **READY}, waiting):
+        with job.events.open("a") as file:
+            file.write(json.dumps({**event, "time": (clock.now - behind) * 1000}) + "\n")
+    run._show_events()
+
+    def ended() -> int:
+        run._end_stalled([process])  # type: ignore[list-item]
+        run._end_vain_waiting(process)  # type: ignore[arg-type]
+        return process.killed
+
+    clock.now += 4
+    assert ended() == 0
+    clock.now += 2
+    assert ended() == 1, "stalled"
+    clock.now += 3
+    assert ended() == 3, "waits in vain, too"
 
 
 OWN_LOAD = """
