@@ -46,6 +46,9 @@ GRACE_SECONDS = 30.0
 #: How long a command that is refused waits for a store that it has begun to make.
 MIGRATION_SECONDS = 180.0
 
+#: How long a run in this very process waits for its store to make the run, before it trains.
+SECONDS_TO_OPEN = 10.0
+
 #: How often workers are started again where `cluster.max_restarts` says nothing.
 MOST_RESTARTS = 10
 
@@ -163,7 +166,8 @@ def launch_claimed(
         outcome = run(job, recorder, display, stop, within.heard if within else None).run()
         refusal = recorder.refusal or outcome.refusal
         if refusal is not None:
-            complain(str(masked(str(refusal))))
+            more = f"\n{words_on_what_stays(job, outcome)}" if outcome.step else ""
+            complain(str(masked(str(refusal))) + more)
             return refuse(job, recorder, outcome)
         return conclude(job, recorder, display, stop, outcome)
 
@@ -558,9 +562,9 @@ class InlineRun(WorkerRun):
     """A run whose worker is this very process: for pdb, with output where it falls."""
 
     def run(self) -> Outcome:
-        write_environment(self._job.folder)
-        keep_provenance(self._job.folder, self._job.tags)
-        self._recorder.start()
+        if not self._has_store():
+            self._reason = self._recorder.reason, True
+            return self._ended()
         write = Writer(self._job.folder / EVENTS)
         with sampled(self._job, machine_of(self._job, [self])):
             self._work(write)
@@ -581,10 +585,32 @@ class InlineRun(WorkerRun):
         def emit(event: str, /, **fields: Any) -> None:
             write(event, **fields)
             self._show_events()
+            if event == "ready":
+                self._wait_for_run()
 
-        if not work(self._job, emit, self._stop.is_set) and self._outcome.is_ready:
-            write("end", status="FAILED", error=self._outcome.fault)
-            self._show_events()
+        try:
+            if not work(self._job, emit, self._has_to_stop) and self._outcome.is_ready:
+                write("end", status="FAILED", error=self._outcome.fault)
+        except Refusal as refusal:  # of the store
+            write("refused", message=str(refusal))
+        self._show_events()
+
+    def _has_to_stop(self) -> bool:
+        return self._stop.is_set() or self._recorder.refusal is not None
+
+    def _wait_for_run(self) -> None:
+        """Waits a while until the store has the run: training can't be ended from outside if it refuses that.
+
+        Raises:
+            Refusal: if it does.
+        """
+        deadline = time.monotonic() + SECONDS_TO_OPEN
+        while not self._has_to_stop() and not self._recorder.has_taken(self._reader.offset):
+            if self._recorder.reason or time.monotonic() > deadline:
+                return
+            time.sleep(POLL_SECONDS)
+        if self._recorder.refusal is not None:
+            raise self._recorder.refusal
 
 
 def kind_of_run(plan: Plan) -> type[WorkerRun]:
@@ -626,13 +652,22 @@ def reason(processes: Sequence[Watched]) -> tuple[str, bool]:
 
 
 def refuse(job: Job, recorder: Recorder, outcome: Outcome) -> int:
-    """There is no run: takes away what was written for it, unless a log has more to say; gives the exit code."""
+    """There is no run: removes what was written for it, unless a log has more to say; gives the exit code.
+
+    What was trained before the store refused the run stays.
+    """
     if recorder.is_alive() and str(job.plan.tracking.uri).startswith("sqlite:"):
         recorder.finish(MIGRATION_SECONDS)  # a process that ends while it makes a store leaves half a store
     recorder.stop()
-    if not job.goes_on and (recorder.refusal is not None or not outcome.last.get("keep")):
+    is_of_use = job.goes_on or outcome.step > 0
+    if not is_of_use and (recorder.refusal is not None or not outcome.last.get("keep")):
         discard(job)
     return REFUSED if recorder.refusal is not None else outcome.code
+
+
+def words_on_what_stays(job: Job, outcome: Outcome) -> str:
+    folder = os.path.relpath(job.folder)
+    return f"what was trained until step {outcome.step} is in {folder}; python -m scaleflow.sync {folder} records it"
 
 
 def conclude(job: Job, recorder: Recorder, display: Display, stop: Stop, outcome: Outcome) -> int:

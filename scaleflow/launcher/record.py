@@ -445,6 +445,10 @@ class Recorder(threading.Thread):
         """Bytes of `events.jsonl` that the store has taken."""
         return self._transfer.taken if self._transfer.has_run else 0
 
+    def has_taken(self, offset: int) -> bool:
+        """Whether the events up to this byte are recorded, or need not be."""
+        return self._transfer.taken >= offset
+
     def run(self) -> None:
         began = time.monotonic()
         try:

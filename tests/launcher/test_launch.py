@@ -7,6 +7,7 @@ import json
 import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,13 +17,15 @@ from typing import Any
 import psutil
 import pytest
 
-from scaleflow.events import Writer
-from scaleflow.interfaces import Plan
+from scaleflow.errors import Refusal
+from scaleflow.events import Reader, Writer
+from scaleflow.interfaces import Emit, Plan
 from scaleflow.launcher.launch import REFUSED, Stop, WorkerRun, died, discard, launch, reason
 from scaleflow.launcher.process import Reason
 from scaleflow.launcher.terminal import Display
 from scaleflow.worker.life import Job
 from tests.conftest import Command
+from tests.launcher.test_record import FakeTracker
 from tests.launcher.test_terminal import READY, Clock, Terminal
 
 #: A run that would go on for minutes, with an epoch a second or so.
@@ -180,6 +183,83 @@ def test_inline_runs_everything_in_one_process(command: Command) -> None:
     assert process.returncode == 0, err
     assert f"built in {process.pid} ." in out
     assert only_run(command.folder).info.status == "FINISHED"
+
+
+class Refusing(FakeTracker):
+    """A store that refuses at one call, once it may."""
+
+    def __init__(self, word: str) -> None:
+        super().__init__()
+        self.may = threading.Event()
+        self.may.set()
+
+        def refuse(call: tuple[Any, ...]) -> None:
+            if call[0] == word:
+                assert self.may.wait(10)
+                raise Refusal(f"the store refuses to {word}")
+
+        self.fails = refuse
+
+
+class Training:
+    """Stands in for the worker: builds, says so, and takes steps until it is told to stop."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.each_step: Callable[[], object] = lambda: None
+
+    def work(self, job: Job, emit: Emit, told_to_stop: Callable[[], bool]) -> bool:
+        self.calls.append("build")
+        emit("ready", began=0, search=[], **{k: v for k, v in READY.items() if k != "event"})
+        self.calls.append("train")
+        for step in range(1, 1001):
+            if told_to_stop():
+                break
+            time.sleep(0.005)
+            emit("metrics", step=step, values={"train/loss": 1.0})
+            self.each_step()
+        emit("end", status="KILLED", error="stopped")
+        return True
+
+
+@pytest.fixture
+def inline(
+    plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Training, Refusing], tuple[int, list[str], Path]]:
+    """Runs a training in this process with a store; gives the exit code, what was said and the run's folder."""
+
+    def run(training: Training, tracker: Refusing) -> tuple[int, list[str], Path]:
+        monkeypatch.setattr("scaleflow.launcher.launch.work", training.work)
+        monkeypatch.setattr("scaleflow.launcher.launch.tracker_for", lambda *a, **k: tracker)
+        folder, said = tmp_path / "run", list[str]()
+        folder.mkdir()
+        return launch(plan("debug=inline", "tracking=none"), {}, [], folder, 0.0, refused=said.append), said, folder
+
+    return run
+
+
+@pytest.mark.parametrize(("word", "calls"), [("connect", []), ("start", ["build"])])
+def test_inline_does_not_train_what_the_store_refuses(
+    word: str, calls: list[str], inline: Callable[..., tuple[int, list[str], Path]]
+) -> None:
+    training = Training()
+    code, said, folder = inline(training, Refusing(word))
+    assert (code, said, training.calls) == (REFUSED, [f"the store refuses to {word}"], calls)
+    assert not (folder / "events.jsonl").exists()
+
+
+def test_what_was_trained_inline_before_a_slow_store_refused_it_stays(
+    inline: Callable[..., tuple[int, list[str], Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scaleflow.launcher.launch.SECONDS_TO_OPEN", 0.0)
+    training, tracker = Training(), Refusing("start")
+    tracker.may.clear()
+    training.each_step = tracker.may.set
+    code, said, folder = inline(training, tracker)
+    assert code == REFUSED
+    assert re.match(r"the store refuses to start\nwhat was trained until step \d+ is in .*run; ", said[0])
+    assert [event["event"] for event in Reader(folder / "events.jsonl").read()][-1] == "end"
+    assert (folder / "config.yaml").exists()
 
 
 class Lost:
