@@ -23,6 +23,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from scaleflow.cluster import TF_CONFIG, config_of, environments, place_of, roles, silent
+from scaleflow.config.folders import remove_created
 from scaleflow.errors import Refusal
 from scaleflow.events import EVENTS, Event, Reader, Writer
 from scaleflow.interfaces import Plan
@@ -698,7 +699,7 @@ def conclude(job: Job, recorder: Recorder, display: Display, stop: Stop, outcome
 
 
 def discard(job: Job) -> None:
-    """Takes away what this command wrote for a run that is not to be, and the folder if that was all."""
+    """Removes what this command wrote for a run that is not to be, and the empty folders that it created."""
     folder = job.folder
     own = [job.log, job.events]
     if job.records:
@@ -707,8 +708,4 @@ def discard(job: Job) -> None:
         own += [folder / name for name in (*KEPT, STATE, LOCK, RECORD_LOCK, PROVENANCE)]
     for path in own:
         path.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):
-        for place in (folder, *folder.parents):
-            if place == Path.cwd():
-                break
-            place.rmdir()
+    remove_created(folder)

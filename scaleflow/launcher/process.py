@@ -266,8 +266,9 @@ class WorkerProcess(Watched):
         self._process = self._start()
 
     def _start(self) -> Forked:
-        process = Forked(self._server, self.job.log, {**inherited(), **self._environment})
-        process.tell(self.job.to_json().encode() + b"\n")
+        environment = {**inherited(), **self._environment}
+        process = Forked(self._server, self.job.log, environment)
+        process.tell(self.job.to_json(environment).encode() + b"\n")
         return process
 
     def start_again(self) -> str:

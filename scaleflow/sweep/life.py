@@ -24,7 +24,8 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
-from scaleflow.config.composed import MULTIRUN, mask_sweep, remove_empty, writable
+from scaleflow.config.composed import MULTIRUN, mask_sweep, writable
+from scaleflow.config.folders import create_folder, remove_created
 from scaleflow.config.sections import leaves
 from scaleflow.errors import Refusal
 from scaleflow.events import EVENTS, Event, Writer
@@ -219,7 +220,7 @@ class Sweep:
             self._open.close()
             for name in (LEDGER, LOCK, RECORD_LOCK, MULTIRUN):
                 (self._folder / name).unlink(missing_ok=True)
-            remove_empty(self._folder)
+            remove_created(self._folder)
 
     def _run(self, jobs: Sequence[Job]) -> None:
         at_once = min(self._at_once, len(jobs))
@@ -265,7 +266,7 @@ class Sweep:
                 job.is_pruned = True
 
         folder = self._folder / job.entry.folder
-        folder.mkdir(parents=True, exist_ok=True)
+        create_folder(folder)
         label = job.asked.label(self._ledger.swept)
         within = Within(self._folder, label, environment, self._server, display, stop, heard)
         config, changes = OmegaConf.to_container(job.asked.task, resolve=False), job.changes

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from scaleflow.config.folders import create_folder
 from scaleflow.errors import Refusal
 from scaleflow.events import Reader, Writer
 from scaleflow.interfaces import Emit, Plan
@@ -410,7 +411,7 @@ def test_a_command_that_does_not_record_takes_away_only_its_own(
     """Machines may share a folder."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "run"
-    folder.mkdir()
+    create_folder(folder)
     theirs = ["config.yaml", "events.jsonl", "record.json", "worker-0.log"]
     for name in ("events-worker-1.jsonl", "worker-1.log", *theirs):
         (folder / name).touch()

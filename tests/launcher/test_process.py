@@ -8,12 +8,16 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from scaleflow import masking
+from scaleflow.interfaces import Plan
 from scaleflow.launcher import process
 from scaleflow.launcher.process import Forked, how_it_ended, last_lines
+from scaleflow.worker.life import Job
 
 
 def test_the_last_lines_of_a_log_are_the_programs_own(tmp_path: Path) -> None:
@@ -75,3 +79,15 @@ def test_a_process_is_watched_also_where_many_files_are_open(tmp_path: Path) -> 
             assert forked.returncode == 3
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_process_is_sent_only_the_secrets_of_its_config_and_environment(
+    plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(masking, "_known", {"of-the-launcher", "of-the-config", "of-the-environment", "of-the-store"})
+    made = plan("+optimizer.api_key=of-the-config", "tracking.uri=http://me:of-the-store@host", "tracking.offline=true")
+    sent = Job(made, tmp_path, 0.0).to_json({"HUB": "of-the-environment"})
+    assert json.loads(sent)["secrets"] == ["of-the-config", "of-the-environment"]
+    assert "of-the-store" not in sent
+    assert "of-the-launcher" not in sent
+    assert Job.from_json(sent).plan.tracking.uri == "http://****@host"
