@@ -28,6 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 from scaleflow.config.composed import writable
 from scaleflow.config.composing import Composed, chosen_in_app, composed, own_folders, plain
 from scaleflow.config.explain import in_a_line
+from scaleflow.config.folders import create_folder
 from scaleflow.config.plan import make_plan
 from scaleflow.errors import Refusal, RunError
 from scaleflow.events import EVENTS, Event, Reader
@@ -208,7 +209,7 @@ def check_main(plan: Plan) -> None:
 def made_writable(folder: Path) -> Path:
     """A run's folder, made if it is not there."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        create_folder(folder)
     except OSError as error:
         raise Refusal(f"hydra.run.dir={folder}: cannot be made ({error.strerror}); choose another folder") from error
     return writable(folder)

@@ -21,6 +21,7 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from scaleflow import __version__
 from scaleflow.command import FAILED, leave, options_as_text, refuse, split_overrides
 from scaleflow.config.explain import CONF, check_config_dirs, check_overrides, explain
 from scaleflow.errors import Refusal
@@ -46,6 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 finished, 1 failed, 2 refused, 130 or 143 interrupted.
     """
     words = options_as_text(flags_first(split_overrides(list(sys.argv[1:] if argv is None else argv))))
+    if "--version" in words:  # Hydra would print its own
+        print(f"scaleflow {__version__}")
+        return 0
     remember([*secrets_of_environment(), *secrets_typed(words)])
     register_resolver()
     task = Task(time.time())

@@ -91,9 +91,9 @@ def remember(values: Iterable[str]) -> None:
         _turning_up.cache_clear()
 
 
-def known() -> list[str]:
-    """What is remembered, for a process that is to know it, too. Not to be written anywhere."""
-    return sorted(_known)
+def known_in(text: str) -> list[str]:
+    """The known secrets that a JSON text holds, for the process that gets this text. Not to be written anywhere."""
+    return sorted(value for value in _known if json.dumps(value)[1:-1] in text)
 
 
 def secrets_in(raw: Any, plain: Any, key: str = "") -> Iterator[str]:

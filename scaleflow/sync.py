@@ -112,7 +112,7 @@ def mend(folder: Path) -> bool:
 
 def sent(standing: Standing, tracking: Tracking, tries: int) -> Standing:
     """Sends what is missing; gives how it stands behind that."""
-    transfer = Transfer(tracker_for(tracking), standing.folder / EVENTS)
+    transfer = Transfer(tracker_for(tracking), standing.folder / EVENTS, tries_of_a_file=max(1, tries - 1))
     reason, left = "", tries
     transfer.keep_state()
     while left:

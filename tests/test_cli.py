@@ -3,6 +3,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,31 @@ def test_help_is_a_page_that_lists_every_group_with_its_options(
     listed = ("dataset: ", "experiment: ")  # options in a line by Hydra, however many there are
     assert max(len(line) for line in lines if not line.startswith(listed)) <= 120
     assert not re.search(r"\$\{|\$[A-Z]", "\n".join(lines))
+    assert left_in(folder) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("hydra.run.dir={}/exp/a", "training.epochs=0"),
+        ("-m", "hydra.sweep.dir={}/exp/a", "training.epochs=0,-1"),
+    ],
+    ids=["run", "sweep"],
+)
+def test_a_refused_command_removes_only_folders_that_it_created(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["scaleflow"])
+    (folder / "data" / "theirs").mkdir(parents=True)
+    for place in ("data", "data/theirs", "new"):
+        assert main([word.format(folder / place) for word in words]) == 2
+        found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_dir())
+        assert [path for path in found if path != "conf" and "conf/" not in path] == ["data", "data/theirs"]
+
+
+def test_version_is_scaleflows_own(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"scaleflow {version('scaleflow')}\n"
     assert left_in(folder) == []
 
 

@@ -149,6 +149,26 @@ def test_a_run_that_was_opened_for_a_command_that_died_is_taken_all_the_same(
     assert client.get_experiment_by_name("scaleflow") is None
 
 
+def test_a_run_has_its_end_also_where_the_store_refuses_artifacts(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise PermissionError("the store takes no files")
+
+    made = MadeRun(tmp_path / "run", uri=uri).ready().train(1, 3).files().end()
+    (made.folder / "tensorboard").mkdir()
+    (made.folder / "tensorboard" / "events.out").touch()
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowTracker, "artifact", refuse)
+        standing = repair(made.folder)
+    assert standing.outcome == "not recorded"
+    from mlflow import MlflowClient
+
+    assert MlflowClient(uri).get_run(str(standing.run_id)).info.status == "FINISHED"
+    assert repair(made.folder).outcome == "recorded"
+    assert_is_all_there(uri, made, files=["plot.txt", "tensorboard"])
+
+
 def test_a_run_that_is_under_way_is_left_alone(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = MadeRun(tmp_path / "run", uri=uri).ready().train(1, 3)
     for held, words in ((claimed(made.folder), "another command"), (without_workers(made.folder), "a worker")):

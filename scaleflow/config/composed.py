@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -49,15 +48,6 @@ def writable(folder: Path) -> Path:
     except OSError as error:
         raise Refusal(f"hydra.run.dir={folder}: cannot be written ({error.strerror}); choose another folder") from error
     return folder
-
-
-def remove_empty(folder: Path) -> None:
-    """Takes away the folder that Hydra made for a run that is not to be, and its day's if that is empty."""
-    with contextlib.suppress(OSError):
-        for place in (folder.absolute(), *folder.absolute().parents):
-            if place == Path.cwd() or not place.is_relative_to(Path.cwd()):
-                break
-            place.rmdir()
 
 
 def mask_sweep(folder: Path) -> None:

@@ -12,9 +12,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from scaleflow.command import refuse
-from scaleflow.config.composed import plan_of, remove_empty, resolved, typed, writable
+from scaleflow.config.composed import plan_of, resolved, typed, writable
 from scaleflow.config.composing import check_is_one
 from scaleflow.config.explain import in_a_line
+from scaleflow.config.folders import remove_created
 from scaleflow.errors import Refusal
 from scaleflow.launcher.launch import launch
 from scaleflow.launcher.resume import resumed
@@ -35,12 +36,12 @@ def run(config: DictConfig, started: float) -> int:
             plan = plan_of(config)
             if plan.cluster.submit is not None:
                 print(submission(plan, sys.argv[1:]), end="")
-                remove_empty(folder)
+                remove_created(folder)
                 return 0
             folder = writable(folder)
             plan = until_it_ended.enter_context(located(plan))
         except (Refusal, OmegaConfBaseException) as error:
-            remove_empty(folder)
+            remove_created(folder)
             return refuse(str(error) if isinstance(error, Refusal) else in_a_line(error))
         return launch(plan, OmegaConf.to_container(config, resolve=False), overrides, folder, started)
 
@@ -50,7 +51,7 @@ def go_on(config: DictConfig, overrides: Sequence[str], made: Path, started: flo
     composed, choices, search = resolved(config)
     run = resumed(str(composed["resume"]), composed, choices, overrides)
     plan = run.plan(search)
-    remove_empty(made)
+    remove_created(made)
     if run.is_through:
         mend(run.folder)  # what the command that finished it could not record
         print(f"{run.folder}: the run is finished; training.epochs=N with more epochs would go on with it")

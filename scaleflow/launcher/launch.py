@@ -23,6 +23,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from scaleflow.cluster import TF_CONFIG, config_of, environments, place_of, roles, silent
+from scaleflow.config.folders import remove_created
 from scaleflow.errors import Refusal
 from scaleflow.events import EVENTS, Event, Reader, Writer
 from scaleflow.interfaces import Plan
@@ -45,6 +46,9 @@ GRACE_SECONDS = 30.0
 
 #: How long a command that is refused waits for a store that it has begun to make.
 MIGRATION_SECONDS = 180.0
+
+#: How long a run in this very process waits for its store to make the run, before it trains.
+SECONDS_TO_OPEN = 10.0
 
 #: How often workers are started again where `cluster.max_restarts` says nothing.
 MOST_RESTARTS = 10
@@ -126,6 +130,7 @@ def launch(
         job = replace(job, environment=within.environment, server=within.server)
     complain = refused or display.error
     with contextlib.ExitStack() as until_it_is_recorded:
+        until_it_is_recorded.callback(display.close)  # whatever happens, the cursor is shown again
         try:
             if job.records:
                 until_it_is_recorded.enter_context(claimed(job.folder))
@@ -134,6 +139,7 @@ def launch(
             else:
                 write_configs(job, config, overrides)
         except Refusal as refusal:
+            display.close()
             complain(str(refusal))
             return REFUSED
         return launch_claimed(job, display, complain, life > 0, within)
@@ -161,7 +167,8 @@ def launch_claimed(
         outcome = run(job, recorder, display, stop, within.heard if within else None).run()
         refusal = recorder.refusal or outcome.refusal
         if refusal is not None:
-            complain(str(masked(str(refusal))))
+            more = f"\n{words_on_what_stays(job, outcome)}" if outcome.step else ""
+            complain(str(masked(str(refusal))) + more)
             return refuse(job, recorder, outcome)
         return conclude(job, recorder, display, stop, outcome)
 
@@ -250,9 +257,10 @@ class Outcome:
         fault: what the chief reported.
         step: the last one that a metric was reported of.
         checkpoint: the step of the newest one.
-        heard: when the chief reported last, in seconds since the epoch.
+        heard: when the chief's last event arrived here, by this process's monotonic clock.
         is_under_way: whether this life's processes have built everything.
         waiting: the event that says that a worker waits for others, or for a TPU, as long as it does.
+        waits_since: when that event arrived here.
         test: the test metrics.
     """
 
@@ -267,6 +275,7 @@ class Outcome:
         self.heard = 0.0
         self.is_under_way = False
         self.waiting: Event | None = None
+        self.waits_since = 0.0
 
     @property
     def refusal(self) -> Refusal | None:
@@ -276,7 +285,7 @@ class Outcome:
     def take(self, event: Event) -> None:
         if event["event"] == "system":
             return  # no word of the chief's
-        self.heard = event["time"] / 1000
+        self.heard = time.monotonic()
         if event["event"] == "ready":
             self.is_ready = self.is_under_way = True
             self.checkpoint = event.get("resumed") or self.checkpoint
@@ -285,7 +294,7 @@ class Outcome:
         elif event["event"] == "fault":
             self.fault = event["error"]
         elif event["event"] == "waiting":
-            self.waiting = event
+            self.waiting, self.waits_since = event, self.heard
         elif event["event"] == "met":
             self.waiting = None
         elif event["event"] in ("end", "refused"):
@@ -355,7 +364,7 @@ class WorkerRun:
         if not self._has_store():
             self._reason = self._recorder.reason, True
             return False
-        self._began = time.time()
+        self._began = time.monotonic()
         try:
             with self._processes() as processes:
                 self._watch(processes)
@@ -477,13 +486,14 @@ class WorkerRun:
     def _end_stalled(self, processes: Sequence[Watched]) -> None:
         """Ends processes that have made no progress for too long: what one of them waits for will not come.
 
+        What counts is when events arrive here. The clock of the chief's machine may be wrong.
         Until they have built everything they may be silent for `cluster.start_seconds` longer.
         """
         cluster, outcome = self._job.plan.cluster, self._outcome
         if cluster.stall_seconds is None or outcome.last or self._stop.is_set():
             return
         extra = 0.0 if outcome.is_under_way else cluster.start_seconds
-        if time.time() - max(outcome.heard, self._began) > cluster.stall_seconds + extra:
+        if time.monotonic() - max(outcome.heard, self._began) > cluster.stall_seconds + extra:
             more = f" + cluster.start_seconds={extra:g}" if extra else ""
             why = f"no progress for cluster.stall_seconds={cluster.stall_seconds:g}{more}, at step {outcome.step}"
             place = place_of(self._job.plan)
@@ -496,7 +506,7 @@ class WorkerRun:
     def _end_vain_waiting(self, chief: Watched) -> None:
         """Ends a worker that waits in vain; it can't do so itself, since TensorFlow's waiting stops its threads."""
         waiting = self._outcome.waiting
-        if waiting is None or time.time() < waiting["time"] / 1000 + waiting["seconds"]:
+        if waiting is None or time.monotonic() < self._outcome.waits_since + waiting["seconds"]:
             return
         self._reason = waiting.get("vain") or self._who_is_absent(waiting), True
         chief.kill()
@@ -553,9 +563,9 @@ class InlineRun(WorkerRun):
     """A run whose worker is this very process: for pdb, with output where it falls."""
 
     def run(self) -> Outcome:
-        write_environment(self._job.folder)
-        keep_provenance(self._job.folder, self._job.tags)
-        self._recorder.start()
+        if not self._has_store():
+            self._reason = self._recorder.reason, True
+            return self._ended()
         write = Writer(self._job.folder / EVENTS)
         with sampled(self._job, machine_of(self._job, [self])):
             self._work(write)
@@ -576,10 +586,32 @@ class InlineRun(WorkerRun):
         def emit(event: str, /, **fields: Any) -> None:
             write(event, **fields)
             self._show_events()
+            if event == "ready":
+                self._wait_for_run()
 
-        if not work(self._job, emit, self._stop.is_set) and self._outcome.is_ready:
-            write("end", status="FAILED", error=self._outcome.fault)
-            self._show_events()
+        try:
+            if not work(self._job, emit, self._has_to_stop) and self._outcome.is_ready:
+                write("end", status="FAILED", error=self._outcome.fault)
+        except Refusal as refusal:  # of the store
+            write("refused", message=str(refusal))
+        self._show_events()
+
+    def _has_to_stop(self) -> bool:
+        return self._stop.is_set() or self._recorder.refusal is not None
+
+    def _wait_for_run(self) -> None:
+        """Waits a while until the store has the run: training can't be ended from outside if it refuses that.
+
+        Raises:
+            Refusal: if it does.
+        """
+        deadline = time.monotonic() + SECONDS_TO_OPEN
+        while not self._has_to_stop() and not self._recorder.has_taken(self._reader.offset):
+            if self._recorder.reason or time.monotonic() > deadline:
+                return
+            time.sleep(POLL_SECONDS)
+        if self._recorder.refusal is not None:
+            raise self._recorder.refusal
 
 
 def kind_of_run(plan: Plan) -> type[WorkerRun]:
@@ -621,13 +653,22 @@ def reason(processes: Sequence[Watched]) -> tuple[str, bool]:
 
 
 def refuse(job: Job, recorder: Recorder, outcome: Outcome) -> int:
-    """There is no run: takes away what was written for it, unless a log has more to say; gives the exit code."""
+    """There is no run: removes what was written for it, unless a log has more to say; gives the exit code.
+
+    What was trained before the store refused the run stays.
+    """
     if recorder.is_alive() and str(job.plan.tracking.uri).startswith("sqlite:"):
         recorder.finish(MIGRATION_SECONDS)  # a process that ends while it makes a store leaves half a store
     recorder.stop()
-    if not job.goes_on and (recorder.refusal is not None or not outcome.last.get("keep")):
+    is_of_use = job.goes_on or outcome.step > 0
+    if not is_of_use and (recorder.refusal is not None or not outcome.last.get("keep")):
         discard(job)
     return REFUSED if recorder.refusal is not None else outcome.code
+
+
+def words_on_what_stays(job: Job, outcome: Outcome) -> str:
+    folder = os.path.relpath(job.folder)
+    return f"what was trained until step {outcome.step} is in {folder}; python -m scaleflow.sync {folder} records it"
 
 
 def conclude(job: Job, recorder: Recorder, display: Display, stop: Stop, outcome: Outcome) -> int:
@@ -658,7 +699,7 @@ def conclude(job: Job, recorder: Recorder, display: Display, stop: Stop, outcome
 
 
 def discard(job: Job) -> None:
-    """Takes away what this command wrote for a run that is not to be, and the folder if that was all."""
+    """Removes what this command wrote for a run that is not to be, and the empty folders that it created."""
     folder = job.folder
     own = [job.log, job.events]
     if job.records:
@@ -667,8 +708,4 @@ def discard(job: Job) -> None:
         own += [folder / name for name in (*KEPT, STATE, LOCK, RECORD_LOCK, PROVENANCE)]
     for path in own:
         path.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):
-        for place in (folder, *folder.parents):
-            if place == Path.cwd():
-                break
-            place.rmdir()
+    remove_created(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import select
@@ -95,11 +96,17 @@ class Forked:
                 data = data[os.write(self._input, data) :]
 
     def poll(self) -> int | None:
-        while self.returncode is None and select.select([self._server], [], [], 0)[0]:
+        while self.returncode is None and self._has_message(0.0):
             self._hear()
         if self.returncode is None and self._killed is not None and time.monotonic() - self._killed > SECONDS_TO_DIE:
             self._give_up()
         return self.returncode
+
+    def _has_message(self, seconds: float) -> bool:
+        """Whether the server says something within this time; `select` would fail from descriptor 1024 on."""
+        poll = select.poll()
+        poll.register(self._server, select.POLLIN)
+        return bool(poll.poll(math.ceil(seconds * 1000)))
 
     def _give_up(self) -> None:
         """The server does not tell of the end: it is stopped, or the process waits in the kernel for a disk."""
@@ -118,7 +125,7 @@ class Forked:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             if left == 0.0:
                 return
-            select.select([self._server], [], [], 1.0 if left is None else min(left, 1.0))
+            self._has_message(1.0 if left is None else min(left, 1.0))
 
     def _hear(self) -> None:
         """Takes what the server says; that it is gone is an end, too."""
@@ -259,8 +266,9 @@ class WorkerProcess(Watched):
         self._process = self._start()
 
     def _start(self) -> Forked:
-        process = Forked(self._server, self.job.log, {**inherited(), **self._environment})
-        process.tell(self.job.to_json().encode() + b"\n")
+        environment = {**inherited(), **self._environment}
+        process = Forked(self._server, self.job.log, environment)
+        process.tell(self.job.to_json(environment).encode() + b"\n")
         return process
 
     def start_again(self) -> str:

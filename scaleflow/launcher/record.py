@@ -15,10 +15,11 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scaleflow.errors import Refusal, Unreachable
 from scaleflow.events import Event, Reader
@@ -26,6 +27,9 @@ from scaleflow.interfaces import IDENTITY, Point, Tracker
 from scaleflow.masking import masked
 from scaleflow.provenance import kept_provenance
 from scaleflow.tracking import Board
+
+if TYPE_CHECKING:
+    from scaleflow.profiler.reading import Profile
 
 STATE = "record.json"
 
@@ -60,6 +64,7 @@ class Transfer:
     Args:
         tracker: the store.
         events: the run's `events.jsonl`.
+        tries_of_a_file: how often a file is sent that the store does not take, before it is put aside.
 
     Attributes:
         taken: bytes of the events that the store has.
@@ -67,11 +72,14 @@ class Transfer:
         aside: what the store did not take while it took the rest, by its place, and why.
         keeps_state: whether `record.json` is written.
         profiles: what to tell the user of each window that was traced, by its first step.
+        read_profile: reads a traced window.
         board: is told the same, of the whole run.
     """
 
-    def __init__(self, tracker: Tracker, events: Path) -> None:
+    def __init__(self, tracker: Tracker, events: Path, tries_of_a_file: int = TRIES_OF_A_FILE) -> None:
         self._tracker = tracker
+        self._tries_of_a_file = tries_of_a_file
+        self._unread: set[int] = set()
         self._reader = Reader(events)
         self._events = events
         self._state = events.with_name(STATE)
@@ -80,6 +88,7 @@ class Transfer:
         self._gone: set[int] = set()
         self.keeps_state = True
         self.profiles: dict[int, str] = {}
+        self.read_profile: Callable[[Event], Profile] = read_profile
         self.board: Board | None = None
         self._for_board = Reader(events)
         self.taken: int = self._known.get("offset", 0)
@@ -107,6 +116,11 @@ class Transfer:
         """Whether something was put aside that the store may still take: a file that is there."""
         return bool(self.aside.keys() - self._gone)
 
+    @property
+    def is_reading(self) -> bool:
+        """Whether a profile is still being read."""
+        return bool(self._unread)
+
     def begin_behind(self, offset: int) -> None:
         """Makes another run of it: what is there is none of its own."""
         self._known = {"id": uuid.uuid4().hex, "folder": str(self._events.parent.absolute())}
@@ -127,10 +141,9 @@ class Transfer:
             again: first what was put aside before.
             told_to_stop: leaves the rest unsent where it says so.
         """
-        if again:
-            self._send_what_was_put_aside()
+        self._send_what_was_put_aside(self.aside if again else self._unread)
         self._reader.offset = self.taken
-        while not told_to_stop() and self._send_portion():
+        while not told_to_stop() and self._send_portion(told_to_stop):
             pass
 
     def send_unwritten(self, events: Sequence[Event]) -> None:
@@ -139,11 +152,13 @@ class Transfer:
             self._handle(event)
             self.ended = sys.maxsize if event["event"] in LAST else 0
 
-    def _send_portion(self) -> bool:
-        """Sends some events; points that follow each other go together."""
+    def _send_portion(self, told_to_stop: Callable[[], bool]) -> bool:
+        """Sends some events; points that follow each other go together. Gives whether there may be more to send."""
         points: list[Point] = []
         at, count = self._reader.offset, 0
         for event in islice(self._reader.read(), EVENTS_A_PASS):
+            if told_to_stop():
+                return False
             count += 1
             if event["event"] in POINTS:
                 points += points_of(event)
@@ -163,7 +178,7 @@ class Transfer:
     def _send_event(self, event: Event, at: int) -> None:
         if event["event"] not in FILES:
             self._handle(event)
-        if event["event"] in FILES or event["event"] == "ready":
+        if event["event"] in (*FILES, *WITH_FILES):
             self._send_file(event, at)
         if event["event"] in LAST:
             self.ended = self._reader.offset
@@ -175,31 +190,42 @@ class Transfer:
         """Sends the files of an event, or puts it aside where the store takes everything but that."""
         try:
             self._log_files(event)
+        except StillReadingError as error:
+            self._unread.add(at)
+            self.aside[at] = str(error)
         except Exception as error:
             self._tries[at] = self._tries.get(at, 0) + 1
             if isinstance(error, FileNotFoundError):
                 self._gone.add(at)
-            elif self._tries[at] < TRIES_OF_A_FILE:
+            elif self._tries[at] < self._tries_of_a_file:
                 raise
             self._tracker.adopt(self._known["run_id"])  # raises where the store is away altogether
             self.aside[at] = told(error)
 
-    def _send_what_was_put_aside(self) -> None:
-        for at in sorted(self.aside):
+    def _send_what_was_put_aside(self, places: Iterable[int]) -> None:
+        for at in sorted(places):
             try:
                 self._log_files(next(Reader(self._events, at).read()))
+            except StillReadingError:
+                self._unread.add(at)
+                continue
             except Exception as error:
                 self.aside[at] = told(error)
             else:
                 del self.aside[at]
+            self._unread.discard(at)
             self.keep_state()
 
     def _log_files(self, event: Event) -> None:
-        if event["event"] != "ready":
+        if event["event"] == "ready":
+            for path in kept(self._events.parent):
+                self._tracker.artifact(path, None)
+        elif event["event"] == "end":
+            self.show_on_board()
+            for path in sorted((self._events.parent / BOARD).glob("*")):
+                self._tracker.artifact(path, BOARD)
+        else:
             self._handle(event)
-            return
-        for path in kept(self._events.parent):
-            self._tracker.artifact(path, None)
 
     def _handle(self, event: Event) -> None:
         if event["event"] in HANDLERS:
@@ -286,9 +312,7 @@ class Transfer:
             self._tracker.artifact(path, event["folder"])
 
     def _profile(self, event: Event) -> None:
-        from scaleflow.profiler import report
-
-        profile = report(event)
+        profile = self.read_profile(event)
         for path, folder in profile.files:
             self._tracker.artifact(path, folder)
         self._tracker.metrics([Point(k, value, event["last"], event["time"]) for k, value in profile.values.items()])
@@ -303,9 +327,6 @@ class Transfer:
             self.board.take(self._for_board.read())
 
     def _end(self, event: Event) -> None:
-        self.show_on_board()
-        for path in sorted((self._events.parent / BOARD).glob("*")):
-            self._tracker.artifact(path, BOARD)
         tags = {"scaleflow.status": event["status"]}
         if event.get("error"):
             tags["scaleflow.error"] = event["error"]
@@ -323,6 +344,41 @@ class Transfer:
         return path
 
 
+class StillReadingError(Exception):
+    """A profile is still being read."""
+
+
+class BackgroundReader:
+    """Reads profiles in threads of their own, one at a time: reading one takes minutes."""
+
+    def __init__(self) -> None:
+        self._profiles: dict[tuple[int, int], Future[Profile]] = {}
+        self._turn = threading.Lock()
+
+    def __call__(self, event: Event) -> Profile:
+        """Gives what was read of a window. Begins to read it at the first call. Raises what reading it raised.
+
+        Raises:
+            StillReadingError: until it is read.
+        """
+        key = event["first"], event["time"]
+        if key not in self._profiles:
+            self._profiles[key] = Future()
+            threading.Thread(target=self._read, args=(event, self._profiles[key]), name="profile", daemon=True).start()
+        if not self._profiles[key].done():
+            raise StillReadingError(f"the profile of steps {event['first']} to {event['last']} is still being read")
+        if self._profiles[key].exception() is not None:
+            return self._profiles.pop(key).result()  # raises, and the next call reads it again
+        return self._profiles[key].result()
+
+    def _read(self, event: Event, profile: Future[Profile]) -> None:
+        with self._turn:
+            try:
+                profile.set_result(read_profile(event))
+            except Exception as error:
+                profile.set_exception(error)
+
+
 class Recorder(threading.Thread):
     """Records one run while it is on.
 
@@ -336,6 +392,7 @@ class Recorder(threading.Thread):
         keeps: leave `record.json` beside the events; not where that is another's, who shares the folder.
 
     Attributes:
+        events: the run's `events.jsonl`.
         refusal: why the store can't be used, once that is known.
         is_settled: set when it is known whether the store can be used, or may be away.
         done: set when the run's end is recorded, or there is nothing to record.
@@ -354,8 +411,10 @@ class Recorder(threading.Thread):
     ) -> None:
         super().__init__(name="recorder", daemon=True)
         self._tracker = tracker
+        self.events = events
         self._transfer = Transfer(tracker, events)
         self._transfer.board = board
+        self._transfer.read_profile = BackgroundReader()
         self._transfer.keeps_state = keeps
         self._before = before
         if not goes_on:
@@ -386,9 +445,14 @@ class Recorder(threading.Thread):
         """Bytes of `events.jsonl` that the store has taken."""
         return self._transfer.taken if self._transfer.has_run else 0
 
+    def has_taken(self, offset: int) -> bool:
+        """Whether the events up to this byte are recorded, or need not be."""
+        return self._transfer.taken >= offset
+
     def run(self) -> None:
         began = time.monotonic()
         try:
+            self._wait_for_earlier()
             self._transfer.keep_state()
             while not self._told_to_stop.is_set():
                 self._try_pass(began)
@@ -396,13 +460,24 @@ class Recorder(threading.Thread):
                     self.is_settled.set()
                 if self._is_through and not (self._transfer.may_come and self._tries_left):
                     break
-                self._tries_left -= self._is_through
+                self._tries_left -= self._is_through and not self._transfer.is_reading
                 self._rest()
         except Refusal as refusal:
             self.refusal = refusal
         finally:
             self.is_settled.set()
             self.done.set()
+
+    def _wait_for_earlier(self) -> None:
+        """Waits for the recorder of an earlier command in this process: its last request must not end this run."""
+        for thread in threading.enumerate():
+            if isinstance(thread, Recorder) and thread.events == self.events and thread.is_stopping:
+                thread.join()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it sends nothing more once its last request is answered."""
+        return self._told_to_stop.is_set()
 
     @property
     def _is_through(self) -> bool:
@@ -426,16 +501,21 @@ class Recorder(threading.Thread):
                 break
             if time.monotonic() > deadline:
                 break
-        self._told_to_stop.set()
+        self._end_thread()
         return self._is_through and not self._transfer.aside
 
     def stop(self) -> None:
         """Sends nothing more, and writes no more to the run's folder."""
         self._transfer.keeps_state = False
+        self._end_thread()
+
+    def _end_thread(self) -> None:
+        """Ends the thread; a request that the store does not answer may keep it a while longer."""
         self._told_to_stop.set()
         self._hurry.set()
         if self.is_alive():
             self.join(SECONDS_TO_STOP)
+            self._transfer.keeps_state = self._transfer.keeps_state and not self.is_alive()
 
     @property
     def reason(self) -> str:
@@ -504,6 +584,16 @@ LAST = ("end", "refused")
 
 #: Events of files and what is described beside the numbers: these can wait, and do not hold up what follows them.
 FILES = ("artifact", "confusion", "data", "model", "profile")
+
+#: Events after which files are sent that can wait in the same way.
+WITH_FILES = ("ready", "end")
+
+
+def read_profile(event: Event) -> Profile:
+    """Reads a traced window, which may take minutes."""
+    from scaleflow.profiler import report
+
+    return report(event)
 
 
 def kept(folder: Path) -> list[Path]:

@@ -61,9 +61,10 @@ class RemoteProcess(Watched):
         self._host = host
         self._returncode: int | None = None
         self._is_there = True
+        self._why_lost = ""
         self._heard = threading.Condition()
         earlier = job.events.read_bytes() if job.records and job.goes_on and not is_shared else b""
-        self._pid = self._ask("start", job.to_json(), environment, is_shared, earlier) or 0
+        self._pid = self._ask("start", job.to_json(environment), environment, is_shared, earlier) or 0
         self._listen()
 
     def _listen(self) -> None:
@@ -86,11 +87,12 @@ class RemoteProcess(Watched):
         except Exception as error:
             if isinstance(error, Refusal):
                 raise Refusal(str(getattr(error, "cause", error))) from None  # without the traceback that Ray adds
-            self._lose()
+            self._lose(raised_by_actor(error))
             return None
 
-    def _lose(self) -> None:
+    def _lose(self, why: str = "") -> None:
         with self._heard:
+            self._why_lost = self._why_lost or why
             if self._returncode is None:
                 self._returncode, self._is_there = 1, False
             self._heard.notify_all()
@@ -109,8 +111,8 @@ class RemoteProcess(Watched):
                 news = engine.get(asked)
                 for name, offset, data in news.files:
                     self._write(name, offset, data)
-            except Exception:  # the actor, its machine, or the cluster is gone; or this machine's disk is full
-                self._lose()
+            except Exception as error:  # the actor, its machine, or the cluster is gone; or this machine's disk is full
+                self._lose(raised_by_actor(error))
                 return
             with self._heard:
                 self._returncode = news.returncode
@@ -140,7 +142,9 @@ class RemoteProcess(Watched):
             self._heard.wait_for(lambda: self._returncode is not None, seconds)
 
     def how_it_ended(self) -> str:
-        return super().how_it_ended() if self._is_there else f"was lost with its place on {self._host}"
+        if self._is_there:
+            return super().how_it_ended()
+        return f"was lost with its place on {self._host}" + (f": {self._why_lost}" if self._why_lost else "")
 
     def start_again(self) -> str:
         how = self.how_it_ended()
@@ -200,7 +204,7 @@ class RayRun(WorkerRun):
     def _processes(self) -> Iterator[Sequence[Watched]]:
         with contextlib.ExitStack() as until_it_ended:
             processes = self._posted(until_it_ended)
-            self._began = time.time()
+            self._began = time.monotonic()
             with sampled(self._job, lambda: lambda: measured(processes)):
                 yield processes
 
@@ -324,8 +328,19 @@ def asked(actors: Sequence[Any], name: str, *arguments: Any, seconds: float = SE
     try:
         return list(engine.get([getattr(actor, name).remote(*arguments) for actor in actors], timeout=seconds))
     except Exception as error:
+        if why := raised_by_actor(error):
+            raise Refusal(f"cluster=ray: a machine can't take its part: {why}") from error
         said = str(error).strip().splitlines() or [type(error).__name__]
         raise Unanswered(f"cluster=ray: its machines do not answer: {said[-1]}") from error
+
+
+def raised_by_actor(error: Exception) -> str:
+    """What an actor itself raised, its constructor too, in a line; empty if it, or its machine, is gone."""
+    from ray.exceptions import RayTaskError
+
+    if not (isinstance(error, RayTaskError) or getattr(error, "_actor_init_failed", False)):
+        return ""
+    return str(error).strip().splitlines()[-1]
 
 
 def seen(actors: Sequence[Any], folder: Path) -> list[bool]:

@@ -5,9 +5,10 @@ A job is known by its config, so that the command may be sent again, with more v
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -136,8 +137,9 @@ class Ledger:
         self.swept = varied
 
 
-def held(folder: Path) -> FileLock:
-    """The lock of the one command that works on a sweep's folder.
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Locks a sweep's folder for one command, as long as the block lasts.
 
     Raises:
         Refusal: if another one does.
@@ -147,7 +149,10 @@ def held(folder: Path) -> FileLock:
         lock.acquire(timeout=0)
     except Timeout as error:
         raise Refusal(f"hydra.sweep.dir={folder}: another command works on the sweep there; end it first") from error
-    return lock
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def of_the_job(config: Config) -> dict[str, Any]:

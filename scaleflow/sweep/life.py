@@ -24,7 +24,8 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
-from scaleflow.config.composed import MULTIRUN, mask_sweep, remove_empty, writable
+from scaleflow.config.composed import MULTIRUN, mask_sweep, writable
+from scaleflow.config.folders import create_folder, remove_created
 from scaleflow.config.sections import leaves
 from scaleflow.errors import Refusal
 from scaleflow.events import EVENTS, Event, Writer
@@ -111,7 +112,6 @@ class Sweep:
         self._began = began
         self._at_once = int(config.hydra.launcher.get("n_jobs", 1))
         self._folder = Path(config.hydra.sweep.dir).absolute()
-        self._open = contextlib.ExitStack()
         self._writing = threading.RLock()
         self._stop = Stop()
         self._server = ""
@@ -124,9 +124,11 @@ class Sweep:
         if self._at_once < 1:
             raise Refusal(f"hydra.launcher.n_jobs={self._at_once}: expected at least 1")
         writable(self._folder)
-        self._open.enter_context(held(self._folder))
-        self._open.enter_context(claimed(self._folder))  # its own run, which only one command records
-        self._ledger = Ledger.of(self._folder)
+        with contextlib.ExitStack() as opened:
+            opened.enter_context(held(self._folder))
+            opened.enter_context(claimed(self._folder))  # its own run, which only one command records
+            self._ledger = Ledger.of(self._folder)
+            self._open = opened.pop_all()
         self._goes_on = bool(self._ledger.entries)
         self._swept = swept_by(config)
         mask_sweep(self._folder)
@@ -218,7 +220,7 @@ class Sweep:
             self._open.close()
             for name in (LEDGER, LOCK, RECORD_LOCK, MULTIRUN):
                 (self._folder / name).unlink(missing_ok=True)
-            remove_empty(self._folder)
+            remove_created(self._folder)
 
     def _run(self, jobs: Sequence[Job]) -> None:
         at_once = min(self._at_once, len(jobs))
@@ -264,7 +266,7 @@ class Sweep:
                 job.is_pruned = True
 
         folder = self._folder / job.entry.folder
-        folder.mkdir(parents=True, exist_ok=True)
+        create_folder(folder)
         label = job.asked.label(self._ledger.swept)
         within = Within(self._folder, label, environment, self._server, display, stop, heard)
         config, changes = OmegaConf.to_container(job.asked.task, resolve=False), job.changes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import hashlib
 import json
 import logging
 import os
@@ -12,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote
 
 from filelock import FileLock
 
@@ -25,6 +25,9 @@ from scaleflow.tracking.registry import register
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Run
+
+#: How long to wait for another process that opens the same store.
+SECONDS_TO_MIGRATE = 120.0
 
 PARAMS_A_BATCH = 100
 METRICS_A_BATCH = 1000
@@ -381,10 +384,29 @@ class MlflowTracker:
 
 
 def migration_lock(uri: str) -> FileLock:
-    """Held while a store is opened: two first openings of an SQLite file race in its migration."""
-    name = quote(uri, safe="") if not uri.startswith("sqlite:///") else None
-    path = Path(tempfile.gettempdir(), name[-100:]) if name else Path(uri.removeprefix("sqlite:///"))
-    return FileLock(f"{path}.lock", timeout=120)
+    """Locks a store while it is opened: two processes that open a new database at once race in its migration.
+
+    The lock of an SQLite file is beside it, for all users that share the file. Any other lock is the user's own, in
+    the temporary folder, and its name is a digest without the credentials of the URI.
+    """
+    if (path := lock_beside_sqlite(uri)) is not None:
+        return FileLock(path, timeout=SECONDS_TO_MIGRATE, mode=0o666)
+    digest = hashlib.sha256(without_credentials(uri).encode()).hexdigest()[:16]
+    name = f"scaleflow-{os.getuid()}-{digest}.lock"
+    return FileLock(Path(tempfile.gettempdir(), name), timeout=SECONDS_TO_MIGRATE, mode=0o600)
+
+
+def lock_beside_sqlite(uri: str) -> Path | None:
+    """The path of an SQLite file's lock; None if the URI is another store's, or the lock can't be written there."""
+    if not uri.startswith("sqlite:///"):
+        return None
+    lock = Path(f"{uri.removeprefix('sqlite:///')}.lock")
+    return lock if os.access(lock if lock.exists() else lock.parent, os.W_OK) else None
+
+
+def without_credentials(uri: str) -> str:
+    """A URI without user, password and query, where some stores take a password."""
+    return re.sub(r"//[^/]*@", "//", uri.partition("?")[0])
 
 
 def folder_of_sqlite(uri: str) -> Path | None:

@@ -43,7 +43,7 @@ from scaleflow.config.sections import leaves
 from scaleflow.errors import Refusal, RunError
 from scaleflow.events import EVENTS, Reader, Writer, last_end
 from scaleflow.interfaces import Emit, Plan, Tracer
-from scaleflow.masking import MaskedStream, known, masked, remember
+from scaleflow.masking import MaskedStream, known_in, masked, remember, secrets_of_environment
 from scaleflow.provenance import inside
 from scaleflow.worker.about import tell, tell_confusion
 from scaleflow.worker.assemble import Built, build
@@ -159,16 +159,23 @@ class Job:
         """Where this process's output goes."""
         return self.folder / f"{self.name.replace(' ', '-')}.log"
 
-    def to_json(self) -> str:
-        """For a pipe; with the secrets that are to be masked, so for no file."""
+    def to_json(self, environment: Mapping[str, str] | None = None) -> str:
+        """For a pipe; with the secrets that are to be masked, so for no file.
+
+        The store's credentials are not in it, nor are secrets that neither the config nor the environment holds.
+
+        Args:
+            environment: the process's.
+        """
         plan = self.plan
-        told = {"config": plan.config, "choices": plan.choices, "search": plan.search}
+        config = {**plan.config, "tracking": masked(plan.config["tracking"])}
+        told = {"config": config, "choices": plan.choices, "search": plan.search}
         own = {"folder": str(self.folder), "started": self.started, "worker": self.worker, "life": self.life}
         own |= {"parent": self.parent, "label": self.label}
         own["init_from"] = plan.model.init_from  # the file that it came to
-        own["secrets"] = known()
         own["measure"] = None if self.measure is None else asdict(self.measure)
-        return json.dumps({**told, **own})
+        secrets = known_in(json.dumps([told, own, dict(environment or {})]))
+        return json.dumps({**told, **own, "secrets": secrets})
 
     @classmethod
     def from_json(cls, text: str) -> Job:
@@ -186,6 +193,7 @@ def main() -> None:
     stop = threading.Event()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    remember(secrets_of_environment())
     job = Job.from_json(sys.stdin.buffer.readline().decode())
     sys.stdout, sys.stderr = MaskedStream(sys.stdout), MaskedStream(sys.stderr)
     if len(names(job.plan)) == 1:

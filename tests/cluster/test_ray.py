@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -221,6 +221,69 @@ def test_ray_that_is_not_installed_is_named_with_its_extra(command: Command) -> 
 def begun(workers: int, replicas: int, size: int) -> dict[str, Any]:
     resolved = {"workers": workers, "replicas": replicas, "global_batch_size": size, "cache": "memory"}
     return {"event": "ready", "params": {f"resolved.{key}": str(value) for key, value in resolved.items()}}
+
+
+class Actor:
+    """Each of its calls is only a name."""
+
+    def __getattr__(self, name: str) -> Any:
+        return SimpleNamespace(remote=lambda *arguments: name)
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception], Actor]:
+    """Has Ray answer each call of an actor by an error."""
+
+    def fail(error: Exception) -> Actor:
+        def get(asked: object, timeout: float = 0) -> None:
+            raise error
+
+        monkeypatch.setattr("ray.get", get)
+        monkeypatch.setattr("ray.wait", lambda asked, timeout: (asked, []))
+        monkeypatch.setattr("scaleflow.cluster.ray.is_there", lambda: True)
+        return Actor()
+
+    return fail
+
+
+def error_of_constructor() -> Exception:
+    from ray.exceptions import ActorDiedError
+
+    error = ActorDiedError()
+    error._actor_init_failed = True
+    error.error_msg = "The actor died because of an error raised in its creation task\nOSError: no space left"
+    error.args = (error.error_msg,)
+    return error
+
+
+def error_of_call() -> Exception:
+    from ray.exceptions import RayTaskError
+
+    return RayTaskError("start", "Traceback ...\nOSError: no space left", OSError("no space left"))
+
+
+@pytest.mark.parametrize("error", [error_of_constructor, error_of_call])
+def test_what_an_actor_raises_is_told(
+    error: Callable[[], Exception], failing: Callable[[Exception], Actor], plan: Any, tmp_path: Path
+) -> None:
+    from scaleflow.launcher.remote import RemoteProcess, Unanswered, asked
+
+    actor = failing(error())
+    with pytest.raises(Refusal, match="a machine can't take its part: OSError: no space left") as refused:
+        asked([actor], "spot", None)
+    assert not isinstance(refused.value, Unanswered)  # no other try
+    job = Job(plan("tracking=none"), tmp_path, 0.0)
+    process = RemoteProcess(job, actor, {}, True, "node-1")
+    assert process.how_it_ended() == "was lost with its place on node-1: OSError: no space left"
+
+
+def test_a_machine_that_is_gone_has_no_words_of_its_own(failing: Callable[[Exception], Actor]) -> None:
+    from ray.exceptions import ActorDiedError
+
+    from scaleflow.launcher.remote import Unanswered, asked
+
+    with pytest.raises(Unanswered, match="do not answer"):
+        asked([failing(ActorDiedError())], "spot", None)
 
 
 @pytest.mark.parametrize(("there", "least", "goes_on"), [(3, 1, 2), (3, 3, 0), (2, 2, 2), (1, 1, 1)])

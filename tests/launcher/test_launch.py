@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import signal
+import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,11 +17,17 @@ from typing import Any
 import psutil
 import pytest
 
-from scaleflow.interfaces import Plan
-from scaleflow.launcher.launch import died, discard, reason
+from scaleflow.config.folders import create_folder
+from scaleflow.errors import Refusal
+from scaleflow.events import Reader, Writer
+from scaleflow.interfaces import Emit, Plan
+from scaleflow.launcher.launch import REFUSED, Stop, WorkerRun, died, discard, launch, reason
 from scaleflow.launcher.process import Reason
+from scaleflow.launcher.terminal import Display
 from scaleflow.worker.life import Job
 from tests.conftest import Command
+from tests.launcher.test_record import FakeTracker
+from tests.launcher.test_terminal import READY, Clock, Terminal
 from tests.processes import NEW_STORE
 
 #: A run that would go on for minutes, with an epoch a second or so.
@@ -178,6 +187,83 @@ def test_inline_runs_everything_in_one_process(command: Command) -> None:
     assert only_run(command.folder).info.status == "FINISHED"
 
 
+class Refusing(FakeTracker):
+    """A store that refuses at one call, once it may."""
+
+    def __init__(self, word: str) -> None:
+        super().__init__()
+        self.may = threading.Event()
+        self.may.set()
+
+        def refuse(call: tuple[Any, ...]) -> None:
+            if call[0] == word:
+                assert self.may.wait(10)
+                raise Refusal(f"the store refuses to {word}")
+
+        self.fails = refuse
+
+
+class Training:
+    """Stands in for the worker: builds, says so, and takes steps until it is told to stop."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.each_step: Callable[[], object] = lambda: None
+
+    def work(self, job: Job, emit: Emit, told_to_stop: Callable[[], bool]) -> bool:
+        self.calls.append("build")
+        emit("ready", began=0, search=[], **{k: v for k, v in READY.items() if k != "event"})
+        self.calls.append("train")
+        for step in range(1, 1001):
+            if told_to_stop():
+                break
+            time.sleep(0.005)
+            emit("metrics", step=step, values={"train/loss": 1.0})
+            self.each_step()
+        emit("end", status="KILLED", error="stopped")
+        return True
+
+
+@pytest.fixture
+def inline(
+    plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Training, Refusing], tuple[int, list[str], Path]]:
+    """Runs a training in this process with a store; gives the exit code, what was said and the run's folder."""
+
+    def run(training: Training, tracker: Refusing) -> tuple[int, list[str], Path]:
+        monkeypatch.setattr("scaleflow.launcher.launch.work", training.work)
+        monkeypatch.setattr("scaleflow.launcher.launch.tracker_for", lambda *a, **k: tracker)
+        folder, said = tmp_path / "run", list[str]()
+        folder.mkdir()
+        return launch(plan("debug=inline", "tracking=none"), {}, [], folder, 0.0, refused=said.append), said, folder
+
+    return run
+
+
+@pytest.mark.parametrize(("word", "calls"), [("connect", []), ("start", ["build"])])
+def test_inline_does_not_train_what_the_store_refuses(
+    word: str, calls: list[str], inline: Callable[..., tuple[int, list[str], Path]]
+) -> None:
+    training = Training()
+    code, said, folder = inline(training, Refusing(word))
+    assert (code, said, training.calls) == (REFUSED, [f"the store refuses to {word}"], calls)
+    assert not (folder / "events.jsonl").exists()
+
+
+def test_what_was_trained_inline_before_a_slow_store_refused_it_stays(
+    inline: Callable[..., tuple[int, list[str], Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scaleflow.launcher.launch.SECONDS_TO_OPEN", 0.0)
+    training, tracker = Training(), Refusing("start")
+    tracker.may.clear()
+    training.each_step = tracker.may.set
+    code, said, folder = inline(training, tracker)
+    assert code == REFUSED
+    assert re.match(r"the store refuses to start\nwhat was trained until step \d+ is in .*run; ", said[0])
+    assert [event["event"] for event in Reader(folder / "events.jsonl").read()][-1] == "end"
+    assert (folder / "config.yaml").exists()
+
+
 class Lost:
     """A process that has ended, and for which reason."""
 
@@ -205,6 +291,47 @@ def test_who_was_ended_did_not_die() -> None:
     ended, lost = Lost("ended", False), Lost("killed", False)
     ended.was_ended = True
     assert died([ended, lost]) == [lost]  # type: ignore[list-item]
+
+
+class Process:
+    """A worker that only counts how often it is ended."""
+
+    killed = 0
+
+    def kill(self) -> None:
+        self.killed += 1
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("scaleflow.launcher.launch.time", clock)
+    return clock
+
+
+@pytest.mark.parametrize("behind", [3600, 0, -3600])
+def test_progress_counts_from_when_it_is_heard_whatever_the_chiefs_clock_says(
+    behind: int, plan: Callable[..., Plan], tmp_path: Path, clock: Clock
+) -> None:
+    job = Job(plan("strategy=multi_worker", "cluster.stall_seconds=5", "tracking=none"), tmp_path, 0.0)
+    run, process = WorkerRun(job, None, Display(io.StringIO()), Stop()), Process()  # type: ignore[arg-type]
+    waiting = {"event": "waiting", "peers": [], "seconds": 8, "vain": "the TPU does not answer"}
+    for event in ({"event": "ready", **READY}, waiting):
+        with job.events.open("a") as file:
+            file.write(json.dumps({**event, "time": (clock.now - behind) * 1000}) + "\n")
+    run._show_events()
+
+    def ended() -> int:
+        run._end_stalled([process])  # type: ignore[list-item]
+        run._end_vain_waiting(process)  # type: ignore[arg-type]
+        return process.killed
+
+    clock.now += 4
+    assert ended() == 0
+    clock.now += 2
+    assert ended() == 1, "stalled"
+    clock.now += 3
+    assert ended() == 3, "waits in vain, too"
 
 
 OWN_LOAD = """
@@ -265,13 +392,27 @@ def test_two_commands_at_once_share_a_new_store(command: Command) -> None:
     assert {r.data.params["seed"] for r in runs} == {"0", "1"}
 
 
+def test_a_refusal_closes_the_progress_bar(
+    plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that holds a run already is found while the bar waits for TensorFlow."""
+    shown = Terminal()
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr(sys, "stdout", shown)
+    Writer(tmp_path / "events.jsonl")("ready", name="a-run")
+    said: list[str] = []
+    assert launch(plan("tracking=none"), {}, [], tmp_path, 0.0, refused=said.append) == REFUSED
+    assert "holds a run already" in said[0]
+    assert shown.getvalue().count("\x1b[?25l") == shown.getvalue().count("\x1b[?25h") == 1
+
+
 def test_a_command_that_does_not_record_takes_away_only_its_own(
     plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Machines may share a folder."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "run"
-    folder.mkdir()
+    create_folder(folder)
     theirs = ["config.yaml", "events.jsonl", "record.json", "worker-0.log"]
     for name in ("events-worker-1.jsonl", "worker-1.log", *theirs):
         (folder / name).touch()

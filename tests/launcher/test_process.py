@@ -1,16 +1,23 @@
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from scaleflow import masking
+from scaleflow.interfaces import Plan
 from scaleflow.launcher import process
 from scaleflow.launcher.process import Forked, how_it_ended, last_lines
+from scaleflow.worker.life import Job
 
 
 def test_the_last_lines_of_a_log_are_the_programs_own(tmp_path: Path) -> None:
@@ -49,3 +56,38 @@ def test_a_process_is_ended_also_where_the_server_that_forked_it_is_stopped(
             forked.wait()
             assert worker.wait(10) == forked.returncode == -signal.SIGKILL
         forked.close()
+
+
+def test_a_process_is_watched_also_where_many_files_are_open(tmp_path: Path) -> None:
+    """`select` takes no descriptor above 1023."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(2048, hard), hard))
+    try:
+        with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as opened:
+            listener.bind(str(tmp_path / "server"))
+            listener.listen()
+            while opened.enter_context(Path(os.devnull).open()).fileno() < 1024:
+                pass
+            forked = Forked(str(tmp_path / "server"), tmp_path / "log", {})
+            opened.callback(forked.close)
+            server, _ = listener.accept()
+            with server:
+                forked.wait(0.01)
+                assert forked.returncode is None
+                server.sendall(json.dumps({"pid": 7, "status": 3}).encode() + b"\n")
+                forked.wait(10)
+            assert forked.returncode == 3
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_process_is_sent_only_the_secrets_of_its_config_and_environment(
+    plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(masking, "_known", {"of-the-launcher", "of-the-config", "of-the-environment", "of-the-store"})
+    made = plan("+optimizer.api_key=of-the-config", "tracking.uri=http://me:of-the-store@host", "tracking.offline=true")
+    sent = Job(made, tmp_path, 0.0).to_json({"HUB": "of-the-environment"})
+    assert json.loads(sent)["secrets"] == ["of-the-config", "of-the-environment"]
+    assert "of-the-store" not in sent
+    assert "of-the-launcher" not in sent
+    assert Job.from_json(sent).plan.tracking.uri == "http://****@host"

@@ -12,6 +12,7 @@ from scaleflow.events import Writer
 from scaleflow.interfaces import IDENTITY, Point, Status, Tracker
 from scaleflow.launcher import record
 from scaleflow.launcher.record import Recorder, Transfer
+from scaleflow.profiler.reading import Profile
 
 Call = tuple[Any, ...]
 BEGAN = 1_700_000_000_000
@@ -293,6 +294,121 @@ def test_what_was_taken_before_the_failing_portion_is_not_sent_again(
     setting.end()
     assert setting.begin().finish(2)
     assert setting.tracker.steps() == [step for step in range(1, 10) for _ in range(2)]
+
+
+def test_a_run_has_its_end_also_where_the_store_takes_no_tensorboard_files(setting: Setting) -> None:
+    board = setting.path.parent / record.BOARD / "events.out"
+    board.parent.mkdir()
+    board.touch()
+    setting.tracker.fails = lambda call: unreachable(call) if call[0] == "artifact" else None
+    setting.ready()
+    setting.end()
+    recorder = setting.begin()
+    assert not recorder.finish(5)
+    assert setting.tracker.words()[-1] == "adopt"  # the store is there, and does not take this file
+    assert ("finish", "FINISHED", setting.time_of_the_last()) in setting.tracker.calls
+    assert recorder.reason == "ConnectionError: the store is away"
+    setting.tracker.fails = lambda call: None
+    transfer = Transfer(setting.tracker, setting.path)
+    transfer.send(again=True)
+    assert transfer.is_complete
+    assert setting.tracker.calls[-1] == ("artifact", board, record.BOARD)
+
+
+class Profiles:
+    """Reads a profile for as long as it is held."""
+
+    def __init__(self) -> None:
+        self.begun, self.may_end = threading.Event(), threading.Event()
+
+    def read(self, event: Mapping[str, Any]) -> Profile:
+        self.begun.set()
+        assert self.may_end.wait(10)
+        return Profile([(Path("/x/trace"), "profile")], {"profile/step_ms": 2.0}, "steps 2 to 3: 2 ms")
+
+
+@pytest.fixture
+def profiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[Profiles]:
+    made = Profiles()
+    monkeypatch.setattr("scaleflow.profiler.report", made.read)
+    yield made
+    made.may_end.set()
+
+
+def test_metrics_and_the_end_do_not_wait_for_a_profile_to_be_read(setting: Setting, profiles: Profiles) -> None:
+    setting.ready()
+    setting.write("profile", first=2, last=3)
+    setting.metrics(4)
+    recorder = setting.begin()
+    until(profiles.begun.is_set)
+    until(lambda: setting.tracker.steps() == [4, 4])
+    setting.end()
+    until(lambda: "finish" in setting.tracker.words())
+    assert setting.known["aside"]  # sent by the next command, should this one die
+    profiles.may_end.set()
+    assert recorder.finish(5)
+    assert ("artifact", Path("/x/trace"), "profile") in setting.tracker.calls
+    assert setting.tracker.steps() == [4, 4, 3]
+    assert recorder.profiles == {2: "steps 2 to 3: 2 ms"}
+    assert setting.known["aside"] == {}
+
+
+def test_a_profile_that_takes_too_long_is_named(setting: Setting, profiles: Profiles) -> None:
+    setting.ready()
+    setting.write("profile", first=2, last=3)
+    setting.end()
+    recorder = setting.begin()
+    until(lambda: "finish" in setting.tracker.words())
+    assert not recorder.finish(0.2)
+    assert recorder.reason == "the profile of steps 2 to 3 is still being read"
+
+
+def test_nothing_is_sent_once_finish_has_given_up(setting: Setting) -> None:
+    asked, answer = threading.Event(), threading.Event()
+
+    def slowly(call: Call) -> None:
+        if call[0] == "params":
+            asked.set()
+            assert answer.wait(10)
+
+    setting.tracker.fails = slowly
+    setting.ready()
+    setting.metrics(1)
+    setting.end("KILLED")
+    recorder = setting.begin()
+    until(asked.is_set)
+    threading.Timer(0.3, answer.set).start()
+    assert not recorder.finish(0)
+    assert not recorder.is_alive()  # its last request was answered while `finish` waited
+    assert setting.tracker.words() == ["connect", "start", "params"]
+
+
+def test_a_run_that_goes_on_waits_for_the_last_request_of_its_earlier_recorder(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "SECONDS_TO_STOP", 0.01)
+    asked, answer = threading.Event(), threading.Event()
+
+    def slowly(call: Call) -> None:
+        if call[0] == "finish" and not asked.is_set():
+            asked.set()
+            assert answer.wait(10)
+
+    setting.tracker.fails = slowly
+    setting.ready()
+    setting.end("KILLED")
+    earlier = setting.begin()
+    until(asked.is_set)
+    assert not earlier.finish(0)
+    recorder = setting.begin(goes_on=True)
+    setting.ready(resumed=0)
+    threading.Timer(0.3, answer.set).start()
+    until(lambda: "reopen" in setting.tracker.words())
+    earlier.join(10)
+    setting.end()
+    assert recorder.finish(2)
+    words = setting.tracker.words()
+    assert words[words.index("reopen") :] == ["reopen", "tags", "finish"]
 
 
 def test_bytes_count_as_recorded_once_the_store_has_taken_them(setting: Setting) -> None:

@@ -170,6 +170,14 @@ def test_two_commands_do_not_share_a_folder(
     assert "another command works on the sweep there" in capsys.readouterr().err
 
 
+def test_a_sweeps_folder_is_free_when_the_command_is_through(tmp_path: Path) -> None:
+    first = life.held(tmp_path)  # the garbage collector does not see it before the end of this test
+    with first:
+        pass
+    with life.held(tmp_path):
+        pass
+
+
 def test_several_jobs_at_a_time_share_the_threads(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = sweep(monkeypatch, "training.epochs=1,2,3", "hydra.launcher.n_jobs=2")
     assert fake.code == 0  # type: ignore[attr-defined]

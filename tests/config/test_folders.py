@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from scaleflow.config.folders import create_folder, remove_created
+
+
+def test_what_was_created_is_removed_up_to_what_was_there(tmp_path: Path) -> None:
+    create_folder(tmp_path / "data" / "exp" / "a")
+    remove_created(tmp_path / "data" / "exp" / "a")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_there_stays_also_where_it_is_empty(tmp_path: Path) -> None:
+    (tmp_path / "data" / "exp").mkdir(parents=True)
+    create_folder(tmp_path / "data" / "exp" / "a")
+    remove_created(tmp_path / "data" / "exp" / "a")
+    assert list((tmp_path / "data").iterdir()) == [tmp_path / "data" / "exp"]
+    remove_created(tmp_path / "data" / "exp")
+    assert (tmp_path / "data" / "exp").is_dir()
+
+
+def test_what_holds_something_stays(tmp_path: Path) -> None:
+    create_folder(tmp_path / "exp" / "a")
+    (tmp_path / "exp" / "a" / "note").touch()
+    remove_created(tmp_path / "exp" / "a")
+    assert (tmp_path / "exp" / "a" / "note").exists()
