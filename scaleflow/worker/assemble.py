@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scaleflow.cluster import TF_CONFIG, in_step, names, parse, workers
+from scaleflow.cluster import TF_CONFIG, assigned_hardware, in_step, names, parse, workers
 from scaleflow.config.combinations import check, settled
 from scaleflow.config.plan import batching
 from scaleflow.config.targets import bind, names_class
@@ -359,7 +359,7 @@ def settle(plan: Plan, emit: Emit) -> Ground:
 
     training.look_inside(plan.debug)
     with reaching(plan, emit):
-        devices = hardware.configure(plan.hardware)
+        devices = hardware.configure(assigned_hardware(plan.hardware, os.environ))
     name = strategy.resolve(plan.strategy, devices.names)
     policy = precision.resolve(plan.precision, devices.kind)
     warnings = check(settled(plan, name, devices.kind.lower(), policy))

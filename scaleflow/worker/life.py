@@ -28,6 +28,7 @@ from scaleflow.cluster import (
     NO_PROXY,
     TF_CONFIG,
     answers,
+    assigned_hardware,
     in_step,
     names,
     parse,
@@ -241,7 +242,7 @@ def serve(job: Job, emit: Emit) -> NoReturn:
     from scaleflow import strategy
 
     emit("waiting", peers=place.peers, seconds=job.plan.cluster.start_seconds)
-    strategy.serve(job.plan.hardware.inter_op_threads, job.plan.hardware.intra_op_threads)
+    strategy.serve(assigned_hardware(job.plan.hardware, os.environ))
     while not answers(chief):
         time.sleep(SECONDS_BETWEEN_LOOKS)
     emit("met")

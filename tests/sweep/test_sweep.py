@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from scaleflow.cli import main
+from scaleflow.cluster import share
 from scaleflow.interfaces import Plan
 from scaleflow.launcher.process import SERVER
 from scaleflow.sweep import life
-from scaleflow.sweep.devices import portions, share
+from scaleflow.sweep.devices import portions
 from scaleflow.sweep.jobs import in_few_words
 from scaleflow.sweep.ledger import Ledger
 from scaleflow.worker.life import name_of
