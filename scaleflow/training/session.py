@@ -239,8 +239,13 @@ class Session:
                 raise NotFinite(self.step, "the weights are")
 
     def _tell(self, hook: str, *arguments: Any) -> None:
-        if self._callbacks is not None:
-            self._callbacks.tell(hook, *arguments)
+        """Calls a hook of the callbacks, and reports what they add to its logs."""
+        if self._callbacks is not None and (added := self._callbacks.tell(hook, *arguments)):
+            self._emit("metrics", step=self._updates, values=added)
+
+    def log_metric(self, name: str, value: float) -> None:
+        """Reports a value of the user's own at the current step."""
+        self._emit("metrics", step=self._updates, values={name: value})
 
     def _take_best(self, checkpoints: Checkpoints) -> None:
         self._agree(0.0)  # nobody reads before the one that writes is through

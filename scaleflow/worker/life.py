@@ -46,6 +46,7 @@ from scaleflow.events import EVENTS, Reader, Writer, last_end
 from scaleflow.interfaces import Emit, Plan, Tracer
 from scaleflow.masking import MaskedStream, known, masked, remember
 from scaleflow.provenance import inside
+from scaleflow.user_metrics import user_metrics
 from scaleflow.worker.about import tell, tell_confusion
 from scaleflow.worker.assemble import Built, build
 from scaleflow.worker.evaluator import WithEvaluations, evaluate
@@ -571,7 +572,8 @@ def as_text(config: Any) -> dict[str, str]:
 
 
 def train_and_export(job: Job, built: Built, session: Session, agree: Agreement, emit: Emit) -> None:
-    result = session.run()
+    with user_metrics(session.log_metric):
+        result = session.run()
     if isinstance(emit, WithEvaluations):
         end_evaluations(emit, session.step, job.plan.cluster.start_seconds)
     if result.stopped:
