@@ -16,16 +16,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from scaleflow.api import Result, RunFailed, compose, run
     from scaleflow.errors import Refusal
+    from scaleflow.user_metrics import log_metric
 
 __version__ = "0.1.0"
 
-__all__ = ["Refusal", "Result", "RunFailed", "__version__", "compose", "run"]
+__all__ = ["Refusal", "Result", "RunFailed", "__version__", "compose", "log_metric", "run"]
 
 _PLACES = {
     "Refusal": "scaleflow.errors",
     "Result": "scaleflow.api",
     "RunFailed": "scaleflow.api",
     "compose": "scaleflow.api",
+    "log_metric": "scaleflow.user_metrics",
     "run": "scaleflow.api",
 }
 

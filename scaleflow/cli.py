@@ -22,7 +22,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from scaleflow import __version__
-from scaleflow.command import FAILED, leave, options_as_text, refuse, split_overrides
+from scaleflow.command import FAILED, leave, options_as_text, refuse, split_overrides, take_keys_of_run
 from scaleflow.config.explain import CONF, check_config_dirs, check_overrides, explain
 from scaleflow.errors import Refusal
 from scaleflow.masking import register_resolver, remember, secrets_of_environment, secrets_typed
@@ -46,10 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0 finished, 1 failed, 2 refused, 130 or 143 interrupted.
     """
-    words = options_as_text(flags_first(split_overrides(list(sys.argv[1:] if argv is None else argv))))
+    words = flags_first(split_overrides(list(sys.argv[1:] if argv is None else argv)))
     if "--version" in words:  # Hydra would print its own
         print(f"scaleflow {__version__}")
         return 0
+    words = take_keys_of_run(options_as_text(words))
     remember([*secrets_of_environment(), *secrets_typed(words)])
     register_resolver()
     task = Task(time.time())

@@ -56,3 +56,13 @@ def split_overrides(words: list[str]) -> list[str]:
 def options_as_text(words: Sequence[str]) -> list[str]:
     """Quotes the option of `debug=nan`, which Hydra would take for a number."""
     return [re.sub(r"(?<=[=,])nan(?=,|$)", "'nan'", word) if word.startswith("debug=") else word for word in words]
+
+
+def take_keys_of_run(words: Sequence[str]) -> list[str]:
+    """With `resume=RUN`, has Hydra take keys that only the options of that run have: `model.filters=8` of a cnn.
+
+    A key that the run does not have either is refused when its config is read.
+    """
+    if not any(word.lstrip("+").startswith("resume=") for word in words):
+        return list(words)
+    return [f"++{word}" if re.match(r"(?!hydra\.)\w+(\.\w+)+=", word) else word for word in words]

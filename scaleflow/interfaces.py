@@ -844,7 +844,7 @@ class Tracer(Protocol):
         """Reports what was written, once all workers have done so.
 
         Args:
-            usual_ms: what a step takes that is not traced, in milliseconds, where that is known.
+            usual_ms: the mean milliseconds of a step that is not traced, waiting for input included, if that is known.
         """
 
     def close(self) -> None:

@@ -136,7 +136,7 @@ class OptunaSweeper(Sweeper):
             while len(batch) < min(at_once, missing):
                 batch.append(study.ask(space))
             overrides = [[*fixed, *(f"{key}={shown(v)}" for key, v in trial.params.items())] for trial in batch]
-            pruned = self._watch(batch, overrides)
+            pruned = self._watch(batch)
             for trial, returned in zip(batch, self._launcher.launch(overrides, number), strict=True):
                 value = as_number(returned.return_value)
                 if trial.number in pruned:
@@ -147,7 +147,7 @@ class OptunaSweeper(Sweeper):
                     study.tell(trial.number, value)
             number += len(batch)
 
-    def _watch(self, trials: Sequence[optuna.Trial], overrides: Sequence[Sequence[str]]) -> set[int]:
+    def _watch(self, trials: Sequence[optuna.Trial]) -> set[int]:
         """Has our own jobs report their metric as they go; gives the numbers of the trials that are stopped for it."""
         pruned: set[int] = set()
         if self._pruner is None:
@@ -157,17 +157,17 @@ class OptunaSweeper(Sweeper):
                 f"hydra.sweeper.pruner={self._pruner}: only jobs of scaleflow's own command tell how they go; use null"
             )
         metric = OmegaConf.select(self._config, "sweep.metric") or "val/loss"
-        trial_of = {tuple(words): trial for words, trial in zip(overrides, trials, strict=True)}
 
-        def watch(words: Sequence[str], event: Mapping[str, Any]) -> bool:
+        def watch(indices: Sequence[int], event: Mapping[str, Any]) -> bool:
             value = event["values"].get(metric) if event["event"] == "metrics" else None
-            trial = trial_of.get(tuple(words))
-            if value is None or trial is None or not math.isfinite(value):
+            if value is None or not math.isfinite(value):
                 return False
-            trial.report(value, event["step"])
-            if trial.should_prune():
-                pruned.add(trial.number)
-            return trial.number in pruned
+            watched = [trials[index] for index in indices]  # several where a value was proposed twice
+            for trial in watched:
+                trial.report(value, event["step"])
+            if any(trial.should_prune() for trial in watched):
+                pruned.update(trial.number for trial in watched)
+            return any(trial.number in pruned for trial in watched)
 
         self._task.sweep(self._context, self._config).watch = watch
         return pruned

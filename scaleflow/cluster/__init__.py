@@ -1,5 +1,6 @@
 """Where the worker processes of a run are, and what tells them of each other. No TensorFlow here."""
 
+from scaleflow.cluster.gpus import GPUS, assigned_hardware, gpu_environments, share, visible_gpus
 from scaleflow.cluster.local import environments
 from scaleflow.cluster.members import STARTED_HERE, config_of, in_step, names, place_of, roles, silent, workers
 from scaleflow.cluster.ray import check as check_ray
@@ -21,15 +22,18 @@ from scaleflow.cluster.tpu import TpuPlace, find_tpu, is_sure, no_tpu, unreachab
 __all__ = [
     "EXAMPLE",
     "EXAMPLE_WITH_SERVERS",
+    "GPUS",
     "NO_PROXY",
     "STARTED_HERE",
     "TF_CONFIG",
     "TpuPlace",
     "answers",
+    "assigned_hardware",
     "check_ray",
     "config_of",
     "environments",
     "find_tpu",
+    "gpu_environments",
     "in_step",
     "is_sure",
     "names",
@@ -39,9 +43,11 @@ __all__ = [
     "place_of",
     "port_is_free",
     "roles",
+    "share",
     "silent",
     "tf_configs",
     "unreachable",
+    "visible_gpus",
     "waited_until_ended",
     "without_evaluator",
     "workers",

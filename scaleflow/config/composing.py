@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from scaleflow.command import options_as_text
+from scaleflow.command import options_as_text, take_keys_of_run
 from scaleflow.config.explain import CONF, check_config_dirs, explain, parsed, search_path
 from scaleflow.config.sections import show
 from scaleflow.errors import Refusal
@@ -57,7 +57,7 @@ def composed(overrides: Sequence[str], config_dirs: Sequence[str | Path] = ()) -
     Raises:
         Refusal: naming the word that is wrong, and what would work.
     """
-    words = options_as_text(overrides)
+    words = take_keys_of_run(options_as_text(overrides))
     remember(secrets_typed(words))
     register_resolver()
     flags = flags_for(config_dirs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from hydra import compose, initialize_config_module
@@ -15,7 +15,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf
 from yaml import MarkedYAMLError
 
-from scaleflow.config.sections import unknown_key, unknown_option
+from scaleflow.config.sections import every_key, unknown_key, unknown_option
 from scaleflow.errors import Refusal
 from scaleflow.masking import masked_override
 
@@ -146,10 +146,4 @@ def choices_in(typed: Sequence[Override], groups: Sequence[str]) -> list[list[st
 
 def keys_of(config: DictConfig) -> list[str]:
     """Every key of a config, dotted, inner ones too."""
-
-    def walk(node: object, prefix: str) -> Iterator[str]:
-        for key, child in node.items() if isinstance(node, dict) else ():
-            yield f"{prefix}{key}"
-            yield from walk(child, f"{prefix}{key}.")
-
-    return list(walk(OmegaConf.to_container(config, resolve=False), ""))
+    return every_key(OmegaConf.to_container(config, resolve=False))

@@ -172,6 +172,13 @@ def leaves(config: Any, prefix: str = "") -> dict[str, Any]:
     return {prefix: config}
 
 
+def every_key(config: Any, prefix: str = "") -> list[str]:
+    """The dotted keys of nested mappings, those of inner mappings too."""
+    if not isinstance(config, Mapping):
+        return []
+    return [key for name in config for key in (f"{prefix}{name}", *every_key(config[name], f"{prefix}{name}."))]
+
+
 # ---------------------------------------------------------------------------------------------
 # Names
 # ---------------------------------------------------------------------------------------------

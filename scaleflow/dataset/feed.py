@@ -10,6 +10,9 @@ from scaleflow.dataset.kept import Transform
 from scaleflow.dataset.scheduled import ScheduledArrays, ScheduledFile, ScheduledStream
 from scaleflow.interfaces import Arrays, Batching, Examples, Feed
 
+#: The part of a device's memory up to which a split that is in memory is copied to each device.
+DEVICE_SHARE = 0.25
+
 
 def feed(
     examples: Examples,
@@ -20,6 +23,7 @@ def feed(
     transform: Transform | None = None,
     buffer: int | None = None,
     threads: int | None = None,
+    device_bytes: float | None = None,
 ) -> Feed:
     """The feed of one split.
 
@@ -30,6 +34,7 @@ def feed(
         shuffle_seed: reshuffles every epoch; None keeps the order.
         transform: the preprocessing of a stream's inputs; that of arrays is done already.
         buffer, threads: `dataset.shuffle`, of a stream, and `dataset.threads`.
+        device_bytes: the memory of the smallest device; None if it is the host's.
 
     Raises:
         Refusal: if the examples are of a kind, or too many, for the strategy.
@@ -37,7 +42,7 @@ def feed(
     if isinstance(strategy, tf.distribute.TPUStrategy):
         check_fixed(examples, transform)
     if isinstance(examples, Arrays):
-        return array_feed(examples, batching, strategy, shuffle_seed, threads)
+        return array_feed(examples, batching, strategy, shuffle_seed, threads, device_bytes)
     chosen = (shuffle_seed, transform, buffer, threads)
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         here = tf.distribute.get_strategy()  # it is this process that reads
@@ -51,8 +56,11 @@ def array_feed(
     strategy: tf.distribute.Strategy,
     shuffle_seed: int | None,
     threads: int | None,
+    device_bytes: float | None,
 ) -> Feed:
     """The feed of a split in memory, or in a file."""
+    size = arrays.inputs.nbytes + arrays.targets.nbytes
+    has_room = device_bytes is None or size <= device_bytes * DEVICE_SHARE
     is_file = isinstance(arrays.inputs, np.memmap)
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         if is_file:
@@ -60,6 +68,6 @@ def array_feed(
         return ScheduledArrays(arrays, batching, strategy, shuffle_seed)
     if is_file:
         return FileFeed(arrays, batching, strategy, shuffle_seed, threads)
-    if isinstance(strategy, tf.distribute.TPUStrategy):
+    if isinstance(strategy, tf.distribute.TPUStrategy) or not has_room:
         return HostArrayFeed(arrays, batching, strategy, shuffle_seed, threads)
     return ArrayFeed(arrays, batching, strategy, shuffle_seed, threads)

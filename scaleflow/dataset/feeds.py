@@ -107,7 +107,10 @@ class ArrayFeed:
 
 
 class HostArrayFeed(ArrayFeed):
-    """The same batches, put together on the host: XLA, which compiles a TPU's step, knows no `index_shuffle`.
+    """The same batches, put together on the host.
+
+    For a TPU, since XLA, which compiles its step, knows no `index_shuffle`, and for arrays that are too large for a
+    device's memory.
 
     An element is one replica's share of one global batch: (inputs, targets, mask).
     """
@@ -124,7 +127,8 @@ class HostArrayFeed(ArrayFeed):
         self.ahead = False  # tf.data reads ahead itself
 
     def _hold(self, arrays: Arrays) -> Any:
-        return tf.constant(arrays.inputs), tf.constant(arrays.targets)
+        with tf.device("CPU:0"):
+            return tf.constant(arrays.inputs), tf.constant(arrays.targets)
 
     def open(self, epoch: int, step: int) -> Any:
         """A distributed iterator over the rest of the epoch."""

@@ -28,6 +28,8 @@ Transform = Callable[[tf.Tensor], tf.Tensor]
 def keep(split: str, examples: Examples, cache: str, transform: Transform | None, workers: Workers) -> Examples:
     """A split as `dataset.cache` says: a stream as arrays where it is to be kept. Arrays are transformed.
 
+    Arrays that are mapped from a file are read into memory as a stream would be, and stay mapped otherwise.
+
     Args:
         split: its name, for messages.
         examples: raw.
@@ -39,16 +41,31 @@ def keep(split: str, examples: Examples, cache: str, transform: Transform | None
         Refusal: for an example that cannot be read, or examples that differ in shape and are to be kept.
     """
     if isinstance(examples, Arrays):
+        examples = read_mapped(examples, cache, workers)
         return examples if transform is None else Arrays(transformed(examples.inputs, transform), examples.targets)
     spec = batch_spec(examples, transform)
     size = fixed_bytes(spec) * len(examples)
     if cache == "auto":
-        cache = "memory" if workers.all(size <= min(AUTO_BYTES, available_bytes() / 4)) else "none"
+        cache = "memory" if workers.all(is_small(size)) else "none"
     if cache == "none":
         return examples
     if size == float("inf"):
         raise Refusal(f"dataset.cache={cache}: the examples of {split!r} are text or differ in shape; use none")
     return filled(split, examples, transform, *(empty([len(examples), *s.shape], s.dtype, cache) for s in spec))
+
+
+def is_small(size: float) -> bool:
+    """Whether `dataset.cache=auto` keeps so many bytes in memory."""
+    return size <= min(AUTO_BYTES, available_bytes() / 4)
+
+
+def read_mapped(arrays: Arrays, cache: str, workers: Workers) -> Arrays:
+    """Arrays that are mapped from a file, in memory if `dataset.cache` says so."""
+    if not isinstance(arrays.inputs, np.memmap):
+        return arrays
+    if cache == "memory" or (cache == "auto" and workers.all(is_small(arrays.inputs.nbytes))):
+        return Arrays(np.array(arrays.inputs), arrays.targets)
+    return arrays
 
 
 def batch_spec(stream: Stream, transform: Transform | None) -> Any:

@@ -25,8 +25,9 @@ Array = np.ndarray[Any, Any]
 class Npz:
     """Inputs and targets from arrays such as x_train, y_train, x_test, y_test, or x and y.
 
-    Arrays that `numpy.savez` wrote uncompressed are mapped: only what is used is read. Inputs keep their dtype, but
-    for float64, float16 and booleans, which become float32; images of dtype uint8 are scaled to [0, 1] in the model.
+    Arrays that `numpy.savez` wrote uncompressed are mapped: only what is used is read. They stay so, unless
+    `dataset.cache` brings them into memory or a part of their examples is held out. Inputs keep their dtype, but for
+    float64, float16 and booleans, which become float32; images of dtype uint8 are scaled to [0, 1] in the model.
 
     Args:
         data_dir: the file.
@@ -67,7 +68,9 @@ class Npz:
         x, y, chosen = self._splits[split]
         if chosen is not None:
             x, y = x[chosen], y[chosen]
-        return Arrays(np.asarray(x, self.inputs.dtype), targets_as(self.outputs, np.asarray(y)))
+        if x.dtype != self.inputs.dtype:  # else it stays mapped, if it is
+            x = np.asarray(x, self.inputs.dtype)
+        return Arrays(x, targets_as(self.outputs, np.asarray(y)))
 
 
 def divided(

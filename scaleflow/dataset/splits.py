@@ -201,7 +201,7 @@ def kept(splits: Splits, cache: str, workers: Workers) -> Splits:
 def first_inputs(examples: Examples, count: int) -> np.ndarray[Any, Any]:
     """A few raw inputs of the training split, [count, *shape]."""
     if isinstance(examples, Arrays):
-        return examples.inputs[:count]
+        return np.array(examples.inputs[:count])
     with refusing_bad("train", examples):
         return np.stack([x for x, _ in decoded(examples, examples.dataset.take(count)).as_numpy_iterator()])
 

@@ -22,7 +22,16 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from scaleflow.cluster import TF_CONFIG, config_of, environments, place_of, roles, silent
+from scaleflow.cluster import (
+    TF_CONFIG,
+    config_of,
+    environments,
+    gpu_environments,
+    place_of,
+    roles,
+    silent,
+    visible_gpus,
+)
 from scaleflow.config.folders import remove_created
 from scaleflow.errors import Refusal
 from scaleflow.events import EVENTS, Event, Reader, Writer
@@ -626,12 +635,20 @@ def kind_of_run(plan: Plan) -> type[WorkerRun]:
 
 
 def parts(job: Job) -> tuple[list[Job], list[Mapping[str, str]]]:
-    """The jobs of the workers on this machine, the chief's first, and what their environments add."""
+    """The jobs of the workers on this machine, the chief's first, and what their environments add.
+
+    Raises:
+        Refusal: if the machine has too few GPUs for them.
+    """
     if place_of(job.plan) is not None or job.plan.evaluator is not None:
         return [job], [{**job.environment, TF_CONFIG: str(config_of(job.plan))}]
     each = roles(job.plan)
-    found: list[Mapping[str, str]] = [{**job.environment, **environment} for environment in environments(each)]
-    return [replace(job, worker=number) for number in range(sum(each.values()))], found
+    count, options = sum(each.values()), job.plan.hardware
+    gpus = visible_gpus(job.environment) if count > 1 and options.name not in ("cpu", "tpu") else []
+    added = zip(environments(each), gpu_environments(each, options, gpus), strict=True)
+    return [replace(job, worker=number) for number in range(count)], [
+        {**job.environment, **peers, **own} for peers, own in added
+    ]
 
 
 def died(processes: Sequence[Watched]) -> list[Watched]:

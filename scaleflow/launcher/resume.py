@@ -17,7 +17,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from scaleflow.config.plan import make_plan
-from scaleflow.config.sections import read, show
+from scaleflow.config.sections import did_you_mean, every_key, read, show
 from scaleflow.errors import Refusal
 from scaleflow.events import EVENTS, Event, Reader
 from scaleflow.interfaces import Plan, Tracking
@@ -95,13 +95,14 @@ def resumed(named: str, composed: Config, choices: Mapping[str, str], overrides:
     saved = saved_config(folder, composed)
     saved_choices = {group: option for group, option in ready["params"].items() if group in choices}
     typed = [override for override in parsed(overrides) if override.key_or_group != "resume"]
-    config = merged(saved, composed, [override.key_or_group for override in typed])
-    check_changes(saved, config)
+    keys = [override.key_or_group for override in typed]
+    config = merged(saved, composed, keys)
+    check_changes(saved, config, keys)
     keep_terms(config, ready)
     keep_store(config, folder)
     config["resume"] = str(folder)
     chosen = {**saved_choices, **{o.key_or_group: choices[o.key_or_group] for o in typed if o.key_or_group in choices}}
-    changes = [str(override.input_line) for override in typed]
+    changes = [str(override.input_line).removeprefix("++") for override in typed]
     number = 1 + len(list(folder.glob("resume-*.yaml")))
     search = tuple(ready.get("search", ()))
     is_through = last_status(events) == "FINISHED" and not grew(saved, config)
@@ -166,7 +167,9 @@ def merged(saved: Config, composed: Config, keys: Sequence[str]) -> Config:
         *parents, leaf = key.split(".")
         place, source = result, composed
         for parent in parents:
-            place, source = place.setdefault(parent, {}), source.get(parent) or {}
+            if not isinstance(place.get(parent), dict):
+                place[parent] = {}
+            place, source = place[parent], source.get(parent) or {}
         if leaf in source:
             place[leaf] = copy.deepcopy(source[leaf])
         else:
@@ -174,12 +177,15 @@ def merged(saved: Config, composed: Config, keys: Sequence[str]) -> Config:
     return result
 
 
-def check_changes(saved: Config, config: Config) -> None:
+def check_changes(saved: Config, config: Config, typed: Sequence[str]) -> None:
     """Refuses what would make another run of it."""
+    known = every_key(saved)
     for key, before, now in differences(saved, config):
         section, _, rest = key.partition(".")
         if section in MAY_CHANGE or (section == "training" and rest in LENGTH):
             continue
+        if key not in known and any(f"{word}.".startswith(f"{key}.") for word in typed):
+            raise Refusal(f"{key}: the run's config has no such key{did_you_mean(key, known, '')}")
         raise Refusal(
             f"{key}={show(now)}: the run was begun with {key}={show(before)}; when it goes on, only its length "
             f"({', '.join(f'training.{name}' for name in LENGTH)}) and {', '.join(MAY_CHANGE[:6])} may change"

@@ -151,7 +151,8 @@ def markdown(summary: Summary) -> str:
     lines = [f"# Steps {first} to {last}", "", f"A step took {p50:.3g} ms (p50), {p95:.3g} ms (p95)."]
     if summary["usual_step_ms"] is not None:
         lines.append(
-            f"Outside the window, where several steps are one call, it takes {summary['usual_step_ms']:.3g} ms."
+            "Outside the window, where several steps are one call, a step of that epoch took "
+            f"{summary['usual_step_ms']:.3g} ms on average, waiting for input included."
         )
     lines += ["", *(f"- {word}" for word in summary["advice"]), ""]
     if summary["percent"] is not None:

@@ -62,7 +62,7 @@ class StepTracer:
         self._facts = facts
         self._stop = stop_apart if apart else tf.profiler.experimental.stop
         self._under_way: tuple[Window, int, str] | None = None
-        self._written: tuple[Window, int, int] | None = None
+        self._written: list[tuple[int, int]] = []
         self._last = 0
 
     def steps_left(self, step: int) -> int | None:
@@ -100,28 +100,27 @@ class StepTracer:
             where = xplane_of(self._folder, (first, self._last), self._worker)
             where.parent.mkdir(parents=True, exist_ok=True)
             shutil.move(found, where)
-            self._written = window, first, self._last
+            self._written.append((first, self._last))
         except (tf.errors.OpError, OSError, ValueError) as error:  # a full disk, say: the training goes on
             self._note(f"profiler: the trace of steps {first} to {self._last} could not be written: {error}")
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
     def tell(self, usual_ms: float | None) -> None:
-        if self._written is None or self._emit is None:
-            self._written = None
+        written, self._written = self._written, []
+        if self._emit is None:
             return
-        _, first, last = self._written
-        self._written = None
-        own = "profile" if self._is_alone else f"profile/{place_of((first, last))}"
-        self._emit(
-            "profile",
-            folder=str(self._folder),
-            first=first,
-            last=last,
-            artifacts=own,
-            usual_ms=usual_ms,
-            facts=dict(self._facts()),
-        )
+        for first, last in written:
+            own = "profile" if self._is_alone else f"profile/{place_of((first, last))}"
+            self._emit(
+                "profile",
+                folder=str(self._folder),
+                first=first,
+                last=last,
+                artifacts=own,
+                usual_ms=usual_ms,
+                facts=dict(self._facts()),
+            )
 
     def ended(self, step: int) -> None:
         for first, last in self._windows.coming:

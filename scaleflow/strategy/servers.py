@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from scaleflow.interfaces import Partitioner, Strategy
+from scaleflow.interfaces import Hardware, Partitioner, Strategy
 
 
 def create_parameter_server(options: Strategy) -> tf.distribute.Strategy:
@@ -32,19 +32,35 @@ def partition(options: Partitioner) -> Any:
     return tf.distribute.experimental.partitioners.MinSizePartitioner(options.min_shard_bytes, options.max_shards)
 
 
-def serve(inter_op_threads: int | None, intra_op_threads: int | None) -> None:
-    """Starts what TF_CONFIG says this process is, a worker or a parameter server; returns while it serves.
-
-    Args:
-        inter_op_threads, intra_op_threads: as `hardware` says. A coordinator, every worker and every server
-            may have an operation waiting here at once, each in a thread; with too few of them all wait.
-    """
+def serve(options: Hardware) -> None:
+    """Starts what TF_CONFIG says this process is, a worker or a parameter server; returns while it serves."""
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver(rpc_layer="grpc")
     spec = resolver.cluster_spec()
     peers = sum(spec.num_tasks(role) for role in spec.jobs)
-    config = tf.compat.v1.ConfigProto(
-        inter_op_parallelism_threads=inter_op_threads or max(os.cpu_count() or 1, peers + 1),
-        intra_op_parallelism_threads=intra_op_threads or 0,
-        device_count={"GPU": 1 if resolver.task_type == "worker" else 0},  # one replica to a worker
-    )
+    config = server_config(options, peers, computes=resolver.task_type == "worker")
     tf.distribute.Server(spec, job_name=resolver.task_type, task_index=resolver.task_id, protocol="grpc", config=config)
+
+
+def server_config(options: Hardware, peers: int, computes: bool) -> tf.compat.v1.ConfigProto:
+    """What `hardware` comes to for a process that serves: it has no tf.config, which is for a process's own operations.
+
+    Args:
+        options: `hardware`. With the threads left open, a coordinator, every worker and every server may have an
+            operation waiting here at once, each in a thread; with too few of them all wait.
+        peers: how many processes there are.
+        computes: whether this one is a worker, which is one replica on one device; a parameter server uses no GPU.
+    """
+    config = tf.compat.v1.ConfigProto(
+        inter_op_parallelism_threads=options.inter_op_threads or max(os.cpu_count() or 1, peers + 1),
+        intra_op_parallelism_threads=options.intra_op_threads or 0,
+        device_count={"GPU": 1 if computes and options.name != "cpu" else 0},
+    )
+    if not config.device_count["GPU"]:
+        return config
+    gpu = config.gpu_options
+    gpu.visible_device_list = str(options.devices[0]) if options.devices else ""
+    if options.memory_limit_mb is not None:
+        gpu.experimental.virtual_devices.add(memory_limit_mb=[options.memory_limit_mb])
+    else:
+        gpu.allow_growth = options.memory_growth
+    return config

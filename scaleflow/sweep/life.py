@@ -17,7 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hydra.core.utils import JobReturn, JobStatus
@@ -76,6 +76,7 @@ class Job:
         life: which time it is that it goes on; 0 where it begins.
         changes: what is asked of one that goes on.
         is_pruned: whether a sweeper has stopped it.
+        indices: the positions in the batch that ask for it; several where a value was given twice.
     """
 
     asked: Asked
@@ -84,6 +85,7 @@ class Job:
     life: int = 0
     changes: Sequence[str] = ()
     is_pruned: bool = False
+    indices: list[int] = field(default_factory=list)
 
     @property
     def is_through(self) -> bool:
@@ -100,7 +102,8 @@ class Sweep:
         began: when the command began, in seconds since the epoch.
 
     Attributes:
-        watch: is given each event of each job with the job's overrides; where it says so the job is stopped.
+        watch: is called with each event of a job and the positions of that job in the batch. The job is stopped if it
+            returns True.
 
     Raises:
         Refusal: if the folder can't be used.
@@ -120,7 +123,7 @@ class Sweep:
         self._plan: Plan | None = None
         self._jobs: list[Job] = []
         self._same_losses = False
-        self.watch: Callable[[Sequence[str], Event], bool] | None = None
+        self.watch: Callable[[Sequence[int], Event], bool] | None = None
         if self._at_once < 1:
             raise Refusal(f"hydra.launcher.n_jobs={self._at_once}: expected at least 1")
         writable(self._folder)
@@ -151,17 +154,24 @@ class Sweep:
         """
         asked = [compose(self._context, self._config, each, i) for i, each in enumerate(overrides)]
         turns = in_turn(asked)
-        jobs = self._checked([each for _, each in turns])
+        jobs = self._checked(turns)
         waiting = [job for job in jobs if job.plan is not None]
         if waiting:
             self._start([job.plan for job in waiting if job.plan is not None])
             self._run(waiting)
-        places = [place for place, _ in turns]
-        repeats = [[job for at, job in zip(places, jobs, strict=True) if at == i] for i in range(len(asked))]
-        return [self._returned(of_one) for of_one in repeats]
+        jobs_of = {(each.entry.identity, each.entry.repeat): each for each in self._jobs}
+        return [
+            self._returned(each, [jobs_of[identity_of(each.config), repeat] for repeat in range(each.repeats)])
+            for each in asked
+        ]
 
-    def _checked(self, asked: Sequence[Asked]) -> list[Job]:
-        """The jobs with their plans; what is wrong with one is said at once, and the others run."""
+    def _checked(self, turns: Sequence[tuple[int, Asked]]) -> list[Job]:
+        """The jobs that are new to this command, with their plans; what is wrong with one is said at once.
+
+        Args:
+            turns: the position in the batch of each, and what is asked for.
+        """
+        asked = [each for _, each in turns]
         options = asked[0].options
         if self._at_once > 1 and any(leaves(each.config).get("debug.inline") for each in asked):
             raise Refusal(
@@ -169,14 +179,27 @@ class Sweep:
             )
         self._same_losses = self._same_losses or options.get("same_losses") is True
         self._ledger.check(shared([each.config for each in asked]), self._swept, options.get("on_change") == "new")
-        jobs = [self._known(each) for each in asked]
+        jobs = self._new_jobs(turns)
         refusals = [found for found in (self._check(job) for job in jobs) if found is not None]
-        if len(refusals) == len(jobs):
+        if refusals and len(refusals) == len(jobs):
             self._forget_if_new()
             raise refusals[0]
-        self._jobs += [job for job in jobs if job.entry.number not in {known.entry.number for known in self._jobs}]
+        self._jobs += jobs
         self._ledger.save()
         return jobs
+
+    def _new_jobs(self, turns: Sequence[tuple[int, Asked]]) -> list[Job]:
+        """One job for each config that this command has not run yet, however often the config is asked for."""
+        known = {job.entry.number for job in self._jobs}
+        new: dict[int, Job] = {}
+        for index, each in turns:
+            job = self._known(each)
+            if job.entry.number not in known:
+                new.setdefault(job.entry.number, job).indices.append(index)
+        for job in new.values():
+            if len(job.indices) > 1:
+                JobDisplay(sys.stdout, job.entry.number).line(f"is asked for {len(job.indices)} times and runs once")
+        return list(new.values())
 
     def _known(self, asked: Asked) -> Job:
         """The job with its place in the ledger, the old one if it has one."""
@@ -261,7 +284,7 @@ class Sweep:
         def heard(event: Event) -> None:
             if event["event"] == "ready":
                 self._begin(job)
-            if self.watch is not None and self.watch(job.asked.overrides, event):
+            if self.watch is not None and self.watch(job.indices, event):
                 stop.alone()
                 job.is_pruned = True
 
@@ -289,15 +312,14 @@ class Sweep:
             if status != "RUNNING" and self._tell is not None:
                 self._report()
 
-    def _returned(self, repeats: Sequence[Job]) -> JobReturn:
-        """What a sweeper is told of a job."""
-        job = repeats[0]
+    def _returned(self, asked: Asked, repeats: Sequence[Job]) -> JobReturn:
+        """What a sweeper is told of a job that it asked for, and of its repeats."""
         told = [Told.of(self._folder / each.entry.folder) for each in repeats]
-        name = job.asked.options.get("metric") or "val/loss"
+        name = asked.options.get("metric") or "val/loss"
         values = [each.last.get(name, math.nan) if each.status == "FINISHED" else math.nan for each in told]
         returned = JobReturn()
-        returned.overrides = job.asked.overrides
-        returned.cfg, returned.hydra_cfg = job.asked.task, OmegaConf.masked_copy(job.asked.hydra, ["hydra"])
+        returned.overrides = asked.overrides
+        returned.cfg, returned.hydra_cfg = asked.task, OmegaConf.masked_copy(asked.hydra, ["hydra"])
         returned.working_dir, returned.task_name = str(Path.cwd()), "scaleflow"
         returned.return_value = math.nan if any(map(math.isnan, values)) else statistics.median(values)
         returned.status = JobStatus.COMPLETED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -53,10 +54,17 @@ class Callbacks:
         """Whether one of them has set `model.stop_training`."""
         return bool(self._watched.stop_training)
 
-    def tell(self, hook: str, *arguments: Any) -> None:
-        """Calls one hook of all of them: `train_begin`, `epoch_end` and so on."""
+    def tell(self, hook: str, *arguments: Any) -> dict[str, float]:
+        """Calls one hook of all of them: `train_begin`, `epoch_end` and so on.
+
+        Returns:
+            The numbers that they have added to the logs, by our names of metrics.
+        """
+        logs = arguments[-1] if arguments and isinstance(arguments[-1], dict) else {}
+        given = set(logs)
         for callback in self._all:
             getattr(callback, f"on_{hook}")(*arguments)
+        return metrics_of({name: value for name, value in logs.items() if name not in given})
 
     def state(self) -> list[Any]:
         """What each that has a method `get_state` wants to be kept in a checkpoint: what JSON can hold."""
@@ -81,3 +89,14 @@ def check_callback(callback: Any, path: str) -> Any:
 def logs_of(values: Mapping[str, float]) -> dict[str, float]:
     """Our names of metrics as Keras's: `train/loss` is `loss`, `val/loss` is `val_loss`."""
     return {name.removeprefix("train/").replace("/", "_"): value for name, value in values.items()}
+
+
+def metrics_of(logs: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers among logs of Keras's by our names of metrics: `val_loss` is `val/loss`, `lr` is `train/lr`."""
+    found = {}
+    for name, value in logs.items():
+        metric = f"val/{name.removeprefix('val_')}" if name.startswith("val_") else f"train/{name}"
+        if not isinstance(value, str | bytes):
+            with contextlib.suppress(TypeError, ValueError):
+                found[metric] = float(value)
+    return found

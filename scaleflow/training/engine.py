@@ -43,8 +43,12 @@ class Host(Protocol):
     def watched(self) -> AbstractContextManager[bool]:
         """Around a call, whose result has to be there at the end; gives whether it is to be of a single step."""
 
-    def called(self, steps: int, means: Mapping[str, float], seconds: float) -> None:
-        """A call has taken so many steps in so many seconds; `means` are those over the epoch so far."""
+    def called(self, steps: int, means: Mapping[str, float], seconds: float, waited: float = 0.0) -> None:
+        """A call has taken so many steps in so many seconds; `means` are those over the epoch so far.
+
+        Args:
+            waited: seconds before the call in which the epoch's input was started.
+        """
 
     def end_epoch(self) -> bool:
         """An epoch is over; gives whether another one follows."""

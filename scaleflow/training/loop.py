@@ -84,14 +84,17 @@ class Loop:
         """Trains until the host says that it is enough."""
         for epoch in range(host.epoch, host.epochs):
             host.begin_epoch(epoch)
+            begin = time.perf_counter()
             opened = feed.open(epoch, host.first)
+            waited = time.perf_counter() - begin
             if not host.first:
                 self.start_epoch()
             while steps := host.next_steps():
                 begin = time.perf_counter()
                 with host.watched() as self._is_alone:
                     means = self.train(feed, opened, epoch, host.first, steps, host.step)
-                host.called(steps, means, time.perf_counter() - begin)
+                host.called(steps, means, time.perf_counter() - begin, waited)
+                waited = 0.0
             if not host.end_epoch():
                 return
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -20,8 +19,9 @@ from scaleflow.training.memory import peaks
 from scaleflow.training.stretch import StepsPerLoop
 from scaleflow.training.weights import histograms
 
-#: Of so many calls it is remembered how long a step took.
-RECENT = 100
+#: Seconds of training after a traced window until its profile is reported, if the epoch does not end before: so long
+#: that what was read ahead while the trace was written no longer counts.
+SECONDS_TO_COMPARE = 30.0
 
 ADVICE = "try a lower optimizer.learning_rate, or training.clip_norm=1.0"
 
@@ -150,7 +150,8 @@ class Session:
         self._histograms_every = histograms_every
         self._checkpoints = checkpoints
         self._clock = Clock(train)
-        self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT)
+        self._step_ms: float | None = None
+        self._untraced_seconds = 0.0
         self._values: dict[str, float] = {}
         self._calls = 0
         self._singles = 0
@@ -238,8 +239,13 @@ class Session:
                 raise NotFinite(self.step, "the weights are")
 
     def _tell(self, hook: str, *arguments: Any) -> None:
-        if self._callbacks is not None:
-            self._callbacks.tell(hook, *arguments)
+        """Calls a hook of the callbacks, and reports what they add to its logs."""
+        if self._callbacks is not None and (added := self._callbacks.tell(hook, *arguments)):
+            self._emit("metrics", step=self._updates, values=added)
+
+    def log_metric(self, name: str, value: float) -> None:
+        """Reports a value of the user's own at the current step."""
+        self._emit("metrics", step=self._updates, values={name: value})
 
     def _take_best(self, checkpoints: Checkpoints) -> None:
         self._agree(0.0)  # nobody reads before the one that writes is through
@@ -325,8 +331,8 @@ class Session:
 
     @property
     def _usual_ms(self) -> float | None:
-        """What a step takes, of those that are not taken by themselves."""
-        return percentile_ms(self._recent, 50)
+        """`perf/step_ms` of this epoch so far; of an earlier one if all steps of this one are traced."""
+        return self._clock.step_ms or self._step_ms
 
     @property
     def _updates(self) -> int:
@@ -341,6 +347,7 @@ class Session:
 
     def begin_epoch(self, epoch: int) -> None:
         self.epoch = epoch
+        self._step_ms = self._usual_ms
         self._clock = Clock(self._train)
         self._values = self._values if self.first else {}
         self._tell("epoch_begin", epoch)
@@ -379,18 +386,15 @@ class Session:
         """Whether this process has taken a step, which compiles; calls of a fixed length stay where they were."""
         return self._calls > 0 or (self.step > 0 and self._pace.is_fixed)
 
-    def called(self, steps: int, means: Mapping[str, float], seconds: float) -> None:
+    def called(self, steps: int, means: Mapping[str, float], seconds: float, waited: float = 0.0) -> None:
         """One event to a call; the epoch's last one has the speed."""
         if not self._calls and not self._singles:
             self._emit("metrics", step=self._engine.updates(self.step + 1), values=self._beginning())
         if self._calls and not self._is_single:  # the first call makes ready what later ones find
-            self._clock.add(self.first, steps, seconds)
-            self._recent.append((seconds / steps, steps))
+            self._clock.add(self.first, steps, seconds, waited)
         if self._tracer is not None:
             self._tracer.took(self.step + steps)
         agreed, self._stopped = self._agree(seconds)
-        if self._tracer is not None:
-            self._tracer.tell(self._usual_ms)
         if self._is_single:
             self._singles += 1
         else:
@@ -401,6 +405,7 @@ class Session:
         values = prefixed("train", means) | ({} if scale is None else {"train/loss_scale": scale})
         values |= {"train/rollbacks": float(self.rollbacks)} if self.rollbacks else {}
         is_last = self.first == self.steps_per_epoch or self.step == self._length.total
+        self._report_profile(seconds, is_last)
         self._values = values | ({**self._speed(), **peaks()} if is_last else {})
         self._emit("metrics", step=self._updates, values=self._values, rate=self._clock.examples_per_second)
         self._tell("train_batch_end", self.first - 1, logs_of(values))
@@ -408,6 +413,12 @@ class Session:
         is_due = self._checkpoints is not None and self._checkpoints.is_due(self.step, self._unsaved_seconds)
         if is_due and not self._stopped:
             self._save()
+
+    def _report_profile(self, seconds: float, is_last: bool) -> None:
+        """Reports a traced window once it is known what the steps outside take: at the epoch's end, or earlier."""
+        self._untraced_seconds = 0.0 if self._is_single else self._untraced_seconds + seconds
+        if self._tracer is not None and (is_last or self._untraced_seconds >= SECONDS_TO_COMPARE):
+            self._tracer.tell(self._usual_ms)
 
     def end_epoch(self) -> bool:
         """Validates, unless the run was told to stop, and looks whether it is enough."""
@@ -445,7 +456,10 @@ class Session:
 
 
 class Clock:
-    """Measures an epoch's training calls, but the run's first, which compiles, and those of single steps."""
+    """Measures an epoch's training calls, waiting for input included.
+
+    It leaves out the run's first call, which compiles, and calls of single steps, which are traced.
+    """
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
@@ -454,17 +468,26 @@ class Clock:
         self._seconds = 0.0
         self._calls: list[tuple[float, int]] = []
 
-    def add(self, first: int, steps: int, seconds: float) -> None:
-        """Counts a call that took `steps` from the epoch's step `first` on."""
+    def add(self, first: int, steps: int, seconds: float, waited: float = 0.0) -> None:
+        """Counts a call that took `steps` from the epoch's step `first` on.
+
+        Args:
+            waited: seconds before the call in which the epoch's input was started; in the means alone.
+        """
         size = self._feed.batching.global_size
         self._examples += min((first + steps) * size, self._feed.examples) - first * size
         self._steps += steps
-        self._seconds += seconds
+        self._seconds += seconds + waited
         self._calls.append((seconds / steps, steps))
 
     @property
     def examples_per_second(self) -> float | None:
         return self._examples / self._seconds if self._seconds else None
+
+    @property
+    def step_ms(self) -> float | None:
+        """The mean."""
+        return 1000 * self._seconds / self._steps if self._steps else None
 
     def speed(self) -> dict[str, float]:
         """What an epoch's end is reported with; the means are of all steps that count."""
@@ -472,7 +495,7 @@ class Clock:
             return {}
         found = {
             "perf/examples_per_second": self._examples / self._seconds,
-            "perf/step_ms": 1000 * self._seconds / self._steps,
+            "perf/step_ms": self.step_ms,
             "perf/step_ms_p50": percentile_ms(self._calls, 50),
             "perf/step_ms_p95": percentile_ms(self._calls, 95),
         }

@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scaleflow.cluster import TF_CONFIG, in_step, names, parse, workers
+from scaleflow.cluster import TF_CONFIG, assigned_hardware, in_step, names, parse, workers
 from scaleflow.config.combinations import check, settled
 from scaleflow.config.plan import batching
 from scaleflow.config.targets import bind, names_class
@@ -359,7 +359,7 @@ def settle(plan: Plan, emit: Emit) -> Ground:
 
     training.look_inside(plan.debug)
     with reaching(plan, emit):
-        devices = hardware.configure(plan.hardware)
+        devices = hardware.configure(assigned_hardware(plan.hardware, os.environ))
     name = strategy.resolve(plan.strategy, devices.names)
     policy = precision.resolve(plan.precision, devices.kind)
     warnings = check(settled(plan, name, devices.kind.lower(), policy))
@@ -394,10 +394,11 @@ def debugged(splits: Splits, debug: Debug, portions: Batching) -> Splits:
 
 def feeds(splits: Splits, ground: Ground, plan: Plan) -> tuple[Feed, Feed | None, Feed | None]:
     """The training split reshuffled from the seed, and the others in their order, in whole shares."""
-    from scaleflow import dataset
+    from scaleflow import dataset, hardware
 
     whole = evaluation(ground.portions)
-    read = functools.partial(dataset.feed, transform=splits.transform, threads=plan.dataset.threads)
+    room = hardware.device_bytes(ground.kind, plan.hardware)
+    read = functools.partial(dataset.feed, transform=splits.transform, threads=plan.dataset.threads, device_bytes=room)
 
     def in_order(examples: Examples | None) -> Feed | None:
         return None if examples is None else read(examples, whole, ground.evaluating)
@@ -472,7 +473,7 @@ def resolved_cache(plan: Plan, splits: Splits) -> str:
     """What `dataset.cache=auto` came to for the training split."""
     if plan.dataset.cache != "auto":
         return plan.dataset.cache
-    return "none" if isinstance(splits.train, Stream) else "memory"
+    return {"stream": "none", "memory": "memory", "file": "file"}[place_of_split(splits.train)]
 
 
 def peak_of(plan: Plan, ground: Ground) -> float | None:
@@ -495,10 +496,16 @@ def facts_of(resolved: Mapping[str, Any], splits: Splits) -> dict[str, Any]:
 
 def kept_in(examples: Examples) -> str:
     """Where the steps find their examples: in `memory`, or in a `stream`."""
+    return "memory" if place_of_split(examples) == "memory" else "stream"
+
+
+def place_of_split(examples: Examples) -> str:
+    """`stream`, `file` for arrays that are mapped from one, or `memory`."""
     import numpy as np
 
-    is_held = not isinstance(examples, Stream) and not isinstance(examples.inputs, np.memmap)
-    return "memory" if is_held else "stream"
+    if isinstance(examples, Stream):
+        return "stream"
+    return "file" if isinstance(examples.inputs, np.memmap) else "memory"
 
 
 def evaluation(portions: Batching) -> Batching:

@@ -28,6 +28,7 @@ from scaleflow.cluster import (
     NO_PROXY,
     TF_CONFIG,
     answers,
+    assigned_hardware,
     in_step,
     names,
     parse,
@@ -45,6 +46,7 @@ from scaleflow.events import EVENTS, Reader, Writer, last_end
 from scaleflow.interfaces import Emit, Plan, Tracer
 from scaleflow.masking import MaskedStream, known_in, masked, remember, secrets_of_environment
 from scaleflow.provenance import inside
+from scaleflow.user_metrics import user_metrics
 from scaleflow.worker.about import tell, tell_confusion
 from scaleflow.worker.assemble import Built, build
 from scaleflow.worker.evaluator import WithEvaluations, evaluate
@@ -249,7 +251,7 @@ def serve(job: Job, emit: Emit) -> NoReturn:
     from scaleflow import strategy
 
     emit("waiting", peers=place.peers, seconds=job.plan.cluster.start_seconds)
-    strategy.serve(job.plan.hardware.inter_op_threads, job.plan.hardware.intra_op_threads)
+    strategy.serve(assigned_hardware(job.plan.hardware, os.environ))
     while not answers(chief):
         time.sleep(SECONDS_BETWEEN_LOOKS)
     emit("met")
@@ -578,7 +580,8 @@ def as_text(config: Any) -> dict[str, str]:
 
 
 def train_and_export(job: Job, built: Built, session: Session, agree: Agreement, emit: Emit) -> None:
-    result = session.run()
+    with user_metrics(session.log_metric):
+        result = session.run()
     if isinstance(emit, WithEvaluations):
         end_evaluations(emit, session.step, job.plan.cluster.start_seconds)
     if result.stopped:

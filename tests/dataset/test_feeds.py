@@ -12,7 +12,7 @@ from tests.dataset.reading import as_stream, numbered, reader, spread_over
 EXAMPLES = 53
 GLOBAL = 12
 IN_ORDER = [(list(range(first, min(first + GLOBAL, EXAMPLES))), GLOBAL) for first in range(0, EXAMPLES, GLOBAL)]
-FORMS = ("arrays", "stream")
+FORMS = ("arrays", "stream", "no room on a device")
 
 
 def batches(replicas: int, accumulate: int) -> dict[str, Any]:
@@ -23,9 +23,15 @@ def batches(replicas: int, accumulate: int) -> dict[str, Any]:
     arrays = numbered(EXAMPLES)
     portions = Batching(GLOBAL // replicas // accumulate, accumulate, replicas)
     found = {}
-    for form, examples in (("arrays", arrays), ("stream", Stream(as_stream(arrays), EXAMPLES))):
+    forms: list[tuple[str, Any, float | None]] = [
+        ("arrays", arrays, None),
+        ("stream", Stream(as_stream(arrays), EXAMPLES), None),
+        ("no room on a device", arrays, 1.0),
+    ]
+    for form, examples, room in forms:
         plain, shuffled, other = (
-            reader(strategy, dataset.feed(examples, portions, strategy, seed)) for seed in (None, 3, 4)
+            reader(strategy, dataset.feed(examples, portions, strategy, seed, device_bytes=room))
+            for seed in (None, 3, 4)
         )
         found[form] = {
             "plain": plain(0),

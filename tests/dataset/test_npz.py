@@ -85,6 +85,26 @@ def test_what_is_not_compressed_is_mapped(isolated: Callable[..., Any], tmp_path
     np.testing.assert_array_equal(splits["train"].inputs, splits["test"].inputs)
 
 
+def kept(path: Path) -> dict[str, bool]:
+    """Whether the training split is still mapped, by what `dataset.cache` says."""
+    from scaleflow import dataset
+    from scaleflow.dataset.npz import Npz
+    from scaleflow.interfaces import Dataset, Target
+
+    def train(cache: Any, validation: Any) -> Any:
+        options = Dataset(Target("dataset", "none"), cache=cache, validation=validation)
+        return dataset.prepare(Npz(str(path)), options, 0).train.inputs
+
+    found = {cache: isinstance(train(cache, None), np.memmap) for cache in ("auto", "memory", "none", "file")}
+    return {**found, "held out": isinstance(train("none", 0.2), np.memmap)}
+
+
+def test_it_stays_mapped_unless_it_is_small_or_a_part_is_held_out(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    path = saved(tmp_path, "plain", x_train=IMAGES, y_train=CLASSES)
+    wanted = {"auto": False, "memory": False, "none": True, "file": True, "held out": False}
+    assert isolated(kept, path) == wanted
+
+
 def mapped(path: Path) -> dict[str, bool]:
     from scaleflow.dataset.npz import opened
 

@@ -106,17 +106,31 @@ def test_what_makes_no_sense_is_refused(
         search(hydra_sweep_runner, bowl, tmp_path, *words)
 
 
-def test_our_own_jobs_are_stopped_where_they_do_worse(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sweeps with jobs of our own command, which do not train."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["scaleflow"])
     monkeypatch.setenv(SERVER, "nobody forks here")
+
+    def search(launch: FakeLaunch, *words: str) -> int:
+        monkeypatch.setattr(life, "launch", launch)
+        return main(["-m", "hydra/sweeper=optuna5", "tracking=none", "hydra.sweep.dir=s", *words])
+
+    return search
+
+
+@pytest.mark.parametrize("launcher", ["isolated", "ray"])
+def test_our_own_jobs_are_stopped_where_they_do_worse(
+    tmp_path: Path, ours: Any, launcher: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     losses = iter([*[1.0] * 6, 9.0, 0.5])
-    monkeypatch.setattr(life, "launch", FakeLaunch(measured=lambda plan: {"val/loss": next(losses)}))
-    words = ["-m", "hydra/sweeper=optuna5", "seed=int(interval(0,1000000))", "tracking=none", "hydra.sweep.dir=s"]
+    fake = FakeLaunch(measured=lambda plan: {"val/loss": next(losses)})
+    words = [f"hydra/launcher={launcher}", "hydra.launcher.n_jobs=1", "strategy=multi_worker", "cluster.workers=2"]
     looked = ["n_trials=8", "pruner=median", "sampler=random"]
-    assert main([*words, *(f"hydra.sweeper.{word}" for word in looked)]) == 0
+    words += ["seed=int(interval(0,1000000))", *(f"hydra.sweeper.{word}" for word in looked)]
+    assert ours(fake, *words) == 0
+    assert {plan.cluster.name for plan in fake.plans} == {"ray" if launcher == "ray" else "local"}
     assert "7 of 8 FINISHED" in (said := capsys.readouterr().out)
     assert "go on" not in said  # a job that was pruned is through
     states = [trial.state.name for trial in study(tmp_path / "s").trials]
@@ -124,3 +138,11 @@ def test_our_own_jobs_are_stopped_where_they_do_worse(
     assert (tmp_path / "s" / "optimization_results.yaml").is_file()
     statuses = [job["status"] for job in json.loads((tmp_path / "s" / "sweep.json").read_text())["jobs"]]
     assert statuses == ["FINISHED"] * 6 + ["PRUNED", "FINISHED"]
+
+
+@pytest.mark.parametrize("launcher", ["n_jobs=1", "n_jobs=4"])
+def test_a_value_that_is_proposed_twice_runs_once_and_is_told_twice(tmp_path: Path, ours: Any, launcher: str) -> None:
+    fake = FakeLaunch()
+    assert ours(fake, f"hydra.launcher.{launcher}", "seed=choice(1,2)", "hydra.sweeper.n_trials=4") == 0
+    assert len(fake.plans) == len({trial.params["seed"] for trial in study(tmp_path / "s").trials}) <= 2
+    assert [trial.value for trial in study(tmp_path / "s").trials] == [0.05] * 4

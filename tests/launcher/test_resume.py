@@ -11,7 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
+from scaleflow.cli import main
+from scaleflow.config.composing import composed, plain
+from scaleflow.events import EVENTS, Writer
+from scaleflow.launcher.resume import resumed
 from scaleflow.launcher.settle import LAUNCHER_DIED
 from scaleflow.sync import repair
 from tests.conftest import Command
@@ -198,6 +203,46 @@ def test_what_would_make_another_run_of_it_is_refused(stopped: Path, words: tupl
     assert len(ended.stderr.splitlines()) <= 2
     assert "Traceback" not in ended.stderr
     assert sorted(path.name for path in stopped.iterdir()) == before
+
+
+@pytest.fixture(scope="module")
+def folder_of_other_options(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run whose options have keys that the default options do not have."""
+    words = ["model=cnn", "strategy=pipeline", "hardware.logical_devices=2", "tracking=none"]
+    words += ["training.early_stopping={monitor: val/loss, patience: 2}"]
+    made = composed(words)
+    folder = tmp_path_factory.mktemp("other")
+    OmegaConf.save(made.config, folder / "config.yaml")
+    params = {**made.choices, "resolved.global_batch_size": "32", "resolved.cache": "none"}
+    emit = Writer(folder / EVENTS)
+    emit("ready", params=params, search=[], name="", tags={}, steps=1, epochs=1, began=0)
+    emit.close()
+    return folder
+
+
+def test_a_key_that_only_the_runs_own_options_have_may_change(folder_of_other_options: Path) -> None:
+    made = composed([f"resume={folder_of_other_options}", "strategy.micro_batches=2"])
+    went = resumed(str(folder_of_other_options), plain(made.config), made.choices, ["strategy.micro_batches=2"])
+    assert went.plan([]).strategy.micro_batches == 2
+    assert went.plan([]).choices["model"] == "cnn"
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("model.filters=[4]", "model.filters=[4]: the run was begun with model.filters=["),
+        ("training.early_stopping.patience=3", "patience=3: the run was begun with training.early_stopping.patience=2"),
+        ("model.filtres=[4]", "model.filtres: the run's config has no such key; did you mean model.filters?"),
+        ("modl.filters=[4]", "modl: the run's config has no such key; did you mean model"),
+        ("strategy.micro_batch=2", "strategy.micro_batch: there is no such key; did you mean strategy.micro_batches?"),
+    ],
+)
+def test_a_key_that_may_not_change_is_refused_by_its_value_in_the_run(
+    folder_of_other_options: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, word: str, message: str
+) -> None:
+    words = [f"resume={folder_of_other_options}", word, f"hydra.run.dir={tmp_path}/x"]
+    assert main(words) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

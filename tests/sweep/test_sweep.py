@@ -7,16 +7,18 @@ import shutil
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import nan
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scaleflow.cli import main
+from scaleflow.cluster import share
 from scaleflow.interfaces import Plan
 from scaleflow.launcher.process import SERVER
 from scaleflow.sweep import life
-from scaleflow.sweep.devices import portions, share
+from scaleflow.sweep.devices import portions
 from scaleflow.sweep.jobs import in_few_words
 from scaleflow.sweep.ledger import Ledger
 from scaleflow.worker.life import name_of
@@ -98,6 +100,28 @@ def test_sent_again_what_is_finished_is_skipped_and_the_rest_goes_on(
     third = sweep(monkeypatch, "training.epochs=1,2,3,4")
     assert third.code == 0  # type: ignore[attr-defined]
     assert third.plans == []
+
+
+@pytest.mark.parametrize("batch", [(), ("hydra.sweeper.max_batch_size=1",)])
+@pytest.mark.parametrize(("status", "code"), [("FINISHED", 0), ("FAILED", 1)])
+def test_a_value_that_is_given_twice_is_one_job(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, batch: Sequence[str], status: str, code: int
+) -> None:
+    returned: list[Any] = []
+    launch = life.Sweep.launch
+
+    def spy(sweep: life.Sweep, overrides: Any) -> Any:
+        returned.extend(launch(sweep, overrides))
+        return returned[-len(overrides) :]
+
+    monkeypatch.setattr(life.Sweep, "launch", spy)
+    fake = sweep(monkeypatch, "seed=1,1", *batch, statuses=[status])
+    assert fake.code == code  # type: ignore[attr-defined]
+    assert len(fake.plans) == 1
+    assert statuses_in(folder) == [status]
+    value = 0.05 if status == "FINISHED" else nan
+    assert [job.overrides[-1] for job in returned] == ["seed=1", "seed=1"]
+    assert [job.return_value for job in returned] == pytest.approx([value] * 2, nan_ok=True)
 
 
 class DiedError(Exception):

@@ -134,7 +134,7 @@ class Straight:
     def watched(self) -> contextlib.AbstractContextManager[bool]:
         return contextlib.nullcontext(False)
 
-    def called(self, steps: int, means: Mapping[str, float], seconds: float) -> None:
+    def called(self, steps: int, means: Mapping[str, float], seconds: float, waited: float = 0.0) -> None:
         self.step += steps
         self.first += steps
         self.means.append(means["loss"])

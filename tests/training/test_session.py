@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from scaleflow.errors import Refusal
-from scaleflow.interfaces import EarlyStopping
+from scaleflow.interfaces import Batching, EarlyStopping
 from tests.training.driving import ignore
 
 Event = tuple[str, dict[str, Any]]
@@ -207,3 +211,100 @@ def test_a_call_is_made_to_take_half_a_second(isolated: Callable[..., Any]) -> N
     assert found["slow"] == [8, 8, 1, 1, 1]
     assert found["mid"] == [8, 8, 50, 50, 50]
     assert found["fast"] == [8, 8, 512, 5000, 5000]
+
+
+class OnPaper:
+    """An engine that takes no steps: its calls last as long as they are said to.
+
+    Args:
+        seconds: of each call, in milliseconds.
+        opening: of each epoch's input.
+    """
+
+    loss_scale = flops_per_example = None
+
+    def __init__(self, seconds: list[float], opening: float) -> None:
+        self._seconds = iter(seconds)
+        self._opening = opening
+
+    def run(self, feed: Any, host: Any) -> None:
+        for epoch in range(host.epoch, host.epochs):
+            host.begin_epoch(epoch)
+            waited = self._opening
+            while steps := host.next_steps():
+                with host.watched():
+                    pass
+                host.called(steps, {"loss": 1.0}, next(self._seconds), waited)
+                waited = 0.0
+            if not host.end_epoch():
+                return
+
+    def updates(self, done: int) -> int:
+        return done
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    @property
+    def model(self) -> Any:
+        return SimpleNamespace(variables=[])
+
+
+class Watching:
+    """A tracer of one window that writes nothing, and keeps what it is told."""
+
+    def __init__(self, first: int, last: int, events: list[Event]) -> None:
+        self._first, self._last, self._events = first, last, events
+        self._is_written = False
+
+    def steps_left(self, step: int) -> int | None:
+        return 1 if self._first <= step + 1 <= self._last else self._first - step - 1 if step < self._first else None
+
+    def watching(self, step: int) -> Any:
+        return contextlib.nullcontext(self._first <= step <= self._last)
+
+    def took(self, step: int) -> None:
+        self._is_written = self._is_written or step == self._last
+
+    def tell(self, usual_ms: float | None) -> None:
+        if self._is_written:
+            self._events.append(("profile", {"usual_ms": usual_ms}))
+        self._is_written = False
+
+    def close(self) -> None: ...
+
+    def ended(self, step: int) -> None: ...
+
+
+def timed(plan: Any, seconds: list[float], opening: float, window: tuple[int, int]) -> list[Event]:
+    """The events of a run on paper, two steps to a call, 4 examples to a step."""
+    from scaleflow import training
+
+    events: list[Event] = []
+
+    def emit(event: str, /, **fields: Any) -> None:
+        events.append((event, fields))
+
+    feed: Any = SimpleNamespace(examples=40, batching=Batching(4, 1, 1))
+    session = training.Session(
+        OnPaper(seconds, opening), plan.training, feed, None, None,
+        emit=emit, started=0.0, agree=lambda each: (each, False), tracer=Watching(*window, events),
+    )  # fmt: skip
+    session.run()
+    return events
+
+
+def test_what_a_step_usually_takes_is_the_mean_of_its_epoch_with_the_waiting_for_input(
+    isolated: Callable[..., Any], plan: Callable[..., Any]
+) -> None:
+    """Steps that find input that was read ahead are fast, and come first: the median of those says nothing."""
+    chosen = plan(*BASE, "training.epochs=2", "training.steps_per_loop=2")
+    # The first call compiles. The second one finds what was read ahead, two are traced, and the others wait for input.
+    first, second = [9.0, 0.01, 0.01, 5.0, 5.0, 0.065, 0.065], [0.1] * 5
+    events = isolated(timed, chosen, [*first, *second], 0.5, (5, 6))
+    (profile,) = [fields for name, fields in events if name == "profile"]
+    speeds = [f["values"] for name, f in events if name == "epoch"]
+    assert profile["usual_ms"] == speeds[0]["perf/step_ms"] == pytest.approx(1000 * 0.15 / 7)
+    assert speeds[1]["perf/step_ms"] == pytest.approx(1000 * (0.5 + 0.5) / 10)
+    assert speeds[1]["perf/examples_per_second"] == pytest.approx(40 / 1.0)
+    assert speeds[1]["perf/step_ms_p95"] == pytest.approx(50.0)
