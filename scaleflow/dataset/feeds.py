@@ -95,7 +95,7 @@ class ArrayFeed:
         mask = tf.ones([size])
         if self.examples % self.batching.global_size:  # there is a partial batch
             mask = tf.cast(position < self.examples, tf.float32)
-            position %= self.examples  # the padding: the first ones of the epoch once more
+        position %= self.examples  # the padding, and what is read ahead: the first ones of the epoch once more
         if self._seed is not None:
             position = shuffled_place(position, self._seed, epoch, self.examples)
         return *self._take(arrays, position), mask

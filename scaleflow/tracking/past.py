@@ -139,7 +139,7 @@ def fetch_model(tracker: MlflowTracker, past: Past, store: Tracking, folder: Pat
     if path is None:
         raise Refusal(
             f"{where} has a model {past.model_id} without {PLACES[1]}: it is one that Keras could not write as a "
-            f".keras file, or none of scaleflow's; mlflow.pyfunc.load_model('models:/{past.model_id}') gives its outputs"
+            f".keras file, or none of scaleflow's; mlflow.pyfunc.load_model('models:/{past.model_id}') loads it"
         )
     return path
 
