@@ -182,7 +182,8 @@ class Dataset:
 
     Attributes:
         limit: use only the first so many examples of each split.
-        validation: the fraction of the training split that is held out, or the name of a split.
+        validation: the fraction of the training split that is held out, drawn by the run's seed (of a stream of large
+            records the first ones), or the name of a split.
         shuffle: a stream that is not kept goes through a buffer of so many examples; null takes as many as fit in
             256 MiB. What is in memory, and a stream whose records are small, is always shuffled as a whole.
         cache: where the examples of a stream are kept once they were read and prepared: `memory`, `file` (in the
@@ -814,7 +815,7 @@ class Checkpoints(Protocol):
         """Until all is written; raises as `save` does."""
 
     def best(self) -> Snapshot | None:
-        """The best one that was saved."""
+        """The best one that was saved; None if there is none, or if it is damaged, which a note says."""
 
     def newest(self, before: int | None = None) -> Snapshot | None:
         """The newest one that is undamaged, or None; of those before a step, where that is given."""

@@ -80,7 +80,13 @@ class Keeper:
         self._writer.wait()
 
     def best(self) -> Snapshot | None:
-        return None if self._best is None else self._shelf.read(self._best)
+        if self._best is None:
+            return None
+        try:
+            return self._shelf.read(self._best)
+        except Damaged as error:
+            self._emit("note", text=f"the best checkpoint, at step {self._best}, is damaged ({error})")
+            return None
 
     def check_empty(self) -> None:
         """Refuses a folder in which another run's checkpoints are: this one's would be taken for those."""
@@ -147,9 +153,10 @@ class Keeper:
         """Writes one, and drops those that it makes superfluous."""
         place = self._shelf.write(snapshot)
         self._emit("checkpoint", step=snapshot.step, path=place)
+        best = (snapshot.host.get("best") or {}).get("step")  # a better one may be waiting, and is not written yet
         others = [step for step in self._shelf.steps() if step != snapshot.step]
         for step in others[: max(0, len(others) + 1 - self._options.keep)]:
-            if step != self._best:
+            if step != best:
                 self._shelf.drop(step)
 
 

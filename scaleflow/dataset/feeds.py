@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from scaleflow.dataset.kept import Transform, batch_spec, prepared
 from scaleflow.dataset.order import Mine, Order, shuffled_place
-from scaleflow.dataset.records import decoded
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import Arrays, Batching, Examples, Stream
 
@@ -96,7 +95,7 @@ class ArrayFeed:
         mask = tf.ones([size])
         if self.examples % self.batching.global_size:  # there is a partial batch
             mask = tf.cast(position < self.examples, tf.float32)
-        position = tf.minimum(position, self.examples - 1)
+        position %= self.examples  # the padding, and what is read ahead: the first ones of the epoch once more
         if self._seed is not None:
             position = shuffled_place(position, self._seed, epoch, self.examples)
         return *self._take(arrays, position), mask
@@ -259,14 +258,15 @@ class StreamFeed:
 
     def open(self, epoch: int, step: int) -> Any:
         """A distributed iterator over the rest of the epoch."""
-        first = step * self.batching.global_size
-        shares = (self.batching.steps(self.examples) - step) * self.batching.replicas
+        size, share, replicas = self.batching.global_size, self.batching.share, self.batching.replicas
+        steps = self.batching.steps(self.examples)
+        numbers = tf.data.Dataset.range(step * replicas, steps * replicas)
 
         def of_this_worker(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            mine = places_of_worker(self.batching.share, context)
-            own = shares // context.num_input_pipelines
-            dataset = self._shares(self._order.examples(epoch, first, mine), self.batching.share, own)
-            return dataset.prefetch(tf.data.AUTOTUNE).with_options(self._options)
+            is_mine = places_of_worker(1, context)
+            own = numbers if is_mine is None else numbers.filter(is_mine)
+            examples = self._order.examples(epoch, step * size, steps * size, places_of_worker(share, context))
+            return self._shares(examples, own, share).prefetch(tf.data.AUTOTUNE).with_options(self._options)
 
         return iter(self._strategy.distribute_datasets_from_function(of_this_worker))
 
@@ -274,21 +274,30 @@ class StreamFeed:
         size, steps = self.batching.global_size, self.batching.steps(self.examples)
 
         def batches_of(epoch: tf.Tensor) -> tf.data.Dataset:
-            return self._shares(self._order.examples(epoch, 0), size, steps).take(steps_per_epoch)
+            examples = self._order.examples(epoch, 0, steps * size)
+            return self._shares(examples, tf.data.Dataset.range(steps), size).take(steps_per_epoch)
 
         dataset = tf.data.Dataset.range(epochs).flat_map(batches_of)
         return dataset.prefetch(tf.data.AUTOTUNE).with_options(self._options)
 
-    def _shares(self, examples: tf.data.Dataset, share: int, shares: int) -> tf.data.Dataset:
-        """Exactly `shares` batches of `share` examples with their mask; what the examples do not fill is padding.
+    def _shares(self, examples: tf.data.Dataset, numbers: tf.data.Dataset, share: int) -> tf.data.Dataset:
+        """Batches of `share` examples with their mask, which is 0 for padding.
 
         The padding repeats real examples: one of zeros could make a model's loss NaN, and NaN x 0 is NaN.
+
+        Args:
+            examples: padded to whole batches.
+            numbers: the place of each batch among all batches of the epoch.
+            share: examples in a batch.
         """
-        batches = prepared(examples.batch(share), self._transform)
-        real = batches.map(lambda x, y: pad(x, y, share), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        one = decoded(self._stream, self._stream.dataset.take(1)).repeat(share).batch(share, drop_remainder=True)
-        padding = prepared(one, self._transform).map(lambda x, y: (x, y, tf.zeros([share]))).cache().repeat()
-        return real.concatenate(padding).take(shares)
+
+        def masked(batch: Any, number: tf.Tensor) -> Any:
+            is_real = number * share + tf.range(share, dtype=tf.int64) < self.examples
+            return *batch, tf.cast(is_real, tf.float32)
+
+        batches = prepared(examples.batch(share, drop_remainder=True), self._transform)
+        both = tf.data.Dataset.zip(batches, numbers)
+        return both.map(masked, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
     def fetch(self, opened: Any) -> Any:
         return next(opened)
@@ -324,19 +333,3 @@ def places_of_worker(share: int, context: tf.distribute.InputContext) -> Mine | 
     workers, worker = context.num_input_pipelines, context.input_pipeline_id
     local = context.num_replicas_in_sync // workers
     return None if workers == 1 else lambda place: (place // (share * local)) % workers == worker
-
-
-def pad(inputs: tf.Tensor, targets: tf.Tensor, share: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """A batch of at most `share` examples as one of `share`, and which of them are real."""
-    count = tf.shape(inputs)[0]
-    place = tf.range(share)
-    real = tf.minimum(place, count - 1)
-    inputs, targets = tf.cond(
-        tf.equal(count, share), lambda: (inputs, targets), lambda: (tf.gather(inputs, real), tf.gather(targets, real))
-    )
-    return keep_size(inputs, share), keep_size(targets, share), tf.cast(place < count, tf.float32)
-
-
-def keep_size(tensor: tf.Tensor, size: int) -> tf.Tensor:
-    """The same tensor with its batch dimension known, which slicing by a tensor loses."""
-    return tf.ensure_shape(tensor, [size, *tensor.shape[1:]])

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from scaleflow.dataset.records import as_yielded
 from scaleflow.errors import Refusal
 
 #: Names of folders, and beginnings of files' names, that say which split they hold.
@@ -169,18 +170,34 @@ def divided(records: tf.data.Dataset, count: int, split: str, test: float, seed:
     held_out = round(count * test)
     if not held_out:
         return (records, count) if split == "train" else (records.take(0), 0)
-    last = tf.constant(max(count - 1, 1), tf.int64)
-    words = tf.constant([seed, 0x7E57], tf.int64)
-
-    def chosen(portion: tf.Tensor, *components: tf.Tensor) -> Any:
-        numbers = portion * BLOCK + tf.range(tf.shape(components[0], tf.int64)[0])
-        is_test = tf.random.experimental.index_shuffle(numbers, words, last) < held_out
-        is_in = is_test if split == "test" else tf.logical_not(is_test)
-        return tuple(tf.boolean_mask(each, is_in) for each in components)
-
-    portions = records.batch(BLOCK).enumerate().map(lambda portion, record: chosen(portion, *record))
     size = held_out if split == "test" else count - held_out
-    return portions.unbatch().apply(tf.data.experimental.assert_cardinality(size)), size
+    return draw(records, count, held_out, (seed, 0x7E57), split == "test"), size
+
+
+def draw(
+    records: tf.data.Dataset, count: int, held_out: int, seeds: tuple[int, int], is_held_out: bool
+) -> tf.data.Dataset:
+    """The records that are held out, or the others, in their order.
+
+    Args:
+        records: of fixed shapes, the same at each iteration.
+        count: how many there are.
+        held_out: how many of them are held out.
+        seeds: decide which.
+        is_held_out: gives the ones that are held out.
+    """
+    last = tf.constant(max(count - 1, 1), tf.int64)
+    words = tf.constant(seeds, tf.int64)
+
+    def chosen(portion: tf.Tensor, *record: Any) -> Any:
+        numbers = portion * BLOCK + tf.range(tf.shape(tf.nest.flatten(record)[0], tf.int64)[0])
+        is_drawn = tf.random.experimental.index_shuffle(numbers, words, last) < held_out
+        is_in = is_drawn if is_held_out else tf.logical_not(is_drawn)
+        return tf.nest.map_structure(lambda each: tf.boolean_mask(each, is_in), as_yielded(record))
+
+    portions = records.batch(BLOCK).enumerate().map(lambda portion, *record: chosen(portion, *record))
+    size = held_out if is_held_out else count - held_out
+    return portions.unbatch().apply(tf.data.experimental.assert_cardinality(size))
 
 
 def drawn(count: int, fraction: float, seed: int) -> np.ndarray[Any, Any]:

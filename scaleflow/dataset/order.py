@@ -45,29 +45,36 @@ class Order:
         self._is_held = isinstance(stream, Records)
         self._buffer = 0 if self._is_held or seed is None else buffer_size(stream, buffer)
 
-    def examples(self, epoch: tf.Tensor | int, first: int, mine: Mine | None = None) -> tf.data.Dataset:
-        """The examples (input, target) from a place of an epoch on."""
-        places = self._held(epoch, first, mine) if self._is_held else self._buffered(epoch, first, mine)
-        return decoded(self._stream, places)
+    def examples(self, epoch: tf.Tensor | int, first: int, last: int, mine: Mine | None = None) -> tf.data.Dataset:
+        """The examples (input, target) at the places [first, last) of an epoch.
 
-    def _held(self, epoch: tf.Tensor | int, first: int, mine: Mine | None) -> tf.data.Dataset:
+        Places after the last example are padding. Records in memory go on with the first ones of the epoch; any other
+        stream goes on with its own first records, so that its buffer is not filled again.
+        """
+        places = self._held if self._is_held else self._buffered
+        return decoded(self._stream, places(epoch, first, last, mine))
+
+    def _held(self, epoch: tf.Tensor | int, first: int, last: int, mine: Mine | None) -> tf.data.Dataset:
         stream, seed = self._stream, self._seed
         assert isinstance(stream, Records)
         count = len(stream)
 
         def gathered(place: tf.Tensor) -> Any:
+            place %= count
             return stream.at(place if seed is None else shuffled_place(place, seed, epoch, count))
 
-        places = tf.data.Dataset.range(first, count)
+        places = tf.data.Dataset.range(first, last)
         wanted = places if mine is None else places.filter(mine)
         return wanted.batch(GATHERED_AT_ONCE).map(gathered).unbatch()
 
-    def _buffered(self, epoch: tf.Tensor | int, first: int, mine: Mine | None) -> tf.data.Dataset:
-        dataset = self._stream.dataset
+    def _buffered(self, epoch: tf.Tensor | int, first: int, last: int, mine: Mine | None) -> tf.data.Dataset:
+        count = len(self._stream)
+        in_order = self._stream.dataset.take(count)
+        dataset = in_order.apply(tf.data.experimental.assert_cardinality(count))
         if self._seed is not None:
             seed = epoch_seed(self._seed, epoch)
             dataset = dataset.shuffle(self._buffer, seed=seed, reshuffle_each_iteration=False)
-        dataset = dataset.take(len(self._stream)).skip(first)
+        dataset = dataset.concatenate(in_order.repeat().take(last - count)).skip(first)
         if mine is None:
             return dataset
         numbered = dataset.enumerate(start=first).filter(lambda place, *_: mine(place))

@@ -11,11 +11,12 @@ import keras
 import numpy as np
 
 from scaleflow.dataset.bad import bad_places, described, without
+from scaleflow.dataset.files import draw
 from scaleflow.dataset.kept import Transform, keep, refusing_bad
 from scaleflow.dataset.looks import Look, looks
 from scaleflow.dataset.normalise import Normalise
 from scaleflow.dataset.prepared import learned_from, made, transform_by
-from scaleflow.dataset.records import Records, decoded, hold_records, with_checked_targets
+from scaleflow.dataset.records import Records, decoded, hold_records, record_bytes, with_checked_targets
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import (
     Arrays,
@@ -31,6 +32,9 @@ from scaleflow.interfaces import (
     Workers,
 )
 
+#: Records of a stream up to this size, on average, are read twice so that the validation split can be drawn from all.
+SMALL_RECORD_BYTES = 16 << 10
+
 #: How many bad examples a note names.
 NAMED = 5
 
@@ -45,6 +49,7 @@ class Splits:
         transform: the preprocessing of what is read as it goes; that of arrays is done.
         front: makes the preprocessing anew, as the first part of a saved model.
         looks: what each raw split looks like, by its name.
+        is_drawn_as_read: whether the validation split is drawn from a stream as its records are read.
     """
 
     train: Examples
@@ -56,6 +61,7 @@ class Splits:
     transform: Transform | None = None
     front: Callable[[], keras.Layer] | None = None
     looks: Mapping[str, Look] = field(default_factory=dict)
+    is_drawn_as_read: bool = False
 
     def counts(self) -> Mapping[str, int]:
         return {name: len(examples) for name, examples in self.named().items()}
@@ -109,14 +115,14 @@ def prepare(
     given = {name: clean(source, name, options, workers, emit) for name in wanted(source, options)}
     if "validation" in source.splits and "validation" not in given:
         emit("note", text="the dataset's split 'validation' is not used; dataset.validation=validation would use it")
-    train, validation, test = given["train"], None, given.get("test")
+    train, validation, is_drawn = given["train"], None, False
     if isinstance(options.validation, str):
         validation = given[options.validation]
     else:
-        train, validation = hold_out(train, options.validation or 0.0, seed)
+        train, validation, is_drawn = hold_out(train, options.validation or 0.0, seed, emit)
     sample = first_inputs(train, 8)
-    raw = Splits(train, validation, test, source.inputs, source.outputs, sample)
-    raw = replace(raw, looks=looks(raw.named()))
+    raw = Splits(train, validation, given.get("test"), source.inputs, source.outputs, sample)
+    raw = replace(raw, looks=looks(raw.named()), is_drawn_as_read=is_drawn)
     own = preprocessing_of(source, options) if preprocesses else None
     return kept(preprocessed(own, raw, workers), options.cache, workers)
 
@@ -297,22 +303,44 @@ def limited(examples: Examples, limit: int | None) -> Examples:
     return replace(examples, dataset=examples.dataset.take(limit), length=limit)
 
 
-def hold_out(examples: Examples, fraction: float, seed: int) -> tuple[Examples, Examples | None]:
-    """Divides a training split into (train, validation).
+def hold_out(examples: Examples, fraction: float, seed: int, emit: Emit) -> tuple[Examples, Examples | None, bool]:
+    """Divides a training split.
 
-    Examples and records in memory are drawn at random by `seed`; of any other stream the first ones are held out,
-    since nothing else can be had from it without reading it twice.
+    Which examples are held out is drawn from `seed`. Of a stream of large records they are the first ones, since a draw
+    would read all of it at each validation.
+
+    Returns:
+        (train, validation, whether it is drawn from a stream as its records are read).
     """
     count = round(len(examples) * fraction)
     if not count:
-        return examples, None
+        return examples, None, False
     if count >= len(examples):
         raise Refusal(f"dataset.validation={fraction}: leaves nothing of {len(examples)} examples to train on")
     if isinstance(examples, Stream) and not isinstance(examples, Records):
-        rest = replace(examples, dataset=examples.dataset.skip(count), length=len(examples) - count)
-        return rest, replace(examples, dataset=examples.dataset.take(count), length=count)
+        return hold_out_of_stream(examples, count, fraction, seed, emit)
     order = np.random.default_rng([seed, 1]).permutation(len(examples))
-    return only(examples, np.sort(order[count:])), only(examples, np.sort(order[:count]))
+    return only(examples, np.sort(order[count:])), only(examples, np.sort(order[:count])), False
+
+
+def hold_out_of_stream(
+    stream: Stream, count: int, fraction: float, seed: int, emit: Emit
+) -> tuple[Stream, Stream, bool]:
+    """The same for a stream whose records are not in memory."""
+    dataset = stream.dataset.take(len(stream))
+    is_drawn = record_bytes(stream) <= SMALL_RECORD_BYTES
+    if is_drawn:
+        rest, held_out = (draw(dataset, len(stream), count, (seed, 1), which) for which in (False, True))
+    else:
+        emit(
+            "note",
+            text=f"dataset.validation={fraction}: the first {count} examples of the stream are held out, because its "
+            "records are too large to read all of them again at each validation; if they are sorted, by class for "
+            "example, shuffle the files or name a split: dataset.validation=NAME",
+        )
+        rest, held_out = dataset.skip(count), dataset.take(count)
+    train = replace(stream, dataset=rest, length=len(stream) - count)
+    return train, replace(stream, dataset=held_out, length=count), is_drawn
 
 
 def only(examples: Arrays | Records, places: np.ndarray[Any, Any]) -> Examples:

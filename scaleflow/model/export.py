@@ -16,6 +16,7 @@ from scaleflow.errors import ExportError
 from scaleflow.interfaces import Inputs, Outputs
 
 KERAS_FILE = "model.keras"
+WEIGHTS_FILE = "model.weights.h5"
 SAVED_MODEL = "saved_model"
 SIGNATURE = "signature.json"
 EXAMPLE = "input_example.npy"
@@ -36,9 +37,9 @@ def export(
 ) -> None:
     """Exports the model into `folder`, loads the SavedModel again and compares.
 
-    The folder then holds `model.keras` (the Keras file), `saved_model/` (one endpoint `serve` from raw
-    inputs [batch, *inputs.shape] to [batch, *outputs.shape] float32), `signature.json` and
-    `input_example.npy`.
+    The folder then holds `model.keras` (the Keras file; `model.weights.h5` if Keras cannot write one), `saved_model/`
+    (one endpoint `serve` from raw inputs [batch, *inputs.shape] to [batch, *outputs.shape] float32), `signature.json`
+    and `input_example.npy`.
 
     Args:
         model: trained.
@@ -53,9 +54,13 @@ def export(
         ExportError: if the outputs differ.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    is_whole = keras_file_fault(model) is None
+    if not is_whole:
+        model.save_weights(folder / WEIGHTS_FILE)  # without the preprocessing: that is for the model's own code
     if front is not None:
         model = composed(front(), model, inputs)
-    model.save(folder / KERAS_FILE)
+    if is_whole:
+        model.save(folder / KERAS_FILE)
     spec = tf.TensorSpec([None, *inputs.shape], inputs.dtype, name="inputs")
     model.export(folder / SAVED_MODEL, input_signature=[spec], verbose=False)
     with tf.device("CPU:0") if on_host else contextlib.nullcontext():
@@ -68,6 +73,16 @@ def export(
         "keras": keras.__version__,
     }
     (folder / SIGNATURE).write_text(json.dumps(signature, indent=2))
+
+
+def keras_file_fault(model: keras.Model) -> str | None:
+    """Why Keras cannot write a model as a Keras file; None if it can. Looks at the config alone, no weights."""
+    try:
+        json.dumps(keras.saving.serialize_keras_object(model))
+    except Exception as error:  # whatever the `get_config` of a layer raises
+        reason = " ".join(str(error).split()).partition(". ")[0]
+        return f"{type(error).__name__}: {reason}"
+    return None
 
 
 def composed(front: keras.Layer, model: keras.Model, inputs: Inputs) -> keras.Model:

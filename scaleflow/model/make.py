@@ -9,6 +9,7 @@ import keras
 
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import Batching, Inputs, Outputs
+from scaleflow.model.export import WEIGHTS_FILE, keras_file_fault
 
 
 def make(factory: Callable[[Inputs, Outputs], Any], inputs: Inputs, outputs: Outputs) -> keras.Model:
@@ -52,6 +53,17 @@ def doubt(model: keras.Model) -> str | None:
     if name not in ("softmax", "sigmoid"):
         return None
     return f"model: its last layer ends in {name}, and the loss expects logits; leave that activation away"
+
+
+def keras_file_doubt(model: keras.Model) -> str | None:
+    """What the user should know of a model that Keras cannot write as a Keras file."""
+    fault = keras_file_fault(model)
+    if fault is None:
+        return None
+    return (
+        f"model: Keras cannot write it as a .keras file ({fault}); it is exported as a SavedModel and as weights "
+        f"({WEIGHTS_FILE}), which model.init_from and scaleflow.evaluate do not take"
+    )
 
 
 def batch_norm_doubts(model: keras.Model, portions: Batching) -> list[str]:

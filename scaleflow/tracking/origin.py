@@ -27,6 +27,9 @@ SCHEMES = ("runs:/", "models:/")
 #: Where a folder that scaleflow, MLflow or a run left has its Keras file.
 PLACES = ("model.keras", "data/model.keras", "model/model.keras")
 
+#: What is exported of a model that Keras cannot write as such a file.
+WEIGHTS_FILE = "model.weights.h5"
+
 WHAT_WORKS = (
     "give a file that keras.Model.save wrote, a folder with a model that scaleflow exported, runs:/RUN_ID/model or "
     "models:/NAME/VERSION"
@@ -61,6 +64,12 @@ def keras_file(path: Path, said: str) -> Path:
     if not path.exists():
         raise Refusal(f"model.init_from={said}: there is no such file or folder; {WHAT_WORKS}")
     found = [path / place for place in PLACES if (path / place).is_file()] or sorted(path.rglob("*.keras"))
+    weights = sorted(path.rglob(WEIGHTS_FILE))
+    if not found and weights:
+        raise Refusal(
+            f"model.init_from={said}: holds a model that Keras could not write as a .keras file, only its weights; in "
+            f"the code that builds the model, load_weights can take them ({weights[0].relative_to(path)})"
+        )
     if not found:
         raise Refusal(f"model.init_from={said}: holds no Keras file (.keras); {WHAT_WORKS}")
     return found[0]

@@ -5,7 +5,7 @@ own in `code/`, so that where it is served scaleflow is not needed:
 
     MLmodel  requirements.txt  python_env.yaml  conda.yaml  input_example.json
     code/scaleflow_loader.py
-    data/model.keras           keras.models.load_model
+    data/model.keras           keras.models.load_model; data/model.weights.h5 if Keras cannot write the model
     data/saved_model/          tf.saved_model.load
 """
 
@@ -38,7 +38,8 @@ def package(exported: Path, folder: Path, *, run_id: str, model_id: str) -> None
     described = json.loads((exported / "signature.json").read_text())
     data = folder / "data"
     data.mkdir(parents=True)
-    shutil.copy(exported / "model.keras", data)
+    for file in exported.glob("model.*"):
+        shutil.copy(file, data)
     shutil.copytree(exported / "saved_model", data / "saved_model")
     code = folder / "code"
     code.mkdir()

@@ -137,7 +137,10 @@ def fetch_model(tracker: MlflowTracker, past: Past, store: Tracking, folder: Pat
         raise Refusal(f"{where} has logged no model; a run logs it when it is finished (resume=... goes on with it)")
     path = fetched(f"{tracker.place_of_model(past.model_id).rstrip('/')}/{PLACES[1]}", str(store.uri), folder)
     if path is None:
-        raise Refusal(f"{where} has a model {past.model_id} without {PLACES[1]}, which is not one of scaleflow's")
+        raise Refusal(
+            f"{where} has a model {past.model_id} without {PLACES[1]}: it is one that Keras could not write as a "
+            f".keras file, or none of scaleflow's; mlflow.pyfunc.load_model('models:/{past.model_id}') loads it"
+        )
     return path
 
 

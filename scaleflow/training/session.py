@@ -33,11 +33,13 @@ class Result:
     Attributes:
         steps: updates that were made.
         stopped: whether it was told to stop before it was through.
+        model_step: the updates after which the model was as it is now: those of the best checkpoint, if that was taken.
         test: `test/loss` and the metrics on the test split.
     """
 
     steps: int
     stopped: bool
+    model_step: int
     test: Mapping[str, float]
 
 
@@ -106,6 +108,7 @@ class Session:
         laps: tells what the time to the first step was spent on; None where nobody has measured it.
         peak_flops: operations a second that the devices can compute at most, where that is known.
         histograms_every: after so many epochs each tells how its weights are distributed; None for never.
+        is_drawn_as_read: whether the validation split is drawn from a stream as its records are read.
     """
 
     def __init__(
@@ -128,6 +131,7 @@ class Session:
         laps: FirstStep | None = None,
         peak_flops: float | None = None,
         histograms_every: int | None = None,
+        is_drawn_as_read: bool = False,
     ) -> None:
         self._engine = engine
         self._options = options
@@ -148,6 +152,7 @@ class Session:
         self._laps = laps
         self._peak_flops = peak_flops
         self._histograms_every = histograms_every
+        self._is_drawn_as_read = is_drawn_as_read
         self._checkpoints = checkpoints
         self._clock = Clock(train)
         self._step_ms: float | None = None
@@ -180,11 +185,13 @@ class Session:
         self._end_trace(all_are_there=True)
         self._tell("train_end", logs_of(self._values))
         self._save()
+        model_step = self._updates
         if self._checkpoints is not None:
             self._checkpoints.wait()
             if self._ends_as_best and not self._stopped:
-                self._take_best(self._checkpoints)
-        return Result(self._updates, self._stopped, {} if self._stopped else self._score("test", self._test))
+                model_step = self._take_best(self._checkpoints)
+        test = {} if self._stopped else self._score("test", self._test, model_step)
+        return Result(self._updates, self._stopped, model_step, test)
 
     # What becomes of numbers that are not finite ----------------------------------------------
 
@@ -247,12 +254,21 @@ class Session:
         """Reports a value of the user's own at the current step."""
         self._emit("metrics", step=self._updates, values={name: value})
 
-    def _take_best(self, checkpoints: Checkpoints) -> None:
+    def _take_best(self, checkpoints: Checkpoints) -> int:
+        """Restores the model of the best checkpoint, if it can be read; returns the updates behind the model."""
         self._agree(0.0)  # nobody reads before the one that writes is through
         best = checkpoints.best()
-        if best is not None and best.step != self.step:
-            self._engine.restore_model(best.tensors)
-            self._emit("note", text=f"what is tested and exported is the best checkpoint, at step {best.step}")
+        if self._any_worker(best is None) or best is None:
+            text = f"checkpoint.export=best: what is tested and exported is the model of the last step, {self.step}"
+            self._emit("note", text=text)
+            return self._updates
+        if best.step == self.step:
+            return self._updates
+        self._engine.restore_model(best.tensors)
+        self._emit("note", text=f"what is tested and exported is the best checkpoint, at step {best.step}")
+        if self._test is None and self._validation is not None:
+            self._engine.evaluate(self._validation)  # the confusion matrix is that of the last evaluation
+        return int(best.host["updates"])
 
     # What is kept, so that the run can go on --------------------------------------------------
 
@@ -268,6 +284,7 @@ class Session:
             "callbacks": self._callbacks.state() if self._callbacks else [],
             "rollbacks": self.rollbacks,
             "rate_factor": self._rate_factor,
+            "is_drawn_as_read": self._is_drawn_as_read,
         }
         return Snapshot(self.step, self._engine.state(), host)
 
@@ -283,6 +300,11 @@ class Session:
                     f"resume: the run had {snapshot.host[name]} {name.replace('_', ' ')}, and now has {now}; "
                     "go on with the same data and global batch"
                 )
+        if snapshot.host.get("is_drawn_as_read", False) != self._is_drawn_as_read:
+            raise Refusal(
+                "resume: the run held out the first examples of its stream, and this version of scaleflow draws the "
+                "validation split at random; go on with the version that began the run, or start a new one"
+            )
         self._engine.restore(snapshot.tensors)
         self._patience.restore(snapshot.host["patience"])
         self._best.restore(snapshot.host["best"])
@@ -304,8 +326,13 @@ class Session:
         }
 
     def _save(self, is_best: bool = False) -> None:
-        """Saves, unless nothing has happened since the last time."""
-        if self._checkpoints is None or self._saved == (self.epoch, self.step):
+        """Saves, unless nothing has happened since the last time.
+
+        A step that turns out to be the best one is saved again: the checkpoint that was made before its evaluation
+        does not say so.
+        """
+        is_saved = self._saved == (self.epoch, self.step)
+        if self._checkpoints is None or (is_saved and not is_best):
             return
         snapshot = self.snapshot()
         self._check(snapshot.tensors)
@@ -425,7 +452,7 @@ class Session:
         if self._stopped:
             return False
         done = self.epoch + 1
-        values = {**self._values, **self._score("val", self._validation)}
+        values = {**self._values, **self._score("val", self._validation, self._updates)}
         self._emit("epoch", epoch=done, epochs=self.epochs, step=self._updates, values=values)
         self._tell("epoch_end", self.epoch, logs_of(values))
         if self._histograms_every is not None and done % self._histograms_every == 0:
@@ -446,12 +473,12 @@ class Session:
 
     # -----------------------------------------------------------------------------------------
 
-    def _score(self, prefix: str, feed: Feed | None) -> dict[str, float]:
-        """Evaluates a split, if there is one, and tells of it."""
+    def _score(self, prefix: str, feed: Feed | None, step: int) -> dict[str, float]:
+        """Evaluates a split, if there is one, and reports the values at a step."""
         if feed is None:
             return {}
         values = prefixed(prefix, self._engine.evaluate(feed))
-        self._emit("metrics", step=self._updates, values=values)
+        self._emit("metrics", step=step, values=values)
         return values
 
 

@@ -61,6 +61,7 @@ class Built:
         explain: an error that ended the training, or one that names the example it came from.
         facts: what the words about a profile need to know.
         peak_flops: the most operations a second that the devices of all workers can compute, where that is known.
+        is_drawn_as_read: whether the validation split is drawn from a stream as its records are read.
     """
 
     strategy: tf.distribute.Strategy
@@ -77,6 +78,7 @@ class Built:
     about: About | None
     facts: dict[str, Any]
     peak_flops: float | None
+    is_drawn_as_read: bool
 
 
 def build(plan: Plan, emit: Emit, laps: Laps | None = None) -> Built:
@@ -121,6 +123,7 @@ def build(plan: Plan, emit: Emit, laps: Laps | None = None) -> Built:
     doubts = (
         *about_stages,
         model.doubt(engine.model),
+        model.keras_file_doubt(engine.model),
         *model.batch_norm_doubts(engine.model, ground.portions),
         optimizer.doubt(plan.optimizer, run.total),
     )
@@ -146,9 +149,8 @@ def build(plan: Plan, emit: Emit, laps: Laps | None = None) -> Built:
     explain = functools.partial(dataset.explained, splits=splits.named())
     trained = ground.strategy, engine, train, validation, test, export, callbacks
     facts = facts_of(resolved, splits)
-    return Built(
-        *trained, explain, resolved, dict(splits.counts()), source.outputs, about, facts, peak_of(plan, ground)
-    )
+    known = dict(splits.counts()), source.outputs, about, facts, peak_of(plan, ground), splits.is_drawn_as_read
+    return Built(*trained, explain, resolved, *known)
 
 
 def model_maker(plan: Plan, inputs: Inputs, outputs: Outputs, emit: Emit) -> Callable[[], keras.Model]:

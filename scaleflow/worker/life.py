@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -81,6 +81,9 @@ NOT_FOR_KERAS = ("sklearn", "matplotlib", "matplotlib.pyplot", "pandas")
 #: How long TensorFlow and Keras took to import, in this process or the server that it was forked from; and when.
 import_seconds = 0.0
 imported_at = 0.0
+
+#: Metrics of the test split begin so.
+TEST = "test/"
 
 #: Lines that TensorFlow's errors begin with, before they say what was wrong.
 LEADS_TO_REASON = re.compile(r"\s*$|Graph execution error|Detected at node|<stack traces|\d+ root error|\s+File ")
@@ -360,6 +363,8 @@ def wait_for(writing: FileLock) -> None:
 class OnlyNew:
     """Leaves out the points that were reported before: a run that goes back to a checkpoint takes steps again.
 
+    The values of the test split are at the step of the exported model, which may be one before that of the last time.
+
     Args:
         path: the run's events.
         emit: takes the others.
@@ -368,16 +373,25 @@ class OnlyNew:
     def __init__(self, path: Path, emit: Emit) -> None:
         self._emit = emit
         self._last: dict[str, int] = {}
+        self._tested: set[tuple[str, int]] = set()
         for event in Reader(path).read():
             if event["event"] == "metrics":
-                self._last.update(dict.fromkeys(event["values"], event["step"]))
+                self._note(event["values"], event["step"])
 
     def __call__(self, event: str, /, **fields: Any) -> None:
         if event == "metrics":
-            new = {key: value for key, value in fields["values"].items() if fields["step"] > self._last.get(key, -1)}
-            self._last.update(dict.fromkeys(new, fields["step"]))
+            step = fields["step"]
+            new = {key: value for key, value in fields["values"].items() if self._is_new(key, step)}
+            self._note(new, step)
             fields["values"] = new  # or none: the launcher hears that it goes on
         self._emit(event, **fields)
+
+    def _note(self, keys: Iterable[str], step: int) -> None:
+        self._last.update(dict.fromkeys(keys, step))
+        self._tested.update((key, step) for key in keys if key.startswith(TEST))
+
+    def _is_new(self, key: str, step: int) -> bool:
+        return (key, step) not in self._tested if key.startswith(TEST) else step > self._last.get(key, -1)
 
 
 def report_failure(job: Job, error: Exception, emit: Emit, built: Built) -> None:
@@ -487,6 +501,7 @@ def begin(job: Job, built: Built, agree: Agreement, emit: Emit, laps: Laps | Non
         laps=laps,
         peak_flops=built.peak_flops,
         histograms_every=histograms_every(job),
+        is_drawn_as_read=built.is_drawn_as_read,
     )
     keeper.check_writable()
     check_shared(job, keeper, agree)
@@ -595,7 +610,7 @@ def train_and_export(job: Job, built: Built, session: Session, agree: Agreement,
         evaluated = {"validation": built.validation, "test": built.test}
         tell_confusion(built.loop, evaluated, built.outputs, job.folder, emit)
     export(job, built)
-    emit("model", path=str(job.folder / MODEL), step=result.steps)
+    emit("model", path=str(job.folder / MODEL), step=result.model_step)
     emit("end", status="FINISHED")
     agree.part()  # nobody leaves before the chief is through: a worker that is gone would look like one that died
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import Plan
+from tests.conftest import Command
 from tests.training.driving import ignore
 
 #: 80 examples make 5 steps an epoch; calls of two steps end at 1, 3, 5 | 7, 9, 10 | 12, 14, 15.
@@ -32,20 +34,30 @@ class Course:
     points: list[tuple[int, dict[str, float]]]
     state: dict[str, np.ndarray[Any, Any]]
     stopped: bool
+    model_step: int
+    notes: list[str]
 
 
-def course(plan: Plan, folder: str, stop_after: int | None = None, goes_on: bool = False) -> Course:
-    """Runs a plan, until it is told to stop after so many calls, or from its newest checkpoint on."""
+def course(
+    plan: Plan, folder: str, stop_after: int | None = None, goes_on: bool = False, damage: bool = False
+) -> Course:
+    """Runs a plan, until it is told to stop after so many calls, or from its newest checkpoint on.
+
+    With `damage` the best checkpoint, the first of two, is cut off before it is read.
+    """
     from scaleflow import checkpoint, training
     from scaleflow.worker.life import build
 
     points: list[tuple[int, dict[str, float]]] = []
+    notes: list[str] = []
     calls = [0]
 
     def emit(event: str, /, **fields: Any) -> None:
         values = {k: v for k, v in fields.get("values", {}).items() if not k.startswith("perf/")}
         if event == "metrics" and values:
             points.append((fields["step"], values))
+        elif event == "note":
+            notes.append(fields["text"])
 
     def agree(seconds: float) -> tuple[float, bool]:
         calls[0] += 1
@@ -60,8 +72,17 @@ def course(plan: Plan, folder: str, stop_after: int | None = None, goes_on: bool
     )  # fmt: skip
     if goes_on:
         session.restore(keeper.newest())
+    if damage:
+        read_best = keeper.best
+
+        def damaged_best() -> Any:
+            for path in min(Path(folder).glob("step-*")).glob("tensors.data*"):
+                path.write_bytes(path.read_bytes()[:-1])
+            return read_best()
+
+        keeper.best = damaged_best
     result = session.run()
-    return Course(points, dict(built.loop.state()), result.stopped)
+    return Course(points, dict(built.loop.state()), result.stopped, result.model_step, notes)
 
 
 WAYS = {
@@ -147,6 +168,17 @@ def test_other_data_or_another_model_is_refused(
     assert message.startswith(words)
 
 
+#: With such a rate the loss of the validation split is best somewhere before the end; with a plain one at the end, that
+#: is within an epoch, at a step that is saved in any case.
+EARLIER = ("optimizer.learning_rate=0.3", "training.epochs=6")
+AT_THE_END = ("training.max_steps=12", "checkpoint.every_steps=6")
+EXPORT_BEST = ("strategy=one_device", GLOBAL, "checkpoint.export=best", "checkpoint.keep=1")
+
+
+def without_epochs(*words: str) -> list[str]:
+    return [*(word for word in BASE if "epochs" not in word), *EXPORT_BEST, *words]
+
+
 def best_of(plan: Plan, folder: str) -> tuple[Course, dict[str, np.ndarray[Any, Any]], int]:
     from scaleflow.checkpoint import Keeper
 
@@ -159,20 +191,79 @@ def best_of(plan: Plan, folder: str) -> tuple[Course, dict[str, np.ndarray[Any, 
     return found, dict(best.tensors), best.step
 
 
+def losses_of(found: Course) -> dict[int, float]:
+    return {step: values["val/loss"] for step, values in found.points if "val/loss" in values}
+
+
+@pytest.mark.parametrize(("words", "is_last"), [(EARLIER, False), (AT_THE_END, True)])
 def test_the_best_one_is_what_is_tested_and_exported(
-    isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path
+    isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path, words: tuple[str, ...], is_last: bool
 ) -> None:
-    """With such a rate the validation's loss is best somewhere before the end."""
-    words = (
-        "strategy=one_device",
-        GLOBAL,
-        "optimizer.learning_rate=0.3",
-        "training.epochs=6",
-        "checkpoint.export=best",
-    )
-    made = plan(*(word for word in BASE if "epochs" not in word), *words, "checkpoint.keep=1")
-    found, best, step = isolated(best_of, made, str(tmp_path))
-    losses = {step: values["val/loss"] for step, values in found.points if "val/loss" in values}
-    assert step == min(losses, key=lambda key: losses[key]) < max(losses)
+    found, best, step = isolated(best_of, plan(*without_epochs(*words)), str(tmp_path))
+    losses = losses_of(found)
+    assert step == found.model_step == min(losses, key=lambda key: losses[key])
+    assert (step == max(losses)) == is_last
+    assert [step for step, values in found.points if "test/loss" in values] == [step]
     for name in (name for name in best if name.startswith("model/")):
         assert found.state[name].tobytes() == best[name].tobytes()
+
+
+def test_a_damaged_best_checkpoint_leaves_the_model_of_the_last_step(
+    isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path
+) -> None:
+    chosen = plan(*without_epochs(*EARLIER))
+    found = isolated(course, chosen, str(tmp_path / "damaged"), damage=True)
+    last = isolated(
+        course, replace(chosen, checkpoint=replace(chosen.checkpoint, export="last")), str(tmp_path / "last")
+    )
+    losses = losses_of(found)
+    best = min(losses, key=lambda key: losses[key])
+    assert found.model_step == last.model_step == max(losses) > best
+    assert found.points == last.points
+    assert found.notes == [
+        f"the best checkpoint, at step {best}, is damaged (tensors.data-00000-of-00001 is not what was written)",
+        f"checkpoint.export=best: what is tested and exported is the model of the last step, {max(losses)}",
+    ]
+
+
+def confusions(plan: Plan, folder: str) -> list[Any]:
+    """Of a run without a test split: what it counted, and what its model gives when it is evaluated again."""
+    from scaleflow import checkpoint, training
+    from scaleflow.worker.life import build
+
+    built = build(plan, ignore)
+    session = training.Session(
+        built.loop, plan.training, built.train, built.validation, None, emit=ignore, started=0.0,
+        agree=lambda seconds: (seconds, False), checkpoints=checkpoint.Keeper(plan.checkpoint, folder, ignore),
+        best=plan.checkpoint.sought, ends_as_best=True,
+    )  # fmt: skip
+    session.run()
+    counted = built.loop.confusion(built.validation)
+    built.loop.evaluate(built.validation)
+    return [counted, built.loop.confusion(built.validation)]
+
+
+def test_without_a_test_split_the_confusions_are_those_of_the_best_one(
+    isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path
+) -> None:
+    counted, again = isolated(confusions, plan(*without_epochs(*EARLIER)), str(tmp_path))
+    np.testing.assert_array_equal(counted, again)
+
+
+def test_the_logged_model_has_the_step_and_the_values_of_the_best_one(command: Command, empty_store: Path) -> None:
+    shutil.copy(empty_store, command.folder / "mlflow.db")
+    ended = command(*(word for word in without_epochs(*EARLIER) if not word.startswith("tracking")))
+    assert ended.returncode == 0, ended.stderr
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{command.folder}/mlflow.db")
+    experiment = client.get_experiment_by_name("scaleflow").experiment_id
+    (run,) = client.search_runs([experiment])
+    (logged,) = client.search_logged_models([experiment])
+    losses = {p.step: p.value for p in client.get_metric_history(run.info.run_id, "val/loss")}
+    best = min(losses, key=lambda key: losses[key])
+    assert best < max(losses)
+    assert [output.step for output in run.outputs.model_outputs] == [best]
+    values = {metric.key: metric.value for metric in logged.metrics}
+    assert values["val/loss"] == losses[best]
+    assert values["test/loss"] == run.data.metrics["test/loss"]

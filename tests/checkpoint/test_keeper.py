@@ -21,8 +21,10 @@ def kept(folder: str, options: Checkpoint, saves: list[tuple[int, bool]]) -> tup
 
     told: list[int] = []
     keeper = Keeper(options, folder, lambda event, **fields: told.append(fields["step"]))
+    known = None
     for step, is_best in saves:
-        keeper.save(Snapshot(step, {"a": np.array(step)}, {"best": {"step": None}}), is_best)
+        known = step if is_best else known
+        keeper.save(Snapshot(step, {"a": np.array(step)}, {"best": {"step": known}}), is_best)
         keeper.wait()
     best = keeper.best()
     return Shelf(folder).steps(), told, best and best.step

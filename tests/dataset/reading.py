@@ -35,8 +35,11 @@ def spread_over(replicas: int) -> tf.distribute.Strategy:
     return strategy.create("mirrored" if replicas > 1 else "one_device", devices.names)[0]
 
 
-def reader(strategy: tf.distribute.Strategy, feed: Feed) -> Callable[..., list[Batch]]:
-    """`read(epoch, first=0)`: the global batches of an epoch from a step on, through one compiled function."""
+def reader(strategy: tf.distribute.Strategy, feed: Feed, padding: bool = False) -> Callable[..., list[Batch]]:
+    """`read(epoch, first=0)`: the global batches of an epoch from a step on, through one compiled function.
+
+    With `padding` the examples that are masked, instead of the others.
+    """
     import tensorflow as tf
 
     def in_replica(fetched: Any, epoch: tf.Tensor, step: tf.Tensor) -> Any:
@@ -60,7 +63,7 @@ def reader(strategy: tf.distribute.Strategy, feed: Feed) -> Callable[..., list[B
         inputs, targets, mask = (
             np.concatenate([np.asarray(value) for value in strategy.experimental_local_results(part)]) for part in parts
         )
-        real = mask == 1
+        real = mask == (0 if padding else 1)
         assert set(np.unique(mask)) <= {0.0, 1.0}
         np.testing.assert_array_equal(inputs[real][:, 0], targets[real])
         np.testing.assert_array_equal(inputs[real][:, 1], -targets[real])

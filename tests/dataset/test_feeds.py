@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from scaleflow.interfaces import Batching, Stream
@@ -78,6 +80,37 @@ def of_unknown_shape() -> list[Any]:
 
 def test_a_shape_that_is_not_known_beforehand_is_no_hindrance(isolated: Callable[..., Any]) -> None:
     assert isolated(of_unknown_shape) == [([0, 1, 2, 3], 4), ([4, 5, 6], 4)]
+
+
+def padding(replicas: int, examples: int, step: int) -> list[list[int]]:
+    """The padding behind the last examples, of arrays, records in memory and a stream through a buffer."""
+    from scaleflow import dataset
+    from scaleflow.dataset.records import hold_records
+
+    strategy = spread_over(replicas)
+    arrays = numbered(examples)
+    stream = Stream(as_stream(arrays), examples)
+    records = hold_records("train", replace(stream, decode=lambda x, y: (x, y)))
+    feeds = [dataset.feed(e, Batching(GLOBAL // replicas, 1, replicas), strategy, 3) for e in (arrays, records, stream)]
+    return [reader(strategy, each, padding=True)(1, step)[0][0] for each in feeds]
+
+
+def test_padding_is_not_one_example_again_and_again(isolated: Callable[..., Any]) -> None:
+    one = isolated(padding, 1, EXAMPLES, 4)
+    arrays, records, stream = one
+    assert arrays == records == isolated(first_of_epoch)[: GLOBAL - EXAMPLES % GLOBAL]
+    assert stream == list(range(GLOBAL - EXAMPLES % GLOBAL))
+    assert isolated(padding, 2, EXAMPLES, 4) == isolated(padding, 3, EXAMPLES, 4) == one
+    for found in isolated(padding, 2, 5, 0):  # fewer examples than padding
+        assert Counter(found).most_common()[-1][1] == 1 < Counter(found).most_common()[0][1] == 2
+
+
+def first_of_epoch() -> list[int]:
+    from scaleflow import dataset
+
+    strategy = spread_over(1)
+    feed = dataset.feed(numbered(EXAMPLES), Batching(GLOBAL, 1, 1), strategy, 3)
+    return list(reader(strategy, feed)(1)[0][0])
 
 
 def few_examples(replicas: int) -> list[Any]:

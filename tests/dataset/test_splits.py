@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from scaleflow.errors import Refusal
@@ -82,12 +83,40 @@ def test_validation_is_a_fraction_a_split_or_nothing(isolated: Callable[..., Any
     assert untested[2] is None
 
 
-def stream_prepared() -> tuple[Any, ...]:
-    return prepared(Numbered(given=Stream(as_stream(numbered(10)), 10)), {"validation": 0.3, "limit": 8})
+def of_stream(width: int) -> list[Any]:
+    """A stream's splits with each of two seeds, the first one twice, and whether there is a note on them."""
+    from scaleflow.dataset import prepare
+
+    arrays = numbered(50)
+    inputs = np.repeat(arrays.inputs[:, :1], width, axis=1)
+    stream = Stream(as_stream(Arrays(inputs, arrays.targets)), 50)
+    source = Numbered(given=stream, inputs=Inputs((width,)), outputs=Outputs("classification", (50,)))
+    found: list[Any] = []
+    for seed in (0, 0, 1):
+        notes: list[str] = []
+        wanted = options(validation=0.3, limit=40, cache="none")
+        splits = prepare(source, wanted, seed, emit=lambda event, text, notes=notes: notes.append(text))
+        found.append((numbers(splits.train), numbers(splits.validation), splits.is_drawn_as_read, notes))
+    return found
 
 
-def test_of_a_stream_the_first_examples_are_held_out(isolated: Callable[..., Any]) -> None:
-    assert isolated(stream_prepared) == ([2, 3, 4, 5, 6, 7], [0, 1], list(range(8)))
+def test_of_a_stream_of_small_records_the_validation_split_is_drawn(isolated: Callable[..., Any]) -> None:
+    first, again, other = isolated(of_stream, 2)
+    train, validation, is_drawn, notes = first
+    assert (len(validation), is_drawn, notes) == (12, True, [])
+    assert sorted(train + validation) == list(range(40))
+    assert (train, validation) == (sorted(train), sorted(validation))
+    assert min(validation) < 13 < 27 < max(validation)
+    assert again == first != other
+
+
+def test_of_a_stream_of_large_records_the_first_ones_are_held_out_and_a_note_says_so(
+    isolated: Callable[..., Any],
+) -> None:
+    for train, validation, is_drawn, notes in isolated(of_stream, 5000):
+        assert (train, validation, is_drawn) == (list(range(12, 40)), list(range(12)), False)
+        (note,) = notes
+        assert note.startswith("dataset.validation=0.3: the first 12 examples of the stream are held out")
 
 
 def refusals() -> list[str | None]:

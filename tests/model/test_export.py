@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 
 from scaleflow.errors import ExportError
 from scaleflow.interfaces import Inputs, Outputs
+from tests.conftest import Command
 from tests.training.driving import ignore
 
 
@@ -87,3 +90,94 @@ def test_a_saved_model_that_differs_is_an_error(isolated: Callable[..., Any], tm
     assert message is not None
     assert message.startswith("the SavedModel's outputs differ from the trained model's by")
     assert str(tmp_path / "model") in message
+
+
+#: A model whose class tells Keras nothing of its argument.
+UNTOLD = """
+import keras
+
+
+class Untold(keras.Model):
+    def __init__(self, outputs):
+        super().__init__()
+        self.flatten = keras.layers.Flatten()
+        self.dense = keras.layers.Dense(*outputs.shape)
+
+    def call(self, x):
+        return self.dense(self.flatten(x))
+
+
+def build(inputs, outputs):
+    return Untold(outputs)
+"""
+
+
+def exported_without_a_keras_file(folder: Path) -> dict[str, Any]:
+    """What is exported, and the outputs of the live model, a fresh one with its weights and MLflow's."""
+    import mlflow.pyfunc
+
+    from scaleflow.model import export, keras_file_fault, make
+    from scaleflow.tracking.package import package
+
+    (folder / "untold.py").write_text(UNTOLD)
+    sys.path.insert(0, str(folder))
+    import untold  # type: ignore[import-not-found]
+
+    described = Inputs((4,)), Outputs("regression", (2,))
+    net, fresh = (make(untold.build, *described) for _ in range(2))
+    batch = np.ones((4, 4), np.float32)
+    export(net, *described, batch, "float32", folder / "model")
+    fresh.load_weights(folder / "model" / "model.weights.h5")
+    package(folder / "model", folder / "logged", run_id="run", model_id="m-1")
+    return {
+        "fault": keras_file_fault(net),
+        "files": sorted(path.name for path in (folder / "model").iterdir()),
+        "data": sorted(path.name for path in (folder / "logged" / "data").iterdir()),
+        "outputs": [
+            np.asarray(net(batch)),
+            np.asarray(fresh(batch)),
+            np.asarray(mlflow.pyfunc.load_model(str(folder / "logged")).predict(batch)),
+        ],
+    }
+
+
+def test_what_keras_cannot_write_is_exported_as_weights_and_saved_model(
+    isolated: Callable[..., Any], tmp_path: Path
+) -> None:
+    found = isolated(exported_without_a_keras_file, tmp_path)
+    assert found["fault"].startswith("NotImplementedError: Object Untold was created by passing non-serializable")
+    assert found["files"] == ["input_example.npy", "model.weights.h5", "saved_model", "signature.json"]
+    assert found["data"] == ["model.weights.h5", "saved_model"]
+    live, *others = found["outputs"]
+    for other in others:
+        np.testing.assert_allclose(other, live, atol=1e-6)
+
+
+def test_a_run_of_what_keras_cannot_write_says_so_first_and_finishes(command: Command, empty_store: Path) -> None:
+    shutil.copy(empty_store, command.folder / "mlflow.db")
+    (command.folder / "untold.py").write_text(UNTOLD)
+    option = command.folder / "own" / "model" / "mine.yaml"
+    option.parent.mkdir(parents=True)
+    option.write_text("_target_: untold.build\n_partial_: true\n")
+    words = (
+        "--config-dir",
+        "own",
+        "model=mine",
+        "training.max_steps=3",
+        "hardware=cpu",
+        "tracking.system_metrics=false",
+    )
+    ended = command(*words)
+    assert ended.returncode == 0, ended.stderr
+    events = command.events()
+    (note,) = (event for event in events if "model.weights.h5" in event.get("text", ""))
+    assert events.index(note) < next(at for at, event in enumerate(events) if event["event"] == "ready")
+
+    (run_id,) = {json.loads((command.run_folder() / "record.json").read_text())["run_id"]}
+    for again in (str(command.run_folder()), f"runs:/{run_id}/model"):
+        refused = command(*words, f"model.init_from={again}", "hydra.run.dir=again")
+        assert refused.returncode == 2
+        assert "holds a model that Keras could not write as a .keras file" in refused.stderr
+    refused = command.python("-m", "scaleflow.evaluate", run_id)
+    assert refused.returncode == 2
+    assert "could not write as a .keras file" in refused.stderr

@@ -46,6 +46,15 @@ def test_what_is_not_there_is_refused_without_mlflow(
             pass
 
 
+def test_a_folder_with_weights_alone_is_refused_with_what_they_are_good_for(plan: Make, tmp_path: Path) -> None:
+    weights = tmp_path / "model" / "model.weights.h5"
+    weights.parent.mkdir()
+    weights.write_text("weights")
+    words = "holds a model that Keras could not write as a .keras file.*load_weights.*model/model.weights.h5"
+    with pytest.raises(Refusal, match=words), located(plan(f"model.init_from={tmp_path}")):
+        pass
+
+
 def test_the_worker_is_told_the_file_and_the_config_keeps_what_was_said(plan: Make, tmp_path: Path) -> None:
     (tmp_path / "model.keras").write_text("weights")
     with located(plan(f"model.init_from={tmp_path}")) as found:
