@@ -25,6 +25,9 @@ ASSERTED = re.compile(r"assertion failed: \[(.*)\]$")
 #: What TensorFlow raises; the last, where its own message quotes bytes that are no text.
 FAILURES = (tf.errors.OpError, UnicodeDecodeError)
 
+#: What `assert_cardinality` raises for a stream that ends too early.
+SHORT = re.compile(r"expected to contain (\d+) elements? but contained only (\d+)")
+
 
 @dataclass(frozen=True)
 class Bad:
@@ -118,6 +121,9 @@ def explained(error: Exception, splits: Mapping[str, Examples]) -> Exception:
     is_from_input = isinstance(error, FAILURES) and ("terator" in str(error) or isinstance(error, UnicodeDecodeError))
     if not is_from_input:
         return error
+    short = SHORT.search(str(error))
+    if short:
+        return RunError(f"the dataset gave {short[2]} examples where its source had promised {short[1]}")
     for split, examples in splits.items():
         with contextlib.suppress(*FAILURES):  # it is not an example's decoding that fails
             bad = first_bad(examples) if isinstance(examples, Stream) else None

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaleflow.errors import NotFinite, RunError
+from scaleflow.errors import NotFinite
 from scaleflow.interfaces import Arrays, Batching, Inputs, Outputs, Stream
 from tests.training.driving import (
     Course,
@@ -193,12 +193,14 @@ def promised(cases: list[tuple[int, int]]) -> list[str | None]:
 
 
 def broken_promise(strategy: Any, there: int, length: int) -> str | None:
+    from scaleflow.dataset import explained
+
     stream = Stream(as_stream(random_arrays(there)), length)
     parts = assemble(strategy, stream, "classification", 3, dense, batch_size=4)
     try:
         train_epochs(parts, 1)
-    except RunError as error:
-        return str(error)
+    except Exception as error:
+        return str(explained(error, {"train": stream}))
     return None
 
 
