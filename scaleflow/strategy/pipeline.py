@@ -195,7 +195,7 @@ class Pipeline:
             with tf.device(device), tf.GradientTape() as tape:
                 tape.watch(taken(stage, way))
                 own = stage.run(way.values, training=True)
-                aims = [tf.cast(loss, tf.float32) / (parts * self._count) for loss in own]
+                aims = [tf.reduce_sum(tf.cast(loss, tf.float32)) / (parts * self._count) for loss in own]
                 if counts_weights:
                     aims += [v.regularizer(v) / parts for v in stage.trainable if v.regularizer is not None]
                 if self._graph.sink in stage.gives:

@@ -23,7 +23,8 @@ from scaleflow.training.engine import Host
 from scaleflow.training.evaluation import Evaluation
 from scaleflow.training.flops import flops_per_example
 from scaleflow.training.loop import loss_scale
-from scaleflow.training.passes import WholePasses, supervised
+from scaleflow.training.passes import WholePasses, own_loss, supervised
+from scaleflow.training.synchronized import keep_losses_apart, synchronized_layers
 from scaleflow.training.tally import Tally
 
 
@@ -79,7 +80,9 @@ class Fit:
         self._evaluation = Evaluation(strategy, WholePasses(model, supervised(objective)).forward, objective)
         self._tally = Tally(objective)
         self._per_execution = steps_per_execution
-        self._slots = state.Slots(optimizer, model.trainable_variables)
+        self._slots = state.Slots(optimizer, model.trainable_variables, model)
+        if synchronized_layers(model, strategy):
+            keep_losses_apart(model)
         self._restored: Mapping[str, np.ndarray[Any, Any]] = {}
         self.flops_per_example: float | None = None
 
@@ -151,7 +154,7 @@ class Fit:
         raise NotImplementedError("training.on_nan=rollback with Keras's fit is refused")
 
     def _named(self) -> dict[str, list[Any]]:
-        return {**state.of_model(self.model), **self._slots.named(self.model)}
+        return {**state.of_model(self.model), **self._slots.named()}
 
     def _named_sums(self) -> dict[str, list[Any]]:
         return {state.SUMS: state.parts(self._sums.sums), GOOD: state.parts(self._sums.good)}
@@ -216,8 +219,7 @@ class Fitted(keras.Model):  # type: ignore[misc]  # keras has no types
     ) -> tf.Tensor:
         """This replica's part of the global batch's mean; Keras sums the gradients."""
         loss = tf.reduce_sum(self._loss_of(y, y_pred) * sample_weight)
-        own = self.losses
-        return loss + tf.add_n(own) / tf.distribute.get_strategy().num_replicas_in_sync if own else loss
+        return loss + own_loss(self.losses) / tf.distribute.get_strategy().num_replicas_in_sync
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         self._sums.update_state(y, y_pred, self._loss_of(y, y_pred), sample_weight)

@@ -49,15 +49,18 @@ def used(graph: Any) -> list[tf.Operation]:
     return list(found.values())
 
 
-def flops_per_example(graph: Any, strategy: tf.distribute.Strategy, batching: Batching) -> float | None:
+def flops_per_example(
+    graph: Any, strategy: tf.distribute.Strategy, batching: Batching, is_unrolled: bool = False
+) -> float | None:
     """Of a graph that takes a step in each of this process's replicas, in a loop or not.
 
     Args:
-        graph: a function's; the micro-batches of a step are the rounds of an innermost loop.
+        graph: a function's; the micro-batches of a step are the rounds of an innermost loop, unless unrolled.
         strategy: whose replicas they are.
         batching: how a step's examples are divided.
+        is_unrolled: whether the micro-batches follow each other in the graph, without a loop.
     """
-    inner = (batching.accumulate,) if batching.accumulate > 1 else ()
+    inner = (batching.accumulate,) if batching.accumulate > 1 and not is_unrolled else ()
     is_loop = any(operation.type in ("While", "StatelessWhile") for operation in used(graph))
     found = flops_of(graph, (1, *inner) if is_loop else inner)
     return found / batching.share / local_replicas(strategy) if found else None

@@ -24,6 +24,7 @@ from scaleflow.training.flops import flops_per_example
 from scaleflow.training.passes import WholePasses, supervised
 from scaleflow.training.rate import scale_rate
 from scaleflow.training.repeat import repeat, staying_in_place
+from scaleflow.training.synchronized import keep_losses_apart, synchronized_layers
 from scaleflow.training.tally import Tally
 from scaleflow.training.xla import with_xla
 
@@ -75,8 +76,11 @@ class Loop:
         self._epoch = np.zeros(self._tally.size)
         self._functions: dict[tuple[int, bool], Any] = {}
         self._is_alone = False
+        self._is_unrolled = bool(synchronized_layers(model, strategy))
+        if self._is_unrolled:
+            keep_losses_apart(model)
         self.flops_per_example: float | None = None
-        self._slots = None if optimizer is None else state.Slots(optimizer, self.passes.variables)
+        self._slots = None if optimizer is None else state.Slots(optimizer, self.passes.variables, model)
 
     # What the host calls ---------------------------------------------------------------------
 
@@ -102,7 +106,7 @@ class Loop:
         """Compiles for these feeds without running anything, so that a model's faults show early."""
         arguments = train.open(0, 0), tf.constant(0, tf.int64), tf.constant(0, tf.int64), tf.constant(1, tf.int64)
         graph = self._function(train).get_concrete_function(*arguments).graph
-        self.flops_per_example = flops_per_example(graph, self.strategy, train.batching)
+        self.flops_per_example = flops_per_example(graph, self.strategy, train.batching, self._is_unrolled)
         for feed in filter(None, others):
             self._evaluation.trace(feed)
 
@@ -164,7 +168,7 @@ class Loop:
 
     def _named(self) -> dict[str, list[Any]]:
         """All variables that a run needs to go on."""
-        return {**state.of_model(self.model), **(self._slots.named(self.model) if self._slots else {})}
+        return {**state.of_model(self.model), **(self._slots.named() if self._slots else {})}
 
     @property
     def loss_scale(self) -> float | None:
@@ -277,22 +281,20 @@ class Loop:
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         unused: set[int] = set()  # filled while `add` is traced
 
-        def add(index: tf.Tensor, sums: tf.Tensor, gradients: list[tf.Tensor]) -> tuple[Any, Any, list[tf.Tensor]]:
+        def add(index: tf.Tensor, sums: tf.Tensor, gradients: list[tf.Tensor]) -> tuple[Any, list[tf.Tensor]]:
             batch = feed.micro_batch(fetched, epoch, step, replica, index)
             more, more_sums = self._differentiate(feed, batch, weight)
             unused.update(i for i, m in enumerate(more) if m is None)
-            return index + 1, sums + more_sums, self._each_in_its_place(tf.add, gradients, more)
+            return sums + more_sums, self._each_in_its_place(tf.add, gradients, more)
 
         zeros = []
         for variable, place in zip(self.passes.variables, self.passes.places, strict=True):
             with tf.device(place):
                 zeros.append(tf.zeros(variable.shape, variable.dtype))
-        start = tf.constant(0, tf.int64), tf.zeros([self._tally.size]), zeros
-        # One at a time: that there is memory for one micro-batch only is why there are several.
+        start = tf.zeros([self._tally.size]), zeros
+        rounds = unrolled if self._is_unrolled else looped
         with staying_in_place() if any(self.passes.places) else contextlib.nullcontext():
-            _, sums, gradients = tf.while_loop(
-                lambda index, *_: index < feed.batching.accumulate, add, start, parallel_iterations=1
-            )
+            sums, gradients = rounds(add, feed.batching.accumulate, *start)
         kept = self._each_in_its_place(tf.identity, gradients)  # a loop's results have no device of their own
         return [None if i in unused else g for i, g in enumerate(kept)], sums
 
@@ -335,6 +337,24 @@ class Loop:
         limit = self._scaled(tf.constant(norm, tf.float32))
         clipped: list[tf.Tensor | None] = tf.clip_by_global_norm(gradients, limit)[0]
         return clipped
+
+
+def looped(add: Callable[..., Any], count: int, sums: tf.Tensor, gradients: list[tf.Tensor]) -> Any:
+    """Adds up `count` micro-batches in a loop of the graph, one at a time: there is memory for one only."""
+    zero = tf.constant(0, tf.int64)
+    return repeat(add, zero, tf.constant(count, tf.int64), (sums, gradients))
+
+
+def unrolled(add: Callable[..., Any], count: int, sums: tf.Tensor, gradients: list[tf.Tensor]) -> Any:
+    """The same without a loop, in which replicas cannot meet.
+
+    Reading a micro-batch waits for the gradients of the one before, so that memory is needed for one only.
+    """
+    for number in range(count):
+        with tf.control_dependencies([sums, *gradients]):
+            index = tf.identity(tf.constant(number, tf.int64))
+        sums, gradients = add(index, sums, gradients)
+    return sums, gradients
 
 
 def loss_scale(optimizer: Any) -> float | None:

@@ -34,11 +34,18 @@ class WholePasses:
     ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor | None]]:
         with tf.GradientTape() as tape:
             loss, outputs = self._loss(self._model, batch, weights)
-            own = self._model.losses
-            total = scale(loss + tf.add_n(own) / parts if own else loss)
+            total = scale(loss + own_loss(self._model.losses) / parts)
         gradients = tape.gradient(total, [raw(v) for v in self.variables])
         # Dense: of IndexedSlices with a row twice, neither the norm nor Adam's square is that of their sum.
         return loss, outputs, [None if g is None else tf.convert_to_tensor(g) for g in gradients]
+
+
+def own_loss(losses: Sequence[Any]) -> tf.Tensor:
+    """The sum of what layers add to the loss (regularizers, `add_loss`), in float32.
+
+    A layer of half precision adds a tensor of its own dtype. Like Keras, this sums a tensor that is not a scalar.
+    """
+    return tf.add_n([tf.constant(0.0), *(tf.reduce_sum(tf.cast(loss, tf.float32)) for loss in losses)])
 
 
 def raw(variable: Any) -> Any:

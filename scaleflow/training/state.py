@@ -37,10 +37,12 @@ class Slots:
     Args:
         optimizer: not built yet.
         variables: what it updates; of a partitioned one its shards.
+        model: whose variables they are.
     """
 
-    def __init__(self, optimizer: keras.optimizers.Optimizer, variables: Sequence[Any]) -> None:
+    def __init__(self, optimizer: keras.optimizers.Optimizer, variables: Sequence[Any], model: keras.Model) -> None:
         self._optimizer = optimizer
+        self._places = {id(part): index for index, v in enumerate(model.trainable_variables) for part in parts(v)}
         self._made: list[tuple[int, str, Any]] = []
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         make = inner.add_variable_from_reference
@@ -56,12 +58,11 @@ class Slots:
         finally:
             del inner.add_variable_from_reference
 
-    def named(self, model: keras.Model) -> dict[str, list[Any]]:
+    def named(self) -> dict[str, list[Any]]:
         """The optimizer's variables: slots by the model's variable that they belong to, the others by their place."""
-        places = {id(part): index for index, v in enumerate(model.trainable_variables) for part in parts(v)}
         found: dict[str, list[Any]] = {}
         for reference, name, made in self._made:
-            found.setdefault(f"optimizer/{name}/{places[reference]}", []).append(raw(made))
+            found.setdefault(f"optimizer/{name}/{self._places[reference]}", []).append(raw(made))
         slots = {id(raw(made)) for _, _, made in self._made}
         others = [v for v in self._optimizer.variables if id(raw(v)) not in slots]
         return found | {f"optimizer/{index}": parts(v) for index, v in enumerate(others)}

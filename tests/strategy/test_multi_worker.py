@@ -60,6 +60,15 @@ def test_several_workers_give_the_losses_and_weights_of_one(
 
 
 @pytest.mark.slow
+def test_micro_batches_are_normalized_over_all_workers(tmp_path: Path, isolated: Callable[..., Any]) -> None:
+    words = (*SAME, "model.batch_norm=true", "model.units=8", "training.accumulate=2", "training.max_steps=6")
+    wanted, weights = course(tmp_path / "one", isolated, *words, "strategy=mirrored", "hardware.logical_devices=2")
+    losses, found = course(tmp_path / "two", isolated, *words, "strategy=multi_worker")
+    assert losses == pytest.approx(wanted, abs=1e-5)
+    assert max(float(np.abs(a - b).max()) for a, b in zip(found, weights, strict=True)) < 1e-4
+
+
+@pytest.mark.slow
 def test_workers_are_one_run_with_a_log_of_each(command: Command) -> None:
     ended = command(*WORKERS, "precision=mixed_float16", "training.epochs=2", timeout=240)
     assert ended.returncode == 0, ended.stderr

@@ -25,6 +25,7 @@ IN_SHARDS = (
     "strategy.partitioner.max_shards=3",
     "strategy.partitioner.min_shard_bytes=null",
 )
+NORMALIZED = ("model=cnn", "model.batch_norm=true", "training.accumulate=2")
 SHORT_EPOCHS = ("dataset.examples=4000", "training.steps_per_loop=64")
 
 #: The digits again, read as a stream: whoever trains on them has to be sent them. And steps to train with.
@@ -53,7 +54,7 @@ class Own:
 @pytest.mark.parametrize(
     ("words", "alone"),
     [
-        pytest.param(("model=cnn",), ALONE, id="cnn", marks=pytest.mark.slow),
+        pytest.param(NORMALIZED, ALONE, id="cnn normalized by micro-batches", marks=pytest.mark.slow),
         pytest.param(("training.clip_norm=1.0",), IN_SHARDS, id="mlp in shards"),
     ],
 )

@@ -15,7 +15,7 @@ from scaleflow.interfaces import Examples, Inputs, Outputs, Stream
 from tests.conftest import Command
 from tests.launcher.test_launch import LongRun, only_run
 from tests.training.driving import Parts, assemble, dense, far, ignore, random_arrays, spread_over, weights
-from tests.training.test_loop import embedded, regularized, tokens
+from tests.training.test_loop import active, embedded, regularized, tokens
 from tests.training.test_session import Event, calls, epochs
 
 BASE = ("hardware=cpu", "tracking=none", "training.global_batch_size=48", "training.epochs=2")
@@ -183,17 +183,19 @@ def special() -> dict[str, tuple[list[float], list[float], float]]:
     strategy = spread_over(2)
     arrays = random_arrays(30)
     stream = Stream(tf.data.Dataset.from_tensor_slices((arrays.inputs, arrays.targets)), 30)
-    cases: dict[str, tuple[Any, Examples, str]] = {
-        "stream": (dense, stream, "SGD"),
-        "regularized": (regularized, arrays, "SGD"),
-        "embedded": (embedded, tokens(30), "Adam"),
-        "text": (reader, words(30), "SGD"),
+    cases: dict[str, tuple[Any, Examples, str, str]] = {
+        "stream": (dense, stream, "SGD", "float32"),
+        "regularized": (regularized, arrays, "SGD", "float32"),
+        "active": (active, arrays, "SGD", "mixed_bfloat16"),
+        "embedded": (embedded, tokens(30), "Adam", "float32"),
+        "text": (reader, words(30), "SGD", "float32"),
     }
     found = {}
-    for name, (factory, examples, optimizer) in cases.items():
+    for name, (factory, examples, optimizer, policy) in cases.items():
         parts = assemble(
-            strategy, examples, "classification", 3, factory, batch_size=6, optimizer=optimizer, shuffle_seed=3
-        )
+            strategy, examples, "classification", 3, factory, batch_size=6, optimizer=optimizer, shuffle_seed=3,
+            policy=policy,
+        )  # fmt: skip
         before = parts.loop.model.get_weights()
         hosts = [Straight(3, 3), Straight(3, 3)]
         parts.loop.run(parts.feed, hosts[0])

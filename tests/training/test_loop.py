@@ -309,6 +309,20 @@ def partly_used(inputs: Inputs, outputs: Outputs) -> Any:
     return keras.Model(raw, keras.layers.Dense(*outputs.shape, dtype="float32")(Spare()(raw)))
 
 
+def active(inputs: Inputs, outputs: Outputs) -> Any:
+    """Its layers add losses of their own, in the dtype that they compute with."""
+    import keras
+
+    class Adds(keras.layers.Layer):  # type: ignore[misc]
+        def call(self, x: Any) -> Any:
+            self.add_loss(0.1 * keras.ops.mean(keras.ops.square(x)))
+            return x
+
+    raw = keras.Input(inputs.shape, dtype=inputs.dtype)
+    x = keras.layers.Dense(8, activity_regularizer=keras.regularizers.L2(0.1))(raw)
+    return keras.Model(raw, keras.layers.Dense(*outputs.shape, dtype="float32")(Adds()(x)))
+
+
 def tokens(count: int) -> Arrays:
     random = np.random.default_rng(0)
     return Arrays(random.integers(7, size=(count, 5), dtype=np.int32), random.integers(3, size=count, dtype=np.int32))
@@ -322,6 +336,8 @@ SPECIAL: dict[str, tuple[Any, dict[str, Any]]] = {
     "embedded, adam": (embedded, {"optimizer": "Adam", "rate": 0.01}),
     "embedded, float16": (embedded, {"policy": "mixed_float16"}),
     "partly used": (partly_used, {"optimizer": "AdamW"}),
+    "active": (active, {}),
+    "active, bfloat16": (active, {"policy": "mixed_bfloat16"}),
 }
 
 
@@ -419,6 +435,52 @@ def test_models_with_dropout_and_batch_norm_train(isolated: Callable[..., Any], 
         assert np.mean(losses[-10:]) < 0.8 * np.mean(losses[:10])
         assert dropout_moved
         assert norm_moved
+
+
+# BatchNormalization over all replicas, by micro-batches -------------------------------------------
+
+
+def synchronized(inputs: Inputs, outputs: Outputs) -> Any:
+    """BatchNormalization over all replicas, once in the model itself and once in a model inside it."""
+    import keras
+
+    def norm() -> Any:
+        return keras.layers.BatchNormalization(synchronized=True, momentum=0.5)
+
+    raw = keras.Input(inputs.shape, dtype=inputs.dtype)
+    active = {"activation": "tanh", "activity_regularizer": keras.regularizers.L2(0.3)}
+    inner = keras.Sequential([keras.layers.Dense(8, **active), norm()])
+    x = norm()(keras.layers.Dense(8, **active)(inner(raw)))
+    return keras.Model(raw, keras.layers.Dense(*outputs.shape, dtype="float32")(x))
+
+
+def normalized(replicas: int, places: list[int]) -> tuple[list[float], list[Any], float | None]:
+    """Two epochs of the examples at `places`, in two micro-batches to each 12: losses, variables, operations."""
+    whole = random_arrays(len(places))
+    arrays = Arrays(whole.inputs[places], whole.targets[places])
+    strategy = spread_over(replicas)
+    size = 12 // replicas // 2
+    parts = assemble(strategy, arrays, "classification", 3, synchronized, batch_size=size, accumulate=2)
+    parts.loop.trace(parts.feed)
+    course = take(parts.loop, parts.feed, 2 * len(places) // 12)
+    return course.losses, [np.asarray(v) for v in parts.loop.model.variables], parts.loop.flops_per_example
+
+
+def as_in_micro_batches(count: int) -> list[int]:
+    """The places of examples, so that one device has in a micro-batch what two replicas have in theirs.
+
+    Of 12 examples the first replica takes 0 to 5 and the second 6 to 11, in two micro-batches each.
+    """
+    batch = [0, 1, 2, 6, 7, 8, 3, 4, 5, 9, 10, 11]
+    return [first + place for first in range(0, count, 12) for place in batch]
+
+
+def test_micro_batches_are_normalized_over_all_replicas(isolated: Callable[..., Any]) -> None:
+    losses, found, operations = isolated(normalized, 2, list(range(36)))
+    wanted_losses, wanted, wanted_operations = isolated(normalized, 1, as_in_micro_batches(36))
+    assert losses == pytest.approx(wanted_losses, abs=1e-5)
+    assert far(found, wanted) < 1e-5
+    assert operations == wanted_operations
 
 
 # Resources -----------------------------------------------------------------------------------
