@@ -25,7 +25,7 @@ from scaleflow.cluster import (
     unreachable,
 )
 from scaleflow.config.combinations import check
-from scaleflow.config.sections import read, read_with_target, typed, unknown_key
+from scaleflow.config.sections import read, read_with_target, show, typed, unknown_key
 from scaleflow.config.trust import check_targets
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import (
@@ -132,6 +132,12 @@ def read_plan(config: Mapping[str, Any], choices: Mapping[str, str], search: Seq
     return follow_debug(follow_tf_config(follow_tpu(plan)))
 
 
+#: The arguments of a Keras optimizer that are about a moving average of the weights.
+AVERAGED_WEIGHTS = ("use_ema", "ema_momentum", "ema_overwrite_frequency")
+
+#: How the path of a class of Keras's begins.
+KERAS = ("keras.", "tensorflow.keras.")
+
 #: Of numbers that would work, so many are named.
 MOST_SHOWN = 4
 
@@ -144,6 +150,7 @@ MOST_SHOWN = 4
 def check_combinations(plan: Plan) -> None:
     """Refuses what cannot work together, as far as the config alone tells; warnings are the worker's affair."""
     check(plan)
+    check_averaged_weights(plan)
     check_micro_batches(plan)
     if plan.hardware.name == "cpu":
         local = plan.hardware.logical_devices if plan.strategy.name in ("auto", "mirrored") else 1
@@ -221,6 +228,22 @@ def check_tpu(plan: Plan) -> None:
     reason = unreachable(place)
     if reason is not None:
         raise Refusal(f"{place}: {reason}")
+
+
+def check_averaged_weights(plan: Plan) -> None:
+    """Refuses Keras's moving average of the weights, which would have no effect.
+
+    A class of the user's own may give the other names another meaning; what it made is looked at by the worker.
+    """
+    target = plan.optimizer.target
+    keys = AVERAGED_WEIGHTS if target.path.startswith(KERAS) else AVERAGED_WEIGHTS[:1]
+    for key in keys:
+        value = target.arguments.get(key)
+        if value is not None and value is not False:
+            raise Refusal(
+                f"optimizer.{key}={show(value)}: Keras's moving average of the weights would be neither evaluated nor "
+                "saved; leave it out"
+            )
 
 
 def check_micro_batches(plan: Plan) -> None:

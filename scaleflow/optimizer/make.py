@@ -47,6 +47,11 @@ def make(
             raise Refusal(
                 f"optimizer.{name}={getattr(optimizer, name)}: use {instead}, which is right on every strategy"
             )
+    if getattr(optimizer, "use_ema", False):
+        raise Refusal(
+            f"optimizer: {type(optimizer).__name__} has use_ema={optimizer.use_ema}, and Keras's moving average of the "
+            "weights would be neither evaluated nor saved; leave it out"
+        )
     (take_summed_gradients if takes_summed else sum_dense_gradients)(optimizer)
     return keras.optimizers.LossScaleOptimizer(optimizer) if loss_scaling else optimizer
 

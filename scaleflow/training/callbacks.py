@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from scaleflow.errors import Refusal
+from scaleflow.errors import Refusal, RunError
 from scaleflow.training.engine import Engine
 
 
@@ -25,6 +25,14 @@ class Watched:
     @property
     def optimizer(self) -> Any:
         return getattr(self._engine, "optimizer", None)
+
+    @property
+    def trainable(self) -> bool:
+        return bool(self._engine.whole().trainable)
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        self._engine.whole().trainable = value
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine.whole(), name)
@@ -45,9 +53,13 @@ class Callbacks:
     def __init__(self, callbacks: Sequence[Any], engine: Engine, epochs: int, steps: int) -> None:
         self._all = list(callbacks)
         self._watched = Watched(engine)
+        model = engine.whole()
+        self._trainable = [(part, part.trainable) for part in (*model._flatten_layers(), *model.variables)]
         for callback in self._all:
             callback.set_params({"verbose": 0, "epochs": epochs, "steps": steps})
             callback.set_model(self._watched)
+            if change := self._change_by(callback):
+                raise Refusal(change)
 
     @property
     def wants_end(self) -> bool:
@@ -59,12 +71,29 @@ class Callbacks:
 
         Returns:
             The numbers that they have added to the logs, by our names of metrics.
+
+        Raises:
+            RunError: if one changes what is trained, which would have no effect.
         """
         logs = arguments[-1] if arguments and isinstance(arguments[-1], dict) else {}
         given = set(logs)
         for callback in self._all:
             getattr(callback, f"on_{hook}")(*arguments)
+            if hook != "train_end" and (change := self._change_by(callback)):
+                raise RunError(change)
         return metrics_of({name: value for name, value in logs.items() if name not in given})
+
+    def _change_by(self, callback: Any) -> str | None:
+        """Says which layer or variable a callback has frozen or made trainable; None where it has not."""
+        for part, was in self._trainable:
+            if part.trainable != was:
+                name = part.path if isinstance(part, keras.Variable) else part.name
+                return (
+                    f"training.callbacks: {type(callback).__name__} has set {name}.trainable to "
+                    f"{str(part.trainable).lower()}, but what is trained is fixed when the run begins; set it in the "
+                    "model, or train in two runs, the second with model.init_from"
+                )
+        return None
 
     def state(self) -> list[Any]:
         """What each that has a method `get_state` wants to be kept in a checkpoint: what JSON can hold."""

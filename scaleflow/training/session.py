@@ -451,6 +451,8 @@ class Session:
         """Validates, unless the run was told to stop, and looks whether it is enough."""
         if self._stopped:
             return False
+        if self._rolls_back:
+            self._check(self._engine.state())  # the values of weights that are not kept would stay recorded
         done = self.epoch + 1
         values = {**self._values, **self._score("val", self._validation, self._updates)}
         self._emit("epoch", epoch=done, epochs=self.epochs, step=self._updates, values=values)

@@ -133,14 +133,20 @@ def takes(method: Callable[..., Any] | None, count: int) -> bool:
     return True
 
 
-def check_own_updates(options: Training, policy: str, name: str) -> None:
+def check_own_updates(options: Training, policy: str, xla: bool, name: str) -> None:
     """Refuses beside a step with its own optimizers what the loop would do to the gradients.
 
     Args:
         options: the config's `training`.
         policy: the precision that was resolved.
+        xla: whether the model's passes are to be compiled.
         name: what the config calls the step.
     """
+    if xla:
+        raise Refusal(
+            f"hardware.xla=true with {KEY}={name}: its update applies optimizers, which XLA does not compile here; use "
+            "hardware.xla=false, or write a function (model, batch, weights) -> (loss, outputs)"
+        )
     beside = {
         f"training.accumulate={options.accumulate}": options.accumulate > 1,
         f"training.clip_norm={options.clip_norm}": options.clip_norm is not None,

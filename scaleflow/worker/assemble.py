@@ -257,7 +257,7 @@ def own_loop(plan: Plan, ground: Ground, net: keras.Model, outputs: Outputs, run
 
     own = plan.training.step
     assert own is not None
-    training.check_own_updates(plan.training, ground.policy, own.path)
+    training.check_own_updates(plan.training, ground.policy, plan.hardware.xla, own.path)
     return training.OwnLoop(
         strategy=ground.strategy,
         model=net,

@@ -512,3 +512,16 @@ def test_a_plan_that_a_worker_reads_again_is_the_same(plan: Make, compose: Compo
     config = compose("model=cnn", "tracking=none", EARLY + "{monitor: train/loss}")
     first = make_plan(config, {"model": "cnn"}, ["/x"])
     assert make_plan(first.config, first.choices, first.search, look_outside=False) == first
+
+
+@pytest.mark.parametrize("key", ["use_ema=true", "ema_momentum=0.9", "ema_overwrite_frequency=100"])
+def test_a_moving_average_of_the_weights_is_refused(refused: Callable[..., str], key: str) -> None:
+    assert refused(f"+optimizer.{key}") == (
+        f"optimizer.{key}: Keras's moving average of the weights would be neither evaluated nor saved; leave it out"
+    )
+
+
+def test_an_optimizer_of_ones_own_may_have_other_arguments_of_these_names(plan: Make, refused: Any) -> None:
+    mine = "optimizer._target_=mine.Averaged"
+    assert plan(mine, "+optimizer.ema_momentum=0.9", "+optimizer.use_ema=false").optimizer.target.path in mine
+    assert refused(mine, "+optimizer.use_ema=true").startswith("optimizer.use_ema=true: ")

@@ -31,6 +31,7 @@ def all_made() -> list[str]:
         made({"clipvalue": 2.0}),
         made({"gradient_accumulation_steps": 4}),
         made({"loss_scale_factor": 128.0}),
+        made({"use_ema": True}),
     ]
     try:
         make(lambda learning_rate: learning_rate, 0.1, loss_scaling=False)
@@ -48,5 +49,7 @@ def test_what_the_loop_does_is_refused_to_keras(isolated: Callable[..., Any]) ->
         "optimizer.clipvalue=2.0: use training.clip_norm, which is right on every strategy",
         "optimizer.gradient_accumulation_steps=4: use training.accumulate, which is right on every strategy",
         "optimizer.loss_scale_factor=128.0: use precision=mixed_float16, which is right on every strategy",
+        "optimizer: Adam has use_ema=True, and Keras's moving average of the weights would be neither evaluated nor "
+        "saved; leave it out",
         "optimizer: the factory returned a float, expected a keras.optimizers.Optimizer",
     ]

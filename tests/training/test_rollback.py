@@ -216,6 +216,9 @@ def test_weights_that_are_not_finite_are_not_saved(
         "the weights are not finite at step 10; back to the checkpoint at step 5"
     ]
     assert found.error == ""
+    validated = {step: value for step, key, value in found.points if key == "val/loss"}
+    assert list(validated) == [5, 10, 15]
+    assert np.isfinite(list(validated.values())).all()  # the broken weights were not evaluated
     assert all(np.isfinite(value).all() for value in found.state.values())
 
 

@@ -156,7 +156,10 @@ def test_an_argument_of_a_step_is_checked(isolated: Callable[..., Any], plan: Ca
     assert head.startswith("training.step.tail_rate=1: ")
 
 
-@pytest.mark.parametrize("beside", ["training.accumulate=2", "training.clip_norm=1.0", "precision=mixed_float16"])
+@pytest.mark.parametrize(
+    "beside",
+    ["training.accumulate=2", "training.clip_norm=1.0", "precision=mixed_float16", "hardware.xla=true"],
+)
 def test_what_the_loop_would_do_to_gradients_is_refused_beside_own_optimizers(
     isolated: Callable[..., Any], plan: Callable[..., Any], beside: str
 ) -> None:
