@@ -14,6 +14,7 @@ STRATEGIES_THAT_MEET = (
     tf.distribute.MirroredStrategy,
     tf.distribute.MultiWorkerMirroredStrategy,
     tf.distribute.ParameterServerStrategy,
+    tf.distribute.TPUStrategy,
 )
 
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from scaleflow.errors import Refusal
 from scaleflow.interfaces import Inputs
+from scaleflow.training.synchronized import synchronized_layers
 
 
 def with_xla(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -22,7 +23,7 @@ def with_xla(function: Callable[..., Any]) -> Callable[..., Any]:
     return compiled
 
 
-def check_xla(model: keras.Model, inputs: Inputs, replicas: int) -> None:
+def check_xla(model: keras.Model, inputs: Inputs, strategy: tf.distribute.Strategy) -> None:
     """Refuses what is known not to compile, which would show in the first step only.
 
     Raises:
@@ -30,9 +31,10 @@ def check_xla(model: keras.Model, inputs: Inputs, replicas: int) -> None:
     """
     if inputs.dtype == "string":
         raise Refusal("hardware.xla=true: the dataset's inputs are text, and XLA has none; use hardware.xla=false")
-    synchronised = [layer.name for layer in model._flatten_layers() if getattr(layer, "synchronized", False)]
-    if replicas > 1 and synchronised:
+    if synchronized := synchronized_layers(model, strategy):
+        replicas = strategy.num_replicas_in_sync
         raise Refusal(
-            f"hardware.xla=true: the layer {synchronised[0]} is synchronised over {replicas} replicas, inside what XLA "
-            "compiles; use hardware.xla=false, or strategy=one_device"
+            f"hardware.xla=true: the layer {synchronized[0]} is synchronised over {replicas} "
+            f"replica{'s' if replicas > 1 else ''}, inside what XLA compiles; use hardware.xla=false, or "
+            "strategy=one_device"
         )

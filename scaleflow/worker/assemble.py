@@ -116,7 +116,7 @@ def build(plan: Plan, emit: Emit, laps: Laps | None = None) -> Built:
     make_model = model_maker(plan, splits.inputs, source.outputs, emit)
     engine, about_stages = make_engine(plan, ground, make_model, source.outputs, run)
     if plan.hardware.xla:
-        training.check_xla(engine.model, splits.inputs, ground.portions.replicas)
+        training.check_xla(engine.model, splits.inputs, ground.strategy)
     laps.end("build")
     engine.trace(train, validation, test)
     laps.end("trace")

@@ -123,6 +123,8 @@ def test_layers_that_speak_with_other_replicas_are_refused(isolated: Callable[..
     several = isolated(why, plan(*words, *STRATEGIES["mirrored"]))
     assert several.startswith("refused: hardware.xla=true: the layer norm is synchronised over 2 replicas")
     assert "use hardware.xla=false, or strategy=one_device" in several
+    alone = isolated(why, plan(*words, "strategy=mirrored"))
+    assert alone.startswith("refused: hardware.xla=true: the layer norm is synchronised over 1 replica,")
     assert isolated(why, plan(*words, *STRATEGIES["one_device"])) == "trained"
 
 
