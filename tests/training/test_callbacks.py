@@ -78,20 +78,6 @@ def refusal_of(plan: Any) -> str:
     raise AssertionError("it was built")
 
 
-class Freeze(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
-    """Changes what is trained, in one of its hooks."""
-
-    def __init__(self, hook: str, layer: str | None = None) -> None:
-        super().__init__()
-        self.layer = layer
-        setattr(self, hook, self.change)
-
-    def change(self, given: Any = None, *_: Any) -> None:
-        model = given if self.model is None else self.model
-        changed = model.get_layer(self.layer) if self.layer else model
-        changed.trainable = False
-
-
 def frozen(plan: Any) -> tuple[str, str]:
     """What the run was ended with, and the last step that was taken."""
     from scaleflow import training
@@ -124,7 +110,7 @@ def frozen(plan: Any) -> tuple[str, str]:
 def test_a_callback_that_changes_what_is_trained_ends_the_run_in_words(
     isolated: Callable[..., Any], plan: Callable[..., Any], hook: str, engine: str, kind: str, step: str
 ) -> None:
-    freeze = f"training.callbacks=[{{_target_: tests.training.test_callbacks.Freeze, hook: {hook}, layer: outputs}}]"
+    freeze = f"training.callbacks=[{{_target_: tests.training.watch.Freeze, hook: {hook}, layer: outputs}}]"
     assert isolated(frozen, plan(*BASE, SIZE, f"training.engine={engine}", freeze)) == (
         f"{kind}: training.callbacks: Freeze has set outputs.trainable to false, but what is trained is fixed when the "
         "run begins; set it in the model, or train in two runs, the second with model.init_from",
@@ -135,5 +121,5 @@ def test_a_callback_that_changes_what_is_trained_ends_the_run_in_words(
 def test_a_callback_may_freeze_the_model_when_training_is_over(
     isolated: Callable[..., Any], plan: Callable[..., Any]
 ) -> None:
-    freeze = "training.callbacks=[{_target_: tests.training.test_callbacks.Freeze, hook: on_train_end}]"
+    freeze = "training.callbacks=[{_target_: tests.training.watch.Freeze, hook: on_train_end}]"
     assert isolated(frozen, plan(*BASE, SIZE, freeze, "training.max_steps=3")) == ("", "3")

@@ -1,4 +1,4 @@
-"""A Keras callback that keeps what it is called with."""
+"""Keras callbacks: one keeps what it is called with, one changes what is trained."""
 
 from __future__ import annotations
 
@@ -43,3 +43,17 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no typ
 
     def set_state(self, state: Any) -> None:
         self.epochs = state
+
+
+class Freeze(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
+    """Changes what is trained, in one of its hooks."""
+
+    def __init__(self, hook: str, layer: str | None = None) -> None:
+        super().__init__()
+        self.layer = layer
+        setattr(self, hook, self.change)
+
+    def change(self, given: Any = None, *_: Any) -> None:
+        model = given if self.model is None else self.model
+        changed = model.get_layer(self.layer) if self.layer else model
+        changed.trainable = False
