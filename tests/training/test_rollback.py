@@ -122,7 +122,7 @@ def break_once(loop: Any, calls: int | None) -> None:
         result = take(*arguments)
         taken[0] += 1
         if taken[0] == calls:
-            weights = loop.model.trainable_variables[0]
+            weights = loop.model.trainable_variables[-1]  # of the last layer, so that the loss shows it
             weights.assign(weights * np.inf)
         return result
 
