@@ -14,7 +14,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import MarkedYAMLError
+from yaml import MarkedYAMLError, YAMLError
 
 from scaleflow.config.sections import unknown_key, unknown_option
 from scaleflow.errors import Refusal
@@ -52,7 +52,7 @@ def in_a_line(error: Exception) -> str:
     if key and lines:
         return f"{key}: {lines[0]}"
     text = "; ".join(lines[:2])
-    is_known = isinstance(error, HydraException | OmegaConfBaseException | MarkedYAMLError)
+    is_known = isinstance(error, HydraException | OmegaConfBaseException | YAMLError)
     return text if text and is_known else f"{type(error).__name__}: {text}".removesuffix(": ")
 
 

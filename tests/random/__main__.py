@@ -117,7 +117,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="cases at a time")
     parser.add_argument("--results", type=Path, help="a file to which each result is added, as JSON")
-    parser.add_argument("--folder", type=Path, help="where the cases' folders are made; where something was wrong they stay")
+    parser.add_argument(
+        "--folder", type=Path, help="where the cases' folders are made; where something was wrong they stay"
+    )
     options = parser.parse_args()
     FORKSERVER.set_forkserver_preload(["tests.campaign.warm"])
     if options.folder is None and options.only:

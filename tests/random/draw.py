@@ -59,7 +59,7 @@ MODELS: Mapping[str, Sequence[str]] = {
 
 #: The zoo's models whose result depends on random numbers that replicas draw, or on how a batch is divided.
 RANDOM = ("noisy", "dropped_rnn", "spatial_dropout", "distorting", "subclassed_random")
-DIVIDED = ("normed", "active")
+DIVIDED = ("normed",)
 SYNCHRONIZED = ("sync_normed",)
 
 STRATEGIES = {
@@ -145,8 +145,19 @@ class Drawing:
     data: str = ""
     synchronized: bool = False
     debug: str = "none"
-    engine: str = "loop"
-    keeps: bool = True
+    validates: bool = True
+
+    @property
+    def can_fit(self) -> bool:
+        """Whether Keras's fit takes what was drawn so far."""
+        is_known = self.strategy in ("one_device", "mirrored", "auto") and self.accumulate == 1
+        return is_known and not any(word.startswith("training.clip_norm") for word in self.common)
+
+    @property
+    def can_use_xla(self) -> bool:
+        """Whether XLA takes what was drawn so far."""
+        is_known = self.strategy not in ("parameter_server", "pipeline") and self.debug not in ("nan", "eager")
+        return is_known and "hardware.deterministic=true" not in self.common
 
     def chance(self, probability: float) -> bool:
         return self.draw.random() < probability
@@ -207,7 +218,12 @@ def draw_debug(made: Drawing) -> None:
         made.common.append("hardware.deterministic=true")
     if not made.chance(0.15):
         return
-    made.debug = made.draw.choice(["overfit", "fast", "nan", "placement", "eager", "inline"])
+    choices = ["overfit", "fast", "nan", "placement", "inline"]
+    if made.strategy in ("one_device", "pipeline") or made.chance(0.2):
+        choices.append("eager")
+    if made.strategy in ("multi_worker", "parameter_server") and made.chance(0.8):
+        choices.remove("inline")
+    made.debug = made.draw.choice(choices)
     made.common.append(f"debug={made.debug}")
 
 
@@ -238,6 +254,7 @@ def draw_data(made: Drawing) -> None:
     if words[0] == "dataset=synthetic":
         made.maybe(0.6, *(f"dataset.kind={kind}" for kind in ("binary", "multi_label", "regression", "regression")))
     made.maybe(0.4, "dataset.validation=0.2", "dataset.validation=null", "dataset.validation=test")
+    made.validates = "dataset.validation=null" not in made.common
     made.maybe(0.2, "dataset.cache=none", "dataset.cache=memory", "dataset.cache=file")
     if made.data != WORDS:
         made.maybe(0.1, "dataset.normalise=true")
@@ -248,6 +265,8 @@ def draw_data(made: Drawing) -> None:
 def draw_model(made: Drawing) -> None:
     if made.chance(0.5):
         kind = made.draw.choice(ZOO[made.data])
+        if made.strategy == "pipeline" and kind.startswith("subclassed") and made.chance(0.8):
+            kind = "nested"
         made.model = f"zoo {kind}"
         made.common += ["model=zoo", f"model.kind={kind}"]
         made.is_equal &= kind not in (*RANDOM, *DIVIDED)
@@ -273,6 +292,8 @@ def draw_model(made: Drawing) -> None:
 def draw_precision(made: Drawing) -> None:
     if made.chance(0.3):
         made.precision = made.draw.choice(["mixed", "mixed_bfloat16", "mixed_float16"])
+        if made.debug == "nan" and made.precision == "mixed_float16" and made.chance(0.8):
+            made.precision = "mixed"
         made.common.append(f"precision={made.precision}")
 
 
@@ -295,34 +316,26 @@ def draw_portions(made: Drawing) -> None:
     if made.accumulate > 1:
         made.special.append(f"training.accumulate={made.accumulate}")
     made.plain.append(f"training.global_batch_size={together}")
-    made.special.append(
-        f"training.global_batch_size={together}" if made.chance(0.3) else f"training.batch_size={size}"
-    )
+    made.special.append(f"training.global_batch_size={together}" if made.chance(0.3) else f"training.batch_size={size}")
     made.maybe(0.25, "training.clip_norm=0.5")
     if made.synchronized and (made.accumulate > 1 or made.strategy == "pipeline"):
         made.is_equal = False
 
 
 def draw_length(made: Drawing) -> None:
-    made.common.append(
-        made.draw.choice(
-            ["training.epochs=1", "training.epochs=2 training.steps_per_epoch=2", "training.epochs=3"]
-        ).split()[0]
-    )
-    if made.chance(0.5):
-        made.common.append("training.steps_per_epoch=2")
+    made.common.append(f"training.epochs={made.draw.choice([1, 2, 3])}")
+    made.maybe(0.5, "training.steps_per_epoch=2")
     made.common.append(f"training.max_steps={made.draw.choice([3, 4, 5, 6])}")
 
 
 def draw_engine(made: Drawing) -> None:
-    if made.chance(0.15):
-        made.engine = "fit"
-        made.special.append("training.engine=fit")
-        made.is_equal &= not made.synchronized or made.replicas == 1
-    if made.chance(0.06):
-        made.special.append("hardware.xla=true")
     made.plain.append("training.steps_per_loop=1")
     per_loop = made.draw.choice(["1", "1", "2", "3", "auto"])
+    if made.chance(0.35 if made.can_fit else 0.02):
+        made.special.append("training.engine=fit")
+        per_loop = "auto" if made.strategy != "one_device" and made.chance(0.9) else per_loop
+    elif made.chance(0.08 if made.can_use_xla else 0.01):
+        made.special.append("hardware.xla=true")
     made.special.append(f"training.steps_per_loop={per_loop}")
     if made.chance(0.05):
         step = made.draw.choice(["{_target_: zoo.own_loss, shift: 0.5}", "{_target_: zoo.OwnUpdates}"])
@@ -330,16 +343,20 @@ def draw_engine(made: Drawing) -> None:
 
 
 def draw_watching(made: Drawing) -> None:
-    made.maybe(0.15, "training.early_stopping={monitor: val/loss, patience: 1}", "training.early_stopping={patience: 2}")
+    watched = ["train/loss", "val/loss"] if made.validates or made.chance(0.2) else ["train/loss"]
+    made.maybe(0.15, *(f"training.early_stopping={{monitor: {name}, patience: 1}}" for name in watched))
     made.maybe(0.1, "training.on_nan=rollback")
     if made.chance(0.04):
         made.common += ["profiler=trace", "profiler.start_step=2", "profiler.steps=2"]
 
 
 def draw_checkpoints(made: Drawing) -> None:
-    if made.chance(0.1):
+    if made.chance(0.02 if "training.on_nan=rollback" in made.common else 0.1):
         made.common.append("checkpoint=none")
         return
     made.maybe(0.3, "checkpoint.every_steps=1", "checkpoint.every_steps=2")
     made.maybe(0.15, "checkpoint.keep=1")
-    made.maybe(0.2, "checkpoint.best={monitor: val/loss}", "checkpoint.best={monitor: train/loss}", "checkpoint.export=best")
+    watched = ["checkpoint.best={monitor: train/loss}"]
+    if made.validates or made.chance(0.2):
+        watched += ["checkpoint.best={monitor: val/loss}", "checkpoint.export=best"]
+    made.maybe(0.2, *watched)

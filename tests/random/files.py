@@ -24,7 +24,9 @@ def make_files(folder: str) -> None:
         table.writerow(["size", "place", "age", "answer"])
         for index in range(COUNT):
             age = "" if index % 9 == 4 else round(draw.normal(), 3)
-            table.writerow([round(draw.normal(), 3), "north" if index % 3 else "south", age, "yes" if index % 2 else "no"])
+            table.writerow(
+                [round(draw.normal(), 3), "north" if index % 3 else "south", age, "yes" if index % 2 else "no"]
+            )
     series = draw.normal(size=(COUNT, 5, 3)).astype("float32")
     np.savez(path / "arrays.npz", x=series, y=draw.integers(3, size=COUNT))
     for index in range(COUNT):

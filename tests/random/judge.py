@@ -13,7 +13,12 @@ from tests.campaign.judge import Stored, events_in, last_end, lost_points, writt
 NOT_IN_WORDS = re.compile(r"\b\w*[a-z](?:Error|Exception)\b|[Tt]raceback")
 
 #: How far losses may be from each other (relative; absolute) where their runs differ in how they are computed.
-TOLERANCE = {"float32": (2e-3, 2e-4), "mixed": (0.08, 0.02), "mixed_bfloat16": (0.08, 0.02), "mixed_float16": (0.02, 5e-3)}
+TOLERANCE = {
+    "float32": (2e-3, 2e-4),
+    "mixed": (0.08, 0.02),
+    "mixed_bfloat16": (0.08, 0.02),
+    "mixed_float16": (0.02, 5e-3),
+}
 
 #: And where they are computed alike.
 SAME = (1e-4, 1e-5)

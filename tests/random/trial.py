@@ -133,7 +133,9 @@ class Trial:
     def _compare_with_one_device(self, words: Sequence[str]) -> None:
         command = self._train("plain", words)
         if (code := command.end(SECONDS)) != 0:
-            self.result.wrong.append(f"{command.name}: the same on one device ended with {code}: {command.said()[-400:]}")
+            self.result.wrong.append(
+                f"{command.name}: the same on one device ended with {code}: {command.said()[-400:]}"
+            )
             return
         self.result.compared = True
         mine, theirs = points(self._folder("run")), points(self._folder("plain"))
