@@ -60,7 +60,7 @@ MODELS: Mapping[str, Sequence[str]] = {
 #: The zoo's models whose result depends on random numbers that replicas draw, or on how a batch is divided.
 RANDOM = ("noisy", "dropped_rnn", "spatial_dropout", "distorting", "subclassed_random")
 DIVIDED = ("normed",)
-SYNCHRONIZED = ("sync_normed",)
+SYNCHRONIZED = ("sync_normed", "spectral")
 
 STRATEGIES = {
     "one_device": 24, "mirrored": 24, "multi_worker": 14, "parameter_server": 12, "pipeline": 16, "auto": 10,

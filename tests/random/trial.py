@@ -27,7 +27,7 @@ from tests.random.judge import (
 STOP_AT, STOP_BY = "RANDOM_STOP_AT", "RANDOM_STOP_BY"
 
 #: A command that has not ended by then hangs.
-SECONDS = 150.0
+SECONDS = 300.0
 
 #: The folder of the zoo's models, and of options that name them.
 CONF = Path(__file__).parent / "conf"
