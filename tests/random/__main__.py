@@ -14,8 +14,8 @@ from pathlib import Path
 
 import psutil
 
-from tests.campaign.bench import Bench, empty_store, in_process
-from tests.conftest import FORKSERVER
+from tests.campaign.bench import Bench, empty_store
+from tests.processes import SESSION, call
 from tests.random.draw import STRATEGIES, drawn
 from tests.random.files import make_files
 from tests.random.trial import REFUSED, TRAINED, Result, Trial
@@ -37,7 +37,7 @@ class Cases:
         (folder / "empty").mkdir(parents=True)
         self._store = empty_store(folder / "empty")
         self._files = folder / "files"
-        in_process(make_files, str(self._files))
+        call(make_files, str(self._files))
 
     def try_out(self, number: int) -> Result:
         case = drawn(self._seed, number)
@@ -121,16 +121,16 @@ def main() -> int:
         "--folder", type=Path, help="where the cases' folders are made; where something was wrong they stay"
     )
     options = parser.parse_args()
-    FORKSERVER.set_forkserver_preload(["tests.campaign.warm"])
     if options.folder is None and options.only:
         options.folder = Path(tempfile.mkdtemp(prefix="random-")) / "cases"
         tell(f"kept in {options.folder}")
-    if options.folder is not None:
-        results = run(options, options.folder)
-    else:
-        with tempfile.TemporaryDirectory(prefix="random-") as folder:
-            results = run(options, Path(folder) / "cases")
-    print(table(results, options.seed))
+    with SESSION:
+        if options.folder is not None:
+            results = run(options, options.folder)
+        else:
+            with tempfile.TemporaryDirectory(prefix="random-") as folder:
+                results = run(options, Path(folder) / "cases")
+        print(table(results, options.seed))
     return int(any(result.wrong for result in results))
 
 
