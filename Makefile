@@ -5,6 +5,7 @@
 # make check     runs lint, types and the tests of the files that changed since main
 # make matrix  trains every allowed cell of docs/combinations.md
 # make campaign  makes CASES=200 faults from SEED=0, and prints what came of them as a table
+# make random  draws CASES=300 command lines from SEED=0, and prints what came of them as a table
 # make table   makes docs/combinations.md
 # make pictures  makes docs/pictures, of MLflow's UI; it takes chromium and chromedriver
 PYTHON ?= python3
@@ -13,10 +14,9 @@ BIN := $(VENV)/bin
 
 PYTEST := $(BIN)/python -m pytest --numprocesses $(or $(PROCESSES),2) --dist worksteal --durations 20
 
-CASES ?= 200
 SEED ?= 0
 
-.PHONY: run test test-all test-rest check matrix campaign table pictures lint bench ui clean
+.PHONY: run test test-all test-rest check matrix campaign random table pictures lint bench ui clean
 
 run: $(VENV)/installed
 	$(BIN)/python -m scaleflow
@@ -36,8 +36,13 @@ check: lint
 matrix: $(VENV)/developed
 	$(BIN)/python -m pytest tests/test_table.py tests/test_matrix.py --matrix --verbose
 
+campaign: CASES ?= 200
 campaign: $(VENV)/developed
 	$(BIN)/python -m tests.campaign --cases $(CASES) --seed $(SEED)
+
+random: CASES ?= 300
+random: $(VENV)/developed
+	$(BIN)/python -m tests.random --cases $(CASES) --seed $(SEED)
 
 table: $(VENV)/installed
 	$(BIN)/python -m scaleflow.table > docs/combinations.new

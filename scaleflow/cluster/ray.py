@@ -129,8 +129,10 @@ def join(address: str, least: int) -> None:
             ray.init(address=address, **quietly)
         _head = ray.get_runtime_context().gcs_address
     except Exception as error:  # Ray's own of many kinds
-        said = str(error).strip().splitlines() or [type(error).__name__]
-        raise Refusal(f"cluster.address={address}: Ray can't be reached: {said[-1]}") from error
+        said = (str(error).strip().splitlines() or [""])[-1]
+        if not said or not isinstance(error, OSError | RuntimeError):
+            said = f"{type(error).__name__}: {said}"
+        raise Refusal(f"cluster.address={address}: Ray can't be reached: {said}") from error
 
 
 def is_there() -> bool:

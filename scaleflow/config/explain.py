@@ -13,7 +13,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
-from yaml import MarkedYAMLError
+from omegaconf.errors import OmegaConfBaseException
+from yaml import MarkedYAMLError, YAMLError
 
 from scaleflow.config.sections import every_key, unknown_key, unknown_option
 from scaleflow.errors import Refusal
@@ -45,12 +46,14 @@ def explain(error: Exception, words: Sequence[str]) -> str:
 
 
 def in_a_line(error: Exception) -> str:
-    """A library's message, the key first where it knows one."""
+    """A library's message, the key first where it knows one; with the class of an error that is neither of these."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     key = getattr(error, "full_key", None)
     if key and lines:
         return f"{key}: {lines[0]}"
-    return "; ".join(lines[:2]) or type(error).__name__
+    text = "; ".join(lines[:2])
+    is_known = isinstance(error, HydraException | OmegaConfBaseException | YAMLError)
+    return text if text and is_known else f"{type(error).__name__}: {text}".removesuffix(": ")
 
 
 def check_overrides(words: Sequence[str]) -> None:

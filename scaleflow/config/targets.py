@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable
@@ -31,7 +32,18 @@ def bind(target: Target, given: int = 0) -> Callable[..., Any]:
         )
     arguments = {name: nested(target, name, value) for name, value in target.arguments.items()}
     check_arguments(target, named, given, arguments)
-    return functools.partial(named, **arguments)
+    return functools.partial(named, **to_floats(named, arguments))
+
+
+def to_floats(named: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments; a whole number is a float if the parameter's default is one (Keras refuses `momentum=0`)."""
+    with contextlib.suppress(ValueError):  # a builtin without a signature
+        parameters = inspect.signature(named).parameters
+        wanted = {name for name, parameter in parameters.items() if isinstance(parameter.default, float)}
+        return {
+            name: float(value) if name in wanted and type(value) is int else value for name, value in arguments.items()
+        }
+    return arguments
 
 
 def names_class(target: Target) -> bool:

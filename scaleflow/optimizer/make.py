@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -35,9 +35,12 @@ def make(
         takes_summed: whether the gradients are summed already; else it sums them itself, as Keras's do.
 
     Raises:
-        Refusal: if it is no optimizer, or is asked to do what the loop does.
+        Refusal: if it is no optimizer, does not take the values of its keys, or is asked to do what the loop does.
     """
-    optimizer = factory(learning_rate=rate)
+    try:
+        optimizer = factory(learning_rate=rate)
+    except ValueError as error:  # as Keras checks the values of an optimizer's keys
+        raise Refusal(f"{keys_in(str(error), factory)}: {' '.join(str(error).split())}") from error
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise Refusal(
             f"optimizer: the factory returned a {type(optimizer).__name__}, expected a keras.optimizers.Optimizer"
@@ -54,6 +57,12 @@ def make(
         )
     (take_summed_gradients if takes_summed else sum_dense_gradients)(optimizer)
     return keras.optimizers.LossScaleOptimizer(optimizer) if loss_scaling else optimizer
+
+
+def keys_in(message: str, factory: Callable[..., Any]) -> str:
+    """The keys that an optimizer's message is about, with their values."""
+    values: Mapping[str, Any] = getattr(factory, "keywords", {})
+    return " with ".join(f"optimizer.{key}={value}" for key, value in values.items() if key in message) or "optimizer"
 
 
 def take_summed_gradients(optimizer: keras.optimizers.Optimizer) -> None:

@@ -15,6 +15,9 @@ NUMBER = 3
 def build(inputs, outputs, units, dropout=0.0):
     return inputs, outputs, units, dropout
 
+def rate(dropout=0.0, count=1, is_on=0.5):
+    return dropout, count, is_on
+
 def anything(**keywords):
     return keywords
 
@@ -160,3 +163,8 @@ def test_a_nested_target_that_cannot_be_built_is_refused_by_its_key(inner: dict[
     message = refused("own_targets.Layer", width=2, inner=inner)
     assert message.startswith("model.inner: ")
     assert cause in message
+
+
+def test_a_whole_number_is_a_float_where_the_default_is_one() -> None:
+    taken = bind(target("own_targets.rate", dropout=0, count=2, is_on=True))()
+    assert [repr(value) for value in taken] == ["0.0", "2", "True"]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +39,22 @@ def all_made() -> list[str]:
     except Refusal as refusal:
         found.append(str(refusal))
     return found
+
+
+def wrong_momentum() -> str:
+    import keras
+
+    from scaleflow.optimizer import make
+
+    try:
+        make(functools.partial(keras.optimizers.SGD, momentum=2.0), 0.1, loss_scaling=False)
+    except Refusal as refusal:
+        return str(refusal)
+    return "made"
+
+
+def test_a_value_that_keras_does_not_take_is_refused_by_its_key(isolated: Callable[..., Any]) -> None:
+    assert isolated(wrong_momentum) == "optimizer.momentum=2.0: `momentum` must be a float between [0, 1]."
 
 
 def test_what_the_loop_does_is_refused_to_keras(isolated: Callable[..., Any]) -> None:
