@@ -12,7 +12,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-PYTEST := $(BIN)/python -m pytest --numprocesses $(or $(PROCESSES),2) --dist worksteal --durations 20
+PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist worksteal --durations 20
 
 SEED ?= 0
 
@@ -36,7 +36,8 @@ check: lint
 matrix: $(VENV)/developed
 	$(BIN)/python -m pytest tests/test_table.py tests/test_matrix.py --matrix --verbose
 
-campaign: CASES ?= 200
+campaign: PROCESSES ?= 3
+CASES ?= 200
 campaign: $(VENV)/developed
 	$(BIN)/python -m tests.campaign --cases $(CASES) --seed $(SEED)
 

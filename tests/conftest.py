@@ -25,6 +25,7 @@ from scaleflow.config.plan import make_plan
 from scaleflow.interfaces import Plan
 from scaleflow.launcher.process import SERVER
 from tests.processes import ADDRESS, SESSION, CommandProcess, call, empty_store_of, run_server, server
+from tests.tiers import mark_slow_cases
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,6 +37,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """One server for all of pytest's workers; they find it by the environment."""
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
         os.environ[ADDRESS] = SESSION.enter_context(run_server())
+
+
+@pytest.hookimpl(tryfirst=True)  # before cases are chosen by their marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not any("::" in argument for argument in config.args):  # a case that is asked for by name runs
+        mark_slow_cases(items)
 
 
 def pytest_unconfigure() -> None:

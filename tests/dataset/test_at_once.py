@@ -48,6 +48,7 @@ def epochs(held: bool) -> Any:
     return found, skipped, refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("held", [True, False])
 def test_many_at_once_are_the_same_examples_in_the_same_order(isolated: Callable[..., Any], held: bool) -> None:
     (single, several), (left, same), refused = isolated(epochs, held)

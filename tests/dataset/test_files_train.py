@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from scaleflow.interfaces import Plan
 from tests.conftest import Command
@@ -82,6 +83,7 @@ def test_files_of_every_kind_train_and_are_served_raw(
     assert found["csv"][2].dtype.kind in "OSU"
 
 
+@pytest.mark.slow
 def test_the_command_trains_on_a_file_and_refuses_a_bad_row(command: Command) -> None:
     path = write(command.folder / "house.csv", f"area,town,rooms,price\n{ROWS}1,2,3\n")
     words = ("dataset=csv", "dataset.data_dir=house.csv", "dataset.target=price", "training.epochs=1", "tracking=none")

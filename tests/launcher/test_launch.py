@@ -146,6 +146,7 @@ def test_a_signal_before_there_is_a_run_leaves_none(command: Command) -> None:
     assert not (command.folder / "mlartifacts").exists()
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_when_nobody_reads_its_output(command: Command) -> None:
     with command.start("training.epochs=60", "tracking=none") as process:
         assert process.stdout is not None
@@ -371,6 +372,7 @@ def test_tracking_none_keeps_everything_in_the_folder(command: Command) -> None:
     assert (command.run_folder() / "model" / "saved_model").is_dir()
 
 
+@pytest.mark.slow
 def test_a_sweep_runs_each_job_and_one_that_fails_stops_no_other(command: Command) -> None:
     ended = command("-m", "training.epochs=1", "optimizer=sgd", "optimizer.learning_rate=0.1,-1,0.01", "tracking=none")
     assert ended.returncode == 1

@@ -122,6 +122,7 @@ def test_what_was_preempted_and_killed_and_extended_is_the_run_that_was_not(
         assert mine.tobytes() == theirs.tobytes()
 
 
+@pytest.mark.slow
 def test_a_stalled_worker_is_started_again_and_a_time_limit_ends_the_run(command: Command) -> None:
     words = ("cluster.stall_seconds=4", "cluster.max_restarts=1", "checkpoint.max_seconds=25", "tracking=none")
     long = LongRun(command, *words).until("checkpoint")
@@ -139,6 +140,7 @@ def test_a_stalled_worker_is_started_again_and_a_time_limit_ends_the_run(command
     assert steps == sorted(set(steps))
 
 
+@pytest.mark.slow
 def test_a_start_that_stalls_is_ended_too(command: Command) -> None:
     """The folder of checkpoints is on a disk that does not answer."""
     (command.folder / "far").mkdir()

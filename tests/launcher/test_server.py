@@ -117,6 +117,7 @@ def test_a_launcher_that_is_killed_leaves_no_server(command: Command) -> None:
     wait_for(lambda: not forker.is_running())
 
 
+@pytest.mark.slow
 def test_the_server_starts_nothing_of_tensorflow_before_it_forks() -> None:
     asked = "import json, threading, scaleflow.launcher.server as s; s.preload(); import tensorflow as tf\n"
     asked += "from tensorflow.python.eager import context\n"

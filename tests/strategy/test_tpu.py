@@ -87,6 +87,7 @@ def attached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tpu, "ROOT", tmp_path)
 
 
+@pytest.mark.slow
 def test_a_run_goes_the_way_to_a_tpu_before_anything_else(
     attached: None, isolated: Callable[..., Any], plan: Callable[..., Plan], tmp_path: Path
 ) -> None:

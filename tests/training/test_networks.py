@@ -64,6 +64,7 @@ def test_each_network_learns_and_does_on_two_devices_what_it_does_on_one(isolate
             assert far(two[name].weights, one[name].weights) < 1e-4, name
 
 
+@pytest.mark.slow
 def test_each_network_learns_in_mixed_precision(isolated: Callable[..., Any]) -> None:
     found = isolated(followed, 1, "mixed_bfloat16")
     for name, course in found.items():

@@ -1,0 +1,73 @@
+"""The cases that `make test` runs of tests that try many: all other cases of these tests are marked `slow`.
+
+A whole test that only `make test-all` runs has the mark itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+#: Tests by their path, without `tests/`, each with the ids of its quick cases.
+QUICK: Mapping[str, Sequence[str]] = {
+    "checkpoint/test_going_on.py::test_a_run_goes_on_under_another_strategy": ["mirrored to one_device"],
+    "checkpoint/test_going_on.py::test_it_ends_with_the_same_bits_and_the_same_points": [
+        "one_device-stops0",
+        "mirrored-stops2",
+        "pipeline-stops3",
+        "fit-stops4",
+    ],
+    "conf/test_recipes.py::test_a_recipe_trains_validates_and_tests": ["custom_step", "model_parallel"],
+    "hydra_plugins/test_optuna5.py::test_our_own_jobs_are_stopped_where_they_do_worse": ["isolated"],
+    "hydra_plugins/test_optuna5.py::test_a_value_that_is_proposed_twice_runs_once_and_is_told_twice": ["n_jobs=4"],
+    "launcher/test_launch.py::test_a_signal_to_the_launcher_ends_the_run_as_killed": ["15-143"],
+    "model/test_export.py::test_both_forms_do_what_the_trained_model_does": ["float32-1e-05"],
+    "strategy/test_pipeline.py::test_float32_equals_one_device": ["mlp"],
+    "strategy/test_pipeline.py::test_mixed_precision_equals_one_device_within_its_rounding": ["mixed_float16-0.005"],
+    "test_extend.py::test_a_command_trains": ["dataset=pumps training", "my_steps.TwoRates", "my_callbacks.Halve"],
+    "test_matrix.py::test_the_default_job_reaches_the_promised_accuracy": [
+        "one_device-mixed_float16",
+        "mirrored-mixed_bfloat16",
+        "pipeline-float32",
+    ],
+    "training/test_equality.py::test_batch_norm_equals_one_device": ["float32"],
+    "training/test_equality.py::test_float32_equals_one_device": ["adam"],
+    "training/test_equality.py::test_mixed_precision_equals_one_device_within_its_rounding": ["mixed_float16"],
+    "training/test_fit.py::test_fit_trains_as_the_loop_does": ["mirrored", "one_device-float16"],
+    "training/test_loop.py::test_special_models_train_the_same_however_divided": [
+        f"2-2-{name}"
+        for name in (
+            *("regularized", "regularized, float16", "embedded, clipped", "embedded, adam", "embedded, float16"),
+            *("partly used", "active", "active, bfloat16"),
+        )
+    ],
+    "training/test_networks.py::test_each_network_can_be_cut_into_stages": ["text"],
+    "training/test_rollback.py::test_a_rate_that_was_too_high_ends_well": ["mirrored cosine"],
+    "training/test_rollback.py::test_it_goes_on_from_the_checkpoint_with_the_same_data_and_half_the_rate": ["constant"],
+    "training/test_step.py::test_two_replicas_train_as_one_device_does": ["two rates", "smoothed"],
+    "training/test_xla.py::test_a_run_compiled_with_xla_is_the_same_run": [
+        "mlp accumulated and clipped-one_device",
+        "stream-mirrored",
+    ],
+}
+
+
+def mark_slow_cases(items: Sequence[pytest.Item]) -> None:
+    """Marks what `QUICK` leaves out.
+
+    Raises:
+        pytest.UsageError: if the table names a case that a collected test does not have.
+    """
+    wanted = {(name, case) for name, cases in QUICK.items() for case in cases}
+    seen: set[str] = set()
+    for item in items:
+        name, _, case = item.nodeid.removeprefix("tests/").partition("[")
+        if name in QUICK:
+            seen.add(name)
+            if case.removesuffix("]") not in QUICK[name]:
+                item.add_marker(pytest.mark.slow)
+            wanted.discard((name, case.removesuffix("]")))
+    missing = sorted(f"{name}[{case}]" for name, case in wanted if name in seen)
+    if missing:
+        raise pytest.UsageError(f"tests/tiers.py names cases that there are not: {', '.join(missing)}")
