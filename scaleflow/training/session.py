@@ -255,7 +255,7 @@ class Session:
         self._emit("metrics", step=self._updates, values={name: value})
 
     def _take_best(self, checkpoints: Checkpoints) -> int:
-        """Restores the model of the best checkpoint, if it can be read; returns the updates behind the model."""
+        """Restores the model of the best checkpoint, if it can be read; returns the number of updates that made it."""
         self._agree(0.0)  # nobody reads before the one that writes is through
         best = checkpoints.best()
         if self._any_worker(best is None) or best is None:

@@ -167,13 +167,15 @@ class Job:
     def to_json(self, environment: Mapping[str, str] | None = None) -> str:
         """For a pipe; with the secrets that are to be masked, so for no file.
 
-        The store's credentials are not in it, nor are secrets that neither the config nor the environment holds.
+        The store's credentials are not in it, nor are secrets that neither the config nor the environment holds. Only
+        the store's address is masked: a password that is also a word of the config (`mlflow`) would mask that, too.
 
         Args:
             environment: the process's.
         """
         plan = self.plan
-        config = {**plan.config, "tracking": masked(plan.config["tracking"])}
+        tracking = {key: masked(value) if key == "uri" else value for key, value in plan.config["tracking"].items()}
+        config = {**plan.config, "tracking": tracking}
         told = {"config": config, "choices": plan.choices, "search": plan.search}
         own = {"folder": str(self.folder), "started": self.started, "worker": self.worker, "life": self.life}
         own |= {"parent": self.parent, "label": self.label}

@@ -25,3 +25,9 @@ def test_what_holds_something_stays(tmp_path: Path) -> None:
     (tmp_path / "exp" / "a" / "note").touch()
     remove_created(tmp_path / "exp" / "a")
     assert (tmp_path / "exp" / "a" / "note").exists()
+
+
+def test_a_folder_is_the_same_however_its_path_is_written(tmp_path: Path) -> None:
+    create_folder(tmp_path / "here" / ".." / "data" / "a")
+    remove_created(tmp_path / "data" / "a")
+    assert not (tmp_path / "data").exists()
