@@ -226,6 +226,7 @@ def grew(saved: Config, config: Config) -> bool:
     """Whether the run is asked to be longer than it was."""
 
     def size(training: Mapping[str, Any], name: str) -> float:
-        return float("inf") if training.get(name) is None else float(training[name])
+        value = training.get(name)
+        return value if isinstance(value, int | float) else float("inf")  # another value is refused with the plan
 
     return any(size(config["training"], name) > size(saved["training"], name) for name in LENGTH)

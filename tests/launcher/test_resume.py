@@ -209,7 +209,7 @@ def test_what_would_make_another_run_of_it_is_refused(stopped: Path, words: tupl
 
 @pytest.fixture(scope="module")
 def folder_of_other_options(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run whose options have keys that the default options do not have."""
+    """The folder of a finished run whose options have keys that the default options do not have."""
     words = ["model=cnn", "strategy=pipeline", "hardware.logical_devices=2", "tracking=none"]
     words += ["training.early_stopping={monitor: val/loss, patience: 2}"]
     made = composed(words)
@@ -218,6 +218,7 @@ def folder_of_other_options(tmp_path_factory: pytest.TempPathFactory) -> Path:
     params = {**made.choices, "resolved.global_batch_size": "32", "resolved.cache": "none"}
     emit = Writer(folder / EVENTS)
     emit("ready", params=params, search=[], name="", tags={}, steps=1, epochs=1, began=0)
+    emit("end", status="FINISHED")
     emit.close()
     return folder
 
@@ -237,6 +238,7 @@ def test_a_key_that_only_the_runs_own_options_have_may_change(folder_of_other_op
         ("model.filtres=[4]", "model.filtres: the run's config has no such key; did you mean model.filters?"),
         ("modl.filters=[4]", "modl: the run's config has no such key; did you mean model"),
         ("strategy.micro_batch=2", "strategy.micro_batch: there is no such key; did you mean strategy.micro_batches?"),
+        ("training.epochs=many", "training.epochs=many: expected an integer, at least 1"),
     ],
 )
 def test_a_key_that_may_not_change_is_refused_by_its_value_in_the_run(
