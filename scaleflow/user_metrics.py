@@ -17,6 +17,7 @@ from typing import Any
 #: The module of MLflow's that holds its fluent API, and the function by which that finds or begins a run.
 FLUENT, BEGIN = "mlflow.tracking.fluent", "_get_or_start_run"
 
+#: What `log_metric` calls; None in a process that works on no run.
 _log: Callable[[str, float], None] | None = None
 
 
@@ -34,14 +35,17 @@ def log_metric(name: str, value: Any) -> None:
         RuntimeError: if no run trains in this process.
         TypeError: if the value is no number.
     """
-    if _log is None:
-        raise RuntimeError(
-            f"scaleflow.log_metric({name!r}): no run trains in this process; call it in the hooks of a callback"
-        )
     number = number_of(value)
     if number is None or not isinstance(name, str) or not name:
         raise TypeError(f"scaleflow.log_metric({name!r}, {type(value).__name__}): expected a name and a number")
-    _log(name, number)
+    (_log or log_nowhere)(name, number)
+
+
+def log_nowhere(name: str, value: float) -> None:
+    """Raises: before and after the training there is no step to log a metric at."""
+    raise RuntimeError(
+        f"scaleflow.log_metric({name!r}): no run trains in this process; call it in the hooks of a callback"
+    )
 
 
 def number_of(value: Any) -> float | None:
@@ -55,7 +59,7 @@ def number_of(value: Any) -> float | None:
 
 
 @contextlib.contextmanager
-def user_metrics(log: Callable[[str, float], None]) -> Iterator[None]:
+def user_metrics(log: Callable[[str, float], None] = log_nowhere) -> Iterator[None]:
     """While it lasts `log_metric` calls `log`, and MLflow's fluent API begins no run of its own."""
     global _log
     before, _log = _log, log
@@ -75,32 +79,41 @@ def guard_mlflow() -> None:
 
 
 def guard(fluent: ModuleType) -> None:
-    """Has the fluent API raise an error instead of beginning a run while one trains."""
+    """Has the fluent API raise an error instead of beginning a run in a worker."""
     begin = getattr(fluent, BEGIN, None)
     if begin is None or hasattr(begin, "__wrapped__"):
         return
 
-    def begin_unless_training() -> Any:
+    def begin_unless_in_worker() -> Any:
         if _log is not None and fluent.active_run() is None:
             raise RuntimeError(
                 "MLflow's fluent API (mlflow.log_metric and so on) would begin another run, since the launcher records "
-                "this one; use scaleflow.log_metric(name, value)"
+                "this one; use scaleflow.log_metric(name, value) in the hooks of a callback"
             )
         return begin()
 
-    begin_unless_training.__wrapped__ = begin  # type: ignore[attr-defined]
-    setattr(fluent, BEGIN, begin_unless_training)
+    begin_unless_in_worker.__wrapped__ = begin  # type: ignore[attr-defined]
+    setattr(fluent, BEGIN, begin_unless_in_worker)
 
 
 class FluentFinder(importlib.abc.MetaPathFinder):
-    """Guards MLflow's fluent API once it is imported."""
+    """Guards MLflow's fluent API once it is imported.
+
+    It stays in `sys.meta_path`: another thread that imports would skip a finder if this one were removed.
+    """
+
+    def __init__(self) -> None:
+        self._is_searching = False
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
         """Called by Python's import."""
-        if name != FLUENT:
+        if name != FLUENT or self._is_searching:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        self._is_searching = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._is_searching = False
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import scaleflow
+from scaleflow.interfaces import Plan
 from scaleflow.user_metrics import user_metrics
+from scaleflow.worker import life
 from tests.conftest import Command
 
 
@@ -50,6 +53,20 @@ def test_mlflows_fluent_api_names_what_to_use(isolated: Callable[..., Any], is_i
     said = isolated(fluent, is_imported_before)
     assert len(said) == 2
     assert all("use scaleflow.log_metric(name, value)" in each for each in said)
+
+
+def test_code_that_builds_a_run_begins_no_other_one(
+    plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import mlflow
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(life, "worked", lambda *_: mlflow.set_tag("a", "b"))
+    with pytest.raises(RuntimeError, match="use scaleflow.log_metric"):
+        life.work(life.Job(plan("tracking=none"), tmp_path, 0.0), lambda *_, **__: None, bool)
+    monkeypatch.setattr(life, "worked", lambda *_: scaleflow.log_metric("a", 1))
+    with pytest.raises(RuntimeError, match="no run trains in this process"):
+        life.work(life.Job(plan("tracking=none"), tmp_path, 0.0), lambda *_, **__: None, bool)
 
 
 MINE = """

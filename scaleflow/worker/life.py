@@ -289,7 +289,7 @@ def work(job: Job, emit: Emit, told_to_stop: Callable[[], bool]) -> bool:
     Returns:
         False if it was refused or failed.
     """
-    with inside(job.folder):
+    with inside(job.folder), user_metrics():
         return worked(job, emit, told_to_stop)
 
 
