@@ -62,7 +62,7 @@ def test_code_that_builds_a_run_begins_no_other_one(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(life, "worked", lambda *_: mlflow.set_tag("a", "b"))
-    with pytest.raises(RuntimeError, match="use scaleflow.log_metric"):
+    with pytest.raises(RuntimeError, match=r"use scaleflow\.log_metric"):
         life.work(life.Job(plan("tracking=none"), tmp_path, 0.0), lambda *_, **__: None, bool)
     monkeypatch.setattr(life, "worked", lambda *_: scaleflow.log_metric("a", 1))
     with pytest.raises(RuntimeError, match="no run trains in this process"):

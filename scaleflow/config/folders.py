@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ def remove_created(folder: Path) -> None:
 
 
 def lineage(folder: Path) -> list[Path]:
-    absolute = Path(os.path.abspath(folder))  # without "..", as Hydra names a run's folder
+    absolute = folder.resolve()  # without "..", as Hydra names a run's folder
     return [absolute, *absolute.parents]
 
 
