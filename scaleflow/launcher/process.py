@@ -158,8 +158,10 @@ class Forked:
         self.signal(signal.SIGKILL)
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            os.close(self._input)
+        """May be called more than once: the descriptor's number may be another file's by then."""
+        given, self._input = self._input, -1
+        if given >= 0:
+            os.close(given)
         self._server.close()
 
 

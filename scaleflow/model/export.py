@@ -62,7 +62,7 @@ def export(
     if is_whole:
         model.save(folder / KERAS_FILE)
     spec = tf.TensorSpec([None, *inputs.shape], inputs.dtype, name="inputs")
-    model.export(folder / SAVED_MODEL, input_signature=[spec], verbose=False)
+    write_saved_model(model, spec, folder / SAVED_MODEL)
     with tf.device("CPU:0") if on_host else contextlib.nullcontext():
         check(model, batch, TOLERANCE[policy], folder)
     np.save(folder / EXAMPLE, as_text(batch[:2]) if inputs.dtype == "string" else batch[:2])
@@ -73,6 +73,17 @@ def export(
         "keras": keras.__version__,
     }
     (folder / SIGNATURE).write_text(json.dumps(signature, indent=2))
+
+
+def write_saved_model(model: keras.Model, spec: tf.TensorSpec, folder: Path) -> None:
+    """Writes the model as it is in an evaluation.
+
+    Keras's `model.export` leaves it to each layer whether it trains: its random layers (`RandomFlip`, ...) then do.
+    """
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+    archive.add_endpoint("serve", lambda inputs: model(inputs, training=False), input_signature=[spec])
+    archive.write_out(folder, verbose=False)
 
 
 def keras_file_fault(model: keras.Model) -> str | None:

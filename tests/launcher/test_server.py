@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -43,6 +44,16 @@ def test_a_server_that_is_gone_is_said_in_the_log(tmp_path: Path) -> None:
     assert process.poll() == 1
     process.close()
     assert "the server that forks workers is gone" in log.read_text()
+
+
+def test_a_second_close_leaves_the_files_alone_that_were_opened_in_between(tmp_path: Path) -> None:
+    process = Forked(str(tmp_path / "nobody"), tmp_path / "worker.log", os.environ)
+    process.close()
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context((tmp_path / str(number)).open("w")) for number in range(8)]
+        process.close()
+        for file in files:
+            os.fstat(file.fileno())
 
 
 def test_what_the_log_holds_stays_where_the_server_is_gone(tmp_path: Path) -> None:

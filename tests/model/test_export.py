@@ -92,6 +92,24 @@ def test_a_saved_model_that_differs_is_an_error(isolated: Callable[..., Any], tm
     assert str(tmp_path / "model") in message
 
 
+def exported_with_random_layers(folder: Path) -> float:
+    """How far the SavedModel of a model with Keras's random layers is from what it gives in an evaluation."""
+    import keras
+    import tensorflow as tf
+
+    from scaleflow.model import export
+
+    net = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.RandomRotation(0.5), keras.layers.Flatten()])
+    batch = np.random.default_rng(0).normal(size=(4, 8, 8, 1)).astype(np.float32)
+    export(net, Inputs((8, 8, 1)), Outputs("regression", (64,)), batch, "float32", folder)
+    saved = tf.saved_model.load(str(folder / "saved_model")).serve(tf.constant(batch))
+    return float(np.max(np.abs(saved - net(batch, training=False))))
+
+
+def test_random_layers_rest_in_a_saved_model(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    assert isolated(exported_with_random_layers, tmp_path / "model") == 0.0
+
+
 #: A model whose class tells Keras nothing of its argument.
 UNTOLD = """
 import keras
