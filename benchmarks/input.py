@@ -1,6 +1,7 @@
 """The input pipeline: how fast it is alone, and how much of a step is spent waiting for it.
 
-Alone: examples per second read by a compiled loop that does nothing else, 64 batches to a call, against the pipeline
+SingleProcess: examples per second read by a compiled loop that does nothing else, 64 batches to a call, against the
+pipeline
 that one would write (`from_tensor_slices().shuffle().batch()`), both over the same arrays in memory.
 
 Waiting: epochs of the CNN on photographs that were decoded once and kept (`dataset.cache=memory`), against epochs of
@@ -87,7 +88,7 @@ def alone() -> dict[str, Any]:
     from scaleflow.interfaces import Arrays, Batching
 
     x, y = synthetic(EXAMPLES, (28, 28, 1))
-    feed = dataset.feed(Arrays(x, y), Batching(BATCH_SIZE, 1, 1), tf.distribute.get_strategy(), 0)
+    feed = dataset.make_feed(Arrays(x, y), Batching(BATCH_SIZE, 1, 1), tf.distribute.get_strategy(), 0)
     nothing = tf.constant(0, tf.int64)
 
     @tf.function
@@ -160,7 +161,7 @@ def waiting() -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     from scaleflow.config.plan import make_plan
-    from scaleflow.worker.assemble import build
+    from scaleflow.worker.build import build_training
 
     words = (
         *("dataset._target_=benchmarks.input.Photos", "dataset.cache=memory", "dataset.validation=null"),
@@ -169,8 +170,8 @@ def waiting() -> dict[str, Any]:
     )
     with initialize_config_module("scaleflow.conf", version_base="1.3"):
         config = OmegaConf.to_container(compose("config", overrides=list(words)), resolve=True)
-    built = build(make_plan(config, {}), lambda event, **fields: None)  # type: ignore[arg-type]
-    loop: Any = built.loop
+    built = build_training(make_plan(config, {}), lambda event, **fields: None)  # type: ignore[arg-type]
+    loop: Any = built.engine
     steps = built.train.batching.steps(built.train.examples)
     one = next(iter(built.train.batches(1, 1)))
     feeds = {"fed": built.train, "still": Still(built.train, tuple(map(tf.identity, one)))}

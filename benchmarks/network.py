@@ -1,7 +1,8 @@
 """Examples per second of two workers on two hosts, by the network between them, against that of this machine itself.
 
 The hosts are network namespaces; a slow network is made by netem, or where the kernel has none by a cable of the tests'
-own (`tests/cluster/cable.py`). A step of synchronous training waits for its gradients to go round, so what counts is
+own (`tests/cluster/network_link.py`). A step of synchronous training waits for its gradients to go round, so what
+counts is
 how long an answer takes, then how many bytes they are (here 0.4 MB).
 """
 

@@ -68,6 +68,6 @@ def check(store: Path, points: int) -> None:
 if __name__ == "__main__":
     from scaleflow.sync import repair
 
-    if (standing := repair(Path(sys.argv[1]))).outcome != "recorded":
+    if (standing := repair(Path(sys.argv[1]))).result != "recorded":
         sys.exit(f"{standing}")
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6)

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import WrongResultError, run_scaleflow, say, temporary_folder
-from scaleflow.launcher.process import SERVER, serving
+from scaleflow.launcher.worker_process import SERVER, start_fork_server
 
 BYTES_PER_PARAMETER = 4  # gradients are float32 in any precision
 
@@ -235,7 +235,7 @@ def together(task: Task, count: int, folder: Path) -> float:
 @contextlib.contextmanager
 def served() -> Iterator[None]:
     """TensorFlow is imported once for all runs."""
-    with serving() as address:
+    with start_fork_server() as address:
         os.environ[SERVER] = address
         try:
             yield

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from scaleflow.api import Result, RunFailed, compose, run
-    from scaleflow.errors import Refusal
+    from scaleflow.errors import ConfigError
     from scaleflow.user_metrics import log_metric
 
 __version__ = "0.1.0"
 
-__all__ = ["Refusal", "Result", "RunFailed", "__version__", "compose", "log_metric", "run"]
+__all__ = ["ConfigError", "Result", "RunFailed", "__version__", "compose", "log_metric", "run"]
 
 _PLACES = {
-    "Refusal": "scaleflow.errors",
+    "ConfigError": "scaleflow.errors",
     "Result": "scaleflow.api",
     "RunFailed": "scaleflow.api",
     "compose": "scaleflow.api",
@@ -33,6 +33,8 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "Refusal":  # the old name, for one release
+        name = "ConfigError"
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_PLACES[name]), name)

@@ -25,19 +25,19 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from scaleflow.config.composed import writable
-from scaleflow.config.composing import Composed, chosen_in_app, composed, own_folders, plain
-from scaleflow.config.explain import in_a_line
+from scaleflow.config.compose import ComposedConfig, compose_config, read_app_choices, to_plain, user_module_folders
 from scaleflow.config.folders import create_folder
+from scaleflow.config.hydra_config import check_folder_writable
+from scaleflow.config.hydra_errors import shorten_error
 from scaleflow.config.plan import make_plan
-from scaleflow.errors import Refusal, RunError
-from scaleflow.events import EVENTS, Event, Reader
+from scaleflow.errors import ConfigError, RunError
+from scaleflow.events import EVENTS, Event, EventReader
 from scaleflow.interfaces import Plan, Status
-from scaleflow.launcher.launch import launch
-from scaleflow.launcher.record import STATE, state_of
-from scaleflow.launcher.resume import resumed
-from scaleflow.sync import mend
-from scaleflow.tracking import located
+from scaleflow.launcher.recorder import STATE, read_recorder_state
+from scaleflow.launcher.resume import find_resumed_run
+from scaleflow.launcher.supervisor import launch_run
+from scaleflow.sync import repair_quietly
+from scaleflow.tracking import locate_weights
 
 #: The exit codes of a command that was interrupted.
 INTERRUPTED, TERMINATED = 130, 143
@@ -84,9 +84,9 @@ def compose(*overrides: str, config_dir: Folders = ()) -> DictConfig:
         config_dir: a folder, or several, with options of your own, as `--config-dir`.
 
     Raises:
-        Refusal: naming the word that is wrong, and what would work.
+        ConfigError: naming the word that is wrong, and what would work.
     """
-    return composed(overrides, folders(config_dir)).config
+    return compose_config(overrides, to_folders(config_dir)).config
 
 
 def run(
@@ -104,31 +104,31 @@ def run(
         What became of it. A run that was stopped by `checkpoint.max_seconds` is one with the status KILLED.
 
     Raises:
-        Refusal: if it cannot work; there is no run then.
+        ConfigError: if it cannot work; there is no run then.
         RunFailed: if it had begun and failed; its `result` says more.
         KeyboardInterrupt, SystemExit: after Ctrl-C, SIGTERM, once the run is recorded.
     """
     if len(what) == 1 and not isinstance(what[0], str):
-        made, overrides = given(what[0], folders(config_dir)), []
+        made, overrides = normalize_config(what[0], to_folders(config_dir)), []
     else:
-        overrides = [word_of(word) for word in what]
-        made = composed(overrides, folders(config_dir))
+        overrides = [to_override(word) for word in what]
+        made = compose_config(overrides, to_folders(config_dir))
     if folder is not None:
         made = replace(made, folder=Path(folder))
-    return carry_out(made, overrides)
+    return run_config(made, overrides)
 
 
-def carry_out(made: Composed, overrides: Sequence[str]) -> Result:
+def run_config(made: ComposedConfig, overrides: Sequence[str]) -> Result:
     """Runs a composed config, or goes on with the run that it names."""
     refusals: list[str] = []
-    code, folder = launched(made, overrides, refused=refusals.append)
+    code, folder = launch_config(made, overrides, refused=refusals.append)
     if refusals:
-        raise Refusal(refusals[0])
-    return concluded(result_of(folder), code)
+        raise ConfigError(refusals[0])
+    return result_or_raise(read_result(folder), code)
 
 
-def launched(
-    made: Composed,
+def launch_config(
+    made: ComposedConfig,
     overrides: Sequence[str],
     tags: Mapping[str, str] | None = None,
     refused: Callable[[str], None] | None = None,
@@ -147,41 +147,43 @@ def launched(
     started = time.time()
     with contextlib.ExitStack() as until_it_ended:
         try:
-            config = plain(made.config)
+            config = to_plain(made.config)
         except OmegaConfBaseException as error:
-            raise Refusal(in_a_line(error)) from error
+            raise ConfigError(shorten_error(error)) from error
         life, folder, told = 0, made.folder, OmegaConf.to_container(made.config, resolve=False)
         if config.get("resume") is not None:
-            went = resumed(str(config["resume"]), config, made.choices, overrides)
+            went = find_resumed_run(str(config["resume"]), config, made.choices, overrides)
             if went.is_through:
-                mend(went.folder)
+                repair_quietly(went.folder)
                 return 0, went.folder
             plan, overrides = went.plan(made.search), went.changes
             life, folder, told = went.number, went.folder, went.config
         else:
             plan = make_plan(config, made.choices, made.search)
             check_main(plan)
-        plan = until_it_ended.enter_context(located(plan))
-        folder = made_writable(folder)
-        return launch(plan, told, overrides, folder, started, life=life, tags=tags, refused=refused), folder
+        plan = until_it_ended.enter_context(locate_weights(plan))
+        folder = make_writable(folder)
+        return launch_run(plan, told, overrides, folder, started, attempt=life, tags=tags, refused=refused), folder
 
 
-def given(config: Any, dirs: Sequence[str | Path]) -> Composed:
+def normalize_config(config: Any, dirs: Sequence[str | Path]) -> ComposedConfig:
     """A config that was composed elsewhere."""
     if not isinstance(config, Mapping | DictConfig):
-        raise Refusal(f"run({type(config).__name__}): expected overrides, KEY=VALUE, or one config")
+        raise ConfigError(f"run({type(config).__name__}): expected overrides, KEY=VALUE, or one config")
     made = config if isinstance(config, DictConfig) else OmegaConf.create(dict(config))
     try:
-        own = OmegaConf.create(plain(made))  # a part of another app's config leads elsewhere with its interpolations
+        own = OmegaConf.create(to_plain(made))  # a part of another app's config leads elsewhere with its interpolations
     except OmegaConfBaseException as error:
-        raise Refusal(in_a_line(error)) from error
+        raise ConfigError(shorten_error(error)) from error
     with open_dict(own):
         own.pop("hydra", None)
     own_dirs = [str(Path(each).absolute()) for each in dirs]
-    return Composed(own, {**named(own), **chosen_in_app()}, [*own_folders(), *own_dirs], default_folder())
+    return ComposedConfig(
+        own, {**infer_choices(own), **read_app_choices()}, [*user_module_folders(), *own_dirs], default_folder()
+    )
 
 
-def named(config: DictConfig) -> dict[str, str]:
+def infer_choices(config: DictConfig) -> dict[str, str]:
     """What the options were, as far as a config says it: by its `name`, or by what its `_target_` is in."""
     found: dict[str, str] = {}
     for group, section in config.items():
@@ -200,38 +202,40 @@ def check_main(plan: Plan) -> None:
     targets = [plan.dataset.target, plan.model.target, plan.optimizer.target, plan.training.step]
     for target in (*targets, *(plan.training.callbacks or ())):
         if target is not None and target.path.startswith("__main__.") and not plan.debug.inline:
-            raise Refusal(
+            raise ConfigError(
                 f"{target.key}._target_={target.path}: the worker is a process of its own, which cannot import a "
                 "script or a notebook; put it into a module beside it, or use debug=inline"
             )
 
 
-def made_writable(folder: Path) -> Path:
+def make_writable(folder: Path) -> Path:
     """A run's folder, made if it is not there."""
     try:
         create_folder(folder)
     except OSError as error:
-        raise Refusal(f"hydra.run.dir={folder}: cannot be made ({error.strerror}); choose another folder") from error
-    return writable(folder)
+        raise ConfigError(
+            f"hydra.run.dir={folder}: cannot be made ({error.strerror}); choose another folder"
+        ) from error
+    return check_folder_writable(folder)
 
 
 def default_folder() -> Path:
     return Path("outputs", f"{datetime.now():%Y-%m-%d}", f"{datetime.now():%H-%M-%S-%f}")
 
 
-def result_of(folder: Path) -> Result:
+def read_result(folder: Path) -> Result:
     """What a run's folder tells of it."""
-    events = list(Reader(folder / EVENTS).read())
+    events = list(EventReader(folder / EVENTS).read())
     last: Event = next((event for event in reversed(events) if event["event"] == "end"), {"status": "FAILED"})
     metrics: dict[str, float] = {}
     for event in events:
         if event["event"] == "metrics":
             metrics.update(event["values"])
-    run_id = state_of(folder / STATE).get("run_id")
+    run_id = read_recorder_state(folder / STATE).get("run_id")
     return Result(last["status"], run_id, folder.absolute(), metrics, last.get("error"))
 
 
-def concluded(result: Result, code: int) -> Result:
+def result_or_raise(result: Result, code: int) -> Result:
     """Raises what the end of a run is to its caller."""
     if result.status == "FAILED":
         raise RunFailed(result)
@@ -243,11 +247,11 @@ def concluded(result: Result, code: int) -> Result:
     return result
 
 
-def folders(config_dir: Folders) -> list[str | Path]:
+def to_folders(config_dir: Folders) -> list[str | Path]:
     return [config_dir] if isinstance(config_dir, str | Path) else list(copy.copy(config_dir))
 
 
-def word_of(word: Any) -> str:
+def to_override(word: Any) -> str:
     if not isinstance(word, str):
-        raise Refusal(f"run(..., {type(word).__name__}): expected overrides, KEY=VALUE, or one config alone")
+        raise ConfigError(f"run(..., {type(word).__name__}): expected overrides, KEY=VALUE, or one config alone")
     return word

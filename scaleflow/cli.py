@@ -22,13 +22,13 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from scaleflow import __version__
-from scaleflow.command import FAILED, leave, options_as_text, refuse, split_overrides, take_keys_of_run
-from scaleflow.config.explain import CONF, check_config_dirs, check_overrides, explain
-from scaleflow.errors import Refusal
-from scaleflow.masking import register_resolver, remember, secrets_of_environment, secrets_typed
+from scaleflow.command import FAILED, exit_process, quote_nan_option, refuse, split_overrides, take_keys_of_run
+from scaleflow.config.hydra_errors import CONF, check_config_dirs, check_overrides, explain_error
+from scaleflow.errors import ConfigError
+from scaleflow.secret_masking import find_environment_secrets, find_typed_secrets, register_resolver, remember_secrets
 
 if TYPE_CHECKING:
-    from scaleflow.sweep import Sweep
+    from scaleflow.sweep import SweepRunner
 
 #: Of Hydra's flags those that take the next word.
 FLAGS_WITH_VALUE = (
@@ -46,12 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0 finished, 1 failed, 2 refused, 130 or 143 interrupted.
     """
-    words = flags_first(split_overrides(list(sys.argv[1:] if argv is None else argv)))
+    words = move_flags_first(split_overrides(list(sys.argv[1:] if argv is None else argv)))
     if "--version" in words:  # Hydra would print its own
         print(f"scaleflow {__version__}")
         return 0
-    words = take_keys_of_run(options_as_text(words))
-    remember([*secrets_of_environment(), *secrets_typed(words)])
+    words = take_keys_of_run(quote_nan_option(words))
+    remember_secrets([*find_environment_secrets(), *find_typed_secrets(words)])
     register_resolver()
     task = Task(time.time())
     app = hydra.main(version_base="1.3", config_path=f"pkg://{CONF}", config_name="config")(task)
@@ -60,9 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_config_dirs(words)
         if {"-m", "--multirun"} & set(words):
             check_overrides(words)  # before Hydra makes a folder for the sweep
-        with errors_unabridged(), task:
+        with raise_hydra_errors(), task:
             app()
-    except Refusal as refusal:
+    except ConfigError as refusal:
         return refuse(str(refusal))
     except JobFailed:
         return FAILED
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         is_hydras = isinstance(error, HydraException | OmegaConfBaseException) or not task.has_begun
         if "HYDRA_FULL_ERROR" in os.environ or not is_hydras:
             raise  # asked for, or none of Hydra's
-        return refuse(explain(error, words))
+        return refuse(explain_error(error, words))
     return task.code
 
 
@@ -88,7 +88,7 @@ class Task:
     def __init__(self, began: float) -> None:
         self._began = began
         self._codes: list[int] = []
-        self._sweep: Sweep | None = None
+        self._sweep: SweepRunner | None = None
         self.has_begun = False
 
     def __enter__(self) -> Task:
@@ -99,25 +99,25 @@ class Task:
             self._codes.append(self._sweep.end())
 
     def __call__(self, config: DictConfig) -> None:
-        from scaleflow.config.composed import mask_sweep
-        from scaleflow.launcher.job import run
+        from scaleflow.config.hydra_config import mask_sweep_files
+        from scaleflow.launcher.job import run_job
 
         began, self.has_begun = time.time() if self.has_begun else self._began, True
         is_job = HydraConfig.get().mode is RunMode.MULTIRUN  # of another launcher than ours
         if is_job:
-            mask_sweep(Path(HydraConfig.get().sweep.dir))
-        code = run(config, began)
+            mask_sweep_files(Path(HydraConfig.get().sweep.dir))
+        code = run_job(config, began)
         self._codes.append(code)
         if is_job and code:  # in another process, it may be: an exception is what every launcher hands on
             raise JobFailed(f"a job of the sweep ended with exit code {code}")
 
-    def sweep(self, context: HydraContext, config: DictConfig) -> Sweep:
+    def sweep(self, context: HydraContext, config: DictConfig) -> SweepRunner:
         """What runs the jobs of a sweep."""
-        from scaleflow.sweep import Sweep
+        from scaleflow.sweep import SweepRunner
 
         self.has_begun = True
         if self._sweep is None:
-            self._sweep = Sweep(context, config, self._began)
+            self._sweep = SweepRunner(context, config, self._began)
         return self._sweep
 
     @property
@@ -128,10 +128,10 @@ class Task:
 
 def entry() -> None:
     """The console script, and `python -m scaleflow`: a process of its own."""
-    leave(main())
+    exit_process(main())
 
 
-def flags_first(words: Sequence[str]) -> list[str]:
+def move_flags_first(words: Sequence[str]) -> list[str]:
     """Moves flags, with their values, before the overrides: Hydra's parser takes no flag between two of them."""
     flags: list[str] = []
     overrides: list[str] = []
@@ -144,7 +144,7 @@ def flags_first(words: Sequence[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def errors_unabridged() -> Iterator[None]:
+def raise_hydra_errors() -> Iterator[None]:
     """Has Hydra raise its errors instead of printing them and exiting with 1."""
     if "HYDRA_FULL_ERROR" in os.environ:
         yield

@@ -11,25 +11,25 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from scaleflow.masking import masked
+from scaleflow.secret_masking import mask_secrets
 
 FAILED, REFUSED = 1, 2
 
 
 def refuse(message: str) -> int:
     """Says why nothing is done; gives the exit code."""
-    print(f"scaleflow: {printable(str(masked(message)))}", file=sys.stderr)
+    print(f"scaleflow: {to_printable(str(mask_secrets(message)))}", file=sys.stderr)
     return REFUSED
 
 
-def printable(message: str) -> str:
+def to_printable(message: str) -> str:
     """At most two lines, with what can't be printed of the words that were typed in escapes."""
     lines = message.split("\n")
     shown = ["".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line) for line in lines]
     return ("\n" if len(shown) <= 2 else "\\n").join(shown)
 
 
-def leave(code: int) -> NoReturn:
+def exit_process(code: int) -> NoReturn:
     """Ends the process without taking apart, module by module, what MLflow imported: half a second or more.
 
     Where a launcher of Hydra's has left processes of `multiprocessing`, as joblib's does, Python itself has to end: it
@@ -53,7 +53,7 @@ def split_overrides(words: list[str]) -> list[str]:
     return [*words[:at], *shlex.split(words[at + 1]), *words[at + 2 :]]
 
 
-def options_as_text(words: Sequence[str]) -> list[str]:
+def quote_nan_option(words: Sequence[str]) -> list[str]:
     """Quotes the option of `debug=nan`, which Hydra would take for a number."""
     return [re.sub(r"(?<=[=,])nan(?=,|$)", "'nan'", word) if word.startswith("debug=") else word for word in words]
 

@@ -11,7 +11,7 @@
         └── WorkerDied     a worker process ended without a word
 
 An error raised by a user's own model or dataset is left as it is while a run is on, and becomes a
-`Refusal` that quotes it before there is one.
+`ConfigError` that quotes it before there is one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ScaleflowError(Exception):
     """Base of every error that scaleflow raises on purpose."""
 
 
-class Refusal(ScaleflowError):
+class ConfigError(ScaleflowError):
     """What was asked for cannot work.
 
     The message is what the user reads on stderr: a line or two that name the key, the value found
@@ -31,7 +31,7 @@ class Refusal(ScaleflowError):
     """
 
 
-class Unreachable(Refusal):
+class StoreUnreachable(ConfigError):
     """A tracking store does not answer; it may later, without anything being changed."""
 
 

@@ -44,7 +44,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from scaleflow.masking import masked
+from scaleflow.secret_masking import mask_secrets
 
 Event = dict[str, Any]
 
@@ -55,18 +55,18 @@ EVENTS = "events.jsonl"
 TEXTS = ("name", "tags", "params", "text", "error", "message", "reason", "source", "vain")
 
 
-class Writer:
+class EventWriter:
     """Appends events to a file, secrets masked in their words; safe to call from several threads."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._lock = threading.Lock()
         self._is_torn = False
-        if not ends_with_a_line(path):
+        if not ends_with_newline(path):
             os.write(self._file, b"\n")
 
     def __call__(self, event: str, /, **fields: Any) -> None:
-        told = {key: masked(value) if key in TEXTS else value for key, value in fields.items()}
+        told = {key: mask_secrets(value) if key in TEXTS else value for key, value in fields.items()}
         line = json.dumps({"event": event, "time": int(time.time() * 1000), **told}) + "\n"
         data = memoryview(line.encode())
         with self._lock:
@@ -81,7 +81,7 @@ class Writer:
         os.close(self._file)
 
 
-class Reader:
+class EventReader:
     """Reads a growing file of events from an offset on, never a half-written line.
 
     Attributes:
@@ -93,7 +93,7 @@ class Reader:
         self.offset = offset
 
     def read(self) -> Iterator[Event]:
-        """The events that are there now; `offset` moves with each one given out."""
+        """The events that are there now; `member_offset` moves with each one given out."""
         try:
             file = self._path.open("rb")
         except FileNotFoundError:
@@ -111,17 +111,17 @@ class Reader:
                 yield event
 
 
-def ends_with_a_line(path: Path) -> bool:
+def ends_with_newline(path: Path) -> bool:
     """Whether a file is empty or its last line whole."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         return not size or (file.seek(size - 1) >= 0 and file.read(1) == b"\n")
 
 
-def last_end(folder: Path) -> Event | None:
+def read_last_end(folder: Path) -> Event | None:
     """The last word on how the run in a folder ended; None where it has not."""
     end: Event | None = None
-    for event in Reader(folder / EVENTS).read():
+    for event in EventReader(folder / EVENTS).read():
         if event["event"] == "ready":
             end = None
         elif event["event"] == "end":

@@ -369,7 +369,7 @@ class Tracking:
 
 
 @dataclass(frozen=True)
-class Place:
+class TaskInfo:
     """Which of several processes this one is.
 
     Attributes:
@@ -673,7 +673,7 @@ class Feed(Protocol):
 class CoordinatedFeed(Feed, Protocol):
     """A feed whose batches are taken by workers elsewhere, in any order."""
 
-    def portion(self, opened: Any, first: int, steps: int) -> Any:
+    def worker_argument(self, opened: Any, first: int, steps: int) -> Any:
         """What a worker needs for so many steps from the epoch's step `first` on; taken in order."""
 
 
@@ -747,7 +747,7 @@ class OwnUpdates(Protocol):
         """
 
 
-class Passes(Protocol):
+class ForwardBackward(Protocol):
     """A model's way forward, and forward and backward, over one micro-batch. Traced in a replica."""
 
     @property
@@ -755,7 +755,7 @@ class Passes(Protocol):
         """What the gradients are of, and the optimizer updates."""
 
     @property
-    def places(self) -> Sequence[str]:
+    def devices(self) -> Sequence[str]:
         """The device of each variable's gradient; empty where that is the replica's own."""
 
     def forward(self, inputs: tf.Tensor) -> tf.Tensor:
@@ -814,10 +814,10 @@ class Checkpoints(Protocol):
     def wait(self) -> None:
         """Until all is written; raises as `save` does."""
 
-    def best(self) -> Snapshot | None:
+    def load_best(self) -> Snapshot | None:
         """The best one that was saved; None if there is none, or if it is damaged, which a note says."""
 
-    def newest(self, before: int | None = None) -> Snapshot | None:
+    def load_newest(self, before: int | None = None) -> Snapshot | None:
         """The newest one that is undamaged, or None; of those before a step, where that is given."""
 
     def drop_from(self, step: int) -> None:
@@ -835,13 +835,13 @@ class Tracer(Protocol):
     def steps_left(self, step: int) -> int | None:
         """How many steps the next call may take, behind `step`, so that a window begins and ends where it is to."""
 
-    def watching(self, step: int) -> AbstractContextManager[bool]:
+    def trace_call(self, step: int) -> AbstractContextManager[bool]:
         """Around the call that begins with `step`; gives whether it is to be a call of that step alone."""
 
-    def took(self, step: int) -> None:
+    def count_steps(self, step: int) -> None:
         """So many steps were taken; writes the trace of a window that ends with this one."""
 
-    def tell(self, usual_ms: float | None) -> None:
+    def report(self, usual_ms: float | None) -> None:
         """Reports what was written, once all workers have done so.
 
         Args:
@@ -851,7 +851,7 @@ class Tracer(Protocol):
     def close(self) -> None:
         """Writes what there is of a window that has begun."""
 
-    def ended(self, step: int) -> None:
+    def finish(self, step: int) -> None:
         """The run is through after so many steps; tells of the windows that it has ended before."""
 
 
@@ -902,15 +902,15 @@ class Tracker(Protocol):
         """Opens the store; makes no run.
 
         Raises:
-            Unreachable: where it does not answer now.
-            Refusal: where it can't be used.
+            StoreUnreachable: where it does not answer now.
+            ConfigError: where it can't be used.
         """
 
-    def folder_of(self, run_id: str) -> str:
-        """The folder that a run was started in. Raises `Refusal` where the store has no such run of ours."""
+    def find_folder(self, run_id: str) -> str:
+        """The folder that a run was started in. Raises `ConfigError` where the store has no such run of ours."""
 
     def adopt(self, run_id: str) -> None:
-        """Takes a run that was made before, as it is. Raises `Refusal` where the store has no such run."""
+        """Takes a run that was made before, as it is. Raises `ConfigError` where the store has no such run."""
 
     def reopen(self) -> None:
         """The run that was taken goes on."""
@@ -924,22 +924,22 @@ class Tracker(Protocol):
             began: when the command began, in milliseconds since the epoch.
         """
 
-    def params(self, values: Mapping[str, str]) -> None: ...
+    def log_params(self, values: Mapping[str, str]) -> None: ...
 
-    def metrics(self, points: Sequence[Point]) -> None: ...
+    def log_metrics(self, points: Sequence[Point]) -> None: ...
 
-    def tags(self, values: Mapping[str, str]) -> None: ...
+    def set_tags(self, values: Mapping[str, str]) -> None: ...
 
-    def artifact(self, path: Path, folder: str | None) -> None: ...
+    def log_artifact(self, path: Path, folder: str | None) -> None: ...
 
-    def data(self, told: Mapping[str, Any]) -> None:
+    def log_dataset(self, told: Mapping[str, Any]) -> None:
         """Logs the dataset, as the event `data` tells of it, as what the run has for input."""
 
-    def model(self, path: Path, step: int) -> None:
+    def log_model(self, path: Path, step: int) -> None:
         """Logs the folder that a worker exported as the run's model."""
 
     def finish(self, status: Status, ended: int) -> None:
-        """Ends the run, which ended at `ended`, in milliseconds since the epoch."""
+        """Ends the run, which ended at `finish`, in milliseconds since the epoch."""
 
-    def where(self) -> Sequence[tuple[str, str]]:
+    def describe_links(self) -> Sequence[tuple[str, str]]:
         """What to tell the user: (word, value) lines that say how to look at the run."""

@@ -27,11 +27,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Becomes the command; comes back only where there is none."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in COMMANDS:
-        os.execv(sys.executable, [sys.executable, "-m", *COMMANDS[words[0]], *said(words[1:])])
+        os.execv(sys.executable, [sys.executable, "-m", *COMMANDS[words[0]], *drop_empty_words(words[1:])])
     return refuse(f"{' '.join(words[:1])}: expected one of {', '.join(COMMANDS)} first")
 
 
-def said(words: Sequence[str]) -> list[str]:
+def drop_empty_words(words: Sequence[str]) -> list[str]:
     """The words without those that say nothing: `GROUP=DEFAULT`, and `KEY=`."""
     defaults = {f"{group}={option}" for group, option in default_options().items()}
     own = words.index("--overrides") if "--overrides" in words else len(words)

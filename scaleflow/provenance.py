@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from scaleflow.masking import masked, masked_override
+from scaleflow.secret_masking import mask_override, mask_secrets
 
 FILE = "provenance.json"
 
@@ -33,10 +33,14 @@ PACKAGES = ("scaleflow", "tensorflow", "keras", "mlflow")
 LONGEST = 4000
 
 
-def provenance() -> dict[str, str]:
+def collect_provenance() -> dict[str, str]:
     """Tags of a run that begins now in this process."""
-    tags = {"scaleflow.host": socket.gethostname(), "scaleflow.command": command_line(sys.orig_argv), **of_git()}
-    if script := script_of(sys.orig_argv):
+    tags = {
+        "scaleflow.host": socket.gethostname(),
+        "scaleflow.command": command_line(sys.orig_argv),
+        **collect_git_tags(),
+    }
+    if script := find_script(sys.orig_argv):
         tags["mlflow.source.name"] = script
     tags["scaleflow.version.python"] = sys.version.split()[0]
     for package in PACKAGES:
@@ -45,14 +49,14 @@ def provenance() -> dict[str, str]:
     return tags
 
 
-def keep_provenance(folder: Path, more: Mapping[str, str]) -> None:
+def write_provenance(folder: Path, more: Mapping[str, str]) -> None:
     """Writes the tags into a run's folder, and more of them; a run that goes on keeps those that it has."""
     path = folder / FILE
     if not path.exists():
-        path.write_text(json.dumps({**provenance(), **more}, indent=1))
+        path.write_text(json.dumps({**collect_provenance(), **more}, indent=1))
 
 
-def kept_provenance(folder: Path) -> dict[str, str]:
+def read_provenance(folder: Path) -> dict[str, str]:
     """The tags in a run's folder; none where there are none."""
     try:
         found = json.loads((folder / FILE).read_text())
@@ -62,7 +66,7 @@ def kept_provenance(folder: Path) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def inside(folder: Path) -> Iterator[None]:
+def mark_process(folder: Path) -> Iterator[None]:
     """Has this process know that it works for a run, as long as the block."""
     before = os.environ.get(INSIDE)
     os.environ[INSIDE] = str(folder)
@@ -85,25 +89,25 @@ class RunContext:
 
     def tags(self) -> dict[str, str]:
         folder = Path(os.environ[INSIDE])
-        return {**kept_provenance(folder), "scaleflow.inside": str(folder)}
+        return {**read_provenance(folder), "scaleflow.inside": str(folder)}
 
 
-def of_git() -> dict[str, str]:
+def collect_git_tags() -> dict[str, str]:
     """The current folder's commit, branch and origin, and whether tracked files differ; empty without git."""
-    commit = git("rev-parse", "HEAD")
+    commit = run_git("rev-parse", "HEAD")
     if not commit:
         return {}
-    changed = git("status", "--porcelain", "--untracked-files=no")
+    changed = run_git("status", "--porcelain", "--untracked-files=no")
     found = {
         "commit": commit,
-        "branch": git("rev-parse", "--abbrev-ref", "HEAD"),
-        "repoURL": masked(git("config", "--get", "remote.origin.url")),
+        "branch": run_git("rev-parse", "--abbrev-ref", "HEAD"),
+        "repoURL": mask_secrets(run_git("config", "--get", "remote.origin.url")),
         "dirty": None if changed is None else str(bool(changed)).lower(),
     }
     return {f"mlflow.source.git.{key}": value for key, value in found.items() if value}
 
 
-def git(*words: str) -> str | None:
+def run_git(*words: str) -> str | None:
     """What git answers; None where it is not there, fails or takes too long."""
     try:
         done = subprocess.run(
@@ -114,7 +118,7 @@ def git(*words: str) -> str | None:
     return done.stdout.strip()
 
 
-def script_of(words: Sequence[str]) -> str | None:
+def find_script(words: Sequence[str]) -> str | None:
     """The script that this process runs, as it was typed; None where it is a module, a notebook or code."""
     found = next((word for word in words[1:] if not word.startswith("-")), "")
     return found if found.endswith(".py") and not {"-m", "-c"} & set(words[1 : words.index(found)]) else None
@@ -122,17 +126,17 @@ def script_of(words: Sequence[str]) -> str | None:
 
 def command_line(words: Sequence[str]) -> str:
     """A command as one would type it again, its secrets masked."""
-    shown = [Path(words[0]).name, *map(masked_word, words[1:])] if words else []
+    shown = [Path(words[0]).name, *map(mask_word, words[1:])] if words else []
     if "-c" in words:  # code, which may hold anything
         shown = [*shown[: words.index("-c") + 1], "..."]
     return shlex.join(shown)[:LONGEST]
 
 
-def masked_word(word: str) -> str:
+def mask_word(word: str) -> str:
     """A word of a command line; of several overrides in one word each is looked at."""
     if re.search(r"\s", word) and "=" in word:
         with contextlib.suppress(ValueError):
             parts = shlex.split(word)
             if all("=" in part for part in parts):
-                return shlex.join(map(masked_override, parts))
-    return masked_override(str(masked(word)))
+                return shlex.join(map(mask_override, parts))
+    return mask_override(str(mask_secrets(word)))

@@ -15,12 +15,12 @@ import re
 import sys
 from collections.abc import Sequence
 
-from scaleflow.api import launched
-from scaleflow.command import leave, printable, refuse, split_overrides
-from scaleflow.config.tracked import Words, again, store_named
-from scaleflow.errors import Refusal
+from scaleflow.api import launch_config
+from scaleflow.command import exit_process, refuse, split_overrides, to_printable
+from scaleflow.config.from_mlflow import RerunCommand, find_store_options, reuse_config
+from scaleflow.errors import ConfigError
 from scaleflow.launcher.resume import RUN_ID
-from scaleflow.tracking.past import find, store_of
+from scaleflow.tracking.tracked_runs import choose_store, find_run
 
 #: The tag of the new run.
 TAG = "scaleflow.rerun_of"
@@ -29,15 +29,15 @@ TAG = "scaleflow.rerun_of"
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; gives its exit code, as `python -m scaleflow` does."""
     try:
-        words = words_of(argument_parser("scaleflow.rerun", __doc__), argv)
-        store = store_of(store_named(words))
-        _, past = find(words.run_id, store)
-        made = again(past.config, past.params, words)
+        words = parse_command(argument_parser("scaleflow.rerun", __doc__), argv)
+        store = choose_store(find_store_options(words))
+        _, past = find_run(words.run_id, store)
+        made = reuse_config(past.config, past.params, words)
         if made.config.tracking.name == "mlflow" and made.config.tracking.uri is None:
             made.config.tracking.uri = store.uri
-        print(f"again: {printable(past.name)}  ({past.run_id})", flush=True)
-        return launched(made, words.overrides, tags={TAG: past.run_id})[0]
-    except Refusal as refusal:
+        print(f"again: {to_printable(past.name)}  ({past.run_id})", flush=True)
+        return launch_config(made, words.overrides, tags={TAG: past.run_id})[0]
+    except ConfigError as refusal:
         return refuse(str(refusal))
 
 
@@ -62,12 +62,12 @@ def argument_parser(name: str, about: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def words_of(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> Words:
+def parse_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> RerunCommand:
     typed = parser.parse_intermixed_args(split_overrides(list(sys.argv[1:] if argv is None else argv)))
     if not re.fullmatch(RUN_ID, typed.run_id):
-        raise Refusal(f"{typed.run_id}: expected the id of a run in MLflow first, 32 hexadecimal digits")
-    return Words(typed.run_id, typed.overrides, typed.config_dir, typed.trust)
+        raise ConfigError(f"{typed.run_id}: expected the id of a run in MLflow first, 32 hexadecimal digits")
+    return RerunCommand(typed.run_id, typed.overrides, typed.config_dir, typed.trust)
 
 
 if __name__ == "__main__":
-    leave(main())
+    exit_process(main())

@@ -18,8 +18,8 @@ import yaml
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
-from scaleflow.config.combinations import AXES, ENVIRONMENTS, NEEDS, RULES, Axis, Rule, Value, applying
 from scaleflow.config.plan import read_plan
+from scaleflow.config.rules import AXES, ENVIRONMENTS, NEEDS, RULES, Axis, Rule, Value, find_applicable
 from scaleflow.interfaces import Plan
 
 Cell = tuple[Value, ...]
@@ -27,7 +27,7 @@ Cell = tuple[Value, ...]
 TITLE = """\
 # What works with what
 
-<!-- Made by `make table` from scaleflow/config/combinations.py. -->
+<!-- Made by `make table` from scaleflow/config/rules.py. -->
 
 Before there is a run, each combination is looked up in the table that this page is made from. What is refused costs a
 second and leaves nothing behind; what comes with a warning begins with it as a note. In each table a row is a strategy,
@@ -43,19 +43,19 @@ same way. `make matrix` trains what this page allows on CPUs; what needs a GPU o
 """
 
 
-def cells() -> Iterator[Cell]:
+def list_cells() -> Iterator[Cell]:
     """One value of each axis, in every combination."""
     return itertools.product(*(axis.values for axis in AXES))
 
 
-def words(cell: Cell) -> list[str]:
+def list_overrides(cell: Cell) -> list[str]:
     """What one types for a cell."""
     typed = [value.word for value in cell]
     return typed + [word for values, word in NEEDS if values <= set(typed)]
 
 
 @contextlib.contextmanager
-def environment(cell: Cell) -> Iterator[None]:
+def set_environment(cell: Cell) -> Iterator[None]:
     """The environment that a cell's values need, and nothing in it that the other values would read."""
     typed = {value.word for value in cell}
     known = {name for _, variables in ENVIRONMENTS for name in variables}
@@ -71,16 +71,18 @@ def environment(cell: Cell) -> Iterator[None]:
 # ---------------------------------------------------------------------------------------------
 
 
-def config_of(typed: Sequence[str]) -> dict[str, Any]:
+def assemble_config(typed: Sequence[str]) -> dict[str, Any]:
     """What Hydra would compose, from options composed once each; a word for a key sets its value."""
-    config = {key: dict(section) if isinstance(section, dict) else section for key, section in composed().items()}
+    config = {
+        key: dict(section) if isinstance(section, dict) else section for key, section in compose_options().items()
+    }
     for word in typed:
         key, _, value = word.partition("=")
         group, _, leaf = key.partition(".")
         if leaf:
             config[group][leaf] = read_value(value)
         else:
-            config[group] = dict(composed(word)[group])
+            config[group] = dict(compose_options(word)[group])
     return config
 
 
@@ -88,7 +90,7 @@ read_value = functools.cache(yaml.safe_load)
 
 
 @functools.cache
-def composed(*overrides: str) -> Mapping[str, Any]:
+def compose_options(*overrides: str) -> Mapping[str, Any]:
     with initialize_config_module("scaleflow.conf", version_base="1.3"):
         plain = OmegaConf.to_container(compose("config", overrides=list(overrides)), resolve=True)
     assert isinstance(plain, dict)
@@ -96,10 +98,10 @@ def composed(*overrides: str) -> Mapping[str, Any]:
 
 
 @functools.cache
-def plan_of(cell: Cell) -> Plan:
+def make_cell_plan(cell: Cell) -> Plan:
     """The cell as a plan, refused or not."""
-    with environment(cell):
-        return read_plan(config_of(words(cell)), {value.key: value.name for value in cell})
+    with set_environment(cell):
+        return read_plan(assemble_config(list_overrides(cell)), {value.key: value.name for value in cell})
 
 
 # ---------------------------------------------------------------------------------------------
@@ -108,17 +110,17 @@ def plan_of(cell: Cell) -> Plan:
 
 
 @dataclass(frozen=True)
-class Found:
+class CheckedCell:
     """A cell, and each rule that applies to it with its message."""
 
     cell: Cell
     messages: Mapping[Rule, str]
 
 
-def look_up(cell: Cell) -> Found:
-    plan = plan_of(cell)
-    with environment(cell):
-        return Found(cell, {rule: rule.message(plan) for rule in applying(plan)})
+def find_rules(cell: Cell) -> CheckedCell:
+    plan = make_cell_plan(cell)
+    with set_environment(cell):
+        return CheckedCell(cell, {rule: rule.message(plan) for rule in find_applicable(plan)})
 
 
 def is_about(rule: Rule, axis: Axis) -> bool:
@@ -126,7 +128,7 @@ def is_about(rule: Rule, axis: Axis) -> bool:
     return axis.key in rule.keys
 
 
-def verdict(found: Sequence[Found], axis: Axis) -> tuple[str, list[Rule]]:
+def format_verdict(found: Sequence[CheckedCell], axis: Axis) -> tuple[str, list[Rule]]:
     """What to say of cells that have a strategy and a value of an axis in common, and the rules behind it.
 
     Cells that are refused for a reason that lies on other axes say nothing about this one.
@@ -142,46 +144,46 @@ def verdict(found: Sequence[Found], axis: Axis) -> tuple[str, list[Rule]]:
     return "yes", []
 
 
-def page() -> str:
+def render_page() -> str:
     """The table in Markdown."""
-    found = [look_up(cell) for cell in cells()]
+    found = [find_rules(cell) for cell in list_cells()]
     reasons: dict[Rule, int] = {}
     strategies, *others = AXES
-    tables = [table(found, strategies, axis, reasons) for axis in others if len(axis.values) > 1]
-    return "\n".join([TITLE, *tables, *notes(found, reasons)])
+    tables = [render_table(found, strategies, axis, reasons) for axis in others if len(axis.values) > 1]
+    return "\n".join([TITLE, *tables, *render_notes(found, reasons)])
 
 
-def table(found: Sequence[Found], strategies: Axis, axis: Axis, reasons: dict[Rule, int]) -> str:
+def render_table(found: Sequence[CheckedCell], strategies: Axis, axis: Axis, reasons: dict[Rule, int]) -> str:
     """One axis against the strategies; numbers the reasons that are new."""
     rows = [f"| strategy | {' | '.join(f'`{value.name}`' for value in axis.values)} |"]
     rows.append("|---" * (1 + len(axis.values)) + "|")
     for strategy in strategies.values:
         entries = []
         for value in axis.values:
-            word, rules = verdict([f for f in found if strategy in f.cell and value in f.cell], axis)
+            word, rules = format_verdict([f for f in found if strategy in f.cell and value in f.cell], axis)
             numbers = [reasons.setdefault(rule, len(reasons) + 1) for rule in rules]
             entries.append(" ".join([word, *(f"[{n}](#{n})" for n in numbers)]))
         rows.append(f"| `{strategy.name}` | {' | '.join(entries)} |")
     return "\n".join([f"## {axis.key}", "", *rows, ""])
 
 
-def notes(found: Sequence[Found], reasons: Mapping[Rule, int]) -> Iterator[str]:
+def render_notes(found: Sequence[CheckedCell], reasons: Mapping[Rule, int]) -> Iterator[str]:
     """The reasons by their numbers, as a command would give them, then what is on no axis."""
     yield "## Why, and what to do instead\n"
     for rule, number in reasons.items():
         message = next(f.messages[rule] for f in found if rule in f.messages)
-        yield f'{number}. <a id="{number}"></a>{in_markdown(message)}'
+        yield f'{number}. <a id="{number}"></a>{to_markdown_code(message)}'
     yield "\n## What else is refused, or comes with a warning\n"
     for rule in RULES:
         if rule not in reasons:
             yield f"- {rule.verdict}: {' with '.join(f'`{key}`' for key in rule.keys)}: {rule.reason}; {rule.instead}"
 
 
-def in_markdown(message: str) -> str:
+def to_markdown_code(message: str) -> str:
     """A message, its keys and values as code."""
     found, _, why = message.partition(": ")
     return f"{' with '.join(f'`{word}`' for word in found.split(' with '))}: {why}"
 
 
 if __name__ == "__main__":
-    print(page())
+    print(render_page())

@@ -10,7 +10,8 @@
         events = one_step("dataset=mine", "model=mine", config_dir="my_conf")
         assert events.last("train/loss") < 1.0
 
-What is wrong is raised as `scaleflow.Refusal`, in the words in which a run would refuse it. TensorFlow is used in this
+What is wrong is raised as `scaleflow.ConfigError`, in the words in which a run would refuse it. TensorFlow is used in
+this
 very process: what is set up once in a process (devices, threads) stays.
 """
 
@@ -26,8 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scaleflow.errors import Refusal
-from scaleflow.events import Event, Reader
+from scaleflow.errors import ConfigError
+from scaleflow.events import Event, EventReader
 from scaleflow.interfaces import Arrays, Batching, Dataset, Inputs, Outputs, Source, Target
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Events:
     @classmethod
     def of(cls, folder: str | Path) -> Events:
         """Those of a run's folder."""
-        return cls(list(Reader(Path(folder, "events.jsonl")).read()))
+        return cls(list(EventReader(Path(folder, "events.jsonl")).read()))
 
     def named(self, event: str) -> list[Event]:
         """All of one kind: `metrics`, `note`, `artifact`."""
@@ -160,7 +161,7 @@ def check_dataset(source: Source, limit: int = 64, options: Dataset | None = Non
         options: as the config's group `dataset`; its `limit` counts then.
 
     Raises:
-        Refusal: if it does not keep the contract `scaleflow.interfaces.Source`; if loading it again gives other
+        ConfigError: if it does not keep the contract `scaleflow.interfaces.Source`; if loading it again gives other
             examples, which each worker of several has to see alike; or if an input or a target is not finite.
     """
     import tensorflow as tf
@@ -168,13 +169,15 @@ def check_dataset(source: Source, limit: int = 64, options: Dataset | None = Non
     from scaleflow import dataset
 
     chosen = options or Dataset(Target("dataset", type(source).__name__), limit=limit, validation=None)
-    splits, again = (dataset.prepare(source, chosen, 0) for _ in range(2))
-    for name, look in splits.looks.items():
-        if look != again.looks[name]:
-            raise Refusal(f"dataset: load({name!r}) gives other examples when it is called again; seed what is random")
-    feed = functools.partial(dataset.feed, transform=splits.transform)
+    splits, again = (dataset.prepare_splits(source, chosen, 0) for _ in range(2))
+    for name, look in splits.fingerprints.items():
+        if look != again.fingerprints[name]:
+            raise ConfigError(
+                f"dataset: load({name!r}) gives other examples when it is called again; seed what is random"
+            )
+    feed = functools.partial(dataset.make_feed, transform=splits.transform)
     first: tuple[Any, Any] | None = None
-    for name, examples in splits.named().items():
+    for name, examples in splits.by_name().items():
         size = Batching(min(BATCH, len(examples)), 1, 1)
         batches = feed(examples, size, tf.distribute.get_strategy()).batches(1, size.steps(len(examples)))
         for x, y, _ in batches.as_numpy_iterator():
@@ -187,7 +190,7 @@ def check_dataset(source: Source, limit: int = 64, options: Dataset | None = Non
 def refuse_not_finite(split: str, *batch: np.ndarray[Any, Any]) -> None:
     for what, values in zip(("inputs", "targets"), batch, strict=True):
         if np.issubdtype(values.dtype, np.floating) and not np.isfinite(values).all():
-            raise Refusal(f"dataset: {what} of {split!r} hold NaN or Inf")
+            raise ConfigError(f"dataset: {what} of {split!r} hold NaN or Inf")
 
 
 def check_model(
@@ -204,7 +207,7 @@ def check_model(
         The model.
 
     Raises:
-        Refusal: if it does not take the inputs or returns another shape, if a trainable weight has no influence on
+        ConfigError: if it does not take the inputs or returns another shape, if a trainable weight has no influence on
             what it returns, or if its outputs are not finite.
         ExportError: if the saved model does not do what this one does.
     """
@@ -217,19 +220,19 @@ def check_model(
     takes, returns = inputs or Inputs((4,)), outputs or Outputs("classification", (3,))
     name = getattr(factory, "__name__", "the factory")
     check_arguments(Target("model", name, arguments), factory, 2, dict(arguments))
-    made: keras.Model = model.make(functools.partial(factory, **arguments), takes, returns)
+    made: keras.Model = model.make_model(functools.partial(factory, **arguments), takes, returns)
     batch = made_up(takes, BATCH)
     with tf.GradientTape() as tape:
         found = made(tf.constant(batch), training=True)
         total = tf.reduce_sum(found)
     if not np.isfinite(found.numpy()).all():
-        raise Refusal(f"model: {name} returns NaN or Inf")
+        raise ConfigError(f"model: {name} returns NaN or Inf")
     gradients = tape.gradient(total, [variable.value for variable in made.trainable_variables])
     idle = [v.path for v, gradient in zip(made.trainable_variables, gradients, strict=True) if gradient is None]
     if idle:
-        raise Refusal(f"model: {', '.join(idle)} of {name} have no influence on what it returns")
+        raise ConfigError(f"model: {', '.join(idle)} of {name} have no influence on what it returns")
     with tempfile.TemporaryDirectory() as folder:
-        model.export(made, takes, returns, batch, keras.config.dtype_policy().name, Path(folder, "model"))
+        model.write_model(made, takes, returns, batch, keras.config.dtype_policy().name, Path(folder, "model"))
     return made
 
 
@@ -253,7 +256,8 @@ def check_step(
         The loss.
 
     Raises:
-        Refusal: if it does not return a scalar loss and outputs, if the loss is not finite, has no gradient, or changes
+        ConfigError: if it does not return a scalar loss and outputs, if the loss is not finite, has no gradient, or
+        changes
             with examples whose weight is 0: they are padding.
     """
     import tensorflow as tf
@@ -263,14 +267,14 @@ def check_step(
     from scaleflow.model.mlp import build
 
     if inspect.isclass(step):
-        raise Refusal(
+        raise ConfigError(
             f"training.step: {step.__name__} is a class; try it by one_step('training.step={{_target_: ...}}')"
         )
     name = getattr(step, "__name__", "the step")
     check_arguments(Target("training.step", name, arguments), step, 3, dict(arguments))
     source = Tiny(inputs, outputs, BATCH)
-    net = model.make(factory or functools.partial(build, units=[]), source.inputs, source.outputs)
-    whole = training.checked(functools.partial(step, **arguments), name, source.outputs)
+    net = model.make_model(factory or functools.partial(build, units=[]), source.inputs, source.outputs)
+    whole = training.add_checks(functools.partial(step, **arguments), name, source.outputs)
     examples = source.load("train")
     x, y = examples.inputs, examples.targets
 
@@ -283,9 +287,9 @@ def check_step(
     weights = np.full([BATCH], 1 / BATCH, "float32")
     loss, gradients = loss_of(tf.constant(x), tf.constant(y), weights)
     if not np.isfinite(float(loss)):
-        raise Refusal(f"training.step: the loss of {name} is {float(loss)}")
+        raise ConfigError(f"training.step: the loss of {name} is {float(loss)}")
     if all(gradient is None for gradient in gradients):
-        raise Refusal(f"training.step: the loss of {name} does not depend on the model's weights")
+        raise ConfigError(f"training.step: the loss of {name} does not depend on the model's weights")
     for padding in (slice(0, 1), slice(-1, None)):  # one alone may have just the loss that the others have
         padded_x, padded_y = (tf.constant(np.concatenate([each, each[padding]])) for each in (x, y))
         padded, _ = loss_of(padded_x, padded_y, np.append(weights, np.float32(0)))
@@ -296,7 +300,7 @@ def check_step(
 def check_padded(name: str, loss: float, padded: float) -> None:
     """Refuses a step whose loss is another one with an example that does not count."""
     if abs(loss - padded) > 1e-4 * max(1.0, abs(loss)):
-        raise Refusal(
+        raise ConfigError(
             f"training.step: with an example of weight 0, padding, the loss of {name} is {padded:.6g}, not {loss:.6g}; "
             "multiply each example's loss by its weight, and sum"
         )
@@ -313,7 +317,7 @@ def one_step(*overrides: str, config_dir: str | Path | Sequence[str | Path] = ()
         What the worker has told.
 
     Raises:
-        Refusal: if it cannot work.
+        ConfigError: if it cannot work.
         RunFailed: if the step fails.
     """
     from scaleflow.api import run

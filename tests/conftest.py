@@ -20,10 +20,10 @@ from omegaconf import OmegaConf
 
 from scaleflow.cluster.kubernetes import INDEX, JOB, PODS
 from scaleflow.cluster.tpu import VARIABLES
-from scaleflow.command import options_as_text
+from scaleflow.command import quote_nan_option
 from scaleflow.config.plan import make_plan
 from scaleflow.interfaces import Plan
-from scaleflow.launcher.process import SERVER
+from scaleflow.launcher.worker_process import SERVER
 from tests.processes import ADDRESS, SESSION, CommandProcess, call, empty_store_of, run_server, server
 from tests.tiers import mark_slow_cases
 
@@ -168,7 +168,7 @@ def compose() -> Iterator[Callable[..., dict[str, Any]]]:
 
     def run(*overrides: str) -> dict[str, Any]:
         with initialize_config_module("scaleflow.conf", version_base="1.3"):
-            config = hydra_compose("config", overrides=options_as_text(overrides))
+            config = hydra_compose("config", overrides=quote_nan_option(overrides))
         plain = OmegaConf.to_container(config, resolve=True)
         assert isinstance(plain, dict)
         return {str(k): v for k, v in plain.items()}

@@ -29,7 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from scaleflow.launcher.process import Forked, inherited
+from scaleflow.launcher.worker_process import ForkedProcess, inherit_environment
 
 ROOT = Path(__file__).parent.parent
 
@@ -61,7 +61,7 @@ def run_server() -> Iterator[str]:
                 stdin=listener.fileno(),
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**inherited(), "CUDA_VISIBLE_DEVICES": "-1"},
+                env={**inherit_environment(), "CUDA_VISIBLE_DEVICES": "-1"},
                 pass_fds=[theirs],
                 process_group=0,
             )
@@ -96,8 +96,8 @@ def call(function: Callable[..., Any], *arguments: Any, timeout: float = 240, **
     with tempfile.TemporaryDirectory(prefix="call-") as folder:
         log, result = Path(folder, "log"), Path(folder, "result")
         Path(folder, "work").write_bytes(pickle.dumps(sys.path) + pickle.dumps((function, arguments, keywords)))
-        process = Forked(server(), log, os.environ, module="tests.processes")
-        process.tell(to_line(kind="call", folder=str(ROOT), work=folder))
+        process = ForkedProcess(server(), log, os.environ, module="tests.processes")
+        process.send(to_line(kind="call", folder=str(ROOT), work=folder))
         try:
             process.wait(timeout)
             if process.poll() is None:
@@ -135,10 +135,12 @@ class CommandProcess:
         ends = [] if output else [os.pipe(), os.pipe()]
         self._pipes = [os.fdopen(ours, encoding="utf-8", errors="replace") for ours, _ in ends]
         streams = output or (ends[0][1], ends[1][1])
-        self._process = Forked(server(), Path(os.devnull), environment, module="tests.processes", streams=streams)
+        self._process = ForkedProcess(
+            server(), Path(os.devnull), environment, module="tests.processes", streams=streams
+        )
         for _, theirs in ends:
             os.close(theirs)
-        self._process.tell(to_line(kind="command", folder=str(folder), module=words[0], words=list(words[1:])))
+        self._process.send(to_line(kind="command", folder=str(folder), module=words[0], words=list(words[1:])))
 
     @property
     def pid(self) -> int:
@@ -294,16 +296,16 @@ def serve() -> None:
     import gc
 
     import tests.processes  # noqa: F401
-    from scaleflow.launcher.server import Server, preload
+    from scaleflow.launcher.fork_server import ForkServer, import_tensorflow
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     listener = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    preload()
+    import_tensorflow()
     use_empty_store(Path(sys.argv[2]))
     gc.freeze()
-    Server(listener, int(sys.argv[1])).run()
+    ForkServer(listener, int(sys.argv[1])).run()
     os._exit(0)
 
 

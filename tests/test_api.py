@@ -28,7 +28,7 @@ import scaleflow
 
 try:
     scaleflow.run("training.epochs=0")
-except scaleflow.Refusal as refusal:
+except scaleflow.ConfigError as refusal:
     refused = str(refusal)
 
 results = []
@@ -109,7 +109,7 @@ def test_hydras_state_is_left_as_it_was() -> None:
     with initialize_config_module("scaleflow.conf", version_base="1.2"):
         app, version = GlobalHydra.instance().hydra, VersionBase.instance().getbase()
         assert scaleflow.compose("model=cnn").model._target_ == "scaleflow.model.cnn.build"
-        with pytest.raises(scaleflow.Refusal):
+        with pytest.raises(scaleflow.ConfigError):
             scaleflow.compose("model=cnnn")
         assert (GlobalHydra.instance().hydra, VersionBase.instance().getbase()) == (app, version)
 
@@ -138,7 +138,7 @@ def test_what_cannot_work_is_raised(
     monkeypatch.chdir(tmp_path)
     if isinstance(words[0], dict):
         words = ({**OmegaConf.to_container(scaleflow.compose("tracking=none")), **words[0]},)  # type: ignore[dict-item]
-    with pytest.raises(scaleflow.Refusal) as refused:
+    with pytest.raises(scaleflow.ConfigError) as refused:
         scaleflow.run(*words)
     assert expected in str(refused.value)
     assert list(tmp_path.iterdir()) == []
@@ -146,7 +146,7 @@ def test_what_cannot_work_is_raised(
 
 
 def test_a_config_dir_that_is_none_is_refused() -> None:
-    with pytest.raises(scaleflow.Refusal, match="--config-dir nowhere: there is no such folder"):
+    with pytest.raises(scaleflow.ConfigError, match="--config-dir nowhere: there is no such folder"):
         scaleflow.compose(config_dir="nowhere")
 
 
@@ -162,7 +162,7 @@ def test_compose_gives_a_config_that_can_be_changed() -> None:
 
 def test_a_run_that_failed_is_a_run_error() -> None:
     assert issubclass(scaleflow.RunFailed, RunError)
-    assert scaleflow.Refusal is not scaleflow.RunFailed
+    assert scaleflow.ConfigError is not scaleflow.RunFailed
     assert {"run", "compose"} <= set(dir(scaleflow))
     with pytest.raises(AttributeError, match="no attribute 'walk'"):
         scaleflow.walk  # type: ignore[attr-defined]  # noqa: B018

@@ -24,17 +24,17 @@ WORKERS_ROOMS = ("checkpoint", "strategy", "hardware", "precision", "dataset", "
 #: The loader travels in each logged model; the probe is a process of the doctor's, which itself imports nothing heavy;
 #: the tracer is the worker's part of the profiler.
 WORKERS_FILES = {
-    "scaleflow.worker.assemble",
-    "scaleflow.worker.measure",
+    "scaleflow.worker.build",
+    "scaleflow.worker.evaluate",
     "scaleflow.testing",
-    "scaleflow.worker.life",
+    "scaleflow.worker.main",
     "scaleflow.tracking.loader",
-    "scaleflow.doctor.probe",
+    "scaleflow.doctor.tensorflow_probe",
     "scaleflow.profiler.tracer",
 }
 LAUNCHERS_ROOMS = ("tracking",)
 ALLOWED_TO_GROUPS = {"scaleflow.interfaces", "scaleflow.errors"}
-ALLOWED_TO_TRACKING = ALLOWED_TO_GROUPS | {"scaleflow.masking"}
+ALLOWED_TO_TRACKING = ALLOWED_TO_GROUPS | {"scaleflow.secret_masking"}
 
 
 def name_of(path: Path) -> str:
@@ -92,10 +92,10 @@ def room_of(module: str) -> str:
 
 
 def test_the_modules_are_found() -> None:
-    assert {"scaleflow.cli", "scaleflow.worker.life", "scaleflow.model.mlp"} <= set(SOURCES)
+    assert {"scaleflow.cli", "scaleflow.worker.main", "scaleflow.model.mlp"} <= set(SOURCES)
     assert "keras" in imported("scaleflow.model.mlp")
-    assert "keras" in imported("scaleflow.worker.life")
-    assert "keras" not in imported("scaleflow.worker.life", inside_functions=False)
+    assert "keras" in imported("scaleflow.worker.main")
+    assert "keras" not in imported("scaleflow.worker.main", inside_functions=False)
     assert "tensorflow" not in imported("scaleflow.interfaces")
 
 
@@ -113,7 +113,7 @@ def test_mlflow_is_imported_in_tracking_alone(module: str) -> None:
 
 
 def test_the_worker_imports_nothing_heavy_before_it_is_told_what_to_do() -> None:
-    assert not top(imported("scaleflow.worker.life", inside_functions=False)) & {"tensorflow", "keras", "numpy"}
+    assert not top(imported("scaleflow.worker.main", inside_functions=False)) & {"tensorflow", "keras", "numpy"}
 
 
 def test_the_loader_that_travels_with_a_model_needs_no_scaleflow() -> None:
@@ -199,7 +199,13 @@ def test_the_modules_import_each_other_without_cycles() -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        *("scaleflow", "scaleflow.cli", "scaleflow.config.plan", "scaleflow.launcher.launch", "scaleflow.worker.life"),
+        *(
+            "scaleflow",
+            "scaleflow.cli",
+            "scaleflow.config.plan",
+            "scaleflow.launcher.supervisor",
+            "scaleflow.worker.main",
+        ),
         *("scaleflow.tracking", "scaleflow.doctor.report"),
     ],
 )

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from scaleflow import cli
-from scaleflow.cli import flags_first, main, split_overrides
+from scaleflow.cli import main, move_flags_first, split_overrides
 from scaleflow.launcher import job
-from scaleflow.launcher.process import SERVER
-from scaleflow.sweep import life
+from scaleflow.launcher.worker_process import SERVER
+from scaleflow.sweep import runner
 from tests.conftest import Command
-from tests.sweep.fake import FakeLaunch
+from tests.sweep.fake_runs import FakeLaunch
 
 OWN_OPTIONS = {
     "model/mine.yaml": "# mine\n_target_: mine.build\n_partial_: true\n",
@@ -54,7 +54,7 @@ def refused(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         raise AssertionError("launched")
 
     def run(*words: str) -> str:
-        monkeypatch.setattr(job, "launch", launched)
+        monkeypatch.setattr(job, "launch_run", launched)
         monkeypatch.setattr(sys, "argv", ["scaleflow"])
         try:
             code = main(words)
@@ -266,7 +266,7 @@ def test_a_good_command_is_launched_once_with_its_plan_and_folder(
         launched.append(arguments)
         return 7
 
-    monkeypatch.setattr(job, "launch", launch)
+    monkeypatch.setattr(job, "launch_run", launch)
     monkeypatch.setattr(sys, "argv", ["scaleflow"])
     before = time.time()
     assert main(["model=cnn", "training.epochs=3"]) == 7
@@ -286,7 +286,7 @@ def test_a_good_command_is_launched_once_with_its_plan_and_folder(
 
 def test_the_folder_of_config_dir_is_searched_for_targets(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plans: list[Any] = []
-    monkeypatch.setattr(job, "launch", lambda plan, *rest: plans.append(plan) or 0)
+    monkeypatch.setattr(job, "launch_run", lambda plan, *rest: plans.append(plan) or 0)
     monkeypatch.setattr(sys, "argv", ["scaleflow"])
     assert main(["--config-dir", "conf", "model=mine", "+model.width=3"]) == 0
     assert plans[0].model.target.path == "mine.build"
@@ -306,7 +306,7 @@ def test_options_and_keys_are_swept_together_wherever_the_flag_stands(
     folder: Path, monkeypatch: pytest.MonkeyPatch, words: Sequence[str]
 ) -> None:
     fake = FakeLaunch()
-    monkeypatch.setattr(life, "launch", fake)
+    monkeypatch.setattr(runner, "launch_run", fake)
     monkeypatch.setattr(sys, "argv", ["scaleflow"])
     monkeypatch.setenv(SERVER, "nobody forks here")
     assert main((*words, "tracking=none")) == 0
@@ -324,7 +324,7 @@ def test_options_and_keys_are_swept_together_wherever_the_flag_stands(
     ],
 )
 def test_flags_come_first_with_their_values(words: list[str], wanted: list[str]) -> None:
-    assert flags_first(words) == wanted
+    assert move_flags_first(words) == wanted
 
 
 @pytest.mark.parametrize(

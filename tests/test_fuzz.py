@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from scaleflow import cli, command
-from scaleflow.config import explain
+from scaleflow.config import hydra_errors
 from scaleflow.interfaces import Plan
 from scaleflow.launcher import job
 from tests.conftest import Command
@@ -116,9 +116,11 @@ def up_to_the_plan(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
         return copy.deepcopy(known[key])
 
     monkeypatch.setattr(ImportlibResourcesConfigSource, "load_config", load_config)
-    keys_with = functools.cache(explain.keys_with)
+    keys_with = functools.cache(hydra_errors.list_keys_for)
     monkeypatch.setattr(
-        explain, "keys_with", lambda made, search: keys_with(tuple(tuple(choice) for choice in made), tuple(search))
+        hydra_errors,
+        "list_keys_for",
+        lambda made, search: keys_with(tuple(tuple(choice) for choice in made), tuple(search)),
     )
     monkeypatch.setattr(Hydra, "get_mode", lambda *arguments, **keywords: RunMode.RUN)
 
@@ -126,7 +128,7 @@ def up_to_the_plan(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
         plans.append(plan)
         return 0
 
-    monkeypatch.setattr(job, "launch", keep)
+    monkeypatch.setattr(job, "launch_run", keep)
     yield plans
 
 
@@ -137,7 +139,7 @@ def is_a_refusal(code: int, told: str, words: Sequence[str]) -> bool:
     names = [
         *KEYS,
         *(f"{group}=" for group in GROUPS),
-        *(command.printable(part) for part in typed if part),
+        *(command.to_printable(part) for part in typed if part),
         "TF_CONFIG",
     ]
     is_about_something = any(name in message for name in names) or "" in words

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from scaleflow.config.combinations import SEVERAL_PROCESSES
+from scaleflow.config.rules import SEVERAL_PROCESSES
 from scaleflow.interfaces import Plan
 from tests.conftest import Command
 from tests.processes import ROOT
@@ -31,10 +31,12 @@ def options(group: str) -> list[str]:
 
 
 def run(plan: Plan, folder: Path) -> list[dict[str, Any]]:
-    from scaleflow.worker.life import Job, work
+    from scaleflow.worker.main import RunSpec, run_worker
 
     events: list[dict[str, Any]] = []
-    work(Job(plan, folder, time.time()), lambda event, **fields: events.append({"event": event, **fields}), bool)
+    run_worker(
+        RunSpec(plan, folder, time.time()), lambda event, **fields: events.append({"event": event, **fields}), bool
+    )
     return events
 
 

@@ -110,7 +110,7 @@ def place_of(module: str, folder: Path, installed: Path) -> Path:
 
 @pytest.mark.slow
 def test_what_is_installed_runs_from_any_folder_without_the_checkout(installed: Path, tmp_path: Path) -> None:
-    for module in ("scaleflow", "scaleflow.conf", "scaleflow.worker.life", "hydra_plugins.scaleflow"):
+    for module in ("scaleflow", "scaleflow.conf", "scaleflow.worker.main", "hydra_plugins.scaleflow"):
         assert place_of(module, tmp_path, installed).is_relative_to(installed)
     shown = run([sys.executable, "-m", "scaleflow", "--cfg", "job"], tmp_path, installed).stdout
     assert "_target_: scaleflow.dataset.digits.Digits" in shown

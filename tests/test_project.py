@@ -66,18 +66,18 @@ def test_an_entry_point_that_is_none_is_refused(words: list[str], capsys: pytest
     ],
 )
 def test_the_settings_of_a_file_become_overrides(config: dict[str, Any], expected: list[str]) -> None:
-    from scaleflow.tracking.backend import overrides
+    from scaleflow.tracking.backend import to_overrides
 
-    assert overrides(config) == expected
+    assert to_overrides(config) == expected
 
 
 def test_what_is_no_setting_of_the_cluster_is_named() -> None:
     from mlflow.exceptions import ExecutionException
 
-    from scaleflow.tracking.backend import overrides
+    from scaleflow.tracking.backend import to_overrides
 
     with pytest.raises(ExecutionException, match="--backend-config: strategy: expected settings of the config group"):
-        overrides({"strategy": "mirrored"})
+        to_overrides({"strategy": "mirrored"})
 
 
 SMALL = "dataset=synthetic dataset.shape=[16] dataset.examples=500 dataset.validation=null training.epochs=1"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from scaleflow import provenance
-from scaleflow.provenance import command_line, keep_provenance, kept_provenance, of_git, script_of
+from scaleflow.provenance import collect_git_tags, command_line, find_script, read_provenance, write_provenance
 
 
 def git(folder: Path, *words: str) -> str:
@@ -29,9 +29,9 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_git_tells_of_the_commit_the_branch_the_origin_and_what_was_changed(repository: Path) -> None:
-    assert of_git() == {}
+    assert collect_git_tags() == {}
     git(repository, "init")
-    assert of_git() == {}, "no commit yet"
+    assert collect_git_tags() == {}, "no commit yet"
     (repository / "code.py").write_text("x = 1\n")
     git(repository, "add", "code.py")
     git(repository, "commit", "-m", "first")
@@ -45,9 +45,9 @@ def test_git_tells_of_the_commit_the_branch_the_origin_and_what_was_changed(repo
     }
     (repository / "outputs").mkdir()
     (repository / "outputs" / "a.log").write_text("")  # what git does not know of is no change
-    assert of_git() == clean
+    assert collect_git_tags() == clean
     (repository / "code.py").write_text("x = 2\n")
-    assert of_git() == {**clean, "mlflow.source.git.dirty": "true"}
+    assert collect_git_tags() == {**clean, "mlflow.source.git.dirty": "true"}
 
 
 def test_without_git_or_with_a_slow_one_there_is_silence(
@@ -59,9 +59,9 @@ def test_without_git_or_with_a_slow_one_there_is_silence(
     slow.chmod(0o755)
     monkeypatch.setenv("PATH", f"{slow.parent}:/usr/bin:/bin")
     monkeypatch.setattr(provenance, "GIT_SECONDS", 0.05)
-    assert of_git() == {}
+    assert collect_git_tags() == {}
     monkeypatch.setenv("PATH", str(repository))
-    assert of_git() == {}
+    assert collect_git_tags() == {}
     assert capfd.readouterr() == ("", "")
 
 
@@ -93,20 +93,20 @@ def test_the_command_is_shown_without_its_secrets(words: list[str], shown: str) 
     ],
 )
 def test_a_script_is_the_source(words: list[str], script: str | None) -> None:
-    assert script_of(words) == script
+    assert find_script(words) == script
 
 
 def test_it_is_kept_once_with_what_is_added(repository: Path) -> None:
-    assert kept_provenance(repository) == {}
-    keep_provenance(repository, {"scaleflow.rerun_of": "abc"})
-    kept = kept_provenance(repository)
+    assert read_provenance(repository) == {}
+    write_provenance(repository, {"scaleflow.rerun_of": "abc"})
+    kept = read_provenance(repository)
     assert kept["scaleflow.rerun_of"] == "abc"
     assert kept["scaleflow.version.python"] == sys.version.split()[0]
     assert {f"scaleflow.version.{name}" for name in ("scaleflow", "tensorflow", "keras", "mlflow")} <= set(kept)
     assert {"scaleflow.host", "scaleflow.command"} <= set(kept)
-    keep_provenance(repository, {"scaleflow.rerun_of": "another"})
-    assert kept_provenance(repository) == kept
+    write_provenance(repository, {"scaleflow.rerun_of": "another"})
+    assert read_provenance(repository) == kept
     (repository / provenance.FILE).write_text("{half")
-    assert kept_provenance(repository) == {}
+    assert read_provenance(repository) == {}
     (repository / provenance.FILE).write_text(json.dumps([1]))
-    assert kept_provenance(repository) == {}
+    assert read_provenance(repository) == {}

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from scaleflow import sync
-from scaleflow.events import Reader
+from scaleflow.events import EventReader
 from scaleflow.interfaces import Tracking
-from scaleflow.launcher import record
-from scaleflow.launcher.record import Recorder, Transfer
-from scaleflow.launcher.settle import LAUNCHER_DIED, Busy, claimed, settle, without_workers
+from scaleflow.launcher import recorder as recorder_module
+from scaleflow.launcher.recorder import EventTransfer, Recorder
+from scaleflow.launcher.recovery import LAUNCHER_DIED, FolderBusy, claim_folder, exclude_workers, finalize_run
 from scaleflow.sync import main, repair
 from scaleflow.tracking import NoTracker, store
 from scaleflow.tracking.store import MlflowTracker
-from tests.tracking.made import MadeRun, assert_has_one_model, assert_is_all_there, only_run
+from tests.tracking.example_runs import MadeRun, assert_has_one_model, assert_is_all_there, only_run
 
 #: MLflow's own, where it is imported.
 pytestmark = pytest.mark.filterwarnings("ignore:.*Any type hint is inferred")
@@ -79,7 +79,7 @@ def test_runs_are_found_sent_once_and_told_of(uri: str, tmp_path: Path, capsys: 
     assert run.data.tags["scaleflow.error"] == "NotFinite: the loss"
     run = assert_is_all_there(uri, killed, "KILLED")
     assert run.data.tags["scaleflow.error"] == LAUNCHER_DIED
-    assert run.info.end_time == max(event["time"] for event in Reader(killed.events).read())
+    assert run.info.end_time == max(event["time"] for event in EventReader(killed.events).read())
     assert not (never.folder / "mlruns").exists()
     assert not untracked.folder.joinpath("record.json").exists()
 
@@ -93,12 +93,12 @@ def test_runs_are_found_sent_once_and_told_of(uri: str, tmp_path: Path, capsys: 
 
 CRASHES = {
     "before the run is asked for": (MlflowTracker, "start"),
-    "behind the run, before anything is known of it": (MlflowTracker, "tags"),
-    "behind its tags": (MlflowTracker, "params"),
-    "between params and points": (MlflowTracker, "metrics"),
-    "behind all points": (MlflowTracker, "model"),
+    "behind the run, before anything is known of it": (MlflowTracker, "set_tags"),
+    "behind its tags": (MlflowTracker, "log_params"),
+    "between params and points": (MlflowTracker, "log_metrics"),
+    "behind all points": (MlflowTracker, "log_model"),
     "before the model is among the run's": (MlflowTracker, "_outputs"),
-    "before it is registered": (store, "register"),
+    "before it is registered": (store, "register_model"),
     "before the run is ended": (MlflowTracker, "finish"),
 }
 
@@ -112,14 +112,14 @@ def test_whenever_the_recorder_dies_the_run_is_there_once(
     for count, (place, name) in enumerate(CRASHES.values()):
         with monkeypatch.context() as patch:
             patch.setattr(place, name, die)
-            if name == "register":
-                patch.setattr("scaleflow.tracking.store.register", die)
+            if name == "register_model":
+                patch.setattr("scaleflow.tracking.store.register_model", die)
             with pytest.raises(DiedError):
                 repair(made.folder)
         if count % 2:  # what was last written of it had not reached the disk
             known = json.loads(state.read_text())
             state.write_text(json.dumps({"id": known["id"], "folder": known["folder"], "offset": 0}))
-    assert repair(made.folder).outcome == "recorded"
+    assert repair(made.folder).result == "recorded"
     run = assert_is_all_there(uri, made, files=["plot.txt"])
     model = assert_has_one_model(uri, run)
     from mlflow import MlflowClient
@@ -128,7 +128,7 @@ def test_whenever_the_recorder_dies_the_run_is_there_once(
     assert version.source == f"models:/{model.model_id}"
 
 
-@pytest.mark.parametrize("call", ["start", "tags", "params"])
+@pytest.mark.parametrize("call", ["start", "set_tags", "log_params"])
 def test_a_run_that_was_opened_for_a_command_that_died_is_taken_all_the_same(
     uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
@@ -140,7 +140,7 @@ def test_a_run_that_was_opened_for_a_command_that_died_is_taken_all_the_same(
     tracker = MlflowTracker(Tracking(uri=uri), opened)
     with monkeypatch.context() as patch:
         patch.setattr(MlflowTracker, call, die)
-        transfer = Transfer(tracker, made.events)
+        transfer = EventTransfer(tracker, made.events)
         transfer.open()
         with pytest.raises(DiedError):
             transfer.send()
@@ -159,31 +159,35 @@ def test_a_run_has_its_end_also_where_the_store_refuses_artifacts(
     (made.folder / "tensorboard").mkdir()
     (made.folder / "tensorboard" / "events.out").touch()
     with monkeypatch.context() as patch:
-        patch.setattr(MlflowTracker, "artifact", refuse)
+        patch.setattr(MlflowTracker, "log_artifact", refuse)
         standing = repair(made.folder)
-    assert standing.outcome == "not recorded"
+    assert standing.result == "not recorded"
     from mlflow import MlflowClient
 
     assert MlflowClient(uri).get_run(str(standing.run_id)).info.status == "FINISHED"
-    assert repair(made.folder).outcome == "recorded"
+    assert repair(made.folder).result == "recorded"
     assert_is_all_there(uri, made, files=["plot.txt", "tensorboard"])
 
 
 def test_a_run_that_is_under_way_is_left_alone(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = MadeRun(tmp_path / "run", uri=uri).ready().train(1, 3)
-    for held, words in ((claimed(made.folder), "another command"), (without_workers(made.folder), "a worker")):
+    for held, words in ((claim_folder(made.folder), "another command"), (exclude_workers(made.folder), "a worker")):
         with held:
             before = made.events.read_bytes()
             assert main([str(made.folder)]) == 1
             assert made.events.read_bytes() == before
         assert f"left alone: {words}" in capsys.readouterr().out
-    assert repair(made.folder).outcome == "recorded"
+    assert repair(made.folder).result == "recorded"
 
 
 def test_a_folder_has_one_command_at_a_time(tmp_path: Path) -> None:
-    with claimed(tmp_path), pytest.raises(Busy, match="another command"), claimed(tmp_path, seconds=0.1):
+    with (
+        claim_folder(tmp_path),
+        pytest.raises(FolderBusy, match="another command"),
+        claim_folder(tmp_path, seconds=0.1),
+    ):
         pass
-    with claimed(tmp_path, seconds=0):
+    with claim_folder(tmp_path, seconds=0):
         pass
 
 
@@ -202,19 +206,19 @@ def test_what_was_masked_is_as_the_environment_has_it(
     uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = MadeRun(tmp_path / "run", uri="http://****@127.0.0.1:9/x").ready().end()
-    assert sync.without_mask("http://****@127.0.0.1:9/x") == "http://127.0.0.1:9/x"
+    assert sync.drop_masked_credentials("http://****@127.0.0.1:9/x") == "http://127.0.0.1:9/x"
     assert "http://127.0.0.1:9/x" in repair(made.folder).reason
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    assert repair(made.folder).outcome == "recorded"
+    assert repair(made.folder).result == "recorded"
     assert_is_all_there(uri, made)
 
 
 def test_a_store_that_fails_now_and_then_gets_everything(
     uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(record, "EVENTS_A_PASS", 10)
+    monkeypatch.setattr(recorder_module, "EVENTS_A_PASS", 10)
     made = MadeRun(tmp_path / "run", uri=uri).ready().train(1, 60).end()
-    send, calls = MlflowTracker.metrics, []
+    send, calls = MlflowTracker.log_metrics, []
 
     def sometimes(tracker: MlflowTracker, points: Any) -> None:
         calls.append(points)
@@ -222,8 +226,8 @@ def test_a_store_that_fails_now_and_then_gets_everything(
         if len(calls) % 2:  # taken, and the answer lost
             raise ConnectionError("reset")
 
-    monkeypatch.setattr(MlflowTracker, "metrics", sometimes)
-    assert repair(made.folder).outcome == "recorded"
+    monkeypatch.setattr(MlflowTracker, "log_metrics", sometimes)
+    assert repair(made.folder).result == "recorded"
     assert len(calls) > 6
     assert_is_all_there(uri, made)
 
@@ -232,15 +236,15 @@ def test_a_file_that_is_gone_holds_nothing_up_and_is_sent_when_it_is_back(uri: s
     made = MadeRun(tmp_path / "run", uri=uri).ready().files().train(1, 3).end()
     (made.folder / "model").rename(tmp_path / "elsewhere")
     standing = repair(made.folder)
-    assert (standing.outcome, standing.status) == ("not recorded", "FINISHED")
+    assert (standing.result, standing.status) == ("not recorded", "FINISHED")
     assert "signature.json" in standing.reason
     run = assert_is_all_there(uri, made, files=["plot.txt"])
     assert not (run.outputs and run.outputs.model_outputs)
-    assert repair(made.folder).outcome == "not recorded"
+    assert repair(made.folder).result == "not recorded"
     (tmp_path / "elsewhere").rename(made.folder / "model")
-    assert repair(made.folder).outcome == "recorded"
+    assert repair(made.folder).result == "recorded"
     assert_has_one_model(uri, only_run(uri, "run"))
-    assert repair(made.folder).outcome == "complete"
+    assert repair(made.folder).result == "complete"
 
 
 def test_a_run_that_went_on_without_a_store_is_still_known_there_and_one_that_began_so_is_recorded_whole(
@@ -251,8 +255,8 @@ def test_a_run_that_went_on_without_a_store_is_still_known_there_and_one_that_be
         for life, way in enumerate(ways):
             before = made.events.stat().st_size
             made.ready(**({"resumed": 10 * life} if life else {})).train(10 * life + 1, 10 * life + 10).end()
-            tracker = NoTracker() if way == "none" else MlflowTracker(sync.tracking_of(made.folder, None))
-            recorder = Recorder(tracker, made.events, before, goes_on=life > 0)
+            tracker = NoTracker() if way == "none" else MlflowTracker(sync.find_tracking_options(made.folder, None))
+            recorder = Recorder(tracker, made.events, before, is_resumed=life > 0)
             recorder.start()
             assert recorder.finish(10), recorder.reason
         assert_is_all_there(uri, made)
@@ -260,10 +264,10 @@ def test_a_run_that_went_on_without_a_store_is_still_known_there_and_one_that_be
 
 def test_a_run_is_recorded_from_where_its_folder_was_moved_to(uri: str, tmp_path: Path) -> None:
     made = MadeRun(tmp_path / "run", uri=uri).ready().files().end()
-    transfer = Transfer(MlflowTracker(sync.tracking_of(made.folder, None)), made.events)
-    transfer.keep_state()
+    transfer = EventTransfer(MlflowTracker(sync.find_tracking_options(made.folder, None)), made.events)
+    transfer.save_state()
     made.folder.rename(tmp_path / "moved")
-    assert repair(tmp_path / "moved").outcome == "recorded"
+    assert repair(tmp_path / "moved").result == "recorded"
     run = assert_is_all_there(uri, made, files=["plot.txt"])
     assert run.data.tags["scaleflow.folder"] == str(made.folder)
     assert_has_one_model(uri, run)
@@ -271,13 +275,13 @@ def test_a_run_is_recorded_from_where_its_folder_was_moved_to(uri: str, tmp_path
 
 def test_a_run_that_was_deleted_in_the_store_is_told_of(uri: str, tmp_path: Path) -> None:
     made = MadeRun(tmp_path / "run", uri=uri).ready()
-    assert repair(made.folder).outcome == "recorded"
+    assert repair(made.folder).result == "recorded"
     from mlflow import MlflowClient
 
     MlflowClient(uri).delete_run(made.state["run_id"])
     made.train(1, 3)
     standing = repair(made.folder)
-    assert (standing.outcome, standing.run_id) == ("not recorded", made.state["run_id"])
+    assert (standing.result, standing.run_id) == ("not recorded", made.state["run_id"])
     assert "was deleted" in standing.reason
 
 
@@ -285,20 +289,20 @@ def test_the_end_that_nobody_could_write(tmp_path: Path) -> None:
     """By what the chief had said last; a run that has an end keeps it."""
     ended = MadeRun(tmp_path / "ended").ready().end()
     ended.write("note", text="more")
-    assert not settle(ended.folder)
+    assert not finalize_run(ended.folder)
     failed = MadeRun(tmp_path / "failed").ready()
     failed.write("fault", error="OSError: no")
-    assert settle(failed.folder)
-    assert (*Reader(failed.events).read(),)[-1].items() >= {"status": "FAILED", "error": "OSError: no"}.items()
+    assert finalize_run(failed.folder)
+    assert (*EventReader(failed.events).read(),)[-1].items() >= {"status": "FAILED", "error": "OSError: no"}.items()
     going = MadeRun(tmp_path / "going").ready().train(1, 3)
     going.write("fault", error="lost worker 1")
     going.write("restart", number=1, reason="lost worker 1")
     resumed = MadeRun(tmp_path / "resumed").ready().end("KILLED").ready(resumed=3)
     resumed.events.write_bytes(resumed.events.read_bytes() + b'{"event": "metr')  # killed within a line
     for made in (going, resumed):
-        assert settle(made.folder)
-        assert not settle(made.folder)
-        last = (*Reader(made.events).read(),)[-1]
+        assert finalize_run(made.folder)
+        assert not finalize_run(made.folder)
+        last = (*EventReader(made.events).read(),)[-1]
         assert last.items() >= {"event": "end", "status": "KILLED", "error": LAUNCHER_DIED}.items()
 
 

@@ -17,16 +17,24 @@ from typing import Any
 
 import pytest
 
-from scaleflow.cluster import names, workers
-from scaleflow.config.combinations import AXES, RULES, Rule, applying, check, settled
+from scaleflow.cluster import count_workers, process_names
 from scaleflow.config.plan import make_plan
-from scaleflow.errors import Refusal
+from scaleflow.config.rules import AXES, RULES, Rule, check_rules, find_applicable, resolve_choices
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
-from scaleflow.table import Cell, cells, config_of, environment, page, plan_of, words
+from scaleflow.table import (
+    Cell,
+    assemble_config,
+    list_cells,
+    list_overrides,
+    make_cell_plan,
+    render_page,
+    set_environment,
+)
 from tests.cluster.test_several_launchers import Hosts, ends
 from tests.processes import ROOT
 
-CELLS = list(cells())
+CELLS = list(list_cells())
 
 #: What no machine without an accelerator or a scheduler can try: planned only.
 ELSEWHERE = {
@@ -60,17 +68,17 @@ def name(cell: Cell) -> str:
 
 def outcome(cell: Cell) -> Plan | str:
     """The plan that the command would have, or what it says instead. Nothing but a Refusal may come."""
-    with environment(cell):
+    with set_environment(cell):
         try:
-            return make_plan(config_of(words(cell)), {}, look_outside=False)
-        except Refusal as refusal:
+            return make_plan(assemble_config(list_overrides(cell)), {}, look_outside=False)
+        except ConfigError as refusal:
             return str(refusal)
 
 
 def refusing(cell: Cell) -> tuple[Plan, list[Rule]]:
-    plan = plan_of(cell)
-    with environment(cell):
-        return plan, [rule for rule in applying(plan) if rule.verdict == "refused"]
+    plan = make_cell_plan(cell)
+    with set_environment(cell):
+        return plan, [rule for rule in find_applicable(plan) if rule.verdict == "refused"]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +97,7 @@ def test_every_cell_is_a_plan_or_a_refusal_that_names_what_would_work(every: int
 
 def test_the_cells_are_what_hydra_would_compose(compose: Callable[..., dict[str, Any]]) -> None:
     for cell in CELLS[:: len(CELLS) // 5]:
-        assert config_of(words(cell)) == compose(*words(cell)), name(cell)
+        assert assemble_config(list_overrides(cell)) == compose(*list_overrides(cell)), name(cell)
 
 
 def test_each_axis_is_made_of_values_that_are_read_as_such() -> None:
@@ -97,7 +105,7 @@ def test_each_axis_is_made_of_values_that_are_read_as_such() -> None:
         assert len({value.name for value in axis.values}) == len(axis.values)
         for value in axis.values:
             section, _, leaf = value.key.partition(".")
-            config = config_of([value.word])
+            config = assemble_config([value.word])
             assert json.dumps(config[section][leaf or "name"]).strip('"') == value.name
 
 
@@ -111,14 +119,14 @@ def test_a_rule_says_what_to_do_instead(rule: Rule) -> None:
 
 
 def test_several_workers_on_cpus_say_that_logical_devices_make_no_replicas(plan: Callable[..., Plan]) -> None:
-    (warning,) = check(plan("strategy=multi_worker", "hardware=cpu", "hardware.logical_devices=2"))
+    (warning,) = check_rules(plan("strategy=multi_worker", "hardware=cpu", "hardware.logical_devices=2"))
     assert warning.startswith("hardware.logical_devices=2 with strategy=multi_worker: ")
     assert "cluster.workers=4" in warning
 
 
 @pytest.mark.slow
 def test_the_page_is_made_from_the_table() -> None:
-    assert (ROOT / "docs" / "combinations.md").read_text() == page() + "\n", "out of date: make table"
+    assert (ROOT / "docs" / "combinations.md").read_text() == render_page() + "\n", "out of date: make table"
 
 
 # ---------------------------------------------------------------------------------------------
@@ -149,17 +157,22 @@ class Expected:
 
 @functools.cache
 def expected(cell: Cell) -> Expected:
-    with environment(cell):
-        plan = plan_of(cell)
+    with set_environment(cell):
+        plan = make_cell_plan(cell)
         strategy = "mirrored" if plan.strategy.name == "auto" else plan.strategy.name
         precision = "mixed_bfloat16" if plan.precision.name == "mixed" else plan.precision.name
-        return Expected(settled(plan, strategy, "cpu", precision), len(names(plan)), workers(plan))
+        return Expected(
+            resolve_choices(plan, strategy, "cpu", precision), len(process_names(plan)), count_workers(plan)
+        )
 
 
 def is_refused(cell: Cell) -> bool:
     """Refused by the launcher, or by the worker that knows more."""
-    with environment(cell):
-        return any(r.verdict == "refused" for r in (*applying(plan_of(cell)), *applying(expected(cell).plan)))
+    with set_environment(cell):
+        return any(
+            r.verdict == "refused"
+            for r in (*find_applicable(make_cell_plan(cell)), *find_applicable(expected(cell).plan))
+        )
 
 
 def can_be_tried(cell: Cell) -> bool:
@@ -195,18 +208,20 @@ def chosen(every: bool) -> Sequence[Cell]:
 
 def work_here(plan: Plan, folder: Path) -> list[dict[str, Any]]:
     """In a child: the events of a run of one process."""
-    from scaleflow.worker.life import Job, work
+    from scaleflow.worker.main import RunSpec, run_worker
 
     events: list[dict[str, Any]] = []
-    work(Job(plan, folder, time.time()), lambda event, **fields: events.append({"event": event, **fields}), bool)
+    run_worker(
+        RunSpec(plan, folder, time.time()), lambda event, **fields: events.append({"event": event, **fields}), bool
+    )
     return events
 
 
 def events_of(cell: Cell, folder: Path, isolated: Callable[..., Any]) -> list[dict[str, Any]]:
     """Trains a cell: in a child, by the command, or by a command on each machine."""
-    typed = [*words(cell), *SMALL]
+    typed = [*list_overrides(cell), *SMALL]
     if expected(cell).processes == 1:
-        return list(isolated(work_here, make_plan(config_of(typed), {}, look_outside=False), folder))
+        return list(isolated(work_here, make_plan(assemble_config(typed), {}, look_outside=False), folder))
     served = expected(cell).plan.strategy.name == "parameter_server"
     hosts = Hosts(folder, *((3, "chief", "worker", "ps") if served else (2,)))
     if "cluster=tf_config" in {value.word for value in cell}:
@@ -247,5 +262,5 @@ def trains(allowed: Cell, folder: Path, isolated: Callable[..., Any]) -> None:
     assert all(math.isfinite(loss) for loss in losses)
     assert max(event["step"] for event in metrics) == STEPS
     notes = [event["text"] for event in events if event["event"] == "note"]
-    with environment(allowed):
-        assert [note for note in check(wanted.plan) if note not in notes] == []
+    with set_environment(allowed):
+        assert [note for note in check_rules(wanted.plan) if note not in notes] == []

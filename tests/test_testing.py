@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Arrays, Inputs, Outputs
 from scaleflow.testing import Events, Tiny, check_dataset, check_model, check_step, one_step
 
@@ -77,7 +77,7 @@ class Updates:
 
 
 def refused(call: Callable[[], Any]) -> str:
-    with pytest.raises(Refusal) as found:
+    with pytest.raises(ConfigError) as found:
         call()
     return str(found.value)
 

@@ -11,8 +11,8 @@ import pytest
 
 #: Tests by their path, without `tests/`, each with the ids of its quick cases.
 QUICK: Mapping[str, Sequence[str]] = {
-    "checkpoint/test_going_on.py::test_a_run_goes_on_under_another_strategy": ["mirrored to one_device"],
-    "checkpoint/test_going_on.py::test_it_ends_with_the_same_bits_and_the_same_points": [
+    "checkpoint/test_resume.py::test_a_run_goes_on_under_another_strategy": ["mirrored to one_device"],
+    "checkpoint/test_resume.py::test_it_ends_with_the_same_bits_and_the_same_points": [
         "one_device-stops0",
         "mirrored-stops2",
         "pipeline-stops3",
@@ -21,7 +21,7 @@ QUICK: Mapping[str, Sequence[str]] = {
     "conf/test_recipes.py::test_a_recipe_trains_validates_and_tests": ["custom_step", "model_parallel"],
     "hydra_plugins/test_optuna5.py::test_our_own_jobs_are_stopped_where_they_do_worse": ["isolated"],
     "hydra_plugins/test_optuna5.py::test_a_value_that_is_proposed_twice_runs_once_and_is_told_twice": ["n_jobs=4"],
-    "launcher/test_launch.py::test_a_signal_to_the_launcher_ends_the_run_as_killed": ["15-143"],
+    "launcher/test_supervisor.py::test_a_signal_to_the_launcher_ends_the_run_as_killed": ["15-143"],
     "model/test_export.py::test_both_forms_do_what_the_trained_model_does": ["float32-1e-05"],
     "strategy/test_pipeline.py::test_float32_equals_one_device": ["mlp"],
     "strategy/test_pipeline.py::test_mixed_precision_equals_one_device_within_its_rounding": ["mixed_float16-0.005"],

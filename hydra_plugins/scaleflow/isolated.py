@@ -52,7 +52,7 @@ class IsolatedLauncher(Launcher):
         if hasattr(self._task, "sweep"):
             jobs: Sequence[JobReturn] = self._task.sweep(self._context, self._config).launch(job_overrides)
             return jobs
-        from scaleflow.launcher.foreign import run_jobs
+        from scaleflow.launcher.hydra_jobs import run_jobs
 
         return run_jobs(self._context, self._task, self._config, job_overrides, initial_job_idx, self._n_jobs)
 
@@ -78,6 +78,6 @@ class RayLauncher(IsolatedLauncher):
 
 def placed(words: Sequence[str]) -> Sequence[str]:
     """A job's overrides, with Ray for its cluster where they name none."""
-    from scaleflow.config.explain import key_of
+    from scaleflow.config.hydra_errors import override_key
 
-    return words if any(key_of(word) == "cluster" for word in words) else ["cluster=ray", *words]
+    return words if any(override_key(word) == "cluster" for word in words) else ["cluster=ray", *words]

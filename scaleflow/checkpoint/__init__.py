@@ -1,6 +1,6 @@
 """What is kept of a run so that it can go on: everything, verified, in the background."""
 
-from scaleflow.checkpoint.keeper import Keeper
-from scaleflow.checkpoint.shelf import Damaged, Shelf
+from scaleflow.checkpoint.manager import CheckpointManager
+from scaleflow.checkpoint.store import CheckpointStore, DamagedCheckpoint
 
-__all__ = ["Damaged", "Keeper", "Shelf"]
+__all__ = ["CheckpointManager", "CheckpointStore", "DamagedCheckpoint"]

@@ -2,22 +2,31 @@
 
 from scaleflow.cluster.gpus import GPUS, assigned_hardware, gpu_environments, share, visible_gpus
 from scaleflow.cluster.local import environments
-from scaleflow.cluster.members import STARTED_HERE, config_of, in_step, names, place_of, roles, silent, workers
-from scaleflow.cluster.ray import check as check_ray
-from scaleflow.cluster.tasks import tf_configs
+from scaleflow.cluster.members import (
+    STARTED_HERE,
+    count_processes,
+    count_synchronous_workers,
+    count_workers,
+    find_task,
+    find_unreachable,
+    process_names,
+    read_tf_config,
+)
+from scaleflow.cluster.ray import check_address as check_ray
+from scaleflow.cluster.tasks import make_tf_configs
 from scaleflow.cluster.tf_config import (
     EXAMPLE,
     EXAMPLE_WITH_SERVERS,
     NO_PROXY,
     TF_CONFIG,
-    answers,
-    parse,
-    past_proxies,
+    is_listening,
+    no_proxy_for,
+    parse_tf_config,
     port_is_free,
-    waited_until_ended,
+    wait_until_closed,
     without_evaluator,
 )
-from scaleflow.cluster.tpu import TpuPlace, find_tpu, is_sure, no_tpu, unreachable
+from scaleflow.cluster.tpu import TpuAddress, explain_no_tpu, explain_unreachable, find_tpu, is_sure
 
 __all__ = [
     "EXAMPLE",
@@ -26,29 +35,29 @@ __all__ = [
     "NO_PROXY",
     "STARTED_HERE",
     "TF_CONFIG",
-    "TpuPlace",
-    "answers",
+    "TpuAddress",
     "assigned_hardware",
     "check_ray",
-    "config_of",
+    "count_processes",
+    "count_synchronous_workers",
+    "count_workers",
     "environments",
+    "explain_no_tpu",
+    "explain_unreachable",
+    "find_task",
     "find_tpu",
+    "find_unreachable",
     "gpu_environments",
-    "in_step",
+    "is_listening",
     "is_sure",
-    "names",
-    "no_tpu",
-    "parse",
-    "past_proxies",
-    "place_of",
+    "make_tf_configs",
+    "no_proxy_for",
+    "parse_tf_config",
     "port_is_free",
-    "roles",
+    "process_names",
+    "read_tf_config",
     "share",
-    "silent",
-    "tf_configs",
-    "unreachable",
     "visible_gpus",
-    "waited_until_ended",
+    "wait_until_closed",
     "without_evaluator",
-    "workers",
 ]

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Hardware
 
 GPUS = "CUDA_VISIBLE_DEVICES"
@@ -34,7 +34,7 @@ def gpu_environments(roles: Mapping[str, int], options: Hardware, gpus: Sequence
         gpus: those of this machine, as CUDA_VISIBLE_DEVICES names them.
 
     Raises:
-        Refusal: if there are fewer than it takes.
+        ConfigError: if there are fewer than it takes.
     """
     count = sum(roles.values())
     if options.name == "cpu" and count > 1:
@@ -47,7 +47,7 @@ def gpu_environments(roles: Mapping[str, int], options: Hardware, gpus: Sequence
         each = [[chosen[index % len(chosen)]] for index in range(workers)]
         shares = [chosen[workers:][:1] or chosen[-1:], *each, *([] for _ in range(roles["ps"]))]
     elif len(chosen) < workers:
-        raise Refusal(
+        raise ConfigError(
             f"cluster.workers={workers}: each worker needs a GPU of its own, and this machine has {len(chosen)} for "
             f"them; use {enough(len(chosen))}, or hardware=cpu"
         )
@@ -78,7 +78,7 @@ def choose_gpus(gpus: Sequence[str], indices: Sequence[int] | None) -> Sequence[
         return gpus
     if max(indices) >= len(gpus):
         there = list(range(len(gpus)))
-        raise Refusal(f"hardware.devices={list(indices)}: this machine has the GPUs {there}; use some of these")
+        raise ConfigError(f"hardware.devices={list(indices)}: this machine has the GPUs {there}; use some of these")
     return [gpus[index] for index in indices]
 
 

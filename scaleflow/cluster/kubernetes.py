@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from scaleflow.cluster.tasks import HAS_RUN, check_enough, tf_config_of
-from scaleflow.errors import Refusal
+from scaleflow.cluster.tasks import HAS_RUN, check_enough, make_tf_config
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Cluster
 
 #: Which pod this is, set by Kubernetes; how many there are, and their Job's name, set by the manifest.
@@ -57,24 +57,24 @@ def tf_config(environment: Mapping[str, str], servers: int, port: int) -> str:
         port: that each of them listens on.
 
     Raises:
-        Refusal: if this is no pod of such a Job.
+        ConfigError: if this is no pod of such a Job.
     """
     missing = [name for name in (INDEX, PODS, JOB) if not environment.get(name)]
     if missing:
-        raise Refusal(
+        raise ConfigError(
             f"cluster=kubernetes: {', '.join(missing)} is not set, so this is no pod of an Indexed Job; {INSTEAD}"
         )
-    index, pods = (number_in(environment, name) for name in (INDEX, PODS))
+    index, pods = (read_number(environment, name) for name in (INDEX, PODS))
     if index >= pods:
-        raise Refusal(f"{INDEX}={index}: expected 0 to {pods - 1}, since {PODS}={pods}; {INSTEAD}")
+        raise ConfigError(f"{INDEX}={index}: expected 0 to {pods - 1}, since {PODS}={pods}; {INSTEAD}")
     check_enough(PODS, pods, servers, "use a Job of {least} pods or more")
     job = environment[JOB]
-    return tf_config_of(index, [f"{job}-{each}.{job}:{port}" for each in range(pods)], servers)
+    return make_tf_config(index, [f"{job}-{each}.{job}:{port}" for each in range(pods)], servers)
 
 
-def number_in(environment: Mapping[str, str], name: str) -> int:
+def read_number(environment: Mapping[str, str], name: str) -> int:
     if not re.fullmatch(r"\d{1,6}", environment[name]):
-        raise Refusal(f"{name}={environment[name]}: expected a number; {INSTEAD}")
+        raise ConfigError(f"{name}={environment[name]}: expected a number; {INSTEAD}")
     return int(environment[name])
 
 
@@ -94,14 +94,14 @@ def manifest(cluster: Cluster, pods: int, words: Sequence[str], folder: str | No
         grace_seconds: how long a pod that is to stop may take to save.
 
     Raises:
-        Refusal: if a name or a quantity is none for Kubernetes.
+        ConfigError: if a name or a quantity is none for Kubernetes.
     """
-    check_values(cluster, pods)
+    check_kubernetes_values(cluster, pods)
     if cluster.volume is not None:
-        folder = on_volume(cluster, folder)
+        folder = path_on_volume(cluster, folder)
     elif folder is not None:
         words = [*words, f"hydra.run.dir={folder}"]
-    said = command(words, folder if cluster.volume else None)
+    said = pod_command(words, folder if cluster.volume else None)
     documents = [service(cluster), job(cluster, pods, said, grace_seconds)]
     return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
@@ -119,16 +119,18 @@ _Dumper.add_representer(
 )
 
 
-def check_values(cluster: Cluster, pods: int) -> None:
+def check_kubernetes_values(cluster: Cluster, pods: int) -> None:
     """Refuses what the API server, or a node, would not take."""
     longest = LONGEST - len(f"-{pods - 1}")
     if not _LABEL.fullmatch(cluster.job) or len(cluster.job) > longest:
-        raise Refusal(
+        raise ConfigError(
             f"cluster.job={cluster.job}: is a part of host names; expected at most {longest} lower-case letters, "
-            f"digits and -, a letter first and no - last, such as {like(cluster.job, longest)}"
+            f"digits and -, a letter first and no - last, such as {suggest_valid_name(cluster.job, longest)}"
         )
     if cluster.image is None or not _IMAGE.fullmatch(cluster.image):
-        raise Refusal(f"cluster.image={cluster.image}: expected an image, such as registry.example.com/team/train:1.0")
+        raise ConfigError(
+            f"cluster.image={cluster.image}: expected an image, such as registry.example.com/team/train:1.0"
+        )
     names: dict[str, list[str | None]] = {
         "namespace": [cluster.namespace],
         "volume": [cluster.volume],
@@ -137,40 +139,40 @@ def check_values(cluster: Cluster, pods: int) -> None:
     for key, values in names.items():
         for value in values:
             if value is not None and not _NAME.fullmatch(value):
-                raise Refusal(f"cluster.{key}={value}: expected a name of lower-case letters, digits, - and .")
+                raise ConfigError(f"cluster.{key}={value}: expected a name of lower-case letters, digits, - and .")
     if cluster.memory is not None and not _MEMORY.fullmatch(cluster.memory):
-        raise Refusal(f"cluster.memory={cluster.memory}: expected bytes, such as 16Gi or 512Mi")
+        raise ConfigError(f"cluster.memory={cluster.memory}: expected bytes, such as 16Gi or 512Mi")
     path = PurePosixPath(cluster.path)
     if not path.is_absolute() or len(path.parts) < 2 or ":" in cluster.path or ".." in path.parts:
-        raise Refusal(f"cluster.path={cluster.path}: expected a folder in the pods, such as /scaleflow")
+        raise ConfigError(f"cluster.path={cluster.path}: expected a folder in the pods, such as /scaleflow")
 
 
-def like(name: str, longest: int) -> str:
+def suggest_valid_name(name: str, longest: int) -> str:
     """A name that is taken, as near to one that is not as can be."""
     near = re.sub(r"[^a-z0-9]+", "-", name.lower()).lstrip("-0123456789")[:longest].rstrip("-")
     return near or "train"
 
 
-def on_volume(cluster: Cluster, folder: str | None) -> str:
+def path_on_volume(cluster: Cluster, folder: str | None) -> str:
     """The run's folder, below where the volume is mounted."""
     path = PurePosixPath(cluster.path)
     found = path / (cluster.job if folder is None else folder)
     if path not in found.parents or ".." in found.parts:
-        raise Refusal(
+        raise ConfigError(
             f"hydra.run.dir={folder}: is not on the volume {cluster.volume}, which is mounted at {path} "
             f"(cluster.path); use hydra.run.dir={path / found.name}"
         )
     return str(found)
 
 
-def command(words: Sequence[str], folder: str | None) -> Sequence[str]:
+def pod_command(words: Sequence[str], folder: str | None) -> Sequence[str]:
     """What a pod executes: where the folder has a run, the command goes on with it."""
     program = shlex.join(["python", "-m", "scaleflow", *words])
     if folder is None:
         script = f"exec {program}\n"
     else:
         script = SCRIPT.format(folder=shlex.quote(folder), ready=HAS_RUN, program=program)
-    return ["/bin/sh", "-c", unexpanded(script)]
+    return ["/bin/sh", "-c", escape_expansion(script)]
 
 
 #: `exec`, so that what asks a pod to stop reaches the launcher. Nothing is written but in the run's folder: the image's
@@ -185,12 +187,12 @@ exec {program} "$@"
 """
 
 
-def unexpanded(text: str) -> str:
+def escape_expansion(text: str) -> str:
     """A text from which Kubernetes, which takes $(NAME) for a variable and $$ for $, makes the one that is meant."""
     return re.sub(r"\$(?=[$(])", "$$", text)
 
 
-def meta(cluster: Cluster) -> dict[str, Any]:
+def metadata(cluster: Cluster) -> dict[str, Any]:
     namespace = {} if cluster.namespace is None else {"namespace": cluster.namespace}
     return {"name": cluster.job, **namespace, "labels": labels(cluster)}
 
@@ -204,7 +206,7 @@ def service(cluster: Cluster) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": meta(cluster),
+        "metadata": metadata(cluster),
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
@@ -219,7 +221,7 @@ def job(cluster: Cluster, pods: int, said: Sequence[str], grace_seconds: int) ->
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": meta(cluster),
+        "metadata": metadata(cluster),
         "spec": {
             "completionMode": "Indexed",
             "completions": pods,
@@ -248,17 +250,17 @@ def exit_code(code: int) -> dict[str, Any]:
 
 def pod(cluster: Cluster, pods: int, said: Sequence[str], grace_seconds: int) -> dict[str, Any]:
     """What a pod is made of. Of the Services around it no variables are set, which might read as MLflow's own."""
-    volumes = volumes_of(cluster)
+    volumes = list_volumes(cluster)
     mounts = [{"name": name, "mountPath": path} for name, path, _ in volumes]
     container = {
         "name": CONTAINER,
         "image": cluster.image,
         "command": list(said),
         "env": [{"name": PODS, "value": str(pods)}, {"name": JOB, "value": cluster.job}],
-        **filled("envFrom", [{"secretRef": {"name": name}} for name in cluster.env_from or []]),
+        **optional_entry("envFrom", [{"secretRef": {"name": name}} for name in cluster.env_from or []]),
         "ports": [{"name": "grpc", "containerPort": cluster.port}],
-        **filled("resources", resources(cluster)),
-        **filled("volumeMounts", mounts),
+        **optional_entry("resources", resources(cluster)),
+        **optional_entry("volumeMounts", mounts),
         "securityContext": {"allowPrivilegeEscalation": False},
     }
     return {
@@ -269,11 +271,11 @@ def pod(cluster: Cluster, pods: int, said: Sequence[str], grace_seconds: int) ->
         "enableServiceLinks": False,
         **({"securityContext": {"fsGroup": GROUP, "fsGroupChangePolicy": "OnRootMismatch"}} if cluster.volume else {}),
         "containers": [container],
-        **filled("volumes", [{"name": name, **source} for name, _, source in volumes]),
+        **optional_entry("volumes", [{"name": name, **source} for name, _, source in volumes]),
     }
 
 
-def filled(key: str, value: Any) -> dict[str, Any]:
+def optional_entry(key: str, value: Any) -> dict[str, Any]:
     """Nothing, where there is nothing to say."""
     return {key: value} if value else {}
 
@@ -283,10 +285,10 @@ def resources(cluster: Cluster) -> dict[str, Any]:
     cpus = {} if cluster.cpus is None else {"cpu": str(cluster.cpus)}
     memory = {} if cluster.memory is None else {"memory": cluster.memory}
     gpus = {"nvidia.com/gpu": str(cluster.gpus)} if cluster.gpus else {}
-    return {**filled("requests", {**cpus, **memory}), **filled("limits", {**memory, **gpus})}
+    return {**optional_entry("requests", {**cpus, **memory}), **optional_entry("limits", {**memory, **gpus})}
 
 
-def volumes_of(cluster: Cluster) -> list[tuple[str, str, dict[str, Any]]]:
+def list_volumes(cluster: Cluster) -> list[tuple[str, str, dict[str, Any]]]:
     """(name, where it is mounted, what it is): the claimed one, and for GPUs of one pod shared memory, NCCL's way."""
     found: list[tuple[str, str, dict[str, Any]]] = []
     if cluster.volume is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping, Sequence
 
-from scaleflow.cluster.tasks import tf_configs
+from scaleflow.cluster.tasks import make_tf_configs
 from scaleflow.cluster.tf_config import TF_CONFIG
 
 
@@ -19,7 +19,7 @@ def environments(roles: Mapping[str, int]) -> list[Mapping[str, str]]:
     if count == 1:
         return [{}]
     peers = [f"127.0.0.1:{port}" for port in free_ports(count)]
-    return [{TF_CONFIG: text} for text in tf_configs(roles, peers)]
+    return [{TF_CONFIG: text} for text in make_tf_configs(roles, peers)]
 
 
 def free_ports(count: int) -> Sequence[int]:

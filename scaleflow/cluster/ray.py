@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any
 
-from scaleflow.cluster.tf_config import answers, is_address
-from scaleflow.errors import Refusal
+from scaleflow.cluster.tf_config import is_address, is_listening
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Cluster
 
 #: What Ray itself takes for its address.
@@ -53,25 +53,25 @@ _head = ""
 _made: list[tempfile.TemporaryDirectory[str]] = []
 
 
-def check(cluster: Cluster) -> None:
+def check_address(cluster: Cluster) -> None:
     """Refuses a cluster that can't be reached, as far as that can be told without Ray.
 
     Raises:
-        Refusal: if Ray is not installed, or nothing answers at the address.
+        ConfigError: if Ray is not installed, or nothing answers at the address.
     """
     if find_spec("ray") is None:
-        raise Refusal("cluster=ray: Ray is not installed; pip install 'scaleflow[ray]'")
+        raise ConfigError("cluster=ray: Ray is not installed; pip install 'scaleflow[ray]'")
     address = address_of(cluster)
     if address in (AUTO, OWN):
         return
     key = "cluster.address" if cluster.address else VARIABLE
     if "://" in address or not is_address(address):
-        raise Refusal(
+        raise ConfigError(
             f"{key}={address}: expected HOST:PORT or auto; from a machine outside of the cluster use "
             "ray job submit -- python -m scaleflow cluster=ray ..."
         )
-    if not answers(address):
-        raise Refusal(f"{key}={address}: nothing answers there; start it with ray start --head --port=6379")
+    if not is_listening(address):
+        raise ConfigError(f"{key}={address}: nothing answers there; start it with ray start --head --port=6379")
 
 
 def address_of(cluster: Cluster) -> str:
@@ -84,7 +84,7 @@ def loopback(cluster: Cluster) -> str | None:
 
 
 @contextlib.contextmanager
-def connected(cluster: Cluster, count: int) -> Iterator[None]:
+def connect(cluster: Cluster, count: int) -> Iterator[None]:
     """This process as a driver of the cluster; the jobs of a sweep share one connection.
 
     Args:
@@ -92,12 +92,12 @@ def connected(cluster: Cluster, count: int) -> Iterator[None]:
         count: processes that a cluster of this machine alone has room for, however few cores there are.
 
     Raises:
-        Refusal: if there is none.
+        ConfigError: if there is none.
     """
     global _users
     with _using:
         if not _users:
-            join(address_of(cluster), count * (cluster.cpus or 1))
+            connect_or_start(address_of(cluster), count * (cluster.cpus or 1))
         _users += 1
     try:
         yield
@@ -105,59 +105,61 @@ def connected(cluster: Cluster, count: int) -> Iterator[None]:
         with _using:
             _users -= 1
             if not _users:
-                leave()
+                disconnect()
 
 
-def join(address: str, least: int) -> None:
+def connect_or_start(address: str, least: int) -> None:
     """Connects, or starts a cluster of this machine alone, with at least so many cores to give away.
 
     Raises:
-        Refusal: if that fails.
+        ConfigError: if that fails.
     """
     if address == OWN:
-        keep_to_itself()
+        restrict_to_loopback()
     import ray
 
     logging.getLogger("ray").setLevel(logging.CRITICAL)  # what comes of a loss is ours to say
     quietly: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "namespace": "scaleflow"}
     if address == OWN:
         quietly |= {"include_dashboard": False, "_node_ip_address": LOOPBACK}
-        quietly |= {"num_cpus": max(least, len(os.sched_getaffinity(0))), "_temp_dir": made_folder()}
+        quietly |= {"num_cpus": max(least, len(os.sched_getaffinity(0))), "_temp_dir": make_cluster_folder()}
     global _head
     try:
-        with signals_kept():
+        with preserve_signal_handlers():
             ray.init(address=address, **quietly)
         _head = ray.get_runtime_context().gcs_address
     except Exception as error:  # Ray's own of many kinds
         said = (str(error).strip().splitlines() or [""])[-1]
         if not said or not isinstance(error, OSError | RuntimeError):
             said = f"{type(error).__name__}: {said}"
-        raise Refusal(f"cluster.address={address}: Ray can't be reached: {said}") from error
+        raise ConfigError(f"cluster.address={address}: Ray can't be reached: {said}") from error
 
 
-def is_there() -> bool:
+def is_head_reachable() -> bool:
     """Whether the cluster's head answers, or comes back within `SECONDS_TO_RETURN`; what is gone is gone for good."""
     global _head
     deadline = time.monotonic() + SECONDS_TO_RETURN
-    while _head and not answers(_head):
+    while _head and not is_listening(_head):
         if time.monotonic() > deadline:
             _head = ""
         time.sleep(SECONDS_BETWEEN_LOOKS)
     return bool(_head)
 
 
-def leave() -> None:
-    """Disconnects, and ends a cluster that `join` has started. Without its head Ray would wait for that for ever."""
+def disconnect() -> None:
+    """Disconnects, and ends a cluster that `connect_or_start` has started. Without its head Ray would wait for that for
+    ever.
+    """
     import ray
 
-    if is_there():
-        with signals_kept():
+    if is_head_reachable():
+        with preserve_signal_handlers():
             ray.shutdown()
     while _made:
         _made.pop().cleanup()
 
 
-def made_folder() -> str:
+def make_cluster_folder() -> str:
     """Where a cluster of this machine alone keeps its logs and sockets, as long as it is there."""
     is_short = len(tempfile.gettempdir()) + len("/ray-12345678") <= LONGEST_FOLDER
     parent = None if is_short else "/tmp"
@@ -165,14 +167,14 @@ def made_folder() -> str:
     return _made[-1].name
 
 
-def keep_to_itself() -> None:
+def restrict_to_loopback() -> None:
     """Has a cluster of this machine alone answer nobody else; before Ray is imported, which reads it then."""
     own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
     os.environ.update({name: value for name, value in own.items() if name not in os.environ})
 
 
 @contextlib.contextmanager
-def signals_kept() -> Iterator[None]:
+def preserve_signal_handlers() -> Iterator[None]:
     """What SIGINT and SIGTERM do stays as it is: Ray would end the process with them."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -185,22 +187,22 @@ def signals_kept() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def bundle(cluster: Cluster) -> dict[str, float]:
+def resource_bundle(cluster: Cluster) -> dict[str, float]:
     """What each process takes of its machine."""
     return {"CPU": float(cluster.cpus or 1), **({"GPU": float(cluster.gpus)} if cluster.gpus else {})}
 
 
-def room(cluster: Cluster) -> int:
+def count_slots(cluster: Cluster) -> int:
     """For how many processes the machines that are there have room, if nobody else were on them."""
     import ray
 
-    wants = bundle(cluster)
+    wants = resource_bundle(cluster)
     there = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     return sum(int(min(resources.get(name, 0) // amount for name, amount in wants.items())) for resources in there)
 
 
-def reserved(
-    cluster: Cluster, count: int, least: int, told_to_stop: Callable[[], bool], tell: Callable[[str], None]
+def reserve_slots(
+    cluster: Cluster, count: int, least: int, should_stop: Callable[[], bool], tell: Callable[[str], None]
 ) -> Any:
     """A placement group with a place to each process; None where there comes none.
 
@@ -211,79 +213,83 @@ def reserved(
         cluster: what each process needs.
         count: of processes.
         least: of processes that would do.
-        told_to_stop: gives up at once where it says so.
+        should_stop: gives up at once where it says so.
         tell: is told, once, that it is waited for.
     """
     import ray
     from ray.util.placement_group import placement_group
 
-    if address_of(cluster) == OWN and room(cluster) < count:
+    if address_of(cluster) == OWN and count_slots(cluster) < count:
         return None  # nobody adds to it
-    group = placement_group([bundle(cluster)] * count, strategy=cluster.placement.upper())
+    group = placement_group([resource_bundle(cluster)] * count, strategy=cluster.placement.upper())
     patience = cluster.start_seconds if least == count else SECONDS_TO_COME_BACK
     began = time.monotonic()
     deadline, is_told = began + patience, False
     waited = group.ready()
-    while not told_to_stop() and time.monotonic() < deadline:
+    while not should_stop() and time.monotonic() < deadline:
         if ray.wait([waited], timeout=SECONDS_BETWEEN_LOOKS)[0]:
             return group
-        if room(cluster) >= count:
+        if count_slots(cluster) >= count:
             deadline = time.monotonic() + patience
         if not is_told and time.monotonic() - began > SECONDS_TO_TELL:
-            tell(f"waits for {count} places with {each_of(cluster)} each; the cluster has {room(cluster)} in all")
+            tell(
+                f"waits for {count} places with {describe_resources(cluster)} each; the cluster has "
+                f"{count_slots(cluster)} in all"
+            )
             is_told = True
-    release(group)
+    release_slots(group)
     return None
 
 
-def release(group: Any) -> None:
+def release_slots(group: Any) -> None:
     """Gives the places of a group back."""
     from ray.util.placement_group import remove_placement_group
 
-    if is_there():
+    if is_head_reachable():
         remove_placement_group(group)
 
 
-def end(actor: Any) -> None:
+def kill_actor(actor: Any) -> None:
     """Ends an actor at once."""
     import ray
 
-    if is_there():
+    if is_head_reachable():
         ray.kill(actor)
 
 
-def each_of(cluster: Cluster) -> str:
+def describe_resources(cluster: Cluster) -> str:
     """What a process takes, in words."""
-    return " and ".join(f"{amount:g} {name}" for name, amount in bundle(cluster).items())
+    return " and ".join(f"{amount:g} {name}" for name, amount in resource_bundle(cluster).items())
 
 
-def too_large(cluster: Cluster, count: int) -> str:
+def explain_too_large(cluster: Cluster, count: int) -> str:
     import ray
 
     there = ray.cluster_resources()
-    has = ", ".join(f"{there.get(name, 0):g} {name}" for name in bundle(cluster))
+    has = ", ".join(f"{there.get(name, 0):g} {name}" for name in resource_bundle(cluster))
     return (
-        f"cluster=ray: {count} process(es) with {each_of(cluster)} each do not fit: there are {has} on {alive()} "
-        f"machine(s), and room for {room(cluster)}; use fewer cluster.workers, or add machines within "
+        f"cluster=ray: {count} process(es) with {describe_resources(cluster)} each do not fit: there are {has} "
+        f"on {count_nodes()} "
+        f"machine(s), and room for {count_slots(cluster)}; use fewer cluster.workers, or add machines within "
         f"cluster.start_seconds={cluster.start_seconds:g}"
     )
 
 
-def alive() -> int:
+def count_nodes() -> int:
     """How many machines the cluster has."""
     import ray
 
     return sum(bool(node["Alive"]) for node in ray.nodes())
 
 
-def settled_room(cluster: Cluster, wanted: int, least: int, told_to_stop: Callable[[], bool]) -> int:
-    """For how many processes there is room once a loss has shown, at most `wanted`.
+def wait_for_slots(cluster: Cluster, wanted: int, least: int, should_stop: Callable[[], bool]) -> int:
+    """For how many processes there is room once a loss has shown, at most `list_needed_splits`.
 
     Machines that come back within `SECONDS_TO_COME_BACK` count; for `least`, `cluster.start_seconds` are waited.
     """
     began = time.monotonic()
-    while not told_to_stop():
-        found, waited = min(wanted, room(cluster)), time.monotonic() - began
+    while not should_stop():
+        found, waited = min(wanted, count_slots(cluster)), time.monotonic() - began
         enough = SECONDS_TO_SHOW if found == wanted else SECONDS_TO_COME_BACK
         if waited > (enough if found >= least else cluster.start_seconds):
             return found
@@ -291,11 +297,11 @@ def settled_room(cluster: Cluster, wanted: int, least: int, told_to_stop: Callab
     return 0
 
 
-def on(group: Any, place: int, cluster: Cluster) -> dict[str, Any]:
+def actor_options(group: Any, place: int, cluster: Cluster) -> dict[str, Any]:
     """The options of an actor at a place of a group."""
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    wants = bundle(cluster)
+    wants = resource_bundle(cluster)
     return {
         "num_cpus": wants["CPU"],
         "num_gpus": wants.get("GPU", 0),

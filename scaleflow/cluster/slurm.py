@@ -11,8 +11,8 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-from scaleflow.cluster.tasks import HAS_RUN, check_enough, tf_config_of
-from scaleflow.errors import Refusal
+from scaleflow.cluster.tasks import HAS_RUN, check_enough, make_tf_config
+from scaleflow.errors import ConfigError
 
 #: Which task this is, and what the step consists of. In a batch script without srun the last three are missing.
 TASK, NODE = "SLURM_PROCID", "SLURM_NODEID"
@@ -40,47 +40,51 @@ def tf_config(environment: Mapping[str, str], servers: int) -> str:
             tasks are workers that go in step.
 
     Raises:
-        Refusal: if this is no task of a step, or the step does not suit.
+        ConfigError: if this is no task of a step, or the step does not suit.
     """
     missing = [name for name in (TASK, COUNT, NODES, SPREAD) if not environment.get(name)]
     if missing:
-        raise Refusal(f"cluster=slurm: {', '.join(missing)} is not set, so this is no task of a Slurm step; {INSTEAD}")
+        raise ConfigError(
+            f"cluster=slurm: {', '.join(missing)} is not set, so this is no task of a Slurm step; {INSTEAD}"
+        )
     task, count = int(environment[TASK]), int(environment[COUNT])
-    places = placed(environment)
+    places = assign_nodes(environment)
     if len(places) != count or (node := environment.get(NODE)) not in (None, str(places[task][0])):
         order = environment.get(DISTRIBUTION, "")
-        raise Refusal(
+        raise ConfigError(
             f"cluster=slurm: its {count} tasks are not on the machines in turn ({DISTRIBUTION}={order}, "
             f"{SPREAD}={environment[SPREAD]}, task {task} on machine {node}); use srun --distribution=block"
         )
     check_enough(COUNT, count, servers, "use srun --ntasks={least} or more")
-    hosts, ports = expanded(environment[NODES]), ports_of(environment)
+    hosts, ports = expand_node_list(environment[NODES]), choose_ports(environment)
     peers = [f"{hosts[node]}:{ports[place]}" for node, place in places]
-    return tf_config_of(task, peers, servers)
+    return make_tf_config(task, peers, servers)
 
 
-def placed(environment: Mapping[str, str]) -> list[tuple[int, int]]:
+def assign_nodes(environment: Mapping[str, str]) -> list[tuple[int, int]]:
     """To each task its machine's number, and its own among that machine's."""
-    return [(node, place) for node, count in enumerate(spread(environment[SPREAD])) for place in range(count)]
+    return [
+        (node, place) for node, count in enumerate(parse_tasks_per_node(environment[SPREAD])) for place in range(count)
+    ]
 
 
-def spread(text: str) -> list[int]:
+def parse_tasks_per_node(text: str) -> list[int]:
     """Tasks on each machine, from `2(x3),1`."""
     found: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
         if match is None:
-            raise Refusal(f"{SPREAD}={text}: expected something like 2(x3),1")
+            raise ConfigError(f"{SPREAD}={text}: expected something like 2(x3),1")
         found += [int(match[1])] * int(match[2] or 1)
     return found
 
 
-def expanded(text: str) -> list[str]:
+def expand_node_list(text: str) -> list[str]:
     """The names in a list of machines, `gpu[01-03,7],login`."""
-    return [name for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text) for name in names_in(part)]
+    return [name for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text) for name in expand_range(part)]
 
 
-def names_in(part: str) -> list[str]:
+def expand_range(part: str) -> list[str]:
     match = re.fullmatch(r"([^\[]*)\[([^\]]+)\](.*)", part)
     if match is None:
         return [part]
@@ -89,12 +93,12 @@ def names_in(part: str) -> list[str]:
     for each in ranges.split(","):
         first, _, last = each.partition("-")
         numbers += [str(n).zfill(len(first)) for n in range(int(first), int(last or first) + 1)]
-    return [f"{begin}{number}{end}" for number in numbers for end in names_in(rest)]
+    return [f"{begin}{number}{end}" for number in numbers for end in expand_range(rest)]
 
 
-def ports_of(environment: Mapping[str, str]) -> Sequence[int]:
+def choose_ports(environment: Mapping[str, str]) -> Sequence[int]:
     """Ports for the tasks of one machine: those reserved for the step, else some that follow from its number."""
-    most = max(spread(environment[SPREAD]))
+    most = max(parse_tasks_per_node(environment[SPREAD]))
     if reserved := environment.get(RESERVED):
         first, _, last = reserved.partition("-")
         found = range(int(first), int(last or first) + 1)
@@ -105,7 +109,7 @@ def ports_of(environment: Mapping[str, str]) -> Sequence[int]:
     return range(first_port, first_port + most)
 
 
-def script(name: str, tasks: int, words: Sequence[str], folder: str | None = None) -> str:
+def render_batch_script(name: str, tasks: int, words: Sequence[str], folder: str | None = None) -> str:
     """A batch script that runs a command as one run, and goes on with it when Slurm starts it again.
 
     Args:

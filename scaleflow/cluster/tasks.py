@@ -6,10 +6,10 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 
 
-def tf_configs(roles: Mapping[str, int], peers: Sequence[str]) -> list[str]:
+def make_tf_configs(roles: Mapping[str, int], peers: Sequence[str]) -> list[str]:
     """The TF_CONFIG of each process.
 
     Args:
@@ -22,18 +22,18 @@ def tf_configs(roles: Mapping[str, int], peers: Sequence[str]) -> list[str]:
     return [json.dumps({"cluster": cluster, "task": task}) for task in tasks]
 
 
-def tf_config_of(own: int, peers: Sequence[str], servers: int) -> str:
+def make_tf_config(own: int, peers: Sequence[str], servers: int) -> str:
     """The TF_CONFIG of one task.
 
     Args:
         own: its number.
         peers: HOST:PORT of each.
-        servers: see `roles_of`.
+        servers: see `assign_roles`.
     """
-    return tf_configs(Counter(roles_of(len(peers), servers)), peers)[own]
+    return make_tf_configs(Counter(assign_roles(len(peers), servers)), peers)[own]
 
 
-def roles_of(count: int, servers: int) -> Sequence[str]:
+def assign_roles(count: int, servers: int) -> Sequence[str]:
     """The role of each task, by TensorFlow's names.
 
     Args:
@@ -56,11 +56,11 @@ def check_enough(told: str, count: int, servers: int, instead: str) -> None:
         instead: what would work, with `{least}` for the least number of tasks.
 
     Raises:
-        Refusal: if they are.
+        ConfigError: if they are.
     """
     least = servers + 2
     if servers and count < least:
-        raise Refusal(
+        raise ConfigError(
             f"{told}={count}: strategy=parameter_server with cluster.servers={servers} takes a coordinator and a "
             f"worker beside them; {instead.format(least=least)}"
         )

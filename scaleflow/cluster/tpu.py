@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 
 LOCAL = "local"
 GRPC = "grpc://"
@@ -33,7 +33,7 @@ PROBE_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
-class TpuPlace:
+class TpuAddress:
     """Where a TPU is, and what says so.
 
     Attributes:
@@ -48,35 +48,35 @@ class TpuPlace:
         return f"{self.origin}={self.address}"
 
 
-def find_tpu(asked: str | None) -> TpuPlace | None:
+def find_tpu(asked: str | None) -> TpuAddress | None:
     """The TPU that is asked for, else the one that the environment or the device files tell of."""
     if asked is not None:
-        return TpuPlace(checked(asked), "hardware.tpu")
+        return TpuAddress(check_tpu_address(asked), "hardware.tpu")
     for variable in VARIABLES:
         if value := os.environ.get(variable, "").strip():
-            return TpuPlace(from_variable(variable, value), variable)
+            return TpuAddress(address_from_variable(variable, value), variable)
     files = device_files()
-    return TpuPlace(LOCAL, files[0]) if files else None
+    return TpuAddress(LOCAL, files[0]) if files else None
 
 
-def checked(address: str) -> str:
+def check_tpu_address(address: str) -> str:
     """An address as it was typed, unless TensorFlow would take it for something else."""
     host, colon, port = address.removeprefix(GRPC).partition(":")
     if not address.startswith(GRPC) and colon and port.isdigit():
-        raise Refusal(f"hardware.tpu={address}: would be taken for a name; write {GRPC}{address}")
+        raise ConfigError(f"hardware.tpu={address}: would be taken for a name; write {GRPC}{address}")
     if not address.strip() or (address.startswith(GRPC) and not host):
-        raise Refusal(f"hardware.tpu={address}: expected grpc://HOST:{PORT}, local, a name, or null")
+        raise ConfigError(f"hardware.tpu={address}: expected grpc://HOST:{PORT}, local, a name, or null")
     return address
 
 
-def from_variable(variable: str, value: str) -> str:
+def address_from_variable(variable: str, value: str) -> str:
     if variable == "COLAB_TPU_ADDR":
         return value if value.startswith(GRPC) else GRPC + value
     if variable != "TPU_WORKER_HOSTNAMES":
         return value
     hosts = [host for host in value.split(",") if host.strip()]
     if len(hosts) > 1:
-        raise Refusal(
+        raise ConfigError(
             f"TPU_WORKER_HOSTNAMES={value[:60]}: names {len(hosts)} hosts; say how they are reached, with "
             f"hardware.tpu={GRPC}HOST:PORT,... or the slice's name, or use hardware=cpu"
         )
@@ -87,12 +87,12 @@ def device_files() -> list[str]:
     return [str(path) for pattern in DEVICE_FILES for path in sorted(ROOT.glob(pattern))]
 
 
-def named(between: str) -> str:
+def format_device_files(between: str) -> str:
     """The device files in words."""
     return between.join(f"/{pattern.replace('[0-9]', '')}" for pattern in DEVICE_FILES)
 
 
-def is_sure(place: TpuPlace) -> bool:
+def is_sure(place: TpuAddress) -> bool:
     """Whether a TPU may be taken that nobody has asked for.
 
     Device files of these names belong to other hardware as well: they count where TPU's library is there too.
@@ -107,34 +107,34 @@ def has_library(environment: Mapping[str, str]) -> bool:
     return any(Path(path).exists() for path in ((named,) if named else LIBRARIES)) or find_spec("libtpu") is not None
 
 
-def no_tpu() -> str:
+def explain_no_tpu() -> str:
     """What was looked for, where nothing was found."""
     return (
         f"there is no TPU: looked for hardware.tpu, the environment variables {', '.join(VARIABLES)} and the device "
-        f"files {named(' and ')}; give hardware.tpu={GRPC}HOST:{PORT}, or use strategy=mirrored"
+        f"files {format_device_files(' and ')}; give hardware.tpu={GRPC}HOST:{PORT}, or use strategy=mirrored"
     )
 
 
-def unreachable(place: TpuPlace) -> str | None:
+def explain_unreachable(place: TpuAddress) -> str | None:
     """Why a TPU can't be reached, found within seconds, where TensorFlow would wait for ever."""
     if place.address == LOCAL:
         found = device_files()
-        return None if found else f"no TPU is attached to this machine: there is no {named(' and no ')}"
+        return None if found else f"no TPU is attached to this machine: there is no {format_device_files(' and no ')}"
     if not place.address.startswith(GRPC):
-        return unknown_name()
+        return explain_unknown_name()
     for endpoint in place.address.split(","):
         host, _, port = endpoint.removeprefix(GRPC).partition(":")
-        reason = silence(host, int(port) if port.isdigit() else PORT)
+        reason = explain_no_answer(host, int(port) if port.isdigit() else PORT)
         if reason:
             return f"nothing answers at {endpoint} ({reason}); name a TPU that is up, or use strategy=mirrored"
     return None
 
 
-def unknown_name() -> str | None:
+def explain_unknown_name() -> str | None:
     """Why a name can't be looked up, if Google Cloud's metadata server is not there."""
     server = os.environ.get("GCE_METADATA_HOST") or os.environ.get("GCE_METADATA_IP") or "metadata.google.internal"
     host, _, port = server.partition(":")
-    reason = silence(host, int(port) if port.isdigit() else 80)
+    reason = explain_no_answer(host, int(port) if port.isdigit() else 80)
     if reason is None:
         return None
     return (
@@ -143,7 +143,7 @@ def unknown_name() -> str | None:
     )
 
 
-def silence(host: str, port: int) -> str | None:
+def explain_no_answer(host: str, port: int) -> str | None:
     """Why nothing answers at an address, or None where something does."""
     try:
         socket.create_connection((host, port), timeout=PROBE_SECONDS).close()

@@ -11,11 +11,11 @@ from typing import Any
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Target
 
 
-def bind(target: Target, given: int = 0) -> Callable[..., Any]:
+def bind_target(target: Target, given: int = 0) -> Callable[..., Any]:
     """The callable that `target` names with its arguments bound, still to be called.
 
     Args:
@@ -23,14 +23,14 @@ def bind(target: Target, given: int = 0) -> Callable[..., Any]:
         given: how many positional arguments the caller will add.
 
     Raises:
-        Refusal: if there is no such thing, it can't be called, or does not take the arguments.
+        ConfigError: if there is no such thing, it can't be called, or does not take the arguments.
     """
-    named = locate(target)
+    named = locate_target(target)
     if not callable(named):
-        raise Refusal(
+        raise ConfigError(
             f"{target.key}._target_={target.path}: is a {type(named).__name__}, expected a class or a function"
         )
-    arguments = {name: nested(target, name, value) for name, value in target.arguments.items()}
+    arguments = {name: build_nested(target, name, value) for name, value in target.arguments.items()}
     check_arguments(target, named, given, arguments)
     return functools.partial(named, **to_floats(named, arguments))
 
@@ -46,30 +46,30 @@ def to_floats(named: Callable[..., Any], arguments: dict[str, Any]) -> dict[str,
     return arguments
 
 
-def names_class(target: Target) -> bool:
+def is_class_target(target: Target) -> bool:
     """Whether it is a class that `target` names, rather than a function."""
-    return inspect.isclass(locate(target))
+    return inspect.isclass(locate_target(target))
 
 
-def locate(target: Target) -> Any:
+def locate_target(target: Target) -> Any:
     try:
         return get_object(target.path)
     except Exception as error:  # a user's module may raise anything while it is imported
         cause = error.__cause__ or error
-        raise Refusal(
+        raise ConfigError(
             f"{target.key}._target_={target.path}: cannot be loaded ({first_line(cause)}); expected the dotted name "
             "of a class or function in an installed module, the current folder or the --config-dir folder"
         ) from error
 
 
-def nested(target: Target, name: str, value: Any) -> Any:
+def build_nested(target: Target, name: str, value: Any) -> Any:
     """An argument, built where it is itself a mapping with a `_target_`."""
     if not isinstance(value, dict | list):
         return value
     try:
         return instantiate(value, _convert_="all")
     except InstantiationException as error:
-        raise Refusal(f"{target.key}.{name}: {first_line(error)} {first_line(error.__cause__ or error)}") from error
+        raise ConfigError(f"{target.key}.{name}: {first_line(error)} {first_line(error.__cause__ or error)}") from error
 
 
 def check_arguments(target: Target, named: Callable[..., Any], given: int, arguments: dict[str, Any]) -> None:
@@ -84,18 +84,22 @@ def check_arguments(target: Target, named: Callable[..., Any], given: int, argum
             parameter is not None and parameter.kind is parameter.POSITIONAL_ONLY
         ):
             takes = ", ".join(list(signature.parameters)[given:]) or "no arguments"
-            raise Refusal(f"{target.key}.{name}={arguments[name]}: {target.path} does not take it; it takes {takes}")
+            raise ConfigError(
+                f"{target.key}.{name}={arguments[name]}: {target.path} does not take it; it takes {takes}"
+            )
     ours = list(signature.parameters)[:given]
     for name in arguments:
         if name in ours:
-            raise Refusal(
+            raise ConfigError(
                 f"{target.key}.{name}={arguments[name]}: scaleflow gives {target.path} its {name}; leave it away"
             )
     try:
         signature.bind(*[None] * given, **arguments)
     except TypeError as error:
         positional = f" beside the {given} that scaleflow gives it" if given else ""
-        raise Refusal(f"{target.key}._target_={target.path}: {error}{positional}; set it under {target.key}") from None
+        raise ConfigError(
+            f"{target.key}._target_={target.path}: {error}{positional}; set it under {target.key}"
+        ) from None
 
 
 def first_line(error: BaseException) -> str:

@@ -15,8 +15,8 @@ from typing import Any
 
 from hydra.utils import get_object
 
-from scaleflow.config.sections import show
-from scaleflow.errors import Refusal
+from scaleflow.config.parse import format_value
+from scaleflow.errors import ConfigError
 
 #: By the place of a `_target_`: what may be named there. Lists of names, not whole packages: a package has functions
 #: that write files, fetch URLs or load code (keras.utils.get_file, tensorflow.io.write_file, keras.saving.load_model).
@@ -49,13 +49,14 @@ def check_targets(config: Mapping[str, Any], trusted: Sequence[str]) -> None:
     """Refuses a `_target_` that is neither on the lists nor trusted.
 
     Raises:
-        Refusal: with its name.
+        ConfigError: with its name.
     """
     for key, path in targets_in(config):
         if not (isinstance(path, str) and (is_listed(key, path) or is_trusted(path, trusted))):
             where = str(path).rpartition(".")[0] or path
-            raise Refusal(
-                f"{key}._target_={show(path)}: is not followed: it is none of the {what_is_listed(key)}; if you know "
+            raise ConfigError(
+                f"{key}._target_={format_value(path)}: is not followed: it is none of the "
+                f"{describe_allowed(key)}; if you know "
                 f"its code, --trust {where} follows it (trusted_modules=[{where}])"
             )
 
@@ -73,7 +74,7 @@ def check_origins(config: Mapping[str, Any], trusted: Sequence[str]) -> None:
         except Exception:
             continue  # said in better words where it is loaded
         if not (isinstance(origin, str) and is_trusted(origin, trusted)):
-            raise Refusal(
+            raise ConfigError(
                 f"{key}._target_={path}: is not followed: it is not defined there but in {origin or 'no module'}; "
                 f"--trust {path} follows it"
             )
@@ -94,7 +95,7 @@ def targets_in(config: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 def is_listed(key: str, path: str) -> bool:
     own = path.removeprefix("tensorflow.") if path.startswith("tensorflow.keras.") else path
     if key in ("dataset", "model"):
-        return own in factories(key)
+        return own in list_factories(key)
     if key == "optimizer":
         return OPTIMIZERS.fullmatch(own) is not None
     if key == "training.step":
@@ -104,7 +105,7 @@ def is_listed(key: str, path: str) -> bool:
     return PARTS.fullmatch(own) is not None
 
 
-def what_is_listed(key: str) -> str:
+def describe_allowed(key: str) -> str:
     """In words."""
     if key in ("dataset", "model"):
         return f"{key}s that scaleflow brings"
@@ -119,7 +120,7 @@ def is_trusted(path: str, trusted: Sequence[str]) -> bool:
 
 
 @functools.cache
-def factories(group: str) -> frozenset[str]:
+def list_factories(group: str) -> frozenset[str]:
     """What scaleflow's own options of a config group name."""
     conf = Path(__file__).parents[1] / "conf" / group
     found = (re.findall(r"^_target_: (\S+)", path.read_text(), re.M) for path in conf.glob("*.yaml"))
@@ -134,12 +135,13 @@ def factories(group: str) -> frozenset[str]:
 def check_interpolation(key: str, value: str) -> None:
     """Refuses an interpolation that asks for more than another key: the environment, a file, a function."""
     if "${" in OF_A_KEY.sub("", value) or "\\${" in value:
-        raise unresolved(key, value)
+        raise unresolvable_error(key, value)
 
 
-def unresolved(key: str, value: str) -> Refusal:
-    return Refusal(
-        f"{key}={show(value)}: is not resolved on this machine, since it comes from a tracked run; type its value"
+def unresolvable_error(key: str, value: str) -> ConfigError:
+    return ConfigError(
+        f"{key}={format_value(value)}: is not resolved on this machine, since it comes from a tracked run; type "
+        "its value"
     )
 
 
@@ -157,7 +159,9 @@ def check_values(config: Any, own: Collection[str], trusted: Sequence[str], key:
     if isinstance(config, Mapping):
         for name, value in config.items():
             if name in OF_OBJECTS:
-                raise Refusal(f"{key}.{name}={show(value)}: is not followed, since it comes from a tracked run")
+                raise ConfigError(
+                    f"{key}.{name}={format_value(value)}: is not followed, since it comes from a tracked run"
+                )
             check_values(value, own, trusted, f"{key}.{name}" if key else str(name))
     elif isinstance(config, list | tuple):
         for index, value in enumerate(config):
@@ -169,13 +173,14 @@ def check_values(config: Any, own: Collection[str], trusted: Sequence[str], key:
 def check_text(key: str, value: str, trusted: Sequence[str]) -> None:
     section, _, name = key.partition(".")
     if "${" in value:
-        raise unresolved(key, value)
+        raise unresolvable_error(key, value)
     is_place = ELSEWHERE.match(value) is not None and not is_under(value, trusted)
     if is_place or key == "hardware.tpu" or (section == "cluster" and name != "name"):
         also = f", or --trust {value}" if is_place and value.startswith("/") else ""
-        raise Refusal(
-            f"{key}={show(value)}: leads out of this folder, and comes from a tracked run; if it is what you want, "
-            f"type {key}={show(value)}{also}"
+        raise ConfigError(
+            f"{key}={format_value(value)}: leads out of this folder, and comes from a tracked run; if it is "
+            "what you want, "
+            f"type {key}={format_value(value)}{also}"
         )
 
 

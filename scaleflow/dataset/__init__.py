@@ -1,23 +1,23 @@
 """Datasets: sources of examples, and the one pipeline that is behind every source."""
 
-from scaleflow.dataset.augment import augmented
-from scaleflow.dataset.bad import Bad, explained, first_bad
-from scaleflow.dataset.feed import feed
-from scaleflow.dataset.few import first_batch, one_evaluation
-from scaleflow.dataset.looks import targets_at_hand
-from scaleflow.dataset.records import decoded
-from scaleflow.dataset.splits import Splits, prepare
+from scaleflow.dataset.augment import augment_feed
+from scaleflow.dataset.feed_factory import make_feed
+from scaleflow.dataset.fingerprint import read_cheap_targets
+from scaleflow.dataset.records import decode_records
+from scaleflow.dataset.splits import Splits, prepare_splits
+from scaleflow.dataset.subset import limit_evaluation, repeat_first_batch
+from scaleflow.dataset.unreadable import UnreadableExample, explain_read_error, find_first_unreadable
 
 __all__ = [
-    "Bad",
     "Splits",
-    "augmented",
-    "decoded",
-    "explained",
-    "feed",
-    "first_bad",
-    "first_batch",
-    "one_evaluation",
-    "prepare",
-    "targets_at_hand",
+    "UnreadableExample",
+    "augment_feed",
+    "decode_records",
+    "explain_read_error",
+    "find_first_unreadable",
+    "limit_evaluation",
+    "make_feed",
+    "prepare_splits",
+    "read_cheap_targets",
+    "repeat_first_batch",
 ]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Augment, Batching, Feed, Inputs, Outputs
 
 #: A share of mixup's partner is one of so many that were drawn from its distribution.
@@ -21,7 +21,7 @@ SHARES = 1 << 16
 FLIP, DOWN, ACROSS, SHARE, KINDS = range(5)
 
 
-def augmented(feed: Any, options: Augment | None, seed: int, inputs: Inputs, outputs: Outputs) -> Feed:
+def augment_feed(feed: Any, options: Augment | None, seed: int, inputs: Inputs, outputs: Outputs) -> Feed:
     """The training feed as `dataset.augment` says.
 
     Args:
@@ -32,23 +32,23 @@ def augmented(feed: Any, options: Augment | None, seed: int, inputs: Inputs, out
         outputs: what its targets mean.
 
     Raises:
-        Refusal: for what the inputs are no such thing as.
+        ConfigError: for what the inputs are no such thing as.
     """
     if options is None or options == Augment():
         return feed  # type: ignore[no-any-return]
-    check(options, inputs)
+    check_augment(options, inputs)
     if options.mixup:
         return MixedFeed(feed, options, seed, inputs, outputs)
     return AugmentedFeed(feed, options, seed)
 
 
-def check(options: Augment, inputs: Inputs) -> None:
+def check_augment(options: Augment, inputs: Inputs) -> None:
     is_text = inputs.dtype == "string" or inputs.vocabulary is not None
     if options.mixup and is_text:
-        raise Refusal(f"dataset.augment.mixup={options.mixup:g}: mixes numbers, and the dataset's inputs are text")
+        raise ConfigError(f"dataset.augment.mixup={options.mixup:g}: mixes numbers, and the dataset's inputs are text")
     for key, value, wanted in (("flip", "true", options.flip), ("crop", options.crop, options.crop > 0)):
         if wanted and (is_text or len(inputs.shape) != 3):
-            raise Refusal(
+            raise ConfigError(
                 f"dataset.augment.{key}={value}: takes images of shape (height, width, channels), and the dataset's "
                 f"inputs have shape {inputs.shape}"
             )
@@ -80,40 +80,40 @@ class AugmentedFeed:
     def fetch(self, opened: Any) -> Any:
         return self._feed.fetch(opened)
 
-    def portion(self, opened: Any, first: int, steps: int) -> Any:
-        return self._feed.portion(opened, first, steps)
+    def worker_argument(self, opened: Any, first: int, steps: int) -> Any:
+        return self._feed.worker_argument(opened, first, steps)
 
     def micro_batch(
         self, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, replica: tf.Tensor, index: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         batch = self._feed.micro_batch(fetched, epoch, step, replica, index)
         first = tf.cast(replica, tf.int64) * self.batching.share + index * self.batching.batch_size
-        return self._changed(batch, Draws(self._seed, epoch, step, self.batching.global_size, first))
+        return self._change(batch, Draws(self._seed, epoch, step, self.batching.global_size, first))
 
     def batches(self, epochs: int, steps_per_epoch: int) -> tf.data.Dataset:
-        def changed(place: tf.Tensor, batch: Any) -> Any:
+        def change(place: tf.Tensor, batch: Any) -> Any:
             epoch, step = place // steps_per_epoch, place % steps_per_epoch
             nothing = tf.constant(0, tf.int64)
-            return self._changed(batch, Draws(self._seed, epoch, step, self.batching.global_size, nothing))
+            return self._change(batch, Draws(self._seed, epoch, step, self.batching.global_size, nothing))
 
         numbered = self._batches(epochs, steps_per_epoch).enumerate()
-        return numbered.map(changed, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+        return numbered.map(change, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
 
     def _batches(self, epochs: int, steps_per_epoch: int) -> tf.data.Dataset:
         return self._feed.batches(epochs, steps_per_epoch)
 
-    def _changed(self, batch: Any, draws: Draws) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def _change(self, batch: Any, draws: Draws) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         inputs, targets, mask = batch
-        return self._moved(inputs, draws, 0), targets, mask
+        return self._move(inputs, draws, 0), targets, mask
 
-    def _moved(self, images: tf.Tensor, draws: Draws, kinds: int) -> tf.Tensor:
+    def _move(self, images: tf.Tensor, draws: Draws, kinds: int) -> tf.Tensor:
         """The inputs, flipped and cropped; `kinds` counts on from what is drawn for others."""
         if self._options.flip:
-            images = flipped(images, draws.uniform(kinds + FLIP, len_of(images)) < 0.5)
+            images = flip(images, draws.uniform(kinds + FLIP, batch_length(images)) < 0.5)
         if self._options.crop:
             most = 2 * self._options.crop + 1
-            down, across = (draws.integers(kinds + kind, len_of(images), most) for kind in (DOWN, ACROSS))
-            images = cropped(images, self._options.crop, down, across)
+            down, across = (draws.integers(kinds + kind, batch_length(images), most) for kind in (DOWN, ACROSS))
+            images = crop(images, self._options.crop, down, across)
         return images
 
 
@@ -126,7 +126,7 @@ class MixedFeed(AugmentedFeed):
 
     def __init__(self, feed: Any, options: Augment, seed: int, inputs: Inputs, outputs: Outputs) -> None:
         super().__init__(feed, options, seed)
-        self._partner = feed.reordered(partner_seed(seed))
+        self._partner = feed.reorder(partner_seed(seed))
         self._classes = outputs.shape[-1] if outputs.kind == "classification" else None
         alpha = options.mixup
         self._shares = np.random.default_rng([seed, 3]).beta(alpha, alpha, SHARES).astype(np.float32)
@@ -137,8 +137,10 @@ class MixedFeed(AugmentedFeed):
     def fetch(self, opened: Any) -> Any:
         return self._feed.fetch(opened[0]), self._partner.fetch(opened[1])
 
-    def portion(self, opened: Any, first: int, steps: int) -> Any:
-        return self._feed.portion(opened[0], first, steps), self._partner.portion(opened[1], first, steps)
+    def worker_argument(self, opened: Any, first: int, steps: int) -> Any:
+        return self._feed.worker_argument(opened[0], first, steps), self._partner.worker_argument(
+            opened[1], first, steps
+        )
 
     def micro_batch(
         self, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, replica: tf.Tensor, index: tf.Tensor
@@ -146,18 +148,18 @@ class MixedFeed(AugmentedFeed):
         place = (epoch, step, replica, index)
         both = self._feed.micro_batch(fetched[0], *place), self._partner.micro_batch(fetched[1], *place)
         first = tf.cast(replica, tf.int64) * self.batching.share + index * self.batching.batch_size
-        return self._changed(both, Draws(self._seed, epoch, step, self.batching.global_size, first))
+        return self._change(both, Draws(self._seed, epoch, step, self.batching.global_size, first))
 
     def _batches(self, epochs: int, steps_per_epoch: int) -> tf.data.Dataset:
         both = self._feed.batches(epochs, steps_per_epoch), self._partner.batches(epochs, steps_per_epoch)
         return tf.data.Dataset.zip(both)
 
-    def _changed(self, batch: Any, draws: Draws) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def _change(self, batch: Any, draws: Draws) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         (inputs, targets, mask), (others, their_targets, _) = batch
-        place = draws.integers(SHARE, len_of(inputs), SHARES)
+        place = draws.integers(SHARE, batch_length(inputs), SHARES)
         share = tf.gather(tf.constant(self._shares), place)
-        mixed = mix(self._moved(inputs, draws, 0), self._moved(others, draws, KINDS), share)
-        return mixed, mix(self._soft(targets), self._soft(their_targets), share), mask
+        mixed = mix_examples(self._move(inputs, draws, 0), self._move(others, draws, KINDS), share)
+        return mixed, mix_examples(self._soft(targets), self._soft(their_targets), share), mask
 
     def _soft(self, targets: tf.Tensor) -> tf.Tensor:
         if self._classes is None:
@@ -192,12 +194,12 @@ class Draws:
         return tf.minimum(tf.cast(self.uniform(kind, count) * most, tf.int32), most - 1)
 
 
-def flipped(images: tf.Tensor, chosen: tf.Tensor) -> tf.Tensor:
+def flip(images: tf.Tensor, chosen: tf.Tensor) -> tf.Tensor:
     """[b, h, w, c], the chosen ones left to right."""
     return tf.where(chosen[:, None, None, None], tf.reverse(images, axis=[2]), images)
 
 
-def cropped(images: tf.Tensor, padding: int, down: tf.Tensor, across: tf.Tensor) -> tf.Tensor:
+def crop(images: tf.Tensor, padding: int, down: tf.Tensor, across: tf.Tensor) -> tf.Tensor:
     """[b, h, w, c] of the same size, cut out of itself with zeros around.
 
     Args:
@@ -212,14 +214,14 @@ def cropped(images: tf.Tensor, padding: int, down: tf.Tensor, across: tf.Tensor)
     return tf.gather(rows, across[:, None] + tf.range(width), axis=2, batch_dims=1)
 
 
-def mix(values: tf.Tensor, others: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
+def mix_examples(values: tf.Tensor, others: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
     """[b, ...] of the same type: so much of the first, the rest of the second; integers are rounded."""
     shares = tf.reshape(share, [-1, *[1] * (values.shape.rank - 1)])
     mixed = shares * tf.cast(values, tf.float32) + (1 - shares) * tf.cast(others, tf.float32)
     return tf.cast(tf.round(mixed) if values.dtype.is_integer else mixed, values.dtype)
 
 
-def len_of(batch: tf.Tensor) -> int:
+def batch_length(batch: tf.Tensor) -> int:
     return int(batch.shape[0])
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs
 
 #: A number as it may be written, for TensorFlow (RE2) and Python alike; in at most so many characters.
@@ -46,7 +46,7 @@ class Moments:
     missing: np.ndarray[Any, Any]
 
     @classmethod
-    def of(cls, columns: int) -> Moments:
+    def from_columns(cls, columns: int) -> Moments:
         zeros = np.zeros(columns)
         return cls(zeros, zeros.copy(), zeros.copy(), np.zeros(columns, bool))
 
@@ -72,7 +72,7 @@ class Moments:
 
 
 @dataclass
-class Values:
+class ColumnValues:
     """The different values of one column; whether some row had none."""
 
     seen: set[bytes] = field(default_factory=set)
@@ -107,8 +107,8 @@ class Columns:
         Args:
             batches: rows [b, columns] of strings.
         """
-        moments = Moments.of(len(self._numeric))
-        values = [Values() for _ in self._words]
+        moments = Moments.from_columns(len(self._numeric))
+        values = [ColumnValues() for _ in self._words]
         for rows in batches:
             tensor = tf.constant(rows, tf.string)
             there = np.logical_not(is_missing(tensor, self._missing).numpy())
@@ -122,7 +122,7 @@ class Columns:
                 self._check(n, found)
         for n, is_finite in zip(self._numeric, np.isfinite(moments.squares), strict=True):
             if not is_finite:
-                raise Refusal(
+                raise ConfigError(
                     f"dataset.columns: the column {self._names[n]} has numbers too large to have a mean; "
                     "leave it out with dataset.drop"
                 )
@@ -134,9 +134,9 @@ class Columns:
             "words_missing": [bool(found.missing) for found in values],
         }
 
-    def _check(self, column: int, found: Values) -> None:
+    def _check(self, column: int, found: ColumnValues) -> None:
         if len(found.seen) > self._most:
-            raise Refusal(too_many(self._names[column], self._most))
+            raise ConfigError(too_many_values_error(self._names[column], self._most))
 
     def features(self, learned: Any) -> Inputs:
         """[features] float32."""
@@ -167,7 +167,7 @@ class Columns:
         """Standardised numbers, and which of them are missing."""
         absent = ops.take(missing, self._numeric, axis=1)
         given = ops.reshape(ops.where(absent, "0", ops.take(rows, self._numeric, axis=1)), (-1,))
-        numbers = ops.reshape(refusing(given, parsed(given)), (-1, len(self._numeric)))
+        numbers = ops.reshape(refuse_unparsable(given, parse_numbers(given)), (-1, len(self._numeric)))
         mean, deviation = np.array(learned["mean"]), np.array(learned["deviation"])
         standard = ops.divide(ops.subtract(numbers, mean), deviation)  # Keras's own layers for it round to float32
         standard = ops.where(absent, ops.zeros_like(numbers), standard)
@@ -190,7 +190,7 @@ class Columns:
         return ops.one_hot(index, 1 + len(words) + has_missing, dtype="float32")
 
 
-def too_many(name: str, most: int) -> str:
+def too_many_values_error(name: str, most: int) -> str:
     return (
         f"dataset.columns: the column {name} has more than {most} different words; leave it out with dataset.drop, or "
         "raise dataset.most_values"
@@ -223,7 +223,7 @@ def as_numbers(strings: tf.Tensor) -> tf.Tensor:
 # ---------------------------------------------------------------------------------------------
 
 
-def parsed(strings: keras.KerasTensor) -> keras.KerasTensor:
+def parse_numbers(strings: keras.KerasTensor) -> keras.KerasTensor:
     """[n] strings -> [n] float64; NaN for what is no number. To about 1e-15 of it.
 
     Keras has no operation for it, and a layer of our own, or a Lambda, would not load elsewhere. So each string is
@@ -249,25 +249,25 @@ def parsed(strings: keras.KerasTensor) -> keras.KerasTensor:
 
     in_mantissa = ops.logical_and(is_digit, ops.logical_not(in_exponent))
     exponent_digits = ops.logical_and(is_digit, in_exponent)
-    mantissa = whole(x, in_mantissa) * sign(is_minus, ops.logical_not(in_exponent))
-    exponent = whole(x, exponent_digits) * sign(is_minus, in_exponent)
-    decimals = ops.cast(count(ops.logical_and(in_mantissa, behind_point)), "float64")
-    value = scaled(mantissa, exponent - decimals)
+    mantissa = to_whole_number(x, in_mantissa) * to_sign(is_minus, ops.logical_not(in_exponent))
+    exponent = to_whole_number(x, exponent_digits) * to_sign(is_minus, in_exponent)
+    decimals = ops.cast(count_per_column(ops.logical_and(in_mantissa, behind_point)), "float64")
+    value = scale_by_power(mantissa, exponent - decimals)
 
     before = ops.pad(x[:, :-1], [[0, 0], [1, 0]], constant_values=CHARACTERS.index("e"))  # at the start as behind an e
     misplaced = ops.logical_and(is_sign, before < CHARACTERS.index("e"))
     late_point = ops.logical_and(is_point, in_exponent)
     unknown = ops.equal(x, 1 - FIRST)
     wrong = ops.any(ops.logical_or(ops.logical_or(misplaced, late_point), unknown), axis=1)
-    wrong = ops.logical_or(wrong, ops.equal(count(in_mantissa), 0))
-    wrong = ops.logical_or(wrong, count(is_point) > 1)
-    wrong = ops.logical_or(wrong, ops.logical_or(count(is_e) > 1, count(exponent_digits) > 3))
-    wrong = ops.logical_or(wrong, ops.not_equal(count(is_e) > 0, count(exponent_digits) > 0))
+    wrong = ops.logical_or(wrong, ops.equal(count_per_column(in_mantissa), 0))
+    wrong = ops.logical_or(wrong, count_per_column(is_point) > 1)
+    wrong = ops.logical_or(wrong, ops.logical_or(count_per_column(is_e) > 1, count_per_column(exponent_digits) > 3))
+    wrong = ops.logical_or(wrong, ops.not_equal(count_per_column(is_e) > 0, count_per_column(exponent_digits) > 0))
     wrong = ops.logical_or(wrong, is_there[:, LONGEST])
     return ops.where(wrong, ops.full_like(value, float("nan")), value)
 
 
-def refusing(strings: keras.KerasTensor, numbers: keras.KerasTensor) -> keras.KerasTensor:
+def refuse_unparsable(strings: keras.KerasTensor, numbers: keras.KerasTensor) -> keras.KerasTensor:
     """The same numbers; whatever was parsed as NaN raises an error that shows it.
 
     NaN alone would not do: compiled for a CPU, ReLU makes 0 of it. A lookup that has no place for what it does not
@@ -278,17 +278,17 @@ def refusing(strings: keras.KerasTensor, numbers: keras.KerasTensor) -> keras.Ke
     return numbers + ops.cast(zero, "float64")
 
 
-def count(chosen: keras.KerasTensor) -> keras.KerasTensor:
+def count_per_column(chosen: keras.KerasTensor) -> keras.KerasTensor:
     """[n, k] bool -> [n] int32."""
     return ops.sum(ops.cast(chosen, "int32"), axis=1)
 
 
-def sign(is_minus: keras.KerasTensor, where: keras.KerasTensor) -> keras.KerasTensor:
+def to_sign(is_minus: keras.KerasTensor, where: keras.KerasTensor) -> keras.KerasTensor:
     """[n] float64: -1 where there is a minus, else 1."""
     return 1.0 - 2.0 * ops.cast(ops.any(ops.logical_and(is_minus, where), axis=1), "float64")
 
 
-def whole(x: keras.KerasTensor, digits: keras.KerasTensor) -> keras.KerasTensor:
+def to_whole_number(x: keras.KerasTensor, digits: keras.KerasTensor) -> keras.KerasTensor:
     """The whole number [n] float64 that the chosen digits make, from left to right."""
     chosen = ops.cast(digits, "int32")
     place = ops.flip(ops.cumsum(ops.flip(chosen, axis=1), axis=1), axis=1) - 1  # digits to the right of it
@@ -296,7 +296,7 @@ def whole(x: keras.KerasTensor, digits: keras.KerasTensor) -> keras.KerasTensor:
     return ops.sum(ops.cast(x * chosen, "float64") * power, axis=1)
 
 
-def scaled(mantissa: keras.KerasTensor, exponent: keras.KerasTensor) -> keras.KerasTensor:
+def scale_by_power(mantissa: keras.KerasTensor, exponent: keras.KerasTensor) -> keras.KerasTensor:
     """mantissa x 10^exponent, [n] float64; in two steps, since 10^-330 is 0 where 1e20 x 10^-330 is not."""
     half = ops.floor(exponent / 2)
     ten = ops.full_like(exponent, 10.0)

@@ -16,16 +16,16 @@ from scaleflow.dataset.columns import Columns, are_numbers, as_numbers, is_missi
 from scaleflow.dataset.files import (
     ALL,
     TEST_FRACTION,
-    choice,
-    divided,
-    find,
-    fraction,
-    interleaved,
-    number,
-    splits_of,
-    words,
+    divide_records,
+    find_files,
+    interleave_files,
+    list_splits,
+    parse_choice,
+    parse_count,
+    parse_fraction,
+    parse_words,
 )
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Kind, Outputs, Stream
 
 SUFFIXES = (".csv", ".tsv")
@@ -48,8 +48,8 @@ MOST_IN_PATTERN = 200
 NAMED = 10
 
 #: Lines that are read, and rows that are decoded, in one call.
-READ_AT_ONCE = 1024
-DECODED_AT_ONCE = 256
+FILES_IN_PARALLEL = 1024
+DECODE_BATCH_SIZE = 256
 
 
 class Csv:
@@ -79,7 +79,7 @@ class Csv:
         split_seed: decides which part.
 
     Raises:
-        Refusal: for files or columns that are not there, headers that differ, or an option that makes no sense.
+        ConfigError: for files or columns that are not there, headers that differ, or an option that makes no sense.
     """
 
     def __init__(
@@ -98,18 +98,22 @@ class Csv:
         test: float = TEST_FRACTION,
         split_seed: int = 0,
     ) -> None:
-        choice(kind, "dataset.kind", KINDS)
-        self._part = fraction(test)
-        self._seed = number(split_seed, "dataset.split_seed")
-        self._most = number(most_values, "dataset.most_values", 2)
-        self._files = find(data_dir, SUFFIXES)
-        form = Form(delimiter_of(delimiter), tuple(words(header, "dataset.header")), tuple(words(missing, MISSING_KEY)))
-        self._table = Table(form, header_of(self._files, form), target)
-        self._columns = self._table.chosen(columns, drop)
-        as_numeric = self._table.named(numeric, "dataset.numeric", self._columns)
-        as_words = self._table.named(categorical, "dataset.categorical", self._columns)
+        parse_choice(kind, "dataset.kind", KINDS)
+        self._part = parse_fraction(test)
+        self._seed = parse_count(split_seed, "dataset.split_seed")
+        self._most = parse_count(most_values, "dataset.most_values", 2)
+        self._files = find_files(data_dir, SUFFIXES)
+        form = CsvFormat(
+            parse_delimiter(delimiter),
+            tuple(parse_words(header, "dataset.header")),
+            tuple(parse_words(missing, MISSING_KEY)),
+        )
+        self._table = CsvTable(form, read_header(self._files, form), target)
+        self._columns = self._table.choose_inputs(columns, drop)
+        as_numeric = self._table.find_columns(numeric, "dataset.numeric", self._columns)
+        as_words = self._table.find_columns(categorical, "dataset.categorical", self._columns)
         if both := set(as_numeric) & set(as_words):
-            raise Refusal(f"dataset.numeric: {self._table.names[min(both)]} is in dataset.categorical, too")
+            raise ConfigError(f"dataset.numeric: {self._table.names[min(both)]} is in dataset.categorical, too")
         learned_on = "train" if "train" in self._files else ALL
         survey = Survey(self._table, self._files[learned_on], self._most)
         self._numeric = [n for n in self._columns if n in as_numeric or (n not in as_words and survey.is_numeric(n))]
@@ -122,7 +126,7 @@ class Csv:
 
     @property
     def splits(self) -> Collection[str]:
-        return splits_of(self._files, self._part)
+        return list_splits(self._files, self._part)
 
     def load(self, split: str) -> Stream:
         """Records are (the file's number, the line's in it, the line)."""
@@ -133,13 +137,13 @@ class Csv:
         records, length = self._table.lines(files).unbatch(), survey.count
         records = records.apply(tf.data.experimental.assert_cardinality(length))
         if group == ALL:
-            records, length = divided(records, length, split, self._part, self._seed)
+            records, length = divide_records(records, length, split, self._part, self._seed)
 
         def name(file: Any, line: Any, text: Any) -> str:
             return f"{files[int(file)]}, line {int(line)}"
 
         faults = survey.faults(self._numeric, self.outputs)
-        return Stream(records, length, self._decode, name, faults, at_once=DECODED_AT_ONCE)
+        return Stream(records, length, self._decode, name, faults, at_once=DECODE_BATCH_SIZE)
 
     def _decode(self, file: tf.Tensor, line: tf.Tensor, text: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Traced: lines [b] -> (rows [b, columns] of strings, targets [b] or [b, 1])."""
@@ -154,14 +158,14 @@ class Csv:
             wrong = ~are_numbers(tf.gather(fields, numbers, axis=1)) & ~tf.gather(missing, numbers, axis=1)
             checks.append(tf.debugging.Assert(~tf.reduce_any(wrong), ["a column of numbers has something else"]))
         with tf.control_dependencies(checks):
-            return tf.gather(fields, self._columns, axis=1), target_of(outputs, target)
+            return tf.gather(fields, self._columns, axis=1), parse_target_field(outputs, target)
 
 
 MISSING_KEY = "dataset.missing"
 NOT_UTF8 = "it is not UTF-8"
 
 
-def target_of(outputs: Outputs, target: tf.Tensor) -> tf.Tensor:
+def parse_target_field(outputs: Outputs, target: tf.Tensor) -> tf.Tensor:
     """Traced: the fields [b] of the target -> values [b, 1], or the numbers of their classes."""
     if outputs.kind == "regression":
         return tf.cast(as_numbers(target), tf.float32)[:, None]
@@ -179,7 +183,7 @@ def target_of(outputs: Outputs, target: tf.Tensor) -> tf.Tensor:
 
 
 @dataclass(frozen=True)
-class Form:
+class CsvFormat:
     """How the files are written.
 
     Attributes:
@@ -193,13 +197,13 @@ class Form:
     missing: tuple[str, ...]
 
 
-def delimiter_of(delimiter: Any) -> str:
+def parse_delimiter(delimiter: Any) -> str:
     if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '"\n\r' or not delimiter.isascii():
-        raise Refusal(f'dataset.delimiter={delimiter}: expected a single character, such as ; or "\\t"')
+        raise ConfigError(f'dataset.delimiter={delimiter}: expected a single character, such as ; or "\\t"')
     return delimiter
 
 
-def header_of(files: dict[str, list[str]], form: Form) -> tuple[str, ...]:
+def read_header(files: dict[str, list[str]], form: CsvFormat) -> tuple[str, ...]:
     """The columns' names, the same in all files."""
     if form.header:
         return form.header
@@ -210,77 +214,77 @@ def header_of(files: dict[str, list[str]], form: Form) -> tuple[str, ...]:
         if found != names:
             differ = next((f"{b} for {a}" for a, b in zip(names, found, strict=False) if a != b), None)
             said = differ or f"{len(found)} columns for {len(names)}"
-            raise Refusal(f"dataset.data_dir: {path} has another header than {first}: {said}")
+            raise ConfigError(f"dataset.data_dir: {path} has another header than {first}: {said}")
     return names
 
 
-def first_line(path: str, form: Form) -> tuple[str, ...]:
+def first_line(path: str, form: CsvFormat) -> tuple[str, ...]:
     try:
         with Path(path).open("rb") as file:
             line = file.readline().decode("utf-8-sig").rstrip("\r\n")
         names = tuple(name.strip() for name in next(csv.reader([line], delimiter=form.delimiter, strict=True), ()))
     except csv.Error as error:
-        raise Refusal(f"dataset.data_dir: {path}, line 1: {UNCLOSED}") from error
+        raise ConfigError(f"dataset.data_dir: {path}, line 1: {UNCLOSED}") from error
     except UnicodeDecodeError as error:
-        raise Refusal(f"dataset.data_dir: {path}, line 1: {NOT_UTF8}") from error
+        raise ConfigError(f"dataset.data_dir: {path}, line 1: {NOT_UTF8}") from error
     except OSError as error:
-        raise Refusal(f"dataset.data_dir: {path} cannot be read ({error.strerror})") from error
+        raise ConfigError(f"dataset.data_dir: {path} cannot be read ({error.strerror})") from error
     if not names:
-        raise Refusal(f"dataset.data_dir: {path} is empty, expected a header in its first line")
+        raise ConfigError(f"dataset.data_dir: {path} is empty, expected a header in its first line")
     return names
 
 
-class Table:
+class CsvTable:
     """The columns of the files, and how a line is divided into them."""
 
-    def __init__(self, form: Form, names: Sequence[str], target: Any) -> None:
+    def __init__(self, form: CsvFormat, names: Sequence[str], target: Any) -> None:
         self.form = form
         self.names = tuple(names)
         twice = next((name for n, name in enumerate(names) if name in names[:n]), None)
         if twice is not None:
-            raise Refusal(f"dataset.data_dir: two columns are called {twice!r}; name them apart")
-        self.target = self.place(target, "dataset.target")
+            raise ConfigError(f"dataset.data_dir: two columns are called {twice!r}; name them apart")
+        self.target = self.find_column(target, "dataset.target")
 
-    def place(self, name: Any, key: str) -> int:
+    def find_column(self, name: Any, key: str) -> int:
         if name not in self.names:
-            raise Refusal(f"{key}={name}: there is no such column; there is {', '.join(self.names)}")
+            raise ConfigError(f"{key}={name}: there is no such column; there is {', '.join(self.names)}")
         return self.names.index(name)
 
-    def chosen(self, columns: Any, drop: Any) -> list[int]:
+    def choose_inputs(self, columns: Any, drop: Any) -> list[int]:
         """The places of the columns that are inputs."""
-        wanted = [self.place(name, "dataset.columns") for name in words(columns, "dataset.columns")]
-        left = {self.place(name, "dataset.drop") for name in words(drop, "dataset.drop")}
+        wanted = [self.find_column(name, "dataset.columns") for name in parse_words(columns, "dataset.columns")]
+        left = {self.find_column(name, "dataset.drop") for name in parse_words(drop, "dataset.drop")}
         if self.target in wanted:
-            raise Refusal(f"dataset.columns: {self.names[self.target]} is the target")
+            raise ConfigError(f"dataset.columns: {self.names[self.target]} is the target")
         found = [n for n in wanted or range(len(self.names)) if n != self.target and n not in left]
         if not found:
-            raise Refusal("dataset.columns: there is no column left beside the target")
+            raise ConfigError("dataset.columns: there is no column left beside the target")
         return found
 
-    def named(self, given: Any, key: str, among: Sequence[int]) -> list[int]:
+    def find_columns(self, given: Any, key: str, among: Sequence[int]) -> list[int]:
         """The places of columns that an option names."""
-        found = [self.place(name, key) for name in words(given, key)]
+        found = [self.find_column(name, key) for name in parse_words(given, key)]
         for n in found:
             if n not in among:
-                raise Refusal(f"{key}: {self.names[n]} is no input column")
+                raise ConfigError(f"{key}: {self.names[n]} is no input column")
         return found
 
     def lines(self, files: Sequence[str]) -> tf.data.Dataset:
         """(file int64, number of the line int64, line) [b] of all lines that are not blank, the header left out.
 
-        They come as batches of up to `READ_AT_ONCE`: a call to each line would take longer than all else.
+        They come as batches of up to `FILES_IN_PARALLEL`: a call to each line would take longer than all else.
         """
         before = 0 if self.form.header else 1
 
-        def of_file(file: tf.Tensor, path: tf.Tensor) -> tf.data.Dataset:
-            def numbered(batch: tf.Tensor, texts: tf.Tensor) -> Any:
-                numbers = batch * READ_AT_ONCE + tf.range(tf.shape(texts, tf.int64)[0]) + 1
+        def read_file(file: tf.Tensor, path: tf.Tensor) -> tf.data.Dataset:
+            def number_lines(batch: tf.Tensor, texts: tf.Tensor) -> Any:
+                numbers = batch * FILES_IN_PARALLEL + tf.range(tf.shape(texts, tf.int64)[0]) + 1
                 is_row = (numbers > before) & (tf.strings.length(tf.strings.strip(texts)) > 0)
                 return file + tf.zeros_like(numbers[is_row]), numbers[is_row], texts[is_row]
 
-            return tf.data.TextLineDataset(path).batch(READ_AT_ONCE).enumerate().map(numbered)
+            return tf.data.TextLineDataset(path).batch(FILES_IN_PARALLEL).enumerate().map(number_lines)
 
-        return interleaved(files, of_file, block=1)
+        return interleave_files(files, read_file, block=1)
 
     def fields(self, lines: tf.Tensor) -> tf.Tensor:
         """Traced: [...] lines -> [..., columns], without the blanks around them."""
@@ -294,7 +298,7 @@ class Table:
         letter = rf'[^"{re.escape(self.form.delimiter)}\x{{80}}-\x{{10FFFF}}]*'
         pattern = f"(?s)(?:{letter}{re.escape(self.form.delimiter)}){{{len(self.names) - 1}}}{letter}"
         is_plain = tf.strings.regex_full_match(lines, pattern)
-        return or_else(is_plain, lines, lambda rest: self._has_closed_fields(rest) & is_utf8(rest))
+        return check_slowly(is_plain, lines, lambda rest: self._has_closed_fields(rest) & is_utf8(rest))
 
     def _has_closed_fields(self, lines: tf.Tensor) -> tf.Tensor:
         """Traced: the same of lines with quotes in them."""
@@ -323,7 +327,7 @@ UNCLOSED = "its quotes do not match; a field cannot hold a line break, and a quo
 
 def is_utf8(strings: tf.Tensor) -> tf.Tensor:
     """Traced: which of the strings are valid UTF-8."""
-    return or_else(tf.strings.regex_full_match(strings, r"[\x00-\x7F]*"), strings, is_transcoded)
+    return check_slowly(tf.strings.regex_full_match(strings, r"[\x00-\x7F]*"), strings, is_transcoded)
 
 
 def is_transcoded(strings: tf.Tensor) -> tf.Tensor:
@@ -331,7 +335,7 @@ def is_transcoded(strings: tf.Tensor) -> tf.Tensor:
     return tf.equal(tf.strings.unicode_transcode(strings, "UTF-8", "UTF-8", errors="replace"), strings)
 
 
-def or_else(found: tf.Tensor, strings: tf.Tensor, check: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+def check_slowly(found: tf.Tensor, strings: tf.Tensor, check: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
     """Traced: [b] what was found, or what a slower check says of those of which nothing was."""
     rest = tf.where(~found)
     return tf.tensor_scatter_nd_update(found, rest, check(tf.gather_nd(strings, rest)))
@@ -343,7 +347,7 @@ def or_else(found: tf.Tensor, strings: tf.Tensor, check: Callable[[tf.Tensor], t
 
 
 @dataclass
-class Found:
+class ColumnSurvey:
     """What one column of the rows that are well formed holds.
 
     Attributes:
@@ -368,18 +372,18 @@ class Survey:
         most: the different targets that are kept.
     """
 
-    def __init__(self, table: Table, files: Sequence[str], most: int) -> None:
+    def __init__(self, table: CsvTable, files: Sequence[str], most: int) -> None:
         self.count = 0
         self._table = table
         self._files = files
         self._most = most
-        self._columns = [Found() for _ in table.names]
+        self._columns = [ColumnSurvey() for _ in table.names]
         self._malformed: list[str] = []
         self._targets: dict[bytes, str] = {}  # and where each is first
-        for batch in table.lines(files).map(self._looked_at, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True):
+        for batch in table.lines(files).map(self._inspect, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True):
             self._add(*batch)
 
-    def _looked_at(self, file: tf.Tensor, line: tf.Tensor, text: tf.Tensor) -> Any:
+    def _inspect(self, file: tf.Tensor, line: tf.Tensor, text: tf.Tensor) -> Any:
         """Traced: (file, line, text, which rows are well formed, their fields, which of these are missing, numbers)."""
         good = self._table.is_well_formed(text)
         fields = self._table.fields(tf.boolean_mask(text, good))
@@ -401,8 +405,8 @@ class Survey:
             found.missing += int(missing[:, n].sum())
             found.others += int(others[:, n].sum())
             found.numbers += int((numbers[:, n] & ~missing[:, n]).sum())
-            note(found.first_others, others[:, n], rows, place, fields[:, n])
-            note(found.first_missing, missing[:, n], rows, place, fields[:, n])
+            collect_first(found.first_others, others[:, n], rows, place, fields[:, n])
+            collect_first(found.first_missing, missing[:, n], rows, place, fields[:, n])
         self._add_targets(fields[:, self._table.target], missing[:, self._table.target], rows, place)
 
     def _add_targets(self, targets: Any, missing: Any, rows: Any, place: Any) -> None:
@@ -418,13 +422,13 @@ class Survey:
         """Whether a column is one of numbers.
 
         Raises:
-            Refusal: if nearly all of it is.
+            ConfigError: if nearly all of it is.
         """
         found = self._columns[n]
         if found.others and found.numbers >= MOSTLY * (found.numbers + found.others):
             name = self._table.names[n]
             (where, value), key = found.first_others[0], "kind" if n == self._table.target else "numeric"
-            raise Refusal(
+            raise ConfigError(
                 f"dataset.{key}: the column {name} has {value!r} ({where}), and {found.numbers} of its "
                 f"{found.numbers + found.others} values are numbers; add it to dataset.missing, or "
                 + (
@@ -444,16 +448,16 @@ class Survey:
             return Outputs("regression", (1,))
         name = self._table.names[target]
         if len(self._targets) > self._most:
-            raise Refusal(
+            raise ConfigError(
                 f"dataset.target={name}: has more than {self._most} classes; raise dataset.most_values, or name another"
             )
         if len(self._targets) < 2 or (kind == "binary" and len(self._targets) != 2):
             expected = "2" if kind == "binary" else "at least 2"
-            raise Refusal(
+            raise ConfigError(
                 f"dataset.target={name}: has {len(self._targets)} different value(s), expected {expected} classes"
             )
         is_binary = kind == "binary" or (kind == "auto" and len(self._targets) == 2)
-        names = tuple(sorted((value.decode() for value in self._targets), key=by_value))
+        names = tuple(sorted((value.decode() for value in self._targets), key=number_sort_key))
         found: Kind = "binary" if is_binary else "classification"
         return Outputs(found, (1,) if is_binary else (len(names),), names)
 
@@ -478,12 +482,12 @@ class Survey:
         return tuple(found[:NAMED])
 
 
-def note(first: list[tuple[str, str]], chosen: Any, rows: Any, place: Any, fields: Any) -> None:
+def collect_first(first: list[tuple[str, str]], chosen: Any, rows: Any, place: Any, fields: Any) -> None:
     """Adds the first of the chosen fields, with their places."""
     for index in chosen.nonzero()[0][: NAMED - len(first)]:
         first.append((place(rows[index]), fields[int(index)].numpy().decode(errors="replace")))
 
 
-def by_value(name: str) -> tuple[bool, float, str]:
+def number_sort_key(name: str) -> tuple[bool, float, str]:
     """Sorts numbers by their value, before words."""
     return (False, float(name), name) if is_number(name) else (True, 0.0, name)

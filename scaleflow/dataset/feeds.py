@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.kept import Transform, batch_spec, prepared
-from scaleflow.dataset.order import Mine, Order, shuffled_place
-from scaleflow.errors import Refusal
+from scaleflow.dataset.cache import Transform, batch_spec, preprocess_batches
+from scaleflow.dataset.shuffle import Mine, ShuffledOrder, shuffle_position
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Arrays, Batching, Examples, Stream
 
 #: Up to this size the next batch is read while a step computes, on cores that the small operations of such a
@@ -42,17 +42,17 @@ class ArrayFeed:
         self.ahead = batching.accumulate == 1 and self._share_bytes(arrays) <= READ_AHEAD_BYTES
         self._seed = shuffle_seed
         self._strategy = strategy
-        self._options = options(threads)
+        self._options = tf_data_options(threads)
         self._arrays = self._hold(arrays)
 
     def _hold(self, arrays: Arrays) -> Any:
-        return on_every_replica(self._strategy, arrays)
+        return copy_to_replicas(self._strategy, arrays)
 
     def _share_bytes(self, arrays: Arrays) -> int:
         """The size of one replica's share of a global batch."""
         return self.batching.share * (arrays.inputs.nbytes + arrays.targets.nbytes) // len(arrays)
 
-    def reordered(self, seed: int) -> ArrayFeed:
+    def reorder(self, seed: int) -> ArrayFeed:
         """The same examples in the order of another seed; what is in memory is there once."""
         other = copy.copy(self)
         other._seed = seed
@@ -97,7 +97,7 @@ class ArrayFeed:
             mask = tf.cast(position < self.examples, tf.float32)
         position %= self.examples  # the padding, and what is read ahead: the first ones of the epoch once more
         if self._seed is not None:
-            position = shuffled_place(position, self._seed, epoch, self.examples)
+            position = shuffle_position(position, self._seed, epoch, self.examples)
         return *self._take(arrays, position), mask
 
     def _take(self, arrays: Any, position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -138,13 +138,13 @@ class HostArrayFeed(ArrayFeed):
         def share_at(number: tf.Tensor) -> Any:
             return self._gather(self._arrays, this_epoch, number * share, share)
 
-        def of_this_worker(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            mine = places_of_worker(1, context)
+        def make_worker_dataset(context: tf.distribute.InputContext) -> tf.data.Dataset:
+            mine = worker_positions(1, context)
             own = numbers if mine is None else numbers.filter(mine)
             shares = own.map(share_at, num_parallel_calls=tf.data.AUTOTUNE)
             return shares.prefetch(tf.data.AUTOTUNE).with_options(self._options)
 
-        return iter(self._strategy.distribute_datasets_from_function(of_this_worker))
+        return iter(self._strategy.distribute_datasets_from_function(make_worker_dataset))
 
     def fetch(self, opened: Any) -> Any:
         return next(opened)
@@ -152,7 +152,7 @@ class HostArrayFeed(ArrayFeed):
     def micro_batch(
         self, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, replica: tf.Tensor, index: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        return part_of_share(fetched, self.batching.batch_size, index)
+        return slice_micro_batch(fetched, self.batching.batch_size, index)
 
 
 class FileFeed(HostArrayFeed):
@@ -178,7 +178,7 @@ class FileFeed(HostArrayFeed):
         return inputs, targets
 
 
-def check_fixed(examples: Examples, transform: Transform | None = None) -> None:
+def check_static_shapes(examples: Examples, transform: Transform | None = None) -> None:
     """Refuses what a TPU can't take: text, and shapes that differ from one example to the next."""
     if isinstance(examples, Stream):
         specs = [(spec.dtype, spec.shape) for spec in batch_spec(examples, transform)]
@@ -188,15 +188,15 @@ def check_fixed(examples: Examples, transform: Transform | None = None) -> None:
     for name, (dtype, shape) in zip(("inputs", "targets"), specs, strict=False):
         if dtype == tf.string or not shape.is_fully_defined():
             found = "are text" if dtype == tf.string else f"have the shape {shape}"
-            raise Refusal(
+            raise ConfigError(
                 f"strategy=tpu with a dataset whose {name} {found}: a TPU takes numbers of one shape that is known "
                 "beforehand; make them so in the dataset, or use strategy=mirrored"
             )
 
 
-def on_every_replica(strategy: tf.distribute.Strategy, arrays: Arrays) -> Any:
+def copy_to_replicas(strategy: tf.distribute.Strategy, arrays: Arrays) -> Any:
     """(inputs, targets) as constants on each replica's device."""
-    devices = devices_of(strategy)  # this worker's; the replicas are numbered over all of them
+    devices = replica_devices(strategy)  # this worker's; the replicas are numbered over all of them
 
     def place(array: np.ndarray[Any, Any]) -> Any:
         def value(context: tf.distribute.experimental.ValueContext) -> tf.Tensor:
@@ -208,7 +208,7 @@ def on_every_replica(strategy: tf.distribute.Strategy, arrays: Arrays) -> Any:
     return place(arrays.inputs), place(arrays.targets)
 
 
-def devices_of(strategy: tf.distribute.Strategy) -> tuple[str, ...]:
+def replica_devices(strategy: tf.distribute.Strategy) -> tuple[str, ...]:
     """The devices of this worker's replicas; for the default strategy TensorFlow's choice, the first."""
     try:
         return tuple(strategy.extended.worker_devices)
@@ -245,15 +245,15 @@ class StreamFeed:
         self.ahead = False  # tf.data reads ahead itself
         self._stream = stream
         self._buffer = buffer
-        self._order = Order(stream, shuffle_seed, buffer)
+        self._order = ShuffledOrder(stream, shuffle_seed, buffer)
         self._strategy = strategy
         self._transform = transform
-        self._options = options(threads)
+        self._options = tf_data_options(threads)
 
-    def reordered(self, seed: int) -> StreamFeed:
+    def reorder(self, seed: int) -> StreamFeed:
         """The same examples in the order of another seed."""
         other = copy.copy(self)
-        other._order = Order(self._stream, seed, self._buffer)
+        other._order = ShuffledOrder(self._stream, seed, self._buffer)
         return other
 
     def open(self, epoch: int, step: int) -> Any:
@@ -262,13 +262,13 @@ class StreamFeed:
         steps = self.batching.steps(self.examples)
         numbers = tf.data.Dataset.range(step * replicas, steps * replicas)
 
-        def of_this_worker(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            is_mine = places_of_worker(1, context)
+        def make_worker_dataset(context: tf.distribute.InputContext) -> tf.data.Dataset:
+            is_mine = worker_positions(1, context)
             own = numbers if is_mine is None else numbers.filter(is_mine)
-            examples = self._order.examples(epoch, step * size, steps * size, places_of_worker(share, context))
+            examples = self._order.examples(epoch, step * size, steps * size, worker_positions(share, context))
             return self._shares(examples, own, share).prefetch(tf.data.AUTOTUNE).with_options(self._options)
 
-        return iter(self._strategy.distribute_datasets_from_function(of_this_worker))
+        return iter(self._strategy.distribute_datasets_from_function(make_worker_dataset))
 
     def batches(self, epochs: int, steps_per_epoch: int) -> tf.data.Dataset:
         size, steps = self.batching.global_size, self.batching.steps(self.examples)
@@ -295,7 +295,7 @@ class StreamFeed:
             is_real = number * share + tf.range(share, dtype=tf.int64) < self.examples
             return *batch, tf.cast(is_real, tf.float32)
 
-        batches = prepared(examples.batch(share, drop_remainder=True), self._transform)
+        batches = preprocess_batches(examples.batch(share, drop_remainder=True), self._transform)
         both = tf.data.Dataset.zip(batches, numbers)
         return both.map(masked, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
@@ -305,10 +305,10 @@ class StreamFeed:
     def micro_batch(
         self, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, replica: tf.Tensor, index: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        return part_of_share(fetched, self.batching.batch_size, index)
+        return slice_micro_batch(fetched, self.batching.batch_size, index)
 
 
-def part_of_share(fetched: Any, size: int, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+def slice_micro_batch(fetched: Any, size: int, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """One micro-batch of a replica's share: (inputs, targets, mask)."""
 
     def part(tensor: tf.Tensor) -> tf.Tensor:
@@ -319,7 +319,7 @@ def part_of_share(fetched: Any, size: int, index: tf.Tensor) -> tuple[tf.Tensor,
     return inputs, targets, mask
 
 
-def options(threads: int | None) -> tf.data.Options:
+def tf_data_options(threads: int | None) -> tf.data.Options:
     """How tf.data works: in an order that is always the same, with so many threads of its own."""
     chosen = tf.data.Options()
     chosen.deterministic = True
@@ -328,7 +328,7 @@ def options(threads: int | None) -> tf.data.Options:
     return chosen
 
 
-def places_of_worker(share: int, context: tf.distribute.InputContext) -> Mine | None:
+def worker_positions(share: int, context: tf.distribute.InputContext) -> Mine | None:
     """Which places of an epoch's order are those of one worker's replicas; None where it is alone."""
     workers, worker = context.num_input_pipelines, context.input_pipeline_id
     local = context.num_replicas_in_sync // workers

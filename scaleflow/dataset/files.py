@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.records import as_yielded
-from scaleflow.errors import Refusal
+from scaleflow.dataset.records import to_record
+from scaleflow.errors import ConfigError
 
 #: Names of folders, and beginnings of files' names, that say which split they hold.
 SPLITS: Mapping[str, str] = {
@@ -39,27 +39,27 @@ INTERLEAVED, BLOCK = 8, 16
 TEST_FRACTION = 0.2
 
 
-def place(data_dir: Any) -> str:
+def expand_data_dir(data_dir: Any) -> str:
     """What `dataset.data_dir` says, with `~` expanded.
 
     Raises:
-        Refusal: if it is no path.
+        ConfigError: if it is no path.
     """
     if not isinstance(data_dir, str) or not data_dir.strip():
-        raise Refusal(f"dataset.data_dir={data_dir}: expected a path")
+        raise ConfigError(f"dataset.data_dir={data_dir}: expected a path")
     return os.path.expanduser(data_dir.strip())  # noqa: PTH111  (a Path would take a glob's trailing slash)
 
 
-def folder(data_dir: Any) -> Path:
+def find_data_dir(data_dir: Any) -> Path:
     """`dataset.data_dir` as a folder that is there."""
-    path = Path(place(data_dir))
+    path = Path(expand_data_dir(data_dir))
     if not path.is_dir():
         reason = "is a file, expected a folder" if path.exists() else "there is no such folder"
-        raise Refusal(f"dataset.data_dir={data_dir}: {reason}")
+        raise ConfigError(f"dataset.data_dir={data_dir}: {reason}")
     return path
 
 
-def find(data_dir: Any, suffixes: Sequence[str]) -> dict[str, list[str]]:
+def find_files(data_dir: Any, suffixes: Sequence[str]) -> dict[str, list[str]]:
     """The files of each split, sorted; where their names tell of no splits, all of them are `all`.
 
     Args:
@@ -68,40 +68,40 @@ def find(data_dir: Any, suffixes: Sequence[str]) -> dict[str, list[str]]:
         suffixes: what a file's name in a folder has to contain behind a dot, in lower case.
 
     Raises:
-        Refusal: if there is no file, or there are splits without `train`.
+        ConfigError: if there is no file, or there are splits without `train`.
     """
-    path = Path(place(data_dir))
+    path = Path(expand_data_dir(data_dir))
     if path.is_file():
         return {ALL: [str(path)]}
     if path.is_dir():
-        return in_folder(data_dir, path, suffixes)
+        return find_in_folder(data_dir, path, suffixes)
     if glob.has_magic(str(path)):
         found = sorted(name for name in glob.glob(str(path), recursive=True) if Path(name).is_file())  # noqa: PTH207
         if not found:
-            raise Refusal(f"dataset.data_dir={data_dir}: no file matches it")
+            raise ConfigError(f"dataset.data_dir={data_dir}: no file matches it")
         return {ALL: found}
-    raise Refusal(f"dataset.data_dir={data_dir}: there is no such file or folder")
+    raise ConfigError(f"dataset.data_dir={data_dir}: there is no such file or folder")
 
 
-def in_folder(data_dir: Any, path: Path, suffixes: Sequence[str]) -> dict[str, list[str]]:
+def find_in_folder(data_dir: Any, path: Path, suffixes: Sequence[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     loose: list[str] = []
-    for name in walk(path):
-        if not is_of(name, suffixes):
+    for name in walk_files(path):
+        if not has_suffix(name, suffixes):
             continue
         split = split_of(Path(name).relative_to(path))
         found.setdefault(split, []).append(name) if split else loose.append(name)
     if not found and not loose:
-        raise Refusal(f"dataset.data_dir={data_dir}: there is no file with {' or '.join(suffixes)} in its name")
+        raise ConfigError(f"dataset.data_dir={data_dir}: there is no file with {' or '.join(suffixes)} in its name")
     if not found:
         return {ALL: loose}
     if "train" not in found:
-        raise Refusal(
+        raise ConfigError(
             f"dataset.data_dir={data_dir}: there is {' and '.join(sorted(found))} and no train; name a folder or the "
             "files so that they begin with train"
         )
     if loose:
-        raise Refusal(
+        raise ConfigError(
             f"dataset.data_dir={data_dir}: {loose[0]} belongs to no split, and others do; move it away, or name it so "
             "that it begins with train, validation or test"
         )
@@ -117,7 +117,7 @@ def split_of(path: Path) -> str | None:
     return SPLITS[match[1].lower()] if match else None
 
 
-def walk(path: Path) -> Iterable[str]:
+def walk_files(path: Path) -> Iterable[str]:
     """Every file below a folder, sorted; hidden ones left out."""
     for base, folders, names in os.walk(path, followlinks=True):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -126,7 +126,7 @@ def walk(path: Path) -> Iterable[str]:
                 yield str(Path(base, name))
 
 
-def is_of(name: str, suffixes: Sequence[str]) -> bool:
+def has_suffix(name: str, suffixes: Sequence[str]) -> bool:
     base = Path(name).name.lower()
     return any(base.endswith(suffix) or f"{suffix}-" in base or f"{suffix}." in base for suffix in suffixes)
 
@@ -136,7 +136,7 @@ def is_of(name: str, suffixes: Sequence[str]) -> bool:
 # ---------------------------------------------------------------------------------------------
 
 
-def interleaved(files: Sequence[str], records: Any, block: int = BLOCK) -> tf.data.Dataset:
+def interleave_files(files: Sequence[str], records: Any, block: int = BLOCK) -> tf.data.Dataset:
     """The records of all files, several files read at once, always in the same order.
 
     Args:
@@ -156,12 +156,14 @@ def interleaved(files: Sequence[str], records: Any, block: int = BLOCK) -> tf.da
     )
 
 
-def splits_of(files: Mapping[str, Sequence[str]], test: float) -> tuple[str, ...]:
+def list_splits(files: Mapping[str, Sequence[str]], test: float) -> tuple[str, ...]:
     """The splits that there are, where a part of files without any may be the test's."""
     return tuple(files) if ALL not in files else ("train", "test") if test else ("train",)
 
 
-def divided(records: tf.data.Dataset, count: int, split: str, test: float, seed: int) -> tuple[tf.data.Dataset, int]:
+def divide_records(
+    records: tf.data.Dataset, count: int, split: str, test: float, seed: int
+) -> tuple[tf.data.Dataset, int]:
     """The records of one split where the files name none: which are the test's is drawn by the seed.
 
     Returns:
@@ -193,14 +195,14 @@ def draw(
         numbers = portion * BLOCK + tf.range(tf.shape(tf.nest.flatten(record)[0], tf.int64)[0])
         is_drawn = tf.random.experimental.index_shuffle(numbers, words, last) < held_out
         is_in = is_drawn if is_held_out else tf.logical_not(is_drawn)
-        return tf.nest.map_structure(lambda each: tf.boolean_mask(each, is_in), as_yielded(record))
+        return tf.nest.map_structure(lambda each: tf.boolean_mask(each, is_in), to_record(record))
 
     portions = records.batch(BLOCK).enumerate().map(lambda portion, *record: chosen(portion, *record))
     size = held_out if is_held_out else count - held_out
     return portions.unbatch().apply(tf.data.experimental.assert_cardinality(size))
 
 
-def drawn(count: int, fraction: float, seed: int) -> np.ndarray[Any, Any]:
+def draw_test_examples(count: int, fraction: float, seed: int) -> np.ndarray[Any, Any]:
     """Which of so many examples are the test's: [count] bool."""
     chosen = np.zeros(count, bool)
     chosen[np.random.default_rng([seed, 0x7E57]).permutation(count)[: round(count * fraction)]] = True
@@ -212,29 +214,29 @@ def drawn(count: int, fraction: float, seed: int) -> np.ndarray[Any, Any]:
 # ---------------------------------------------------------------------------------------------
 
 
-def fraction(value: Any, key: str = "dataset.test") -> float:
+def parse_fraction(value: Any, key: str = "dataset.test") -> float:
     """A part of the examples, in [0, 1)."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise Refusal(f"{key}={value}: expected a number from 0 to less than 1")
+        raise ConfigError(f"{key}={value}: expected a number from 0 to less than 1")
     return float(value)
 
 
-def number(value: Any, key: str, least: int = 0) -> int:
+def parse_count(value: Any, key: str, least: int = 0) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise Refusal(f"{key}={value}: expected an integer, at least {least}")
+        raise ConfigError(f"{key}={value}: expected an integer, at least {least}")
     return value
 
 
-def choice(value: Any, key: str, options: Sequence[str]) -> str:
+def parse_choice(value: Any, key: str, options: Sequence[str]) -> str:
     if value not in options:
-        raise Refusal(f"{key}={value}: expected one of {', '.join(options)}")
+        raise ConfigError(f"{key}={value}: expected one of {', '.join(options)}")
     return str(value)
 
 
-def words(value: Any, key: str) -> list[str]:
+def parse_words(value: Any, key: str) -> list[str]:
     """A list of names; null is an empty one."""
     if value is None:
         return []
     if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(word, str) for word in value):
-        raise Refusal(f"{key}={value}: expected a list such as [a, b]")
+        raise ConfigError(f"{key}={value}: expected a list such as [a, b]")
     return list(value)

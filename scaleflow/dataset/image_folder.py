@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from scaleflow.dataset.class_folders import ClassFolders
 from scaleflow.dataset.files import TEST_FRACTION
-from scaleflow.dataset.images import SUFFIXES, decoder
+from scaleflow.dataset.images import SUFFIXES, make_image_decoder
 from scaleflow.interfaces import Inputs, Stream
 
 
@@ -23,7 +23,7 @@ class ImageFolder:
         data_dir: folders `train`, `validation` (or `val`), `test` with the classes' folders in them, or the classes'
             folders themselves.
         size: [height, width].
-        resize: `stretch`, `pad` (black, keeps the proportions) or `crop` (the middle).
+        resize: `stretch`, `pad_batch` (black, keeps the proportions) or `crop` (the middle).
         channels: 3, or 1 for grey.
         classes: the folders to use; null means all, sorted.
         kind: `auto` (binary for two classes), `classification` or `binary`.
@@ -31,7 +31,7 @@ class ImageFolder:
         split_seed: decides which part, and the order that `dataset.limit` takes the first examples of.
 
     Raises:
-        Refusal: for a folder that is missing or empty, or an option that makes no sense.
+        ConfigError: for a folder that is missing or empty, or an option that makes no sense.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class ImageFolder:
         test: float = TEST_FRACTION,
         split_seed: int = 0,
     ) -> None:
-        self._decode = decoder(size, resize, channels)
+        self._decode = make_image_decoder(size, resize, channels)
         self.inputs = Inputs((*size, channels), "uint8", scale=1 / 255)
         self._folders = ClassFolders(data_dir, SUFFIXES, classes, kind, test, split_seed)
         self.outputs = self._folders.outputs

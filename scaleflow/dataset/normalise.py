@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs
 
 #: A channel that hardly varies is not blown up.
@@ -25,12 +25,12 @@ class Normalise:
         inputs: raw numbers, of any shape.
 
     Raises:
-        Refusal: for text.
+        ConfigError: for text.
     """
 
     def __init__(self, inputs: Inputs) -> None:
         if inputs.dtype == "string" or inputs.vocabulary is not None or not inputs.shape:
-            raise Refusal(
+            raise ConfigError(
                 "dataset.normalise=true: the dataset's inputs are text, and a mean takes numbers; leave it away"
             )
         self._inputs = inputs

@@ -9,8 +9,15 @@ from typing import IO, Any, get_args
 
 import numpy as np
 
-from scaleflow.dataset.files import TEST_FRACTION, choice, drawn, fraction, number, place
-from scaleflow.errors import Refusal
+from scaleflow.dataset.files import (
+    TEST_FRACTION,
+    draw_test_examples,
+    expand_data_dir,
+    parse_choice,
+    parse_count,
+    parse_fraction,
+)
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Arrays, Inputs, Kind, Outputs
 
 #: What an array's name ends in, and the split that it belongs to.
@@ -38,7 +45,7 @@ class Npz:
         split_seed: decides which part.
 
     Raises:
-        Refusal: for a file or an array that is missing, is no array of numbers, or does not fit the others.
+        ConfigError: for a file or an array that is missing, is no array of numbers, or does not fit the others.
     """
 
     def __init__(
@@ -50,15 +57,15 @@ class Npz:
         test: float = TEST_FRACTION,
         split_seed: int = 0,
     ) -> None:
-        choice(kind, "dataset.kind", ("auto", *get_args(Kind)))
-        self._part = fraction(test)
-        self._seed = number(split_seed, "dataset.split_seed")
-        arrays = opened(data_dir)
-        pairs = pairs_of(data_dir, arrays, inputs, targets)
-        found = settled_kind(kind, {name: y for name, (_, y) in pairs.items()})
-        self.inputs = inputs_of(data_dir, {name: x for name, (x, _) in pairs.items()})
-        self.outputs = outputs_of(found, [y for _, y in pairs.values()])
-        self._splits = divided(pairs, self._part, self._seed)
+        parse_choice(kind, "dataset.kind", ("auto", *get_args(Kind)))
+        self._part = parse_fraction(test)
+        self._seed = parse_count(split_seed, "dataset.split_seed")
+        arrays = open_arrays(data_dir)
+        pairs = find_pairs(data_dir, arrays, inputs, targets)
+        found = resolve_kind(kind, {name: y for name, (_, y) in pairs.items()})
+        self.inputs = describe_inputs(data_dir, {name: x for name, (x, _) in pairs.items()})
+        self.outputs = describe_outputs(found, [y for _, y in pairs.values()])
+        self._splits = divide_pairs(pairs, self._part, self._seed)
 
     @property
     def splits(self) -> Collection[str]:
@@ -70,17 +77,17 @@ class Npz:
             x, y = x[chosen], y[chosen]
         if x.dtype != self.inputs.dtype:  # else it stays mapped, if it is
             x = np.asarray(x, self.inputs.dtype)
-        return Arrays(x, targets_as(self.outputs, np.asarray(y)))
+        return Arrays(x, convert_targets(self.outputs, np.asarray(y)))
 
 
-def divided(
+def divide_pairs(
     pairs: Mapping[str, tuple[Array, Array]], part: float, seed: int
 ) -> dict[str, tuple[Array, Array, Array | None]]:
     """(inputs, targets, which of them or None for all) of each split."""
     if set(pairs) != {"all"}:
         return {split: (x, y, None) for split, (x, y) in pairs.items()}
     x, y = pairs["all"]
-    is_test = drawn(len(x), part, seed)
+    is_test = draw_test_examples(len(x), part, seed)
     if not is_test.any():
         return {"train": (x, y, None)}
     return {"train": (x, y, ~is_test), "test": (x, y, is_test)}
@@ -91,42 +98,42 @@ def divided(
 # ---------------------------------------------------------------------------------------------
 
 
-def opened(data_dir: Any) -> dict[str, Array]:
+def open_arrays(data_dir: Any) -> dict[str, Array]:
     """The arrays of a file by their names, mapped where they are not compressed."""
-    path = Path(place(data_dir))
+    path = Path(expand_data_dir(data_dir))
     if not path.is_file():
-        raise Refusal(f"dataset.data_dir={data_dir}: there is no such file; expected what numpy.savez writes")
+        raise ConfigError(f"dataset.data_dir={data_dir}: there is no such file; expected what numpy.savez writes")
     try:
         with zipfile.ZipFile(path) as archive:
             return {
-                info.filename.removesuffix(".npy"): member(path, archive, info)
+                info.filename.removesuffix(".npy"): open_member(path, archive, info)
                 for info in archive.infolist()
                 if info.filename.endswith(".npy")
             }
     except (zipfile.BadZipFile, OSError, EOFError) as error:
-        raise Refusal(f"dataset.data_dir={data_dir}: is no whole .npz file ({error})") from error
+        raise ConfigError(f"dataset.data_dir={data_dir}: is no whole .npz file ({error})") from error
 
 
-def member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
+def open_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
     """One array of a file."""
     with archive.open(info) as file:
         try:
-            shape, fortran, dtype = header(file)
+            shape, fortran, dtype = read_array_header(file)
             if dtype.hasobject:
-                raise Refusal(
+                raise ConfigError(
                     f"dataset.data_dir={path}: the array {info.filename.removesuffix('.npy')} holds Python objects, "
                     "which are not loaded; save it with a dtype of numbers"
                 )
             if info.compress_type == zipfile.ZIP_STORED and shape and 0 not in shape:
-                start = offset(path, info) + file.tell()
+                start = member_offset(path, info) + file.tell()
                 return np.memmap(path, dtype, "r", start, shape, "F" if fortran else "C")
             file.seek(0)
             return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
         except ValueError as error:
-            raise Refusal(f"dataset.data_dir={path}: {info.filename} cannot be read ({error})") from error
+            raise ConfigError(f"dataset.data_dir={path}: {info.filename} cannot be read ({error})") from error
 
 
-def header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+def read_array_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """(shape, whether the first index runs fastest, dtype), read from the beginning of an array."""
     version = np.lib.format.read_magic(file)
     if version == (1, 0):
@@ -134,7 +141,7 @@ def header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     return np.lib.format.read_array_header_2_0(file)
 
 
-def offset(path: Path, info: zipfile.ZipInfo) -> int:
+def member_offset(path: Path, info: zipfile.ZipInfo) -> int:
     """Where a member that is not compressed begins: behind its local header, whose extra field may differ."""
     with path.open("rb") as file:
         file.seek(info.header_offset + 26)
@@ -142,38 +149,40 @@ def offset(path: Path, info: zipfile.ZipInfo) -> int:
     return info.header_offset + 30 + name + extra
 
 
-def pairs_of(data_dir: Any, arrays: Mapping[str, Array], x: str, y: str) -> dict[str, tuple[Array, Array]]:
+def find_pairs(data_dir: Any, arrays: Mapping[str, Array], x: str, y: str) -> dict[str, tuple[Array, Array]]:
     """(inputs, targets) of each split; of `all` where the names tell of none."""
     pairs: dict[str, tuple[Array, Array]] = {}
     for ending, split in ENDINGS.items():
         if x + ending in arrays:
             if split in pairs:
-                raise Refusal(f"dataset.data_dir={data_dir}: there is a {x}_val and a {x}_validation")
-            pairs[split] = pair(data_dir, arrays, x + ending, y + ending)
+                raise ConfigError(f"dataset.data_dir={data_dir}: there is a {x}_val and a {x}_validation")
+            pairs[split] = find_pair(data_dir, arrays, x + ending, y + ending)
     if not pairs and x in arrays:
-        pairs["all"] = pair(data_dir, arrays, x, y)
+        pairs["all"] = find_pair(data_dir, arrays, x, y)
     if "train" not in pairs and "all" not in pairs:
-        raise Refusal(
+        raise ConfigError(
             f"dataset.data_dir={data_dir}: there is no array {x}_train or {x}; there is {', '.join(arrays) or 'none'}; "
             "dataset.inputs and dataset.targets name them"
         )
     return pairs
 
 
-def pair(data_dir: Any, arrays: Mapping[str, Array], x: str, y: str) -> tuple[Array, Array]:
+def find_pair(data_dir: Any, arrays: Mapping[str, Array], x: str, y: str) -> tuple[Array, Array]:
     for name in (x, y):
         if name not in arrays:
-            raise Refusal(f"dataset.data_dir={data_dir}: there is no array {name}; there is {', '.join(arrays)}")
+            raise ConfigError(f"dataset.data_dir={data_dir}: there is no array {name}; there is {', '.join(arrays)}")
         if arrays[name].dtype.kind not in "biuf" or not arrays[name].ndim:
             found = arrays[name]
-            raise Refusal(
+            raise ConfigError(
                 f"dataset.data_dir={data_dir}: the array {name} is {found.dtype} of shape {found.shape}, expected "
                 "numbers, [examples, ...]"
             )
     if len(arrays[x]) != len(arrays[y]):
-        raise Refusal(f"dataset.data_dir={data_dir}: {x} has {len(arrays[x])} examples, and {y} has {len(arrays[y])}")
+        raise ConfigError(
+            f"dataset.data_dir={data_dir}: {x} has {len(arrays[x])} examples, and {y} has {len(arrays[y])}"
+        )
     if not len(arrays[x]):
-        raise Refusal(f"dataset.data_dir={data_dir}: {x} is empty")
+        raise ConfigError(f"dataset.data_dir={data_dir}: {x} is empty")
     return arrays[x], arrays[y]
 
 
@@ -182,19 +191,19 @@ def pair(data_dir: Any, arrays: Mapping[str, Array], x: str, y: str) -> tuple[Ar
 # ---------------------------------------------------------------------------------------------
 
 
-def inputs_of(data_dir: Any, arrays: Mapping[str, Array]) -> Inputs:
+def describe_inputs(data_dir: Any, arrays: Mapping[str, Array]) -> Inputs:
     """What an input is, alike in all splits."""
     forms = {split: (x.shape[1:], x.dtype) for split, x in arrays.items()}
     if len(set(forms.values())) > 1:
         said = ", ".join(f"{dtype} {shape} in {split}" for split, (shape, dtype) in forms.items())
-        raise Refusal(f"dataset.data_dir={data_dir}: the inputs differ: {said}")
+        raise ConfigError(f"dataset.data_dir={data_dir}: the inputs differ: {said}")
     shape, dtype = next(iter(forms.values()))
     if dtype == np.uint8 and len(shape) >= 2:
         return Inputs(shape, "uint8", scale=1 / 255)
     return Inputs(shape, "float32" if dtype.kind in "fb" else dtype.name)
 
 
-def settled_kind(kind: str, targets: Mapping[str, Array]) -> Kind:
+def resolve_kind(kind: str, targets: Mapping[str, Array]) -> Kind:
     """The kind of target, from all splits' targets where it is to be found out."""
     if kind != "auto":
         found: Kind = kind  # type: ignore[assignment]  # checked by the caller
@@ -206,38 +215,38 @@ def settled_kind(kind: str, targets: Mapping[str, Array]) -> Kind:
     least, most = min(int(y.min()) for y in arrays), max(int(y.max()) for y in arrays)
     if is_row and (least, most) == (0, 1):
         if all((y.reshape(len(y), -1).sum(axis=1) == 1).all() for y in arrays):
-            raise Refusal(
+            raise ConfigError(
                 "dataset.kind=auto: each row of the targets has a single 1; write dataset.kind=classification where "
                 "that is the class, or dataset.kind=multi_label"
             )
         return "multi_label"
     if is_row or least < 0 or most >= MOST_CLASSES:
-        raise Refusal(
+        raise ConfigError(
             f"dataset.kind=auto: the targets are integers from {least} to {most}, of shape {arrays[0].shape[1:]} each; "
             "say what they mean with dataset.kind"
         )
     return "binary" if most <= 1 else "classification"
 
 
-def outputs_of(kind: Kind, targets: list[Array]) -> Outputs:
+def describe_outputs(kind: Kind, targets: list[Array]) -> Outputs:
     """What a model has to return."""
     shape = targets[0].shape[1:] or (1,)
     if any((y.shape[1:] or (1,)) != shape for y in targets):
-        raise Refusal("dataset: the targets of the splits differ in shape")
+        raise ConfigError("dataset: the targets of the splits differ in shape")
     if kind == "classification":
         if shape != (1,):  # one place to each class
             for y in targets:
                 one_hot_classes(y)
             return Outputs(kind, shape)
         if any(y.dtype.kind == "f" for y in targets):
-            raise Refusal("dataset.kind=classification: the targets are floats, expected integers from 0 up")
+            raise ConfigError("dataset.kind=classification: the targets are floats, expected integers from 0 up")
         return Outputs(kind, (max(2, 1 + max(int(y.max()) for y in targets)),))
     if kind == "binary" and shape != (1,):
-        raise Refusal(f"dataset.kind=binary: the targets have the shape {shape} each, expected one number")
+        raise ConfigError(f"dataset.kind=binary: the targets have the shape {shape} each, expected one number")
     return Outputs(kind, shape)
 
 
-def targets_as(outputs: Outputs, targets: Array) -> Array:
+def convert_targets(outputs: Outputs, targets: Array) -> Array:
     """[n] int32 for classes, else [n, *outputs.shape] float32."""
     if outputs.kind == "classification":
         if targets.shape[1:] == outputs.shape and outputs.shape != (1,):
@@ -251,7 +260,7 @@ def one_hot_classes(targets: Array) -> Array:
     rows = targets.reshape(len(targets), -1)
     wrong = np.flatnonzero((rows != 0).sum(axis=1) != 1)
     if len(wrong):
-        raise Refusal(
+        raise ConfigError(
             f"dataset.kind=classification: row {wrong[0]} of the targets has no single 1; expected [n] integers or "
             "[n, classes] with one 1 in each row"
         )

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Arrays, Inputs, Kind, Outputs
 
 TEST_FRACTION = 0.2
@@ -32,7 +32,7 @@ class Synthetic:
         seed: of the noise, the patterns and the targets.
 
     Raises:
-        Refusal: for a size that makes no sense.
+        ConfigError: for a size that makes no sense.
     """
 
     splits: Collection[str] = ("train", "test")
@@ -45,7 +45,7 @@ class Synthetic:
         outputs: int = 10,
         seed: int = 0,
     ) -> None:
-        check(examples, shape, kind, outputs)
+        check_synthetic(examples, shape, kind, outputs)
         self.inputs = Inputs(shape=tuple(shape), dtype="float32")
         self.outputs = Outputs(kind=kind, shape=(1,) if kind == "binary" else (outputs,))
         self._examples = examples
@@ -73,17 +73,17 @@ class Synthetic:
         return amounts, amounts if self.outputs.kind == "regression" else (amounts > 0).astype(np.float32)
 
 
-def check(examples: Any, shape: Any, kind: Any, outputs: Any) -> None:
+def check_synthetic(examples: Any, shape: Any, kind: Any, outputs: Any) -> None:
     """Refuses arguments that describe no dataset."""
     if not is_count(examples) or examples < 2:
-        raise Refusal(f"dataset.examples={examples}: expected an integer, at least 2")
+        raise ConfigError(f"dataset.examples={examples}: expected an integer, at least 2")
     if isinstance(shape, str) or not isinstance(shape, Sequence) or not shape or not all(map(is_count, shape)):
-        raise Refusal(f"dataset.shape={shape}: expected a list of sizes, such as [32, 32, 3]")
+        raise ConfigError(f"dataset.shape={shape}: expected a list of sizes, such as [32, 32, 3]")
     if kind not in get_args(Kind):
-        raise Refusal(f"dataset.kind={kind}: expected one of {', '.join(get_args(Kind))}")
+        raise ConfigError(f"dataset.kind={kind}: expected one of {', '.join(get_args(Kind))}")
     least = 2 if kind == "classification" else 1
     if not is_count(outputs) or outputs < least:
-        raise Refusal(f"dataset.outputs={outputs}: expected an integer, at least {least}")
+        raise ConfigError(f"dataset.outputs={outputs}: expected an integer, at least {least}")
 
 
 def is_count(value: Any) -> bool:

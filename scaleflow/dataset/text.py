@@ -8,7 +8,7 @@ from typing import Any, get_args
 import keras
 import numpy as np
 
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Standardize
 
 #: Padding and unknown words are numbers, too.
@@ -26,7 +26,7 @@ class Text:
         standardize: what is done to it before it is split at white space.
 
     Raises:
-        Refusal: for sizes that make no sense.
+        ConfigError: for sizes that make no sense.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Text:
         check_size("dataset.vocabulary", vocabulary, SPECIAL + 1)
         check_size("dataset.tokens", tokens, 1)
         if standardize not in get_args(Standardize):
-            raise Refusal(f"dataset.standardize={standardize}: expected one of {', '.join(get_args(Standardize))}")
+            raise ConfigError(f"dataset.standardize={standardize}: expected one of {', '.join(get_args(Standardize))}")
         self._vocabulary = vocabulary
         self._tokens = tokens
         self._standardize = None if standardize == "none" else standardize
@@ -66,4 +66,4 @@ class Text:
 
 def check_size(key: str, value: Any, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise Refusal(f"{key}={value}: expected an integer, at least {least}")
+        raise ConfigError(f"{key}={value}: expected an integer, at least {least}")

@@ -30,7 +30,7 @@ class TextFolder:
         split_seed: decides which part, and the order that `dataset.limit` takes the first examples of.
 
     Raises:
-        Refusal: for a folder that is missing or empty, or an option that makes no sense.
+        ConfigError: for a folder that is missing or empty, or an option that makes no sense.
     """
 
     inputs = Inputs((), "string")
@@ -56,10 +56,10 @@ class TextFolder:
 
     def load(self, split: str) -> Stream:
         """Records are (path, number of the class)."""
-        return self._folders.stream(split, read)
+        return self._folders.stream(split, read_text)
 
 
-def read(path: tf.Tensor) -> Any:
+def read_text(path: tf.Tensor) -> Any:
     """Traced: the text of a file, which has to be UTF-8."""
     text = tf.io.read_file(path)
     is_utf8 = tf.equal(tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", errors="replace"), text)

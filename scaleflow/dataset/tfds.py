@@ -23,11 +23,11 @@ import tensorflow as tf
 from filelock import FileLock
 
 from scaleflow.dataset.text import Text, check_size
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Outputs, Preprocessing, Standardize, Stream
 
 #: Files that are read at once.
-FILES_AT_ONCE = 8
+FILES_IN_PARALLEL = 8
 
 #: How long a host that is to be downloaded from has to answer.
 PROBE_SECONDS = 5.0
@@ -52,7 +52,7 @@ class Tfds:
         vocabulary, tokens, standardize: of text, see `Text`.
 
     Raises:
-        Refusal: if tensorflow-datasets is not installed, or what is named is not there and can't be had.
+        ConfigError: if tensorflow-datasets is not installed, or what is named is not there and can't be had.
     """
 
     def __init__(
@@ -70,9 +70,9 @@ class Tfds:
     ) -> None:
         check_installed()
         if not isinstance(name, str) or not re.fullmatch(r"\w+(/[\w.-]+)?", name):
-            raise Refusal(f"dataset.name={name}: expected the name of a dataset, such as mnist or glue/cola")
+            raise ConfigError(f"dataset.name={name}: expected the name of a dataset, such as mnist or glue/cola")
         self._name = name
-        self._folder = folder_of(data_dir)
+        self._folder = find_datasets_folder(data_dir)
         self._version = None if version is None else str(version)
         self._splits = dict(splits or {})
         self._keys = input, target
@@ -91,20 +91,20 @@ class Tfds:
         if is_image(feature):
             shape = self._image_shape(feature)
             return Inputs(shape, "uint8", scale=1 / 255) if feature.np_dtype == np.uint8 else Inputs(shape, "float32")
-        shape = self._fixed_shape(feature, "input")
+        shape = self._static_shape(feature, "input")
         dtype = np.dtype(feature.np_dtype).name
         return Inputs(shape, dtype if dtype in KEPT_TYPES else "float32")
 
     @cached_property
     def outputs(self) -> Outputs:
         feature = self._features[1]
-        labels = label_of(feature)
+        labels = find_class_label(feature)
         if labels is not None:
             count = labels.num_classes
             if is_sequence(feature):
                 return Outputs("multi_label", (count,), class_names(labels))
             return Outputs("binary", (1,)) if count == 2 else Outputs("classification", (count,), class_names(labels))
-        return Outputs("regression", self._fixed_shape(feature, "target") or (1,))
+        return Outputs("regression", self._static_shape(feature, "target") or (1,))
 
     @cached_property
     def splits(self) -> tuple[str, ...]:
@@ -120,9 +120,9 @@ class Tfds:
         try:
             info = self._builder.info.splits[chosen]
         except (ValueError, KeyError) as error:
-            raise Refusal(f"dataset.splits.{split}={chosen}: {str(error).splitlines()[0]}") from None
+            raise ConfigError(f"dataset.splits.{split}={chosen}: {str(error).splitlines()[0]}") from None
         parts = [(part.filename, part.skip, part.take) for part in info.file_instructions]
-        return Stream(read_files(parts), info.num_examples, self._decoder(), named)
+        return Stream(read_files(parts), info.num_examples, self._decoder(), name_record)
 
     # How an example becomes what is trained on ------------------------------------------------
 
@@ -164,10 +164,10 @@ class Tfds:
 
         prepared = find_prepared(self._folder, self._name, self._version)
         if prepared is None:
-            prepared = download(self._folder, self._name, self._version)
+            prepared = download_dataset(self._folder, self._name, self._version)
         builder = tfds.builder_from_directory(prepared)
         if builder.info.file_format != tfds.core.FileFormat.TFRECORD:
-            raise Refusal(
+            raise ConfigError(
                 f"dataset.name={self._name}: {prepared} holds {builder.info.file_format.value} files; "
                 "prepare it as tfrecord"
             )
@@ -183,7 +183,7 @@ class Tfds:
             key = own or usual
             if key is None or key not in there:
                 asked = f"dataset.{name}={'null' if own is None else own}"
-                raise Refusal(f"{asked}: name a feature of {self._name}: {', '.join(there)}")
+                raise ConfigError(f"{asked}: name a feature of {self._name}: {', '.join(there)}")
             found.append(key)
         return found[0], found[1]
 
@@ -198,15 +198,17 @@ class Tfds:
         if self._size is not None:
             height, width = self._size
         if height is None or width is None:
-            raise Refusal("dataset.size=null: the images differ in size; give one that all are resized to: [64, 64]")
+            raise ConfigError(
+                "dataset.size=null: the images differ in size; give one that all are resized to: [64, 64]"
+            )
         return height, width, channels or 3
 
-    def _fixed_shape(self, feature: Any, name: str) -> tuple[int, ...]:
+    def _static_shape(self, feature: Any, name: str) -> tuple[int, ...]:
         dtype, shape = getattr(feature, "np_dtype", None), getattr(feature, "shape", None)
         is_numeric = not isinstance(dtype, dict | None) and np.dtype(dtype).kind in "biuf"
         if not is_numeric or shape is None or None in shape:
             key = dict(zip(("input", "target"), self._chosen_keys, strict=True))[name]
-            raise Refusal(
+            raise ConfigError(
                 f"dataset.{name}={key}: expected an image, a text, class labels or numbers of one shape, and it is "
                 f"{type(feature).__name__}(shape={shape})"
             )
@@ -215,14 +217,14 @@ class Tfds:
 
 def check_installed() -> None:
     if importlib.util.find_spec("tensorflow_datasets") is None:
-        raise Refusal("dataset: tensorflow-datasets is not installed; pip install 'scaleflow[tfds]'")
+        raise ConfigError("dataset: tensorflow-datasets is not installed; pip install 'scaleflow[tfds]'")
 
 
 def check_image_size(size: Any) -> tuple[int, int] | None:
     if size is None:
         return None
     if isinstance(size, str) or not isinstance(size, Sequence) or len(size) != 2:
-        raise Refusal(f"dataset.size={size}: expected [height, width]")
+        raise ConfigError(f"dataset.size={size}: expected [height, width]")
     for side in size:
         check_size("dataset.size", side, 1)
     return int(size[0]), int(size[1])
@@ -247,7 +249,7 @@ def is_sequence(feature: Any) -> bool:
     return isinstance(feature, tfds.features.Sequence)
 
 
-def label_of(feature: Any) -> Any:
+def find_class_label(feature: Any) -> Any:
     """The class label that a feature is, or is a sequence of."""
     import tensorflow_datasets as tfds
 
@@ -274,11 +276,11 @@ def read_files(parts: Sequence[tuple[str, int, int]]) -> tf.data.Dataset:
 
     names = tf.data.Dataset.from_tensor_slices((files, np.array(skips, np.int64), np.array(takes, np.int64)))
     return names.interleave(
-        rows, cycle_length=FILES_AT_ONCE, block_length=16, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+        rows, cycle_length=FILES_IN_PARALLEL, block_length=16, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
     )
 
 
-def named(file: bytes, row: int, serialized: bytes) -> str:
+def name_record(file: bytes, row: int, serialized: bytes) -> str:
     return f"{file.decode()}, example {row}"
 
 
@@ -287,7 +289,7 @@ def named(file: bytes, row: int, serialized: bytes) -> str:
 # ---------------------------------------------------------------------------------------------
 
 
-def folder_of(data_dir: str | None) -> Path:
+def find_datasets_folder(data_dir: str | None) -> Path:
     """The folder of prepared datasets."""
     if data_dir is not None:
         return Path(data_dir).expanduser()
@@ -298,41 +300,45 @@ def find_prepared(folder: Path, name: str, version: str | None) -> Path | None:
     """Where a dataset is prepared: `folder/name/version` or, of one with configs, `folder/name/config/version`.
 
     Raises:
-        Refusal: if several configs are, and none was named.
+        ConfigError: if several configs are, and none was named.
     """
     root = folder / name
-    found = newest(root, version)
+    found = find_newest_version(root, version)
     if found is not None or "/" in name:
         return found
-    configs = {path.name: there for path in entries(root) if (there := newest(path, version)) is not None}
+    configs = {
+        path.name: there for path in list_entries(root) if (there := find_newest_version(path, version)) is not None
+    }
     if len(configs) > 1:
-        raise Refusal(f"dataset.name={name}: {root} has {', '.join(configs)}; name one: {name}/{next(iter(configs))}")
+        raise ConfigError(
+            f"dataset.name={name}: {root} has {', '.join(configs)}; name one: {name}/{next(iter(configs))}"
+        )
     return next(iter(configs.values()), None)
 
 
-def newest(root: Path, version: str | None) -> Path | None:
+def find_newest_version(root: Path, version: str | None) -> Path | None:
     """The prepared version, or the highest one."""
-    versions = [path for path in entries(root) if re.fullmatch(r"\d+\.\d+\.\d+", path.name)]
+    versions = [path for path in list_entries(root) if re.fullmatch(r"\d+\.\d+\.\d+", path.name)]
     there = [path for path in versions if (path / "dataset_info.json").is_file()]
     if version is not None:
         there = [path for path in there if path.name == version]
     return max(there, key=lambda path: [int(part) for part in path.name.split(".")], default=None)
 
 
-def entries(folder: Path) -> list[Path]:
+def list_entries(folder: Path) -> list[Path]:
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
-def download(folder: Path, name: str, version: str | None) -> Path:
+def download_dataset(folder: Path, name: str, version: str | None) -> Path:
     """Downloads and prepares a dataset, unless another process has done so meanwhile; progress goes to the log.
 
     Raises:
-        Refusal: if there is no such dataset, no network, or no room.
+        ConfigError: if there is no such dataset, no network, or no room.
     """
     import tensorflow_datasets as tfds
 
     where = f"{folder / name / (version or 'VERSION')} (dataset_info.json, features.json, the .tfrecord files)"
-    with refusing(name, version, where):
+    with refuse_failed_download(name, version, where):
         builder = tfds.builder(name, data_dir=str(folder), **({} if version is None else {"version": version}))
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / f".{name.replace('/', '-')}.lock"):
@@ -344,7 +350,7 @@ def download(folder: Path, name: str, version: str | None) -> Path:
 
 
 @contextlib.contextmanager
-def refusing(name: str, version: str | None, where: str) -> Iterator[None]:
+def refuse_failed_download(name: str, version: str | None, where: str) -> Iterator[None]:
     """Around a download: whatever fails in it is refused, and the user told what to put where."""
     import tensorflow_datasets as tfds
 
@@ -353,14 +359,14 @@ def refusing(name: str, version: str | None, where: str) -> Iterator[None]:
     except tfds.core.registered.DatasetNotFoundError:
         near = difflib.get_close_matches(name.partition("/")[0], tfds.list_builders(with_community_datasets=False), n=1)
         meant = f"did you mean {near[0]}? Or put" if near else "put"
-        raise Refusal(
+        raise ConfigError(
             f"dataset.name={name}: tensorflow-datasets has none of that name; {meant} a prepared one at {where}, or "
             "name its folder: dataset.data_dir"
         ) from None
     except Exception as error:  # a dataset's own code downloads and prepares it
         asked = f"dataset.name={name}" + ("" if version is None else f" with dataset.version={version}")
         reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        raise Refusal(
+        raise ConfigError(
             f"{asked}: is not prepared, and could not be downloaded ({reason}); put a prepared copy at {where}, or "
             "name its folder: dataset.data_dir"
         ) from error

@@ -13,9 +13,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from scaleflow.cluster import TF_CONFIG, parse
+from scaleflow.cluster import TF_CONFIG, parse_tf_config
 from scaleflow.cluster.tpu import VARIABLES as TPU_VARIABLES
-from scaleflow.masking import masked
+from scaleflow.secret_masking import mask_secrets
 
 PACKAGES = ("scaleflow", "tensorflow", "keras", "mlflow", "hydra-core", "numpy")
 
@@ -43,19 +43,19 @@ NVIDIA_SECONDS = 10
 UNLIMITED = 1 << 60
 
 
-def versions() -> dict[str, str | None]:
+def read_versions() -> dict[str, str | None]:
     """Python's, and those of the packages that matter; null where one is not installed."""
-    return {"python": platform.python_version(), **{name: installed(name) for name in PACKAGES}}
+    return {"python": platform.python_version(), **{name: read_version(name) for name in PACKAGES}}
 
 
-def installed(name: str) -> str | None:
+def read_version(name: str) -> str | None:
     try:
         return version(name)
     except PackageNotFoundError:
         return None
 
 
-def system() -> str:
+def describe_system() -> str:
     try:
         name = platform.freedesktop_os_release().get("PRETTY_NAME", "")
     except OSError:
@@ -68,11 +68,11 @@ def system() -> str:
 # ---------------------------------------------------------------------------------------------
 
 
-def cpu(root: Path = Path("/")) -> dict[str, Any]:
+def describe_cpu(root: Path = Path("/")) -> dict[str, Any]:
     """The cores that there are and those that this process may use, and its way to bfloat16."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     limit = cpu_limit(root)
-    info = read(root / "proc/cpuinfo")
+    info = read_kernel_file(root / "proc/cpuinfo")
     model = re.search(r"^model name\s*: (.+)$", info, re.M)
     return {
         "model": model[1] if model else platform.processor() or None,
@@ -84,9 +84,9 @@ def cpu(root: Path = Path("/")) -> dict[str, Any]:
     }
 
 
-def memory(root: Path = Path("/")) -> dict[str, int | None]:
+def describe_memory(root: Path = Path("/")) -> dict[str, int | None]:
     """The host's memory and its limit for this process, in MiB."""
-    info = dict(re.findall(r"^(\w+):\s+(\d+) kB$", read(root / "proc/meminfo"), re.M))
+    info = dict(re.findall(r"^(\w+):\s+(\d+) kB$", read_kernel_file(root / "proc/meminfo"), re.M))
     limit = memory_limit(root)
 
     def mib(key: str) -> int | None:
@@ -103,9 +103,9 @@ def cpu_limit(root: Path) -> float | None:
     """The cores' worth of time that control groups leave, the smallest on the way up; None where they don't limit."""
     found = []
     for folder in control_groups(root, "cpu"):
-        quota, _, period = read(folder / "cpu.max").partition(" ")
-        quota = quota or read(folder / "cpu.cfs_quota_us")
-        period = period or read(folder / "cpu.cfs_period_us")
+        quota, _, period = read_kernel_file(folder / "cpu.max").partition(" ")
+        quota = quota or read_kernel_file(folder / "cpu.cfs_quota_us")
+        period = period or read_kernel_file(folder / "cpu.cfs_period_us")
         if quota.strip().isdigit() and period.strip().isdigit():
             found.append(int(quota) / int(period))
     return min(found, default=None)
@@ -114,7 +114,7 @@ def cpu_limit(root: Path) -> float | None:
 def memory_limit(root: Path) -> int | None:
     """The bytes that control groups leave; None where they don't limit."""
     texts = [
-        read(folder / name).strip()
+        read_kernel_file(folder / name).strip()
         for folder in control_groups(root, "memory")
         for name in ("memory.max", "memory.limit_in_bytes")
     ]
@@ -125,7 +125,7 @@ def control_groups(root: Path, controller: str) -> list[Path]:
     """The folders of this process's control group and of those it is in, new (one tree) and old (one each)."""
     base = root / "sys/fs/cgroup"
     found = {base, base / controller}
-    for line in read(root / "proc/self/cgroup").splitlines():
+    for line in read_kernel_file(root / "proc/self/cgroup").splitlines():
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if not controllers or controller in controllers.split(","):
             top = base / controller if controllers else base
@@ -134,7 +134,7 @@ def control_groups(root: Path, controller: str) -> list[Path]:
     return sorted(found)
 
 
-def read(path: Path) -> str:
+def read_kernel_file(path: Path) -> str:
     """A file of the kernel's, empty where there is none."""
     try:
         return path.read_text(errors="replace")
@@ -142,7 +142,7 @@ def read(path: Path) -> str:
         return ""
 
 
-def nvidia(run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run) -> list[dict[str, Any]]:
+def query_nvidia(run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run) -> list[dict[str, Any]]:
     """The GPUs as NVIDIA's driver tells of them; TensorFlow does not say how much memory one has.
 
     Raises:
@@ -164,27 +164,27 @@ def nvidia(run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run
 # ---------------------------------------------------------------------------------------------
 
 
-def variables() -> dict[str, dict[str, str]]:
+def read_variables() -> dict[str, dict[str, str]]:
     """What is set of the variables that matter, secrets masked."""
     return {
-        who: {name: masked(os.environ[name], name) for name in names if telling(name)}
+        who: {name: mask_secrets(os.environ[name], name) for name in names if is_telling(name)}
         for who, names in VARIABLES.items()
     }
 
 
-def telling(name: str) -> bool:
+def is_telling(name: str) -> bool:
     return name in os.environ and BESIDE.get(name, name) in os.environ
 
 
-def tf_config() -> dict[str, Any] | None:
+def describe_tf_config() -> dict[str, Any] | None:
     """TF_CONFIG as a run would read it; None where it is not set.
 
     Raises:
-        Refusal: what is wrong with it.
+        ConfigError: what is wrong with it.
     """
     text = os.environ.get(TF_CONFIG)
     if not text:
         return None
-    place = parse(text)
+    place = parse_tf_config(text)
     task = json.loads(text)["task"]
     return {"role": task["type"], "index": task["index"], "worker": place.worker, "peers": list(place.peers)}

@@ -37,16 +37,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from scaleflow.cluster import find_tpu, no_tpu, unreachable
+from scaleflow.cluster import explain_no_tpu, explain_unreachable, find_tpu
+from scaleflow.config.parse import suggest
 from scaleflow.config.plan import make_plan
-from scaleflow.config.sections import did_you_mean
 from scaleflow.doctor import machine
-from scaleflow.doctor.judge import Machine, Verdict, judge_precision, judge_strategy
-from scaleflow.errors import Refusal
+from scaleflow.doctor.verdicts import MachineFacts, Verdict, judge_precision, judge_strategy
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan, Tracking
-from scaleflow.launcher.process import how_it_ended, inherited
-from scaleflow.masking import masked
-from scaleflow.tracking.uri import PROBE_SECONDS, resolve
+from scaleflow.launcher.worker_process import describe_exit, inherit_environment
+from scaleflow.secret_masking import mask_secrets
+from scaleflow.tracking.uri import PROBE_SECONDS, resolve_store
 
 FLAGS = ("--json", "--help")
 
@@ -71,13 +71,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     for word in words:
         if word not in (*FLAGS, "-h"):
-            print(f"scaleflow: {masked(word)}: {wrong(word)}", file=sys.stderr)
+            print(f"scaleflow: {mask_secrets(word)}: {refuse_argument(word)}", file=sys.stderr)
             return 2
     if {"--help", "-h"} & set(words):
         print(__doc__.replace("`", ""))
         return 0
     report = examine()
-    print(json.dumps(report, indent=2) if "--json" in words else text(report))
+    print(json.dumps(report, indent=2) if "--json" in words else format_report(report))
     return 0
 
 
@@ -94,8 +94,8 @@ def entry() -> None:
     sys.exit(code)
 
 
-def wrong(word: str) -> str:
-    return "the doctor has no such flag" + did_you_mean(word, FLAGS, "") + f" ({', '.join(FLAGS)})"
+def refuse_argument(word: str) -> str:
+    return "the doctor has no such flag" + suggest(word, FLAGS, "") + f" ({', '.join(FLAGS)})"
 
 
 # ---------------------------------------------------------------------------------------------
@@ -109,48 +109,52 @@ def examine(seconds: float = TENSORFLOW_SECONDS) -> Report:
     Args:
         seconds: how long TensorFlow may take to answer.
     """
-    with asked_tensorflow() as process:  # while the rest is looked at
+    with start_tensorflow_probe() as process:  # while the rest is looked at
         report: Report = {
-            "versions": attempt(machine.versions),
-            "system": attempt(machine.system),
-            "cpu": attempt(machine.cpu),
-            "memory": attempt(machine.memory),
+            "versions": try_look(machine.read_versions),
+            "system": try_look(machine.describe_system),
+            "cpu": try_look(machine.describe_cpu),
+            "memory": try_look(machine.describe_memory),
             "tensorflow": {},
-            "gpus": attempt(machine.nvidia),
-            "tf_config": attempt(machine.tf_config),
-            "variables": attempt(machine.variables),
-            "tracking": attempt(tracking),
+            "gpus": try_look(machine.query_nvidia),
+            "tf_config": try_look(machine.describe_tf_config),
+            "variables": try_look(machine.read_variables),
+            "tracking": try_look(check_store),
         }
-        answer = answered(process, seconds)
+        answer = read_answer(process, seconds)
     report["tensorflow"] = answer
     report["versions"] = {**report["versions"], **answer.pop("versions", {})}
-    found = judged(report)
-    report["auto"] = attempt(lambda: auto(answer))
-    report["strategies"] = attempt(lambda: verdicts("strategy", judge_strategy, found))
-    report["precisions"] = attempt(lambda: verdicts("precision", judge_precision, found))
+    found = gather_facts(report)
+    report["auto"] = try_look(lambda: resolve_auto(answer))
+    report["strategies"] = try_look(lambda: judge_options("strategy", judge_strategy, found))
+    report["precisions"] = try_look(lambda: judge_options("precision", judge_precision, found))
     for key in ("kind", "strategy", "mixed"):  # said under `auto`
         answer.pop(key, None)
     return report
 
 
-def attempt(look: Callable[[], Any]) -> Any:
-    """What `look` finds, or `{"error": why}`: whatever is broken is reported, and the rest is looked at."""
+def try_look(look: Callable[[], Any]) -> Any:
+    """What `fingerprint_split` finds, or `{"error": why}`: whatever is broken is reported, and the rest is looked
+    at.
+    """
     try:
         return look()
     except Exception as error:
         said = str(error).strip().splitlines() or [""]
-        return {"error": masked(said[0] if isinstance(error, Refusal) else f"{type(error).__name__}: {said[0]}")}
+        return {
+            "error": mask_secrets(said[0] if isinstance(error, ConfigError) else f"{type(error).__name__}: {said[0]}")
+        }
 
 
 @contextlib.contextmanager
-def asked_tensorflow() -> Iterator[subprocess.Popen[str]]:
+def start_tensorflow_probe() -> Iterator[subprocess.Popen[str]]:
     """A process of its own that asks TensorFlow; what it logs does not get mixed with what it answers."""
     with subprocess.Popen(
-        [sys.executable, "-m", "scaleflow.doctor.probe"],
+        [sys.executable, "-m", "scaleflow.doctor.tensorflow_probe"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=inherited(),
+        env=inherit_environment(),
         text=True,
         errors="replace",
         process_group=0,  # Ctrl-C is the doctor's affair
@@ -161,43 +165,43 @@ def asked_tensorflow() -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def answered(process: subprocess.Popen[str], seconds: float) -> Report:
+def read_answer(process: subprocess.Popen[str], seconds: float) -> Report:
     """What the process tells, or why it tells nothing."""
     try:
         out, err = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        return unfit(f"TensorFlow did not answer within {seconds:g} s")
+        return unfit_answer(f"TensorFlow did not answer within {seconds:g} s")
     try:
         answer = json.loads(out.splitlines()[-1])
         return {"works": True, "error": None, **{key: answer[key] for key in ANSWERS}}
     except (LookupError, TypeError, ValueError):
         last = err.strip().splitlines()[-1:] or [""]
-        reason = last[0] if process.returncode == 1 else f"its process {how_it_ended(process.returncode)}; {last[0]}"
-        return unfit(f"TensorFlow does not work: {reason}")
+        reason = last[0] if process.returncode == 1 else f"its process {describe_exit(process.returncode)}; {last[0]}"
+        return unfit_answer(f"TensorFlow does not work: {reason}")
 
 
-def unfit(reason: str) -> Report:
-    return {"works": False, "error": masked(reason), "devices": [], "cuda": None, "computes": {}}
+def unfit_answer(reason: str) -> Report:
+    return {"works": False, "error": mask_secrets(reason), "devices": [], "cuda": None, "computes": {}}
 
 
-def options(group: str) -> list[str]:
+def list_options_on_disk(group: str) -> list[str]:
     """The options of a config group but `auto`, as they are on disk."""
     found = files("scaleflow.conf").joinpath(group).iterdir()
     names = {Path(entry.name).stem for entry in found if entry.name.endswith(".yaml")}
     return sorted(names - {"auto"})
 
 
-def verdicts(group: str, judge: Callable[[str, Machine], Verdict], found: Machine) -> dict[str, Any]:
-    return {option: vars(judge(option, found)) for option in options(group)}
+def judge_options(group: str, judge: Callable[[str, MachineFacts], Verdict], found: MachineFacts) -> dict[str, Any]:
+    return {option: vars(judge(option, found)) for option in list_options_on_disk(group)}
 
 
-def judged(report: Report) -> Machine:
+def gather_facts(report: Report) -> MachineFacts:
     """What the judgements rest on, out of what was found."""
     tensorflow, config = report["tensorflow"], report["tf_config"] or {}
     gpus = [device for device in tensorflow["devices"] if device["kind"] == "GPU"]
     capabilities = [float(gpu["compute_capability"]) for gpu in gpus if gpu["compute_capability"]]
-    place, no_place = where_tpu()
-    return Machine(
+    place, no_place = locate_tpu()
+    return MachineFacts(
         failure=tensorflow["error"],
         gpus=len(gpus),
         capability=min(capabilities, default=None),
@@ -211,31 +215,31 @@ def judged(report: Report) -> Machine:
     )
 
 
-def where_tpu() -> tuple[str | None, str | None]:
+def locate_tpu() -> tuple[str | None, str | None]:
     """What tells of a TPU, and why there is none."""
     try:
         place = find_tpu(None)
-    except Refusal as refusal:
+    except ConfigError as refusal:
         return None, str(refusal)
     if place is None:
-        return None, no_tpu()
-    reason = unreachable(place)
+        return None, explain_no_tpu()
+    reason = explain_unreachable(place)
     return str(place), None if reason is None else f"{place}: {reason}"
 
 
-def auto(answer: Report) -> dict[str, Any]:
+def resolve_auto(answer: Report) -> dict[str, Any]:
     """What `strategy=auto hardware=auto precision=mixed` come to here, or the refusal."""
     try:
-        plan = plan_without_a_word()
-    except Refusal as refusal:
-        return {"strategy": None, "hardware": None, "mixed": None, "refusal": masked(str(refusal))}
+        plan = default_plan()
+    except ConfigError as refusal:
+        return {"strategy": None, "hardware": None, "mixed": None, "refusal": mask_secrets(str(refusal))}
     kind = "TPU" if plan.hardware.name == "tpu" else answer.get("kind")
     strategy = plan.strategy.name if plan.strategy.name != "auto" else answer.get("strategy")
     mixed = answer.get("mixed", {}).get(kind)
     return {"strategy": strategy, "hardware": kind.lower() if kind else None, "mixed": mixed, "refusal": None}
 
 
-def plan_without_a_word() -> Plan:
+def default_plan() -> Plan:
     """The plan of `python -m scaleflow`, without a look at the store, which has its own place in the report."""
     from hydra import compose, initialize_config_module
     from omegaconf import OmegaConf
@@ -251,23 +255,23 @@ def plan_without_a_word() -> Plan:
 # ---------------------------------------------------------------------------------------------
 
 
-def tracking() -> dict[str, Any]:
+def check_store() -> dict[str, Any]:
     """The store that a command without a word records in, looked at and not made."""
     asked = os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
     try:
-        uri = resolve(Tracking()).uri or asked
-    except Refusal as refusal:
-        return {"uri": masked(asked), "reachable": False, "detail": str(refusal)}
+        uri = resolve_store(Tracking()).uri or asked
+    except ConfigError as refusal:
+        return {"uri": mask_secrets(asked), "reachable": False, "detail": str(refusal)}
     if uri.startswith("sqlite:///"):
-        reachable, detail = look_at_file(Path(uri.removeprefix("sqlite:///")))
+        reachable, detail = check_store_file(Path(uri.removeprefix("sqlite:///")))
     elif uri.startswith(("http://", "https://")):
-        reachable, detail = look_at_server(uri)
+        reachable, detail = check_store_server(uri)
     else:
         reachable, detail = None, "not looked at: neither a file nor a server over http"
-    return {"uri": masked(uri), "reachable": reachable, "detail": masked(detail)}
+    return {"uri": mask_secrets(uri), "reachable": reachable, "detail": mask_secrets(detail)}
 
 
-def look_at_file(path: Path) -> tuple[bool, str]:
+def check_store_file(path: Path) -> tuple[bool, str]:
     if not path.exists():
         return True, "the first run makes it"
     try:
@@ -279,7 +283,7 @@ def look_at_file(path: Path) -> tuple[bool, str]:
     return True, "holds MLflow's tables" if tables else "is empty; the first run makes MLflow's tables"
 
 
-def look_at_server(uri: str) -> tuple[bool, str]:
+def check_store_server(uri: str) -> tuple[bool, str]:
     """Whether a server that takes connections answers as well."""
     parts = urlsplit(uri)
     connect = HTTPSConnection if parts.scheme == "https" else HTTPConnection
@@ -299,21 +303,21 @@ def look_at_server(uri: str) -> tuple[bool, str]:
 # ---------------------------------------------------------------------------------------------
 
 
-def text(report: Report) -> str:
+def format_report(report: Report) -> str:
     """The report for eyes."""
     blocks = [
-        block("versions", report["versions"].items()),
-        block("machine", machine_rows(report)),
-        block("tensorflow", tensorflow_rows(report)),
-        block("environment", environment_rows(report)),
-        block("strategies", verdict_rows(report["strategies"])),
-        block("precisions", verdict_rows(report["precisions"])),
-        block("auto", auto_rows(report["auto"])),
+        format_block("versions", report["versions"].items()),
+        format_block("machine", machine_rows(report)),
+        format_block("tensorflow", tensorflow_rows(report)),
+        format_block("environment", environment_rows(report)),
+        format_block("strategies", verdict_rows(report["strategies"])),
+        format_block("precisions", verdict_rows(report["precisions"])),
+        format_block("auto", auto_rows(report["auto"])),
     ]
     return "\n\n".join(blocks)
 
 
-def block(title: str, rows: Any) -> str:
+def format_block(title: str, rows: Any) -> str:
     shown = [(word, "not installed" if value is None else str(value)) for word, value in rows]
     width = max((len(word) for word, _ in shown), default=0)
     return "\n".join([title, *(f"  {word:<{width}}  {value}" for word, value in shown)])
@@ -324,13 +328,13 @@ Rows = list[tuple[str, str]]
 
 def machine_rows(report: Report) -> Rows:
     return [
-        ("system", failed(report["system"]) or report["system"]),
-        ("cpu", failed(report["cpu"]) or cpu_line(report["cpu"])),
-        ("memory", failed(report["memory"]) or memory_line(report["memory"])),
+        ("system", failure_of(report["system"]) or report["system"]),
+        ("cpu", failure_of(report["cpu"]) or cpu_line(report["cpu"])),
+        ("memory", failure_of(report["memory"]) or memory_line(report["memory"])),
     ]
 
 
-def failed(found: Any) -> str | None:
+def failure_of(found: Any) -> str | None:
     """Why a part of the report could not be found out."""
     return f"unknown: {found['error']}" if isinstance(found, Mapping) and found.get("error") else None
 
@@ -353,7 +357,7 @@ def tensorflow_rows(report: Report) -> Rows:
         return [("broken", found["error"])]
     rows = [(d["name"], device_line(d, report["gpus"])) for d in found["devices"]]
     rows += [("cuda", cuda_line(found["cuda"]))]
-    rows += [("driver", reason)] if (reason := failed(report["gpus"])) else []
+    rows += [("driver", reason)] if (reason := failure_of(report["gpus"])) else []
     return rows + [(dtype, f"fails: {why}") for dtype, why in found["computes"].items() if why is not None]
 
 
@@ -383,14 +387,14 @@ def environment_rows(report: Report) -> Rows:
     reach = {True: "reachable", False: "NOT reachable", None: "unknown"}
     rows = [
         ("TF_CONFIG", "not set" if config is None else config.get("error") or peers),
-        ("tracking", failed(store) or f"{store['uri']}: {reach[store['reachable']]}; {store['detail']}"),
+        ("tracking", failure_of(store) or f"{store['uri']}: {reach[store['reachable']]}; {store['detail']}"),
     ]
     found = report["variables"]
     return rows + [(name, value) for who in found.values() if isinstance(who, Mapping) for name, value in who.items()]
 
 
 def verdict_rows(verdicts: Mapping[str, Any]) -> Rows:
-    if reason := failed(verdicts):
+    if reason := failure_of(verdicts):
         return [("error", reason)]
     words = {True: "yes", False: "no", None: "?"}
     width = max(map(len, verdicts), default=0)
@@ -398,7 +402,7 @@ def verdict_rows(verdicts: Mapping[str, Any]) -> Rows:
 
 
 def auto_rows(auto: Mapping[str, Any]) -> Rows:
-    if reason := failed(auto) or (auto["refusal"] and f"refused: {auto['refusal']}"):
+    if reason := failure_of(auto) or (auto["refusal"] and f"refused: {auto['refusal']}"):
         return [("", reason)]
     chosen = [
         ("strategy=auto", auto["strategy"]),

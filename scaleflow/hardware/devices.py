@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from scaleflow.errors import Refusal
-from scaleflow.hardware.tpu import connect
+from scaleflow.errors import ConfigError
+from scaleflow.hardware.tpu import connect_tpu
 from scaleflow.interfaces import Hardware
 
 
@@ -26,11 +26,11 @@ class Devices:
     tpu: tf.distribute.cluster_resolver.TPUClusterResolver | None = None
 
 
-def configure(options: Hardware) -> Devices:
+def configure_devices(options: Hardware) -> Devices:
     """Applies `hardware` and gives the logical devices.
 
     Raises:
-        Refusal: if there are fewer or other devices than asked for.
+        ConfigError: if there are fewer or other devices than asked for.
     """
     set_threads(options)
     if options.deterministic:
@@ -40,10 +40,10 @@ def configure(options: Hardware) -> Devices:
     kind = "GPU" if wants_gpu(options) else "CPU"
     if kind == "CPU":
         tf.config.set_visible_devices([], "GPU")
-    chosen = choose(tf.config.list_physical_devices(kind), options, kind)
+    chosen = choose_devices(tf.config.list_physical_devices(kind), options, kind)
     tf.config.set_visible_devices(chosen, kind)
     for device in chosen:
-        divide(device, options, kind)
+        divide_device(device, options, kind)
     # Counted, not listed: listing starts the runtime, which a multi-worker strategy still has to configure.
     names = tuple(f"{kind}:{i}" for i in range(len(chosen) * options.logical_devices))
     return Devices(kind, names)
@@ -52,8 +52,8 @@ def configure(options: Hardware) -> Devices:
 def configure_tpu(options: Hardware) -> Devices:
     """The cores of a TPU, all of them."""
     if options.tpu is None:
-        raise Refusal("hardware=tpu: there is no TPU; give hardware.tpu=grpc://HOST:8470, or use hardware=auto")
-    resolver = connect(options.tpu)
+        raise ConfigError("hardware=tpu: there is no TPU; give hardware.tpu=grpc://HOST:8470, or use hardware=auto")
+    resolver = connect_tpu(options.tpu)
     cores = tf.config.list_logical_devices("TPU")
     return Devices("TPU", tuple(f"TPU:{i}" for i in range(len(cores))), resolver)
 
@@ -70,16 +70,18 @@ def wants_gpu(options: Hardware) -> bool:
         return False
     found = bool(tf.config.list_physical_devices("GPU"))
     if options.name == "gpu" and not found:
-        raise Refusal("hardware=gpu: TensorFlow finds no GPU on this machine; use hardware=cpu, or hardware=auto")
+        raise ConfigError("hardware=gpu: TensorFlow finds no GPU on this machine; use hardware=cpu, or hardware=auto")
     if not found and options.memory_limit_mb is not None:
-        raise Refusal(
+        raise ConfigError(
             f"hardware.memory_limit_mb={options.memory_limit_mb}: there is no GPU here, and a CPU takes no memory "
             "limit; leave it null"
         )
     return found
 
 
-def choose(physical: list[tf.config.PhysicalDevice], options: Hardware, kind: str) -> list[tf.config.PhysicalDevice]:
+def choose_devices(
+    physical: list[tf.config.PhysicalDevice], options: Hardware, kind: str
+) -> list[tf.config.PhysicalDevice]:
     """The physical devices that `hardware.devices` names, all of them where it is null."""
     if options.devices is None:
         return physical
@@ -87,20 +89,20 @@ def choose(physical: list[tf.config.PhysicalDevice], options: Hardware, kind: st
         found = len(physical)
         split = -(-len(options.devices) // found)
         divided = f", or hardware.logical_devices={split} to divide {'it' if found == 1 else 'each'}"
-        raise Refusal(
+        raise ConfigError(
             f"hardware.devices={options.devices}: found {found} {kind}{'s' if found != 1 else ''}; use "
             f"hardware.devices={list(range(found))}{divided if split > 1 else ''}"
         )
     return [physical[i] for i in options.devices]
 
 
-def divide(device: tf.config.PhysicalDevice, options: Hardware, kind: str) -> None:
+def divide_device(device: tf.config.PhysicalDevice, options: Hardware, kind: str) -> None:
     """Divides a physical device into its logical ones, and limits their memory."""
     if kind == "GPU" and options.memory_growth and options.memory_limit_mb is None:
         tf.config.experimental.set_memory_growth(device, True)
     if options.logical_devices > 1 or options.memory_limit_mb is not None:
         if kind == "GPU" and options.memory_limit_mb is None:
-            raise Refusal(
+            raise ConfigError(
                 f"hardware.logical_devices={options.logical_devices}: dividing a GPU needs hardware.memory_limit_mb, "
                 "the memory of each logical device"
             )

@@ -32,7 +32,7 @@ PEAKS: Sequence[tuple[str, float, float, float | None]] = (
 )
 
 
-def peak_of(name: str, policy: str) -> float | None:
+def device_peak(name: str, policy: str) -> float | None:
     """Operations a second of the device of this name under a precision policy; None where that is not known."""
     for pattern, float32, float16, bfloat16 in PEAKS:
         if re.search(pattern, name):
@@ -41,12 +41,12 @@ def peak_of(name: str, policy: str) -> float | None:
     return None
 
 
-def peak(kind: str, policy: str, count: int) -> float | None:
+def process_peak(kind: str, policy: str, count: int) -> float | None:
     """Operations a second of this process's first so many GPUs; None where that is not known, and of a CPU."""
     if kind != "GPU":
         return None
     used = tf.config.get_visible_devices("GPU")[:count]
     details = (tf.config.experimental.get_device_details(gpu) for gpu in used)
-    found = [peak_of(each.get("device_name", ""), policy) for each in details]
+    found = [device_peak(each.get("device_name", ""), policy) for each in details]
     known = [each for each in found if each is not None]
     return sum(known) if known and len(known) == len(found) else None

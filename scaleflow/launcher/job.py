@@ -12,49 +12,49 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from scaleflow.command import refuse
-from scaleflow.config.composed import plan_of, resolved, typed, writable
-from scaleflow.config.composing import check_is_one
-from scaleflow.config.explain import in_a_line
+from scaleflow.config.compose import check_single_run
 from scaleflow.config.folders import remove_created
-from scaleflow.errors import Refusal
-from scaleflow.launcher.launch import launch
-from scaleflow.launcher.resume import resumed
-from scaleflow.launcher.submit import submission
-from scaleflow.sync import mend
-from scaleflow.tracking import located
+from scaleflow.config.hydra_config import check_folder_writable, plan_from_hydra, read_typed_overrides, resolve_hydra
+from scaleflow.config.hydra_errors import shorten_error
+from scaleflow.errors import ConfigError
+from scaleflow.launcher.resume import find_resumed_run
+from scaleflow.launcher.submit import render_submission
+from scaleflow.launcher.supervisor import launch_run
+from scaleflow.sync import repair_quietly
+from scaleflow.tracking import locate_weights
 
 
-def run(config: DictConfig, started: float) -> int:
+def run_job(config: DictConfig, started: float) -> int:
     """Checks a composed config and launches it."""
     folder = Path(HydraConfig.get().runtime.output_dir)
-    overrides = typed()
+    overrides = read_typed_overrides()
     with contextlib.ExitStack() as until_it_ended:
         try:
             if config.get("resume") is not None:
-                return go_on(config, overrides, folder, started)
-            check_is_one(config)
-            plan = plan_of(config)
+                return resume_job(config, overrides, folder, started)
+            check_single_run(config)
+            plan = plan_from_hydra(config)
             if plan.cluster.submit is not None:
-                print(submission(plan, sys.argv[1:]), end="")
+                print(render_submission(plan, sys.argv[1:]), end="")
                 remove_created(folder)
                 return 0
-            folder = writable(folder)
-            plan = until_it_ended.enter_context(located(plan))
-        except (Refusal, OmegaConfBaseException) as error:
+            folder = check_folder_writable(folder)
+            plan = until_it_ended.enter_context(locate_weights(plan))
+        except (ConfigError, OmegaConfBaseException) as error:
             remove_created(folder)
-            return refuse(str(error) if isinstance(error, Refusal) else in_a_line(error))
-        return launch(plan, OmegaConf.to_container(config, resolve=False), overrides, folder, started)
+            return refuse(str(error) if isinstance(error, ConfigError) else shorten_error(error))
+        return launch_run(plan, OmegaConf.to_container(config, resolve=False), overrides, folder, started)
 
 
-def go_on(config: DictConfig, overrides: Sequence[str], made: Path, started: float) -> int:
+def resume_job(config: DictConfig, overrides: Sequence[str], made: Path, started: float) -> int:
     """Goes on with an earlier run, in its folder; the one that Hydra made for this command is not needed."""
-    composed, choices, search = resolved(config)
-    run = resumed(str(composed["resume"]), composed, choices, overrides)
+    composed, choices, search = resolve_hydra(config)
+    run = find_resumed_run(str(composed["resume"]), composed, choices, overrides)
     plan = run.plan(search)
     remove_created(made)
     if run.is_through:
-        mend(run.folder)  # what the command that finished it could not record
+        repair_quietly(run.folder)  # what the command that finished it could not record
         print(f"{run.folder}: the run is finished; training.epochs=N with more epochs would go on with it")
         return 0
-    with located(plan) as plan:
-        return launch(plan, run.config, run.changes, writable(run.folder), started, life=run.number)
+    with locate_weights(plan) as plan:
+        return launch_run(plan, run.config, run.changes, check_folder_writable(run.folder), started, attempt=run.number)

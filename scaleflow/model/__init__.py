@@ -1,22 +1,22 @@
 """Models: factories that are called with the dataset's description in the strategy's scope."""
 
-from scaleflow.model.export import export, keras_file_fault
-from scaleflow.model.initial import Saved, begin_with, copy_weights, read
+from scaleflow.model.export import keras_file_fault, write_model
+from scaleflow.model.initial import SavedWeights, copy_weights, initialize_from, read_weights
 from scaleflow.model.layers import entry, head, hidden
-from scaleflow.model.make import batch_norm_doubts, doubt, keras_file_doubt, make
+from scaleflow.model.make import find_batch_norm_warnings, find_logits_warning, keras_file_doubt, make_model
 
 __all__ = [
-    "Saved",
-    "batch_norm_doubts",
-    "begin_with",
+    "SavedWeights",
     "copy_weights",
-    "doubt",
     "entry",
-    "export",
+    "find_batch_norm_warnings",
+    "find_logits_warning",
     "head",
     "hidden",
+    "initialize_from",
     "keras_file_doubt",
     "keras_file_fault",
-    "make",
-    "read",
+    "make_model",
+    "read_weights",
+    "write_model",
 ]

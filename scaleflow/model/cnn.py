@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import keras
 
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Outputs
 from scaleflow.model.layers import check_shape, entry, head, hidden, rectified, widths
 
@@ -35,7 +35,7 @@ def build(
         batch_norm: normalize behind each convolution and dense layer, over all replicas.
 
     Raises:
-        Refusal: if the inputs are not images, or too small for so many convolutions.
+        ConfigError: if the inputs are not images, or too small for so many convolutions.
     """
     check_images(inputs, filters, padding)
     raw, x = entry(inputs)
@@ -49,12 +49,12 @@ def build(
 def check_images(inputs: Inputs, filters: Sequence[int], padding: str) -> None:
     check_shape(inputs, "cnn")
     if padding not in ("same", "valid"):
-        raise Refusal(f"model.padding={padding}: expected one of same, valid")
+        raise ConfigError(f"model.padding={padding}: expected one of same, valid")
     side = min(inputs.shape[:2])
     for _ in widths(filters, "model.filters"):
         side = (side if padding == "same" else side - 2) // 2
     if side < 1:
-        raise Refusal(
+        raise ConfigError(
             f"model.filters={filters}: nothing is left of images of shape {inputs.shape} behind so many "
             "convolutions; use fewer" + (", or model.padding=same" if padding == "valid" else "")
         )

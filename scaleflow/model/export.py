@@ -25,7 +25,7 @@ EXAMPLE = "input_example.npy"
 TOLERANCE = {"float32": 1e-4, "mixed_float16": 1e-2, "mixed_bfloat16": 5e-2}
 
 
-def export(
+def write_model(
     model: keras.Model,
     inputs: Inputs,
     outputs: Outputs,
@@ -33,7 +33,7 @@ def export(
     policy: str,
     folder: Path,
     on_host: bool = False,
-    front: Callable[[], keras.Layer] | None = None,
+    preprocessing_model: Callable[[], keras.Layer] | None = None,
 ) -> None:
     """Exports the model into `folder`, loads the SavedModel again and compares.
 
@@ -47,7 +47,7 @@ def export(
         batch: a few raw inputs, to compare on and to keep as the example.
         policy: the dtype policy it computes in, which decides how equal is equal.
         folder: is made.
-        front: makes the preprocessing that the saved model begins with, so that it takes raw inputs.
+        preprocessing_model: makes the preprocessing that the saved model begins with, so that it takes raw inputs.
         on_host: compare in the host's memory, where the model is too large for a device.
 
     Raises:
@@ -57,15 +57,15 @@ def export(
     is_whole = keras_file_fault(model) is None
     if not is_whole:
         model.save_weights(folder / WEIGHTS_FILE)  # without the preprocessing: that is for the model's own code
-    if front is not None:
-        model = composed(front(), model, inputs)
+    if preprocessing_model is not None:
+        model = add_preprocessing(preprocessing_model(), model, inputs)
     if is_whole:
         model.save(folder / KERAS_FILE)
     spec = tf.TensorSpec([None, *inputs.shape], inputs.dtype, name="inputs")
     write_saved_model(model, spec, folder / SAVED_MODEL)
     with tf.device("CPU:0") if on_host else contextlib.nullcontext():
-        check(model, batch, TOLERANCE[policy], folder)
-    np.save(folder / EXAMPLE, as_text(batch[:2]) if inputs.dtype == "string" else batch[:2])
+        check_export(model, batch, TOLERANCE[policy], folder)
+    np.save(folder / EXAMPLE, to_numpy_strings(batch[:2]) if inputs.dtype == "string" else batch[:2])
     signature = {
         "inputs": {"dtype": inputs.dtype, "shape": [-1, *inputs.shape]},
         "outputs": {"dtype": "float32", "shape": [-1, *outputs.shape]},
@@ -96,21 +96,23 @@ def keras_file_fault(model: keras.Model) -> str | None:
     return None
 
 
-def composed(front: keras.Layer, model: keras.Model, inputs: Inputs) -> keras.Model:
+def add_preprocessing(preprocessing_model: keras.Layer, model: keras.Model, inputs: Inputs) -> keras.Model:
     """The model behind its preprocessing."""
     own = keras.Input(inputs.shape, dtype=inputs.dtype)
-    first = keras.Model(own, front(own), name=f"{model.name}_preprocessing")  # its layers may be called as the model is
+    first = keras.Model(
+        own, preprocessing_model(own), name=f"{model.name}_preprocessing"
+    )  # its layers may be called as the model is
     raw = keras.Input(inputs.shape, dtype=inputs.dtype, name="inputs")
     return keras.Model(raw, model(first(raw)), name=f"{model.name}_on_raw_inputs")
 
 
-def as_text(batch: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def to_numpy_strings(batch: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Strings as numpy's own type, which a file holds without pickle."""
     words = [word.decode(errors="replace") if isinstance(word, bytes) else str(word) for word in batch.ravel()]
     return np.array(words).reshape(batch.shape)
 
 
-def check(model: keras.Model, batch: np.ndarray[Any, Any], tolerance: float, folder: Path) -> None:
+def check_export(model: keras.Model, batch: np.ndarray[Any, Any], tolerance: float, folder: Path) -> None:
     """Compares the SavedModel, loaded from disk, with the live model."""
     live = tf.function(lambda x: model(x, training=False))(tf.constant(batch)).numpy()
     loaded = tf.saved_model.load(str(folder / SAVED_MODEL))  # keeps its variables alive

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Outputs
 
 
@@ -50,9 +50,9 @@ def average(x: keras.KerasTensor, tokens: keras.KerasTensor) -> keras.KerasTenso
 def check_numbers(inputs: Inputs, name: str) -> None:
     """Refuses text, as characters or as the numbers of words, which mean nothing as quantities."""
     if inputs.dtype == "string":
-        raise Refusal(f"model={name}: takes numbers, and the dataset's inputs are text; {WAY_TO_TEXT}")
+        raise ConfigError(f"model={name}: takes numbers, and the dataset's inputs are text; {WAY_TO_TEXT}")
     if inputs.vocabulary is not None:
-        raise Refusal(
+        raise ConfigError(
             f"model={name}: takes quantities, and the dataset's inputs are words as numbers below "
             f"{inputs.vocabulary}; use model=text or model=transformer"
         )
@@ -61,10 +61,10 @@ def check_numbers(inputs: Inputs, name: str) -> None:
 def check_tokens(inputs: Inputs, name: str) -> int:
     """The vocabulary's size; refuses what is not text as numbers."""
     if inputs.dtype == "string":
-        raise Refusal(f"model={name}: takes text as numbers, and the dataset gives it as characters; {WAY_TO_TEXT}")
+        raise ConfigError(f"model={name}: takes text as numbers, and the dataset gives it as characters; {WAY_TO_TEXT}")
     if inputs.vocabulary is None or len(inputs.shape) != 1:
         others = "model=cnn or model=resnet" if len(inputs.shape) == 3 else "model=mlp or model=linear"
-        raise Refusal(
+        raise ConfigError(
             f"model={name}: takes text as numbers (int32 of shape (tokens,), with Inputs.vocabulary), and the "
             f"dataset's inputs are {inputs.dtype} of shape {inputs.shape}; use {others}"
         )
@@ -75,7 +75,7 @@ def check_shape(inputs: Inputs, name: str) -> None:
     """Refuses what is no image."""
     check_numbers(inputs, name)
     if len(inputs.shape) != 3:
-        raise Refusal(
+        raise ConfigError(
             f"model={name}: takes images of shape (height, width, channels), and the dataset's inputs have shape "
             f"{inputs.shape}; use model=mlp"
         )
@@ -96,14 +96,14 @@ WAY_TO_TEXT = (
 def whole(value: Any, key: str) -> int:
     """A positive integer, or a refusal."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise Refusal(f"{key}={value}: expected an integer, at least 1")
+        raise ConfigError(f"{key}={value}: expected an integer, at least 1")
     return value
 
 
 def not_negative(value: Any, key: str) -> float:
     """A number from 0 on, or a refusal."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-        raise Refusal(f"{key}={value}: expected a number, at least 0")
+        raise ConfigError(f"{key}={value}: expected a number, at least 0")
     return float(value)
 
 
@@ -111,25 +111,25 @@ def widths(units: Any, key: str = "model.units") -> list[int]:
     """One width or several as a list.
 
     Raises:
-        Refusal: if they are not positive integers.
+        ConfigError: if they are not positive integers.
     """
     found = list(units) if isinstance(units, Sequence) and not isinstance(units, str) else [units]
     if not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in found):
-        raise Refusal(f"{key}={units}: expected an integer, at least 1, or a list of them")
+        raise ConfigError(f"{key}={units}: expected an integer, at least 1, or a list of them")
     return found
 
 
 def fraction(value: Any, key: str = "model.dropout") -> float:
     """A rate in [0, 1), or a refusal."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise Refusal(f"{key}={value}: expected a number from 0 to less than 1")
+        raise ConfigError(f"{key}={value}: expected a number from 0 to less than 1")
     return float(value)
 
 
 def flag(value: Any, key: str = "model.batch_norm") -> bool:
     """True or false, or a refusal."""
     if not isinstance(value, bool):
-        raise Refusal(f"{key}={value}: expected true or false")
+        raise ConfigError(f"{key}={value}: expected true or false")
     return value
 
 

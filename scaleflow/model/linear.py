@@ -21,7 +21,7 @@ def build(inputs: Inputs, outputs: Outputs, l2: float = 0.0) -> keras.Model:
             Kennard 1970).
 
     Raises:
-        Refusal: if the inputs are text.
+        ConfigError: if the inputs are text.
     """
     check_numbers(inputs, "linear")
     penalty = not_negative(l2, "model.l2")

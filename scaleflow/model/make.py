@@ -7,12 +7,12 @@ from typing import Any
 
 import keras
 
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Batching, Inputs, Outputs
 from scaleflow.model.export import WEIGHTS_FILE, keras_file_fault
 
 
-def make(factory: Callable[[Inputs, Outputs], Any], inputs: Inputs, outputs: Outputs) -> keras.Model:
+def make_model(factory: Callable[[Inputs, Outputs], Any], inputs: Inputs, outputs: Outputs) -> keras.Model:
     """The model, its outputs checked against the dataset and float32.
 
     Call it in the strategy's scope: the variables are born here.
@@ -21,24 +21,27 @@ def make(factory: Callable[[Inputs, Outputs], Any], inputs: Inputs, outputs: Out
         factory: (inputs, outputs) -> a Keras model from [batch, *inputs.shape] to [batch, *outputs.shape].
 
     Raises:
-        Refusal: if it is no model, doesn't take the inputs, or returns another shape.
+        ConfigError: if it is no model, doesn't take the inputs, or returns another shape.
     """
     model = factory(inputs, outputs)
     if not isinstance(model, keras.Model):
-        raise Refusal(f"model: the factory returned a {type(model).__name__}, expected a keras.Model")
+        raise ConfigError(f"model: the factory returned a {type(model).__name__}, expected a keras.Model")
     given = keras.Input(inputs.shape, dtype=inputs.dtype, name="inputs")
     try:
         returned = model(given)
     except (ValueError, TypeError) as error:
-        raise Refusal(
-            f"model: does not take inputs of shape {batched(inputs.shape)}: {str(error).splitlines()[0]}"
+        raise ConfigError(
+            f"model: does not take inputs of shape {add_batch_dimension(inputs.shape)}: {str(error).splitlines()[0]}"
         ) from error
     if not isinstance(returned, keras.KerasTensor):
-        raise Refusal(f"model: returned {type(returned).__name__}, expected one tensor {batched(outputs.shape)}")
+        raise ConfigError(
+            f"model: returned {type(returned).__name__}, expected one tensor {add_batch_dimension(outputs.shape)}"
+        )
     if tuple(returned.shape[1:]) != outputs.shape:
-        raise Refusal(
-            f"model: returns outputs of shape {batched(returned.shape[1:])}, and the dataset's {outputs.kind} "
-            f"targets need {batched(outputs.shape)}"
+        raise ConfigError(
+            f"model: returns outputs of shape {add_batch_dimension(returned.shape[1:])}, and the dataset's "
+            f"{outputs.kind} "
+            f"targets need {add_batch_dimension(outputs.shape)}"
         )
     if returned.dtype != "float32":
         returned = keras.layers.Activation("linear", dtype="float32", name="float32")(returned)
@@ -46,7 +49,7 @@ def make(factory: Callable[[Inputs, Outputs], Any], inputs: Inputs, outputs: Out
     return model
 
 
-def doubt(model: keras.Model) -> str | None:
+def find_logits_warning(model: keras.Model) -> str | None:
     """What the user should know of a model whose last layer makes probabilities of logits."""
     last = model.layers[-1] if model.layers else None
     name = getattr(getattr(last, "activation", None), "__name__", "")
@@ -66,7 +69,7 @@ def keras_file_doubt(model: keras.Model) -> str | None:
     )
 
 
-def batch_norm_doubts(model: keras.Model, portions: Batching) -> list[str]:
+def find_batch_norm_warnings(model: keras.Model, portions: Batching) -> list[str]:
     """What the user should know of BatchNorm that sees less than the global batch."""
     norms = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
     trained = [layer for layer in norms if layer.trainable]  # a frozen one keeps its statistics
@@ -74,7 +77,8 @@ def batch_norm_doubts(model: keras.Model, portions: Batching) -> list[str]:
     doubts = []
     if alone and portions.replicas > 1:
         doubts.append(
-            f"model: {some(alone)} normalizes each of {portions.replicas} replicas by its own examples, and the first "
+            f"model: {format_first(alone)} normalizes each of {portions.replicas} replicas by its own examples, "
+            "and the first "
             "one's statistics are saved: the result depends on the number of replicas; write "
             "BatchNormalization(synchronized=True), or set layer.synchronized = True in a ready-made model"
         )
@@ -86,10 +90,10 @@ def batch_norm_doubts(model: keras.Model, portions: Batching) -> list[str]:
     return doubts
 
 
-def some(names: list[str]) -> str:
+def format_first(names: list[str]) -> str:
     """The first of several names, and how many more there are."""
     return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
-def batched(shape: tuple[int | None, ...]) -> str:
+def add_batch_dimension(shape: tuple[int | None, ...]) -> str:
     return "(batch" + "".join(f", {size}" for size in shape) + ")"

@@ -27,7 +27,7 @@ def build(
         batch_norm: normalize behind each hidden layer, over all replicas.
 
     Raises:
-        Refusal: if the inputs are text.
+        ConfigError: if the inputs are text.
     """
     check_numbers(inputs, "mlp")
     raw, x = entry(inputs)

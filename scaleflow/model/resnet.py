@@ -11,7 +11,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Outputs
 from scaleflow.model.layers import check_shape, entry, head
 
@@ -45,36 +45,36 @@ def build(inputs: Inputs, outputs: Outputs, depth: int = 20, weights: str | None
             before red, ImageNet's mean colour taken off.
 
     Raises:
-        Refusal: if the inputs are not images, or too small, there is no such depth, or the file does not fit.
+        ConfigError: if the inputs are not images, or too small, there is no such depth, or the file does not fit.
     """
     check_shape(inputs, "resnet")
-    check(inputs, depth, weights)
+    check_resnet(inputs, depth, weights)
     raw, x = entry(inputs)
-    x = resnet50(inputs, x, weights) if depth == 50 else small(x, (depth - 2) // 6)
+    x = resnet50(inputs, x, weights) if depth == 50 else build_small(x, (depth - 2) // 6)
     return keras.Model(raw, head(x, outputs), name=f"resnet{depth}")
 
 
-def check(inputs: Inputs, depth: Any, weights: Any) -> None:
+def check_resnet(inputs: Inputs, depth: Any, weights: Any) -> None:
     if depth not in (*SMALL, 50):
-        raise Refusal(
+        raise ConfigError(
             f"model.depth={depth}: expected one of {', '.join(map(str, SMALL))} (for small images), or 50 (ResNet50)"
         )
     if depth == 50 and min(inputs.shape[:2]) < SMALLEST_SIDE:
-        raise Refusal(
+        raise ConfigError(
             f"model.depth=50: takes images of {SMALLEST_SIDE} x {SMALLEST_SIDE} pixels at least, and the dataset's are "
             f"{inputs.shape[0]} x {inputs.shape[1]}; use model.depth=20"
         )
     if weights is None:
         return
     if depth != 50:
-        raise Refusal(f"model.weights={weights}: are ResNet50's; use model.depth=50, or model.init_from")
+        raise ConfigError(f"model.weights={weights}: are ResNet50's; use model.depth=50, or model.init_from")
     if inputs.shape[2] != 3:
-        raise Refusal(
+        raise ConfigError(
             f"model.weights={weights}: are for images with 3 channels, and the dataset's have {inputs.shape[2]}; leave "
             "it null"
         )
     if not isinstance(weights, str) or not Path(weights).expanduser().is_file():
-        raise Refusal(f"model.weights={weights}: there is no such file; give a local .h5 file of weights, or null")
+        raise ConfigError(f"model.weights={weights}: there is no such file; give a local .h5 file of weights, or null")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -82,23 +82,23 @@ def check(inputs: Inputs, depth: Any, weights: Any) -> None:
 # ---------------------------------------------------------------------------------------------
 
 
-def small(x: Any, blocks: int) -> Any:
+def build_small(x: Any, blocks: int) -> Any:
     """[b, height, width, channels] -> [b, 64]."""
-    x = keras.layers.ReLU()(convolved(x, FILTERS[0], 1, "first"))
+    x = keras.layers.ReLU()(convolve(x, FILTERS[0], 1, "first"))
     for stage, filters in enumerate(FILTERS, 1):
         for number in range(1, blocks + 1):
-            x = block(x, filters, 2 if stage > 1 and number == 1 else 1, f"stage{stage}_block{number}")
+            x = build_block(x, filters, 2 if stage > 1 and number == 1 else 1, f"stage{stage}_block{number}")
     return keras.layers.GlobalAveragePooling2D()(x)
 
 
-def block(x: Any, filters: int, stride: int, name: str) -> Any:
+def build_block(x: Any, filters: int, stride: int, name: str) -> Any:
     """Two convolutions and the way around them."""
-    y = keras.layers.ReLU()(convolved(x, filters, stride, f"{name}_1"))
-    y = convolved(y, filters, 1, f"{name}_2")
-    return keras.layers.ReLU()(y + around(x, filters, stride))
+    y = keras.layers.ReLU()(convolve(x, filters, stride, f"{name}_1"))
+    y = convolve(y, filters, 1, f"{name}_2")
+    return keras.layers.ReLU()(y + make_shortcut(x, filters, stride))
 
 
-def convolved(x: Any, filters: int, stride: int, name: str) -> Any:
+def convolve(x: Any, filters: int, stride: int, name: str) -> Any:
     """A 3 x 3 convolution without bias, normalized."""
     conv = keras.layers.Conv2D(
         filters,
@@ -112,7 +112,7 @@ def convolved(x: Any, filters: int, stride: int, name: str) -> Any:
     return keras.layers.BatchNormalization(momentum=MOMENTUM, synchronized=True, name=f"{name}_norm")(conv(x))
 
 
-def around(x: Any, filters: int, stride: int) -> Any:
+def make_shortcut(x: Any, filters: int, stride: int) -> Any:
     """The shortcut, option A: every other pixel, and zeros for the channels that come in addition."""
     if stride > 1:
         x = keras.layers.AveragePooling2D(1, strides=stride)(x)
@@ -132,22 +132,22 @@ def resnet50(inputs: Inputs, x: Any, weights: str | None) -> Any:
         if isinstance(layer, keras.layers.BatchNormalization):
             layer.synchronized = True
     if weights is not None:
-        load(net, weights)
+        load_weights(net, weights)
         x = keras.layers.Rescaling(255.0, [-mean for mean in MEAN_COLOUR])(ops.flip(x, axis=-1))
     return net(x)
 
 
-def load(net: keras.Model, weights: str) -> None:
+def load_weights(net: keras.Model, weights: str) -> None:
     """Reads the weights of a file.
 
     Raises:
-        Refusal: if it is no such file, or of another network.
+        ConfigError: if it is no such file, or of another network.
     """
     try:
         net.load_weights(Path(weights).expanduser())
     except Exception as error:  # whatever h5py, zipfile and Keras raise for what is no such file
         reason = (str(error).strip().splitlines() or [""])[0]
-        raise Refusal(
+        raise ConfigError(
             f"model.weights={weights}: does not hold the weights of ResNet50 without its top "
             f"({type(error).__name__}: {reason}); give such a file, or null"
         ) from error

@@ -33,7 +33,7 @@ def build(
             text is near the same point whatever it says.
 
     Raises:
-        Refusal: if the inputs are not text as numbers.
+        ConfigError: if the inputs are not text as numbers.
     """
     vocabulary = check_tokens(inputs, "text")
     raw, tokens = entry(inputs)

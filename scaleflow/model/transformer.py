@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Outputs
 from scaleflow.model.layers import average, check_tokens, entry, fraction, head, whole
 
@@ -37,44 +37,46 @@ def build(
         dropout: the fraction dropped behind the embedding, the attention and the feed-forward layer.
 
     Raises:
-        Refusal: if the inputs are not text as numbers, or the heads don't share the width evenly.
+        ConfigError: if the inputs are not text as numbers, or the heads don't share the width evenly.
     """
     vocabulary = check_tokens(inputs, "transformer")
-    check(width, heads)
+    check_transformer(width, heads)
     rate = fraction(dropout)
     raw, tokens = entry(inputs)
     there = ops.expand_dims(ops.not_equal(tokens, 0), axis=1)  # [b, 1, tokens]: what each word may attend to
     x = keras.layers.Embedding(vocabulary, width, name="words")(tokens)
-    x = dropped(x + keras.layers.Embedding(inputs.shape[0], width, name="positions")(places(tokens)), rate)
+    x = apply_dropout(
+        x + keras.layers.Embedding(inputs.shape[0], width, name="positions")(make_positions(tokens)), rate
+    )
     for number in range(1, whole(blocks, "model.blocks") + 1):
-        x = block(x, there, f"block{number}", heads, whole(units, "model.units"), rate)
+        x = build_block(x, there, f"block{number}", heads, whole(units, "model.units"), rate)
     return keras.Model(raw, head(average(x, tokens), outputs), name="transformer")
 
 
-def block(x: Any, there: Any, name: str, heads: int, units: int, rate: float) -> Any:
+def build_block(x: Any, there: Any, name: str, heads: int, units: int, rate: float) -> Any:
     """One encoder block, [b, tokens, width] -> the same."""
     width = x.shape[-1]
     attention = keras.layers.MultiHeadAttention(heads, width // heads, name=f"{name}_attention")
-    seen = dropped(attention(x, x, attention_mask=there), rate)
+    seen = apply_dropout(attention(x, x, attention_mask=there), rate)
     x = keras.layers.LayerNormalization(epsilon=1e-6, name=f"{name}_norm1")(x + seen)
     fed = keras.layers.Dense(units, activation="relu", name=f"{name}_feed1")(x)
-    fed = dropped(keras.layers.Dense(width, name=f"{name}_feed2")(fed), rate)
+    fed = apply_dropout(keras.layers.Dense(width, name=f"{name}_feed2")(fed), rate)
     return keras.layers.LayerNormalization(epsilon=1e-6, name=f"{name}_norm2")(x + fed)
 
 
-def places(tokens: Any) -> Any:
+def make_positions(tokens: Any) -> Any:
     """[1, tokens]: 0, 1, 2, ... as a function of the input, which is what Keras can save."""
     ones = ops.sum(ops.zeros_like(tokens), axis=0, keepdims=True) + 1
     return ops.cumsum(ones, axis=1) - 1
 
 
-def dropped(x: Any, rate: float) -> Any:
+def apply_dropout(x: Any, rate: float) -> Any:
     return keras.layers.Dropout(rate)(x) if rate else x
 
 
-def check(width: Any, heads: Any) -> None:
+def check_transformer(width: Any, heads: Any) -> None:
     if whole(width, "model.width") % whole(heads, "model.heads"):
-        raise Refusal(
+        raise ConfigError(
             f"model.width={width} with model.heads={heads}: each head has an equal part of the width; use "
             f"model.width={heads * max(1, width // heads)}"
         )

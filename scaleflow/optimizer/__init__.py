@@ -1,7 +1,7 @@
 """The Keras optimizer that a config names, with the learning rate composed around it."""
 
-from scaleflow.optimizer.make import make
-from scaleflow.optimizer.placed import update_in_place
-from scaleflow.optimizer.rate import doubt, learning_rate, scaled_rate
+from scaleflow.optimizer.in_place import update_in_place
+from scaleflow.optimizer.make import create_optimizer
+from scaleflow.optimizer.rate import find_warm_up_warning, make_learning_rate, scale_to_batch
 
-__all__ = ["doubt", "learning_rate", "make", "scaled_rate", "update_in_place"]
+__all__ = ["create_optimizer", "find_warm_up_warning", "make_learning_rate", "scale_to_batch", "update_in_place"]

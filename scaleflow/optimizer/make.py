@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 
 #: Keras clips each replica's gradient before they are summed, and its accumulation fails in a
 #: strategy's scope; the loop does both rightly, under these names.
@@ -21,7 +21,7 @@ INSTEAD = {
 }
 
 
-def make(
+def create_optimizer(
     factory: Callable[..., Any], rate: Any, loss_scaling: bool, takes_summed: bool = True
 ) -> keras.optimizers.Optimizer:
     """The optimizer, to be given gradients that are summed over the replicas already, unless told otherwise.
@@ -35,23 +35,23 @@ def make(
         takes_summed: whether the gradients are summed already; else it sums them itself, as Keras's do.
 
     Raises:
-        Refusal: if it is no optimizer, does not take the values of its keys, or is asked to do what the loop does.
+        ConfigError: if it is no optimizer, does not take the values of its keys, or is asked to do what the loop does.
     """
     try:
         optimizer = factory(learning_rate=rate)
     except ValueError as error:  # as Keras checks the values of an optimizer's keys
-        raise Refusal(f"{keys_in(str(error), factory)}: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{keys_in(str(error), factory)}: {' '.join(str(error).split())}") from error
     if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise Refusal(
+        raise ConfigError(
             f"optimizer: the factory returned a {type(optimizer).__name__}, expected a keras.optimizers.Optimizer"
         )
     for name, instead in INSTEAD.items():
         if getattr(optimizer, name, None):
-            raise Refusal(
+            raise ConfigError(
                 f"optimizer.{name}={getattr(optimizer, name)}: use {instead}, which is right on every strategy"
             )
     if getattr(optimizer, "use_ema", False):
-        raise Refusal(
+        raise ConfigError(
             f"optimizer: {type(optimizer).__name__} has use_ema={optimizer.use_ema}, and Keras's moving average of the "
             "weights would be neither evaluated nor saved; leave it out"
         )

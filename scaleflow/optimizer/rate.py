@@ -11,7 +11,7 @@ import tensorflow as tf
 from scaleflow.interfaces import Optimizer
 
 
-def scaled_rate(options: Optimizer, global_batch_size: int) -> float:
+def scale_to_batch(options: Optimizer, global_batch_size: int) -> float:
     """The rate at its height, scaled with the global batch.
 
     `linear` is the rule of Goyal et al. 2017 (https://arxiv.org/abs/1706.02677), `sqrt` keeps the
@@ -22,15 +22,15 @@ def scaled_rate(options: Optimizer, global_batch_size: int) -> float:
     return options.learning_rate * factor
 
 
-def learning_rate(options: Optimizer, global_batch_size: int, total_steps: int) -> float | Schedule:
+def make_learning_rate(options: Optimizer, global_batch_size: int, total_steps: int) -> float | Schedule:
     """What to give a Keras optimizer as its `learning_rate`."""
-    peak = scaled_rate(options, global_batch_size)
+    peak = scale_to_batch(options, global_batch_size)
     if options.schedule == "constant" and not options.warmup_steps:
         return peak
     return Schedule(peak, options, total_steps)
 
 
-def doubt(options: Optimizer, total_steps: int) -> str | None:
+def find_warm_up_warning(options: Optimizer, total_steps: int) -> str | None:
     """What the user should know of a warm-up that is longer than the run."""
     if options.warmup_steps < total_steps:
         return None

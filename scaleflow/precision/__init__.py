@@ -1,5 +1,5 @@
 """The dtype that layers compute in."""
 
-from scaleflow.precision.policy import apply, resolve
+from scaleflow.precision.policy import apply_policy, resolve_policy
 
-__all__ = ["apply", "resolve"]
+__all__ = ["apply_policy", "resolve_policy"]

@@ -7,13 +7,13 @@ import keras
 from scaleflow.interfaces import Precision
 
 
-def resolve(options: Precision, kind: str) -> str:
+def resolve_policy(options: Precision, kind: str) -> str:
     """The policy's name, `mixed` decided by the kind of device (`CPU`, `GPU` or `TPU`)."""
     if options.name != "mixed":
         return options.name
     return "mixed_float16" if kind == "GPU" else "mixed_bfloat16"
 
 
-def apply(policy: str) -> None:
+def apply_policy(policy: str) -> None:
     """Makes `policy` the default of layers built from now on."""
     keras.config.set_dtype_policy(policy)

@@ -1,5 +1,5 @@
 """Where the time of a step goes: traced in the workers, read in a process of its own, told in words and a picture."""
 
-from scaleflow.profiler.reading import report
+from scaleflow.profiler.analysis_process import analyze_window
 
-__all__ = ["report"]
+__all__ = ["analyze_window"]

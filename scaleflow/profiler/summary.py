@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from scaleflow.profiler.split import PARTS, Step
+from scaleflow.profiler.step_breakdown import PARTS, StepTimes
 
 Summary = dict[str, Any]
 
@@ -20,13 +20,13 @@ MUCH_ALLREDUCE, MUCH_HOST = 15.0, 40.0
 OPS = 15
 
 
-def summarise(event: Mapping[str, Any], steps: Sequence[Step], ops: Sequence[Mapping[str, Any]]) -> Summary:
+def summarise(event: Mapping[str, Any], steps: Sequence[StepTimes], ops: Sequence[Mapping[str, Any]]) -> Summary:
     """The figures of one process's trace.
 
     Args:
         event: `profile`, as the worker told it.
         steps: those that were traced, divided.
-        ops: operations with `type`, `name`, `count`, `self_ms` and `in_step`, the longest first.
+        ops: operations with `type`, `name`, `count`, `self_ms` and `count_synchronous_workers`, the longest first.
     """
     totals = [step.total for step in steps]
     whole = sum(totals) or 1.0
@@ -45,7 +45,7 @@ def summarise(event: Mapping[str, Any], steps: Sequence[Step], ops: Sequence[Map
         "each_step": [{key: round(value, 4) for key, value in asdict(step).items()} for step in steps],
         "facts": dict(event["facts"]),
     }
-    found["advice"] = advice(found, ops)
+    found["advice"] = give_advice(found, ops)
     return found
 
 
@@ -58,7 +58,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def values_of(summary: Summary) -> dict[str, float]:
+def to_metrics(summary: Summary) -> dict[str, float]:
     """The metrics of a profile; where the work is done in other processes, there is but the time."""
     found = {"profile/step_ms": summary["step_ms"]["p50"]}
     if summary["percent"] is not None:
@@ -72,7 +72,7 @@ def values_of(summary: Summary) -> dict[str, float]:
 # ---------------------------------------------------------------------------------------------
 
 
-def advice(summary: Summary, ops: Sequence[Mapping[str, Any]]) -> list[str]:
+def give_advice(summary: Summary, ops: Sequence[Mapping[str, Any]]) -> list[str]:
     """What to do about it, the most important first."""
     percent, facts = summary["percent"], summary["facts"]
     if percent is None:
@@ -80,7 +80,7 @@ def advice(summary: Summary, ops: Sequence[Mapping[str, Any]]) -> list[str]:
             "The coordinator alone was traced: what it waits for is computed by its workers, and in the window one "
             "step is under way at a time. For the split of a step, profile the same run with strategy=one_device."
         ]
-    words = [about_input(percent["input"], facts, ops)]
+    words = [advise_on_input(percent["input"], facts, ops)]
     if percent["allreduce"] >= MUCH_ALLREDUCE:
         words.append(
             f"{percent['allreduce']:.0f} % of a step sums gradients over the replicas: a larger training.batch_size or "
@@ -88,23 +88,23 @@ def advice(summary: Summary, ops: Sequence[Mapping[str, Any]]) -> list[str]:
             + ("; between GPUs, strategy.communication=nccl." if facts.get("strategy") == "multi_worker" else ".")
         )
     if percent["host"] >= MUCH_HOST:
-        words.append(about_host(summary))
+        words.append(advise_on_host(summary))
     if percent["compute"] == max(percent.values()):
-        words.append(about_compute(percent["compute"], facts, ops))
+        words.append(advise_on_compute(percent["compute"], facts, ops))
     return words
 
 
-def about_input(percent: float, facts: Mapping[str, Any], ops: Sequence[Mapping[str, Any]]) -> str:
+def advise_on_input(percent: float, facts: Mapping[str, Any], ops: Sequence[Mapping[str, Any]]) -> str:
     """Whether steps wait for input, and what would help."""
     if percent < NOT_INPUT_BOUND:
         return f"{percent:.0f} % of a step waits for input: the run is not input-bound."
     if facts.get("input") == "memory" and percent < INPUT_BOUND:
         return f"{percent:.0f} % of a step gathers its examples from memory: the run is not input-bound."
     degree = "the run is input-bound" if percent >= INPUT_BOUND else "a part of the run is input-bound"
-    return f"{percent:.0f} % of a step waits for input: {degree}; {way_out(facts, ops)}."
+    return f"{percent:.0f} % of a step waits for input: {degree}; {suggest_input_fix(facts, ops)}."
 
 
-def way_out(facts: Mapping[str, Any], ops: Sequence[Mapping[str, Any]]) -> str:
+def suggest_input_fix(facts: Mapping[str, Any], ops: Sequence[Mapping[str, Any]]) -> str:
     if facts.get("input") == "memory":
         return (
             "the examples are in memory, and what is left is to gather them: that is much only where a step has little "
@@ -121,7 +121,7 @@ def way_out(facts: Mapping[str, Any], ops: Sequence[Mapping[str, Any]]) -> str:
     return "; ".join(ways)
 
 
-def about_host(summary: Summary) -> str:
+def advise_on_host(summary: Summary) -> str:
     usual, now = summary["usual_step_ms"], summary["step_ms"]["p50"]
     share = f"{summary['percent']['host']:.0f} % of a step is neither: Python and the start of the call"
     if usual is not None and usual < 0.8 * now:
@@ -132,7 +132,7 @@ def about_host(summary: Summary) -> str:
     return f"{share}: a larger training.batch_size gives a step more to do."
 
 
-def about_compute(percent: float, facts: Mapping[str, Any], ops: Sequence[Mapping[str, Any]]) -> str:
+def advise_on_compute(percent: float, facts: Mapping[str, Any], ops: Sequence[Mapping[str, Any]]) -> str:
     longest = next((op for op in ops if op["in_step"]), None)
     most = f", most of it in {longest['type']} ({longest['name']})" if longest else ""
     on_gpu = facts.get("hardware") == "gpu"
@@ -144,7 +144,7 @@ def about_compute(percent: float, facts: Mapping[str, Any], ops: Sequence[Mappin
     return f"{percent:.0f} % of a step computes{most}{hint}."
 
 
-def markdown(summary: Summary) -> str:
+def to_markdown(summary: Summary) -> str:
     """The page that people read."""
     first, last = summary["first_step"], summary["last_step"]
     p50, p95 = summary["step_ms"]["p50"], summary["step_ms"]["p95"]
@@ -187,7 +187,7 @@ are being summed over the replicas; else `input` if it waits for examples; else 
 the self time of all that are listed in the trace, those of the input pipeline too, whose waiting is left out."""
 
 
-def in_a_line(summary: Summary) -> str:
+def to_line(summary: Summary) -> str:
     """For the end of a command."""
     steps = f"steps {summary['first_step']} to {summary['last_step']}: {summary['step_ms']['p50']:.3g} ms a step"
     if summary["percent"] is None:

@@ -19,7 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from scaleflow.interfaces import Emit, Profiler
-from scaleflow.profiler.places import place_of, xplane_of
+from scaleflow.profiler.paths import window_name, xplane_path
 from scaleflow.profiler.windows import Window, Windows
 
 #: TensorFlow's own, of what is traced on the host; -1 where nothing is.
@@ -60,7 +60,7 @@ class StepTracer:
         self._worker = worker
         self._emit = emit
         self._facts = facts
-        self._stop = stop_apart if apart else tf.profiler.experimental.stop
+        self._stop = stop_in_child if apart else tf.profiler.experimental.stop
         self._under_way: tuple[Window, int, str] | None = None
         self._written: list[tuple[int, int]] = []
         self._last = 0
@@ -69,11 +69,11 @@ class StepTracer:
         return self._windows.steps_left(step)
 
     @contextlib.contextmanager
-    def watching(self, step: int) -> Iterator[bool]:
+    def trace_call(self, step: int) -> Iterator[bool]:
         if not self._windows.is_single(step):
             yield False
             return
-        window = self._windows.traced(step)
+        window = self._windows.find_window(step)
         if window is not None and self._under_way is None:
             self._begin(window, step)
         if self._under_way is None:
@@ -83,7 +83,7 @@ class StepTracer:
         with tf.profiler.experimental.Trace("train", step_num=step, _r=1):
             yield True
 
-    def took(self, step: int) -> None:
+    def count_steps(self, step: int) -> None:
         self._last = step
         if self._under_way is not None and step >= self._under_way[0][1]:
             self.close()
@@ -93,11 +93,11 @@ class StepTracer:
             return
         window, first, folder = self._under_way
         self._under_way = None
-        self._windows.end(window)
+        self._windows.end_window(window)
         try:
             self._stop()
             (found,) = Path(folder).rglob("*.xplane.pb")
-            where = xplane_of(self._folder, (first, self._last), self._worker)
+            where = xplane_path(self._folder, (first, self._last), self._worker)
             where.parent.mkdir(parents=True, exist_ok=True)
             shutil.move(found, where)
             self._written.append((first, self._last))
@@ -106,12 +106,12 @@ class StepTracer:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def tell(self, usual_ms: float | None) -> None:
+    def report(self, usual_ms: float | None) -> None:
         written, self._written = self._written, []
         if self._emit is None:
             return
         for first, last in written:
-            own = "profile" if self._is_alone else f"profile/{place_of((first, last))}"
+            own = "profile" if self._is_alone else f"profile/{window_name((first, last))}"
             self._emit(
                 "profile",
                 folder=str(self._folder),
@@ -122,7 +122,7 @@ class StepTracer:
                 facts=dict(self._facts()),
             )
 
-    def ended(self, step: int) -> None:
+    def finish(self, step: int) -> None:
         for first, last in self._windows.coming:
             if step < first:
                 self._note(f"profiler: nothing of steps {first} to {last} was traced: the run ended at step {step}")
@@ -133,7 +133,7 @@ class StepTracer:
             tf.profiler.experimental.start(folder)
         except tf.errors.OpError as error:  # a callback of the user's traces already
             shutil.rmtree(folder, ignore_errors=True)
-            self._windows.end(window)
+            self._windows.end_window(window)
             self._note(f"profiler: steps {window[0]} to {window[1]} are not traced: {error.message}")
             return
         self._under_way = window, step, folder
@@ -144,7 +144,7 @@ class StepTracer:
             self._emit("note", text=text)
 
 
-def stop_apart() -> None:
+def stop_in_child() -> None:
     """Ends the tracing, and has a child process write what was traced, which may die of it.
 
     For a process that is one of several. An operation that begins in one thread and ends in another, as the reduction
@@ -161,24 +161,24 @@ def stop_apart() -> None:
         return
     traced, level.value = level.value, NOTHING
     try:
-        ended = in_a_child(functools.partial(collect, level, traced))
+        ended = run_in_child(functools.partial(collect_trace, level, traced))
         if ended is None:
-            ended = in_a_child(functools.partial(collect, level, traced, frees=False))
+            ended = run_in_child(functools.partial(collect_trace, level, traced, frees=False))
     finally:
         tf.profiler.experimental.stop(save=False)
     if ended != "":
         raise OSError(ended or "TensorFlow's profiler has crashed")
 
 
-def collect(level: ctypes.c_int, traced: int, frees: bool = True) -> None:
+def collect_trace(level: ctypes.c_int, traced: int, frees: bool = True) -> None:
     """In the child: goes on as if nothing had stopped the tracing, and ends it."""
     if not frees:
-        free_nothing()
+        disable_free()
     level.value = traced
     tf.profiler.experimental.stop()
 
 
-def free_nothing() -> None:
+def disable_free() -> None:
     """From here on `free` returns at once: for a process that has not long to live."""
     if platform.machine() != "x86_64":
         return
@@ -199,7 +199,7 @@ def trace_level() -> ctypes.c_int | None:
         return None
 
 
-def in_a_child(work: Callable[[], None]) -> str | None:
+def run_in_child(work: Callable[[], None]) -> str | None:
     """Works in a forked child; gives what it has to say against it ("" where that is nothing), None if it died."""
     heard, says = os.pipe()
     child = os.fork()
@@ -212,11 +212,11 @@ def in_a_child(work: Callable[[], None]) -> str | None:
             os._exit(0)
     os.close(says)
     with os.fdopen(heard, "rb") as reader:
-        status = status_of(child)
+        status = wait_for_child(child)
         return reader.read().decode(errors="replace") if status == 0 else None
 
 
-def status_of(child: int) -> int:
+def wait_for_child(child: int) -> int:
     """Waits for a child's end, and makes it where it does not come."""
     deadline = time.monotonic() + SECONDS_TO_COLLECT
     while time.monotonic() < deadline:

@@ -36,7 +36,7 @@ class Windows:
         zone = self._next(step)
         return zone is not None and (step >= zone[0] - WARM or not self._singles)
 
-    def traced(self, step: int) -> Window | None:
+    def find_window(self, step: int) -> Window | None:
         """The window that a step is traced in; to be asked once for each single step, before it is taken.
 
         The first one that this process takes is not.
@@ -45,7 +45,7 @@ class Windows:
         self._singles += 1
         return zone if zone is not None and step >= zone[0] and self._singles > 1 else None
 
-    def end(self, window: Window) -> None:
+    def end_window(self, window: Window) -> None:
         """Nothing more is traced in a window, also if the run goes back to before it."""
         self._coming = [other for other in self._coming if other != window]
 

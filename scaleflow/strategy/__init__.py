@@ -1,7 +1,7 @@
 """How the work is spread over devices: a `tf.distribute` strategy from its name."""
 
-from scaleflow.strategy.make import create, resolve
-from scaleflow.strategy.pipeline import birthplace, pipelined
+from scaleflow.strategy.make import create_strategy, resolve_strategy
+from scaleflow.strategy.pipeline import build_pipeline, variable_scope
 from scaleflow.strategy.servers import serve
 
-__all__ = ["birthplace", "create", "pipelined", "resolve", "serve"]
+__all__ = ["build_pipeline", "create_strategy", "resolve_strategy", "serve", "variable_scope"]

@@ -15,14 +15,14 @@ from scaleflow.strategy.workers import create_multi_worker
 NOTHING_SAID = Strategy()
 
 
-def resolve(options: Strategy, devices: Sequence[str]) -> str:
+def resolve_strategy(options: Strategy, devices: Sequence[str]) -> str:
     """The strategy's name, `auto` decided: `mirrored` where there are several devices."""
     if options.name != "auto":
         return options.name
     return "mirrored" if len(devices) > 1 else "one_device"
 
 
-def create(
+def create_strategy(
     name: str,
     devices: Sequence[str],
     options: Strategy = NOTHING_SAID,

@@ -18,9 +18,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Objective, Strategy
-from scaleflow.strategy.stages import Graph, Stage, divide, graph_of
+from scaleflow.strategy.stages import Graph, Stage, build_graph, divide_graph
 
 #: Where a model is born before its variables go to their stages: it may be too large for any one of them.
 HOST = "CPU:0"
@@ -32,7 +32,7 @@ def create_pipeline(devices: Sequence[str], options: Strategy) -> tf.distribute.
     """The default strategy: any other has its own mind about where variables are.
 
     Raises:
-        Refusal: if there is not one device to each stage.
+        ConfigError: if there is not one device to each stage.
     """
     stages, found = options.stages, len(devices)
     if found == stages:
@@ -42,20 +42,20 @@ def create_pipeline(devices: Sequence[str], options: Strategy) -> tf.distribute.
         more = f"hardware.logical_devices={stages}" if is_cpu else "more devices"
         fewer = f"strategy.stages={found}" if found > 1 else "strategy=one_device"
         there = "there is 1" if found == 1 else f"there are {found}"
-        raise Refusal(f"strategy.stages={stages}: each stage needs a device, and {there}; use {more}, or {fewer}")
+        raise ConfigError(f"strategy.stages={stages}: each stage needs a device, and {there}; use {more}, or {fewer}")
     fewer = f"hardware.logical_devices={stages}" if is_cpu else f"hardware.devices={list(range(stages))}"
-    raise Refusal(
+    raise ConfigError(
         f"strategy.stages={stages}: there are {found} devices, and a pipeline is not replicated over data; use "
         f"strategy.stages={found}, or {fewer}"
     )
 
 
-def birthplace(name: str) -> contextlib.AbstractContextManager[Any]:
+def variable_scope(name: str) -> contextlib.AbstractContextManager[Any]:
     """Where the variables of a strategy's model are made."""
     return tf.device(HOST) if name == "pipeline" else contextlib.nullcontext()
 
 
-def pipelined(
+def build_pipeline(
     model: keras.Model, objective: Objective, devices: Sequence[str], options: Strategy
 ) -> tuple[Pipeline, list[str]]:
     """Divides a model, moves its variables to their stages' devices, and gives the way through them.
@@ -70,11 +70,11 @@ def pipelined(
         The passes, and what the user should know.
 
     Raises:
-        Refusal: if the model can't be divided so.
+        ConfigError: if the model can't be divided so.
     """
-    graph = graph_of(model)
-    stages = divide(graph, len(devices), options.cuts)
-    move(stages, devices)
+    graph = build_graph(model)
+    stages = divide_graph(graph, len(devices), options.cuts)
+    move_variables(stages, devices)
     told = ", ".join(f"{s} on {d} ({s.parameters:,} parameters)" for s, d in zip(stages, devices, strict=True))
     notes = [f"strategy=pipeline: {told}"]
     if options.micro_batches > 1 and any(is_batch_norm(call.run) for call in graph.calls):
@@ -89,7 +89,7 @@ def is_batch_norm(layer: Any) -> bool:
     return isinstance(layer, keras.layers.BatchNormalization)
 
 
-def move(stages: Sequence[Stage], devices: Sequence[str]) -> None:
+def move_variables(stages: Sequence[Stage], devices: Sequence[str]) -> None:
     """Makes each variable again, with the value that it has, on its stage's device."""
     for stage, device in zip(stages, devices, strict=True):
         with tf.device(device):
@@ -98,19 +98,19 @@ def move(stages: Sequence[Stage], devices: Sequence[str]) -> None:
 
 
 @dataclass
-class Way:
+class ForwardState:
     """One micro-batch's way forward, and what its way back needs.
 
     Attributes:
         values: of all tensors, by number.
         tapes: one to each stage.
-        aims: what each stage adds to the loss, scaled; None where it adds nothing.
+        stage_losses: what each stage adds to the loss, scaled; None where it adds nothing.
         loss: the scalar sum of losses times weights.
     """
 
     values: dict[int, Any]
     tapes: list[tf.GradientTape] = field(default_factory=list)
-    aims: list[tf.Tensor | None] = field(default_factory=list)
+    stage_losses: list[tf.Tensor | None] = field(default_factory=list)
     loss: tf.Tensor | None = None
 
 
@@ -137,7 +137,7 @@ class Pipeline:
     ) -> None:
         self.variables = list(model.trainable_variables)
         where = {id(v): device for stage, device in zip(stages, devices, strict=True) for v in stage.variables}
-        self.places = [where.get(id(v), "") for v in self.variables]
+        self.devices = [where.get(id(v), "") for v in self.variables]
         self._graph = graph
         self._stages = list(zip(stages, devices, strict=True))
         self._first, self._last = devices[0], devices[-1]
@@ -147,7 +147,7 @@ class Pipeline:
     def forward(self, inputs: tf.Tensor) -> tf.Tensor:
         size = inputs.shape[0]
         parts = self._count if size is not None and size % self._count == 0 else 1
-        ways = [self._outputs(part) for part in divided(inputs, parts, self._first)]
+        ways = [self._outputs(part) for part in divide_tensor(inputs, parts, self._first)]
         with tf.device(self._last):
             return tf.concat(ways, axis=0)
 
@@ -156,15 +156,15 @@ class Pipeline:
     ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor | None]]:
         inputs, targets = batch
         shares = zip(
-            divided(inputs, self._count, self._first),
-            divided(targets, self._count, self._last),
-            divided(weights, self._count, self._last),
+            divide_tensor(inputs, self._count, self._first),
+            divide_tensor(targets, self._count, self._last),
+            divide_tensor(weights, self._count, self._last),
             strict=True,
         )
-        ways = [self._ahead(share, parts, scale, counts_weights=i == 0) for i, share in enumerate(shares)]
+        ways = [self._forward_micro_batch(share, parts, scale, counts_weights=i == 0) for i, share in enumerate(shares)]
         sums: dict[int, tf.Tensor] = {}
         for way in ways:
-            self._back(way, sums)
+            self._backward_micro_batch(way, sums)
         with tf.device(self._last):
             loss = tf.add_n([way.loss for way in ways])
             outputs = tf.concat([way.values[self._graph.sink] for way in ways], axis=0)
@@ -178,7 +178,9 @@ class Pipeline:
                 stage.run(values, training=False)
         return values[self._graph.sink]
 
-    def _ahead(self, share: Batch, parts: int, scale: Callable[[Any], Any], counts_weights: bool) -> Way:
+    def _forward_micro_batch(
+        self, share: Batch, parts: int, scale: Callable[[Any], Any], counts_weights: bool
+    ) -> ForwardState:
         """One micro-batch through all stages, each under a tape of its own.
 
         A tape around the whole would put every operation of the way back on one device.
@@ -190,35 +192,37 @@ class Pipeline:
             counts_weights: whether the losses of weights count with it; they do once to a batch.
         """
         inputs, targets, weights = share
-        way = Way({self._graph.source: inputs})
+        state = ForwardState({self._graph.source: inputs})
         for stage, device in self._stages:
             with tf.device(device), tf.GradientTape() as tape:
-                tape.watch(taken(stage, way))
-                own = stage.run(way.values, training=True)
+                tape.watch(list_differentiable_inputs(stage, state))
+                own = stage.run(state.values, training=True)
                 aims = [tf.reduce_sum(tf.cast(loss, tf.float32)) / (parts * self._count) for loss in own]
                 if counts_weights:
                     aims += [v.regularizer(v) / parts for v in stage.trainable if v.regularizer is not None]
-                if self._graph.sink in stage.gives:
-                    way.loss = tf.reduce_sum(self._loss(targets, way.values[self._graph.sink]) * weights)
-                    aims.append(way.loss)
-                way.aims.append(scale(tf.add_n(aims)) if aims else None)
-            way.tapes.append(tape)
-        return way
+                if self._graph.sink in stage.outputs:
+                    state.loss = tf.reduce_sum(self._loss(targets, state.values[self._graph.sink]) * weights)
+                    aims.append(state.loss)
+                state.stage_losses.append(scale(tf.add_n(aims)) if aims else None)
+            state.tapes.append(tape)
+        return state
 
-    def _back(self, way: Way, sums: dict[int, tf.Tensor]) -> None:
+    def _backward_micro_batch(self, state: ForwardState, sums: dict[int, tf.Tensor]) -> None:
         """The way back of one micro-batch, last stage first; adds its gradients to `sums`, by variable."""
         arriving: dict[int, list[tf.Tensor]] = defaultdict(list)  # by tensor: one may have several numbers
-        for (stage, device), tape, aim in reversed(list(zip(self._stages, way.tapes, way.aims, strict=True))):
+        for (stage, device), tape, aim in reversed(
+            list(zip(self._stages, state.tapes, state.stage_losses, strict=True))
+        ):
             with tf.device(device):
-                targets = [t for t in distinct(stage.gives, way) if id(t) in arriving]
+                targets = [t for t in list_distinct_tensors(stage.outputs, state) if id(t) in arriving]
                 given = [tf.add_n(arriving.pop(id(t))) for t in targets]
                 if aim is not None:
                     targets, given = [*targets, aim], [*given, tf.ones_like(aim)]
                 if not targets:
                     continue
-                takes = taken(stage, way)
+                takes = list_differentiable_inputs(stage, state)
                 sources = [*takes, *(v.value for v in stage.trainable)]
-                found = dense(tape.gradient(targets, sources, output_gradients=given))
+                found = to_dense(tape.gradient(targets, sources, output_gradients=given))
                 for tensor, gradient in zip(takes, found, strict=False):
                     if gradient is not None:
                         arriving[id(tensor)].append(gradient)
@@ -228,23 +232,23 @@ class Pipeline:
                         sums[key] = sums[key] + gradient if key in sums else gradient
 
 
-def taken(stage: Stage, way: Way) -> list[tf.Tensor]:
+def list_differentiable_inputs(stage: Stage, state: ForwardState) -> list[tf.Tensor]:
     """Of what a stage takes from earlier ones, that which a gradient goes back to."""
-    return [tensor for tensor in distinct(stage.takes, way) if tensor.dtype.is_floating]
+    return [tensor for tensor in list_distinct_tensors(stage.inputs, state) if tensor.dtype.is_floating]
 
 
-def distinct(numbers: Sequence[int], way: Way) -> list[tf.Tensor]:
+def list_distinct_tensors(numbers: Sequence[int], state: ForwardState) -> list[tf.Tensor]:
     """The tensors of these numbers, each once: a layer that does nothing gives the tensor that it takes."""
-    return list({id(way.values[number]): way.values[number] for number in numbers}.values())
+    return list({id(state.values[number]): state.values[number] for number in numbers}.values())
 
 
-def divided(tensor: tf.Tensor, parts: int, device: str) -> list[tf.Tensor]:
+def divide_tensor(tensor: tf.Tensor, parts: int, device: str) -> list[tf.Tensor]:
     """Equal parts of a batch, on the device of the stage that they go to."""
     with tf.device(device):
         split: list[tf.Tensor] = tf.split(tensor, parts)
         return split
 
 
-def dense(gradients: Sequence[Any]) -> list[tf.Tensor | None]:
+def to_dense(gradients: Sequence[Any]) -> list[tf.Tensor | None]:
     """An embedding's gradient comes as rows, of which sums and norms are another thing."""
     return [None if g is None else tf.convert_to_tensor(g) for g in gradients]

@@ -17,11 +17,11 @@ import keras
 import tensorflow as tf
 from keras.src.models.functional import Functional
 
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorRef:
     """Stands in a call's arguments for a tensor that is known by its number."""
 
     number: int
@@ -34,18 +34,18 @@ class Call:
     Attributes:
         name: the layer's, behind those of the models that it is in.
         run: the layer itself, or what stands at the entry of a model.
-        arguments: positional and by name, with a `Place` for each tensor.
-        gives: the numbers of its outputs.
+        arguments: positional and by name, with a `TensorRef` for each tensor.
+        outputs: the numbers of its outputs.
     """
 
     name: str
     run: Callable[..., Any]
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
-    gives: tuple[int, ...]
+    outputs: tuple[int, ...]
 
     @property
-    def takes(self) -> set[int]:
-        return {leaf.number for leaf in keras.tree.flatten(self.arguments) if isinstance(leaf, Place)}
+    def inputs(self) -> set[int]:
+        return {leaf.number for leaf in keras.tree.flatten(self.arguments) if isinstance(leaf, TensorRef)}
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -55,12 +55,12 @@ class Call:
     def __call__(self, values: dict[int, Any], training: bool) -> list[tf.Tensor]:
         """Puts its outputs among the values; gives the losses that the layer adds of its own."""
         args, named = keras.tree.map_structure(
-            lambda leaf: values[leaf.number] if isinstance(leaf, Place) else leaf, self.arguments
+            lambda leaf: values[leaf.number] if isinstance(leaf, TensorRef) else leaf, self.arguments
         )
         if "training" in getattr(self.run, "_call_context_args", ()):
             named = {**named, "training": training}  # as Keras does, whatever the graph was recorded with
         outputs = keras.tree.flatten(self.run(*args, **named))
-        values.update(zip(self.gives, outputs, strict=True))
+        values.update(zip(self.outputs, outputs, strict=True))
         if not isinstance(self.run, keras.layers.Layer):
             return []
         return [loss for layer in self.run._flatten_layers() for loss in layer._get_own_losses()]
@@ -80,15 +80,15 @@ class Stage:
     """Calls that follow each other on one device.
 
     Attributes:
-        takes: tensors of earlier stages.
-        gives: tensors that later stages take, and the model's output.
+        inputs: tensors of earlier stages.
+        outputs: tensors that later stages take, and the model's output.
         variables: of all its layers.
         parameters: how many numbers its layers' weights are.
     """
 
     calls: Sequence[Call]
-    takes: Sequence[int]
-    gives: Sequence[int]
+    inputs: Sequence[int]
+    outputs: Sequence[int]
     variables: Sequence[keras.Variable]
     parameters: int
 
@@ -106,31 +106,31 @@ class Stage:
         return named[0] if len(named) == 1 else f"{named[0]} to {named[-1]}"
 
 
-def divide(graph: Graph, count: int, cuts: Sequence[str] | None = None) -> list[Stage]:
+def divide_graph(graph: Graph, count: int, cuts: Sequence[str] | None = None) -> list[Stage]:
     """The stages of a model, before each of the named layers or balanced by their parameters.
 
     Raises:
-        Refusal: if the model can't be cut so.
+        ConfigError: if the model can't be cut so.
     """
-    starts = named_starts(graph.calls, cuts) if cuts else balanced_starts(graph.calls, count)
+    starts = find_named_starts(graph.calls, cuts) if cuts else find_balanced_starts(graph.calls, count)
     bounds = itertools.pairwise([0, *starts, len(graph.calls)])
-    return list(stages_of(graph, [graph.calls[first:end] for first, end in bounds]))
+    return list(make_stages(graph, [graph.calls[first:end] for first, end in bounds]))
 
 
-def stages_of(graph: Graph, parts: Sequence[Sequence[Call]]) -> Iterator[Stage]:
+def make_stages(graph: Graph, parts: Sequence[Sequence[Call]]) -> Iterator[Stage]:
     """Each part with what it takes from the parts before and gives to those behind."""
     earlier: set[int] = set()
     for index, calls in enumerate(parts):
-        given = {number for call in calls for number in call.gives}
-        wanted = {graph.sink} | {number for part in parts[index + 1 :] for call in part for number in call.takes}
-        taken = {number for call in calls for number in call.takes}
+        given = {number for call in calls for number in call.outputs}
+        wanted = {graph.sink} | {number for part in parts[index + 1 :] for call in part for number in call.inputs}
+        taken = {number for call in calls for number in call.inputs}
         variables = {id(v): v for call in calls for v in call.variables}
         yield Stage(
             calls=calls,
-            takes=sorted(taken & earlier),
-            gives=sorted(given & wanted),
+            inputs=sorted(taken & earlier),
+            outputs=sorted(given & wanted),
             variables=list(variables.values()),
-            parameters=sum(parameters_of(calls)),
+            parameters=sum(count_parameters(calls)),
         )
         earlier |= given
 
@@ -140,54 +140,63 @@ def stages_of(graph: Graph, parts: Sequence[Sequence[Call]]) -> Iterator[Stage]:
 # ---------------------------------------------------------------------------------------------
 
 
-def graph_of(model: keras.Model) -> Graph:
+def build_graph(model: keras.Model) -> Graph:
     """The graph of a functional or sequential model.
 
     Raises:
-        Refusal: if it is another kind, of which no graph is known.
+        ConfigError: if it is another kind, of which no graph is known.
     """
-    if functional_of(model) is None:
-        raise Refusal(
+    if find_functional(model) is None:
+        raise ConfigError(
             f"strategy=pipeline: the model {model.name} ({type(model).__name__}) is no graph of layers that could be "
             "cut; make it with keras.Model(inputs, outputs) or keras.Sequential"
         )
     numbers = itertools.count()
     source = next(numbers)
-    calls, outputs = calls_of(model, Place(source), "", numbers)
+    calls, outputs = list_calls(model, TensorRef(source), "", numbers)
     return Graph(calls, source, outputs[0].number)
 
 
-def functional_of(operation: Any) -> Functional | None:
+def find_functional(operation: Any) -> Functional | None:
     """The graph that a functional or sequential model runs; None where its class runs something of its own."""
     if isinstance(operation, keras.Sequential) and type(operation).call is keras.Sequential.call:
         return operation._functional
     return operation if isinstance(operation, Functional) and type(operation).call is Functional.call else None
 
 
-def calls_of(model: keras.Model, given: Any, prefix: str, numbers: Iterator[int]) -> tuple[list[Call], list[Place]]:
+def list_calls(
+    model: keras.Model, given: Any, prefix: str, numbers: Iterator[int]
+) -> tuple[list[Call], list[TensorRef]]:
     """A model's calls, those of models inside it in their place, and its outputs.
 
     Args:
         model: one with a graph.
-        given: a `Place` for each tensor that it is called with, in whatever structure.
+        given: a `TensorRef` for each tensor that it is called with, in whatever structure.
         prefix: of the names.
         numbers: that no tensor has yet.
     """
-    graph = functional_of(model)
+    graph = find_functional(model)
     assert graph is not None
-    entries = [Place(next(numbers)) for _ in graph.inputs]
-    calls = [Call(prefix, functools.partial(enter, model, graph), ((given,), {}), tuple(p.number for p in entries))]
+    entries = [TensorRef(next(numbers)) for _ in graph.inputs]
+    calls = [
+        Call(
+            prefix,
+            functools.partial(standardize_inputs, model, graph),
+            ((given,), {}),
+            tuple(p.number for p in entries),
+        )
+    ]
     places = dict(zip(map(id, graph.inputs), entries, strict=True))
-    for node in nodes_of(graph):
-        more, outputs = calls_of_node(node, places, prefix, numbers)
+    for node in sort_nodes(graph):
+        more, outputs = list_node_calls(node, places, prefix, numbers)
         calls += more
         places.update(zip(map(id, node.outputs), outputs, strict=True))
     return calls, [places[id(tensor)] for tensor in graph.outputs]
 
 
-def calls_of_node(
-    node: Any, places: Mapping[int, Place], prefix: str, numbers: Iterator[int]
-) -> tuple[list[Call], list[Place]]:
+def list_node_calls(
+    node: Any, places: Mapping[int, TensorRef], prefix: str, numbers: Iterator[int]
+) -> tuple[list[Call], list[TensorRef]]:
     """What one node of a graph becomes: a call, or those of the model inside."""
     layer = node.operation
     args, named = keras.tree.map_structure(
@@ -195,19 +204,19 @@ def calls_of_node(
         (node.arguments.args, node.arguments.kwargs),
     )
     more = [name for name, value in named.items() if value is not None and name != "training"]
-    if functional_of(layer) is not None and len(args) == 1 and not more:
-        return calls_of(layer, args[0], f"{prefix}{layer.name}/", numbers)
-    outputs = [Place(next(numbers)) for _ in node.outputs]
+    if find_functional(layer) is not None and len(args) == 1 and not more:
+        return list_calls(layer, args[0], f"{prefix}{layer.name}/", numbers)
+    outputs = [TensorRef(next(numbers)) for _ in node.outputs]
     return [Call(prefix + layer.name, layer, (args, named), tuple(p.number for p in outputs))], outputs
 
 
-def nodes_of(graph: Functional) -> Iterator[Any]:
+def sort_nodes(graph: Functional) -> Iterator[Any]:
     """The nodes in the order in which Keras runs them, inputs left out."""
     for depth in sorted(graph._nodes_by_depth, reverse=True):
         yield from (node for node in graph._nodes_by_depth[depth] if not node.is_input)
 
 
-def enter(model: keras.Model, graph: Functional, given: Any) -> list[tf.Tensor]:
+def standardize_inputs(model: keras.Model, graph: Functional, given: Any) -> list[tf.Tensor]:
     """What Keras does with a model's inputs before its first layer."""
     if model._convert_input_args:
         given = keras.tree.map_structure(
@@ -222,7 +231,7 @@ def enter(model: keras.Model, graph: Functional, given: Any) -> list[tf.Tensor]:
 # ---------------------------------------------------------------------------------------------
 
 
-def parameters_of(calls: Sequence[Call]) -> list[int]:
+def count_parameters(calls: Sequence[Call]) -> list[int]:
     """How many each call is the first to use."""
     seen: set[int] = set()
     counts = []
@@ -234,7 +243,7 @@ def parameters_of(calls: Sequence[Call]) -> list[int]:
     return counts
 
 
-def held_together(calls: Sequence[Call]) -> dict[int, str]:
+def find_shared_cuts(calls: Sequence[Call]) -> dict[int, str]:
     """The places in which a cut would part two calls that use the same variable, with the layer's name."""
     first: dict[int, int] = {}
     held: dict[int, str] = {}
@@ -245,29 +254,29 @@ def held_together(calls: Sequence[Call]) -> dict[int, str]:
     return held
 
 
-def balanced_starts(calls: Sequence[Call], count: int) -> list[int]:
+def find_balanced_starts(calls: Sequence[Call], count: int) -> list[int]:
     """Where `count` stages begin, so that the largest has as few parameters as can be.
 
     A stage begins with a layer that has parameters: what has none, such as an activation or a
     pooling, stays with the layer whose output it works on.
     """
-    parameters = parameters_of(calls)
-    held = held_together(calls)
+    parameters = count_parameters(calls)
+    held = find_shared_cuts(calls)
     possible = [i for i, size in enumerate(parameters) if size and i not in held][1:]
     if len(possible) + 1 < count:
         shared = sorted(set(held.values()))
         because = f" (all calls of {', '.join(shared)} belong to one)" if shared else ""
         most = len(possible) + 1
         instead = f"use strategy.stages={most} and as many devices" if most > 1 else "use strategy=one_device"
-        raise Refusal(
+        raise ConfigError(
             f"strategy.stages={count}: a stage begins with a layer that has parameters, so this model can be divided "
             f"into {most} stage{'s' if most > 1 else ''} at the most{because}; {instead}"
         )
     blocks = [sum(parameters[first:end]) for first, end in itertools.pairwise([0, *possible, len(calls)])]
-    return [possible[block - 1] for block in balanced(blocks, count)]
+    return [possible[block - 1] for block in balance_blocks(blocks, count)]
 
 
-def balanced(blocks: Sequence[int], count: int) -> tuple[int, ...]:
+def balance_blocks(blocks: Sequence[int], count: int) -> tuple[int, ...]:
     """The blocks with which groups but the first begin, of `count` groups whose largest is the smallest."""
     total = [0, *itertools.accumulate(blocks)]
 
@@ -282,40 +291,40 @@ def balanced(blocks: Sequence[int], count: int) -> tuple[int, ...]:
     return best(0, count)[1]
 
 
-def named_starts(calls: Sequence[Call], cuts: Sequence[str]) -> list[int]:
+def find_named_starts(calls: Sequence[Call], cuts: Sequence[str]) -> list[int]:
     """Where stages begin that are named by their first layers."""
-    starts = [start_of(calls, name, cuts) for name in cuts]
+    starts = [find_start(calls, name, cuts) for name in cuts]
     told = f"strategy.cuts=[{', '.join(cuts)}]"
-    held = held_together(calls)
+    held = find_shared_cuts(calls)
     for name, start, before in zip(cuts, starts, [0, *starts], strict=False):
-        if not names(calls[before:start]):
-            raise Refusal(
+        if not list_layer_names(calls[before:start]):
+            raise ConfigError(
                 f"{told}: there is nothing between {name} and the cut before it; name the first layers of the second "
-                f"and later stages in the order in which they run: {', '.join(names(calls)[1:])}"
+                f"and later stages in the order in which they run: {', '.join(list_layer_names(calls)[1:])}"
             )
         if start in held:
-            raise Refusal(
+            raise ConfigError(
                 f"{told}: a cut before {name} would part the calls of {held[start]}, whose variables can be on one "
                 "device only; cut before the first of them or behind the last"
             )
     return starts
 
 
-def start_of(calls: Sequence[Call], name: str, cuts: Sequence[str]) -> int:
+def find_start(calls: Sequence[Call], name: str, cuts: Sequence[str]) -> int:
     """The first call of the layer, or model inside the model, of that name."""
     found = {call.name: i for i, call in reversed(list(enumerate(calls))) if is_named(call, name)}
     if len(found) == 1:
         return found.popitem()[1]
     told = f"strategy.cuts=[{', '.join(cuts)}]"
     if found:
-        raise Refusal(f"{told}: {name} may be {' or '.join(sorted(found))}; write one of them")
-    raise Refusal(f"{told}: the model has no layer {name}; it has {', '.join(names(calls))}")
+        raise ConfigError(f"{told}: {name} may be {' or '.join(sorted(found))}; write one of them")
+    raise ConfigError(f"{told}: the model has no layer {name}; it has {', '.join(list_layer_names(calls))}")
 
 
 def is_named(call: Call, name: str) -> bool:
     return bool(call.name) and f"/{call.name.rstrip('/')}".endswith(f"/{name}")
 
 
-def names(calls: Sequence[Call]) -> list[str]:
+def list_layer_names(calls: Sequence[Call]) -> list[str]:
     """Of the layers, as a cut can name them."""
     return [name for name in dict.fromkeys(call.name for call in calls) if name and not name.endswith("/")]

@@ -1,5 +1,5 @@
 """Many runs by one command: its jobs, which of them are to be run, how they share a machine, and what they show."""
 
-from scaleflow.sweep.life import Sweep
+from scaleflow.sweep.runner import SweepRunner
 
-__all__ = ["Sweep"]
+__all__ = ["SweepRunner"]

@@ -15,13 +15,13 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from scaleflow.config.composed import resolved, typed
-from scaleflow.config.explain import in_a_line, key_of
+from scaleflow.config.hydra_config import read_typed_overrides, resolve_hydra
+from scaleflow.config.hydra_errors import override_key, shorten_error
 from scaleflow.config.plan import make_plan
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
-from scaleflow.launcher.resume import Resumed, resumed
-from scaleflow.masking import masked_override
+from scaleflow.launcher.resume import ResumedRun, find_resumed_run
+from scaleflow.secret_masking import mask_override
 from scaleflow.sweep.ledger import NOT_THE_JOBS, is_under
 
 #: Choices that a run's name says by their option alone.
@@ -29,7 +29,7 @@ IN_THE_NAME = ("dataset", "model", "strategy", "precision")
 
 
 @dataclass(frozen=True)
-class Asked:
+class JobRequest:
     """A job as it was asked for.
 
     Attributes:
@@ -58,14 +58,14 @@ class Asked:
         """Its checked plan.
 
         Raises:
-            Refusal: naming the key, the value and what would work.
+            ConfigError: naming the key, the value and what would work.
         """
         return make_plan(self.config, self.choices, self.search)
 
-    def going_on(self, folder: Path) -> tuple[Plan, Resumed]:
+    def resume_plan(self, folder: Path) -> tuple[Plan, ResumedRun]:
         """The plan of a job that has begun, and what it goes on with."""
-        said = [override for override in self.overrides if is_under(key_of(override), NOT_THE_JOBS)]
-        run = resumed(str(folder), self.config, self.choices, said)
+        said = [override for override in self.overrides if is_under(override_key(override), NOT_THE_JOBS)]
+        run = find_resumed_run(str(folder), self.config, self.choices, said)
         return run.plan(self.search), run
 
     @property
@@ -93,52 +93,54 @@ class Asked:
         number = self.repeat - self.warm_ups
         return "warm-up" if number < 0 else f"repeat {number + 1}"
 
-    def shown(self, swept: Sequence[str]) -> list[str]:
+    def describe(self, swept: Sequence[str]) -> list[str]:
         """What makes it another job than the others, secrets masked."""
-        return [masked_override(o) for o in self.overrides if is_under(key_of(o), swept)]
+        return [mask_override(o) for o in self.overrides if is_under(override_key(o), swept)]
 
     def label(self, swept: Sequence[str]) -> str:
         """What makes it another job than the others, in few words: `mirrored units=128`."""
         last = Counter(key.rpartition(".")[2] for key in swept)
-        words = [in_few_words(override, last) for override in self.shown(swept)]
+        words = [abbreviate_override(override, last) for override in self.describe(swept)]
         return " ".join([*words, *([self.turn] if self.turn else [])])
 
 
-def compose(context: HydraContext, sweep: DictConfig, overrides: Sequence[str], number: int) -> Asked:
+def compose_job(context: HydraContext, sweep: DictConfig, overrides: Sequence[str], number: int) -> JobRequest:
     """Composes a job.
 
     Raises:
-        Refusal: if its config is not whole.
+        ConfigError: if its config is not whole.
     """
     config = context.config_loader.load_sweep_config(sweep, list(overrides))
     with open_dict(config):
         config.hydra.job.id = config.hydra.job.num = number
-    with current(config):
+    with use_hydra_config(config):
         subfolder = str(config.hydra.sweep.subdir)
         with read_write(config.hydra.runtime), open_dict(config.hydra.runtime):
             config.hydra.runtime.output_dir = str(Path(config.hydra.sweep.dir, subfolder).absolute())
         task = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
         try:
-            plain, choices, search = resolved(task)
+            plain, choices, search = resolve_hydra(task)
         except OmegaConfBaseException as error:
-            raise Refusal(in_a_line(error)) from error
+            raise ConfigError(shorten_error(error)) from error
         environment = {str(k): str(v) for k, v in config.hydra.job.env_set.items()}
-        words = typed()
-    return Asked(words, config, task, plain, choices, search, subfolder, environment)
+        words = read_typed_overrides()
+    return JobRequest(words, config, task, plain, choices, search, subfolder, environment)
 
 
-def in_turn(asked: Sequence[Asked]) -> list[tuple[int, Asked]]:
+def expand_repeats(request: Sequence[JobRequest]) -> list[tuple[int, JobRequest]]:
     """The jobs as often as they are to be run, each with its place: all of them once, then all of them again.
 
     What the machine does beside them, and how warm it is, falls on all alike.
     """
-    times = max((each.repeats for each in asked), default=0)
-    turns = ((repeat, place) for repeat in range(times) for place in range(len(asked)))
-    return [(place, replace(asked[place], repeat=repeat)) for repeat, place in turns if repeat < asked[place].repeats]
+    times = max((each.repeats for each in request), default=0)
+    turns = ((repeat, place) for repeat in range(times) for place in range(len(request)))
+    return [
+        (place, replace(request[place], repeat=repeat)) for repeat, place in turns if repeat < request[place].repeats
+    ]
 
 
 @contextmanager
-def current(config: DictConfig) -> Iterator[None]:
+def use_hydra_config(config: DictConfig) -> Iterator[None]:
     """Hydra's own config, which is global, for a while."""
     before = HydraConfig.instance().cfg
     HydraConfig.instance().set_config(config)
@@ -148,7 +150,7 @@ def current(config: DictConfig) -> Iterator[None]:
         HydraConfig.instance().cfg = before
 
 
-def swept_by(config: DictConfig) -> list[str]:
+def find_swept_keys(config: DictConfig) -> list[str]:
     """The keys and groups that a command asks to vary: by several values, or by its sweeper's `params`."""
     words = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
     assert isinstance(words, list)
@@ -159,12 +161,12 @@ def swept_by(config: DictConfig) -> list[str]:
     return [*dict.fromkeys(o.key_or_group for o in (*own, *typed) if o.is_sweep_override())]
 
 
-def in_few_words(override: str, last: Mapping[str, int]) -> str:
+def abbreviate_override(override: str, last: Mapping[str, int]) -> str:
     """An override by the last word of its key, where no other swept key ends in it."""
     key, equals, value = override.partition("=")
     if not equals:
         return override
-    if key_of(key) in IN_THE_NAME:
+    if override_key(key) in IN_THE_NAME:
         return value
-    word = key_of(key).rpartition(".")[2]
+    word = override_key(key).rpartition(".")[2]
     return f"{word if last[word] <= 1 else key}={value}"

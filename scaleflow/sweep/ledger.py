@@ -15,13 +15,13 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from scaleflow.config.sections import leaves, show
-from scaleflow.errors import Refusal
+from scaleflow.config.parse import flatten, format_value
+from scaleflow.errors import ConfigError
 from scaleflow.launcher.resume import SWEEP
-from scaleflow.masking import masked
+from scaleflow.secret_masking import mask_secrets
 
 LEDGER = SWEEP
-LOCK = "sweep.lock"
+SWEEP_LOCK = "sweep.lock"
 
 #: Sections and keys that say how a job is kept and started, not what it computes: a change of them makes no other job.
 NOT_THE_JOBS = (
@@ -36,7 +36,7 @@ Config = Mapping[str, Any]
 
 
 @dataclass
-class Entry:
+class LedgerEntry:
     """What is known of a job.
 
     Attributes:
@@ -74,39 +74,39 @@ class Ledger:
     folder: Path
     base: dict[str, Any] = field(default_factory=dict)
     swept: list[str] = field(default_factory=list)
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[LedgerEntry] = field(default_factory=list)
 
     @classmethod
-    def of(cls, folder: Path) -> Ledger:
+    def load(cls, folder: Path) -> Ledger:
         """What is kept in a folder; an empty one where nothing is.
 
         Raises:
-            Refusal: if it can't be read.
+            ConfigError: if it can't be read.
         """
         path = folder / LEDGER
         if not path.exists():
             return cls(folder)
         try:
             kept = json.loads(path.read_text())
-            return cls(folder, kept["base"], kept["swept"], [Entry(**entry) for entry in kept["jobs"]])
+            return cls(folder, kept["base"], kept["swept"], [LedgerEntry(**entry) for entry in kept["jobs"]])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise Refusal(
+            raise ConfigError(
                 f"hydra.sweep.dir={folder}: its {LEDGER} can't be read: {error}; name another folder"
             ) from error
 
     def save(self) -> None:
         """Writes it anew, whole or not at all."""
-        kept = {"base": masked(self.base), "swept": self.swept, "jobs": [asdict(entry) for entry in self.entries]}
+        kept = {"base": mask_secrets(self.base), "swept": self.swept, "jobs": [asdict(entry) for entry in self.entries]}
         partial = self.folder / f"{LEDGER}.partial"
         partial.write_text(json.dumps(kept, indent=1, default=str))
         partial.replace(self.folder / LEDGER)
 
-    def entry(self, identity: str, repeat: int) -> Entry | None:
+    def find_entry(self, identity: str, repeat: int) -> LedgerEntry | None:
         found = (entry for entry in self.entries if (entry.identity, entry.repeat) == (identity, repeat))
         return next(found, None)
 
-    def add(self, identity: str, overrides: Sequence[str], folder: str, repeat: int) -> Entry:
-        self.entries.append(Entry(self.next_number, identity, list(overrides), folder, repeat=repeat))
+    def add_entry(self, identity: str, overrides: Sequence[str], folder: str, repeat: int) -> LedgerEntry:
+        self.entries.append(LedgerEntry(self.next_number, identity, list(overrides), folder, repeat=repeat))
         return self.entries[-1]
 
     @property
@@ -117,19 +117,21 @@ class Ledger:
         """Takes what the jobs of this command share, and which keys vary among them.
 
         Raises:
-            Refusal: if it is another base than before, and that was not allowed.
+            ConfigError: if it is another base than before, and that was not allowed.
         """
         varied = [*dict.fromkeys((*self.swept, *swept))]
-        now = json.loads(json.dumps(masked(dict(base)), default=str))
+        now = json.loads(json.dumps(mask_secrets(dict(base)), default=str))
         changed = [
             key
             for key, before in self.base.items()
             if key in now and now[key] != before and not is_under(key, varied) and "experiment" not in varied
         ]
         if changed and self.entries and not may_change:
-            named = ", ".join(f"{key}={show(now[key])} (was {show(self.base[key])})" for key in changed[:MOST_NAMED])
+            named = ", ".join(
+                f"{key}={format_value(now[key])} (was {format_value(self.base[key])})" for key in changed[:MOST_NAMED]
+            )
             more = f" and {len(changed) - MOST_NAMED} more" if len(changed) > MOST_NAMED else ""
-            raise Refusal(
+            raise ConfigError(
                 f"hydra.sweep.dir={self.folder}: the sweep there was begun with another config: {named}{more}\n"
                 "sweep.on_change=new runs the jobs anew beside those; or name another folder"
             )
@@ -138,37 +140,39 @@ class Ledger:
 
 
 @contextlib.contextmanager
-def held(folder: Path) -> Iterator[None]:
+def lock_sweep(folder: Path) -> Iterator[None]:
     """Locks a sweep's folder for one command, as long as the block lasts.
 
     Raises:
-        Refusal: if another one does.
+        ConfigError: if another one does.
     """
-    lock = FileLock(folder / LOCK)
+    lock = FileLock(folder / SWEEP_LOCK)
     try:
         lock.acquire(timeout=0)
     except Timeout as error:
-        raise Refusal(f"hydra.sweep.dir={folder}: another command works on the sweep there; end it first") from error
+        raise ConfigError(
+            f"hydra.sweep.dir={folder}: another command works on the sweep there; end it first"
+        ) from error
     try:
         yield
     finally:
         lock.release()
 
 
-def of_the_job(config: Config) -> dict[str, Any]:
+def list_job_leaves(config: Config) -> dict[str, Any]:
     """The leaves of a config that say what is computed."""
-    return {key: value for key, value in leaves(config).items() if not is_under(key, NOT_THE_JOBS)}
+    return {key: value for key, value in flatten(config).items() if not is_under(key, NOT_THE_JOBS)}
 
 
-def identity_of(config: Config) -> str:
+def compute_identity(config: Config) -> str:
     """A digest of what a config computes."""
-    text = json.dumps(of_the_job(config), sort_keys=True, default=str)
+    text = json.dumps(list_job_leaves(config), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def shared(configs: Sequence[Config]) -> dict[str, Any]:
+def find_common_leaves(configs: Sequence[Config]) -> dict[str, Any]:
     """The leaves that all configs have alike."""
-    first, *others = [of_the_job(config) for config in configs]
+    first, *others = [list_job_leaves(config) for config in configs]
     return {k: v for k, v in first.items() if all(k in other and other[k] == v for other in others)}
 
 

@@ -7,26 +7,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from scaleflow.sweep.ledger import Entry
-from scaleflow.sweep.told import Told
+from scaleflow.sweep.ledger import LedgerEntry
+from scaleflow.sweep.run_summary import RunSummary
 
 
 @dataclass(frozen=True)
-class Repeats:
+class RepeatedJob:
     """Jobs of one config, of which most sweeps have one.
 
     Attributes:
         jobs: each with what its folder tells; those that warm up among them, which are in no figure.
     """
 
-    jobs: Sequence[tuple[Entry, Told]]
+    jobs: Sequence[tuple[LedgerEntry, RunSummary]]
 
     @property
-    def entry(self) -> Entry:
+    def entry(self) -> LedgerEntry:
         return self.jobs[0][0]
 
     @property
-    def counted(self) -> list[Told]:
+    def counted(self) -> list[RunSummary]:
         """Those that figures are made of: of repeats those that finished, as far as any did."""
         there = [told for entry, told in self.jobs if not entry.warms_up and told.is_ready]
         return [told for told in there if told.status == "FINISHED"] or there
@@ -75,23 +75,23 @@ class Repeats:
     @property
     def results(self) -> dict[str, float]:
         """The metrics that tell how good it is."""
-        return medians([told.results for told in self.counted])
+        return compute_medians([told.results for told in self.counted])
 
     @property
     def last(self) -> dict[str, float]:
         """Each metric's last value."""
-        return medians([told.last for told in self.counted])
+        return compute_medians([told.last for told in self.counted])
 
 
-def repeats(jobs: Sequence[tuple[Entry, Told]]) -> list[Repeats]:
+def group_repeats(jobs: Sequence[tuple[LedgerEntry, RunSummary]]) -> list[RepeatedJob]:
     """Jobs by their config."""
-    found: dict[str, list[tuple[Entry, Told]]] = {}
+    found: dict[str, list[tuple[LedgerEntry, RunSummary]]] = {}
     for entry, told in jobs:
         found.setdefault(entry.identity, []).append((entry, told))
-    return [Repeats(of_one) for of_one in found.values()]
+    return [RepeatedJob(of_one) for of_one in found.values()]
 
 
-def medians(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def compute_medians(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Of each metric that any has."""
     keys = dict.fromkeys(key for each in values for key in each)
     return {key: median([each[key] for each in values if key in each]) for key in keys}

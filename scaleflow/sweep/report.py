@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from scaleflow.config.explain import key_of
-from scaleflow.sweep.ledger import Entry, is_under
-from scaleflow.sweep.losses import FirstLosses
-from scaleflow.sweep.repeats import Repeats, repeats
-from scaleflow.sweep.told import Told
+from scaleflow.config.hydra_errors import override_key
+from scaleflow.sweep.ledger import LedgerEntry, is_under
+from scaleflow.sweep.loss_check import LossCheck
+from scaleflow.sweep.repeats import RepeatedJob, group_repeats
+from scaleflow.sweep.run_summary import RunSummary
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,28 +64,30 @@ class Report:
         reason: why there is no efficiency.
     """
 
-    def __init__(self, jobs: Sequence[tuple[Entry, Told]], swept: Sequence[str], same_losses: bool = False) -> None:
-        self._jobs = repeats(jobs)
-        self._choices = columns_of([told for _, told in jobs], swept)
+    def __init__(
+        self, jobs: Sequence[tuple[LedgerEntry, RunSummary]], swept: Sequence[str], same_losses: bool = False
+    ) -> None:
+        self._jobs = group_repeats(jobs)
+        self._choices = choose_columns([told for _, told in jobs], swept)
         self._swept = swept
         self._are_repeated = any(len(each.jobs) > 1 for each in self._jobs)
-        self._losses = FirstLosses(jobs, lambda entry: label(entry, swept)) if same_losses else None
+        self._losses = LossCheck(jobs, lambda entry: make_label(entry, swept)) if same_losses else None
         self.differences = self._losses.differences if self._losses else []
         self._base, self.reason = self._one_replica()
         self.rows = [self._row(each) for each in self._jobs]
-        self.columns = [key for key in dict.fromkeys(k for row in self.rows for k in row) if self._has(key)]
+        self.columns = [key for key in dict.fromkeys(k for row in self.rows for k in row) if self._has_values(key)]
 
-    def _has(self, column: str) -> bool:
+    def _has_values(self, column: str) -> bool:
         """Whether a column says anything; the efficiency is there to say why it can't be told."""
         return column == "efficiency" or any(row.get(column) is not None for row in self.rows)
 
-    def _row(self, jobs: Repeats) -> dict[str, Cell]:
+    def _row(self, jobs: RepeatedJob) -> dict[str, Cell]:
         numbers = [entry.number for entry, _ in jobs.jobs]
         row: dict[str, Cell] = {"job": numbers[0] if len(numbers) == 1 else " ".join(map(str, numbers))}
-        row |= {key: jobs.params.get(key, typed(jobs.entry, key)) for key in self._choices}
+        row |= {key: jobs.params.get(key, find_typed_value(jobs.entry, key)) for key in self._choices}
         row["status"] = jobs.status
         if self._losses is not None:
-            row["first losses"] = self._losses.of([entry for entry, _ in jobs.jobs])
+            row["first losses"] = self._losses.worst_verdict([entry for entry, _ in jobs.jobs])
         row |= dict(list(jobs.results.items())[:MOST_RESULTS])
         last = jobs.last
         for column, key in MEASURED.items():
@@ -108,11 +110,11 @@ class Report:
                 found[key] = max(jobs.rate, found.get(key, 0.0))
         return found, "" if found else "no finished job of the sweep has one replica"
 
-    def _work(self, jobs: Repeats) -> tuple[str, ...]:
+    def _work(self, jobs: RepeatedJob) -> tuple[str, ...]:
         """What a job does, but for the hardware that it does it on."""
         return tuple(jobs.params.get(key, "") for key in self._choices if not is_under(key, OF_SCALE))
 
-    def _efficiency(self, jobs: Repeats) -> float | None:
+    def _efficiency(self, jobs: RepeatedJob) -> float | None:
         """Their examples a second for each replica, over those of the same work on one."""
         one = self._base.get(self._work(jobs))
         replicas = jobs.params.get("resolved.replicas")
@@ -131,9 +133,9 @@ class Report:
 
     def draw(self, folder: Path) -> list[Path]:
         """Draws the pictures; gives the files."""
-        from scaleflow.sweep.picture import draw
+        from scaleflow.sweep.plots import draw_plots
 
-        return draw(self, [(label(jobs.entry, self._swept), jobs) for jobs in self._jobs], folder)
+        return draw_plots(self, [(make_label(jobs.entry, self._swept), jobs) for jobs in self._jobs], folder)
 
     def tags(self) -> Mapping[str, str]:
         """What makes MLflow's UI show the table."""
@@ -146,7 +148,10 @@ class Report:
 
     def markdown(self) -> str:
         head = [f"| {' | '.join(self.columns)} |", f"|{'---|' * len(self.columns)}"]
-        rows = [f"| {' | '.join(escaped(shown(row.get(key), key)) for key in self.columns)} |" for row in self.rows]
+        rows = [
+            f"| {' | '.join(escape_cell(format_cell(row.get(key), key)) for key in self.columns)} |"
+            for row in self.rows
+        ]
         note = ["", *self._notes(), *(f"THE FIRST LOSSES DIFFER: {line}" for line in self.differences)]
         return "\n".join([*head, *rows, *note]) + "\n"
 
@@ -166,7 +171,7 @@ class Report:
 
     def table(self) -> str:
         """JSON as `mlflow.log_table` writes it, its figures as MLflow's UI has room for; the CSV has all digits."""
-        data = [[readable(row.get(key)) for key in self.columns] for row in self.rows]
+        data = [[format_figure(row.get(key)) for key in self.columns] for row in self.rows]
         columns = [key.replace(".", "/") for key in self.columns]  # a column with a dot is blank in MLflow's UI
         return json.dumps({"columns": columns, "data": data})
 
@@ -181,43 +186,47 @@ class Report:
         for key in columns:
             table.add_column(key, justify="left" if key in (*self._choices, *WORDS) else "right", overflow="fold")
         for row in self.rows:
-            table.add_row(*(shown(row.get(key), key) for key in columns), style="bold red" if is_wrong(row) else None)
+            table.add_row(
+                *(format_cell(row.get(key), key) for key in columns), style="bold red" if has_failed(row) else None
+            )
         console.print(table)
         if self.reason and len(self.rows) > 1:
             console.print(f"efficiency: {self.reason}")
 
 
-def is_wrong(row: Mapping[str, Cell]) -> bool:
+def has_failed(row: Mapping[str, Cell]) -> bool:
     return row.get("first losses") == "DIFFER"
 
 
-def columns_of(jobs: Sequence[Told], swept: Sequence[str]) -> list[str]:
+def choose_columns(jobs: Sequence[RunSummary], swept: Sequence[str]) -> list[str]:
     """The parameters that vary: what was asked to, then what else differs in a recipe that was."""
     asked = [key for key in swept if key not in ("experiment", "seed")]
     if "experiment" in swept:
-        asked += varying(jobs, lambda key: "." in key and not key.startswith(("resolved.", "tracking.", "sweep.")))
+        asked += find_varying_keys(
+            jobs, lambda key: "." in key and not key.startswith(("resolved.", "tracking.", "sweep."))
+        )
     return [*dict.fromkeys([*asked, *(["seed"] if "seed" in swept else [])])]
 
 
-def varying(jobs: Sequence[Told], wanted: Callable[[str], bool]) -> list[str]:
+def find_varying_keys(jobs: Sequence[RunSummary], wanted: Callable[[str], bool]) -> list[str]:
     ready = [told.params for told in jobs if told.params]
     keys = dict.fromkeys(key for params in ready for key in params if wanted(key))
     return [key for key in keys if len({params.get(key) for params in ready}) > 1]
 
 
-def typed(entry: Entry, key: str) -> str | None:
+def find_typed_value(entry: LedgerEntry, key: str) -> str | None:
     """The value that a job's overrides give a key: for one that never was ready."""
-    found = [o.partition("=")[2] for o in entry.overrides if key_of(o) == key]
+    found = [o.partition("=")[2] for o in entry.overrides if override_key(o) == key]
     return found[-1] if found else None
 
 
-def label(entry: Entry, swept: Sequence[str]) -> str:
+def make_label(entry: LedgerEntry, swept: Sequence[str]) -> str:
     """A job in a picture."""
-    words = [o for o in entry.overrides if is_under(key_of(o), swept)]
+    words = [o for o in entry.overrides if is_under(override_key(o), swept)]
     return " ".join(words) or f"job {entry.number}"
 
 
-def shown(value: Any, column: str = "") -> str:
+def format_cell(value: Any, column: str = "") -> str:
     """A cell: figures with as many digits as are worth reading."""
     if value is None:
         return ""
@@ -228,12 +237,12 @@ def shown(value: Any, column: str = "") -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def readable(value: Cell) -> Cell:
+def format_figure(value: Cell) -> Cell:
     """A figure with five digits; none for what JSON has no word for."""
     if not isinstance(value, float):
         return value
     return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
-def escaped(text: str) -> str:
+def escape_cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")

@@ -3,17 +3,17 @@
 import os
 
 from scaleflow.interfaces import Tracker, Tracking
-from scaleflow.tracking.board import Board
+from scaleflow.tracking.initial_weights import locate_weights
 from scaleflow.tracking.none import NoTracker
-from scaleflow.tracking.origin import located
+from scaleflow.tracking.tensorboard import TensorBoardWriter
 
-__all__ = ["RUN_ID", "Board", "NoTracker", "located", "tracker_for"]
+__all__ = ["RUN_ID", "NoTracker", "TensorBoardWriter", "locate_weights", "make_tracker"]
 
 #: The environment variable by which `mlflow run` names the run that it has opened for a command.
 RUN_ID = "MLFLOW_RUN_ID"
 
 
-def tracker_for(options: Tracking, adopts: bool = False) -> Tracker:
+def make_tracker(options: Tracking, adopts: bool = False) -> Tracker:
     """The tracker that `tracking` names.
 
     Args:

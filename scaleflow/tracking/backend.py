@@ -44,7 +44,7 @@ class Backend(LocalBackend):  # type: ignore[misc]  # MLflow has no types that h
             ExecutionException: if it failed, or the file says something else than `cluster` settings.
         """
         own = {key: value for key, value in backend_config.items() if key not in MLFLOWS}
-        words = [*([params["overrides"]] if params.get("overrides") else []), *map(shlex.quote, overrides(own))]
+        words = [*([params["overrides"]] if params.get("overrides") else []), *map(shlex.quote, to_overrides(own))]
         given = {**params, "overrides": " ".join(words)} if words else params
         waits = {**backend_config, utils.PROJECT_SYNCHRONOUS: True}
         submitted = super().run(project_uri, entry_point, given, version, waits, tracking_uri, experiment_id)
@@ -53,7 +53,7 @@ class Backend(LocalBackend):  # type: ignore[misc]  # MLflow has no types that h
         return submitted
 
 
-def overrides(config: Mapping[str, Any]) -> list[str]:
+def to_overrides(config: Mapping[str, Any]) -> list[str]:
     """A command's words for the settings of a file.
 
     Raises:
@@ -67,12 +67,12 @@ def overrides(config: Mapping[str, Any]) -> list[str]:
                 f'{{"{GROUP}": "local", "{GROUP}.workers": 2}}; other keys go into -P overrides=...'
             )
         if isinstance(value, Mapping):
-            words += [f"{key}.{name}={as_typed(inner)}" for name, inner in value.items()]
+            words += [f"{key}.{name}={parse_yaml_value(inner)}" for name, inner in value.items()]
         else:
-            words.append(f"{key}={as_typed(value)}")
+            words.append(f"{key}={parse_yaml_value(value)}")
     return words
 
 
-def as_typed(value: Any) -> str:
+def parse_yaml_value(value: Any) -> str:
     """A value as Hydra reads it."""
     return value if isinstance(value, str) else json.dumps(value)

@@ -15,22 +15,22 @@ from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 LONGEST = 16_000
 
 
-def dataset_inputs(told: Mapping[str, Any]) -> list[DatasetInput]:
+def make_dataset_inputs(told: Mapping[str, Any]) -> list[DatasetInput]:
     """One to each split; the tag `mlflow.data.context` says which it is."""
     return [
-        DatasetInput(described(told, split), [InputTag(MLFLOW_DATASET_CONTEXT, name)])
+        DatasetInput(describe_split(told, split), [InputTag(MLFLOW_DATASET_CONTEXT, name)])
         for name, split in told["splits"].items()
     ]
 
 
-def described(told: Mapping[str, Any], split: Mapping[str, Any]) -> Dataset:
-    source_type, source = source_of(told["source"])
+def describe_split(told: Mapping[str, Any], split: Mapping[str, Any]) -> Dataset:
+    source_type, source = make_dataset_source(told["source"])
     profile = {"num_rows": split["examples"], "kind": told["kind"]}
     if told["classes"]:
         profile["classes"] = told["classes"]
     if len(json.dumps(profile)) > LONGEST:
         profile["classes"] = len(told["classes"])
-    tensors = {name: tensor(split[name]).to_json() for name in ("inputs", "targets")}
+    tensors = {name: to_tensor_spec(split[name]).to_json() for name in ("inputs", "targets")}
     schema = {"mlflow_tensorspec": {"features": tensors["inputs"], "targets": tensors["targets"]}}
     return Dataset(
         name=told["name"],
@@ -42,7 +42,7 @@ def described(told: Mapping[str, Any], split: Mapping[str, Any]) -> Dataset:
     )
 
 
-def source_of(told: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def make_dataset_source(told: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """A kind of source that MLflow knows, and what it needs: a path, or else the code that gives the data."""
     if told["path"] is not None:
         return "local", {"uri": told["path"]}
@@ -50,6 +50,6 @@ def source_of(told: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     return "code", {"tags": {"_target_": told["target"], **arguments}}
 
 
-def tensor(told: Mapping[str, Any]) -> Schema:
+def to_tensor_spec(told: Mapping[str, Any]) -> Schema:
     kind = np.dtype(object if told["dtype"] == "string" else told["dtype"])
     return Schema([TensorSpec(kind, (-1, *told["shape"]))])

@@ -31,7 +31,7 @@ class SavedModel:
         """
         values = model_input.to_numpy() if hasattr(model_input, "to_numpy") else np.asarray(model_input)
         if self._spec.dtype == tf.string:
-            values = np.array([text(value) for value in values.ravel()], object).reshape(values.shape)
+            values = np.array([to_text(value) for value in values.ravel()], object).reshape(values.shape)
         elif values.dtype == object:
             values = np.asarray(values.tolist())
         shape = [len(values), *self._spec.shape[1:]]
@@ -39,7 +39,7 @@ class SavedModel:
         return np.asarray(self._loaded.serve(batch))
 
 
-def text(value: Any) -> str | bytes:
+def to_text(value: Any) -> str | bytes:
     """A cell as text."""
     if isinstance(value, str | bytes):
         return value

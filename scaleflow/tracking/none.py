@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Point, Status
 
 
@@ -20,8 +20,8 @@ class NoTracker:
     def connect(self) -> None:
         """Nothing to open."""
 
-    def folder_of(self, run_id: str) -> str:
-        raise Refusal(f"tracking=none: knows no run {run_id}")
+    def find_folder(self, run_id: str) -> str:
+        raise ConfigError(f"tracking=none: knows no run {run_id}")
 
     def adopt(self, run_id: str) -> None:
         """No run."""
@@ -32,26 +32,26 @@ class NoTracker:
     def start(self, name: str, tags: Mapping[str, str], began: int) -> None:
         """No run."""
 
-    def params(self, values: Mapping[str, str]) -> None:
+    def log_params(self, values: Mapping[str, str]) -> None:
         """Not kept; config.yaml has them."""
 
-    def metrics(self, points: Sequence[Point]) -> None:
+    def log_metrics(self, points: Sequence[Point]) -> None:
         """Not kept; events.jsonl has them."""
 
-    def tags(self, values: Mapping[str, str]) -> None:
+    def set_tags(self, values: Mapping[str, str]) -> None:
         """Not kept."""
 
-    def artifact(self, path: Path, folder: str | None) -> None:
+    def log_artifact(self, path: Path, folder: str | None) -> None:
         """Stays where it is."""
 
-    def data(self, told: Mapping[str, Any]) -> None:
+    def log_dataset(self, told: Mapping[str, Any]) -> None:
         """Not kept; events.jsonl has it."""
 
-    def model(self, path: Path, step: int) -> None:
+    def log_model(self, path: Path, step: int) -> None:
         """Stays where it is."""
 
     def finish(self, status: Status, ended: int) -> None:
         """Nothing to end."""
 
-    def where(self) -> Sequence[tuple[str, str]]:
+    def describe_links(self) -> Sequence[tuple[str, str]]:
         return ()

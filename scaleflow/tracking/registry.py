@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from scaleflow.tracking.origin import using
+from scaleflow.tracking.initial_weights import use_store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 
-def register(client: MlflowClient, name: str, alias: str | None, run_id: str, model_id: str) -> str:
+def register_model(client: MlflowClient, name: str, alias: str | None, run_id: str, model_id: str) -> str:
     """Makes the version, unless it is there, and moves the alias to it, unless that is at a newer one.
 
     Args:
@@ -33,7 +33,7 @@ def register(client: MlflowClient, name: str, alias: str | None, run_id: str, mo
     known = client.search_model_versions(f"name = '{name}' AND run_id = '{run_id}'")
     own = next((found for found in known if found.model_id == model_id or found.source == source), None)
     if own is None:
-        with using(client.tracking_uri):  # where the registry is a database, it looks for the model there
+        with use_store(client.tracking_uri):  # where the registry is a database, it looks for the model there
             own = client.create_model_version(name, source, run_id, model_id=model_id, await_creation_for=0)
     if alias is not None:
         present = client.get_registered_model(name).aliases.get(alias)

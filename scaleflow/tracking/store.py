@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from filelock import FileLock
 
-from scaleflow.errors import Refusal, Unreachable
+from scaleflow.errors import ConfigError, StoreUnreachable
 from scaleflow.interfaces import IDENTITY, Point, Status, Tracking
-from scaleflow.masking import masked
-from scaleflow.tracking.names import LONGEST_KEY, Names, distinct
-from scaleflow.tracking.registry import register
+from scaleflow.secret_masking import mask_secrets
+from scaleflow.tracking.keys import LONGEST_KEY, MetricKeys, to_distinct_keys
+from scaleflow.tracking.registry import register_model
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -85,7 +85,7 @@ class MlflowTracker:
         self._run_name = ""
         self._model_id: str | None = None
         self._version: str | None = None
-        self._names = Names()
+        self._names = MetricKeys()
         self._models: dict[int, str] = {}
         self._done: set[tuple[int, str]] = set()
         self._uploaded: set[tuple[str, Path]] = set()
@@ -107,19 +107,21 @@ class MlflowTracker:
                 raise FileNotFoundError(f"there is no folder {folder}")
             with migration_lock(self._uri):
                 self._client: MlflowClient = MlflowClient(tracking_uri=self._uri)
-                self._experiment_name = self._named_experiment()
+                self._experiment_name = self._choose_experiment_name()
         except (MlflowException, OSError, ImportError) as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
-            kind = Unreachable if may_answer_later(error) else Refusal
-            raise kind(f"tracking.uri={masked(self._uri)}: the store can't be used: {masked(lines[0])}") from error
+            kind = StoreUnreachable if is_transient(error) else ConfigError
+            raise kind(
+                f"tracking.uri={mask_secrets(self._uri)}: the store can't be used: {mask_secrets(lines[0])}"
+            ) from error
         if self.adopted is not None:
             self._check_adopted(self.adopted)
 
     def _check_adopted(self, run_id: str) -> None:
         """Refuses a run that is not there, or that is another command's."""
-        tags = self._existing(run_id, f"MLFLOW_RUN_ID={run_id}").data.tags
+        tags = self._get_run(run_id, f"MLFLOW_RUN_ID={run_id}").data.tags
         if there := tags.get("scaleflow.folder"):
-            raise Refusal(
+            raise ConfigError(
                 f"MLFLOW_RUN_ID={run_id}: is the run of {there} already; resume={there} goes on with it, and without "
                 "MLFLOW_RUN_ID there is a new run"
             )
@@ -128,22 +130,22 @@ class MlflowTracker:
     def uri(self) -> str:
         return self._uri
 
-    def folder_of(self, run_id: str) -> str:
-        folder = self._existing(run_id).data.tags.get("scaleflow.folder")
+    def find_folder(self, run_id: str) -> str:
+        folder = self._get_run(run_id).data.tags.get("scaleflow.folder")
         if folder is None:
-            raise Refusal(f"resume={run_id}: that run is none of scaleflow's: it has no tag scaleflow.folder")
+            raise ConfigError(f"resume={run_id}: that run is none of scaleflow's: it has no tag scaleflow.folder")
         return str(folder)
 
-    def run(self) -> Run:
+    def fetch_run(self) -> Run:
         """What the store has of the run that was taken."""
         return self._client.get_run(self._run)
 
-    def place_of_model(self, model_id: str) -> str:
+    def model_uri(self, model_id: str) -> str:
         """Where the store keeps a logged model, as a URI."""
         return str(self._client.get_logged_model(model_id).artifact_location)
 
     def adopt(self, run_id: str, key: str = "resume") -> None:
-        run = self._existing(run_id, key)
+        run = self._get_run(run_id, key)
         self._experiment_id, self._run_name, self.run_id = run.info.experiment_id, run.info.run_name, run_id
 
     def reopen(self) -> None:
@@ -152,7 +154,7 @@ class MlflowTracker:
             if tag in self._client.get_run(self._run).data.tags:
                 self._client.delete_tag(self._run, tag)
 
-    def _existing(self, run_id: str, key: str = "resume") -> Run:
+    def _get_run(self, run_id: str, key: str = "resume") -> Run:
         from mlflow.exceptions import MlflowException
         from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 
@@ -161,11 +163,11 @@ class MlflowTracker:
         except MlflowException as error:
             if error.error_code != ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
                 raise
-            raise Refusal(
-                f"{key}: the store {masked(self._uri)} has no run {run_id}; name it by tracking.uri"
+            raise ConfigError(
+                f"{key}: the store {mask_secrets(self._uri)} has no run {run_id}; name it by tracking.uri"
             ) from error
         if run.info.lifecycle_stage != "active":
-            raise Refusal(
+            raise ConfigError(
                 f"{key}: the run {run_id} was deleted; `mlflow runs restore --run-id {run_id}` brings it back"
             )
         return run
@@ -175,14 +177,14 @@ class MlflowTracker:
         if self.adopted is not None:
             tags = self._adopt(self.adopted, tags)
         elif self.run_id is None:
-            self.run_id = self._made(name, tags, began)
-        self.tags({"mlflow.runName": self._run_name, **tags})
+            self.run_id = self._find_or_make(name, tags, began)
+        self.set_tags({"mlflow.runName": self._run_name, **tags})
 
-    def _made(self, name: str, tags: Mapping[str, str], began: int) -> str:
+    def _find_or_make(self, name: str, tags: Mapping[str, str], began: int) -> str:
         self._experiment_id = self._experiment()
-        return self._made_before(tags) or self._make(name, tags, began)
+        return self._find_earlier(tags) or self._make(name, tags, began)
 
-    def _made_before(self, tags: Mapping[str, str]) -> str | None:
+    def _find_earlier(self, tags: Mapping[str, str]) -> str | None:
         """The run that was asked for already, where the answer did not come, or nobody was left to hear it."""
         sought = f"tags.`{IDENTITY}` = '{tags[IDENTITY]}'"
         found = self._client.search_runs([self._experiment_id], sought, max_results=1)
@@ -190,7 +192,7 @@ class MlflowTracker:
 
     def _make(self, name: str, tags: Mapping[str, str], began: int) -> str:
         """A run that has its identity from its first moment."""
-        own = {"mlflow.user": user(), **SOURCE, IDENTITY: tags[IDENTITY]}
+        own = {"mlflow.user": user_name(), **SOURCE, IDENTITY: tags[IDENTITY]}
         return str(self._client.create_run(self._experiment_id, began, own, name).info.run_id)
 
     def _adopt(self, run_id: str, tags: Mapping[str, str]) -> dict[str, str]:
@@ -207,7 +209,7 @@ class MlflowTracker:
         self._experiment_id, self.run_id = run.info.experiment_id, run_id
         return {k: v for k, v in tags.items() if not (k.startswith("mlflow.") and k in run.data.tags)}
 
-    def _named_experiment(self) -> str:
+    def _choose_experiment_name(self) -> str:
         """The experiment's name: the config's, or else what MLflow's own variables say."""
         name, named = self._options.experiment, os.environ.get("MLFLOW_EXPERIMENT_ID")
         if name != DEFAULT_EXPERIMENT:
@@ -217,9 +219,9 @@ class MlflowTracker:
         if not named:
             self._client.get_experiment_by_name(name)
             return name
-        return str(self._experiment_of(named).name)
+        return str(self._get_experiment(named).name)
 
-    def _experiment_of(self, experiment_id: str) -> Any:
+    def _get_experiment(self, experiment_id: str) -> Any:
         from mlflow.exceptions import MlflowException
         from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 
@@ -228,8 +230,9 @@ class MlflowTracker:
         except MlflowException as error:
             if error.error_code != ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
                 raise
-            raise Refusal(
-                f"MLFLOW_EXPERIMENT_ID={experiment_id}: the store {masked(self._uri)} has no such experiment; unset "
+            raise ConfigError(
+                f"MLFLOW_EXPERIMENT_ID={experiment_id}: the store {mask_secrets(self._uri)} has no such "
+                "experiment; unset "
                 "it, or name one by tracking.experiment"
             ) from error
 
@@ -247,55 +250,55 @@ class MlflowTracker:
                 if found is None:
                     raise
         if found.lifecycle_stage != "active":
-            raise Refusal(
+            raise ConfigError(
                 f"tracking.experiment={name}: was deleted; restore it with `mlflow experiments restore "
                 f"--experiment-id {found.experiment_id}`, or use another name"
             )
         return str(found.experiment_id)
 
-    def params(self, values: Mapping[str, str]) -> None:
+    def log_params(self, values: Mapping[str, str]) -> None:
         from mlflow.entities import Param
 
         there = self._client.get_run(self._run).data.params
-        wanted = {key: value[:LONGEST_VALUE] for key, value in distinct(values).items()}
+        wanted = {key: value[:LONGEST_VALUE] for key, value in to_distinct_keys(values).items()}
         # `mlflow run` logs its own params, which can't be changed: what came of them goes beside them.
         beside = {f"scaleflow.{k}"[:LONGEST_KEY]: v for k, v in wanted.items() if there.get(k, v) != v}
         new = {k: v for k, v in {**wanted, **beside}.items() if k not in there}
-        for batch in batches_of_text(iter(new.items())):
+        for batch in split_text_batches(iter(new.items())):
             self._client.log_batch(self._run, params=[Param(*param) for param in batch])
 
-    def metrics(self, points: Sequence[Point]) -> None:
+    def log_metrics(self, points: Sequence[Point]) -> None:
         from mlflow.entities import Metric
 
         made = (Metric(self._names[p.key], p.value, p.time, p.step) for p in points)
-        for batch in batches(made, METRICS_A_BATCH):
+        for batch in split_batches(made, METRICS_A_BATCH):
             self._client.log_batch(self._run, metrics=batch)
 
-    def batch(self, metrics: Sequence[Metric]) -> None:
+    def log_batch(self, metrics: Sequence[Metric]) -> None:
         """Logs metrics that say of which model and dataset they are."""
         self._client.log_batch(self._run, metrics=metrics)
 
-    def tags(self, values: Mapping[str, str]) -> None:
+    def set_tags(self, values: Mapping[str, str]) -> None:
         from mlflow.entities import RunTag
 
-        made = ((key, masked(value, key)[:LONGEST_VALUE]) for key, value in distinct(values).items())
-        for batch in batches_of_text(made):
+        made = ((key, mask_secrets(value, key)[:LONGEST_VALUE]) for key, value in to_distinct_keys(values).items())
+        for batch in split_text_batches(made):
             self._client.log_batch(self._run, tags=[RunTag(*tag) for tag in batch])
 
-    def artifact(self, path: Path, folder: str | None) -> None:
+    def log_artifact(self, path: Path, folder: str | None) -> None:
         self._client.log_artifact(self._run, str(path), folder)
 
-    def data(self, told: Mapping[str, Any]) -> None:
-        from scaleflow.tracking.inputs import dataset_inputs
+    def log_dataset(self, told: Mapping[str, Any]) -> None:
+        from scaleflow.tracking.inputs import make_dataset_inputs
 
-        self._client.log_inputs(self._run, datasets=dataset_inputs(told))
+        self._client.log_inputs(self._run, datasets=make_dataset_inputs(told))
 
-    def model(self, path: Path, step: int) -> None:
+    def log_model(self, path: Path, step: int) -> None:
         """Logs and registers it; what was done before one of the requests failed is not done again."""
         from mlflow.entities import LoggedModelOutput
 
         if step not in self._models:
-            self._models[step], is_whole = self._logged_model(step)
+            self._models[step], is_whole = self._find_or_make_model(step)
             self._done |= {(step, "files"), (step, "ready")} if is_whole else set()
         model_id = self._model_id = self._models[step]
         self._once(step, "files", lambda: self._upload(path, model_id))
@@ -303,36 +306,36 @@ class MlflowTracker:
         if (step, "output") not in self._done and model_id not in self._outputs():
             self._client.log_outputs(self._run, [LoggedModelOutput(model_id, step)])
         self._done.add((step, "output"))
-        self._once(step, "metrics", lambda: self._measured(step, model_id))
-        self._once(step, "version", lambda: self._register(model_id))
+        self._once(step, "metrics", lambda: self._log_model_metrics(step, model_id))
+        self._once(step, "version", lambda: self._register_model(model_id))
 
     def _once(self, step: int, what: str, do: Callable[[], object]) -> None:
         if (step, what) not in self._done:
             do()
             self._done.add((step, what))
 
-    def _measured(self, step: int, model_id: str) -> None:
+    def _log_model_metrics(self, step: int, model_id: str) -> None:
         """Says of the model what the run has measured of it: the same points again, which an SQL store has once."""
         from mlflow.entities import Metric
 
         known = [key for key in self._client.get_run(self._run).data.metrics if key.startswith(OF_THE_MODEL)]
         points = [point for key in known for point in self._client.get_metric_history(self._run, key)]
         same = [Metric(p.key, p.value, p.timestamp, p.step, model_id=model_id) for p in points if p.step == step]
-        for batch in batches(same, METRICS_A_BATCH):
+        for batch in split_batches(same, METRICS_A_BATCH):
             self._client.log_batch(self._run, metrics=batch)
 
-    def _register(self, model_id: str) -> None:
+    def _register_model(self, model_id: str) -> None:
         name = self._options.register_as
         if name is not None:
-            self._version = register(self._client, name, self._options.alias, self._run, model_id)
+            self._version = register_model(self._client, name, self._options.alias, self._run, model_id)
 
     def _upload(self, exported: Path, model_id: str) -> None:
         """Sends a model's files, each by itself: what is there when one fails is not sent again by this command."""
-        from scaleflow.tracking.package import package
+        from scaleflow.tracking.mlflow_model import write_mlflow_model
 
         with tempfile.TemporaryDirectory() as made:
             folder = Path(made)
-            package(exported, folder, run_id=self._run, model_id=model_id)
+            write_mlflow_model(exported, folder, run_id=self._run, model_id=model_id)
             for path in sorted(path for path in folder.rglob("*") if path.is_file()):
                 name = path.relative_to(folder)
                 if (model_id, name) not in self._uploaded:
@@ -340,7 +343,7 @@ class MlflowTracker:
                     self._client.log_model_artifact(model_id, str(path), parent)
                     self._uploaded.add((model_id, name))
 
-    def _logged_model(self, step: int) -> tuple[str, bool]:
+    def _find_or_make_model(self, step: int) -> tuple[str, bool]:
         """The model of this step, made where it was not yet; and whether its files are all there."""
         sought = f"source_run_id = '{self._run}' AND tags.`{STEP}` = '{step}'"
         for found in self._client.search_logged_models([self._experiment_id], sought):
@@ -349,7 +352,7 @@ class MlflowTracker:
             self._experiment_id,
             name=MODEL,
             source_run_id=self._run,
-            tags={"mlflow.user": user(), **SOURCE, STEP: str(step)},
+            tags={"mlflow.user": user_name(), **SOURCE, STEP: str(step)},
         )
         return str(made.model_id), False
 
@@ -361,7 +364,7 @@ class MlflowTracker:
     def finish(self, status: Status, ended: int) -> None:
         self._client.set_terminated(self._run, status, ended)
 
-    def where(self) -> Sequence[tuple[str, str]]:
+    def describe_links(self) -> Sequence[tuple[str, str]]:
         lines = [("run", f"{self._run_name}  ({self.run_id})")]
         if self._model_id is not None:
             lines.append(("model", f"models:/{self._model_id}"))
@@ -374,7 +377,7 @@ class MlflowTracker:
             lines.append(("look at it", "mlflow ui" + ("" if default else f" --backend-store-uri {self._uri}")))
         else:
             page = f"#/experiments/{self._experiment_id}/runs/{self.run_id}?{VIEW}"
-            lines.append(("look at it", f"{masked(self._uri)}/{page}"))
+            lines.append(("look at it", f"{mask_secrets(self._uri)}/{page}"))
         return lines
 
     @property
@@ -414,7 +417,7 @@ def folder_of_sqlite(uri: str) -> Path | None:
     return Path(uri.removeprefix("sqlite:///")).parent if uri.startswith("sqlite:///") else None
 
 
-def may_answer_later(error: Exception) -> bool:
+def is_transient(error: Exception) -> bool:
     """Whether a store that answers so, or not at all, is only away: nothing that was asked for is wrong."""
     from mlflow.exceptions import MlflowException, RestException
 
@@ -433,13 +436,13 @@ def artifact_location(uri: str, experiment: str) -> str | None:
     return folder.as_uri()
 
 
-def batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
+def split_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
     iterator = iter(items)
     while batch := list(islice(iterator, size)):
         yield batch
 
 
-def batches_of_text(items: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
+def split_text_batches(items: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
     """Params or tags, as many to a request as MLflow takes, by their number and by their bytes."""
     batch: list[tuple[str, str]] = []
     weight = 0
@@ -454,7 +457,7 @@ def batches_of_text(items: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str
         yield batch
 
 
-def user() -> str:
+def user_name() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # an id without a name, as in some containers

@@ -1,43 +1,43 @@
 """The loop: many steps to one compiled call, on every strategy; and Keras's `fit` beside it."""
 
-from scaleflow.training.agreement import Agreement
 from scaleflow.training.baseline import baselines
 from scaleflow.training.callbacks import check_callback
-from scaleflow.training.coordinated import CoordinatedLoop
+from scaleflow.training.debug import apply_debug
 from scaleflow.training.engine import Engine
 from scaleflow.training.evaluation import Evaluation
-from scaleflow.training.fit import Fit, steps_per_execution
-from scaleflow.training.inside import look_inside
+from scaleflow.training.fit import FitEngine, choose_steps_per_execution
+from scaleflow.training.forward_backward import TapeForwardBackward, make_loss_step
 from scaleflow.training.loop import Loop
-from scaleflow.training.memory import peaks
+from scaleflow.training.memory import measure_peaks
 from scaleflow.training.objective import objective_for
-from scaleflow.training.passes import WholePasses, supervised
-from scaleflow.training.session import Length, Result, Session, check_monitor, length
-from scaleflow.training.step import OwnLoop, check_own_updates, checked
+from scaleflow.training.parameter_server_loop import ParameterServerLoop
+from scaleflow.training.session import Length, Session, SessionResult, check_monitor, compute_length
+from scaleflow.training.step import CustomUpdateLoop, add_checks, check_own_updates
+from scaleflow.training.worker_sync import WorkerSync
 from scaleflow.training.xla import check_xla
 
 __all__ = [
-    "Agreement",
-    "CoordinatedLoop",
+    "CustomUpdateLoop",
     "Engine",
     "Evaluation",
-    "Fit",
+    "FitEngine",
     "Length",
     "Loop",
-    "OwnLoop",
-    "Result",
+    "ParameterServerLoop",
     "Session",
-    "WholePasses",
+    "SessionResult",
+    "TapeForwardBackward",
+    "WorkerSync",
+    "add_checks",
+    "apply_debug",
     "baselines",
     "check_callback",
     "check_monitor",
     "check_own_updates",
     "check_xla",
-    "checked",
-    "length",
-    "look_inside",
+    "choose_steps_per_execution",
+    "compute_length",
+    "make_loss_step",
+    "measure_peaks",
     "objective_for",
-    "peaks",
-    "steps_per_execution",
-    "supervised",
 ]

@@ -25,14 +25,14 @@ def baseline(outputs: Outputs, train: Array, evaluated: Array) -> Mapping[str, f
         evaluated: those of the split that is evaluated.
     """
     if outputs.kind == "classification":
-        return of_classes(outputs.shape[-1], train, evaluated)
+        return classes_baseline(outputs.shape[-1], train, evaluated)
     if outputs.kind == "regression":
-        return of_values(train, evaluated)
-    values = of_labels(train, evaluated)
+        return values_baseline(train, evaluated)
+    values = labels_baseline(train, evaluated)
     return values if outputs.kind == "multi_label" else {k: v for k, v in values.items() if k != "exact_match"}
 
 
-def of_classes(classes: int, train: Array, evaluated: Array) -> dict[str, float]:
+def classes_baseline(classes: int, train: Array, evaluated: Array) -> dict[str, float]:
     counts = np.bincount(train.astype(np.int64), minlength=classes)
     there = counts[evaluated.astype(np.int64)]
     values = {"accuracy": float(np.mean(evaluated == counts.argmax()))}
@@ -41,7 +41,7 @@ def of_classes(classes: int, train: Array, evaluated: Array) -> dict[str, float]
     return values
 
 
-def of_labels(train: Array, evaluated: Array) -> dict[str, float]:
+def labels_baseline(train: Array, evaluated: Array) -> dict[str, float]:
     frequency = train.mean(axis=0, dtype=np.float64)
     right = (evaluated > 0.5) == (frequency > 0.5)
     values = {
@@ -54,7 +54,7 @@ def of_labels(train: Array, evaluated: Array) -> dict[str, float]:
     return values
 
 
-def of_values(train: Array, evaluated: Array) -> dict[str, float]:
+def values_baseline(train: Array, evaluated: Array) -> dict[str, float]:
     errors = evaluated - train.mean(axis=0, dtype=np.float64)
     squared = float(np.mean(errors**2))
     return {"loss": squared, "mae": float(np.mean(np.abs(errors))), "rmse": squared**0.5}

@@ -8,11 +8,11 @@ from typing import Any
 
 import keras
 
-from scaleflow.errors import Refusal, RunError
+from scaleflow.errors import ConfigError, RunError
 from scaleflow.training.engine import Engine
 
 
-class Watched:
+class CallbackModel:
     """What a callback has as its `model`: the engine's, with its optimizer, and `stop_training`.
 
     Its weights are those of now; on parameter servers a copy of them.
@@ -28,14 +28,14 @@ class Watched:
 
     @property
     def trainable(self) -> bool:
-        return bool(self._engine.whole().trainable)
+        return bool(self._engine.gather_model().trainable)
 
     @trainable.setter
     def trainable(self, value: bool) -> None:
-        self._engine.whole().trainable = value
+        self._engine.gather_model().trainable = value
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine.whole(), name)
+        return getattr(self._engine.gather_model(), name)
 
 
 class Callbacks:
@@ -52,21 +52,21 @@ class Callbacks:
 
     def __init__(self, callbacks: Sequence[Any], engine: Engine, epochs: int, steps: int) -> None:
         self._all = list(callbacks)
-        self._watched = Watched(engine)
-        model = engine.whole()
+        self._watched = CallbackModel(engine)
+        model = engine.gather_model()
         self._trainable = [(part, part.trainable) for part in (*model._flatten_layers(), *model.variables)]
         for callback in self._all:
             callback.set_params({"verbose": 0, "epochs": epochs, "steps": steps})
             callback.set_model(self._watched)
             if change := self._change_by(callback):
-                raise Refusal(change)
+                raise ConfigError(change)
 
     @property
     def wants_end(self) -> bool:
         """Whether one of them has set `model.stop_training`."""
         return bool(self._watched.stop_training)
 
-    def tell(self, hook: str, *arguments: Any) -> dict[str, float]:
+    def call_hook(self, hook: str, *arguments: Any) -> dict[str, float]:
         """Calls one hook of all of them: `train_begin`, `epoch_end` and so on.
 
         Returns:
@@ -109,13 +109,13 @@ class Callbacks:
 def check_callback(callback: Any, path: str) -> Any:
     """The same, if it is one of Keras's kind."""
     if not isinstance(callback, keras.callbacks.Callback):
-        raise Refusal(
+        raise ConfigError(
             f"training.callbacks: {path} made a {type(callback).__name__}, expected a keras.callbacks.Callback"
         )
     return callback
 
 
-def logs_of(values: Mapping[str, float]) -> dict[str, float]:
+def to_keras_logs(values: Mapping[str, float]) -> dict[str, float]:
     """Our names of metrics as Keras's: `train/loss` is `loss`, `val/loss` is `val_loss`."""
     return {name.removeprefix("train/").replace("/", "_"): value for name, value in values.items()}
 

@@ -40,10 +40,10 @@ class Host(Protocol):
     def next_steps(self) -> int:
         """How many steps the next call takes; 0 where the epoch or the run is over."""
 
-    def watched(self) -> AbstractContextManager[bool]:
+    def trace_call(self) -> AbstractContextManager[bool]:
         """Around a call, whose result has to be there at the end; gives whether it is to be of a single step."""
 
-    def called(self, steps: int, means: Mapping[str, float], seconds: float, waited: float = 0.0) -> None:
+    def end_call(self, steps: int, means: Mapping[str, float], seconds: float, waited: float = 0.0) -> None:
         """A call has taken so many steps in so many seconds; `means` are those over the epoch so far.
 
         Args:
@@ -78,16 +78,16 @@ class Engine(Protocol):
     def evaluate(self, feed: Feed) -> Mapping[str, float]:
         """The loss and metrics over a whole split, every example once."""
 
-    def confusion(self, feed: Feed) -> np.ndarray[Any, Any] | None:
+    def read_confusion(self, feed: Feed) -> np.ndarray[Any, Any] | None:
         """Of a split's last evaluation: how many examples of each class (row) were taken for each (column)."""
 
-    def whole(self) -> keras.Model:
+    def gather_model(self) -> keras.Model:
         """The model with the weights of now, in this process and in one piece."""
 
-    def updates(self, done: int) -> int:
+    def count_updates(self, done: int) -> int:
         """The optimizer's updates after so many steps were taken."""
 
-    def state(self) -> Mapping[str, np.ndarray[Any, Any]]:
+    def read_state(self) -> Mapping[str, np.ndarray[Any, Any]]:
         """Copies of all variables, and of the sums of the epoch so far. All workers have to call it."""
 
     def restore(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:

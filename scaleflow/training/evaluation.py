@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.interfaces import READ_SCOPE, STEP_SCOPE, Feed, Objective, Tracer
-from scaleflow.training.repeat import repeat
-from scaleflow.training.tally import Tally
+from scaleflow.training.graph_loop import repeat_in_graph
+from scaleflow.training.metric_sums import MetricSums
 
 #: Of more classes than so many it is not counted which are taken for which: the counts would be as large as the model.
 MOST_CLASSES = 1000
@@ -33,7 +33,7 @@ class Evaluation:
         self._strategy = strategy
         self._forward = forward
         self._loss = objective.loss
-        self._tally = Tally(objective)
+        self._tally = MetricSums(objective)
         self._decide = objective.decide
         self._classes = objective.classes if (objective.classes or 0) <= MOST_CLASSES else None
         self._functions: dict[int, Any] = {}
@@ -59,19 +59,19 @@ class Evaluation:
         opened: Any = None
         while tracer.steps_left(done) is not None:
             opened = feed.open(0, 0) if done % steps == 0 else opened
-            with tracer.watching(done + 1):
+            with tracer.trace_call(done + 1):
                 for each in one(opened, tf.constant(done % steps, tf.int64)):
                     each.numpy()
             done += 1
-            tracer.took(done)
-            tracer.tell(None)
+            tracer.count_steps(done)
+            tracer.report(None)
 
     @property
     def traces(self) -> int:
         """How often it was traced, for tests: once for each feed."""
         return sum(f.experimental_get_tracing_count() for f in self._functions.values())
 
-    def confusion(self, feed: Feed) -> np.ndarray[Any, Any] | None:
+    def read_confusion(self, feed: Feed) -> np.ndarray[Any, Any] | None:
         """Of a split's last evaluation: how many examples of each class (row) were taken for each (column).
 
         None where there are no classes, too many, or it was not evaluated.
@@ -89,8 +89,8 @@ class Evaluation:
             def batch(step: tf.Tensor, *carried: tf.Tensor) -> Any:
                 return self._strategy.run(self._step, args=(feed, feed.fetch(opened), step, *carried))
 
-            start = self._strategy.run(self._nothing)
-            carried = repeat(batch, tf.constant(0, tf.int64), steps, start)
+            start = self._strategy.run(self._zero_sums)
+            carried = repeat_in_graph(batch, tf.constant(0, tf.int64), steps, start)
             return tuple(self._strategy.reduce(tf.distribute.ReduceOp.SUM, each, axis=None) for each in carried)
 
         return evaluate
@@ -103,13 +103,13 @@ class Evaluation:
             with tf.name_scope(STEP_SCOPE):
                 with tf.name_scope(READ_SCOPE):
                     fetched = feed.fetch(opened)
-                start = self._strategy.run(self._nothing)
+                start = self._strategy.run(self._zero_sums)
                 carried = self._strategy.run(self._step, args=(feed, fetched, step, *start))
             return tuple(self._strategy.reduce(tf.distribute.ReduceOp.SUM, each, axis=None) for each in carried)
 
         return one
 
-    def _nothing(self) -> tuple[tf.Tensor, ...]:
+    def _zero_sums(self) -> tuple[tf.Tensor, ...]:
         """What a replica carries from batch to batch: sums [count, loss, *metrics], and of classes their confusion."""
         sums = tf.zeros([self._tally.size], tf.float64)
         return (sums,) if self._classes is None else (sums, tf.zeros([self._classes**2], tf.float64))
@@ -124,10 +124,10 @@ class Evaluation:
             inputs, targets, mask = feed.micro_batch(fetched, first, step, replica, first)
         outputs = self._forward(inputs)
         loss = tf.reduce_sum(self._loss(targets, outputs) * mask)
-        more = tuple(each + self._confused(targets, outputs, mask, each.dtype) for each in counts)
-        return sums + tf.cast(self._tally.of(targets, outputs, loss, mask), sums.dtype), *more
+        more = tuple(each + self._count_confusion(targets, outputs, mask, each.dtype) for each in counts)
+        return sums + tf.cast(self._tally.compute(targets, outputs, loss, mask), sums.dtype), *more
 
-    def _confused(self, targets: tf.Tensor, outputs: tf.Tensor, mask: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    def _count_confusion(self, targets: tf.Tensor, outputs: tf.Tensor, mask: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
         """One batch's counts [classes * classes], a row of them to each true class."""
         assert self._classes is not None
         assert self._decide is not None

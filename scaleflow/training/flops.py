@@ -20,7 +20,7 @@ class Uncountable(Exception):
     """A shape, or how often a loop goes round, is not known before it runs."""
 
 
-def flops_of(graph: Any, rounds: tuple[int, ...] = ()) -> float | None:
+def count_flops(graph: Any, rounds: tuple[int, ...] = ()) -> float | None:
     """The operations of one run of a graph, its functions included; None where that can't be known.
 
     Args:
@@ -28,16 +28,16 @@ def flops_of(graph: Any, rounds: tuple[int, ...] = ()) -> float | None:
         rounds: how often the loops in it go round, the outermost first; deeper ones have an unknown number of rounds.
     """
     try:
-        return float(counted(graph, rounds))
+        return float(count_operations(graph, rounds))
     except Exception:  # what can't be counted, or not as TensorFlow is today, is no reason not to train
         return None
 
 
-def counted(graph: Any, rounds: tuple[int, ...]) -> int:
-    return sum(of_operation(operation, graph, rounds) for operation in used(graph))
+def count_operations(graph: Any, rounds: tuple[int, ...]) -> int:
+    return sum(count_operation(operation, graph, rounds) for operation in list_used_operations(graph))
 
 
-def used(graph: Any) -> list[tf.Operation]:
+def list_used_operations(graph: Any) -> list[tf.Operation]:
     """The operations that something depends on; what a tape makes beside, such as the images' gradient, is not run."""
     found: dict[str, tf.Operation] = {}
     waiting = [*(tensor.op for tensor in graph.outputs), *graph.control_outputs]
@@ -61,8 +61,8 @@ def flops_per_example(
         is_unrolled: whether the micro-batches follow each other in the graph, without a loop.
     """
     inner = (batching.accumulate,) if batching.accumulate > 1 and not is_unrolled else ()
-    is_loop = any(operation.type in ("While", "StatelessWhile") for operation in used(graph))
-    found = flops_of(graph, (1, *inner) if is_loop else inner)
+    is_loop = any(operation.type in ("While", "StatelessWhile") for operation in list_used_operations(graph))
+    found = count_flops(graph, (1, *inner) if is_loop else inner)
     return found / batching.share / local_replicas(strategy) if found else None
 
 
@@ -73,22 +73,25 @@ def local_replicas(strategy: tf.distribute.Strategy) -> int:
         return 1
 
 
-def of_operation(operation: tf.Operation, graph: Any, rounds: tuple[int, ...]) -> int:
+def count_operation(operation: tf.Operation, graph: Any, rounds: tuple[int, ...]) -> int:
     if operation.type in COUNTS:
         return COUNTS[operation.type](operation)
     if operation.type in ("While", "StatelessWhile"):
-        inside = counted(function_of(operation, graph, "body"), rounds[1:])
+        inside = count_operations(find_function(operation, graph, "body"), rounds[1:])
         if inside and not rounds:
             raise Uncountable(operation.name)
         return inside * rounds[0] if inside else 0
     if operation.type in ("If", "StatelessIf"):
-        return max(counted(function_of(operation, graph, branch), rounds) for branch in ("then_branch", "else_branch"))
+        return max(
+            count_operations(find_function(operation, graph, branch), rounds)
+            for branch in ("then_branch", "else_branch")
+        )
     if operation.type in ("PartitionedCall", "StatefulPartitionedCall"):
-        return counted(function_of(operation, graph, "f"), rounds)
+        return count_operations(find_function(operation, graph, "f"), rounds)
     return 0
 
 
-def function_of(operation: tf.Operation, graph: Any, attribute: str) -> Any:
+def find_function(operation: tf.Operation, graph: Any, attribute: str) -> Any:
     """The graph of a function that an operation calls."""
     found = graph._get_function(operation.get_attr(attribute).name)
     if found is None or getattr(found, "graph", None) is None:
@@ -96,27 +99,27 @@ def function_of(operation: tf.Operation, graph: Any, attribute: str) -> Any:
     return found.graph
 
 
-def dimensions(tensor: tf.Tensor) -> list[int]:
+def read_dimensions(tensor: tf.Tensor) -> list[int]:
     if not tensor.shape.is_fully_defined():
         raise Uncountable(tensor.name)
     return [int(n) for n in tensor.shape]
 
 
-def of_matmul(operation: tf.Operation) -> int:
+def count_matmul(operation: tf.Operation) -> int:
     """[m, k] x [k, n], or so transposed; also in batches."""
     is_transposed = next(
         operation.get_attr(name) for name in ("transpose_a", "adj_x") if name in operation.node_def.attr
     )
-    a = dimensions(operation.inputs[0])
-    return 2 * math.prod(dimensions(operation.outputs[0])) * a[-2 if is_transposed else -1]
+    a = read_dimensions(operation.inputs[0])
+    return 2 * math.prod(read_dimensions(operation.outputs[0])) * a[-2 if is_transposed else -1]
 
 
-def of_einsum(operation: tf.Operation) -> int:
+def count_einsum(operation: tf.Operation) -> int:
     """The product of all dimensions that the equation names."""
     equation = operation.get_attr("equation").decode()
     sizes: dict[str, int] = {}
     for labels, tensor in zip(equation.partition("->")[0].split(","), operation.inputs, strict=True):
-        shape = dimensions(tensor)
+        shape = read_dimensions(tensor)
         head, dots, tail = labels.partition("...")
         rest = len(shape) - len(head) - len(tail)
         names = [*head, *(f"...{number}" for number in range(rest, 0, -1)), *tail] if dots else list(labels)
@@ -125,41 +128,41 @@ def of_einsum(operation: tf.Operation) -> int:
     return (2 if len(operation.inputs) > 1 else 0) * math.prod(sizes.values())
 
 
-def of_convolution(operation: tf.Operation) -> int:
+def count_convolution(operation: tf.Operation) -> int:
     """[n, ..., out channels], and a filter [..., in channels of a group, out channels]."""
-    return products(dimensions(operation.outputs[0]), dimensions(operation.inputs[1]))
+    return count_products(read_dimensions(operation.outputs[0]), read_dimensions(operation.inputs[1]))
 
 
-def of_convolution_to_input(operation: tf.Operation) -> int:
-    return products(dimensions(operation.inputs[2]), dimensions(operation.inputs[1]))
+def count_convolution_to_input(operation: tf.Operation) -> int:
+    return count_products(read_dimensions(operation.inputs[2]), read_dimensions(operation.inputs[1]))
 
 
-def of_convolution_to_filter(operation: tf.Operation) -> int:
-    return products(dimensions(operation.inputs[2]), dimensions(operation.outputs[0]))
+def count_convolution_to_filter(operation: tf.Operation) -> int:
+    return count_products(read_dimensions(operation.inputs[2]), read_dimensions(operation.outputs[0]))
 
 
-def products(outputs: list[int], filters: list[int]) -> int:
+def count_products(outputs: list[int], filters: list[int]) -> int:
     return 2 * math.prod(outputs) * math.prod(filters[:-1])
 
 
-def of_depthwise(operation: tf.Operation, outputs: tf.Tensor, filters: tf.Tensor) -> int:
+def count_depthwise(operation: tf.Operation, outputs: tf.Tensor, filters: tf.Tensor) -> int:
     """Each output is of one input channel; the filter is [height, width, in channels, multiplier]."""
-    return 2 * math.prod(dimensions(outputs)) * math.prod(dimensions(filters)[:2])
+    return 2 * math.prod(read_dimensions(outputs)) * math.prod(read_dimensions(filters)[:2])
 
 
 COUNTS: dict[str, Callable[[tf.Operation], int]] = {
-    "MatMul": of_matmul,
-    "BatchMatMul": of_matmul,
-    "BatchMatMulV2": of_matmul,
-    "BatchMatMulV3": of_matmul,
-    "Einsum": of_einsum,
-    "Conv2D": of_convolution,
-    "Conv2DBackpropInput": of_convolution_to_input,
-    "Conv2DBackpropFilter": of_convolution_to_filter,
-    "Conv3D": of_convolution,
-    "Conv3DBackpropInputV2": of_convolution_to_input,
-    "Conv3DBackpropFilterV2": of_convolution_to_filter,
-    "DepthwiseConv2dNative": lambda o: of_depthwise(o, o.outputs[0], o.inputs[1]),
-    "DepthwiseConv2dNativeBackpropInput": lambda o: of_depthwise(o, o.inputs[2], o.inputs[1]),
-    "DepthwiseConv2dNativeBackpropFilter": lambda o: of_depthwise(o, o.inputs[2], o.outputs[0]),
+    "MatMul": count_matmul,
+    "BatchMatMul": count_matmul,
+    "BatchMatMulV2": count_matmul,
+    "BatchMatMulV3": count_matmul,
+    "Einsum": count_einsum,
+    "Conv2D": count_convolution,
+    "Conv2DBackpropInput": count_convolution_to_input,
+    "Conv2DBackpropFilter": count_convolution_to_filter,
+    "Conv3D": count_convolution,
+    "Conv3DBackpropInputV2": count_convolution_to_input,
+    "Conv3DBackpropFilterV2": count_convolution_to_filter,
+    "DepthwiseConv2dNative": lambda o: count_depthwise(o, o.outputs[0], o.inputs[1]),
+    "DepthwiseConv2dNativeBackpropInput": lambda o: count_depthwise(o, o.inputs[2], o.inputs[1]),
+    "DepthwiseConv2dNativeBackpropFilter": lambda o: count_depthwise(o, o.inputs[2], o.outputs[0]),
 }

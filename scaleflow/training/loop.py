@@ -16,16 +16,16 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.errors import NotFinite
-from scaleflow.interfaces import READ_SCOPE, STEP_SCOPE, SUM_SCOPE, Feed, Objective, Passes
+from scaleflow.interfaces import READ_SCOPE, STEP_SCOPE, SUM_SCOPE, Feed, ForwardBackward, Objective
 from scaleflow.training import state
 from scaleflow.training.engine import Host
 from scaleflow.training.evaluation import Evaluation
 from scaleflow.training.flops import flops_per_example
-from scaleflow.training.passes import WholePasses, supervised
+from scaleflow.training.forward_backward import TapeForwardBackward, make_loss_step
+from scaleflow.training.graph_loop import keep_devices, repeat_in_graph
+from scaleflow.training.metric_sums import MetricSums
 from scaleflow.training.rate import scale_rate
-from scaleflow.training.repeat import repeat, staying_in_place
 from scaleflow.training.synchronized import keep_losses_apart, synchronized_layers
-from scaleflow.training.tally import Tally
 from scaleflow.training.xla import with_xla
 
 NEVER = np.iinfo(np.int64).max
@@ -60,19 +60,19 @@ class Loop:
         clip_norm: float | None = None,
         xla: bool = False,
         *,
-        passes: Passes | None = None,
+        passes: ForwardBackward | None = None,
         evaluation: Evaluation | None = None,
     ) -> None:
         self.strategy = strategy
         self.model = model
         self.optimizer: Any = optimizer
         self.objective = objective
-        self.passes = passes or WholePasses(model, supervised(objective))
+        self.passes = passes or TapeForwardBackward(model, make_loss_step(objective))
         forward = with_xla(self.passes.forward) if xla else self.passes.forward
         self._evaluation = evaluation or Evaluation(strategy, forward, objective)
         self._clip_norm = clip_norm
         self._differentiate = with_xla(self._gradients) if xla else self._gradients
-        self._tally = Tally(objective)
+        self._tally = MetricSums(objective)
         self._epoch = np.zeros(self._tally.size)
         self._functions: dict[tuple[int, bool], Any] = {}
         self._is_alone = False
@@ -95,9 +95,9 @@ class Loop:
                 self.start_epoch()
             while steps := host.next_steps():
                 begin = time.perf_counter()
-                with host.watched() as self._is_alone:
+                with host.trace_call() as self._is_alone:
                     means = self.train(feed, opened, epoch, host.first, steps, host.step)
-                host.called(steps, means, time.perf_counter() - begin, waited)
+                host.end_call(steps, means, time.perf_counter() - begin, waited)
                 waited = 0.0
             if not host.end_epoch():
                 return
@@ -141,38 +141,38 @@ class Loop:
         """The loss and metrics over a whole split, every example once."""
         return self._evaluation(feed)
 
-    def confusion(self, feed: Feed) -> np.ndarray[Any, Any] | None:
-        return self._evaluation.confusion(feed)
+    def read_confusion(self, feed: Feed) -> np.ndarray[Any, Any] | None:
+        return self._evaluation.read_confusion(feed)
 
-    def whole(self) -> keras.Model:
+    def gather_model(self) -> keras.Model:
         """The model with the weights of now, in this process and in one piece."""
         return self.model
 
-    def updates(self, done: int) -> int:
+    def count_updates(self, done: int) -> int:
         """The optimizer's updates after so many steps were taken."""
         return done
 
-    def state(self) -> Mapping[str, np.ndarray[Any, Any]]:
-        return {**state.read(self._named()), state.SUMS: self._epoch.copy()}
+    def read_state(self) -> Mapping[str, np.ndarray[Any, Any]]:
+        return {**state.read_variables(self._variables_by_name()), state.SUMS: self._epoch.copy()}
 
     def restore(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        state.write(self._named(), values)
+        state.write_variables(self._variables_by_name(), values)
         self._epoch[:] = values[state.SUMS]
 
     def restore_model(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        state.write(state.of_model(self.model), values)
+        state.write_variables(state.name_model_variables(self.model), values)
 
     def set_rate_factor(self, factor: float, held: float) -> None:
         if scale_rate(self.optimizer, factor, held):
             self._functions.clear()  # they hold the schedule as it was when they were traced
 
-    def _named(self) -> dict[str, list[Any]]:
+    def _variables_by_name(self) -> dict[str, list[Any]]:
         """All variables that a run needs to go on."""
-        return {**state.of_model(self.model), **(self._slots.named() if self._slots else {})}
+        return {**state.name_model_variables(self.model), **(self._slots.by_name() if self._slots else {})}
 
     @property
     def loss_scale(self) -> float | None:
-        return loss_scale(self.optimizer)
+        return read_loss_scale(self.optimizer)
 
     @property
     def traces(self) -> int:
@@ -203,7 +203,7 @@ class Loop:
             with tf.name_scope(STEP_SCOPE):
                 with tf.name_scope(READ_SCOPE):
                     fetched = feed.fetch(opened)
-                state = *self.strategy.run(self._no_sums), ()
+                state = *self.strategy.run(self._zero_sums), ()
                 sums, first_bad, _ = self.strategy.run(self._step, args=(read_in_step, fetched, epoch, step, *state))
             total = self.strategy.reduce(tf.distribute.ReduceOp.SUM, sums, axis=None)
             return total, self.strategy.experimental_local_results(first_bad)[0]
@@ -214,18 +214,18 @@ class Loop:
         @tf.function(
             autograph=False, reduce_retracing=True
         )  # converting all that is called below takes longer than tracing it
-        def stretch(opened: Any, epoch: tf.Tensor, first: tf.Tensor, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        def call(opened: Any, epoch: tf.Tensor, first: tf.Tensor, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             def update(step: tf.Tensor, *state: Any) -> Any:
                 return self.strategy.run(self._step, args=(feed, feed.fetch(opened), epoch, step, *state))
 
             ahead = self.strategy.run(self._batch, args=(feed, opened, epoch, first)) if feed.ahead else ()
-            sums, first_bad, _ = repeat(update, first, steps, (*self.strategy.run(self._no_sums), ahead))
+            sums, first_bad, _ = repeat_in_graph(update, first, steps, (*self.strategy.run(self._zero_sums), ahead))
             total = self.strategy.reduce(tf.distribute.ReduceOp.SUM, sums, axis=None)
             return total, self.strategy.experimental_local_results(first_bad)[0]
 
-        return stretch
+        return call
 
-    def _no_sums(self) -> tuple[tf.Tensor, tf.Tensor]:
+    def _zero_sums(self) -> tuple[tf.Tensor, tf.Tensor]:
         """What a replica carries from step to step: sums [count, loss, *metrics], and the first bad step."""
         return tf.zeros([self._tally.size], tf.float64), tf.constant(NEVER, tf.int64)
 
@@ -247,7 +247,7 @@ class Loop:
     ) -> tuple[tf.Tensor, tf.Tensor, Any]:
         """One update, in a replica; gives what it carries on."""
         following = self._batch(feed, fetched, epoch, step + 1) if feed.ahead else ()
-        weight = 1.0 / tf.cast(self._valid(feed, step), tf.float32)
+        weight = 1.0 / tf.cast(self._count_valid(feed, step), tf.float32)
         here, loss = self._update(feed, fetched, epoch, step, weight, ahead)
         bad = tf.where(tf.math.is_finite(loss), tf.constant(NEVER, tf.int64), step)
         return sums + tf.cast(here, sums.dtype), tf.minimum(first_bad, bad), following
@@ -267,7 +267,7 @@ class Loop:
         self.optimizer.apply(gradients, self.passes.variables)
         return here, loss
 
-    def _valid(self, feed: Feed, step: tf.Tensor) -> tf.Tensor:
+    def _count_valid(self, feed: Feed, step: tf.Tensor) -> tf.Tensor:
         """How many real examples the global batch at `step` holds."""
         size = tf.constant(feed.batching.global_size, tf.int64)
         if feed.examples % feed.batching.global_size == 0:
@@ -285,25 +285,25 @@ class Loop:
             batch = feed.micro_batch(fetched, epoch, step, replica, index)
             more, more_sums = self._differentiate(feed, batch, weight)
             unused.update(i for i, m in enumerate(more) if m is None)
-            return sums + more_sums, self._each_in_its_place(tf.add, gradients, more)
+            return sums + more_sums, self._map_on_devices(tf.add, gradients, more)
 
         zeros = []
-        for variable, place in zip(self.passes.variables, self.passes.places, strict=True):
+        for variable, place in zip(self.passes.variables, self.passes.devices, strict=True):
             with tf.device(place):
                 zeros.append(tf.zeros(variable.shape, variable.dtype))
         start = tf.zeros([self._tally.size]), zeros
         rounds = unrolled if self._is_unrolled else looped
-        with staying_in_place() if any(self.passes.places) else contextlib.nullcontext():
+        with keep_devices() if any(self.passes.devices) else contextlib.nullcontext():
             sums, gradients = rounds(add, feed.batching.accumulate, *start)
-        kept = self._each_in_its_place(tf.identity, gradients)  # a loop's results have no device of their own
+        kept = self._map_on_devices(tf.identity, gradients)  # a loop's results have no device of their own
         return [None if i in unused else g for i, g in enumerate(kept)], sums
 
-    def _each_in_its_place(
+    def _map_on_devices(
         self, operation: Callable[..., tf.Tensor], gradients: list[tf.Tensor], *more: list[tf.Tensor | None]
     ) -> list[tf.Tensor]:
         """The operation on each gradient, on its variable's device; the gradient itself where another is None."""
         results = []
-        for place, gradient, *others in zip(self.passes.places, gradients, *more, strict=True):
+        for place, gradient, *others in zip(self.passes.devices, gradients, *more, strict=True):
             with tf.device(place):
                 results.append(gradient if any(o is None for o in others) else operation(gradient, *others))
         return results
@@ -312,10 +312,10 @@ class Loop:
         """One micro-batch's part of the gradient, and its sums [count, loss, *metrics]."""
         inputs, targets, mask = batch
         parts = feed.batching.accumulate * feed.batching.replicas
-        loss, outputs, gradients = self.passes.backward((inputs, targets), mask * weight, parts, self._scaled)
-        return gradients, self._tally.of(targets, outputs, loss / weight, mask)
+        loss, outputs, gradients = self.passes.backward((inputs, targets), mask * weight, parts, self._scale_loss)
+        return gradients, self._tally.compute(targets, outputs, loss / weight, mask)
 
-    def _scaled(self, value: tf.Tensor) -> tf.Tensor:
+    def _scale_loss(self, value: tf.Tensor) -> tf.Tensor:
         """Times the loss scale, where there is one."""
         is_scaled = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
         return self.optimizer.scale_loss(value) if is_scaled else value
@@ -334,7 +334,7 @@ class Loop:
 
     def _clip(self, gradients: list[tf.Tensor | None], norm: float) -> list[tf.Tensor | None]:
         """Clips to a global norm; scaled gradients to the scaled norm, which is the same."""
-        limit = self._scaled(tf.constant(norm, tf.float32))
+        limit = self._scale_loss(tf.constant(norm, tf.float32))
         clipped: list[tf.Tensor | None] = tf.clip_by_global_norm(gradients, limit)[0]
         return clipped
 
@@ -342,7 +342,7 @@ class Loop:
 def looped(add: Callable[..., Any], count: int, sums: tf.Tensor, gradients: list[tf.Tensor]) -> Any:
     """Adds up `count` micro-batches in a loop of the graph, one at a time: there is memory for one only."""
     zero = tf.constant(0, tf.int64)
-    return repeat(add, zero, tf.constant(count, tf.int64), (sums, gradients))
+    return repeat_in_graph(add, zero, tf.constant(count, tf.int64), (sums, gradients))
 
 
 def unrolled(add: Callable[..., Any], count: int, sums: tf.Tensor, gradients: list[tf.Tensor]) -> Any:
@@ -357,7 +357,7 @@ def unrolled(add: Callable[..., Any], count: int, sums: tf.Tensor, gradients: li
     return sums, gradients
 
 
-def loss_scale(optimizer: Any) -> float | None:
+def read_loss_scale(optimizer: Any) -> float | None:
     """The dynamic loss scale, where there is one."""
     scale = getattr(optimizer, "dynamic_scale", None)
     return None if scale is None else float(np.asarray(scale.numpy()))

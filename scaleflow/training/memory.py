@@ -12,17 +12,17 @@ RSS_UNIT = 1 if sys.platform == "darwin" else 1 << 10
 MIB = 1 << 20
 
 
-def peaks() -> dict[str, float]:
+def measure_peaks() -> dict[str, float]:
     """In MiB: resident on the host since the process began, and of each kind of device the fullest one's.
 
     TensorFlow keeps no such count for a CPU as a device, nor for a TPU.
     """
     found = {"perf/peak_host_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT / MIB}
-    used = [peak for peak in map(peak_of, gpus()) if peak is not None]
+    used = [peak for peak in map(measure_device_peak, list_gpus()) if peak is not None]
     return found | ({"perf/peak_device_mb": max(used) / MIB} if used else {})
 
 
-def peak_of(device: str) -> int | None:
+def measure_device_peak(device: str) -> int | None:
     """In bytes; None of a device that does not count."""
     try:
         return int(tf.config.experimental.get_memory_info(device)["peak"])
@@ -30,5 +30,5 @@ def peak_of(device: str) -> int | None:
         return None
 
 
-def gpus() -> list[str]:
+def list_gpus() -> list[str]:
     return [f"GPU:{number}" for number, _ in enumerate(tf.config.list_logical_devices("GPU"))]

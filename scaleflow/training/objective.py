@@ -14,9 +14,9 @@ def objective_for(outputs: Outputs) -> Objective:
     """What to minimise and to watch; models return logits (or values), never probabilities."""
     if outputs.kind == "classification":
         count = outputs.shape[-1]
-        return Objective(crossentropy, {"accuracy": class_accuracy}, classes=count, decide=largest)
+        return Objective(crossentropy, {"accuracy": class_accuracy}, classes=count, decide=largest_classes)
     if outputs.kind == "regression":
-        return Objective(squared_error, {"mae": absolute_error, "rmse": squared_error}, finish={"rmse": root})
+        return Objective(squared_error, {"mae": absolute_error, "rmse": squared_error}, finish={"rmse": square_root})
     if outputs.kind == "multi_label":
         return Objective(binary_crossentropy, {"accuracy": binary_accuracy, "exact_match": exact_match})
     is_one = outputs.shape == (1,)
@@ -24,7 +24,7 @@ def objective_for(outputs: Outputs) -> Objective:
         binary_crossentropy,
         {"accuracy": binary_accuracy},
         classes=2 if is_one else None,
-        decide=positive if is_one else None,
+        decide=positive_outputs if is_one else None,
     )
 
 
@@ -48,12 +48,12 @@ def is_shares(targets: tf.Tensor, outputs: tf.Tensor) -> bool:
 
 def binary_crossentropy(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
     losses = tf.nn.sigmoid_cross_entropy_with_logits(tf.cast(targets, outputs.dtype), outputs)
-    return over_outputs(losses)
+    return average_outputs(losses)
 
 
 def binary_accuracy(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
     right = tf.equal(tf.cast(targets, tf.float32) > 0.5, outputs > 0)
-    return over_outputs(tf.cast(right, tf.float32))
+    return average_outputs(tf.cast(right, tf.float32))
 
 
 def exact_match(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
@@ -62,28 +62,28 @@ def exact_match(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.reduce_all(tf.reshape(right, [tf.shape(right)[0], -1]), axis=1), tf.float32)
 
 
-def largest(targets: tf.Tensor, outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def largest_classes(targets: tf.Tensor, outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """The class [b] of a target, and of the largest logit."""
     return tf.cast(targets, tf.int32), tf.argmax(outputs, axis=-1, output_type=tf.int32)
 
 
-def positive(targets: tf.Tensor, outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def positive_outputs(targets: tf.Tensor, outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """0 or 1 [b] of a target [b, 1], and of a logit's sign."""
     return tf.cast(tf.cast(targets[:, 0], tf.float32) > 0.5, tf.int32), tf.cast(outputs[:, 0] > 0, tf.int32)
 
 
-def root(mean: Any) -> Any:
+def square_root(mean: Any) -> Any:
     return mean**0.5
 
 
 def squared_error(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-    return over_outputs(tf.square(tf.cast(targets, outputs.dtype) - outputs))
+    return average_outputs(tf.square(tf.cast(targets, outputs.dtype) - outputs))
 
 
 def absolute_error(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-    return over_outputs(tf.abs(tf.cast(targets, outputs.dtype) - outputs))
+    return average_outputs(tf.abs(tf.cast(targets, outputs.dtype) - outputs))
 
 
-def over_outputs(values: tf.Tensor) -> tf.Tensor:
+def average_outputs(values: tf.Tensor) -> tf.Tensor:
     """[batch, ...] -> [batch]: the mean over what one example puts out."""
     return tf.reduce_mean(tf.reshape(values, [tf.shape(values)[0], -1]), axis=1)

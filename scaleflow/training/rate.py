@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from scaleflow.training.passes import raw
+from scaleflow.training.forward_backward import to_tf_variable
 
 
 def scale_rate(optimizer: Any, factor: float, held: float) -> bool:
@@ -23,6 +23,6 @@ def scale_rate(optimizer: Any, factor: float, held: float) -> bool:
     if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
         schedule.factor = factor
         return True
-    rate = raw(inner.learning_rate)
+    rate = to_tf_variable(inner.learning_rate)
     rate.assign(float(rate.read_value().numpy()) * factor / held)
     return False

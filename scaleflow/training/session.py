@@ -11,13 +11,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from scaleflow.errors import NotFinite, Refusal, RunError
+from scaleflow.errors import ConfigError, NotFinite, RunError
 from scaleflow.interfaces import Best, Checkpoints, EarlyStopping, Emit, Feed, Snapshot, Tracer, Training
-from scaleflow.training.callbacks import Callbacks, logs_of
+from scaleflow.training.callbacks import Callbacks, to_keras_logs
 from scaleflow.training.engine import Engine
-from scaleflow.training.memory import peaks
-from scaleflow.training.stretch import StepsPerLoop
-from scaleflow.training.weights import histograms
+from scaleflow.training.histograms import compute_histograms
+from scaleflow.training.memory import measure_peaks
+from scaleflow.training.steps_per_loop import StepsPerLoop
 
 #: Seconds of training after a traced window until its profile is reported, if the epoch does not end before: so long
 #: that what was read ahead while the trace was written no longer counts.
@@ -27,7 +27,7 @@ ADVICE = "try a lower optimizer.learning_rate, or training.clip_norm=1.0"
 
 
 @dataclass(frozen=True)
-class Result:
+class SessionResult:
     """How a session went.
 
     Attributes:
@@ -52,16 +52,16 @@ class Length:
     total: int
 
 
-def length(options: Training, feed: Feed) -> Length:
+def compute_length(options: Training, feed: Feed) -> Length:
     """How many steps an epoch and the run have.
 
     Raises:
-        Refusal: if an epoch is asked to be longer than the data is.
+        ConfigError: if an epoch is asked to be longer than the data is.
     """
     there = feed.batching.steps(feed.examples)
     per_epoch = options.steps_per_epoch or there
     if per_epoch > there:
-        raise Refusal(
+        raise ConfigError(
             f"training.steps_per_epoch={per_epoch}: the training split's {feed.examples} examples make {there} steps "
             f"of {feed.batching.global_size}; use at most {there}"
         )
@@ -76,13 +76,13 @@ def check_monitor(key: str, options: EarlyStopping | Best | None, metrics: Colle
     splits = ["train", "val"] if validates else ["train"]
     there = [f"{split}/{name}" for split in splits for name in ("loss", *metrics)]
     if options.monitor not in there:
-        raise Refusal(f"{key}.monitor={options.monitor}: there is no such value; there is {', '.join(there)}")
+        raise ConfigError(f"{key}.monitor={options.monitor}: there is no such value; there is {', '.join(there)}")
 
 
 class FirstStep(Protocol):
     """Measures the parts of the time to the first step."""
 
-    def end(self, part: str) -> None: ...
+    def end_part(self, part: str) -> None: ...
 
     def values(self) -> dict[str, float]:
         """As metrics."""
@@ -105,7 +105,7 @@ class Session:
         callbacks: Keras's, told of the same as `emit`.
         any_worker: whether any of the workers says so; called by all of them.
         tracer: traces some of the steps.
-        laps: tells what the time to the first step was spent on; None where nobody has measured it.
+        startup_timer: tells what the time to the first step was spent on; None where nobody has measured it.
         peak_flops: operations a second that the devices can compute at most, where that is known.
         histograms_every: after so many epochs each tells how its weights are distributed; None for never.
         is_drawn_as_read: whether the validation split is drawn from a stream as its records are read.
@@ -128,7 +128,7 @@ class Session:
         callbacks: Sequence[Any] = (),
         any_worker: Callable[[bool], bool] = bool,
         tracer: Tracer | None = None,
-        laps: FirstStep | None = None,
+        startup_timer: FirstStep | None = None,
         peak_flops: float | None = None,
         histograms_every: int | None = None,
         is_drawn_as_read: bool = False,
@@ -140,21 +140,21 @@ class Session:
         self._test = test
         self._emit = emit
         self._started = started
-        self._agree = agree
-        self._length = length(options, train)
+        self._worker_sync = agree
+        self._length = compute_length(options, train)
         self._pace = StepsPerLoop(options.steps_per_loop)
         self._patience = Patience(options.early_stopping)
-        self._best = Record(best)
+        self._best = BestValue(best)
         self._ends_as_best = ends_as_best
         self._any_worker = any_worker
         self._tracer = tracer
         self._is_single = False
-        self._laps = laps
+        self._startup_timer = startup_timer
         self._peak_flops = peak_flops
         self._histograms_every = histograms_every
         self._is_drawn_as_read = is_drawn_as_read
         self._checkpoints = checkpoints
-        self._clock = Clock(train)
+        self._clock = EpochClock(train)
         self._step_ms: float | None = None
         self._untraced_seconds = 0.0
         self._values: dict[str, float] = {}
@@ -171,9 +171,9 @@ class Session:
         self.steps_per_epoch = self._length.steps_per_epoch
         self._callbacks = Callbacks(callbacks, engine, self.epochs, self.steps_per_epoch) if callbacks else None
 
-    def run(self) -> Result:
+    def run(self) -> SessionResult:
         """Trains, validates after each epoch, and tests at the end: the best checkpoint, if that is asked for."""
-        self._tell("train_begin")
+        self._call_callbacks("train_begin")
         if self._rolls_back and not self.step:
             self._save()  # there has to be something to go back to
         try:
@@ -183,7 +183,7 @@ class Session:
             self._end_trace()
             raise
         self._end_trace(all_are_there=True)
-        self._tell("train_end", logs_of(self._values))
+        self._call_callbacks("train_end", to_keras_logs(self._values))
         self._save()
         model_step = self._updates
         if self._checkpoints is not None:
@@ -191,7 +191,7 @@ class Session:
             if self._ends_as_best and not self._stopped:
                 model_step = self._take_best(self._checkpoints)
         test = {} if self._stopped else self._score("test", self._test, model_step)
-        return Result(self._updates, self._stopped, model_step, test)
+        return SessionResult(self._updates, self._stopped, model_step, test)
 
     # What becomes of numbers that are not finite ----------------------------------------------
 
@@ -199,7 +199,7 @@ class Session:
         """Trains to the end; False where the run has gone back and has to be trained on."""
         try:
             self._engine.run(self._train, self)
-            self._check(self._engine.state())
+            self._check(self._engine.read_state())
         except NotFinite as error:
             self._roll_back(error)
             return False
@@ -223,11 +223,11 @@ class Session:
             raise error
         if self.rollbacks >= most:
             raise RunError(f"{error.fact}, after training.nan_rollbacks={most} rollbacks; {ADVICE}") from error
-        self._agree(0.0)  # nobody reads before the one that writes is through
-        snapshot = self._checkpoints.newest(before=error.last_cause)
+        self._worker_sync(0.0)  # nobody reads before the one that writes is through
+        snapshot = self._checkpoints.load_newest(before=error.last_cause)
         if snapshot is None:
             raise RunError(f"{error.fact}, and there is no checkpoint from before; {ADVICE}") from error
-        self._agree(0.0)  # nothing is dropped while others look
+        self._worker_sync(0.0)  # nothing is dropped while others look
         self._checkpoints.drop_from(snapshot.step + 1)
         rollbacks, factor = self.rollbacks + 1, self._rate_factor * self._options.nan_rate_factor
         self.restore(snapshot)
@@ -245,9 +245,9 @@ class Session:
             if is_looked_at and value.dtype.kind not in "iub" and not np.isfinite(value).all():
                 raise NotFinite(self.step, "the weights are")
 
-    def _tell(self, hook: str, *arguments: Any) -> None:
+    def _call_callbacks(self, hook: str, *arguments: Any) -> None:
         """Calls a hook of the callbacks, and reports what they add to its logs."""
-        if self._callbacks is not None and (added := self._callbacks.tell(hook, *arguments)):
+        if self._callbacks is not None and (added := self._callbacks.call_hook(hook, *arguments)):
             self._emit("metrics", step=self._updates, values=added)
 
     def log_metric(self, name: str, value: float) -> None:
@@ -256,8 +256,8 @@ class Session:
 
     def _take_best(self, checkpoints: Checkpoints) -> int:
         """Restores the model of the best checkpoint, if it can be read; returns the number of updates that made it."""
-        self._agree(0.0)  # nobody reads before the one that writes is through
-        best = checkpoints.best()
+        self._worker_sync(0.0)  # nobody reads before the one that writes is through
+        best = checkpoints.load_best()
         if self._any_worker(best is None) or best is None:
             text = f"checkpoint.export=best: what is tested and exported is the model of the last step, {self.step}"
             self._emit("note", text=text)
@@ -275,7 +275,7 @@ class Session:
     def snapshot(self) -> Snapshot:
         """All that is needed to go on from here. All workers have to call it."""
         host = {
-            **self._terms(),
+            **self._position_inputs(),
             "updates": self._updates,
             "epoch": self.epoch,
             "values": self._values,
@@ -286,22 +286,22 @@ class Session:
             "rate_factor": self._rate_factor,
             "is_drawn_as_read": self._is_drawn_as_read,
         }
-        return Snapshot(self.step, self._engine.state(), host)
+        return Snapshot(self.step, self._engine.read_state(), host)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Goes on from a snapshot.
 
         Raises:
-            Refusal: if it is of other data, or of another model.
+            ConfigError: if it is of other data, or of another model.
         """
-        for name, now in self._terms().items():
+        for name, now in self._position_inputs().items():
             if snapshot.host[name] != now:
-                raise Refusal(
+                raise ConfigError(
                     f"resume: the run had {snapshot.host[name]} {name.replace('_', ' ')}, and now has {now}; "
                     "go on with the same data and global batch"
                 )
         if snapshot.host.get("is_drawn_as_read", False) != self._is_drawn_as_read:
-            raise Refusal(
+            raise ConfigError(
                 "resume: the run held out the first examples of its stream, and this version of scaleflow draws the "
                 "validation split at random; go on with the version that began the run, or start a new one"
             )
@@ -317,7 +317,7 @@ class Session:
         self.epoch, self.step = snapshot.host["epoch"], snapshot.step
         self._saved = self.epoch, self.step
 
-    def _terms(self) -> dict[str, int]:
+    def _position_inputs(self) -> dict[str, int]:
         """What a position in a run means nothing without."""
         return {
             "steps_per_epoch": self.steps_per_epoch,
@@ -340,16 +340,16 @@ class Session:
         self._unsaved_seconds = 0.0
         self._checkpoints.save(snapshot, is_best)
 
-    def _beginning(self) -> dict[str, float]:
+    def _make_start_metrics(self) -> dict[str, float]:
         """What is known once the first step is taken."""
         flops = self._engine.flops_per_example
         known = {} if flops is None else {"perf/flops_per_example": flops}
-        if self._laps is None:
+        if self._startup_timer is None:
             return {"perf/seconds_to_first_step": time.time() - self._started, **known}
-        self._laps.end("compile")
-        return {**self._laps.values(), **known}
+        self._startup_timer.end_part("compile")
+        return {**self._startup_timer.values(), **known}
 
-    def _speed(self) -> dict[str, float]:
+    def _make_speed_metrics(self) -> dict[str, float]:
         """The epoch's; with the share of the devices' peak that the model's operations are."""
         speed, flops = self._clock.speed(), self._engine.flops_per_example
         if speed and flops is not None and self._peak_flops is not None:
@@ -364,7 +364,7 @@ class Session:
     @property
     def _updates(self) -> int:
         """The optimizer's updates so far, by which what is reported is placed."""
-        return self._engine.updates(self.step)
+        return self._engine.count_updates(self.step)
 
     # What the engine tells and asks ----------------------------------------------------------
 
@@ -375,9 +375,9 @@ class Session:
     def begin_epoch(self, epoch: int) -> None:
         self.epoch = epoch
         self._step_ms = self._usual_ms
-        self._clock = Clock(self._train)
+        self._clock = EpochClock(self._train)
         self._values = self._values if self.first else {}
-        self._tell("epoch_begin", epoch)
+        self._call_callbacks("epoch_begin", epoch)
 
     def next_steps(self) -> int:
         left = min(self.steps_per_epoch - self.first, self._length.total - self.step)
@@ -385,16 +385,16 @@ class Session:
             return 0
         until_saved = self._checkpoints.steps_left(self.step) if self._checkpoints is not None else None
         until_traced = self._tracer.steps_left(self.step) if self._tracer is not None else None
-        wanted = self._pace.next() if self._is_warm else 1
-        self._tell("train_batch_begin", self.first)
+        wanted = self._pace.choose() if self._is_warm else 1
+        self._call_callbacks("train_batch_begin", self.first)
         return min(wanted, left, *(steps for steps in (until_saved, until_traced) if steps is not None))
 
     @contextlib.contextmanager
-    def watched(self) -> Iterator[bool]:
+    def trace_call(self) -> Iterator[bool]:
         if self._tracer is None:
             yield False
             return
-        with self._tracer.watching(self.step + 1) as self._is_single:
+        with self._tracer.trace_call(self.step + 1) as self._is_single:
             yield self._is_single
 
     def _end_trace(self, all_are_there: bool = False) -> None:
@@ -403,39 +403,39 @@ class Session:
             return
         self._tracer.close()
         if all_are_there:
-            self._agree(0.0)  # every worker has written its own
-        self._tracer.tell(self._usual_ms)
+            self._worker_sync(0.0)  # every worker has written its own
+        self._tracer.report(self._usual_ms)
         if all_are_there and not self._stopped:
-            self._tracer.ended(self.step)
+            self._tracer.finish(self.step)
 
     @property
     def _is_warm(self) -> bool:
         """Whether this process has taken a step, which compiles; calls of a fixed length stay where they were."""
         return self._calls > 0 or (self.step > 0 and self._pace.is_fixed)
 
-    def called(self, steps: int, means: Mapping[str, float], seconds: float, waited: float = 0.0) -> None:
+    def end_call(self, steps: int, means: Mapping[str, float], seconds: float, waited: float = 0.0) -> None:
         """One event to a call; the epoch's last one has the speed."""
         if not self._calls and not self._singles:
-            self._emit("metrics", step=self._engine.updates(self.step + 1), values=self._beginning())
+            self._emit("metrics", step=self._engine.count_updates(self.step + 1), values=self._make_start_metrics())
         if self._calls and not self._is_single:  # the first call makes ready what later ones find
             self._clock.add(self.first, steps, seconds, waited)
         if self._tracer is not None:
-            self._tracer.took(self.step + steps)
-        agreed, self._stopped = self._agree(seconds)
+            self._tracer.count_steps(self.step + steps)
+        agreed, self._stopped = self._worker_sync(seconds)
         if self._is_single:
             self._singles += 1
         else:
             self._calls += 1
-            self._pace.took(steps, agreed)
+            self._pace.record_call(steps, agreed)
         self.step += steps
         scale = self._engine.loss_scale
-        values = prefixed("train", means) | ({} if scale is None else {"train/loss_scale": scale})
+        values = add_prefix("train", means) | ({} if scale is None else {"train/loss_scale": scale})
         values |= {"train/rollbacks": float(self.rollbacks)} if self.rollbacks else {}
         is_last = self.first == self.steps_per_epoch or self.step == self._length.total
         self._report_profile(seconds, is_last)
-        self._values = values | ({**self._speed(), **peaks()} if is_last else {})
+        self._values = values | ({**self._make_speed_metrics(), **measure_peaks()} if is_last else {})
         self._emit("metrics", step=self._updates, values=self._values, rate=self._clock.examples_per_second)
-        self._tell("train_batch_end", self.first - 1, logs_of(values))
+        self._call_callbacks("train_batch_end", self.first - 1, to_keras_logs(values))
         self._unsaved_seconds += agreed
         is_due = self._checkpoints is not None and self._checkpoints.is_due(self.step, self._unsaved_seconds)
         if is_due and not self._stopped:
@@ -445,22 +445,22 @@ class Session:
         """Reports a traced window once it is known what the steps outside take: at the epoch's end, or earlier."""
         self._untraced_seconds = 0.0 if self._is_single else self._untraced_seconds + seconds
         if self._tracer is not None and (is_last or self._untraced_seconds >= SECONDS_TO_COMPARE):
-            self._tracer.tell(self._usual_ms)
+            self._tracer.report(self._usual_ms)
 
     def end_epoch(self) -> bool:
         """Validates, unless the run was told to stop, and looks whether it is enough."""
         if self._stopped:
             return False
         if self._rolls_back:
-            self._check(self._engine.state())  # the values of weights that are not kept would stay recorded
+            self._check(self._engine.read_state())  # the values of weights that are not kept would stay recorded
         done = self.epoch + 1
         values = {**self._values, **self._score("val", self._validation, self._updates)}
         self._emit("epoch", epoch=done, epochs=self.epochs, step=self._updates, values=values)
-        self._tell("epoch_end", self.epoch, logs_of(values))
+        self._call_callbacks("epoch_end", self.epoch, to_keras_logs(values))
         if self._histograms_every is not None and done % self._histograms_every == 0:
-            self._emit("weights", step=self._updates, values=histograms(self._engine.whole()))
+            self._emit("weights", step=self._updates, values=compute_histograms(self._engine.gather_model()))
         is_over = self._patience.is_over(values)
-        is_best = self._best.is_broken(values, self.step)
+        is_best = self._best.update(values, self.step)
         if self.first == self.steps_per_epoch:  # else the run has ended within the epoch
             self.epoch = done
         if is_best or (self._checkpoints is not None and self._checkpoints.is_due_after(done)):
@@ -479,12 +479,12 @@ class Session:
         """Evaluates a split, if there is one, and reports the values at a step."""
         if feed is None:
             return {}
-        values = prefixed(prefix, self._engine.evaluate(feed))
+        values = add_prefix(prefix, self._engine.evaluate(feed))
         self._emit("metrics", step=step, values=values)
         return values
 
 
-class Clock:
+class EpochClock:
     """Measures an epoch's training calls, waiting for input included.
 
     It leaves out the run's first call, which compiles, and calls of single steps, which are traced.
@@ -546,7 +546,7 @@ def percentile_ms(calls: Collection[tuple[float, int]], percent: float) -> float
     return None
 
 
-class Record:
+class BestValue:
     """The best that a monitored value has been.
 
     Args:
@@ -558,7 +558,7 @@ class Record:
         self._value: float | None = None
         self._step: int | None = None
 
-    def is_broken(self, values: Mapping[str, float], step: int) -> bool:
+    def update(self, values: Mapping[str, float], step: int) -> bool:
         """Looks at an epoch's values; whether they are better than all before."""
         if self._options is None:
             return False
@@ -584,7 +584,7 @@ class Patience:
 
     def __init__(self, options: EarlyStopping | None) -> None:
         self._options = options
-        self._record = Record(options)
+        self._record = BestValue(options)
         self._waited = 0
         self.reason = ""
 
@@ -592,7 +592,7 @@ class Patience:
         """Looks at an epoch's values."""
         if self._options is None:
             return False
-        self._waited = 0 if self._record.is_broken(values, 0) else self._waited + 1
+        self._waited = 0 if self._record.update(values, 0) else self._waited + 1
         times = f"{self._waited} epoch{'s' if self._waited > 1 else ''}"
         self.reason = f"{self._options.monitor} has not improved for {times}"
         return self._waited >= self._options.patience
@@ -605,5 +605,5 @@ class Patience:
         self._record.restore(state["record"])
 
 
-def prefixed(prefix: str, values: Mapping[str, float]) -> dict[str, float]:
+def add_prefix(prefix: str, values: Mapping[str, float]) -> dict[str, float]:
     return {f"{prefix}/{name}": value for name, value in values.items()}

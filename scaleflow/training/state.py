@@ -14,8 +14,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.errors import Refusal
-from scaleflow.training.passes import raw
+from scaleflow.errors import ConfigError
+from scaleflow.training.forward_backward import to_tf_variable
 
 #: Name -> the TensorFlow variables that hold its parts along the first axis; most often one.
 Named = Mapping[str, Sequence[Any]]
@@ -25,9 +25,9 @@ Named = Mapping[str, Sequence[Any]]
 SUMS = "training/sums"
 
 
-def parts(variable: Any) -> list[Any]:
+def list_variables(variable: Any) -> list[Any]:
     """TensorFlow's variables behind one of Keras's: its shards, where it is partitioned."""
-    value = raw(variable)
+    value = to_tf_variable(variable)
     return list(getattr(value, "variables", None) or [value])
 
 
@@ -42,38 +42,40 @@ class Slots:
 
     def __init__(self, optimizer: keras.optimizers.Optimizer, variables: Sequence[Any], model: keras.Model) -> None:
         self._optimizer = optimizer
-        self._places = {id(part): index for index, v in enumerate(model.trainable_variables) for part in parts(v)}
+        self._places = {
+            id(part): index for index, v in enumerate(model.trainable_variables) for part in list_variables(v)
+        }
         self._made: list[tuple[int, str, Any]] = []
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         make = inner.add_variable_from_reference
 
-        def noted(reference_variable: Any, name: str | None = None, initializer: Any = "zeros") -> Any:
+        def note_slot(reference_variable: Any, name: str | None = None, initializer: Any = "zeros") -> Any:
             made = make(reference_variable, name=name, initializer=initializer)
-            self._made.append((id(raw(reference_variable)), name or "slot", made))
+            self._made.append((id(to_tf_variable(reference_variable)), name or "slot", made))
             return made
 
-        inner.add_variable_from_reference = noted
+        inner.add_variable_from_reference = note_slot
         try:
             optimizer.build(variables)
         finally:
             del inner.add_variable_from_reference
 
-    def named(self) -> dict[str, list[Any]]:
+    def by_name(self) -> dict[str, list[Any]]:
         """The optimizer's variables: slots by the model's variable that they belong to, the others by their place."""
         found: dict[str, list[Any]] = {}
         for reference, name, made in self._made:
-            found.setdefault(f"optimizer/{name}/{self._places[reference]}", []).append(raw(made))
-        slots = {id(raw(made)) for _, _, made in self._made}
-        others = [v for v in self._optimizer.variables if id(raw(v)) not in slots]
-        return found | {f"optimizer/{index}": parts(v) for index, v in enumerate(others)}
+            found.setdefault(f"optimizer/{name}/{self._places[reference]}", []).append(to_tf_variable(made))
+        slots = {id(to_tf_variable(made)) for _, _, made in self._made}
+        others = [v for v in self._optimizer.variables if id(to_tf_variable(v)) not in slots]
+        return found | {f"optimizer/{index}": list_variables(v) for index, v in enumerate(others)}
 
 
-def of_model(model: keras.Model) -> dict[str, list[Any]]:
+def name_model_variables(model: keras.Model) -> dict[str, list[Any]]:
     """The model's variables, those of its random generators too."""
-    return {f"model/{index}": parts(v) for index, v in enumerate(model.variables)}
+    return {f"model/{index}": list_variables(v) for index, v in enumerate(model.variables)}
 
 
-def read(named: Named) -> dict[str, np.ndarray[Any, Any]]:
+def read_variables(named: Named) -> dict[str, np.ndarray[Any, Any]]:
     """Copies of all of them on the host. Under a strategy of several processes each has to call it."""
     found = {}
     for name, pieces in named.items():
@@ -82,18 +84,18 @@ def read(named: Named) -> dict[str, np.ndarray[Any, Any]]:
     return found
 
 
-def write(named: Named, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
+def write_variables(named: Named, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
     """Puts values into all of them.
 
     Raises:
-        Refusal: if one is missing, or has another shape.
+        ConfigError: if one is missing, or has another shape.
     """
     for name, pieces in named.items():
         value = values.get(name)
         length = sum(piece.shape[0] for piece in pieces) if len(pieces) > 1 else None
         shape = tuple(pieces[0].shape) if length is None else (length, *pieces[0].shape[1:])
         if value is None or value.shape != shape:
-            raise Refusal(
+            raise ConfigError(
                 f"resume: the checkpoint has {'no ' if value is None else ''}{name}"
                 + ("" if value is None else f" of shape {value.shape}, and the run needs {shape}")
                 + "; has the model's code changed since?"

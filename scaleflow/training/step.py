@@ -9,14 +9,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Feed, LossStep, MakeOptimizer, Objective, Outputs, OwnUpdates, Training
 from scaleflow.training.loop import Loop
 
 KEY = "training.step._target_"
 
 
-def checked(step: LossStep, name: str, outputs: Outputs) -> LossStep:
+def add_checks(step: LossStep, name: str, outputs: Outputs) -> LossStep:
     """The same step, what it returns checked while it is traced.
 
     Args:
@@ -25,38 +25,38 @@ def checked(step: LossStep, name: str, outputs: Outputs) -> LossStep:
         outputs: what the dataset's targets need.
 
     Raises:
-        Refusal: by the step, if the loss is not a real scalar, or the outputs have another shape.
+        ConfigError: by the step, if the loss is not a real scalar, or the outputs have another shape.
     """
 
-    def call(model: Any, batch: tuple[Any, Any], weights: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    def call_checked(model: Any, batch: tuple[Any, Any], weights: Any) -> tuple[tf.Tensor, tf.Tensor]:
         returned = step(model, batch, weights)
         if not isinstance(returned, tuple | list) or len(returned) != 2 or any(part is None for part in returned):
-            raise Refusal(f"{KEY}={name}: returned {described(returned)}, expected (loss, outputs)")
+            raise ConfigError(f"{KEY}={name}: returned {describe_result(returned)}, expected (loss, outputs)")
         loss, values = (tf.convert_to_tensor(part) for part in returned)
         if not loss.shape.is_compatible_with([]) or not loss.dtype.is_floating:
-            raise Refusal(
+            raise ConfigError(
                 f"{KEY}={name}: returned a loss of shape {loss.shape} and type {loss.dtype.name}, expected a real "
                 "scalar: tf.reduce_sum(losses * weights)"
             )
         wanted = (*weights.shape, *outputs.shape)
         if not values.shape.is_compatible_with(wanted):
-            raise Refusal(
+            raise ConfigError(
                 f"{KEY}={name}: returned outputs of shape {values.shape}, and the dataset's {outputs.kind} targets "
                 f"need {wanted}"
             )
         return tf.cast(loss, tf.float32), tf.cast(values, tf.float32)
 
-    return call
+    return call_checked
 
 
-def described(returned: Any) -> str:
+def describe_result(returned: Any) -> str:
     """What came, in words."""
     if isinstance(returned, tuple | list):
         return "(" + ", ".join(type(part).__name__ for part in returned) + ")"
     return f"a {type(returned).__name__}"
 
 
-class OwnLoop(Loop):
+class CustomUpdateLoop(Loop):
     """The loop around a step that applies its own optimizers: it feeds, counts, reports and stops.
 
     Make it in the strategy's scope.
@@ -71,7 +71,7 @@ class OwnLoop(Loop):
         make_optimizer: what it makes its optimizers with.
 
     Raises:
-        Refusal: if it is no such step.
+        ConfigError: if it is no such step.
     """
 
     def __init__(
@@ -89,18 +89,18 @@ class OwnLoop(Loop):
         check_methods(own, name)
         own.build(model, make_optimizer)
         self._own = own
-        self._own_update = checked(own.update, name, outputs)
+        self._own_update = add_checks(own.update, name, outputs)
 
     @property
     def own_variables(self) -> list[tf.Variable]:
         """What the step keeps from one update to the next beside the model: its optimizers' state, other models."""
         models = {id(variable.value) for variable in self.model.variables}
-        found = {id(variable): variable for variable in held(vars(self._own))}
+        found = {id(variable): variable for variable in list_variables_in(vars(self._own))}
         return [variable for key, variable in found.items() if key not in models]
 
-    def _named(self) -> dict[str, list[Any]]:
+    def _variables_by_name(self) -> dict[str, list[Any]]:
         own = {f"step/{index}": [variable] for index, variable in enumerate(self.own_variables)}
-        return {**super()._named(), **own}
+        return {**super()._variables_by_name(), **own}
 
     def _update(
         self, feed: Feed, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, weight: tf.Tensor, ahead: Any
@@ -108,21 +108,21 @@ class OwnLoop(Loop):
         inputs, targets, mask = ahead or self._batch(feed, fetched, epoch, step)
         loss, outputs = self._own_update(self.model, (inputs, targets), mask * weight)
         _, total = self._sum_over_replicas([], loss)
-        return self._tally.of(targets, outputs, loss / weight, mask), total
+        return self._tally.compute(targets, outputs, loss / weight, mask), total
 
 
 def check_methods(own: Any, name: str) -> None:
     """Refuses an object that is no `OwnUpdates`."""
     for method, arguments in (("build", "model, make_optimizer"), ("update", "model, batch, weights")):
-        if not takes(getattr(own, method, None), arguments.count(",") + 1):
-            raise Refusal(
+        if not accepts_arguments(getattr(own, method, None), arguments.count(",") + 1):
+            raise ConfigError(
                 f"{KEY}={name}: a class that trains has the methods build(model, make_optimizer) and "
                 f"update(model, batch, weights); its {method}({arguments}) is missing or takes others. "
                 "A loss is a function (model, batch, weights)"
             )
 
 
-def takes(method: Callable[..., Any] | None, count: int) -> bool:
+def accepts_arguments(method: Callable[..., Any] | None, count: int) -> bool:
     """Whether it can be called with so many positional arguments."""
     if not callable(method):
         return False
@@ -143,7 +143,7 @@ def check_own_updates(options: Training, policy: str, xla: bool, name: str) -> N
         name: what the config calls the step.
     """
     if xla:
-        raise Refusal(
+        raise ConfigError(
             f"hardware.xla=true with {KEY}={name}: its update applies optimizers, which XLA does not compile here; use "
             "hardware.xla=false, or write a function (model, batch, weights) -> (loss, outputs)"
         )
@@ -155,14 +155,14 @@ def check_own_updates(options: Training, policy: str, xla: bool, name: str) -> N
     }
     for found, applies in beside.items():
         if applies:
-            raise Refusal(
+            raise ConfigError(
                 f"{found} with {KEY}={name}: it applies its own optimizers, so the loop has no gradient to accumulate, "
                 "clip or scale, and no rate to lower; do that in its update and leave this away, or write a function "
                 "(model, batch, weights) -> (loss, outputs)"
             )
 
 
-def held(value: Any) -> Iterator[tf.Variable]:
+def list_variables_in(value: Any) -> Iterator[tf.Variable]:
     """TensorFlow's variables in a value, in its containers, and in the Keras objects there."""
     if isinstance(value, keras.Variable):
         yield value.value
@@ -170,6 +170,6 @@ def held(value: Any) -> Iterator[tf.Variable]:
         yield value
     elif isinstance(value, Mapping | list | tuple):
         for part in value.values() if isinstance(value, Mapping) else value:
-            yield from held(part)
+            yield from list_variables_in(part)
     elif hasattr(value, "variables"):
-        yield from held(list(value.variables))
+        yield from list_variables_in(list(value.variables))

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs
 from scaleflow.training.synchronized import synchronized_layers
 
@@ -27,13 +27,13 @@ def check_xla(model: keras.Model, inputs: Inputs, strategy: tf.distribute.Strate
     """Refuses what is known not to compile, which would show in the first step only.
 
     Raises:
-        Refusal: if the inputs are text, or if layers speak with other replicas.
+        ConfigError: if the inputs are text, or if layers speak with other replicas.
     """
     if inputs.dtype == "string":
-        raise Refusal("hardware.xla=true: the dataset's inputs are text, and XLA has none; use hardware.xla=false")
+        raise ConfigError("hardware.xla=true: the dataset's inputs are text, and XLA has none; use hardware.xla=false")
     if synchronized := synchronized_layers(model, strategy):
         replicas = strategy.num_replicas_in_sync
-        raise Refusal(
+        raise ConfigError(
             f"hardware.xla=true: the layer {synchronized[0]} is synchronised over {replicas} "
             f"replica{'s' if replicas > 1 else ''}, inside what XLA compiles; use hardware.xla=false, or "
             "strategy=one_device"

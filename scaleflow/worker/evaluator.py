@@ -12,27 +12,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scaleflow.events import Reader, Writer
+from scaleflow.events import EventReader, EventWriter
 from scaleflow.interfaces import Emit
 
 if TYPE_CHECKING:
-    from scaleflow.worker.assemble import Built
+    from scaleflow.worker.build import TrainingSetup
 
 EVALUATIONS = "evaluations.jsonl"
 END = "end.json"
 SECONDS_BETWEEN_LOOKS = 0.5
 
 
-def evaluate(
-    built: Built, folder: Path, emit: Emit, told_to_stop: Callable[[], bool], is_alone: Callable[[], bool]
+def run_evaluator(
+    setup: TrainingSetup, folder: Path, emit: Emit, should_stop: Callable[[], bool], is_alone: Callable[[], bool]
 ) -> str:
     """Evaluates each checkpoint that comes into a folder, until it is said that no more will come.
 
     Args:
-        built: with a validation split.
+        setup: with a validation split.
         folder: the checkpoints'.
         emit: takes the same metrics for this process's own record.
-        told_to_stop: whether it was.
+        should_stop: whether it was.
         is_alone: whether those that train are gone; asked now and then.
 
     Returns:
@@ -40,10 +40,10 @@ def evaluate(
     """
     from scaleflow import checkpoint
 
-    shelf = checkpoint.Shelf(str(folder))
+    shelf = checkpoint.CheckpointStore(str(folder))
     folder.mkdir(parents=True, exist_ok=True)
-    tell = Writer(folder / EVALUATIONS)
-    seen = {event["checkpoint"] for event in Reader(folder / EVALUATIONS).read()} & set(shelf.steps())
+    tell = EventWriter(folder / EVALUATIONS)
+    seen = {event["checkpoint"] for event in EventReader(folder / EVALUATIONS).read()} & set(shelf.steps())
     while True:
         is_over = (folder / END).is_file()  # before the look, so that the last one is seen
         new = [step for step in shelf.steps() if step not in seen]
@@ -51,16 +51,16 @@ def evaluate(
             seen.add(step)
             try:
                 snapshot = shelf.read(step)
-            except checkpoint.Damaged:  # or dropped meanwhile: a newer one is there
+            except checkpoint.DamagedCheckpoint:  # or dropped meanwhile: a newer one is there
                 continue
-            built.loop.restore_model(snapshot.tensors)
-            assert built.validation is not None
-            values = {f"val/{name}": value for name, value in built.loop.evaluate(built.validation).items()}
+            setup.engine.restore_model(snapshot.tensors)
+            assert setup.validation is not None
+            values = {f"val/{name}": value for name, value in setup.engine.evaluate(setup.validation).items()}
             found = {"step": snapshot.host["updates"], "values": values}
             tell("metrics", checkpoint=step, **found)
             emit("metrics", **found)
             emit("note", text=f"checkpoint at step {step}: " + ", ".join(f"{k} {v:.4f}" for k, v in values.items()))
-        if told_to_stop():
+        if should_stop():
             return "KILLED"
         if not new:
             if is_over or is_alone():
@@ -68,31 +68,31 @@ def evaluate(
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
 
-class WithEvaluations:
+class EvaluationRelay:
     """The chief's reports, and among them what the evaluator has found.
 
     Args:
         folder: the checkpoints'.
         emit: takes both.
-        goes_on: whether what is found there already is of this run.
+        is_resumed: whether what is found there already is of this run.
     """
 
-    def __init__(self, folder: Path, emit: Emit, goes_on: bool) -> None:
+    def __init__(self, folder: Path, emit: Emit, is_resumed: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / END).unlink(missing_ok=True)  # of the run's life before
         found = folder / EVALUATIONS
         self._folder = folder
-        self._reader = Reader(found, 0 if goes_on or not found.exists() else found.stat().st_size)
+        self._reader = EventReader(found, 0 if is_resumed or not found.exists() else found.stat().st_size)
         self._emit = emit
         self._lock = threading.Lock()
         self._last = -1
 
     def __call__(self, event: str, /, **fields: Any) -> None:
         with self._lock:
-            self._hand_on()
+            self._forward()
             self._emit(event, **fields)
 
-    def _hand_on(self) -> None:
+    def _forward(self) -> None:
         for found in self._reader.read():
             self._last = max(self._last, found["checkpoint"])
             self._emit("metrics", step=found["step"], values=found["values"])
@@ -102,7 +102,7 @@ class WithEvaluations:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             with self._lock:
-                self._hand_on()
+                self._forward()
                 if self._last >= step:
                     return True
             time.sleep(SECONDS_BETWEEN_LOOKS / 5)

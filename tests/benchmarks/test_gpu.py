@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import gpu
 from benchmarks.gpu import Machine, main
-from scaleflow.launcher.process import SERVER
+from scaleflow.launcher.worker_process import SERVER
 from scaleflow.sweep.devices import GPUS
 from tests.processes import server
 

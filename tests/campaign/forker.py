@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 
-from scaleflow.launcher.server import Server
+from scaleflow.launcher.fork_server import ForkServer
 
 
 def main() -> None:
@@ -16,7 +16,7 @@ def main() -> None:
     listener.bind(sys.argv[1])
     listener.listen(64)
     alive, held = os.pipe()
-    Server(listener, alive).run()
+    ForkServer(listener, alive).run()
     os.close(held)
 
 

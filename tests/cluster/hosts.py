@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from scaleflow.launcher.process import SERVER
+from scaleflow.launcher.worker_process import SERVER
 
 PROGRAMS = ("ip", "tc", "unshare", "mount", "hostname")
 
@@ -37,8 +37,8 @@ ENTER = 'mount --bind "$1" /etc/hosts && hostname "$2" && shift 2 && exec "$@"'
 #: Forks workers within a host until its standard input ends.
 SERVE = """
 import sys
-from scaleflow.launcher.process import serving
-with serving() as address:
+from scaleflow.launcher.worker_process import start_fork_server
+with start_fork_server() as address:
     print(address, flush=True)
     sys.stdin.read()
 """
@@ -162,7 +162,7 @@ class Host:
     @contextlib.contextmanager
     def _with_cable(self, delay: float, rate: float) -> Iterator[None]:
         near, far, bridge = (f"{end}{self._number}" for end in ("near", "far", "slow"))
-        words = [sys.executable, "-m", "tests.cluster.cable", near, far, str(delay), str(rate)]
+        words = [sys.executable, "-m", "tests.cluster.network_link", near, far, str(delay), str(rate)]
         with subprocess.Popen(
             ["ip", "netns", "exec", self._switch, *words],
             cwd=ROOT,

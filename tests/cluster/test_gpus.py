@@ -11,11 +11,11 @@ import pytest
 from scaleflow.cli import main
 from scaleflow.cluster import assigned_hardware, gpu_environments
 from scaleflow.cluster.gpus import GPUS, GROWTH
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Hardware, Plan
-from scaleflow.launcher.launch import parts
-from scaleflow.launcher.process import SERVER
-from scaleflow.worker.life import Job
+from scaleflow.launcher.supervisor import make_worker_specs
+from scaleflow.launcher.worker_process import SERVER
+from scaleflow.worker.main import RunSpec
 
 STEPPING = {"worker": 2}
 SERVED = {"chief": 1, "worker": 2, "ps": 1}
@@ -58,7 +58,7 @@ def test_processes_that_share_a_gpu_take_its_memory_as_they_need_it() -> None:
     ],
 )
 def test_too_few_gpus_are_refused(options: Hardware, message: str) -> None:
-    with pytest.raises(Refusal, match=message):
+    with pytest.raises(ConfigError, match=message):
         gpu_environments(STEPPING, options, ["0", "1"])
 
 
@@ -70,8 +70,8 @@ def test_indices_that_the_launcher_has_applied_are_not_applied_again() -> None:
 
 
 def test_a_launcher_divides_the_gpus_that_a_sweep_has_left_it(plan: Callable[..., Plan], tmp_path: Path) -> None:
-    job = Job(plan("strategy=multi_worker", "tracking=none"), tmp_path, 0.0, environment={GPUS: "2,3"})
-    assert [environment[GPUS] for environment in parts(job)[1]] == ["2", "3"]
+    spec = RunSpec(plan("strategy=multi_worker", "tracking=none"), tmp_path, 0.0, environment={GPUS: "2,3"})
+    assert [environment[GPUS] for environment in make_worker_specs(spec)[1]] == ["2", "3"]
 
 
 def test_more_workers_than_gpus_are_refused_before_there_is_a_run(

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from scaleflow.launcher.process import SERVER
+from scaleflow.launcher.worker_process import SERVER
 from tests.cluster import hosts
 from tests.cluster.test_several_launchers import ends
 from tests.conftest import Command, clean_environment
-from tests.launcher.test_launch import only_run, wait_for
+from tests.launcher.test_supervisor import only_run, wait_for
 
 LISTEN = "import socket, sys; s = socket.create_server(('', 2222)); print(flush=True); sys.stdin.read()"
 CONNECT = """
@@ -66,7 +66,7 @@ def test_hosts_find_each_other_by_name_unless_one_is_cut_off(three: list[hosts.H
     assert not there.pids()
 
 
-WAIT = "from scaleflow.cluster import waited_until_ended as waited; print(waited('host1:2222', 5))"
+WAIT = "from scaleflow.cluster import wait_until_closed as waited; print(waited('host1:2222', 5))"
 
 
 @pytest.mark.parametrize("how", ["ends", "is cut off"])

@@ -17,14 +17,14 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from scaleflow.cluster.kubernetes import GROUP, LEAST_VERSION, manifest, tf_config, unexpanded
-from scaleflow.errors import Refusal
+from scaleflow.cluster.kubernetes import GROUP, LEAST_VERSION, escape_expansion, manifest, tf_config
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Cluster
-from scaleflow.launcher.process import SERVER
+from scaleflow.launcher.worker_process import SERVER
 from tests.cluster import hosts
 from tests.cluster.test_several_launchers import ends
 from tests.conftest import Command, clean_environment
-from tests.launcher.test_launch import only_run, wait_for
+from tests.launcher.test_supervisor import only_run, wait_for
 from tests.processes import ROOT
 
 IMAGE = "registry.example.com/team/train:1.0"
@@ -73,7 +73,7 @@ def test_the_first_pod_is_the_coordinator_and_the_last_ones_are_servers() -> Non
     ],
 )
 def test_a_pod_that_makes_no_sense_is_refused(told: dict[str, str], expected: str) -> None:
-    with pytest.raises(Refusal, match=expected):
+    with pytest.raises(ConfigError, match=expected):
         tf_config({**variables(0), **told}, 2, 2222)
 
 
@@ -155,13 +155,13 @@ def test_what_is_refused_fails_the_job_and_what_is_preempted_does_not_count() ->
     ],
 )
 def test_what_kubernetes_would_not_take_is_refused(keys: dict[str, Any], expected: str) -> None:
-    with pytest.raises(Refusal, match=expected):
+    with pytest.raises(ConfigError, match=expected):
         documents(pods(**keys))
 
 
 def test_host_names_are_as_long_as_they_may_be() -> None:
     documents(pods(job="a" * 61), 10)
-    with pytest.raises(Refusal, match="at most 60"):
+    with pytest.raises(ConfigError, match="at most 60"):
         documents(pods(job="a" * 61), 11)
 
 
@@ -170,7 +170,7 @@ def test_the_runs_folder_is_on_the_volume() -> None:
     assert "run='/scaleflow/team/my run'\n" in manifest(pods(volume="runs"), 2, [], "team/my run", 120)
     assert "exec python -m scaleflow hydra.run.dir=/tmp/run\n" in manifest(pods(), 2, [], "/tmp/run", 120)
     for folder in ("/elsewhere/run", "../run", "/scaleflow"):
-        with pytest.raises(Refusal, match=rf"hydra.run.dir={folder}: .* use hydra.run.dir=/scaleflow/\w+"):
+        with pytest.raises(ConfigError, match=rf"hydra.run.dir={folder}: .* use hydra.run.dir=/scaleflow/\w+"):
             documents(pods(volume="runs"), folder=folder)
 
 
@@ -181,7 +181,7 @@ def as_kubernetes_does(text: str) -> str:
 
 @pytest.mark.parametrize("text", ["$run", "$(SECRET)", "$$", "$$(a)", "${oc.env:NAME}", "$", 'a"$@"$'])
 def test_words_come_through_as_they_were_typed(text: str) -> None:
-    assert as_kubernetes_does(unexpanded(text)) == text
+    assert as_kubernetes_does(escape_expansion(text)) == text
 
 
 def test_the_command_prints_it_and_leaves_nothing(command: Command) -> None:

@@ -13,13 +13,13 @@ from typing import Any
 import psutil
 import pytest
 
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
-from scaleflow.launcher.process import SERVER
-from scaleflow.worker.life import Job
+from scaleflow.launcher.worker_process import SERVER
+from scaleflow.worker.main import RunSpec
 from tests.cluster.machines import Machines, machines
 from tests.conftest import Command
-from tests.launcher.test_launch import LongRun, only_run
+from tests.launcher.test_supervisor import LongRun, only_run
 
 SMALL = ("hardware=cpu", "dataset=synthetic", "dataset.shape=[16]", "dataset.examples=2000", "cluster=ray")
 TWO = (*SMALL, "strategy=multi_worker", "cluster.workers=2")
@@ -240,7 +240,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception], Actor]:
 
         monkeypatch.setattr("ray.get", get)
         monkeypatch.setattr("ray.wait", lambda asked, timeout: (asked, []))
-        monkeypatch.setattr("scaleflow.cluster.ray.is_there", lambda: True)
+        monkeypatch.setattr("scaleflow.cluster.ray.is_head_reachable", lambda: True)
         return Actor()
 
     return fail
@@ -266,48 +266,48 @@ def error_of_call() -> Exception:
 def test_what_an_actor_raises_is_told(
     error: Callable[[], Exception], failing: Callable[[Exception], Actor], plan: Any, tmp_path: Path
 ) -> None:
-    from scaleflow.launcher.remote import RemoteProcess, Unanswered, asked
+    from scaleflow.launcher.ray_supervisor import ActorUnanswered, RayProcess, call_actors
 
     actor = failing(error())
-    with pytest.raises(Refusal, match="a machine can't take its part: OSError: no space left") as refused:
-        asked([actor], "spot", None)
-    assert not isinstance(refused.value, Unanswered)  # no other try
-    job = Job(plan("tracking=none"), tmp_path, 0.0)
-    process = RemoteProcess(job, actor, {}, True, "node-1")
-    assert process.how_it_ended() == "was lost with its place on node-1: OSError: no space left"
+    with pytest.raises(ConfigError, match="a machine can't take its part: OSError: no space left") as refused:
+        call_actors([actor], "spot", None)
+    assert not isinstance(refused.value, ActorUnanswered)  # no other try
+    spec = RunSpec(plan("tracking=none"), tmp_path, 0.0)
+    process = RayProcess(spec, actor, {}, True, "node-1")
+    assert process.describe_exit() == "was lost with its place on node-1: OSError: no space left"
 
 
 def test_a_machine_that_is_gone_has_no_words_of_its_own(failing: Callable[[Exception], Actor]) -> None:
     from ray.exceptions import ActorDiedError
 
-    from scaleflow.launcher.remote import Unanswered, asked
+    from scaleflow.launcher.ray_supervisor import ActorUnanswered, call_actors
 
-    with pytest.raises(Unanswered, match="do not answer"):
-        asked([failing(ActorDiedError())], "spot", None)
+    with pytest.raises(ActorUnanswered, match="do not answer"):
+        call_actors([failing(ActorDiedError())], "spot", None)
 
 
 @pytest.mark.parametrize(("there", "least", "goes_on"), [(3, 1, 2), (3, 3, 0), (2, 2, 2), (1, 1, 1)])
 def test_the_workers_that_are_left_divide_the_same_global_batch(
     plan: Any, there: int, least: int, goes_on: int
 ) -> None:
-    from scaleflow.launcher.remote import with_workers
+    from scaleflow.launcher.ray_supervisor import resize_plan
 
     four: Plan = plan("strategy=multi_worker", "cluster=ray", "cluster.workers=4", "hardware=cpu")
     ready = begun(4, 4, 64)
     if not goes_on:
-        with pytest.raises(Refusal, match=r"the global batch of 64 divides among 1, 2, 4; cluster.min_workers=1"):
-            with_workers(four, there, least, ready)
+        with pytest.raises(ConfigError, match=r"the global batch of 64 divides among 1, 2, 4; cluster.min_workers=1"):
+            resize_plan(four, there, least, ready)
         return
-    fewer = with_workers(four, there, least, ready)
+    fewer = resize_plan(four, there, least, ready)
     assert (fewer.cluster.workers, fewer.training.global_batch_size) == (goes_on, 64)
 
 
 def test_what_is_measured_has_the_name_of_its_machine() -> None:
-    from scaleflow.launcher.sampling import of_host
+    from scaleflow.launcher.system_metrics import name_by_host
 
-    job: Job = SimpleNamespace(name="worker 1")  # type: ignore[assignment]
+    job: RunSpec = SimpleNamespace(name="worker 1")  # type: ignore[assignment]
     values = {"system/cpu_utilization_percentage": 1.0, "system/worker-1/threads": 2.0, "system/gpu_0_power": 3.0}
-    assert of_host(values, job, "node7") == {
+    assert name_by_host(values, job, "node7") == {
         "system/node7/cpu_utilization_percentage": 1.0,
         "system/worker-1/threads": 2.0,
         "system/node7/gpu_0_power": 3.0,

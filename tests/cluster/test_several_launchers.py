@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from scaleflow.cluster.local import free_ports
-from scaleflow.launcher.process import SERVER
+from scaleflow.launcher.worker_process import SERVER
 from tests.conftest import Command
-from tests.launcher.test_launch import only_run, processes, wait_for
+from tests.launcher.test_supervisor import only_run, processes, wait_for
 from tests.processes import CommandProcess
 
 WORDS = ("cluster=tf_config", "hardware=cpu", "training.epochs=2")

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from scaleflow.cluster.slurm import expanded, tf_config
-from scaleflow.errors import Refusal
+from scaleflow.cluster.slurm import expand_node_list, tf_config
+from scaleflow.errors import ConfigError
 from tests.cluster import engine
 from tests.conftest import Command
-from tests.launcher.test_launch import only_run, wait_for
+from tests.launcher.test_supervisor import only_run, wait_for
 
 SMALL = ("hardware=cpu", "dataset=synthetic", "dataset.shape=[16]", "dataset.examples=2000")
 
@@ -36,7 +36,7 @@ def test_the_first_task_is_the_coordinator_and_the_last_ones_are_servers() -> No
     told = json.loads(tf_config(task(2), 1))
     assert told["cluster"] == {"chief": ["a08:10707"], "worker": ["a08:10708"], "ps": ["a11:10707"]}
     assert told["task"] == {"type": "ps", "index": 0}
-    with pytest.raises(Refusal, match=r"SLURM_STEP_NUM_TASKS=3: .* cluster.servers=2 .* srun --ntasks=4"):
+    with pytest.raises(ConfigError, match=r"SLURM_STEP_NUM_TASKS=3: .* cluster.servers=2 .* srun --ntasks=4"):
         tf_config(task(0), 2)
 
 
@@ -57,11 +57,11 @@ def test_other_jobs_have_other_ports_and_reserved_ones_are_taken() -> None:
     ],
 )
 def test_lists_of_machines(text: str, names: list[str]) -> None:
-    assert expanded(text) == names
+    assert expand_node_list(text) == names
 
 
 def test_tasks_that_are_dealt_out_otherwise_are_refused() -> None:
-    with pytest.raises(Refusal, match=r"DISTRIBUTION=cyclic.*use srun --distribution=block"):
+    with pytest.raises(ConfigError, match=r"DISTRIBUTION=cyclic.*use srun --distribution=block"):
         tf_config(task(1, NODEID="1", DISTRIBUTION="cyclic"), 0)
 
 

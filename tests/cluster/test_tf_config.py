@@ -5,9 +5,9 @@ import socket
 
 import pytest
 
-from scaleflow.cluster import environments, parse, port_is_free
-from scaleflow.errors import Refusal
-from scaleflow.interfaces import Place
+from scaleflow.cluster import environments, parse_tf_config, port_is_free
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import TaskInfo
 
 HOSTS = ["a:1", "b:2", "c:3"]
 
@@ -21,19 +21,19 @@ def task(index: object, role: str = "worker") -> dict[str, object]:
 
 
 def test_workers_are_counted_in_order() -> None:
-    assert parse(config({"worker": HOSTS}, task(2))) == Place(2, ("a:1", "b:2", "c:3"))
+    assert parse_tf_config(config({"worker": HOSTS}, task(2))) == TaskInfo(2, ("a:1", "b:2", "c:3"))
 
 
 def test_a_chief_is_worker_0_and_the_others_come_behind_it() -> None:
     cluster = {"worker": HOSTS[1:], "chief": HOSTS[:1]}
-    assert parse(config(cluster, task(0, "chief"))) == Place(0, ("a:1", "b:2", "c:3"))
-    assert parse(config(cluster, task(0))) == Place(1, ("a:1", "b:2", "c:3"))
+    assert parse_tf_config(config(cluster, task(0, "chief"))) == TaskInfo(0, ("a:1", "b:2", "c:3"))
+    assert parse_tf_config(config(cluster, task(0))) == TaskInfo(1, ("a:1", "b:2", "c:3"))
 
 
 def test_parameter_servers_come_behind_the_workers() -> None:
     cluster = {"ps": HOSTS[2:], "worker": HOSTS[1:2], "chief": HOSTS[:1]}
     for number, role in enumerate(("chief", "worker", "ps")):
-        assert parse(config(cluster, task(0, role))) == Place(number, ("a:1", "b:2", "c:3"), servers=1)
+        assert parse_tf_config(config(cluster, task(0, role))) == TaskInfo(number, ("a:1", "b:2", "c:3"), servers=1)
 
 
 @pytest.mark.parametrize(
@@ -63,14 +63,14 @@ def test_parameter_servers_come_behind_the_workers() -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused(text: str | None, words: str) -> None:
-    with pytest.raises(Refusal) as refusal:
-        parse(text)
+    with pytest.raises(ConfigError) as refusal:
+        parse_tf_config(text)
     assert words in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
 
 def test_local_workers_are_told_of_each_other() -> None:
-    told = [parse(environment["TF_CONFIG"]) for environment in environments({"worker": 3})]
+    told = [parse_tf_config(environment["TF_CONFIG"]) for environment in environments({"worker": 3})]
     assert [place.worker for place in told] == [0, 1, 2]
     assert len({place.peers for place in told}) == 1
     assert len(set(told[0].peers)) == 3

@@ -10,8 +10,16 @@ from pathlib import Path
 import pytest
 
 from scaleflow.cluster import tpu
-from scaleflow.cluster.tpu import VARIABLES, TpuPlace, find_tpu, has_library, is_sure, no_tpu, unreachable
-from scaleflow.errors import Refusal
+from scaleflow.cluster.tpu import (
+    VARIABLES,
+    TpuAddress,
+    explain_no_tpu,
+    explain_unreachable,
+    find_tpu,
+    has_library,
+    is_sure,
+)
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
 
 
@@ -31,15 +39,15 @@ def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
 
 
 FROM_ENVIRONMENT = [
-    ({"TPU_NAME": "mine"}, TpuPlace("mine", "TPU_NAME")),
-    ({"TPU_NAME": "local"}, TpuPlace("local", "TPU_NAME")),
-    ({"TPU_NAME": "grpc://10.0.0.2:8470"}, TpuPlace("grpc://10.0.0.2:8470", "TPU_NAME")),
+    ({"TPU_NAME": "mine"}, TpuAddress("mine", "TPU_NAME")),
+    ({"TPU_NAME": "local"}, TpuAddress("local", "TPU_NAME")),
+    ({"TPU_NAME": "grpc://10.0.0.2:8470"}, TpuAddress("grpc://10.0.0.2:8470", "TPU_NAME")),
     (
         {"KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS": "grpc://a:8470,grpc://b:8470", "TPU_NAME": "mine"},
-        TpuPlace("grpc://a:8470,grpc://b:8470", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS"),
+        TpuAddress("grpc://a:8470,grpc://b:8470", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS"),
     ),
-    ({"COLAB_TPU_ADDR": "10.0.0.2:8470"}, TpuPlace("grpc://10.0.0.2:8470", "COLAB_TPU_ADDR")),
-    ({"TPU_WORKER_HOSTNAMES": "localhost"}, TpuPlace("local", "TPU_WORKER_HOSTNAMES")),
+    ({"COLAB_TPU_ADDR": "10.0.0.2:8470"}, TpuAddress("grpc://10.0.0.2:8470", "COLAB_TPU_ADDR")),
+    ({"TPU_WORKER_HOSTNAMES": "localhost"}, TpuAddress("local", "TPU_WORKER_HOSTNAMES")),
     ({"TPU_NAME": " "}, None),
     ({}, None),
 ]
@@ -50,12 +58,12 @@ def test_the_environment_names_the_tpu(
     devices: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
     environment: dict[str, str],
-    found: TpuPlace | None,
+    found: TpuAddress | None,
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert find_tpu(None) == found
-    assert find_tpu("grpc://other:1") == TpuPlace("grpc://other:1", "hardware.tpu")
+    assert find_tpu("grpc://other:1") == TpuAddress("grpc://other:1", "hardware.tpu")
 
 
 def of_tensorflow(environment: dict[str, str]) -> str:
@@ -81,7 +89,9 @@ def test_the_order_of_variables_is_tensorflow_s_own(
 
 def test_several_hosts_without_an_address_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "t1v-0,t1v-1")
-    with pytest.raises(Refusal, match=r"TPU_WORKER_HOSTNAMES=t1v-0,t1v-1: names 2 hosts; .*hardware\.tpu=grpc://HOST"):
+    with pytest.raises(
+        ConfigError, match=r"TPU_WORKER_HOSTNAMES=t1v-0,t1v-1: names 2 hosts; .*hardware\.tpu=grpc://HOST"
+    ):
         find_tpu(None)
 
 
@@ -92,7 +102,7 @@ def test_a_device_file_is_a_tpu_of_this_machine(devices: Callable[..., None], fi
     assert found is not None
     assert found.address == "local"
     assert found.origin.endswith(f"dev/{file}")
-    assert unreachable(found) is None
+    assert explain_unreachable(found) is None
 
 
 def test_the_container_of_vfio_devices_is_none_itself(devices: Callable[..., None]) -> None:
@@ -121,7 +131,7 @@ WRONG = {
 
 @pytest.mark.parametrize("address", WRONG)
 def test_an_address_that_would_be_taken_for_something_else(address: str) -> None:
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(ConfigError) as caught:
         find_tpu(address)
     assert str(caught.value).startswith(f"hardware.tpu={address}: ")
     assert WRONG[address] in str(caught.value)
@@ -129,16 +139,18 @@ def test_an_address_that_would_be_taken_for_something_else(address: str) -> None
 
 def test_where_nothing_is_found_it_is_said_where_was_looked(devices: Callable[..., None]) -> None:
     for place in ("hardware.tpu", *VARIABLES, "/dev/accel*", "/dev/vfio/*", "strategy=mirrored"):
-        assert place in no_tpu()
-    assert "/dev/accel* and no /dev/vfio/*" in str(unreachable(TpuPlace("local", "TPU_NAME")))
+        assert place in explain_no_tpu()
+    assert "/dev/accel* and no /dev/vfio/*" in str(explain_unreachable(TpuAddress("local", "TPU_NAME")))
 
 
 def test_every_endpoint_has_to_answer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         up, down = (f"grpc://127.0.0.1:{s.getsockname()[1]}" for s in (listener, closed))
-        assert unreachable(TpuPlace(up, "hardware.tpu")) is None
-        assert f"nothing answers at {down} (Connection refused)" in str(unreachable(TpuPlace(f"{up},{down}", "x")))
+        assert explain_unreachable(TpuAddress(up, "hardware.tpu")) is None
+        assert f"nothing answers at {down} (Connection refused)" in str(
+            explain_unreachable(TpuAddress(f"{up},{down}", "x"))
+        )
 
 
 def test_an_address_that_swallows_is_given_up_after_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,13 +160,15 @@ def test_an_address_that_swallows_is_given_up_after_seconds(monkeypatch: pytest.
         raise TimeoutError("timed out")
 
     monkeypatch.setattr(socket, "create_connection", hang)
-    assert "grpc://example.org (timed out)" in str(unreachable(TpuPlace("grpc://example.org", "hardware.tpu")))
+    assert "grpc://example.org (timed out)" in str(
+        explain_unreachable(TpuAddress("grpc://example.org", "hardware.tpu"))
+    )
 
 
 def test_a_name_needs_google_s_metadata_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
     before = time.monotonic()
-    reason = str(unreachable(TpuPlace("mine", "TPU_NAME")))
+    reason = str(explain_unreachable(TpuAddress("mine", "TPU_NAME")))
     assert time.monotonic() - before < 60
     assert "127.0.0.1:1" in reason
     assert "hardware.tpu=grpc://HOST:8470" in reason
@@ -188,7 +202,7 @@ def test_one_word_asks_for_the_tpu(plan: Callable[..., Plan], devices: Callable[
 
 @pytest.mark.parametrize("word", ["strategy=tpu", "hardware=tpu"])
 def test_without_one_it_is_refused(plan: Callable[..., Plan], devices: Callable[..., None], word: str) -> None:
-    with pytest.raises(Refusal, match=r"=tpu: there is no TPU: looked for hardware\.tpu, "):
+    with pytest.raises(ConfigError, match=r"=tpu: there is no TPU: looked for hardware\.tpu, "):
         plan(word)
 
 

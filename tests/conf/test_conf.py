@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from scaleflow.config.parse import parse_section
 from scaleflow.config.plan import make_plan
-from scaleflow.config.sections import read
 from scaleflow.interfaces import (
     Checkpoint,
     Cluster,
@@ -195,7 +195,7 @@ def test_the_default_option_is_what_the_dataclass_says(compose: Compose, group: 
     section = compose()[group]
     names = [field.name for field in dataclasses.fields(cls)]
     assert list(section) == names[: len(section)] if group in OPTIONS_DIFFER else names
-    assert read(cls, section, group) == cls()
+    assert parse_section(cls, section, group) == cls()
 
 
 @pytest.mark.parametrize("group", WITH_TARGET)
@@ -214,7 +214,7 @@ def test_every_option_has_the_same_keys_as_the_default(compose: Compose, path: P
     if group in OPTIONS_DIFFER:
         cls = WITHOUT_TARGET[group]
         other = OTHER_DEFAULTS.get((group, path.stem), {})
-        assert read(cls, section, group) == cls(name=section["name"], **other)
+        assert parse_section(cls, section, group) == cls(name=section["name"], **other)
     else:
         assert set(section) == set(compose()[group])
 
@@ -240,14 +240,14 @@ def test_a_key_of_one_option_does_not_stay_when_another_is_chosen(compose: Compo
 
 def bind_all(targets: list[tuple[str, str, dict[str, Any], int]]) -> list[str]:
     """In a child: what was refused, of (name, path, arguments, given)."""
-    from scaleflow.config.targets import bind
-    from scaleflow.errors import Refusal
+    from scaleflow.config.targets import bind_target
+    from scaleflow.errors import ConfigError
 
     refused = []
     for name, path, arguments, given in targets:
         try:
-            bind(Target(name.partition("/")[0], path, arguments), given)
-        except Refusal as refusal:
+            bind_target(Target(name.partition("/")[0], path, arguments), given)
+        except ConfigError as refusal:
             refused.append(f"{name}: {refusal}")
     return refused
 

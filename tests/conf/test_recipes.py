@@ -14,7 +14,7 @@ from tests.conf.test_conf import EXPERIMENTS
 from tests.conftest import Command
 from tests.dataset import test_tfds
 from tests.processes import call
-from tests.training.driving import ignore
+from tests.training.fake_engine import ignore
 
 SHORT = ("training.max_steps=2", "training.epochs=1", "dataset.limit=40", "tracking=none")
 
@@ -71,12 +71,12 @@ def prepare(folder: str) -> None:
 
 def few_steps(plan: Any) -> tuple[int, list[str]]:
     from scaleflow import training
-    from scaleflow.worker.life import build
+    from scaleflow.worker.main import build_training
 
     seen: set[str] = set()
-    built = build(plan, ignore)
+    built = build_training(plan, ignore)
     session = training.Session(
-        built.loop, plan.training, built.train, built.validation, built.test, started=0.0, agree=lambda s: (s, False),
+        built.engine, plan.training, built.train, built.validation, built.test, started=0.0, agree=lambda s: (s, False),
         emit=lambda event, **fields: seen.update(fields.get("values", ())), callbacks=built.callbacks,
     )  # fmt: skip
     return session.run().steps, sorted(name for name in seen if name.endswith("loss"))

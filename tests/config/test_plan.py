@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from scaleflow.cluster.local import free_ports
-from scaleflow.config.plan import batching, make_plan
-from scaleflow.config.sections import unknown_option
-from scaleflow.errors import Refusal
+from scaleflow.config.parse import unknown_option_error
+from scaleflow.config.plan import make_batching, make_plan
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EarlyStopping, Plan, Target, Training
 
 Make = Callable[..., Plan]
@@ -28,7 +28,7 @@ def refused(plan: Make) -> Callable[..., str]:
     """`refused("training.epochs=0")`: the one line that the user reads."""
 
     def run(*overrides: str) -> str:
-        with pytest.raises(Refusal) as caught:
+        with pytest.raises(ConfigError) as caught:
             plan(*overrides)
         message = str(caught.value)
         assert len(message.splitlines()) == 1
@@ -233,17 +233,17 @@ def test_an_unknown_key_is_refused_with_the_nearest(refused: Callable[..., str],
 @pytest.mark.parametrize("value", ["null", "3", "[1]"])
 def test_a_section_that_holds_no_keys_is_refused(compose: Compose, section: str, value: str) -> None:
     config = {**compose("tracking=none"), section: {"null": None, "3": 3, "[1]": [1]}[value]}
-    with pytest.raises(Refusal, match=rf"^{section}=.*: expected keys under {section}"):
+    with pytest.raises(ConfigError, match=rf"^{section}=.*: expected keys under {section}"):
         make_plan(config, {})
 
 
 def test_an_unknown_option_comes_with_the_nearest_and_all_there_are() -> None:
-    message = str(unknown_option("strategy", "miror", ["auto", "mirrored", "one_device"]))
+    message = str(unknown_option_error("strategy", "miror", ["auto", "mirrored", "one_device"]))
     assert message == "strategy=miror: there is no such option; did you mean mirrored? (auto, mirrored, one_device)"
 
 
 def test_an_option_that_is_like_no_other_comes_with_all_there_are() -> None:
-    assert str(unknown_option("model", "x", ["cnn", "mlp"])) == "model=x: there is no such option (cnn, mlp)"
+    assert str(unknown_option_error("model", "x", ["cnn", "mlp"])) == "model=x: there is no such option (cnn, mlp)"
 
 
 FIT_WAY_OUT = "use training.engine=loop"
@@ -392,7 +392,7 @@ def test_tags_become_text(plan: Make) -> None:
     ],
 )
 def test_a_global_batch_is_divided(training: Training, replicas: int, share: tuple[int, int, int]) -> None:
-    made = batching(training, replicas)
+    made = make_batching(training, replicas)
     assert (made.batch_size, made.accumulate, made.global_size) == share
 
 

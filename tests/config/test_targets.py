@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from scaleflow.config.targets import bind
-from scaleflow.errors import Refusal
+from scaleflow.config.targets import bind_target
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Target
 
 OWN = """
@@ -54,32 +54,32 @@ def target(path: str, **arguments: Any) -> Target:
 
 
 def refused(path: str, given: int = 0, **arguments: Any) -> str:
-    with pytest.raises(Refusal) as caught:
-        bind(target(path, **arguments), given)
+    with pytest.raises(ConfigError) as caught:
+        bind_target(target(path, **arguments), given)
     message = str(caught.value)
     assert len(message.splitlines()) == 1
     return message
 
 
 def test_the_arguments_are_bound_and_the_caller_adds_its_own() -> None:
-    assert bind(target("own_targets.build", units=8), given=2)("in", "out") == ("in", "out", 8, 0.0)
+    assert bind_target(target("own_targets.build", units=8), given=2)("in", "out") == ("in", "out", 8, 0.0)
 
 
 def test_nothing_is_called_before_the_caller_does() -> None:
-    assert callable(bind(target("own_targets.nothing")))
-    assert bind(target("own_targets.nothing"))() == "made"
+    assert callable(bind_target(target("own_targets.nothing")))
+    assert bind_target(target("own_targets.nothing"))() == "made"
 
 
 def test_a_class_is_a_target_too() -> None:
-    assert bind(target("own_targets.Layer", width=3))().width == 3
+    assert bind_target(target("own_targets.Layer", width=3))().width == 3
 
 
 def test_a_function_that_takes_any_keyword_gets_them_all() -> None:
-    assert bind(target("own_targets.anything", a=1, b=[2]))() == {"a": 1, "b": [2]}
+    assert bind_target(target("own_targets.anything", a=1, b=[2]))() == {"a": 1, "b": [2]}
 
 
 def test_a_builtin_without_a_signature_says_itself_what_it_takes() -> None:
-    assert bind(target("builtins.dict", a=1))() == {"a": 1}
+    assert bind_target(target("builtins.dict", a=1))() == {"a": 1}
 
 
 @pytest.mark.parametrize(
@@ -137,12 +137,12 @@ def test_an_argument_that_the_caller_gives_is_not_the_users_to_set() -> None:
 
 def test_a_nested_target_is_built() -> None:
     inner = {"_target_": "own_targets.Layer", "width": 1}
-    outer = bind(target("own_targets.Layer", width=2, inner=inner))()
+    outer = bind_target(target("own_targets.Layer", width=2, inner=inner))()
     assert (outer.inner.width, outer.inner.inner) == (1, None)
 
 
 def test_nested_targets_in_a_list_are_built_and_plain_values_stay_plain() -> None:
-    made = bind(
+    made = bind_target(
         target("own_targets.anything", many=[{"_target_": "own_targets.Layer", "width": 1}], plain={"a": [1]})
     )()
     assert made["many"][0].width == 1
@@ -166,5 +166,5 @@ def test_a_nested_target_that_cannot_be_built_is_refused_by_its_key(inner: dict[
 
 
 def test_a_whole_number_is_a_float_where_the_default_is_one() -> None:
-    taken = bind(target("own_targets.rate", dropout=0, count=2, is_on=True))()
+    taken = bind_target(target("own_targets.rate", dropout=0, count=2, is_on=True))()
     assert [repr(value) for value in taken] == ["0.0", "2", "True"]

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 import yaml
 
-from scaleflow.config.composing import Composed, composed, plain
+from scaleflow.config.compose import ComposedConfig, compose_config, to_plain
+from scaleflow.config.from_mlflow import RerunCommand, reuse_config
 from scaleflow.config.plan import make_plan
-from scaleflow.config.tracked import Words, again
 from scaleflow.config.trust import check_origins, check_targets
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 
 RUN = "0123456789abcdef0123456789abcdef"
 
 
 @functools.cache
 def default_config() -> str:
-    return yaml.safe_dump(plain(composed(["tracking=none"]).config))
+    return yaml.safe_dump(to_plain(compose_config(["tracking=none"]).config))
 
 
 def tracked_config(**changes: Any) -> str:
@@ -40,8 +40,8 @@ def tracked_config(**changes: Any) -> str:
 PARAMS = {"model": "mlp", "dataset": "digits", "tracking": "none"}
 
 
-def made_again(text: str, *overrides: str, **more: Any) -> Composed:
-    return again(text, PARAMS, Words(RUN, overrides, **more))
+def made_again(text: str, *overrides: str, **more: Any) -> ComposedConfig:
+    return reuse_config(text, PARAMS, RerunCommand(RUN, overrides, **more))
 
 
 #: What a tracked config says, and what the refusal has to name.
@@ -71,8 +71,8 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["optimizer._target_=keras.optimizers.Adam.__init__"],
     ),
     "scaleflow's own, which is no factory": (
-        {"model": {"_target_": "scaleflow.launcher.launch.discard"}},
-        ["model._target_=scaleflow.launcher.launch.discard"],
+        {"model": {"_target_": "scaleflow.launcher.supervisor.discard_folder"}},
+        ["model._target_=scaleflow.launcher.supervisor.discard_folder"],
     ),
     "what a module of scaleflow's has imported": (
         {"dataset": {"_target_": "scaleflow.dataset.tfds.os.system"}},
@@ -146,7 +146,7 @@ def test_what_is_not_followed_is_refused_by_its_name(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     changes, expected = REFUSED[name]
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(ConfigError) as refused:
         made_again(tracked_config(**changes))
     assert [part for part in expected if part not in str(refused.value)] == [], refused.value
     assert "${HOME}" not in str(refused.value)
@@ -157,13 +157,13 @@ def test_what_is_not_followed_is_refused_by_its_name(
     "text", ["[1, 2]", "a: [", "!!python/object/apply:os.system [x]", "1: 2", "just words", "a: *b", "? [a]\n: b"]
 )
 def test_a_config_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(Refusal):
-        make_plan(plain(made_again(text, "tracking=none").config) | {"x": 1}, {}, look_outside=False)
+    with pytest.raises(ConfigError):
+        make_plan(to_plain(made_again(text, "tracking=none").config) | {"x": 1}, {}, look_outside=False)
 
 
 def test_a_tracked_run_does_not_say_what_is_trusted(tmp_path: Path) -> None:
     text = tracked_config(trusted_modules=["os"], model___target_="os.system")
-    with pytest.raises(Refusal, match=r"model\._target_=os\.system: is not followed"):
+    with pytest.raises(ConfigError, match=r"model\._target_=os\.system: is not followed"):
         made_again(text)
 
 
@@ -190,9 +190,9 @@ def test_what_is_trusted_is_followed(tmp_path: Path) -> None:
     assert list(config.trusted_modules) == ["my_models"]
     config = made_again(text, "trusted_modules=[my_models.nets]", trusted=[str(tmp_path)]).config
     assert list(config.trusted_modules) == ["my_models.nets"]
-    with pytest.raises(Refusal, match="my_models"):
+    with pytest.raises(ConfigError, match="my_models"):
         made_again(text, trusted=["my_model", str(tmp_path)])
-    with pytest.raises(Refusal, match=r"dataset\.data_dir"):
+    with pytest.raises(ConfigError, match=r"dataset\.data_dir"):
         made_again(text, trusted=["my_models", str(tmp_path / "photo")])
 
 
@@ -209,7 +209,7 @@ def test_what_is_typed_counts_and_what_was_typed_elsewhere_leaves_nothing(
     )
     typed = ("dataset.data_dir=${oc.env:MY_DATA}", "model.api_key=hunter2", "training.epochs=3", "hydra.run.dir=here")
     made = made_again(text, *typed, "+model.units=[8]", "~dataset.threads")
-    config = plain(made.config)
+    config = to_plain(made.config)
     assert made.folder == Path("here")
     assert (config["checkpoint"]["folder"], config["tracking"]["uri"], config["seed"]) == (None, None, 7)
     assert (config["dataset"]["data_dir"], config["model"]["api_key"]) == ("/data", "hunter2")
@@ -220,7 +220,7 @@ def test_what_is_typed_counts_and_what_was_typed_elsewhere_leaves_nothing(
 def test_a_typed_option_replaces_what_was_tracked(tmp_path: Path) -> None:
     text = tracked_config(model={"_target_": "os.system", "command": "x"}, training__epochs=7)
     made = made_again(text, "model=cnn", "model.dropout=0.5")
-    config = plain(made.config)
+    config = to_plain(made.config)
     assert config["model"]["_target_"] == "scaleflow.model.cnn.build"
     assert "command" not in config["model"]
     assert (config["model"]["dropout"], config["training"]["epochs"]) == (0.5, 7)
@@ -235,10 +235,10 @@ def test_masked_secrets_come_from_this_machines_options(tmp_path: Path, monkeypa
     )
     monkeypatch.setenv("MY_KEY", "hunter2")
     text = tracked_config(model={"_target_": "my_models.build", "_partial_": True, "api_key": "****", "units": 5})
-    words = Words(RUN, (), [str(tmp_path)], ["my_models"])
-    made = again(text, {**PARAMS, "model": "mine"}, words)
-    assert plain(made.config)["model"]["api_key"] == "hunter2"
-    assert plain(made.config)["model"]["units"] == 5
+    words = RerunCommand(RUN, (), [str(tmp_path)], ["my_models"])
+    made = reuse_config(text, {**PARAMS, "model": "mine"}, words)
+    assert to_plain(made.config)["model"]["api_key"] == "hunter2"
+    assert to_plain(made.config)["model"]["units"] == 5
     assert made.choices["model"] == "mine"
     assert str(tmp_path) in made.search
 
@@ -250,8 +250,8 @@ def test_what_our_own_options_interpolate_follows_what_is_typed() -> None:
             "dataset": {"_target_": "scaleflow.dataset.synthetic.Synthetic", "seed": "${..seed}"},
         }
     )
-    made = again(text, {**PARAMS, "dataset": "synthetic"}, Words(RUN, ("seed=9",)))
-    assert plain(made.config)["dataset"]["seed"] == 9
+    made = reuse_config(text, {**PARAMS, "dataset": "synthetic"}, RerunCommand(RUN, ("seed=9",)))
+    assert to_plain(made.config)["dataset"]["seed"] == 9
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_what_our_own_options_interpolate_follows_what_is_typed() -> None:
     ],
 )
 def test_overrides_are_checked(override: str, expected: str) -> None:
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(ConfigError) as refused:
         made_again(tracked_config(), override)
     assert expected in str(refused.value)
 
@@ -314,7 +314,7 @@ def test_of_a_trusted_module_only_what_is_defined_there_is_followed(
         if is_followed:
             check_origins(config, ["trusted_by_test"])
         else:
-            with pytest.raises(Refusal, match=f"model._target_={path}: is not followed: it is not defined there"):
+            with pytest.raises(ConfigError, match=f"model._target_={path}: is not followed: it is not defined there"):
                 check_origins(config, ["trusted_by_test"])
             check_origins(config, [path])
     finally:
@@ -325,12 +325,12 @@ def test_a_plan_with_trusted_modules_is_checked(plan: Callable[..., Any]) -> Non
     assert plan().trusted_modules is None
     assert plan("trusted_modules=[]").trusted_modules == []
     assert plan("trusted_modules=[mine]", "model._target_=mine.build").trusted_modules == ["mine"]
-    with pytest.raises(Refusal, match=r"model\._target_=mine\.build: is not followed"):
+    with pytest.raises(ConfigError, match=r"model\._target_=mine\.build: is not followed"):
         plan("trusted_modules=[]", "model._target_=mine.build")
 
 
 def test_an_options_name_is_a_name() -> None:
     params = {**PARAMS, "dataset": "\x1b[2Jdigits\n", "model": "theirs"}
-    made = again(tracked_config(), params, Words(RUN, ()))
+    made = reuse_config(tracked_config(), params, RerunCommand(RUN, ()))
     assert made.choices["dataset"] == "digits"
     assert made.choices["model"] == "theirs"

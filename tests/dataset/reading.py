@@ -31,8 +31,8 @@ def as_stream(arrays: Arrays) -> tf.data.Dataset:
 def spread_over(replicas: int) -> tf.distribute.Strategy:
     from scaleflow import hardware, strategy
 
-    devices = hardware.configure(Hardware(name="cpu", logical_devices=replicas))
-    return strategy.create("mirrored" if replicas > 1 else "one_device", devices.names)[0]
+    devices = hardware.configure_devices(Hardware(name="cpu", logical_devices=replicas))
+    return strategy.create_strategy("mirrored" if replicas > 1 else "one_device", devices.names)[0]
 
 
 def reader(strategy: tf.distribute.Strategy, feed: Feed, padding: bool = False) -> Callable[..., list[Batch]]:

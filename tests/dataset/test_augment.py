@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Arrays, Augment, Batching, Dataset, Inputs, Outputs, Stream, Target
 from tests.conftest import Command
 from tests.dataset.reading import as_stream, spread_over
@@ -68,9 +68,9 @@ def parts_of(form: str, options: Augment, replicas: int, accumulate: int) -> tup
         examples = Stream(as_stream(arrays), EXAMPLES, lambda image, number: (image, number))
     if form == "records":
         unkept = Dataset(Target("dataset", "x"), validation=None, cache="none")
-        examples = dataset.prepare(Given(examples), unkept, 0).train
-    plain = dataset.feed(examples, Batching(GLOBAL // replicas // accumulate, accumulate, replicas), strategy, 5)
-    return strategy, plain, dataset.augmented(plain, options, 5, INPUTS, OUTPUTS)
+        examples = dataset.prepare_splits(Given(examples), unkept, 0).train
+    plain = dataset.make_feed(examples, Batching(GLOBAL // replicas // accumulate, accumulate, replicas), strategy, 5)
+    return strategy, plain, dataset.augment_feed(plain, options, 5, INPUTS, OUTPUTS)
 
 
 def course() -> dict[str, Any]:
@@ -158,7 +158,7 @@ def test_what_is_drawn_is_the_same_on_any_division_and_after_any_start(isolated:
 
 
 def refusals() -> list[str]:
-    from scaleflow.dataset.augment import check
+    from scaleflow.dataset.augment import check_augment
 
     cases = [
         (Augment(mixup=0.2), Inputs((250,), "int32", vocabulary=9)),
@@ -167,8 +167,8 @@ def refusals() -> list[str]:
     ]
     found = []
     for options, inputs in cases:
-        with pytest.raises(Refusal) as refused:
-            check(options, inputs)
+        with pytest.raises(ConfigError) as refused:
+            check_augment(options, inputs)
         found.append(str(refused.value))
     return found
 

@@ -17,11 +17,11 @@ def parse(strings: list[str]) -> Any:
     import keras
     import tensorflow as tf
 
-    from scaleflow.dataset.columns import are_numbers, as_numbers, parsed
+    from scaleflow.dataset.columns import are_numbers, as_numbers, parse_numbers
 
     keras.config.set_dtype_policy("mixed_float16")
     given = keras.Input((), dtype="string")
-    found = keras.Model(given, parsed(given))(tf.constant(strings)).numpy()
+    found = keras.Model(given, parse_numbers(given))(tf.constant(strings)).numpy()
     is_number = are_numbers(tf.constant(strings)).numpy()
     return found, is_number, as_numbers(tf.constant(np.array(strings)[is_number])).numpy()
 
@@ -123,11 +123,11 @@ def test_a_single_column_of_either_kind_is_enough(isolated: Callable[..., Any], 
 
 def refusals() -> list[str]:
     from scaleflow.dataset.columns import Columns
-    from scaleflow.errors import Refusal
+    from scaleflow.errors import ConfigError
 
     found = []
     for numeric, values in (([], "abcd"), ([0], ["1", "1e999"])):
-        with pytest.raises(Refusal) as refusal:
+        with pytest.raises(ConfigError) as refusal:
             Columns(["town"], numeric, [], 3).learn(np.array([[value]], object) for value in values)
         found.append(str(refusal.value))
     return found

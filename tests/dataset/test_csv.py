@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.dataset.made import examples, holds, names, options, prepared, refused, write
+from tests.dataset.files import examples, holds, names, options, prepared, refused, write
 
 HOUSES = '''area,rooms,town,price
 100, 3 ,Ulm,1.5
@@ -34,7 +34,7 @@ def loaded(path: Path) -> Any:
     from scaleflow import dataset
 
     source = make(path, test=0)
-    splits = dataset.prepare(source, options(cache="memory"), 0)
+    splits = dataset.prepare_splits(source, options(cache="memory"), 0)
     return source.inputs, source.outputs, read(source), names(source, "train"), splits.inputs, splits.train.inputs
 
 

@@ -32,7 +32,7 @@ def batches(replicas: int, accumulate: int) -> dict[str, Any]:
     ]
     for form, examples, room in forms:
         plain, shuffled, other = (
-            reader(strategy, dataset.feed(examples, portions, strategy, seed, device_bytes=room))
+            reader(strategy, dataset.make_feed(examples, portions, strategy, seed, device_bytes=room))
             for seed in (None, 3, 4)
         )
         found[form] = {
@@ -75,7 +75,7 @@ def of_unknown_shape() -> list[Any]:
     examples = list(zip(arrays.inputs, arrays.targets, strict=True))
     signature = tf.TensorSpec([None], tf.float32), tf.TensorSpec([], tf.int32)
     stream = Stream(tf.data.Dataset.from_generator(lambda: iter(examples), output_signature=signature), 7)
-    return reader(strategy, dataset.feed(stream, Batching(2, 2, 1), strategy))(0)
+    return reader(strategy, dataset.make_feed(stream, Batching(2, 2, 1), strategy))(0)
 
 
 def test_a_shape_that_is_not_known_beforehand_is_no_hindrance(isolated: Callable[..., Any]) -> None:
@@ -85,13 +85,15 @@ def test_a_shape_that_is_not_known_beforehand_is_no_hindrance(isolated: Callable
 def padding(replicas: int, examples: int, step: int) -> list[list[int]]:
     """The padding behind the last examples, of arrays, records in memory and a stream through a buffer."""
     from scaleflow import dataset
-    from scaleflow.dataset.records import hold_records
+    from scaleflow.dataset.records import cache_records
 
     strategy = spread_over(replicas)
     arrays = numbered(examples)
     stream = Stream(as_stream(arrays), examples)
-    records = hold_records("train", replace(stream, decode=lambda x, y: (x, y)))
-    feeds = [dataset.feed(e, Batching(GLOBAL // replicas, 1, replicas), strategy, 3) for e in (arrays, records, stream)]
+    records = cache_records("train", replace(stream, decode=lambda x, y: (x, y)))
+    feeds = [
+        dataset.make_feed(e, Batching(GLOBAL // replicas, 1, replicas), strategy, 3) for e in (arrays, records, stream)
+    ]
     return [reader(strategy, each, padding=True)(1, step)[0][0] for each in feeds]
 
 
@@ -109,7 +111,7 @@ def first_of_epoch() -> list[int]:
     from scaleflow import dataset
 
     strategy = spread_over(1)
-    feed = dataset.feed(numbered(EXAMPLES), Batching(GLOBAL, 1, 1), strategy, 3)
+    feed = dataset.make_feed(numbered(EXAMPLES), Batching(GLOBAL, 1, 1), strategy, 3)
     return list(reader(strategy, feed)(1)[0][0])
 
 
@@ -120,7 +122,7 @@ def few_examples(replicas: int) -> list[Any]:
     portions = Batching(2, 1, replicas)
     arrays = numbered(1)
     forms = (arrays, Stream(as_stream(arrays), 1))
-    return [reader(strategy, dataset.feed(examples, portions, strategy, 3))(0) for examples in forms]
+    return [reader(strategy, dataset.make_feed(examples, portions, strategy, 3))(0) for examples in forms]
 
 
 def test_a_replica_without_an_example_gets_padding(isolated: Callable[..., Any]) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from scaleflow.interfaces import Plan
 from tests.conftest import Command
-from tests.dataset.made import picture, plain, write
+from tests.dataset.files import picture, plain, write
 from tests.dataset.test_tfrecord import numbered, written
 
 ROWS = "".join(f'{n},"town, {n % 3}",{n % 7},{n / 9}\n' for n in range(90))
@@ -47,15 +47,15 @@ def trained(base: Path, plans: dict[str, Plan]) -> dict[str, Any]:
     """By dataset: (the losses of 12 updates, what the saved model gives for raw inputs, and those)."""
     import tensorflow as tf
 
-    from scaleflow.worker.life import build
-    from tests.training.driving import ignore, take
+    from scaleflow.worker.main import build_training
+    from tests.training.fake_engine import ignore, take
 
     for n in range(2):
         written(base / f"t{n}.tfrecord", [numbered(i) for i in range(n * 20, n * 20 + 20)])
     found = {}
     for name, plan in plans.items():
-        built = build(plan, ignore)
-        losses = take(built.loop, built.train, 12).losses
+        built = build_training(plan, ignore)
+        losses = take(built.engine, built.train, 12).losses
         built.export(base / "exported" / name)
         saved = tf.saved_model.load(str(base / "exported" / name / "saved_model"))
         raw = np.load(base / "exported" / name / "input_example.npy", allow_pickle=True)

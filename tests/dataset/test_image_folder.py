@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.dataset.made import examples, holds, names, picture, plain, prepared, refused, write
+from tests.dataset.files import examples, holds, names, picture, plain, prepared, refused, write
 
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
 
@@ -73,11 +73,14 @@ def test_pictures_of_every_format_become_arrays_of_one_size(isolated: Callable[.
 def resized(path: Path) -> dict[str, Any]:
     import tensorflow as tf
 
-    from scaleflow.dataset.images import RESIZE, decoder
+    from scaleflow.dataset.images import RESIZE, make_image_decoder
 
     encoded = tf.io.read_file(str(path))
-    wide = {how: decoder([4, 4], how)(encoded).numpy() for how in RESIZE}
-    return wide | {"tall": decoder([8, 2], "crop")(encoded).numpy(), "same": decoder([4, 8], "pad")(encoded).numpy()}
+    wide = {how: make_image_decoder([4, 4], how)(encoded).numpy() for how in RESIZE}
+    return wide | {
+        "tall": make_image_decoder([8, 2], "crop")(encoded).numpy(),
+        "same": make_image_decoder([4, 8], "pad")(encoded).numpy(),
+    }
 
 
 def test_a_picture_is_stretched_padded_or_cropped(isolated: Callable[..., Any], tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.dataset.made import holds, refused, write
+from tests.dataset.files import holds, refused, write
 
 IMAGES = np.arange(10 * 4, dtype=np.uint8).reshape(10, 2, 2)
 CLASSES = np.arange(10) % 3
@@ -93,7 +93,7 @@ def kept(path: Path) -> dict[str, bool]:
 
     def train(cache: Any, validation: Any) -> Any:
         options = Dataset(Target("dataset", "none"), cache=cache, validation=validation)
-        return dataset.prepare(Npz(str(path)), options, 0).train.inputs
+        return dataset.prepare_splits(Npz(str(path)), options, 0).train.inputs
 
     found = {cache: isinstance(train(cache, None), np.memmap) for cache in ("auto", "memory", "none", "file")}
     return {**found, "held out": isinstance(train("none", 0.2), np.memmap)}
@@ -106,9 +106,9 @@ def test_it_stays_mapped_unless_it_is_small_or_a_part_is_held_out(isolated: Call
 
 
 def mapped(path: Path) -> dict[str, bool]:
-    from scaleflow.dataset.npz import opened
+    from scaleflow.dataset.npz import open_arrays
 
-    return {name: isinstance(array, np.memmap) for name, array in opened(str(path)).items()}
+    return {name: isinstance(array, np.memmap) for name, array in open_arrays(str(path)).items()}
 
 
 def refusals(base: Path) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Batching, Dataset, Inputs, Outputs, Stream, Target
 from tests.conftest import Command
 from tests.dataset.reading import reader, spread_over
@@ -61,8 +61,8 @@ def orders(replicas: int) -> dict[str, Any]:
     strategy = spread_over(replicas)
     found = {}
     for cache in CACHES:
-        train = dataset.prepare(Files(), options(cache=cache), 0).train
-        feed = dataset.feed(train, Batching(12 // replicas, 1, replicas), strategy, 3)
+        train = dataset.prepare_splits(Files(), options(cache=cache), 0).train
+        feed = dataset.make_feed(train, Batching(12 // replicas, 1, replicas), strategy, 3)
         read = reader(strategy, feed)
         fitted = [targets.numpy()[mask.numpy() == 1].tolist() for _, targets, mask in feed.batches(2, 5)]
         found[cache] = (type(feed).__name__, read(0), read(1), read(1, 2), fitted)
@@ -87,19 +87,19 @@ def decoded_by_workers() -> list[tuple[list[int], list[list[int]]]]:
     """Of two workers with two replicas each: what each decodes for the shares of an epoch, and those shares."""
     import tensorflow as tf
 
-    from scaleflow.dataset.feeds import StreamFeed, places_of_worker
-    from scaleflow.dataset.records import hold_records
+    from scaleflow.dataset.feeds import StreamFeed, worker_positions
+    from scaleflow.dataset.records import cache_records
 
     found = []
     for worker in range(2):
         source = Files(count=30)
-        stream = hold_records("train", source.load("train"))
+        stream = cache_records("train", source.load("train"))
         for held in (stream, dataclasses.replace(source.load("train"))):
             source.read.clear()
             feed = StreamFeed(held, Batching(4, 1, 4), tf.distribute.get_strategy(), 7, buffer=30)
             context = tf.distribute.InputContext(2, worker, 4)
-            mine = feed._order.examples(1, 0, 32, places_of_worker(4, context))
-            shares = feed._shares(mine, tf.data.Dataset.range(8).filter(places_of_worker(1, context)), 4)
+            mine = feed._order.examples(1, 0, 32, worker_positions(4, context))
+            shares = feed._shares(mine, tf.data.Dataset.range(8).filter(worker_positions(1, context)), 4)
             numbers = [targets.numpy()[mask.numpy() == 1].tolist() for _, targets, mask in shares]
             found.append((sorted(source.read), numbers))
     return found
@@ -128,20 +128,20 @@ def bad_examples() -> dict[str, Any]:
 
     def refusal(source: Files, **changes: Any) -> str:
         try:
-            dataset.prepare(source, options(**changes), 0, emit=emit)
-        except Refusal as refused:
+            dataset.prepare_splits(source, options(**changes), 0, emit=emit)
+        except ConfigError as refused:
             return str(refused)
         return ""
 
     skip = {"on_bad_example": "skip"}
     sets = {}
     for cache in ("memory", "none"):
-        splits = dataset.prepare(Files((1, 40)), options(**skip, cache=cache, validation=0.2), 0, emit=emit)
+        splits = dataset.prepare_splits(Files((1, 40)), options(**skip, cache=cache, validation=0.2), 0, emit=emit)
         examples = (splits.train, splits.validation, splits.test)
         sets[cache] = [
             sorted(int(y) for y in e.targets)
             if hasattr(e, "targets")
-            else sorted(int(y) for _, y in dataset.decoded(e).as_numpy_iterator())  # type: ignore[arg-type]
+            else sorted(int(y) for _, y in dataset.decode_records(e).as_numpy_iterator())  # type: ignore[arg-type]
             for e in examples
         ]
     broken = Files((40,)).load("train")
@@ -156,7 +156,7 @@ def bad_examples() -> dict[str, Any]:
         "label": refusal(Files(classes=50)),
         "all": refusal(Files(tuple(range(EXAMPLES))), **skip),
         "many": refusal(long, **skip, cache="none") or notes[-2],
-        "streamed": str(dataset.first_bad(streamed)),
+        "streamed": str(dataset.find_first_unreadable(streamed)),
         "streamed, late": refusal(Streamed(streamed), **skip, cache="none") or notes[-1],
         "short": refusal(ShortOf(Files())),  # type: ignore[arg-type]
     }
@@ -222,8 +222,8 @@ def buffers() -> list[Any]:
     """How many examples of some size are shuffled through a buffer, and whether records of a size are held."""
     import tensorflow as tf
 
-    from scaleflow.dataset.order import buffer_size
-    from scaleflow.dataset.records import hold_records
+    from scaleflow.dataset.records import cache_records
+    from scaleflow.dataset.shuffle import buffer_size
 
     def stream(size: int, count: int) -> Stream:
         one = tf.zeros([size], tf.uint8)
@@ -231,7 +231,7 @@ def buffers() -> list[Any]:
 
     cases = [(stream(1 << 20, 1000), None), (stream(1 << 20, 100), None), (stream(1 << 20, 1000), 30)]
     return [buffer_size(*case) for case in cases] + [
-        type(hold_records("train", stream(size, 300))).__name__ for size in (1 << 10, 1 << 20)
+        type(cache_records("train", stream(size, 300))).__name__ for size in (1 << 10, 1 << 20)
     ]
 
 

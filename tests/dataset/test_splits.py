@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Arrays, Batching, Dataset, Inputs, Outputs, Stream, Target
 from tests.dataset.reading import as_stream, numbered
 
@@ -44,9 +44,9 @@ def numbers(examples: Any) -> list[int] | None:
 
 
 def prepared(source: Any, changes: dict[str, Any], seed: int = 0) -> tuple[Any, ...]:
-    from scaleflow.dataset import prepare
+    from scaleflow.dataset import prepare_splits
 
-    splits = prepare(source, options(**changes), seed)
+    splits = prepare_splits(source, options(**changes), seed)
     named = {"train": splits.train, "validation": splits.validation, "test": splits.test}
     assert splits.counts() == {name: len(examples) for name, examples in named.items() if examples is not None}
     return tuple(numbers(examples) for examples in named.values())
@@ -85,7 +85,7 @@ def test_validation_is_a_fraction_a_split_or_nothing(isolated: Callable[..., Any
 
 def of_stream(width: int) -> list[Any]:
     """A stream's splits with each of two seeds, the first one twice, and whether there is a note on them."""
-    from scaleflow.dataset import prepare
+    from scaleflow.dataset import prepare_splits
 
     arrays = numbered(50)
     inputs = np.repeat(arrays.inputs[:, :1], width, axis=1)
@@ -95,7 +95,7 @@ def of_stream(width: int) -> list[Any]:
     for seed in (0, 0, 1):
         notes: list[str] = []
         wanted = options(validation=0.3, limit=40, cache="none")
-        splits = prepare(source, wanted, seed, emit=lambda event, text, notes=notes: notes.append(text))
+        splits = prepare_splits(source, wanted, seed, emit=lambda event, text, notes=notes: notes.append(text))
         found.append((numbers(splits.train), numbers(splits.validation), splits.is_drawn_as_read, notes))
     return found
 
@@ -149,11 +149,11 @@ def refusals() -> list[str | None]:
 
 
 def refused(source: Any, changes: dict[str, Any]) -> str | None:
-    from scaleflow.dataset import prepare
+    from scaleflow.dataset import prepare_splits
 
     try:
-        prepare(source, options(**changes), 0)
-    except Refusal as refusal:
+        prepare_splits(source, options(**changes), 0)
+    except ConfigError as refusal:
         return str(refusal)
     return None
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from scaleflow.interfaces import Batching
-from tests.dataset.made import options
+from tests.dataset.files import options
 from tests.dataset.reading import spread_over
 from tests.dataset.test_tfrecord import example, written
 
@@ -40,8 +40,8 @@ def examples_read(make: Callable[[], Any], steps: int | None = None) -> int:
     from scaleflow import dataset
 
     strategy = spread_over(1)
-    splits = dataset.prepare(make(), options(cache="none", shuffle=64), 0)
-    feed = dataset.feed(splits.train, Batching(32, 1, 1), strategy, 0, transform=splits.transform, buffer=64)
+    splits = dataset.prepare_splits(make(), options(cache="none", shuffle=64), 0)
+    feed = dataset.make_feed(splits.train, Batching(32, 1, 1), strategy, 0, transform=splits.transform, buffer=64)
     return sum(int(mask.numpy().sum()) for *_, mask in feed.batches(1, steps or feed.batching.steps(feed.examples)))
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Arrays, Inputs, Outputs
 
 
@@ -19,7 +19,7 @@ def make(case: dict[str, Any]) -> tuple[Inputs, Outputs, Arrays, Arrays] | str:
 
     try:
         source = Synthetic(**{"examples": 50, "shape": [4], **case})
-    except Refusal as refusal:
+    except ConfigError as refusal:
         return str(refusal)
     return source.inputs, source.outputs, source.load("train"), source.load("test")
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.dataset.made import examples, holds, options, prepared, refused, write
+from tests.dataset.files import examples, holds, options, prepared, refused, write
 
 
 def loaded(base: Path) -> Any:
@@ -13,9 +13,9 @@ def loaded(base: Path) -> Any:
     from scaleflow.dataset.text_folder import TextFolder
 
     source = TextFolder(str(base), vocabulary=5, tokens=3)
-    splits = dataset.prepare(source, options(cache="memory"), 0)
+    splits = dataset.prepare_splits(source, options(cache="memory"), 0)
     learned = dict(zip(splits.train.targets[:, 0].tolist(), splits.train.inputs.tolist(), strict=True))
-    front = splits.front().predict_on_batch(splits.sample) if splits.front else None
+    front = splits.preprocessing_model().predict_on_batch(splits.sample) if splits.preprocessing_model else None
     return source.inputs, source.outputs, examples(source, "test"), splits.inputs, learned, splits.sample, front
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Dataset, Inputs, Outputs, Target
 from tests.conftest import Command
 from tests.processes import call
@@ -89,10 +89,10 @@ def read_one(case: dict[str, Any]) -> Any:
     options = Dataset(Target("dataset", "nowhere"), validation=validation, limit=limit)
     try:
         source = Tfds(**case)
-        splits = dataset.prepare(source, options, 0)
-    except Refusal as refusal:
+        splits = dataset.prepare_splits(source, options, 0)
+    except ConfigError as refusal:
         return str(refusal)
-    arrays = {name: (each.inputs, each.targets) for name, each in splits.named().items()}  # type: ignore[union-attr]
+    arrays = {name: (each.inputs, each.targets) for name, each in splits.by_name().items()}  # type: ignore[union-attr]
     return source.inputs, source.outputs, source.splits, splits.inputs, arrays
 
 
@@ -220,7 +220,8 @@ def downloads(folder: str) -> tuple[int, str]:
     tfds.builder = lambda *_, **__: Builder()
     found: list[Path] = []
     threads = [
-        threading.Thread(target=lambda: found.append(ours.download(Path(folder), "lacking", None))) for _ in "abc"
+        threading.Thread(target=lambda: found.append(ours.download_dataset(Path(folder), "lacking", None)))
+        for _ in "abc"
     ]
     for thread in threads:
         thread.start()

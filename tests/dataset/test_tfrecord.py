@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.dataset.made import examples, holds, names, prepared, refused
+from tests.dataset.files import examples, holds, names, prepared, refused
 
 IMAGE = {"image": {"kind": "image", "size": [2, 3]}, "label": {"dtype": "int64"}}
 NUMBER = {"x": {"shape": [2]}, "label": {"dtype": "int64"}}

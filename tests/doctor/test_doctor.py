@@ -19,7 +19,7 @@ import pytest
 
 from scaleflow.doctor import machine
 from scaleflow.doctor import report as doctor
-from scaleflow.doctor.judge import PRECISIONS, STRATEGIES, Machine, judge_precision, judge_strategy
+from scaleflow.doctor.verdicts import PRECISIONS, STRATEGIES, MachineFacts, judge_precision, judge_strategy
 from tests.conftest import Command
 from tests.processes import ROOT
 
@@ -169,7 +169,7 @@ def test_tensorflow_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.M
     found = doctor.examine(seconds=2)
     assert time.monotonic() - before < 30
     assert found["tensorflow"]["error"] == "TensorFlow did not answer within 2 s"
-    assert "unknown" in doctor.text(found)
+    assert "unknown" in doctor.format_report(found)
 
 
 @pytest.mark.parametrize("word", ["--jsno", "strategy=mirrored", "http://me:sesame@host"])
@@ -215,21 +215,21 @@ def test_a_store_that_is_there_is_opened_to_read(here: Path) -> None:
         store.execute("create table experiments (name text)")
     store.close()
     before = (here / "mlflow.db").read_bytes()
-    assert doctor.tracking()["detail"] == "holds MLflow's tables"
+    assert doctor.check_store()["detail"] == "holds MLflow's tables"
     assert [path.name for path in here.iterdir()] == ["mlflow.db"]
     assert (here / "mlflow.db").read_bytes() == before
 
 
 def test_a_store_elsewhere_is_not_looked_at(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql://me:sesame@host/db")
-    found = doctor.tracking()
+    found = doctor.check_store()
     assert found["reachable"] is None
     assert found["uri"] == "postgresql://****@host/db"
 
 
 def test_a_store_that_a_run_would_refuse_is_told_in_its_words(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "./mlruns")
-    found = doctor.tracking()
+    found = doctor.check_store()
     assert found["reachable"] is False
     assert "MLflow 3 keeps no runs in plain folders" in found["detail"]
 
@@ -252,16 +252,16 @@ def server() -> Iterator[str]:
 
 def test_a_server_that_answers_is_reachable(here: Path, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:sesame@{server}/mlflow/")
-    assert doctor.tracking() == {"uri": f"http://****@{server}/mlflow/", "reachable": True, "detail": "answers"}
+    assert doctor.check_store() == {"uri": f"http://****@{server}/mlflow/", "reachable": True, "detail": "answers"}
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://{server}")
-    assert doctor.tracking()["detail"] == "answers GET /health with 404"
+    assert doctor.check_store()["detail"] == "answers GET /health with 404"
 
 
 def test_a_server_that_takes_connections_and_says_nothing_is_not(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{listener.getsockname()[1]}")
         before = time.monotonic()
-        found = doctor.tracking()
+        found = doctor.check_store()
     assert time.monotonic() - before < 60
     assert found["reachable"] is False
     assert "takes a connection and does not answer: timed out" in found["detail"]
@@ -271,13 +271,13 @@ def test_a_server_that_takes_connections_and_says_nothing_is_not(here: Path, mon
 # Machines that are not here
 # ---------------------------------------------------------------------------------------------
 
-LAPTOP = Machine(cores=8, has_bfloat16=True)
-ONE_V100 = Machine(gpus=1, capability=7.0)
-EIGHT_H100 = Machine(gpus=8, capability=9.0, workers=2)
-OLD_GPU = Machine(gpus=1, capability=6.1)
-TPU_HOST = Machine(tpu="TPU_NAME=local")
-NO_TENSORFLOW = Machine(failure="TensorFlow does not work: no")
-WRONG_TF_CONFIG = Machine(tf_config="TF_CONFIG: is no JSON")
+LAPTOP = MachineFacts(cores=8, has_bfloat16=True)
+ONE_V100 = MachineFacts(gpus=1, capability=7.0)
+EIGHT_H100 = MachineFacts(gpus=8, capability=9.0, workers=2)
+OLD_GPU = MachineFacts(gpus=1, capability=6.1)
+TPU_HOST = MachineFacts(tpu="TPU_NAME=local")
+NO_TENSORFLOW = MachineFacts(failure="TensorFlow does not work: no")
+WRONG_TF_CONFIG = MachineFacts(tf_config="TF_CONFIG: is no JSON")
 
 STRATEGY_VERDICTS = [
     ("one_device", LAPTOP, True, "on CPU:0"),
@@ -293,7 +293,7 @@ STRATEGY_VERDICTS = [
     ("parameter_server", WRONG_TF_CONFIG, None, "TF_CONFIG: is no JSON"),
     ("tpu", LAPTOP, False, "there is no TPU"),
     ("tpu", TPU_HOST, None, "TPU_NAME=local is there; it was not tried"),
-    ("tpu", Machine(tpu="TPU_NAME=x", no_tpu="TPU_NAME=x: nothing answers"), False, "nothing answers"),
+    ("tpu", MachineFacts(tpu="TPU_NAME=x", no_tpu="TPU_NAME=x: nothing answers"), False, "nothing answers"),
     ("pipeline", LAPTOP, True, "hardware.logical_devices=2"),
     ("pipeline", EIGHT_H100, True, "stages on 8 GPUs"),
     ("pipeline", ONE_V100, None, "one GPU for all stages"),
@@ -304,36 +304,41 @@ STRATEGY_VERDICTS = [
 PRECISION_VERDICTS = [
     ("float32", LAPTOP, True, "everywhere"),
     ("mixed", LAPTOP, True, "mixed_bfloat16: the CPU multiplies bfloat16 itself"),
-    ("mixed", Machine(), True, "mixed_bfloat16: right, but slow"),
+    ("mixed", MachineFacts(), True, "mixed_bfloat16: right, but slow"),
     ("mixed", EIGHT_H100, True, "mixed_float16: in tensor cores"),
     ("mixed_float16", LAPTOP, True, "right, but slow on a CPU"),
     ("mixed_float16", TPU_HOST, True, "refused on the TPU"),
     ("mixed_float16", OLD_GPU, True, "tensor cores take float16 from compute capability 7.0 on, and this is 6.1"),
     ("mixed_bfloat16", ONE_V100, True, "tensor cores take bfloat16 from compute capability 8.0 on"),
     ("mixed_bfloat16", EIGHT_H100, True, "compute capability 9.0"),
-    ("mixed_bfloat16", Machine(fails={"bfloat16": "no kernel"}), False, "in bfloat16 on the CPU failed: no kernel"),
-    ("float32", Machine(gpus=1, fails={"float32": "no driver"}), False, "on the GPU failed: no driver"),
+    (
+        "mixed_bfloat16",
+        MachineFacts(fails={"bfloat16": "no kernel"}),
+        False,
+        "in bfloat16 on the CPU failed: no kernel",
+    ),
+    ("float32", MachineFacts(gpus=1, fails={"float32": "no driver"}), False, "on the GPU failed: no driver"),
     ("mixed", NO_TENSORFLOW, False, "TensorFlow does not work: no"),
 ]
 
 
 @pytest.mark.parametrize(("option", "found", "works", "reason"), STRATEGY_VERDICTS)
-def test_a_strategy_is_judged(option: str, found: Machine, works: bool | None, reason: str) -> None:
+def test_a_strategy_is_judged(option: str, found: MachineFacts, works: bool | None, reason: str) -> None:
     verdict = judge_strategy(option, found)
     assert verdict.works is works
     assert reason in verdict.reason
 
 
 @pytest.mark.parametrize(("option", "found", "works", "reason"), PRECISION_VERDICTS)
-def test_a_precision_is_judged(option: str, found: Machine, works: bool | None, reason: str) -> None:
+def test_a_precision_is_judged(option: str, found: MachineFacts, works: bool | None, reason: str) -> None:
     verdict = judge_precision(option, found)
     assert verdict.works is works
     assert reason in verdict.reason
 
 
 def test_there_is_a_judgement_for_every_option() -> None:
-    assert set(doctor.options("strategy")) <= set(STRATEGIES)
-    assert set(doctor.options("precision")) == set(PRECISIONS)
+    assert set(doctor.list_options_on_disk("strategy")) <= set(STRATEGIES)
+    assert set(doctor.list_options_on_disk("precision")) == set(PRECISIONS)
 
 
 def test_gpus_are_told_with_the_driver_s_memory() -> None:
@@ -362,11 +367,13 @@ def test_the_driver_s_list_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         return lambda words, **options: subprocess.CompletedProcess(words, code, out, "")
 
     monkeypatch.setattr(machine.shutil, "which", lambda name: f"/usr/bin/{name}")
-    found = machine.nvidia(ended(0, "0, NVIDIA A100, 40960, 40000, 555.42\n1, NVIDIA A100, 40960, [N/A], 555.42\n"))
+    found = machine.query_nvidia(
+        ended(0, "0, NVIDIA A100, 40960, 40000, 555.42\n1, NVIDIA A100, 40960, [N/A], 555.42\n")
+    )
     assert found[0] == {"index": 0, "name": "NVIDIA A100", "memory_mb": 40960, "free_mb": 40000, "driver": "555.42"}
     assert found[1]["free_mb"] == "[N/A]"
     with pytest.raises(OSError, match="nvidia-smi: NVIDIA-SMI has failed"):
-        machine.nvidia(ended(9, "NVIDIA-SMI has failed because ...\nmore"))
+        machine.query_nvidia(ended(9, "NVIDIA-SMI has failed because ...\nmore"))
 
 
 def tree(root: Path, **contents: str) -> Path:
@@ -389,8 +396,8 @@ def test_new_control_groups_limit_cores_and_memory(tmp_path: Path) -> None:
     }.items():
         tree(tmp_path, **{name.replace("/", "__"): text})
     assert machine.cpu_limit(tmp_path) == 1.5
-    assert machine.memory(tmp_path) == {"total_mb": 8192, "available_mb": 4096, "limit_mb": 2048}
-    found = machine.cpu(tmp_path)
+    assert machine.describe_memory(tmp_path) == {"total_mb": 8192, "available_mb": 4096, "limit_mb": 2048}
+    found = machine.describe_cpu(tmp_path)
     assert (found["model"], found["bfloat16"], found["limit"]) == ("Some CPU", True, 1.5)
     assert found["usable"] == min(1.5, found["allowed"])
 
@@ -412,19 +419,19 @@ def test_old_control_groups_limit_cores_and_memory(tmp_path: Path) -> None:
 
 
 def test_a_machine_that_tells_nothing_is_no_trouble(tmp_path: Path) -> None:
-    assert machine.memory(tmp_path) == {"total_mb": None, "available_mb": None, "limit_mb": None}
-    assert machine.cpu(tmp_path)["limit"] is None
+    assert machine.describe_memory(tmp_path) == {"total_mb": None, "available_mb": None, "limit_mb": None}
+    assert machine.describe_cpu(tmp_path)["limit"] is None
 
 
 def test_variables_are_told_by_who_sets_them(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("KUBERNETES_SERVICE_HOST", "SLURM_JOB_ID", "TPU_NAME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOSTNAME", "box")
-    assert machine.variables()["kubernetes"] == {}
+    assert machine.read_variables()["kubernetes"] == {}
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("TPU_NAME", "grpc://me:sesame@h:1")
-    found = machine.variables()
+    found = machine.read_variables()
     assert found["kubernetes"]["HOSTNAME"] == "box"
     assert found["slurm"]["SLURM_JOB_ID"] == "7"
     assert found["tpu"]["TPU_NAME"] == "grpc://****@h:1"

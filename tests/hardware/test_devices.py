@@ -5,20 +5,20 @@ from typing import Any
 
 import numpy as np
 
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Hardware
-from tests.training.driving import follow
+from tests.training.fake_engine import follow
 
 
 def configured(**options: Any) -> dict[str, Any] | str:
     """The devices and threads there are then, or the refusal."""
     import tensorflow as tf
 
-    from scaleflow.hardware import configure
+    from scaleflow.hardware import configure_devices
 
     try:
-        devices = configure(Hardware(**options))
-    except Refusal as refusal:
+        devices = configure_devices(Hardware(**options))
+    except ConfigError as refusal:
         return str(refusal)
     return {
         "kind": devices.kind,

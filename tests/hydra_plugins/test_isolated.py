@@ -20,7 +20,7 @@ from hydra.version import _UNSPECIFIED_, VersionBase
 from omegaconf import DictConfig
 
 from hydra_plugins.scaleflow.isolated import IsolatedLauncher
-from scaleflow.launcher.process import SERVER
+from scaleflow.launcher.worker_process import SERVER
 from tests.processes import server
 
 pytestmark = [

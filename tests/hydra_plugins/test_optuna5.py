@@ -14,9 +14,9 @@ from hydra.test_utils.test_utils import TSweepRunner
 from omegaconf import DictConfig
 
 from scaleflow.cli import main
-from scaleflow.launcher.process import SERVER
-from scaleflow.sweep import life
-from tests.sweep.fake import FakeLaunch
+from scaleflow.launcher.worker_process import SERVER
+from scaleflow.sweep import runner as runner_module
+from tests.sweep.fake_runs import FakeLaunch
 
 optuna = pytest.importorskip("optuna")
 
@@ -114,7 +114,7 @@ def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv(SERVER, "nobody forks here")
 
     def search(launch: FakeLaunch, *words: str) -> int:
-        monkeypatch.setattr(life, "launch", launch)
+        monkeypatch.setattr(runner_module, "launch_run", launch)
         return main(["-m", "hydra/sweeper=optuna5", "tracking=none", "hydra.sweep.dir=s", *words])
 
     return search

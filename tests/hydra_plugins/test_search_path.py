@@ -10,7 +10,7 @@ from tests.conftest import Command
 
 
 def install(site: Path, name: str, package: str) -> None:
-    """A distribution as pip would leave it, whose entry point names `package`."""
+    """A distribution as pip would leave it, whose entry point names `write_mlflow_model`."""
     info = site / f"{name}-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")

@@ -14,13 +14,13 @@ import pytest
 from omegaconf import OmegaConf
 
 from scaleflow.cli import main
-from scaleflow.config.composing import composed, plain
-from scaleflow.events import EVENTS, Writer
-from scaleflow.launcher.resume import resumed
-from scaleflow.launcher.settle import LAUNCHER_DIED
+from scaleflow.config.compose import compose_config, to_plain
+from scaleflow.events import EVENTS, EventWriter
+from scaleflow.launcher.recovery import LAUNCHER_DIED
+from scaleflow.launcher.resume import find_resumed_run
 from scaleflow.sync import repair
 from tests.conftest import Command
-from tests.launcher.test_launch import LongRun, only_run, wait_for
+from tests.launcher.test_supervisor import LongRun, only_run, wait_for
 
 #: Calls of a fixed length, so that a run has its points at the same steps whatever the machine does.
 SHORT = ("dataset=synthetic", "dataset.shape=[16]", "dataset.examples=20000", "training.steps_per_loop=100")
@@ -99,7 +99,7 @@ def test_what_was_preempted_and_killed_and_extended_is_the_run_that_was_not(
     assert events_in(folder)[-1]["event"] != "end"
     assert only_run(parts.folder).info.status == "RUNNING"
     standing = repair(folder)
-    assert (standing.outcome, standing.status, standing.was_open) == ("recorded", "KILLED", True), standing
+    assert (standing.result, standing.status, standing.was_open) == ("recorded", "KILLED", True), standing
     run = only_run(parts.folder)
     assert (run.info.status, run.data.tags["scaleflow.error"]) == ("KILLED", LAUNCHER_DIED)
 
@@ -212,11 +212,11 @@ def folder_of_other_options(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished run whose options have keys that the default options do not have."""
     words = ["model=cnn", "strategy=pipeline", "hardware.logical_devices=2", "tracking=none"]
     words += ["training.early_stopping={monitor: val/loss, patience: 2}"]
-    made = composed(words)
+    made = compose_config(words)
     folder = tmp_path_factory.mktemp("other")
     OmegaConf.save(made.config, folder / "config.yaml")
     params = {**made.choices, "resolved.global_batch_size": "32", "resolved.cache": "none"}
-    emit = Writer(folder / EVENTS)
+    emit = EventWriter(folder / EVENTS)
     emit("ready", params=params, search=[], name="", tags={}, steps=1, epochs=1, began=0)
     emit("end", status="FINISHED")
     emit.close()
@@ -224,8 +224,10 @@ def folder_of_other_options(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_key_that_only_the_runs_own_options_have_may_change(folder_of_other_options: Path) -> None:
-    made = composed([f"resume={folder_of_other_options}", "strategy.micro_batches=2"])
-    went = resumed(str(folder_of_other_options), plain(made.config), made.choices, ["strategy.micro_batches=2"])
+    made = compose_config([f"resume={folder_of_other_options}", "strategy.micro_batches=2"])
+    went = find_resumed_run(
+        str(folder_of_other_options), to_plain(made.config), made.choices, ["strategy.micro_batches=2"]
+    )
     assert went.plan([]).strategy.micro_batches == 2
     assert went.plan([]).choices["model"] == "cnn"
 

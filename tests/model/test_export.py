@@ -13,18 +13,18 @@ import pytest
 from scaleflow.errors import ExportError
 from scaleflow.interfaces import Inputs, Outputs
 from tests.conftest import Command
-from tests.training.driving import ignore
+from tests.training.fake_engine import ignore
 
 
 def trained(plan: Any, folder: Path) -> np.ndarray[Any, Any]:
     """Trains a few steps and exports; gives the live model's outputs for the sample."""
-    from scaleflow.worker.life import build
+    from scaleflow.worker.main import build_training
 
-    built = build(plan, ignore)
-    built.loop.start_epoch()
-    built.loop.train(built.train, built.train.open(0, 0), 0, 0, 3, 0)
+    built = build_training(plan, ignore)
+    built.engine.start_epoch()
+    built.engine.train(built.train, built.train.open(0, 0), 0, 0, 3, 0)
     built.export(folder)
-    return np.asarray(built.loop.model(np.load(folder / "input_example.npy"), training=False))
+    return np.asarray(built.engine.model(np.load(folder / "input_example.npy"), training=False))
 
 
 def reloaded(folder: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int]:
@@ -63,7 +63,7 @@ def exported_unfaithfully(folder: Path, kind: str) -> str | None:
     import keras
     import tensorflow as tf
 
-    from scaleflow.model import export
+    from scaleflow.model import write_model
 
     class Counts(keras.layers.Layer):  # type: ignore[misc]
         """Each tracing gives another function."""
@@ -78,7 +78,7 @@ def exported_unfaithfully(folder: Path, kind: str) -> str | None:
     net = keras.Model(raw, Counts()(keras.layers.Dense(2)(raw)))
     batch = np.ones((4, 3), np.float32)
     try:
-        export(net, Inputs((3,)), Outputs("regression", (2,)), batch, "float32", folder)
+        write_model(net, Inputs((3,)), Outputs("regression", (2,)), batch, "float32", folder)
     except ExportError as error:
         return str(error)
     return None
@@ -134,19 +134,19 @@ def exported_without_a_keras_file(folder: Path) -> dict[str, Any]:
     """What is exported, and the outputs of the live model, a fresh one with its weights and MLflow's."""
     import mlflow.pyfunc
 
-    from scaleflow.model import export, keras_file_fault, make
-    from scaleflow.tracking.package import package
+    from scaleflow.model import keras_file_fault, make_model, write_model
+    from scaleflow.tracking.mlflow_model import write_mlflow_model
 
     (folder / "untold.py").write_text(UNTOLD)
     sys.path.insert(0, str(folder))
     import untold  # type: ignore[import-not-found]
 
     described = Inputs((4,)), Outputs("regression", (2,))
-    net, fresh = (make(untold.build, *described) for _ in range(2))
+    net, fresh = (make_model(untold.build, *described) for _ in range(2))
     batch = np.ones((4, 4), np.float32)
-    export(net, *described, batch, "float32", folder / "model")
+    write_model(net, *described, batch, "float32", folder / "model")
     fresh.load_weights(folder / "model" / "model.weights.h5")
-    package(folder / "model", folder / "logged", run_id="run", model_id="m-1")
+    write_mlflow_model(folder / "model", folder / "logged", run_id="run", model_id="m-1")
     return {
         "fault": keras_file_fault(net),
         "files": sorted(path.name for path in (folder / "model").iterdir()),

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Outputs
 
 IMAGES = Inputs((8, 8, 1), scale=1 / 16)
@@ -12,7 +12,7 @@ TEN = Outputs("classification", (10,))
 
 def shapes() -> dict[str, Any]:
     """Of each model its output's shape and its layers' kernels."""
-    from scaleflow.model import make
+    from scaleflow.model import make_model
     from scaleflow.model.cnn import build as cnn
     from scaleflow.model.mlp import build as mlp
 
@@ -27,7 +27,7 @@ def shapes() -> dict[str, Any]:
     }
     found = {}
     for name, (factory, inputs, outputs) in cases.items():
-        net = make(factory, inputs, outputs)
+        net = make_model(factory, inputs, outputs)
         dropouts = sum("dropout" in layer.name for layer in net.layers)
         found[name] = net.output_shape, [v.shape for v in net.trainable_variables if v.name == "kernel"], dropouts
     return found
@@ -51,11 +51,11 @@ def scaled() -> bool:
 
     import numpy as np
 
-    from scaleflow.model import make
+    from scaleflow.model import make_model
     from scaleflow.model.mlp import build as mlp
 
-    raw = make(mlp, IMAGES, TEN)
-    plain = make(mlp, dataclasses.replace(IMAGES, scale=None), TEN)
+    raw = make_model(mlp, IMAGES, TEN)
+    plain = make_model(mlp, dataclasses.replace(IMAGES, scale=None), TEN)
     plain.set_weights(raw.get_weights())
     batch = np.random.default_rng(0).uniform(0, 16, (3, 8, 8, 1)).astype(np.float32)
     return bool(np.allclose(raw(batch), plain(batch / 16), atol=1e-6))
@@ -66,11 +66,11 @@ def test_the_scale_is_part_of_the_model(isolated: Callable[..., Any]) -> None:
 
 
 def refused(factory: Callable[[Inputs, Outputs], Any], inputs: Inputs, outputs: Outputs) -> str | None:
-    from scaleflow.model import make
+    from scaleflow.model import make_model
 
     try:
-        make(factory, inputs, outputs)
-    except Refusal as refusal:
+        make_model(factory, inputs, outputs)
+    except ConfigError as refusal:
         return str(refusal)
     return None
 
@@ -122,10 +122,10 @@ def test_models_that_cannot_work_are_refused_in_words(isolated: Callable[..., An
 
 
 def cnn_of_a_number() -> list[tuple[int, ...]]:
-    from scaleflow.model import make
+    from scaleflow.model import make_model
     from scaleflow.model.cnn import build as cnn
 
-    net = make(lambda i, o: cnn(i, o, filters=4, units=5), IMAGES, TEN)  # type: ignore[arg-type]
+    net = make_model(lambda i, o: cnn(i, o, filters=4, units=5), IMAGES, TEN)  # type: ignore[arg-type]
     return [v.shape for v in net.trainable_variables if v.name == "kernel"]
 
 
@@ -136,14 +136,14 @@ def test_filters_may_be_one_number(isolated: Callable[..., Any]) -> None:
 def doubts() -> list[str | None]:
     import keras
 
-    from scaleflow.model import doubt
+    from scaleflow.model import find_logits_warning
 
     last: list[list[keras.Layer]] = [
         [keras.layers.Dense(3)],
         [keras.layers.Dense(3, activation="softmax")],
         [keras.layers.Dense(1), keras.layers.Activation("sigmoid")],
     ]
-    return [doubt(keras.Sequential([keras.Input((4,)), *layers])) for layers in last]
+    return [find_logits_warning(keras.Sequential([keras.Input((4,)), *layers])) for layers in last]
 
 
 def test_probabilities_in_place_of_logits_are_pointed_out(isolated: Callable[..., Any]) -> None:
@@ -158,7 +158,7 @@ def norm_doubts() -> dict[str, list[str]]:
     import keras
 
     from scaleflow.interfaces import Batching
-    from scaleflow.model import batch_norm_doubts
+    from scaleflow.model import find_batch_norm_warnings
     from scaleflow.model.cnn import build as cnn
 
     def of(*layers: Any) -> Any:
@@ -177,7 +177,7 @@ def norm_doubts() -> dict[str, list[str]]:
         f"{name}, {how}": found
         for name, net in models.items()
         for how, portions in divided.items()
-        if (found := batch_norm_doubts(net, portions))
+        if (found := find_batch_norm_warnings(net, portions))
     }
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Outputs
-from tests.training.driving import spread_over
+from tests.training.fake_engine import spread_over
 
 ROW = Inputs((4,))
 
@@ -21,7 +21,7 @@ def begun(folder: Path) -> dict[str, Any]:
     """On two replicas: what is taken from a saved model with another head, and of models inside models."""
     import keras
 
-    from scaleflow.model import begin_with, read
+    from scaleflow.model import initialize_from, read_weights
 
     file = str(folder / "saved.keras")
 
@@ -41,13 +41,13 @@ def begun(folder: Path) -> dict[str, Any]:
     for variable in origin.variables:
         variable.assign(np.random.default_rng(len(variable.path)).uniform(1, 2, variable.shape))
     origin.save(file)
-    saved = read(file, "saved.keras")
+    saved = read_weights(file, "saved.keras")
     with strategy.scope():
         net = network([6, 5], 2)
         fresh = np.asarray(net.get_layer("outputs").kernel)
-        note = begin_with(net, saved)
+        note = initialize_from(net, saved)
         inside = keras.Sequential([keras.Input((4,)), network([6, 7], 2)])
-        note_inside = begin_with(inside, saved)
+        note_inside = initialize_from(inside, saved)
 
     def each(variable: Any) -> list[Any]:
         return [np.asarray(v) for v in strategy.experimental_local_results(variable.value)]
@@ -83,15 +83,15 @@ def test_layers_of_the_same_name_and_shapes_are_taken_on_every_replica(
 def refusals(folder: Path) -> list[str]:
     import keras
 
-    from scaleflow.model import begin_with, make, mlp, read
+    from scaleflow.model import initialize_from, make_model, mlp, read_weights
 
     good, damaged = folder / "good.keras", folder / "damaged.keras"
     keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="other")]).save(good)
     damaged.write_bytes(good.read_bytes()[:-200])
-    net = make(mlp.build, ROW, Outputs("binary", (1,)))
+    net = make_model(mlp.build, ROW, Outputs("binary", (1,)))
     found = []
-    for case in (lambda: read(str(damaged), "d"), lambda: begin_with(net, read(str(good), "g"))):
-        with pytest.raises(Refusal) as refusal:
+    for case in (lambda: read_weights(str(damaged), "d"), lambda: initialize_from(net, read_weights(str(good), "g"))):
+        with pytest.raises(ConfigError) as refusal:
             case()
         found.append(str(refusal.value))
     return found
@@ -108,11 +108,11 @@ def test_a_file_that_is_damaged_or_fits_nowhere_is_refused(isolated: Callable[..
 def in_shards() -> list[list[float]]:
     import tensorflow as tf
 
-    from scaleflow.model.initial import assign
+    from scaleflow.model.initial import assign_variable
 
     shards = [tf.Variable(tf.zeros([n, 1])) for n in (2, 1)]
     divided: Any = SimpleNamespace(value=SimpleNamespace(variables=shards))
-    assign(divided, np.array([[1.0], [2.0], [3.0]], np.float32))
+    assign_variable(divided, np.array([[1.0], [2.0], [3.0]], np.float32))
     return [np.ravel(shard.numpy()).tolist() for shard in shards]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Outputs
 
 WORDS = Inputs((9,), "int32", vocabulary=50)
@@ -24,7 +24,7 @@ def built() -> dict[str, Any]:
     """Of each model its number of trained parameters, and how far it is from itself once it was saved and loaded."""
     import keras
 
-    from scaleflow.model import linear, make, resnet, text, transformer
+    from scaleflow.model import linear, make_model, resnet, text, transformer
 
     cases: dict[str, tuple[Any, Inputs, Outputs]] = {
         "linear": (lambda i, o: linear.build(i, o, l2=0.1), GREY, TEN),
@@ -36,7 +36,7 @@ def built() -> dict[str, Any]:
     }
     found = {}
     for name, (factory, inputs, outputs) in cases.items():
-        net = make(factory, inputs, outputs)
+        net = make_model(factory, inputs, outputs)
         batch = (np.random.default_rng(0).uniform(0, 50, (3, *inputs.shape))).astype(inputs.dtype)
         again = keras.Model.from_config(net.get_config())
         again.set_weights(net.get_weights())
@@ -61,7 +61,7 @@ def test_the_networks_are_of_the_size_that_their_sources_say(isolated: Callable[
 
 def padded() -> dict[str, tuple[bool, bool]]:
     """Of each text model whether more padding changes nothing, and whether no word at all gives a number."""
-    from scaleflow.model import make, text, transformer
+    from scaleflow.model import make_model, text, transformer
 
     short = np.array([[3, 4, 5, 6, 0, 0, 0, 0, 0]], np.int32)
     of_both = {
@@ -71,7 +71,7 @@ def padded() -> dict[str, tuple[bool, bool]]:
     }
     found = {}
     for name, factory in of_both.items():
-        net = make(factory, WORDS, ONE)
+        net = make_model(factory, WORDS, ONE)
         before = np.asarray(net(short))
         for variable in net.variables:
             if variable.path.startswith("words"):  # what the padding is described by
@@ -109,7 +109,7 @@ def refusals() -> list[str]:
     ]
     found = []
     for case in cases:
-        with pytest.raises(Refusal) as refusal:
+        with pytest.raises(ConfigError) as refusal:
             case()
         found.append(str(refusal.value))
     return found
@@ -144,17 +144,17 @@ def weighted(folder: Path) -> dict[str, Any]:
     """ResNet50 with the weights of a file, and with those of one that holds something else."""
     import keras
 
-    from scaleflow.model import make, resnet
+    from scaleflow.model import make_model, resnet
 
     origin = keras.applications.ResNet50(include_top=False, weights=None, pooling="avg")
     origin.save_weights(folder / "resnet.weights.h5")
     (folder / "damaged.h5").write_bytes(b"no weights")
-    net = make(lambda i, o: resnet.build(i, o, 50, str(folder / "resnet.weights.h5")), COLOUR, TEN)
+    net = make_model(lambda i, o: resnet.build(i, o, 50, str(folder / "resnet.weights.h5")), COLOUR, TEN)
     image = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3)).astype(np.uint8)
     inside = keras.Model(net.inputs, net.layers[-1].input)
     expected = origin(keras.applications.resnet.preprocess_input(image.astype(np.float32)))
     norms = [layer for layer in net._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(ConfigError) as refusal:
         resnet.build(COLOUR, TEN, 50, str(folder / "damaged.h5"))
     return {
         "far": float(np.abs(inside(image) - expected).max() / np.abs(expected).max()),

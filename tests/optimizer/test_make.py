@@ -4,25 +4,27 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 
 
 def made(arguments: dict[str, Any], loss_scaling: bool = False) -> str:
     """The class that was made, or the refusal."""
     import keras
 
-    from scaleflow.optimizer import make
+    from scaleflow.optimizer import create_optimizer
 
     try:
-        found = make(lambda learning_rate: keras.optimizers.Adam(learning_rate, **arguments), 0.1, loss_scaling)
-    except Refusal as refusal:
+        found = create_optimizer(
+            lambda learning_rate: keras.optimizers.Adam(learning_rate, **arguments), 0.1, loss_scaling
+        )
+    except ConfigError as refusal:
         return str(refusal)
     inner = getattr(found, "inner_optimizer", None)
     return type(found).__name__ + (f" of {type(inner).__name__}" if inner is not None else "")
 
 
 def all_made() -> list[str]:
-    from scaleflow.optimizer import make
+    from scaleflow.optimizer import create_optimizer
 
     found = [
         made({}),
@@ -35,8 +37,8 @@ def all_made() -> list[str]:
         made({"use_ema": True}),
     ]
     try:
-        make(lambda learning_rate: learning_rate, 0.1, loss_scaling=False)
-    except Refusal as refusal:
+        create_optimizer(lambda learning_rate: learning_rate, 0.1, loss_scaling=False)
+    except ConfigError as refusal:
         found.append(str(refusal))
     return found
 
@@ -44,11 +46,11 @@ def all_made() -> list[str]:
 def wrong_momentum() -> str:
     import keras
 
-    from scaleflow.optimizer import make
+    from scaleflow.optimizer import create_optimizer
 
     try:
-        make(functools.partial(keras.optimizers.SGD, momentum=2.0), 0.1, loss_scaling=False)
-    except Refusal as refusal:
+        create_optimizer(functools.partial(keras.optimizers.SGD, momentum=2.0), 0.1, loss_scaling=False)
+    except ConfigError as refusal:
         return str(refusal)
     return "made"
 

@@ -13,12 +13,12 @@ NOWHERE = Target("optimizer", "nowhere")
 
 def rates(cases: list[tuple[dict[str, Any], int, int, list[int]]]) -> list[Any]:
     """Of each case the rate at some steps: options, global batch, total steps, the steps."""
-    from scaleflow.optimizer import learning_rate
+    from scaleflow.optimizer import make_learning_rate
 
     return [
         [rate if isinstance(rate, float) else float(rate(step)) for step in steps]
         for options, size, total, steps in cases
-        for rate in [learning_rate(Optimizer(NOWHERE, **options), size, total)]
+        for rate in [make_learning_rate(Optimizer(NOWHERE, **options), size, total)]
     ]
 
 
@@ -67,16 +67,16 @@ def test_the_rate_scales_with_the_global_batch(isolated: Callable[..., Any]) -> 
 
 def applied(plan: Any) -> tuple[float, list[float]]:
     """The resolved rate, and the rate that each of three updates was made with, seen on the bias."""
-    from scaleflow.worker.life import build
-    from tests.training.driving import ignore
+    from scaleflow.worker.main import build_training
+    from tests.training.fake_engine import ignore
 
-    built = build(plan, ignore)
-    rate = built.loop.optimizer.learning_rate
+    built = build_training(plan, ignore)
+    rate = built.engine.optimizer.learning_rate
     seen = []
     for step in range(3):
-        seen.append(float(built.loop.optimizer._get_current_learning_rate()))
-        built.loop.start_epoch()
-        built.loop.train(built.train, built.train.open(step, 0), step, 0, 1, step)
+        seen.append(float(built.engine.optimizer._get_current_learning_rate()))
+        built.engine.start_epoch()
+        built.engine.train(built.train, built.train.open(step, 0), step, 0, 1, step)
     assert rate is not None
     return built.resolved["learning_rate"], seen
 
@@ -93,9 +93,9 @@ def test_the_built_optimizer_takes_the_schedule(isolated: Callable[..., Any], pl
 
 
 def doubts() -> list[str | None]:
-    from scaleflow.optimizer import doubt
+    from scaleflow.optimizer import find_warm_up_warning
 
-    return [doubt(Optimizer(NOWHERE, warmup_steps=steps), 10) for steps in (0, 9, 10)]
+    return [find_warm_up_warning(Optimizer(NOWHERE, warmup_steps=steps), 10) for steps in (0, 9, 10)]
 
 
 def test_a_warm_up_as_long_as_the_run_is_pointed_out(isolated: Callable[..., Any]) -> None:

@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 
 from scaleflow.interfaces import Inputs, Outputs, Precision
-from tests.training.driving import assemble, dense, on_each_replica, random_arrays, spread_over, train_epochs
+from tests.training.fake_engine import assemble, dense, on_each_replica, random_arrays, spread_over, train_epochs
 
 
 def resolved() -> dict[tuple[str, str], str]:
-    from scaleflow.precision import resolve
+    from scaleflow.precision import resolve_policy
 
     names: tuple[Any, ...] = ("float32", "mixed", "mixed_float16", "mixed_bfloat16")
-    return {(name, kind): resolve(Precision(name), kind) for name in names for kind in ("CPU", "GPU")}
+    return {(name, kind): resolve_policy(Precision(name), kind) for name in names for kind in ("CPU", "GPU")}
 
 
 def test_mixed_is_bfloat16_on_a_cpu_and_float16_on_a_gpu(isolated: Callable[..., Any]) -> None:
@@ -38,16 +38,16 @@ def dtypes(policy: str) -> dict[str, Any]:
     from scaleflow.model.cnn import build as cnn
     from scaleflow.model.mlp import build as mlp
 
-    precision.apply(policy)
+    precision.apply_policy(policy)
     inputs, outputs = Inputs((8, 8, 1), scale=1 / 16), Outputs("classification", (5,))
     batch = tf.zeros([2, 8, 8, 1])
     found: dict[str, Any] = {}
     for name, factory in (("cnn", cnn), ("mlp", mlp)):
-        net = model.make(factory, inputs, outputs)
+        net = model.make_model(factory, inputs, outputs)
         variables = {v.dtype for v in net.variables}
         computes = {layer.compute_dtype for layer in net.layers if layer.name.startswith(("conv2d", "dense"))}
         found[name] = net(batch).dtype.name, variables, computes
-    row = model.make(forgetful, Inputs((4,)), outputs)
+    row = model.make_model(forgetful, Inputs((4,)), outputs)
     found["forgetful"] = row(tf.zeros([2, 4])).dtype.name, {v.dtype for v in row.variables}
     return found
 

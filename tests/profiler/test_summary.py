@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from scaleflow.profiler.split import divided, steps_of, timeline
-from scaleflow.profiler.summary import in_a_line, markdown, percentile, summarise, values_of
+from scaleflow.profiler.step_breakdown import divide_interval, divide_steps, parse_timeline
+from scaleflow.profiler.summary import percentile, summarise, to_line, to_markdown, to_metrics
 
 Json = dict[str, Any]
 
@@ -25,9 +25,9 @@ def marker(number: int, begin: float, end: float) -> Json:
 
 def test_an_instant_counts_once_and_for_the_more_important_part() -> None:
     spans = [(0.0, 10.0, "input"), (5.0, 8.0, "compute"), (7.0, 12.0, "allreduce"), (11.0, 11.5, "compute")]
-    found = divided(spans, 0.0, 20.0)
+    found = divide_interval(spans, 0.0, 20.0)
     assert found == {"input": 0.005, "compute": 0.0035, "allreduce": 0.0035}
-    assert divided([(-5.0, 3.0, "compute"), (18.0, 40.0, "input")], 0.0, 20.0)["input"] == 0.002
+    assert divide_interval([(-5.0, 3.0, "compute"), (18.0, 40.0, "input")], 0.0, 20.0)["input"] == 0.002
 
 
 def test_a_steps_operations_are_told_from_the_pipelines_and_from_each_other() -> None:
@@ -46,7 +46,7 @@ def test_a_steps_operations_are_told_from_the_pipelines_and_from_each_other() ->
             op(2400, 2600, "Sub", "train_step/adam/Sub"),
         ]
     }
-    seventh, eighth = steps_of(timeline(trace))
+    seventh, eighth = divide_steps(parse_timeline(trace))
     assert (seventh.number, seventh.total) == (7, 1.0)
     assert (seventh.input, seventh.compute, seventh.allreduce) == pytest.approx((0.25, 0.25, 0.2))
     assert seventh.host == pytest.approx(0.3)
@@ -68,17 +68,17 @@ def test_with_a_gpu_what_it_does_counts_and_not_the_host_s_starting_of_it() -> N
         op(300, 700, "ampere_sgemm", thread=9, pid=GPU, tf_op="train_step/mlp/MatMul:MatMul"),
         op(700, 900, "ncclDevKernel_AllReduce_Sum", thread=9, pid=GPU),
     ]
-    line = timeline({"traceEvents": [*named, *events]})
-    (step,) = steps_of(line)
+    line = parse_timeline({"traceEvents": [*named, *events]})
+    (step,) = divide_steps(line)
     assert line.has_device
     assert (step.input, step.compute, step.allreduce, step.host) == pytest.approx((0.2, 0.4, 0.2, 0.2))
 
 
 def summary(waiting: float, compute: float, allreduce: float = 0.0, usual: float | None = None, **facts: Any) -> Json:
     host = 10 - waiting - compute - allreduce
-    from scaleflow.profiler.split import Step
+    from scaleflow.profiler.step_breakdown import StepTimes
 
-    steps = [Step(n, 10.0, waiting, compute, allreduce, host) for n in range(50, 60)]
+    steps = [StepTimes(n, 10.0, waiting, compute, allreduce, host) for n in range(50, 60)]
     ops = [
         {"type": "PyFunc", "name": "PyFunc", "count": 3, "self_ms": 2.0, "percent": 40.0, "in_step": False},
         {"type": "MatMul", "name": "train_step/MatMul", "count": 3, "self_ms": 1.0, "percent": 20.0, "in_step": True},
@@ -112,22 +112,22 @@ def test_what_else_takes_long_is_told() -> None:
 
 def test_the_figures_are_the_page_s_and_the_metrics() -> None:
     found = summary(3.7, 5.0, 0.3)
-    assert values_of(found) == {
+    assert to_metrics(found) == {
         "profile/step_ms": 10.0,
         "profile/input_pct": pytest.approx(37.0),
         "profile/allreduce_pct": pytest.approx(3.0),
     }
-    page = markdown(found)
+    page = to_markdown(found)
     assert "| input | 37.0 % | 3.7 |" in page
     assert "| MatMul | `train_step/MatMul` | 3 | 1.000 | 20.0 % |" in page
-    assert "steps 50 to 59: 10 ms a step, input 37 %" in in_a_line(found)
+    assert "steps 50 to 59: 10 ms a step, input 37 %" in to_line(found)
 
 
 def test_of_a_coordinator_there_is_the_time_of_a_step_and_no_more() -> None:
     found = summary(3.7, 5.0, strategy="parameter_server")
-    assert values_of(found) == {"profile/step_ms": 10.0}
+    assert to_metrics(found) == {"profile/step_ms": 10.0}
     assert "workers" in found["advice"][0]
-    assert "input" not in in_a_line(found)
+    assert "input" not in to_line(found)
 
 
 def test_percentiles_are_between_the_values() -> None:

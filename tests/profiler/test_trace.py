@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from scaleflow.profiler import reading
-from scaleflow.profiler.places import xplane_of
+from scaleflow.profiler import analysis_process
+from scaleflow.profiler.paths import xplane_path
 from tests.conftest import Command
 
 Event = dict[str, Any]
@@ -33,7 +33,7 @@ def trained(plan: Any, folder: Path) -> list[Event]:
     """A run's events; it is trained in this process as a worker does it."""
     import time
 
-    from scaleflow.worker.life import Job, begin, build, training_agreement
+    from scaleflow.worker.main import RunSpec, begin_training, build_training, make_worker_sync
 
     folder.mkdir()
     events: list[Event] = []
@@ -41,9 +41,9 @@ def trained(plan: Any, folder: Path) -> list[Event]:
     def emit(event: str, /, **fields: Any) -> None:
         events.append({"event": event, **fields})
 
-    job = Job(plan, folder, time.time())
-    built = build(plan, emit)
-    begin(job, built, training_agreement(job, built, bool), emit).run()
+    job = RunSpec(plan, folder, time.time())
+    built = build_training(plan, emit)
+    begin_training(job, built, make_worker_sync(job, built, bool), emit).run()
     return events
 
 
@@ -81,7 +81,7 @@ def told(events: list[Event], kind: str) -> list[Event]:
 
 
 def summary_of(event: Event) -> dict[str, Any]:
-    found = reading.report(event)
+    found = analysis_process.analyze_window(event)
     (path,) = [path for path, _ in found.files if path.name == "summary.json"]
     summary: dict[str, Any] = json.loads(path.read_text())
     return summary
@@ -109,7 +109,7 @@ def test_an_input_bound_run_s_profile_says_so_and_a_compute_bound_one_s_does_not
 
 def test_a_profile_is_complete(runs: dict[str, list[Event]]) -> None:
     (event,) = told(runs["fast"], "profile")
-    found = reading.report(event)
+    found = analysis_process.analyze_window(event)
     by_name = {path.name: (path, place) for path, place in found.files}
     assert set(by_name) == {"worker-0.xplane.pb", "summary.json", "summary.md", "profile.png", "trace.json.gz"}
     assert by_name["worker-0.xplane.pb"][1] == "profile/plugins/profile/steps_30-35"
@@ -121,19 +121,21 @@ def test_a_profile_is_complete(runs: dict[str, list[Event]]) -> None:
         f"train {step}" for step in range(30, 36)
     ]
     written = by_name["summary.json"][0].stat().st_mtime_ns
-    assert reading.report(event) == found  # what the store did not take is sent again, and not read again
+    assert (
+        analysis_process.analyze_window(event) == found
+    )  # what the store did not take is sent again, and not read again
     assert by_name["summary.json"][0].stat().st_mtime_ns == written
     beside = by_name["worker-0.xplane.pb"][0].parent.iterdir()
     assert [path.name for path in beside] == ["worker-0.xplane.pb"]  # nothing of what xprof keeps for itself
 
 
 def test_tensorboard_s_profiler_finds_the_markers(runs: dict[str, list[Event]]) -> None:
-    from scaleflow.profiler.read import convert
+    from scaleflow.profiler.analyze import run_xprof_tool
 
     for name in ("slow", "fast", "fit"):
         (event,) = told(runs[name], "profile")
-        xplane = xplane_of(Path(event["folder"]), (event["first"], event["last"]), "worker-0")
-        tables = json.loads(convert(xplane, "input_pipeline_analyzer"))
+        xplane = xplane_path(Path(event["folder"]), (event["first"], event["last"]), "worker-0")
+        tables = json.loads(run_xprof_tool(xplane, "input_pipeline_analyzer"))
         (steps,) = [table for table in tables if table.get("p", {}).get("steptime_ms_average")]
         assert float(steps["p"]["steptime_ms_average"]) > 0
         assert len(steps["rows"]) >= 4  # it leaves out those at the window's ends
@@ -168,8 +170,8 @@ def test_without_xprof_the_trace_is_kept_and_the_line_says_what_to_install(
     runs: dict[str, list[Event]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (event,) = told(runs["slow"], "profile")
-    monkeypatch.setattr(reading, "is_readable", lambda: False)
-    found = reading.report(event)
+    monkeypatch.setattr(analysis_process, "is_readable", lambda: False)
+    found = analysis_process.analyze_window(event)
     assert [path.name for path, _ in found.files] == ["worker-0.xplane.pb"]
     assert found.values == {}
     assert "pip install 'scaleflow[profile]'" in found.line
@@ -177,11 +179,11 @@ def test_without_xprof_the_trace_is_kept_and_the_line_says_what_to_install(
 
 def test_a_trace_that_cannot_be_read_is_kept(tmp_path: Path) -> None:
     steps = (2, 3)
-    broken = xplane_of(tmp_path / "profile", steps, "worker-0")
+    broken = xplane_path(tmp_path / "profile", steps, "worker-0")
     broken.parent.mkdir(parents=True)
     broken.write_bytes(b"no trace")
     event = {"folder": str(tmp_path / "profile"), "first": 2, "last": 3, "artifacts": "profile", "facts": {}}
-    found = reading.report(event)
+    found = analysis_process.analyze_window(event)
     assert [path for path, _ in found.files] == [broken]
     assert found.line.startswith("steps 2 to 3: the trace could not be read")
 

@@ -16,7 +16,7 @@ def traced_apart(folder: Path, deaths: int) -> tuple[str, list[str], list[int]]:
 
     from scaleflow.profiler import tracer
 
-    real, levels, left = tracer.collect, [], [1, 1][:deaths]
+    real, levels, left = tracer.collect_trace, [], [1, 1][:deaths]
     level = tracer.trace_level()
     assert level is not None
 
@@ -25,7 +25,7 @@ def traced_apart(folder: Path, deaths: int) -> tuple[str, list[str], list[int]]:
             os.abort()
         real(*arguments, frees=frees)
 
-    tracer.collect = collect
+    tracer.collect_trace = collect
     product = tf.function(lambda: tf.linalg.matmul(tf.ones([8, 8]), tf.random.normal([8, 8])))
     raised = ""
     for name in ("first", "second"):
@@ -33,7 +33,7 @@ def traced_apart(folder: Path, deaths: int) -> tuple[str, list[str], list[int]]:
         product()
         levels.append(level.value)
         try:
-            tracer.stop_apart()
+            tracer.stop_in_child()
         except OSError as error:
             raised = str(error)
         levels.append(level.value)
@@ -53,12 +53,12 @@ def test_a_child_that_dies_of_a_trace_takes_nothing_with_it(
 
 
 def says() -> tuple[str | None, str | None, str | None]:
-    from scaleflow.profiler.tracer import in_a_child
+    from scaleflow.profiler.tracer import run_in_child
 
     def complain() -> None:
         raise OSError("no space left")
 
-    return in_a_child(lambda: None), in_a_child(complain), in_a_child(os.abort)
+    return run_in_child(lambda: None), run_in_child(complain), run_in_child(os.abort)
 
 
 def test_a_child_says_what_it_has_against_it(isolated: Callable[..., Any]) -> None:

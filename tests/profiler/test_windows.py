@@ -8,24 +8,26 @@ from typing import Any
 import pytest
 
 from scaleflow.config.plan import make_plan
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 from scaleflow.profiler.windows import Windows
 
 Taken = list[tuple[int, int, bool]]
 
 
 def taken(windows: list[tuple[int, int]], total: int, wanted: int, begin: int = 0) -> Taken:
-    """(first step, steps, whether it was traced) of each call of a run that would like calls of `wanted` steps."""
+    """(first step, steps, whether it was traced) of each call of a run that would like calls of `list_needed_splits`
+    steps.
+    """
     asked = Windows(windows)
     calls, step = [], begin
     while step < total:
         left = asked.steps_left(step)
         steps = min(wanted, total - step, wanted if left is None else left)
-        window = asked.traced(step + 1) if asked.is_single(step + 1) else None
+        window = asked.find_window(step + 1) if asked.is_single(step + 1) else None
         calls.append((step + 1, steps, window is not None))
         step += steps
         if window is not None and step >= window[1]:
-            asked.end(window)
+            asked.end_window(window)
     return calls
 
 
@@ -78,7 +80,7 @@ REFUSED = {
 @pytest.mark.parametrize("words", REFUSED, ids=" ".join)
 def test_a_window_that_cannot_be_traced_is_refused(compose: Callable[..., dict[str, Any]], words: Any) -> None:
     config = compose("tracking=none", "profiler=trace", "strategy=one_device", *words)
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(ConfigError) as refused:
         make_plan(config, {})
     assert all(part in str(refused.value) for part in REFUSED[words]), refused.value
 

@@ -141,8 +141,8 @@ class Drawing:
     replicas: int = 1
     accumulate: int = 1
     precision: str = "float32"
-    model: str = ""
-    data: str = ""
+    log_model: str = ""
+    log_dataset: str = ""
     synchronized: bool = False
     debug: str = "none"
     validates: bool = True
@@ -200,7 +200,7 @@ def drawn(seed: int, number: int) -> Case:
         stop = min(stop, 15) and 15
     words = [*made.common, *made.special, *([wrong] if wrong else [])]
     plain = [*made.common, *made.plain] if made.is_equal and made.plain != made.special and not wrong else None
-    return Case(number, made.strategy, words, plain, made.precision, wrong, stop, recorded, made.model)
+    return Case(number, made.strategy, words, plain, made.precision, wrong, stop, recorded, made.log_model)
 
 
 CALLBACKS = "training.callbacks=[{}]"
@@ -249,42 +249,42 @@ def draw_strategy(made: Drawing) -> None:
 
 def draw_data(made: Drawing) -> None:
     name = made.draw.choices(list(DATASETS), [weight for weight, _, _ in DATASETS.values()])[0]
-    _, made.data, words = DATASETS[name]
+    _, made.log_dataset, words = DATASETS[name]
     made.common += words
     if words[0] == "dataset=synthetic":
         made.maybe(0.6, *(f"dataset.kind={kind}" for kind in ("binary", "multi_label", "regression", "regression")))
     made.maybe(0.4, "dataset.validation=0.2", "dataset.validation=null", "dataset.validation=test")
     made.validates = "dataset.validation=null" not in made.common
     made.maybe(0.2, "dataset.cache=none", "dataset.cache=memory", "dataset.cache=file")
-    if made.data != WORDS:
+    if made.log_dataset != WORDS:
         made.maybe(0.1, "dataset.normalise=true")
-    if made.data == IMAGES:
+    if made.log_dataset == IMAGES:
         made.maybe(0.15, "dataset.augment={flip: true, crop: 1}", "dataset.augment={mixup: 0.2}")
 
 
 def draw_model(made: Drawing) -> None:
     if made.chance(0.5):
-        kind = made.draw.choice(ZOO[made.data])
+        kind = made.draw.choice(ZOO[made.log_dataset])
         if made.strategy == "pipeline" and kind.startswith("subclassed") and made.chance(0.8):
             kind = "nested"
-        made.model = f"zoo {kind}"
+        made.log_model = f"zoo {kind}"
         made.common += ["model=zoo", f"model.kind={kind}"]
         made.is_equal &= kind not in (*RANDOM, *DIVIDED)
         made.synchronized = kind in SYNCHRONIZED
         return
-    made.model = made.draw.choice(MODELS[made.data])
-    made.common.append(f"model={made.model}")
-    if made.model in ("mlp", "cnn"):
+    made.log_model = made.draw.choice(MODELS[made.log_dataset])
+    made.common.append(f"model={made.log_model}")
+    if made.log_model in ("mlp", "cnn"):
         made.common.append("model.units=8")
         if made.chance(0.2):
             made.common.append("model.batch_norm=true")
             made.synchronized = True
-    if made.model == "cnn":
+    if made.log_model == "cnn":
         made.common.append("model.filters=[4]")
-    if made.model == "transformer":
+    if made.log_model == "transformer":
         made.common += ["model.width=8", "model.heads=2", "model.blocks=1", "model.units=8"]
-    made.synchronized |= made.model == "resnet"
-    if made.model not in ("resnet", "linear") and made.chance(0.2):
+    made.synchronized |= made.log_model == "resnet"
+    if made.log_model not in ("resnet", "linear") and made.chance(0.2):
         made.common.append("model.dropout=0.2")
         made.is_equal = False
 

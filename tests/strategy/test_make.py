@@ -12,9 +12,9 @@ def created(name: str, logical_devices: int) -> tuple[str, str, int, tuple[str, 
     """The resolved name, the strategy's class, its replicas and devices, and the note."""
     from scaleflow import hardware, strategy
 
-    devices = hardware.configure(Hardware(name="cpu", logical_devices=logical_devices)).names
-    resolved = strategy.resolve(Strategy(name), devices)  # type: ignore[arg-type]
-    made, note = strategy.create(resolved, devices)
+    devices = hardware.configure_devices(Hardware(name="cpu", logical_devices=logical_devices)).names
+    resolved = strategy.resolve_strategy(Strategy(name), devices)  # type: ignore[arg-type]
+    made, note = strategy.create_strategy(resolved, devices)
     places = tuple(device.rpartition("device:")[2] for device in made.extended.worker_devices)
     return resolved, type(made).__name__, made.num_replicas_in_sync, places, note
 

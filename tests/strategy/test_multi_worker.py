@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import Command
-from tests.launcher.test_launch import LongRun, assert_all_points_are_kept, only_run
+from tests.launcher.test_supervisor import LongRun, assert_all_points_are_kept, only_run
 
 CPU = ("hardware=cpu", "hardware.intra_op_threads=1")
 WORKERS = ("strategy=multi_worker", *CPU)

@@ -14,7 +14,7 @@ import pytest
 
 from scaleflow.interfaces import Partitioner
 from tests.conftest import Command
-from tests.launcher.test_launch import LongRun, assert_all_points_are_kept, only_run, wait_for
+from tests.launcher.test_supervisor import LongRun, assert_all_points_are_kept, only_run, wait_for
 from tests.strategy.test_multi_worker import CPU, SAME, course
 
 SERVED = ("strategy=parameter_server", *CPU)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan, Strategy
 from tests.conftest import Command
-from tests.training.driving import Course, far, take
+from tests.training.fake_engine import Course, far, take
 
 CPU = ("hardware=cpu", "tracking=none")
 ONE = ("strategy=one_device", *CPU)
@@ -38,13 +38,13 @@ Make = Callable[..., Plan]
 
 def followed(plan: Plan, steps: int) -> tuple[Course, dict[str, float], list[str]]:
     """The course of training, how the test split then is, and the notes."""
-    from scaleflow.worker.life import build
+    from scaleflow.worker.main import build_training
 
     notes: list[str] = []
-    built = build(plan, lambda event, **fields: notes.append(fields.get("text", "")))
-    course = take(built.loop, built.train, steps)
+    built = build_training(plan, lambda event, **fields: notes.append(fields.get("text", "")))
+    course = take(built.engine, built.train, steps)
     assert built.test is not None
-    return course, dict(built.loop.evaluate(built.test)), notes
+    return course, dict(built.engine.evaluate(built.test)), notes
 
 
 @pytest.mark.parametrize(
@@ -106,10 +106,10 @@ def placed(plan: Plan) -> tuple[Places, dict[str, int]]:
     """(operation, name) of what ran on each device in two steps, and the bytes of variables and slots there."""
     from tensorflow.python.eager import context
 
-    from scaleflow.worker.life import build
+    from scaleflow.worker.main import build_training
 
-    built = build(plan, lambda event, **fields: None)
-    loop = built.loop
+    built = build_training(plan, lambda event, **fields: None)
+    loop = built.engine
     context.enable_run_metadata()
     loop.train(built.train, built.train.open(0, 0), 0, 0, 2, 0)
     places: Places = {}
@@ -165,12 +165,12 @@ def exported(plan: Plan, folder: Path) -> np.ndarray[Any, Any]:
     """Trains a few steps and exports; gives what comes out of the stages for the sample."""
     import tensorflow as tf
 
-    from scaleflow.worker.life import build
+    from scaleflow.worker.main import build_training
 
-    built = build(plan, lambda event, **fields: None)
-    built.loop.train(built.train, built.train.open(0, 0), 0, 0, 3, 0)
+    built = build_training(plan, lambda event, **fields: None)
+    built.engine.train(built.train, built.train.open(0, 0), 0, 0, 3, 0)
     built.export(folder)
-    return np.asarray(tf.function(built.loop.passes.forward)(tf.constant(np.load(folder / "input_example.npy"))))
+    return np.asarray(tf.function(built.engine.passes.forward)(tf.constant(np.load(folder / "input_example.npy"))))
 
 
 def reloaded(folder: Path, batch: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -210,11 +210,11 @@ def test_the_default_job_finishes_and_is_accurate(command: Command) -> None:
 
 
 def refusal(plan: Plan) -> str:
-    from scaleflow.worker.life import build
+    from scaleflow.worker.main import build_training
 
     try:
-        build(plan, lambda event, **fields: None)
-    except Refusal as refused:
+        build_training(plan, lambda event, **fields: None)
+    except ConfigError as refused:
         return str(refused)
     return ""
 
@@ -225,7 +225,7 @@ def no_pipeline(cases: list[tuple[list[str], Strategy]]) -> list[str]:
 
     found = []
     for devices, options in cases:
-        with pytest.raises(Refusal) as refused:
+        with pytest.raises(ConfigError) as refused:
             create_pipeline(devices, options)
         found.append(str(refused.value))
     return found

@@ -23,11 +23,11 @@ BALANCED = [
 
 
 def largest(cases: Sequence[tuple[list[int], int, int]]) -> list[int]:
-    from scaleflow.strategy.stages import balanced
+    from scaleflow.strategy.stages import balance_blocks
 
     found = []
     for blocks, count, _ in cases:
-        starts = balanced(blocks, count)
+        starts = balance_blocks(blocks, count)
         groups = [sum(blocks[a:b]) for a, b in itertools.pairwise((0, *starts, len(blocks)))]
         assert len(groups) == count
         assert all(groups)
@@ -58,16 +58,16 @@ def divisions(asked: Sequence[tuple[str, int, list[str] | None]]) -> list[list[s
     """In a child: the stages of each, or why it is refused."""
     import keras
 
-    from scaleflow.errors import Refusal
-    from scaleflow.strategy.stages import divide, graph_of
+    from scaleflow.errors import ConfigError
+    from scaleflow.strategy.stages import build_graph, divide_graph
     from tests.strategy import models
 
     found: list[list[str] | str] = []
     for name, count, cuts in asked:
         keras.backend.clear_session()
         try:
-            found.append([str(stage) for stage in divide(graph_of(getattr(models, name)()), count, cuts)])
-        except Refusal as refusal:
+            found.append([str(stage) for stage in divide_graph(build_graph(getattr(models, name)()), count, cuts)])
+        except ConfigError as refusal:
             found.append(str(refusal))
     return found
 
@@ -109,10 +109,10 @@ def differences(cases: Sequence[tuple[str, int, list[str] | None, int]]) -> list
     import tensorflow as tf
 
     from scaleflow import hardware, strategy
-    from scaleflow.training.passes import WholePasses, supervised
+    from scaleflow.training.forward_backward import TapeForwardBackward, make_loss_step
     from tests.strategy import models
 
-    devices = hardware.configure(Hardware(name="cpu", logical_devices=3)).names
+    devices = hardware.configure_devices(Hardware(name="cpu", logical_devices=3)).names
     objective = Objective(lambda t, o: tf.reduce_mean(tf.square(t - o), axis=1), {})
     random = np.random.default_rng(0)
     inputs = tf.constant(random.integers(10, size=(8, 6)), tf.int32)
@@ -123,13 +123,13 @@ def differences(cases: Sequence[tuple[str, int, list[str] | None, int]]) -> list
         keras.backend.clear_session()
         keras.utils.set_random_seed(0)
         model = getattr(models, name)()
-        whole = WholePasses(model, supervised(objective))
+        whole = TapeForwardBackward(model, make_loss_step(objective))
         options = Strategy("pipeline", stages=count, micro_batches=micro_batches, cuts=cuts)
         wanted = (*whole.backward(batch, weights, 1, lambda x: x), whole.forward(inputs))
-        passes, _ = strategy.pipelined(model, objective, devices[:count], options)
+        passes, _ = strategy.build_pipeline(model, objective, devices[:count], options)
         got = (*passes.backward(batch, weights, 1, lambda x: x), passes.forward(inputs))
         assert [g is None for g in got[2]] == [g is None for g in wanted[2]]
-        for gradient, place in zip(got[2], passes.places, strict=True):
+        for gradient, place in zip(got[2], passes.devices, strict=True):
             assert gradient is None or place in gradient.device
         gradients = max(far(g, w) for g, w in zip(got[2], wanted[2], strict=True) if g is not None)
         found.append((far(got[0], wanted[0]), far(got[1], wanted[1]), gradients, far(got[3], wanted[3])))

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 
 from scaleflow.cluster import tpu
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Arrays, Batching, Hardware, Plan, Precision, Stream
 from tests.conftest import Command
 from tests.dataset.reading import as_stream, numbered, reader, spread_over
-from tests.training.driving import assemble, dense, random_arrays
+from tests.training.fake_engine import assemble, dense, random_arrays
 
 CORES = 2
 
@@ -61,21 +61,23 @@ def put_double(calls: list[str]) -> None:
 def whole_run(plan: Plan, folder: Path) -> tuple[list[str], list[dict[str, Any]], str]:
     """A worker's life on the double: the calls, the events, and the feed that was used."""
     from scaleflow import dataset
-    from scaleflow.worker.life import Job, work
+    from scaleflow.worker.main import RunSpec, run_worker
 
     calls: list[str] = []
     events: list[dict[str, Any]] = []
     feeds: list[str] = []
     put_double(calls)
-    make = dataset.feed
+    make = dataset.make_feed
 
     def feed(*arguments: Any, **keywords: Any) -> Any:
         made = make(*arguments, **keywords)
         feeds.append(type(made).__name__)
         return made
 
-    dataset.feed = feed
-    work(Job(plan, folder, time.time()), lambda event, **fields: events.append({"event": event, **fields}), bool)
+    dataset.make_feed = feed
+    run_worker(
+        RunSpec(plan, folder, time.time()), lambda event, **fields: events.append({"event": event, **fields}), bool
+    )
     return calls, events, feeds[0]
 
 
@@ -118,9 +120,9 @@ def test_a_run_goes_the_way_to_a_tpu_before_anything_else(
 
 
 def policies() -> dict[str, str]:
-    from scaleflow.precision import resolve
+    from scaleflow.precision import resolve_policy
 
-    return {name: resolve(Precision(name), "TPU") for name in ("float32", "mixed", "mixed_bfloat16")}  # type: ignore[arg-type]
+    return {name: resolve_policy(Precision(name), "TPU") for name in ("float32", "mixed", "mixed_bfloat16")}  # type: ignore[arg-type]
 
 
 def test_mixed_is_bfloat16_on_a_tpu(isolated: Callable[..., Any]) -> None:
@@ -206,7 +208,7 @@ def compiled(policy: str, accumulate: int) -> tuple[list[np.ndarray[Any, Any]], 
             @tf.function(jit_compile=by_xla, autograph=False)
             def in_replica(fetched: Any, epoch: tf.Tensor, number: tf.Tensor) -> Any:
                 ahead = loop._batch(feed, fetched, epoch, number) if feed.ahead else ()
-                return loop._step(feed, fetched, epoch, number, *loop._no_sums(), ahead)
+                return loop._step(feed, fetched, epoch, number, *loop._zero_sums(), ahead)
 
             return strategy.run(in_replica, args=(fetched, epoch, number))
 
@@ -237,7 +239,7 @@ def test_xla_compiles_a_step_of_the_loop(isolated: Callable[..., Any], policy: s
 def unfit() -> list[str]:
     import tensorflow as tf
 
-    from scaleflow.dataset.feeds import check_fixed
+    from scaleflow.dataset.feeds import check_static_shapes
 
     words = Arrays(np.array([["a"], ["b"]]), np.zeros(2))
     lines = Stream(tf.data.Dataset.from_tensor_slices((["a"], [0])), 1)
@@ -246,11 +248,11 @@ def unfit() -> list[str]:
     said = []
     for examples in (words, lines, lengths):
         try:
-            check_fixed(examples)
-        except Refusal as refusal:
+            check_static_shapes(examples)
+        except ConfigError as refusal:
             said.append(str(refusal))
-    check_fixed(numbered(3))
-    check_fixed(Stream(as_stream(numbered(3)), 3))
+    check_static_shapes(numbered(3))
+    check_static_shapes(Stream(as_stream(numbered(3)), 3))
     return said
 
 
@@ -270,8 +272,8 @@ def refusal_of(address: str | None) -> str:
     from scaleflow import hardware
 
     try:
-        hardware.configure(Hardware(name="tpu", tpu=address))
-    except Refusal as refusal:
+        hardware.configure_devices(Hardware(name="tpu", tpu=address))
+    except ConfigError as refusal:
         return str(refusal)
     return ""
 

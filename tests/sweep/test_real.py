@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from scaleflow.masking import MASK
+from scaleflow.secret_masking import MASK
 from tests.conftest import Command
-from tests.launcher.test_launch import processes, wait_for
+from tests.launcher.test_supervisor import processes, wait_for
 from tests.processes import NEW_STORE, CommandProcess
 
 SMALL = ("dataset=synthetic", "dataset.shape=[16]", "dataset.examples=500", "dataset.validation=null")

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import psutil
 
 from tests.conftest import Command
-from tests.launcher.test_launch import wait_for
+from tests.launcher.test_supervisor import wait_for
 
 Fault = Literal["none", "delay", "reset", "reset behind", "error", "error behind", "hang"]
 

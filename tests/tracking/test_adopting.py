@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import IDENTITY, Tracking
-from scaleflow.launcher.launch import not_adopted
-from scaleflow.tracking import tracker_for
+from scaleflow.launcher.supervisor import explain_not_adopted
+from scaleflow.tracking import make_tracker
 from tests.conftest import Command
 
 BEGAN = 1_700_000_000_000
@@ -39,7 +39,7 @@ def started(uri: str, run_id: str | None, monkeypatch: pytest.MonkeyPatch, **opt
     monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
     if run_id is not None:
         monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
-    tracker: Any = tracker_for(Tracking(uri=uri, **options), adopts=True)
+    tracker: Any = make_tracker(Tracking(uri=uri, **options), adopts=True)
     tracker.connect()
     own = {"team": "vision", "mlflow.source.git.commit": "ours", "scaleflow.folder": "/a", IDENTITY: uuid.uuid4().hex}
     for _ in range(2):  # again, as after a fault
@@ -55,7 +55,7 @@ def test_it_is_taken_with_what_it_has(uri: str, client: Any, monkeypatch: pytest
     tracker = started(uri, run_id, monkeypatch)
     params = {"strategy": "mirrored", "precision": "mixed", "seed": "3"}
     for _ in range(2):  # sent again, as after a fault
-        tracker.params(params)
+        tracker.log_params(params)
     run = client.get_run(run_id)
     assert tracker.run_id == run_id
     assert run.info.run_name == "ours"
@@ -75,10 +75,12 @@ def test_the_name_that_a_person_gave_stays(uri: str, client: Any, monkeypatch: p
 
 def test_a_run_that_is_another_commands_is_refused(uri: str, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run_id = opened(client, **{"scaleflow.folder": "/some/run"})
-    with pytest.raises(Refusal, match=rf"MLFLOW_RUN_ID={run_id}: is the run of /some/run already; resume=/some/run"):
+    with pytest.raises(
+        ConfigError, match=rf"MLFLOW_RUN_ID={run_id}: is the run of /some/run already; resume=/some/run"
+    ):
         started(uri, run_id, monkeypatch)
     client.delete_run(run_id)
-    with pytest.raises(Refusal, match=f"MLFLOW_RUN_ID={run_id}: .* was deleted"):
+    with pytest.raises(ConfigError, match=f"MLFLOW_RUN_ID={run_id}: .* was deleted"):
         started(uri, run_id, monkeypatch)
 
 
@@ -96,16 +98,16 @@ def test_the_environment_names_the_experiment_where_the_config_names_none(
 
 def test_an_experiment_that_is_not_there_is_refused(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", "4711")
-    with pytest.raises(Refusal, match=r"MLFLOW_EXPERIMENT_ID=4711: the store .* has no such experiment"):
+    with pytest.raises(ConfigError, match=r"MLFLOW_EXPERIMENT_ID=4711: the store .* has no such experiment"):
         started(uri, None, monkeypatch)
 
 
 def test_a_run_that_goes_on_says_that_it_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "record.json").write_text('{"run_id": "abc", "offset": 1}')
     monkeypatch.setenv("MLFLOW_RUN_ID", "def")
-    assert not_adopted(tmp_path) == "note: MLFLOW_RUN_ID=def is not used: the run that goes on is abc"
+    assert explain_not_adopted(tmp_path) == "note: MLFLOW_RUN_ID=def is not used: the run that goes on is abc"
     monkeypatch.setenv("MLFLOW_RUN_ID", "abc")
-    assert not_adopted(tmp_path) is None
+    assert explain_not_adopted(tmp_path) is None
 
 
 @pytest.mark.slow

@@ -18,9 +18,9 @@ import psutil
 import pytest
 import yaml
 
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 from tests.conftest import Command
-from tests.launcher.test_launch import wait_for
+from tests.launcher.test_supervisor import wait_for
 from tests.tracking.servers import free_port
 
 EPOCHS = 3
@@ -217,7 +217,7 @@ def test_which_digits_were_taken_for_which_is_a_table_and_a_picture(client: Any,
 def test_a_run_can_begin_with_the_models_weights(
     finished: tuple[Command, Any], client: Any, logged: Any, run: Any, plan: Callable[..., Any]
 ) -> None:
-    from scaleflow.tracking import located
+    from scaleflow.tracking import locate_weights
 
     store = f"tracking.uri=sqlite:///{finished[0].folder}/mlflow.db"
     exported = finished[0].run_folder() / "model" / "model.keras"
@@ -225,7 +225,7 @@ def test_a_run_can_begin_with_the_models_weights(
     client.create_model_version("digits", logged.artifact_location, run.info.run_id, model_id=logged.model_id)
     uris = f"runs:/{run.info.run_id}/model", f"models:/{logged.model_id}", "models:/digits/1"
     for said in (*uris, finished[0].run_folder()):
-        with located(plan(store, f"model.init_from={said}")) as found:
+        with locate_weights(plan(store, f"model.init_from={said}")) as found:
             file = Path(found.model.init_from)
             assert file.read_bytes() == exported.read_bytes()
             assert found.config["model"]["init_from"] == str(said)
@@ -236,10 +236,10 @@ def test_a_run_can_begin_with_the_models_weights(
 def test_weights_that_the_store_has_not_are_refused(
     finished: tuple[Command, Any], plan: Callable[..., Any], said: str
 ) -> None:
-    from scaleflow.tracking import located
+    from scaleflow.tracking import locate_weights
 
     there = plan(f"tracking.uri=sqlite:///{finished[0].folder}/mlflow.db", f"model.init_from={said}")
-    with pytest.raises(Refusal, match=f"model.init_from={said}: cannot be had from sqlite"), located(there):
+    with pytest.raises(ConfigError, match=f"model.init_from={said}: cannot be had from sqlite"), locate_weights(there):
         pass
 
 

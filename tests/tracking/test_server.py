@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from scaleflow.interfaces import Tracking
-from scaleflow.launcher import record
-from scaleflow.launcher.record import Recorder
+from scaleflow.launcher import recorder as recorder_module
+from scaleflow.launcher.recorder import Recorder
 from scaleflow.tracking.store import MlflowTracker
 from tests.conftest import Command
-from tests.launcher.test_launch import LongRun, wait_for
-from tests.tracking.made import MadeRun, assert_has_one_model, assert_is_all_there, only_run, steps_of
+from tests.launcher.test_supervisor import LongRun, wait_for
+from tests.tracking.example_runs import MadeRun, assert_has_one_model, assert_is_all_there, only_run, steps_of
 from tests.tracking.servers import Proxy, Server, serving, weather
 
 #: MLflow's own, where it is imported.
@@ -52,9 +52,9 @@ def proxy(server: Server) -> Iterator[Proxy]:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The recorder asks again soon, and sends little at a time."""
-    monkeypatch.setattr(record, "SECONDS_BETWEEN_PASSES", 0.02)
-    monkeypatch.setattr(record, "LONGEST_PAUSE", 0.1)
-    monkeypatch.setattr(record, "EVENTS_A_PASS", 25)
+    monkeypatch.setattr(recorder_module, "SECONDS_BETWEEN_PASSES", 0.02)
+    monkeypatch.setattr(recorder_module, "LONGEST_PAUSE", 0.1)
+    monkeypatch.setattr(recorder_module, "EVENTS_A_PASS", 25)
 
 
 def recording(made: MadeRun, uri: str, offline: bool = False, **options: Any) -> Recorder:
@@ -115,14 +115,14 @@ def test_a_server_that_is_slow_does_not_either(
     proxy.plan = lambda: "delay"
     made = MadeRun(tmp_path / "slow", uri=server.uri).ready().train(1, 200).end()
     with monkeypatch.context() as patch:
-        patch.setattr(record, "EVENTS_A_PASS", 2)
+        patch.setattr(recorder_module, "EVENTS_A_PASS", 2)
         recorder = recording(made, proxy.uri)
         end_too_soon(recorder)
     part = steps_of(server.uri, only_run(server.uri, "slow"), "train/loss")
     assert 0 < len(part) < 200
     from scaleflow.sync import repair
 
-    assert repair(made.folder, server.uri).outcome == "recorded"
+    assert repair(made.folder, server.uri).result == "recorded"
     assert_is_all_there(server.uri, made)
 
 

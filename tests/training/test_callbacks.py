@@ -14,16 +14,16 @@ WATCH = "training.callbacks=[{_target_: tests.training.watch.Watch, last: 1}]"
 
 def watched(plan: Any) -> tuple[list[Any], list[str], Any]:
     from scaleflow import training
-    from scaleflow.worker.life import build
-    from tests.training.driving import ignore
+    from scaleflow.worker.main import build_training
+    from tests.training.fake_engine import ignore
     from tests.training.watch import CALLED
 
     notes: list[str] = []
-    built = build(plan, ignore)
+    built = build_training(plan, ignore)
 
     def session() -> Any:
         return training.Session(
-            built.loop, plan.training, built.train, built.validation, None, started=0.0, agree=lambda s: (s, False),
+            built.engine, plan.training, built.train, built.validation, None, started=0.0, agree=lambda s: (s, False),
             emit=lambda event, **fields: notes.append(fields["text"]) if event == "note" else None,
             callbacks=built.callbacks,
         )  # fmt: skip
@@ -67,13 +67,13 @@ def test_what_is_no_callback_is_refused(isolated: Callable[..., Any], plan: Call
 
 
 def refusal_of(plan: Any) -> str:
-    from scaleflow.errors import Refusal
-    from scaleflow.worker.life import build
-    from tests.training.driving import ignore
+    from scaleflow.errors import ConfigError
+    from scaleflow.worker.main import build_training
+    from tests.training.fake_engine import ignore
 
     try:
-        build(plan, ignore)
-    except Refusal as refusal:
+        build_training(plan, ignore)
+    except ConfigError as refusal:
         return str(refusal)
     raise AssertionError("it was built")
 
@@ -82,10 +82,10 @@ def frozen(plan: Any) -> tuple[str, str]:
     """What the run was ended with, and the last step that was taken."""
     from scaleflow import training
     from scaleflow.errors import ScaleflowError
-    from scaleflow.worker.life import build
-    from tests.training.driving import ignore
+    from scaleflow.worker.main import build_training
+    from tests.training.fake_engine import ignore
 
-    built = build(plan, ignore)
+    built = build_training(plan, ignore)
     steps = [0]
 
     def emit(event: str, /, **fields: Any) -> None:
@@ -93,10 +93,10 @@ def frozen(plan: Any) -> tuple[str, str]:
 
     try:
         training.Session(
-            built.loop, plan.training, built.train, built.validation, None, started=0.0, agree=lambda s: (s, False),
+            built.engine, plan.training, built.train, built.validation, None, started=0.0, agree=lambda s: (s, False),
             emit=emit, callbacks=built.callbacks,
         ).run()  # fmt: skip
-        built.loop.state()
+        built.engine.read_state()
     except ScaleflowError as error:
         return f"{type(error).__name__}: {error}", str(steps[-1])
     return "", str(steps[-1])

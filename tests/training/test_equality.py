@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.training.driving import far, follow
+from tests.training.fake_engine import far, follow
 
 #: strategy, logical devices, accumulate: each makes a global batch of 48.
 DIVISIONS = [
@@ -82,12 +82,12 @@ NORMALIZED = (
 
 def follow_all(plan: Any) -> tuple[list[float], list[np.ndarray[Any, Any]]]:
     """The losses, and all variables, the moving statistics among them."""
-    from scaleflow.worker.life import build
-    from tests.training.driving import ignore, take
+    from scaleflow.worker.main import build_training
+    from tests.training.fake_engine import ignore, take
 
-    built = build(plan, ignore)
-    losses = take(built.loop, built.train, STEPS).losses
-    return losses, [np.asarray(v) for v in built.loop.model.variables if "seed" not in v.path]
+    built = build_training(plan, ignore)
+    losses = take(built.engine, built.train, STEPS).losses
+    return losses, [np.asarray(v) for v in built.engine.model.variables if "seed" not in v.path]
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaleflow.errors import NotFinite, Refusal
+from scaleflow.errors import ConfigError, NotFinite
 from scaleflow.interfaces import Examples, Inputs, Outputs, Stream
 from tests.conftest import Command
-from tests.launcher.test_launch import LongRun, only_run
-from tests.training.driving import Parts, assemble, dense, far, ignore, random_arrays, spread_over, weights
+from tests.launcher.test_supervisor import LongRun, only_run
+from tests.training.fake_engine import Parts, assemble, dense, far, ignore, random_arrays, spread_over, weights
 from tests.training.test_loop import active, embedded, regularized, tokens
 from tests.training.test_session import Event, calls, epochs
 
@@ -33,20 +33,20 @@ def trained(plan: Any, stop_after: int | None = None) -> tuple[list[Event], Any,
     import time
 
     from scaleflow import training
-    from scaleflow.worker.life import build
+    from scaleflow.worker.main import build_training
 
     events: list[Event] = []
 
     def emit(event: str, /, **fields: Any) -> None:
         events.append((event, fields))
 
-    built = build(plan, ignore)
+    built = build_training(plan, ignore)
     session = training.Session(
-        built.loop, plan.training, built.train, built.validation, built.test,
+        built.engine, plan.training, built.train, built.validation, built.test,
         emit=emit, started=time.time(), agree=lambda seconds: (seconds, calls(events) + 1 == stop_after),
     )  # fmt: skip
     result = session.run()
-    return events, result, [np.asarray(v) for v in built.loop.model.trainable_variables]
+    return events, result, [np.asarray(v) for v in built.engine.model.trainable_variables]
 
 
 def values(events: list[Event]) -> dict[tuple[int, str], float]:
@@ -131,10 +131,10 @@ class Straight:
     def next_steps(self) -> int:
         return min(1, self.steps_per_epoch - self.first)
 
-    def watched(self) -> contextlib.AbstractContextManager[bool]:
+    def trace_call(self) -> contextlib.AbstractContextManager[bool]:
         return contextlib.nullcontext(False)
 
-    def called(self, steps: int, means: Mapping[str, float], seconds: float, waited: float = 0.0) -> None:
+    def end_call(self, steps: int, means: Mapping[str, float], seconds: float, waited: float = 0.0) -> None:
         self.step += steps
         self.first += steps
         self.means.append(means["loss"])
@@ -146,12 +146,12 @@ class Straight:
 def fit_of(parts: Parts, per_execution: int = 1) -> Any:
     """Keras's engine for the same model."""
     from scaleflow import training
-    from scaleflow.optimizer import make
+    from scaleflow.optimizer import create_optimizer
 
     loop = parts.loop
     with parts.strategy.scope():
-        optimizer = make(type(loop.optimizer), 0.1, False, takes_summed=False)
-        engine = training.Fit(
+        optimizer = create_optimizer(type(loop.optimizer), 0.1, False, takes_summed=False)
+        engine = training.FitEngine(
             strategy=parts.strategy, model=loop.model, optimizer=optimizer, objective=loop.objective,
             steps_per_execution=per_execution,
         )  # fmt: skip
@@ -238,13 +238,13 @@ def test_a_loss_that_is_not_finite_is_named_by_its_step(isolated: Callable[..., 
 
 
 def refused(*plans: Any) -> list[str | None]:
-    from scaleflow.worker.life import build
+    from scaleflow.worker.main import build_training
 
     found: list[str | None] = []
     for plan in plans:
         try:
-            build(plan, ignore)
-        except Refusal as refusal:
+            build_training(plan, ignore)
+        except ConfigError as refusal:
             found.append(str(refusal))
         else:
             found.append(None)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from scaleflow.worker.laps import Laps
-from tests.training.driving import ignore
+from scaleflow.worker.startup_timer import StartupTimer
+from tests.training.fake_engine import ignore
 
 BASE = ("hardware=cpu", "tracking=none", "checkpoint=none", "dataset=synthetic", "dataset.examples=200")
 MLP = (*BASE, "model=mlp", "model.units=[16]", "dataset.shape=[8]", "dataset.outputs=4")
@@ -19,9 +19,9 @@ OF_MLP = 2 * (8 * 16 * 2 + 16 * 4 * 3)
 
 
 def counted(plans: list[Any]) -> list[float | None]:
-    from scaleflow.worker.assemble import build
+    from scaleflow.worker.build import build_training
 
-    return [build(plan, ignore).loop.flops_per_example for plan in plans]
+    return [build_training(plan, ignore).engine.flops_per_example for plan in plans]
 
 
 def test_multiplications_are_counted_forward_and_backward_however_a_step_is_divided(
@@ -52,7 +52,7 @@ def test_convolutions_are_counted(isolated: Callable[..., Any], plan: Callable[.
 def of_functions() -> list[float | None]:
     import tensorflow as tf
 
-    from scaleflow.training.flops import flops_of
+    from scaleflow.training.flops import count_flops
 
     def graph(function: Callable[..., Any], *shapes: tuple[int | None, ...]) -> Any:
         return tf.function(function).get_concrete_function(*(tf.TensorSpec(shape) for shape in shapes)).graph
@@ -61,15 +61,15 @@ def of_functions() -> list[float | None]:
         return tf.while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x @ b), (0, a))[1]
 
     return [
-        flops_of(graph(lambda a, b: tf.einsum("bij,bjk->bik", a, b), (2, 3, 4), (2, 4, 5))),
-        flops_of(graph(lambda a, b: tf.einsum("...j,jk->...k", a, b), (2, 3, 4), (4, 5))),
-        flops_of(graph(tf.matmul, (2, 3, 4), (2, 4, 5))),
-        flops_of(graph(lambda a, b: tf.matmul(a, b, transpose_a=True), (4, 3), (4, 5))),
-        flops_of(graph(lambda a, b: tf.nn.depthwise_conv2d(a, b, [1, 1, 1, 1], "SAME"), (1, 4, 4, 2), (3, 3, 2, 1))),
-        flops_of(graph(lambda a, b: (a @ b, a + 1)[1], (3, 4), (4, 5))),  # nobody asks for the product
-        flops_of(graph(looped, (4, 4), (4, 4))),
-        flops_of(graph(looped, (4, 4), (4, 4)), (3,)),
-        flops_of(graph(tf.matmul, (None, 4), (4, 5))),
+        count_flops(graph(lambda a, b: tf.einsum("bij,bjk->bik", a, b), (2, 3, 4), (2, 4, 5))),
+        count_flops(graph(lambda a, b: tf.einsum("...j,jk->...k", a, b), (2, 3, 4), (4, 5))),
+        count_flops(graph(tf.matmul, (2, 3, 4), (2, 4, 5))),
+        count_flops(graph(lambda a, b: tf.matmul(a, b, transpose_a=True), (4, 3), (4, 5))),
+        count_flops(graph(lambda a, b: tf.nn.depthwise_conv2d(a, b, [1, 1, 1, 1], "SAME"), (1, 4, 4, 2), (3, 3, 2, 1))),
+        count_flops(graph(lambda a, b: (a @ b, a + 1)[1], (3, 4), (4, 5))),  # nobody asks for the product
+        count_flops(graph(looped, (4, 4), (4, 4))),
+        count_flops(graph(looped, (4, 4), (4, 4)), (3,)),
+        count_flops(graph(tf.matmul, (None, 4), (4, 5))),
     ]
 
 
@@ -78,11 +78,16 @@ def test_each_kind_of_operation_is_counted_and_what_is_not_known_is_not_guessed(
 
 
 def peaks() -> list[float | None]:
-    from scaleflow.hardware.peaks import peak, peak_of
+    from scaleflow.hardware.peaks import device_peak, process_peak
 
     names = ("NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "Tesla T4", "NVIDIA A1000", "")
-    found = [peak_of(name, "mixed_float16") for name in names]
-    return [*found, peak_of("Tesla T4", "mixed_bfloat16"), peak_of(names[0], "float32"), peak("CPU", "float32", 1)]
+    found = [device_peak(name, "mixed_float16") for name in names]
+    return [
+        *found,
+        device_peak("Tesla T4", "mixed_bfloat16"),
+        device_peak(names[0], "float32"),
+        process_peak("CPU", "float32", 1),
+    ]
 
 
 def test_a_gpus_peak_is_known_by_its_name_and_a_cpu_has_none(isolated: Callable[..., Any]) -> None:
@@ -92,10 +97,10 @@ def test_a_gpus_peak_is_known_by_its_name_and_a_cpu_has_none(isolated: Callable[
 def test_the_time_to_the_first_step_is_the_sum_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([107.0, 108.0, 110.0, 111.5])
     monkeypatch.setattr("time.time", lambda: next(clock))
-    laps = Laps(100.0, **{"import": 5.0})
+    startup_timer = StartupTimer(100.0, **{"import": 5.0})
     for part in ("launch", "build", "data", "build"):
-        laps.end(part)
-    assert laps.values() == {
+        startup_timer.end_part(part)
+    assert startup_timer.values() == {
         "perf/seconds_to_first_step": 11.5,
         "perf/seconds_to_first_step_import": 5.0,
         "perf/seconds_to_first_step_launch": 2.0,
@@ -120,17 +125,17 @@ def utilised(plan: Any) -> list[dict[str, float]]:
     import time
     from pathlib import Path
 
-    from scaleflow.worker.assemble import build
-    from scaleflow.worker.life import Job, begin, training_agreement
+    from scaleflow.worker.build import build_training
+    from scaleflow.worker.main import RunSpec, begin_training, make_worker_sync
 
     events: list[dict[str, float]] = []
-    built = dataclasses.replace(build(plan, ignore), peak_flops=1e12)
-    job = Job(plan, Path(), time.time())
+    built = dataclasses.replace(build_training(plan, ignore), peak_flops=1e12)
+    job = RunSpec(plan, Path(), time.time())
 
     def emit(event: str, /, **fields: Any) -> None:
         events.append(fields.get("values", {}))
 
-    begin(job, built, training_agreement(job, built, bool), emit).run()
+    begin_training(job, built, make_worker_sync(job, built, bool), emit).run()
     return [values for values in events if "perf/mfu" in values]
 
 

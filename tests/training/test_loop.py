@@ -10,7 +10,7 @@ import pytest
 
 from scaleflow.errors import NotFinite
 from scaleflow.interfaces import Arrays, Batching, Inputs, Outputs, Stream
-from tests.training.driving import (
+from tests.training.fake_engine import (
     Course,
     Parts,
     assemble,
@@ -69,13 +69,13 @@ def both_forms(count: int) -> tuple[Arrays, Stream]:
 def evaluated(plan: Any) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
     """The digits' test split by the loop twice, and by numpy."""
     from scaleflow.dataset.digits import Digits
-    from scaleflow.worker.life import build
+    from scaleflow.worker.main import build_training
 
-    built = build(plan, ignore)
-    built.loop.start_epoch()
-    built.loop.train(built.train, built.train.open(0, 0), 0, 0, 10, 0)
+    built = build_training(plan, ignore)
+    built.engine.start_epoch()
+    built.engine.train(built.train, built.train.open(0, 0), 0, 0, 10, 0)
     test = Digits().load("test")
-    logits = np.asarray(built.loop.model(test.inputs, training=False), np.float64)
+    logits = np.asarray(built.engine.model(test.inputs, training=False), np.float64)
     logits -= logits.max(axis=1, keepdims=True)
     chances = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     wanted = {
@@ -83,7 +83,7 @@ def evaluated(plan: Any) -> tuple[dict[str, float], dict[str, float], dict[str, 
         "accuracy": float((logits.argmax(axis=1) == test.targets).mean()),
     }
     assert built.test is not None
-    return dict(built.loop.evaluate(built.test)), dict(built.loop.evaluate(built.test)), wanted
+    return dict(built.engine.evaluate(built.test)), dict(built.engine.evaluate(built.test)), wanted
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3])
@@ -141,7 +141,7 @@ def traces(replicas: int) -> list[int]:
     for examples in both_forms(29):
         parts = assemble(strategy, examples, "classification", 3, dense, batch_size=2, accumulate=2 // replicas)
         feed, loop = parts.feed, parts.loop
-        validation = dataset.feed(examples, Batching(2, 1, replicas), strategy, None)
+        validation = dataset.make_feed(examples, Batching(2, 1, replicas), strategy, None)
         loop.trace(feed, validation)
         for epoch in range(3):
             opened, first = feed.open(epoch, 0), 0
@@ -171,7 +171,7 @@ def stream_and_arrays(replicas: int, accumulate: int) -> list[tuple[Course, dict
             strategy, examples, "classification", 3, dense, batch_size=12 // replicas // accumulate,
             accumulate=accumulate,
         )  # fmt: skip
-        whole = dataset.feed(examples, Batching(5, 1, replicas), strategy)
+        whole = dataset.make_feed(examples, Batching(5, 1, replicas), strategy)
         found.append((take(parts.loop, parts.feed, 6), dict(parts.loop.evaluate(whole))))
     return found
 
@@ -193,14 +193,14 @@ def promised(cases: list[tuple[int, int]]) -> list[str | None]:
 
 
 def broken_promise(strategy: Any, there: int, length: int) -> str | None:
-    from scaleflow.dataset import explained
+    from scaleflow.dataset import explain_read_error
 
     stream = Stream(as_stream(random_arrays(there)), length)
     parts = assemble(strategy, stream, "classification", 3, dense, batch_size=4)
     try:
         train_epochs(parts, 1)
     except Exception as error:
-        return str(explained(error, {"train": stream}))
+        return str(explain_read_error(error, {"train": stream}))
     return None
 
 
@@ -492,17 +492,17 @@ def growth(plan: Any) -> tuple[float, float]:
 
     import psutil
 
-    from scaleflow.worker.life import build
+    from scaleflow.worker.main import build_training
 
-    built = build(plan, ignore)
+    built = build_training(plan, ignore)
     process = psutil.Process()
     per_epoch, done, seen = built.train.batching.steps(built.train.examples), 0, []
     for until in (4000, 24_000):
         while done < until:
-            built.loop.start_epoch()
+            built.engine.start_epoch()
             opened = built.train.open(done // per_epoch, 0)
             for first in range(0, per_epoch, 10):
-                built.loop.train(
+                built.engine.train(
                     built.train, opened, done // per_epoch, first, min(10, per_epoch - first), done + first
                 )
             done += per_epoch

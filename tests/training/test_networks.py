@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from scaleflow.interfaces import Arrays, Inputs
-from tests.training.driving import Course, assemble, far, spread_over, take
+from tests.training.fake_engine import Course, assemble, far, spread_over, take
 from tests.training.words import Words
 
 STEPS = 12
@@ -73,11 +73,11 @@ def test_each_network_learns_in_mixed_precision(isolated: Callable[..., Any]) ->
 
 
 def in_stages(plan: Any) -> list[float]:
-    from scaleflow.worker.life import build
-    from tests.training.driving import ignore
+    from scaleflow.worker.main import build_training
+    from tests.training.fake_engine import ignore
 
-    built = build(plan, ignore)
-    return take(built.loop, built.train, 6).losses
+    built = build_training(plan, ignore)
+    return take(built.engine, built.train, 6).losses
 
 
 @pytest.mark.parametrize(

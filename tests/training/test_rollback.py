@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaleflow.errors import NotFinite, Refusal, RunError
+from scaleflow.errors import ConfigError, NotFinite, RunError
 from scaleflow.interfaces import Plan
-from tests.training.driving import ignore
+from tests.training.fake_engine import ignore
 
 #: 80 examples make 5 steps an epoch.
 BASE = (
@@ -62,7 +62,7 @@ def course(
         stop: told to stop after so many calls.
     """
     from scaleflow import checkpoint, training
-    from scaleflow.worker.life import OnlyNew, build
+    from scaleflow.worker.main import DeduplicatingEmitter, build_training
 
     events: list[tuple[str, dict[str, Any]]] = []
     calls = [0]
@@ -74,19 +74,19 @@ def course(
         calls[0] += seconds > 0
         return seconds, calls[0] == stop
 
-    built = build(plan, ignore)
-    go_bad_once(built.loop, bad_after)
-    break_once(built.loop, broken_after)
-    emit = OnlyNew(Path(folder, "events.jsonl"), take)
-    keeper = checkpoint.Keeper(plan.checkpoint, folder, emit)
+    built = build_training(plan, ignore)
+    go_bad_once(built.engine, bad_after)
+    break_once(built.engine, broken_after)
+    emit = DeduplicatingEmitter(Path(folder, "events.jsonl"), take)
+    keeper = checkpoint.CheckpointManager(plan.checkpoint, folder, emit)
     session = training.Session(
-        built.loop, plan.training, built.train, built.validation, built.test, emit=emit, started=0.0, agree=agree,
+        built.engine, plan.training, built.train, built.validation, built.test, emit=emit, started=0.0, agree=agree,
         checkpoints=keeper,
     )  # fmt: skip
     if start is not None:
-        session.restore(checkpoint.Keeper(plan.checkpoint, start, ignore).newest())
+        session.restore(checkpoint.CheckpointManager(plan.checkpoint, start, ignore).load_newest())
         if factor != 1.0:
-            built.loop.set_rate_factor(factor, 1.0)
+            built.engine.set_rate_factor(factor, 1.0)
     error = ""
     try:
         session.run()
@@ -97,7 +97,7 @@ def course(
         [(f["step"], k, v) for n, f in events if n == "metrics" for k, v in f["values"].items() if "perf/" not in k],
         [fields["text"] for name, fields in events if name == "note"],
         [(fields["number"], fields["reason"]) for name, fields in events if name == "rollback"],
-        dict(built.loop.state()),
+        dict(built.engine.read_state()),
         [fields["step"] for name, fields in events if name == "checkpoint"],
         host,
         error,
@@ -233,7 +233,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("words", REFUSED)
 def test_where_there_is_no_going_back_it_is_refused(plan: Callable[..., Any], words: tuple[str, ...]) -> None:
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(ConfigError) as caught:
         plan("training.on_nan=rollback", *words)
     assert REFUSED[words].split(": expected")[0] in str(caught.value)
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Batching, EarlyStopping
-from tests.training.driving import ignore
+from tests.training.fake_engine import ignore
 
 Event = tuple[str, dict[str, Any]]
 
@@ -24,16 +24,16 @@ def fitted(plan: Any, stop_after: int | None = None) -> tuple[list[Event], Any]:
     import time
 
     from scaleflow import training
-    from scaleflow.worker.life import build
+    from scaleflow.worker.main import build_training
 
     events: list[Event] = []
 
     def emit(event: str, /, **fields: Any) -> None:
         events.append((event, fields))
 
-    built = build(plan, ignore)
+    built = build_training(plan, ignore)
     session = training.Session(
-        built.loop, plan.training, built.train, built.validation, built.test,
+        built.engine, plan.training, built.train, built.validation, built.test,
         emit=emit, started=time.time(), agree=lambda seconds: (seconds, calls(events) + 1 == stop_after),
     )  # fmt: skip
     return events, session.run()
@@ -156,13 +156,13 @@ def test_patience_counts_epochs_without_a_better_value(isolated: Callable[..., A
 
 def refused(*plans: Any) -> list[str | None]:
     """Each plan's refusal when it is built."""
-    from scaleflow.worker.life import build
+    from scaleflow.worker.main import build_training
 
     found: list[str | None] = []
     for plan in plans:
         try:
-            build(plan, ignore)
-        except Refusal as refusal:
+            build_training(plan, ignore)
+        except ConfigError as refusal:
             found.append(str(refusal))
         else:
             found.append(None)
@@ -186,7 +186,7 @@ def test_what_the_data_cannot_give_is_refused(isolated: Callable[..., Any], plan
 
 def paces() -> dict[str, list[int]]:
     """The steps of each call, a call's time being so many seconds a step."""
-    from scaleflow.training.stretch import StepsPerLoop
+    from scaleflow.training.steps_per_loop import StepsPerLoop
 
     found = {}
     for name, setting, a_step in (
@@ -198,9 +198,9 @@ def paces() -> dict[str, list[int]]:
         pace = StepsPerLoop(setting)  # type: ignore[arg-type]
         taken = []
         for call in range(5):
-            steps = pace.next()
+            steps = pace.choose()
             taken.append(steps)
-            pace.took(steps, steps * a_step + (5.0 if call == 0 else 0.0))
+            pace.record_call(steps, steps * a_step + (5.0 if call == 0 else 0.0))
         found[name] = taken
     return found
 
@@ -232,17 +232,17 @@ class OnPaper:
             host.begin_epoch(epoch)
             waited = self._opening
             while steps := host.next_steps():
-                with host.watched():
+                with host.trace_call():
                     pass
-                host.called(steps, {"loss": 1.0}, next(self._seconds), waited)
+                host.end_call(steps, {"loss": 1.0}, next(self._seconds), waited)
                 waited = 0.0
             if not host.end_epoch():
                 return
 
-    def updates(self, done: int) -> int:
+    def count_updates(self, done: int) -> int:
         return done
 
-    def state(self) -> dict[str, Any]:
+    def read_state(self) -> dict[str, Any]:
         return {}
 
     @property
@@ -260,20 +260,20 @@ class Watching:
     def steps_left(self, step: int) -> int | None:
         return 1 if self._first <= step + 1 <= self._last else self._first - step - 1 if step < self._first else None
 
-    def watching(self, step: int) -> Any:
+    def trace_call(self, step: int) -> Any:
         return contextlib.nullcontext(self._first <= step <= self._last)
 
-    def took(self, step: int) -> None:
+    def count_steps(self, step: int) -> None:
         self._is_written = self._is_written or step == self._last
 
-    def tell(self, usual_ms: float | None) -> None:
+    def report(self, usual_ms: float | None) -> None:
         if self._is_written:
             self._events.append(("profile", {"usual_ms": usual_ms}))
         self._is_written = False
 
     def close(self) -> None: ...
 
-    def ended(self, step: int) -> None: ...
+    def finish(self, step: int) -> None: ...
 
 
 def timed(plan: Any, seconds: list[float], opening: float, window: tuple[int, int]) -> list[Event]:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaleflow.errors import NotFinite, Refusal
+from scaleflow.errors import ConfigError, NotFinite
 from tests.conftest import Command
 from tests.processes import ROOT
-from tests.training.driving import Course, far, follow, ignore
+from tests.training.fake_engine import Course, far, follow, ignore
 
 STEPS = 30
 BASE = ("hardware=cpu", "tracking=none", "training.global_batch_size=48", "model.units=16", "optimizer=sgd")
@@ -63,9 +63,9 @@ def test_a_step_does_what_the_loop_does(isolated: Callable[..., Any], plan: Call
 
 def rates(plan: Any) -> tuple[float, list[float], int, int]:
     """The rates of both optimizers after a step, and how many variables the step keeps, and holds of others."""
-    from scaleflow.worker.life import build
+    from scaleflow.worker.main import build_training
 
-    loop: Any = build(plan, ignore).loop
+    loop: Any = build_training(plan, ignore).engine
     own = loop._own
     made = [own.defend, own.attack]
     found = [float(np.asarray(optimizer.learning_rate)) for optimizer in made]
@@ -83,11 +83,11 @@ def test_what_a_step_keeps_can_be_found(isolated: Callable[..., Any], plan: Call
 
 def stopped_at(plan: Any) -> int:
     """The step that is named as not finite, of an epoch in one call."""
-    from scaleflow.worker.life import build
+    from scaleflow.worker.main import build_training
 
-    built = build(plan, ignore)
+    built = build_training(plan, ignore)
     try:
-        built.loop.train(built.train, built.train.open(0, 0), 0, 0, 27, 0)
+        built.engine.train(built.train, built.train.open(0, 0), 0, 0, 27, 0)
     except NotFinite as error:
         return error.step
     return 0
@@ -107,13 +107,13 @@ def test_a_step_whose_loss_is_not_finite_is_named(isolated: Callable[..., Any], 
 
 
 def refused(*plans: Any) -> list[str | None]:
-    from scaleflow.worker.life import build
+    from scaleflow.worker.main import build_training
 
     found: list[str | None] = []
     for plan in plans:
         try:
-            build(plan, ignore)
-        except Refusal as refusal:
+            build_training(plan, ignore)
+        except ConfigError as refusal:
             found.append(str(refusal))
         else:
             found.append(None)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from scaleflow.interfaces import Arrays, Batching, Inputs, Kind, Outputs
-from tests.training.driving import assemble, dense, random_arrays, spread_over
+from tests.training.fake_engine import assemble, dense, random_arrays, spread_over
 
 Array = np.ndarray[Any, Any]
 
@@ -52,7 +52,7 @@ def trained(kind: Kind, outputs: int) -> dict[str, Any]:
     arrays = random_arrays(70, kind, outputs=outputs)
     parts = assemble(strategy, arrays, kind, outputs, dense, batch_size=8, accumulate=2, optimizer="Adam", rate=0.03)
     loop, feed = parts.loop, parts.feed
-    whole = dataset.feed(arrays, Batching(16, 1, 2), strategy)
+    whole = dataset.make_feed(arrays, Batching(16, 1, 2), strategy)
 
     def hand(count: int) -> dict[str, float]:
         values = np.asarray(loop.model(arrays.inputs[:count], training=False))
@@ -65,7 +65,7 @@ def trained(kind: Kind, outputs: int) -> dict[str, Any]:
         loop.start_epoch()
         loop.train(feed, feed.open(epoch, 0), epoch, 0, 3, 3 * epoch)
     last = dict(loop.evaluate(whole))
-    confusion = loop.confusion(whole)
+    confusion = loop.read_confusion(whole)
     return {
         "first": first,
         "first by hand": before,

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Outputs
-from tests.training.driving import far, follow, ignore
+from tests.training.fake_engine import far, follow, ignore
 
 STEPS = 30
 BASE = ("hardware=cpu", "tracking=none", "training.global_batch_size=48", "optimizer.learning_rate=0.01")
@@ -106,15 +106,15 @@ def model(name: str) -> tuple[str, ...]:
 
 def why(plan: Any) -> str:
     """What the worker refuses, or why training fails."""
-    from scaleflow.worker.life import build, told
+    from scaleflow.worker.main import build_training, format_failure
 
     try:
-        built = build(plan, ignore)
-        built.loop.train(built.train, built.train.open(0, 0), 0, 0, 1, 0)
-    except Refusal as refusal:
+        built = build_training(plan, ignore)
+        built.engine.train(built.train, built.train.open(0, 0), 0, 0, 1, 0)
+    except ConfigError as refusal:
         return f"refused: {refusal}"
     except Exception as error:
-        return f"failed: {told(error, plan)}"
+        return f"failed: {format_failure(error, plan)}"
     return "trained"
 
 
@@ -144,5 +144,5 @@ def test_what_does_not_compile_is_named_by_its_operation(isolated: Callable[...,
 
 
 def test_determinism_is_refused_by_the_launcher(plan: Any) -> None:
-    with pytest.raises(Refusal, match=r"^hardware.xla=true with hardware.deterministic=true: .* leave one"):
+    with pytest.raises(ConfigError, match=r"^hardware.xla=true with hardware.deterministic=true: .* leave one"):
         plan("hardware.xla=true", "hardware.deterministic=true")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaleflow.errors import Refusal
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Arrays, Batching, Inputs, Outputs, Stream
 
 BASE = ("hardware=cpu", "tracking=none", "dataset.limit=100", "dataset.validation=0.2", "model.units=8")
@@ -21,10 +21,12 @@ Event = tuple[str, dict[str, Any]]
 
 def worked(plan: Any, folder: str) -> list[Event]:
     """The events of a worker's whole life."""
-    from scaleflow.worker.life import Job, work
+    from scaleflow.worker.main import RunSpec, run_worker
 
     events: list[Event] = []
-    work(Job(plan, Path(folder), time.time()), lambda event, /, **fields: events.append((event, fields)), bool)
+    run_worker(
+        RunSpec(plan, Path(folder), time.time()), lambda event, /, **fields: events.append((event, fields)), bool
+    )
     return events
 
 
@@ -78,15 +80,15 @@ def eager_and_compiled(eager: Any, compiled: Any) -> tuple[list[float], list[flo
     """The losses of both, and whether the model saw values as Python came to it."""
     import tensorflow as tf
 
-    from scaleflow.worker.life import build
-    from tests.training.driving import ignore, take
+    from scaleflow.worker.main import build_training
+    from tests.training.fake_engine import ignore, take
 
-    losses = [take(built.loop, built.train, 4).losses for built in [build(compiled, ignore)]]
-    built = build(eager, ignore)
+    losses = [take(built.engine, built.train, 4).losses for built in [build_training(compiled, ignore)]]
+    built = build_training(eager, ignore)
     seen: list[bool] = []
-    inner = built.loop.model.call
-    built.loop.model.call = lambda *a, **k: (seen.append(tf.executing_eagerly()), inner(*a, **k))[1]
-    losses.append(take(built.loop, built.train, 4).losses)
+    inner = built.engine.model.call
+    built.engine.model.call = lambda *a, **k: (seen.append(tf.executing_eagerly()), inner(*a, **k))[1]
+    losses.append(take(built.engine, built.train, 4).losses)
     return losses[0], losses[1], bool(seen) and all(seen)
 
 
@@ -121,7 +123,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("words", REFUSED)
 def test_what_cannot_be_looked_into_is_refused(plan: Callable[..., Any], words: tuple[str, ...]) -> None:
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(ConfigError) as caught:
         plan(*words)
     assert str(caught.value).startswith(REFUSED[words])
 
@@ -129,13 +131,13 @@ def test_what_cannot_be_looked_into_is_refused(plan: Callable[..., Any], words: 
 def overfitted() -> tuple[int, list[int], list[int]]:
     import tensorflow as tf
 
-    from scaleflow.dataset import Splits, first_batch
+    from scaleflow.dataset import Splits, repeat_first_batch
 
     stream = Stream(tf.data.Dataset.range(10).map(lambda i: (i, i)), 10)
     arrays = Arrays(np.arange(10), np.arange(10))
     described = Inputs((), "int64"), Outputs("regression", (1,)), np.arange(2)
-    from_stream = first_batch(Splits(stream, None, None, *described), Batching(2, 2, 1))
-    from_arrays = first_batch(Splits(arrays, arrays, arrays, *described), Batching(2, 2, 1))
+    from_stream = repeat_first_batch(Splits(stream, None, None, *described), Batching(2, 2, 1))
+    from_arrays = repeat_first_batch(Splits(arrays, arrays, arrays, *described), Batching(2, 2, 1))
     assert isinstance(from_stream.train, Stream)
     assert isinstance(from_arrays.train, Arrays)
     seen = [int(x) for x, _ in from_stream.train.dataset.as_numpy_iterator()]

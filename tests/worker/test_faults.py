@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from scaleflow.errors import Refusal
-from scaleflow.events import Reader, Writer
+from scaleflow.errors import ConfigError
+from scaleflow.events import EventReader, EventWriter
 from scaleflow.interfaces import Inputs, Outputs, Plan, Stream
-from scaleflow.launcher.process import SERVER
-from scaleflow.worker.memory import out_of_memory
+from scaleflow.launcher.worker_process import SERVER
+from scaleflow.worker.out_of_memory import explain_out_of_memory
 from tests.conftest import Command
 
 OOM = (
@@ -47,13 +47,13 @@ def test_memory_that_is_not_enough_is_told_with_the_numbers_that_would_do(
     made = plan("tracking=none", *words)
     training = made.training
     whole = training.global_batch_size or training.batch_size * 2 * training.accumulate
-    told = out_of_memory(OOM, made, {"replicas": 2, "global_batch_size": whole})
+    told = explain_out_of_memory(OOM, made, {"replicas": 2, "global_batch_size": whole})
     assert told.startswith(ASKED)
     assert BATCHES[words] in told
 
 
 def test_a_pipeline_is_told_to_use_more_micro_batches(plan: Callable[..., Plan]) -> None:
-    told = out_of_memory("OOM", plan("strategy=pipeline"), {"replicas": 1, "global_batch_size": 32})
+    told = explain_out_of_memory("OOM", plan("strategy=pipeline"), {"replicas": 1, "global_batch_size": 32})
     assert told.startswith("out of memory on a device: training.batch_size=32 x 1 replica(s)")
     assert told.endswith("strategy.micro_batches=8 takes less memory for the same")
 
@@ -82,12 +82,12 @@ class Files:
 
 def worked(plan: Plan, folder: str, spoil: Callable[[Any], None]) -> list[tuple[str, dict[str, Any]]]:
     """The events of a worker's life; `spoil` gets what was built once the run is ready."""
-    from scaleflow.worker import life as worker
+    from scaleflow.worker import main as worker
 
     events: list[tuple[str, dict[str, Any]]] = []
-    inner = worker.build
+    inner = worker.build_training
     built: list[Any] = []
-    worker.build = lambda *arguments: built.append(inner(*arguments)) or built[0]
+    worker.build_training = lambda *arguments: built.append(inner(*arguments)) or built[0]
 
     def emit(event: str, /, **fields: Any) -> None:
         events.append((event, fields))
@@ -95,9 +95,9 @@ def worked(plan: Plan, folder: str, spoil: Callable[[Any], None]) -> list[tuple[
             spoil(built[0])
 
     try:
-        worker.work(worker.Job(plan, Path(folder), time.time()), emit, bool)
+        worker.run_worker(worker.RunSpec(plan, Path(folder), time.time()), emit, bool)
     finally:
-        worker.build = inner
+        worker.build_training = inner
     return events
 
 
@@ -111,7 +111,7 @@ def run_out(built: Any) -> None:
     def take(*arguments: Any) -> Any:
         raise tf.errors.ResourceExhaustedError(None, None, OOM)
 
-    built.loop._take = take
+    built.engine._take = take
 
 
 def be_in_the_way(built: Any) -> None:
@@ -122,9 +122,9 @@ def never_answer(built: Any) -> None:
     """From now on whatever is saved is being written."""
     import threading
 
-    from scaleflow.checkpoint import Shelf
+    from scaleflow.checkpoint import CheckpointStore
 
-    Shelf.write = lambda self, snapshot: threading.Event().wait()  # type: ignore[assignment,return-value,method-assign]
+    CheckpointStore.write = lambda self, snapshot: threading.Event().wait()  # type: ignore[assignment,return-value,method-assign]
 
 
 def faults(vanishing: Plan, running_out: Plan, unwritable: Plan, stalling: Plan, folder: str) -> list[Any]:
@@ -182,7 +182,7 @@ def test_a_disk_that_is_full_for_the_events_ends_the_run_and_says_so(command: Co
 
 
 def test_an_event_behind_half_a_line_is_a_line_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = Writer(tmp_path / "events.jsonl")
+    write = EventWriter(tmp_path / "events.jsonl")
     write("note", text="one")
     with monkeypatch.context() as patched:
         calls = [5]
@@ -197,7 +197,7 @@ def test_an_event_behind_half_a_line_is_a_line_of_its_own(tmp_path: Path, monkey
         with pytest.raises(OSError, match="No space"):
             write("note", text="two")
     write("note", text="three")
-    assert [event["text"] for event in Reader(tmp_path / "events.jsonl").read()] == ["one", "three"]
+    assert [event["text"] for event in EventReader(tmp_path / "events.jsonl").read()] == ["one", "three"]
 
 
 @pytest.mark.parametrize(
@@ -214,11 +214,11 @@ def test_a_folder_that_cannot_be_written_is_refused(command: Command, words: tup
 
 
 def refusal_of_folder(plan: Plan, folder: str) -> str:
-    from scaleflow.checkpoint import Keeper
+    from scaleflow.checkpoint import CheckpointManager
 
     try:
-        Keeper(plan.checkpoint, folder, lambda event, /, **fields: None).check_writable()
-    except Refusal as refusal:
+        CheckpointManager(plan.checkpoint, folder, lambda event, /, **fields: None).check_writable()
+    except ConfigError as refusal:
         return str(refusal)
     return ""
 

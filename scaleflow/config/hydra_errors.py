@@ -1,0 +1,158 @@
+"""What is wrong with a command line, in a line: Hydra's and OmegaConf's errors in the words of our refusals."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra import compose, initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import MarkedYAMLError, YAMLError
+
+from scaleflow.config.parse import every_key, unknown_key_error, unknown_option_error
+from scaleflow.errors import ConfigError
+from scaleflow.secret_masking import mask_override
+
+CONF = "scaleflow.conf"
+
+
+def explain_error(error: Exception, words: Sequence[str]) -> str:
+    """What was wrong with the command line, naming the key, the value and what would work."""
+    if isinstance(error, OSError) and not isinstance(error, HydraException):
+        return f"hydra.run.dir={error.filename}: {error.strerror}; choose a folder that can be written"
+    try:
+        check_overrides(words)
+    except ConfigError as refusal:
+        return str(refusal)
+    except Exception:
+        pass  # Hydra's; then the first error says more
+    if isinstance(error, OverrideParseException):
+        typed = mask_override(error.override)
+        way_out = "put quotes around a value with special characters" if "=" in typed else "write KEY=VALUE in one word"
+        return f"{typed}: cannot be read as KEY=VALUE; {way_out}"
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
+        group, _, option = error.missing_cfg_file.rpartition("/")
+        return str(unknown_option_error(group, option, error.options))
+    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
+        return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}"
+    return shorten_error(error)
+
+
+def shorten_error(error: Exception) -> str:
+    """A library's message, the key first where it knows one; with the class of an error that is neither of these."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    key = getattr(error, "full_key", None)
+    if key and lines:
+        return f"{key}: {lines[0]}"
+    text = "; ".join(lines[:2])
+    is_known = isinstance(error, HydraException | OmegaConfBaseException | YAMLError)
+    return text if text and is_known else f"{type(error).__name__}: {text}".removesuffix(": ")
+
+
+def check_overrides(words: Sequence[str]) -> None:
+    """Refuses the first override that names an option or a key that is not there."""
+    is_sweep = bool({"-m", "--multirun"} & set(words))
+    search = search_path_overrides(words)
+    typed = OverridesParser.create().parse_overrides([w for w in words if "=" in w and not w.startswith("-")])
+    with initialize_config_module(CONF, version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        groups = loader.get_group_options("", ObjectType.GROUP, "config", search)
+        for override in typed:
+            key = override.key_or_group
+            if not key:
+                raise ConfigError(
+                    f"{mask_override(override.input_line or '')}: cannot be read as KEY=VALUE; name a key"
+                )
+            options = loader.get_group_options(key, ObjectType.CONFIG, "config", search)
+            if override.is_sweep_override() and not is_sweep:
+                line = mask_override(override.input_line or key)
+                raise ConfigError(f"{line}: several values need -m, which runs a job for each; a list is written [a,b]")
+            for option in parse_options(override) if options else ():
+                if option not in options:
+                    raise unknown_option_error(key, option, options)
+        known: list[str] = []
+        for override in typed:
+            key = override.key_or_group
+            is_option = bool(loader.get_group_options(key, ObjectType.CONFIG, "config", search))
+            if is_option or key.startswith("hydra") or override.is_add():
+                continue
+            known = known or list_keys_for(find_choices(typed, groups), search)
+            if key not in known:
+                raise unknown_key_error(key, [*known, *groups])
+
+
+def override_key(override: str) -> str:
+    """The key, or the group, that a word sets: of one that may not be whole, so that it is not parsed."""
+    return override.lstrip("+~").partition("=")[0]
+
+
+def parse_overrides(words: Sequence[str]) -> list[Override]:
+    """The overrides among a command's words.
+
+    Raises:
+        ConfigError: if one cannot be read.
+    """
+    try:
+        return list(OverridesParser.create().parse_overrides(list(words)))
+    except HydraException as error:
+        raise ConfigError(explain_error(error, words)) from error
+
+
+def list_keys_for(choices: Sequence[Sequence[str]], search: Sequence[str]) -> list[str]:
+    """The keys that there are with each of several choices of options."""
+    found = [list_keys(compose("config", overrides=[*search, *choice])) for choice in choices]
+    return [key for key in found[0] if all(key in others for others in found[1:])]
+
+
+def parse_options(override: Override) -> list[str]:
+    """The options that an override of a group names, as they were typed."""
+    if override.is_delete():
+        return []
+    if override.is_sweep_override():
+        return list(override.sweep_string_iterator())
+    value = override.value()
+    return [value if isinstance(value, str) else override.get_value_element_as_str()]
+
+
+def check_config_dirs(words: Sequence[str]) -> None:
+    """Refuses a `--config-dir` that is no folder, which Hydra only warns of."""
+    for folder in parse_config_dirs(words):
+        if not folder.is_dir():
+            raise ConfigError(f"--config-dir {folder}: there is no such folder")
+
+
+def parse_config_dirs(words: Sequence[str]) -> list[Path]:
+    after = [words[i + 1] for i, word in enumerate(words[:-1]) if word in ("--config-dir", "-cd")]
+    joined = [word.partition("=")[2] for word in words if word.startswith("--config-dir=")]
+    return [Path(folder) for folder in (*after, *joined)]
+
+
+def search_path_overrides(words: Sequence[str]) -> list[str]:
+    """Overrides that put the folders of `--config-dir` on Hydra's search path."""
+    folders = [f"file://{folder.absolute()}" for folder in parse_config_dirs(words)]
+    return [f"hydra.searchpath=[{','.join(folders)}]"] if folders else []
+
+
+def find_choices(typed: Sequence[Override], groups: Sequence[str]) -> list[list[str]]:
+    """Of the overrides typed, those that choose options: they decide which keys there are.
+
+    Of a sweep one list for each of its combinations.
+    """
+    made = [
+        [f"{o.key_or_group}='{c}'" for c in parse_options(o)]
+        for o in typed
+        if o.key_or_group in groups and parse_options(o)
+    ]
+    return [list(combination) for combination in itertools.product(*made)]
+
+
+def list_keys(config: DictConfig) -> list[str]:
+    """Every key of a config, dotted, inner ones too."""
+    return every_key(OmegaConf.to_container(config, resolve=False))

@@ -1,0 +1,213 @@
+"""Reads a section of a composed config into its dataclass: names, types and ranges.
+
+What is wrong is refused by its key, with the value found and what would work.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import re
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Target
+from scaleflow.secret_masking import mask_secrets
+
+#: Keys that are null until they are given a whole mapping.
+EMPTY_MAPPINGS = ("dataset.augment", "training.early_stopping", "training.step", "checkpoint.best", "tracking.tags")
+
+#: Of an integer that has no limit of its own.
+LARGEST = 2**31 - 1
+
+T = TypeVar("T")
+
+
+# ---------------------------------------------------------------------------------------------
+# Reading one section
+# ---------------------------------------------------------------------------------------------
+
+
+def parse_section(cls: type[T], section: object, key: str) -> T:
+    """Makes the dataclass `cls` from a mapping, checking names, types and ranges."""
+    if not isinstance(section, Mapping):
+        raise ConfigError(
+            f"{key}={format_value(section)}: expected keys under {key}, such as {key}.{list_fields(cls)[0].name}=..."
+        )
+    known = {f.name: f for f in list_fields(cls)}
+    hints = type_hints(typing.cast(Any, cls))
+    for name in section:
+        if name not in known:
+            raise unknown_key_error(f"{key}.{name}", [f"{key}.{k}" for k in known])
+    values = {
+        name: parse_value(value, hints[name], f"{key}.{name}", known[name].metadata) for name, value in section.items()
+    }
+    return cls(**values)
+
+
+def parse_section_with_target(cls: type[T], section: object, key: str) -> T:
+    """Like `read`, where the keys that scaleflow has no name for are the `_target_`'s arguments."""
+    if not isinstance(section, Mapping):
+        raise ConfigError(f"{key}={format_value(section)}: expected keys under {key}, with {key}._target_ among them")
+    own = {f.name for f in list_fields(cls)} - {"target"}
+    target = parse_target({k: v for k, v in section.items() if k not in own}, key)
+    known = {f.name: f for f in list_fields(cls)}
+    hints = type_hints(typing.cast(Any, cls))
+    values = {k: parse_value(section[k], hints[k], f"{key}.{k}", known[k].metadata) for k in section if k in own}
+    return cls(**{"target": target, **values})
+
+
+def parse_target(section: Mapping[str, Any], key: str) -> Target:
+    """What a `_target_` names, with the keys beside it as its arguments."""
+    path = section.get("_target_")
+    if not isinstance(path, str) or not path.strip():
+        raise ConfigError(f"{key}._target_={format_value(path)}: expected the dotted name of a class or function")
+    arguments = {k: v for k, v in section.items() if k not in ("_target_", "_partial_")}
+    return Target(key, path.strip(), arguments)
+
+
+@functools.cache
+def type_hints(cls: Any) -> Mapping[str, Any]:
+    """A section's types, found once: a table of configs asks for them again and again."""
+    return typing.get_type_hints(cls)
+
+
+def list_fields(cls: type[Any]) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(cls)
+
+
+def parse_value(value: object, hint: Any, key: str, limits: Mapping[str, Any]) -> Any:
+    """`value` as the type `hint` and within `limits`, or a refusal that says what was expected."""
+    found = convert(value, hint, key)
+    if found is _NO or not is_within(found, limits):
+        raise ConfigError(f"{key}={format_value(value)}: expected {describe_type(hint, limits)}")
+    if "at_most" not in limits and not is_within(found, {"at_most": LARGEST}) and not isinstance(found, float):
+        raise ConfigError(f"{key}={format_value(value)}: expected an integer, at most {LARGEST}")
+    return found
+
+
+_NO = object()
+
+
+def convert(value: object, hint: Any, key: str) -> Any:
+    """`value` as `hint`, or `_NO`. Text is never read as a number: YAML has done that already."""
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        found = (convert(value, option, key) for option in get_args(hint))
+        return next((f for f in found if f is not _NO), _NO)
+    if origin is Literal:
+        return value if isinstance(value, str) and value in get_args(hint) else _NO
+    if origin is list:
+        items = [convert(v, get_args(hint)[0], key) for v in value] if isinstance(value, list | tuple) else [_NO]
+        return _NO if any(i is _NO for i in items) else items
+    if origin is dict:
+        return {str(k): str(v) for k, v in value.items()} if isinstance(value, Mapping) else _NO
+    if hint is Target:
+        return parse_target(value, key) if isinstance(value, Mapping) else _NO
+    if dataclasses.is_dataclass(hint):
+        return parse_section(typing.cast(type[Any], hint), value, key) if isinstance(value, Mapping) else _NO
+    return convert_plain(value, hint)
+
+
+def convert_plain(value: object, hint: Any) -> Any:
+    if hint is type(None):
+        return None if value is None else _NO
+    if isinstance(value, bool) or hint is bool:
+        return value if isinstance(value, bool) and hint is bool else _NO
+    if hint is float:
+        finite = isinstance(value, int | float) and abs(value) < float("inf")
+        return float(typing.cast(float, value)) if finite else _NO
+    return value if isinstance(value, hint) else _NO
+
+
+def is_within(value: object, limits: Mapping[str, Any]) -> bool:
+    numbers = value if isinstance(value, list) else [value]
+    return all(
+        (limits.get("at_least") is None or n >= limits["at_least"])
+        and (limits.get("at_most") is None or n <= limits["at_most"])
+        and (limits.get("above") is None or n > limits["above"])
+        for n in numbers
+        if isinstance(n, int | float)
+    )
+
+
+def describe_type(hint: Any, limits: Mapping[str, Any]) -> str:
+    """A type and its limits in a user's words: `an integer, at least 1, or null`."""
+    if get_origin(hint) in (Union, types.UnionType):
+        options = [o for o in get_args(hint) if o is not type(None)]
+        words = " or ".join(describe_type(o, limits if o in (int, float) else {}) for o in options)
+        return words + (", or null" if type(None) in get_args(hint) else "")
+    if get_origin(hint) is Literal:
+        return "one of " + ", ".join(get_args(hint)) if len(get_args(hint)) > 1 else str(get_args(hint)[0])
+    if get_origin(hint) is list:
+        examples = {int: "0, 1", Target: "{_target_: keras.callbacks.TerminateOnNaN}"}
+        return f"a list such as [{examples.get(get_args(hint)[0], 'a, b')}]"
+    if hint is Target:
+        return "{_target_: the dotted name of a class or function, and its arguments}"
+    if dataclasses.is_dataclass(hint):
+        return "{" + ", ".join(f.name for f in dataclasses.fields(hint)) + "}"
+    names: dict[Any, str] = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
+    words = names.get(hint, "keys and values")
+    bounds = [("at least", limits.get("at_least")), ("above", limits.get("above")), ("at most", limits.get("at_most"))]
+    return words + "".join(f", {word} {bound}" for word, bound in bounds if bound is not None)
+
+
+def format_value(value: object) -> str:
+    """A value as a user would type it, secrets masked and cut where it is long."""
+    value = mask_secrets(value)
+    if isinstance(value, str) and re.fullmatch(r"null|true|false|[+-]?\d*\.?\d+", value):
+        return f"'{value}'"  # text, where it looks like something else
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+    """The values of nested mappings by their dotted keys."""
+    if isinstance(config, Mapping) and (config or not prefix):
+        return {
+            k: v
+            for key, value in config.items()
+            for k, v in flatten(value, f"{prefix}.{key}" if prefix else str(key)).items()
+        }
+    return {prefix: config}
+
+
+def every_key(config: Any, prefix: str = "") -> list[str]:
+    """The dotted keys of nested mappings, those of inner mappings too."""
+    if not isinstance(config, Mapping):
+        return []
+    return [key for name in config for key in (f"{prefix}{name}", *every_key(config[name], f"{prefix}{name}."))]
+
+
+# ---------------------------------------------------------------------------------------------
+# Names
+# ---------------------------------------------------------------------------------------------
+
+
+def unknown_key_error(key: str, known: Iterable[str]) -> ConfigError:
+    """The refusal of a key that is not there, with the nearest one that is."""
+    known = list(known)
+    parent, _, leaf = key.rpartition(".")
+    if parent in EMPTY_MAPPINGS and parent in known:
+        return ConfigError(f"{key}: {parent} is null; write '{parent}={{{leaf}: ...}}'")
+    return ConfigError(f"{key}: there is no such key" + suggest(key, known, "; --cfg job lists them all"))
+
+
+def unknown_option_error(group: str, option: str, available: Sequence[str]) -> ConfigError:
+    """The refusal of a group's option that is not there, with those that are."""
+    there = ", ".join(available)
+    return ConfigError(f"{group}={option}: there is no such option" + suggest(option, available, "") + f" ({there})")
+
+
+def suggest(word: str, known: Iterable[str], otherwise: str) -> str:
+    """The nearest of the known words; of dotted keys, first among those with the same parent."""
+    words = list(known)
+    parent, dot, leaf = word.rpartition(".")
+    siblings = {k.rpartition(".")[2]: k for k in words if k.rpartition(".")[0] == parent}
+    near = [siblings[k] for k in difflib.get_close_matches(leaf, siblings, n=1, cutoff=0.6)]
+    near += difflib.get_close_matches(word, words, n=1, cutoff=0.85) if dot else []
+    return f"; did you mean {near[0]}?" if near else otherwise

@@ -1,0 +1,95 @@
+"""The order in which a stream's records are read, from any place of any epoch on, and which of them a worker reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from scaleflow.dataset.records import RECORD_BYTES, Records, decode_records, record_bytes, to_record
+from scaleflow.interfaces import Stream
+
+#: Where it is not known how large a record is, a stream is shuffled through a buffer of so many.
+SHUFFLE_BUFFER = 10_000
+
+#: So many records in memory are gathered in one call.
+GATHER_BATCH_SIZE = 256
+
+#: A place in the epoch's order [] int64 -> whether the example there is this worker's.
+Mine = Callable[[tf.Tensor], tf.Tensor]
+
+
+def shuffle_position(place: tf.Tensor, seed: int, epoch: tf.Tensor | int, count: int) -> tf.Tensor:
+    """Which example stands at a place of an epoch's order: the same for arrays and for records in memory."""
+    seeds = tf.stack([tf.constant(seed, tf.int64), tf.cast(epoch, tf.int64)])
+    return tf.random.experimental.index_shuffle(place, seeds, tf.constant(count - 1, tf.int64))
+
+
+class ShuffledOrder:
+    """A stream's examples in the order of an epoch.
+
+    Records in memory are had by their place, so that a worker reads no other's, and a run goes on from any
+    place at once. Of any other stream a worker reads all records, and decodes its own.
+
+    Args:
+        stream: what is read.
+        seed: reshuffles every epoch; None keeps the order.
+        buffer: how many records a stream that is not in memory is shuffled through; None for as many as fit in
+            `RECORD_BYTES`.
+    """
+
+    def __init__(self, stream: Stream, seed: int | None, buffer: int | None = None) -> None:
+        self._stream = stream
+        self._seed = seed
+        self._is_held = isinstance(stream, Records)
+        self._buffer = 0 if self._is_held or seed is None else buffer_size(stream, buffer)
+
+    def examples(self, epoch: tf.Tensor | int, first: int, last: int, mine: Mine | None = None) -> tf.data.Dataset:
+        """The examples (input, target) at the places [first, last) of an epoch.
+
+        Places after the last example are padding. Records in memory go on with the first ones of the epoch; any other
+        stream goes on with its own first records, so that its buffer is not filled again.
+        """
+        places = self._read_from_memory if self._is_held else self._read_through_buffer
+        return decode_records(self._stream, places(epoch, first, last, mine))
+
+    def _read_from_memory(self, epoch: tf.Tensor | int, first: int, last: int, mine: Mine | None) -> tf.data.Dataset:
+        stream, seed = self._stream, self._seed
+        assert isinstance(stream, Records)
+        count = len(stream)
+
+        def gather(place: tf.Tensor) -> Any:
+            place %= count
+            return stream.at(place if seed is None else shuffle_position(place, seed, epoch, count))
+
+        places = tf.data.Dataset.range(first, last)
+        wanted = places if mine is None else places.filter(mine)
+        return wanted.batch(GATHER_BATCH_SIZE).map(gather).unbatch()
+
+    def _read_through_buffer(self, epoch: tf.Tensor | int, first: int, last: int, mine: Mine | None) -> tf.data.Dataset:
+        count = len(self._stream)
+        in_order = self._stream.dataset.take(count)
+        dataset = in_order.apply(tf.data.experimental.assert_cardinality(count))
+        if self._seed is not None:
+            seed = epoch_seed(self._seed, epoch)
+            dataset = dataset.shuffle(self._buffer, seed=seed, reshuffle_each_iteration=False)
+        dataset = dataset.concatenate(in_order.repeat().take(last - count)).skip(first)
+        if mine is None:
+            return dataset
+        numbered = dataset.enumerate(start=first).filter(lambda place, *_: mine(place))
+        return numbered.map(lambda _, *record: to_record(record))
+
+
+def buffer_size(stream: Stream, wanted: int | None) -> int:
+    """How many records a stream is shuffled through."""
+    if wanted is not None:
+        return min(wanted, len(stream))
+    size = record_bytes(stream)
+    fitting = SHUFFLE_BUFFER if size == float("inf") else int(RECORD_BYTES / max(size, 1.0))
+    return max(1, min(fitting, len(stream)))
+
+
+def epoch_seed(seed: int, epoch: tf.Tensor | int) -> tf.Tensor:
+    """The seed of one epoch's order, for what shuffles by a single number."""
+    return shuffle_position(tf.constant(0, tf.int64), seed, epoch, 2**31)

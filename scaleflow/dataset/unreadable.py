@@ -1,0 +1,203 @@
+"""Finds the examples that cannot be read, and names them."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from scaleflow.dataset.records import Records, call_decode, decode, to_record
+from scaleflow.errors import RunError
+from scaleflow.interfaces import Examples, Stream
+
+DECODE_BATCH_SIZE = 16
+
+#: What TensorFlow writes around an operation's own words.
+AROUND_WORDS = re.compile(r"^(\{\{.*?\}\}\s*)?(Error in user-defined function passed to .*?Iterator::\S+:\s*)?")
+ASSERTED = re.compile(r"assertion failed: \[(.*)\]$")
+
+
+#: What TensorFlow raises; the last, where its own message quotes bytes that are no text.
+FAILURES = (tf.errors.OpError, UnicodeDecodeError)
+
+#: What `assert_cardinality` raises for a stream that ends too early.
+SHORT = re.compile(r"expected to contain (\d+) elements? but contained only (\d+)")
+
+
+@dataclass(frozen=True)
+class UnreadableExample:
+    """One example that cannot be read.
+
+    Attributes:
+        place: in its split, from 0.
+        name: what a user knows it by.
+        reason: what TensorFlow says of it.
+    """
+
+    place: int
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.reason})"
+
+
+def find_unreadable(stream: Stream) -> list[int]:
+    """The places of the records that cannot be decoded: one pass over the stream, in parallel."""
+    good = np.zeros(len(stream), bool)
+    for places, _ in () if stream.at_once is None else readable_batches(stream).as_numpy_iterator():
+        good[places] = True
+    if not good.all():
+        for places, _ in readable_records(stream, ~good if good.any() else None).batch(1024).as_numpy_iterator():
+            good[places] = True
+    return [int(place) for place in np.flatnonzero(~good)]
+
+
+def find_first_unreadable(stream: Stream) -> UnreadableExample | None:
+    """The first record that cannot be decoded, if there is one."""
+    if stream.at_once is not None:
+        return next(iter(describe_examples(stream, find_unreadable(stream)[:1])), None)
+    place = -1
+    for place, (found, _) in enumerate(readable_records(stream).as_numpy_iterator()):
+        if found != place:
+            break
+    else:
+        place += 1
+    return None if place == len(stream) else next(iter(describe_examples(stream, [place])), None)
+
+
+def readable_batches(stream: Stream) -> tf.data.Dataset:
+    """(places [b], witness) of the portions of records that can be decoded as a whole."""
+
+    def places_if_read(places: tf.Tensor, records: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        return places, witness(call_decode(stream, records))
+
+    portions = stream.dataset.take(len(stream)).enumerate().batch(stream.at_once)
+    return portions.map(places_if_read, num_parallel_calls=tf.data.AUTOTUNE).ignore_errors()
+
+
+def readable_records(stream: Stream, doubtful: np.ndarray[Any, Any] | None = None) -> tf.data.Dataset:
+    """(place, witness) of the records that can be decoded, in order.
+
+    What fails before the decoding fails here, too.
+
+    Args:
+        stream: what is read.
+        doubtful: look only at these places, [length] bool.
+    """
+
+    def place_if_read(place: tf.Tensor, record: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        return place, witness(decode(stream, record))
+
+    def alone(place: tf.Tensor, record: Any) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensors((place, record)).map(place_if_read).ignore_errors()
+
+    numbered = stream.dataset.take(len(stream)).enumerate() if doubtful is None else number_records(stream, doubtful)
+    parallel = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
+    if isinstance(stream, Records):  # to read them cannot fail
+        return numbered.map(place_if_read, **parallel).ignore_errors()
+    return numbered.interleave(alone, cycle_length=DECODE_BATCH_SIZE, **parallel)
+
+
+def witness(example: Any) -> tf.Tensor:
+    """A little of an example, as text: what nobody asks for, TensorFlow would not decode."""
+    first = [tf.reshape(tensor, [-1])[:1] for tensor in tf.nest.flatten(example)]
+    words = [value if value.dtype == tf.string else tf.strings.as_string(value) for value in first]
+    return tf.strings.reduce_join(tf.concat(words, axis=0))
+
+
+def explain_read_error(error: Exception, splits: Mapping[str, Examples]) -> Exception:
+    """The error, or one that names the example it came from: the splits that are read as they go are read again.
+
+    Args:
+        error: what ended the training.
+        splits: by their names.
+    """
+    is_from_input = isinstance(error, FAILURES) and ("terator" in str(error) or isinstance(error, UnicodeDecodeError))
+    if not is_from_input:
+        return error
+    short = SHORT.search(str(error))
+    if short:
+        return RunError(f"the dataset gave {short[2]} examples where its source had promised {short[1]}")
+    for split, examples in splits.items():
+        with contextlib.suppress(*FAILURES):  # it is not an example's decoding that fails
+            bad = find_first_unreadable(examples) if isinstance(examples, Stream) else None
+            if bad is not None:
+                return RunError(unreadable_message(split, bad))
+    return error
+
+
+def unreadable_message(split: str, example: UnreadableExample) -> str:
+    """The message that names an example."""
+    words = f"dataset: {example.name} of {split!r} cannot be read: {example.reason}"
+    return f"{words}; dataset.on_bad_example=skip leaves such out"
+
+
+def describe_examples(stream: Stream, places: Sequence[int]) -> list[UnreadableExample]:
+    """Some bad records with their names and reasons."""
+    return [
+        describe_record(stream, place, record)
+        for place, record in zip(places, select_records(stream, places), strict=False)
+    ]
+
+
+def select_records(stream: Stream, places: Sequence[int]) -> Iterable[Any]:
+    if isinstance(stream, Records):
+        return [stream.at(tf.constant(place)) for place in places]
+    wanted = tf.constant(sorted(places), tf.int64)
+    chosen = stream.dataset.enumerate().filter(lambda place, *_: tf.reduce_any(tf.equal(place, wanted)))
+    return [record for _, record in chosen.take(len(places))]
+
+
+def describe_record(stream: Stream, place: int, record: Any) -> UnreadableExample:
+    values = tf.nest.map_structure(lambda tensor: tensor.numpy(), record)
+    arguments = values if isinstance(values, tuple) else (values,)
+    name = f"example {place}" if stream.name is None else stream.name(*arguments)
+    alone = tf.data.Dataset.from_tensors(record).map(lambda *parts: decode(stream, to_record(parts)))
+    try:
+        for _ in alone:
+            pass
+    except FAILURES as error:
+        return UnreadableExample(place, name, operation_message(error))
+    return UnreadableExample(place, name, "it cannot be read")
+
+
+def operation_message(error: Exception) -> str:
+    """What an operation says, without what TensorFlow writes around it."""
+    if not isinstance(error, tf.errors.OpError):
+        return "it cannot be read"
+    line = AROUND_WORDS.sub("", str(error.message).strip()).partition("\n")[0].strip()
+    asserted = ASSERTED.match(line)
+    if asserted:
+        line = asserted[1].replace("] [", " ")
+    return line if len(line) <= 200 else line[:197] + "..."
+
+
+def drop_records(stream: Stream, places: Sequence[int]) -> Stream:
+    """The same stream without the records at some places."""
+    good = np.setdiff1d(np.arange(len(stream)), np.asarray(places, np.int64))
+    if isinstance(stream, Records):
+        return stream.select(good)
+    keep = np.zeros(len(stream), bool)
+    keep[good] = True
+    numbered = number_records(stream, keep)
+    return replace(stream, dataset=numbered.map(lambda _, *record: to_record(record)), length=len(good))
+
+
+def number_records(stream: Stream, wanted: np.ndarray[Any, Any]) -> tf.data.Dataset:
+    """(place, record) of the records at the places that are wanted, [length] bool."""
+    keep = tf.constant(wanted)
+    numbered = stream.dataset.take(len(stream)).enumerate()
+    if stream.at_once is None:
+        return numbered.filter(lambda place, *_: tf.gather(keep, place))
+
+    def is_kept(places: tf.Tensor, records: Any) -> Any:
+        is_kept = tf.gather(keep, places)
+        return tf.nest.map_structure(lambda tensor: tf.boolean_mask(tensor, is_kept), (places, records))
+
+    return numbered.batch(stream.at_once).map(is_kept).unbatch()  # a call to each small record would take longer

@@ -1,0 +1,30 @@
+"""How the weights of a model are distributed, for pictures of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+BUCKETS = 30
+
+
+def compute_histograms(model: keras.Model) -> Mapping[str, Mapping[str, Any]]:
+    """Of each trained variable that is finite, by `weights/<path>`, as plain values."""
+    found = {f"weights/{v.path}": np.asarray(v.numpy(), np.float64) for v in model.trainable_variables}
+    return {name: compute_histogram(values) for name, values in found.items() if np.isfinite(values).all()}
+
+
+def compute_histogram(values: np.ndarray[Any, Any]) -> Mapping[str, Any]:
+    """Of values that are finite; `limits` are the upper ends of the buckets."""
+    counts, edges = np.histogram(values, BUCKETS)
+    return {
+        "min": float(values.min()),
+        "max": float(values.max()),
+        "sum": float(values.sum()),
+        "sum_squares": float(np.square(values).sum()),
+        "limits": [float(edge) for edge in edges[1:]],
+        "counts": [int(count) for count in counts],
+    }

@@ -1,0 +1,269 @@
+"""A run that was stopped anywhere and goes on ends as one that was not."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Plan
+from tests.conftest import Command
+from tests.training.fake_engine import ignore
+
+#: 80 examples make 5 steps an epoch; calls of two steps end at 1, 3, 5 | 7, 9, 10 | 12, 14, 15.
+BASE = (
+    "hardware=cpu", "hardware.deterministic=true", "tracking=none", "dataset.limit=100", "dataset.validation=0.2",
+    "model.units=8", "training.epochs=3", "training.steps_per_loop=2",
+)  # fmt: skip
+GLOBAL = "training.global_batch_size=16"
+DROPOUT = "model.dropout=0.5"
+TWO = "hardware.logical_devices=2"
+STEPS = "training.step._target_=tests.training.steps"
+
+
+@dataclass(frozen=True)
+class Course:
+    """How a run went: its points as (step, values) without times, its final variables, whether it was stopped."""
+
+    points: list[tuple[int, dict[str, float]]]
+    state: dict[str, np.ndarray[Any, Any]]
+    stopped: bool
+    model_step: int
+    notes: list[str]
+
+
+def course(
+    plan: Plan, folder: str, stop_after: int | None = None, goes_on: bool = False, damage: bool = False
+) -> Course:
+    """Runs a plan, until it is told to stop after so many calls, or from its newest checkpoint on.
+
+    With `damage` the best checkpoint, the first of two, is cut off before it is read.
+    """
+    from scaleflow import checkpoint, training
+    from scaleflow.worker.main import build_training
+
+    points: list[tuple[int, dict[str, float]]] = []
+    notes: list[str] = []
+    calls = [0]
+
+    def emit(event: str, /, **fields: Any) -> None:
+        values = {k: v for k, v in fields.get("values", {}).items() if not k.startswith("perf/")}
+        if event == "metrics" and values:
+            points.append((fields["step"], values))
+        elif event == "note":
+            notes.append(fields["text"])
+
+    def agree(seconds: float) -> tuple[float, bool]:
+        calls[0] += 1
+        return seconds, calls[0] == stop_after
+
+    built = build_training(plan, ignore)
+    options = plan.checkpoint
+    keeper = checkpoint.CheckpointManager(options, folder, emit)
+    session = training.Session(
+        built.engine, plan.training, built.train, built.validation, built.test, emit=emit, started=0.0, agree=agree,
+        checkpoints=keeper, best=options.sought, ends_as_best=options.export == "best",
+    )  # fmt: skip
+    if goes_on:
+        session.restore(keeper.load_newest())
+    if damage:
+        read_best = keeper.load_best
+
+        def damaged_best() -> Any:
+            for path in min(Path(folder).glob("step-*")).glob("tensors.data*"):
+                path.write_bytes(path.read_bytes()[:-1])
+            return read_best()
+
+        keeper.load_best = damaged_best
+    result = session.run()
+    return Course(points, dict(built.engine.read_state()), result.stopped, result.model_step, notes)
+
+
+WAYS = {
+    "one_device": ("strategy=one_device", GLOBAL, DROPOUT),
+    "float16": ("strategy=one_device", GLOBAL, "precision=mixed_float16", "optimizer=sgd"),
+    "mirrored": ("strategy=mirrored", TWO, GLOBAL, DROPOUT, "training.accumulate=2", "optimizer=adamw"),
+    "pipeline": ("strategy=pipeline", TWO, GLOBAL, "model.units=[8,8]", "optimizer.schedule=cosine"),
+    "fit": ("training.engine=fit", "training.steps_per_loop=auto", GLOBAL, DROPOUT),
+    "fit mirrored": ("training.engine=fit", "training.steps_per_loop=auto", "strategy=mirrored", TWO, GLOBAL),
+    "own step": (f"{STEPS}.TwoRates", "strategy=mirrored", TWO, GLOBAL),
+}
+
+
+@pytest.mark.parametrize(("way", "stops"), [(way, (2,)) for way in WAYS] + [("one_device", (3, 1)), ("fit", (5, 3))])
+def test_it_ends_with_the_same_bits_and_the_same_points(
+    isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path, way: str, stops: tuple[int, ...]
+) -> None:
+    words = [word for word in BASE if not any(word.split("=")[0] == other.split("=")[0] for other in WAYS[way])]
+    own = [word.replace("training.step._target_", "training.step={_target_") + "}" if "_target_" in word else word
+           for word in WAYS[way]]  # fmt: skip
+    made = plan(*words, *[word.replace("{_target_=", "{_target_: ") for word in own])
+    whole = isolated(course, made, str(tmp_path / "whole"))
+    points = []
+    for number, calls in enumerate(stops):
+        part = isolated(course, made, str(tmp_path / "parts"), stop_after=calls, goes_on=number > 0)
+        assert part.stopped
+        points += part.points
+    last = isolated(course, made, str(tmp_path / "parts"), goes_on=True)
+    assert points + last.points == whole.points
+    assert set(last.state) == set(whole.state)
+    for name, value in whole.state.items():
+        assert last.state[name].tobytes() == value.tobytes(), name
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (("strategy=mirrored", TWO), ("strategy=one_device",)),
+        (("strategy=one_device",), ("strategy=pipeline", TWO)),
+        (("strategy=pipeline", TWO), ("strategy=mirrored", TWO)),
+    ],
+    ids=["mirrored to one_device", "one_device to pipeline", "pipeline to mirrored"],
+)
+def test_a_run_goes_on_under_another_strategy(
+    isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path, before: tuple[str, ...], after: Any
+) -> None:
+    common = (*BASE, GLOBAL, "model.units=[8,8]")
+    whole = isolated(course, plan(*common, *before), str(tmp_path / "whole"))
+    isolated(course, plan(*common, *before), str(tmp_path / "parts"), stop_after=4)
+    last = isolated(course, plan(*common, *after), str(tmp_path / "parts"), goes_on=True)
+    assert set(last.state) == set(whole.state)
+    for name, value in whole.state.items():
+        np.testing.assert_allclose(last.state[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def refusal_to_go_on(before: Plan, after: Plan, folder: str) -> str:
+    course(before, folder, stop_after=2)
+    try:
+        course(after, folder, goes_on=True)
+    except ConfigError as refusal:
+        return str(refusal)
+    raise AssertionError("it went on")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("dataset.limit=90", "resume: the run had 80 training examples, and now has 72"),
+        ("training.global_batch_size=20", "resume: the run had 5 steps per epoch, and now has 4"),
+        ("model.units=9", "resume: the checkpoint has model/0 of shape (64, 8), and the run needs (64, 9)"),
+        ("model.units=[8,8]", "resume: the checkpoint has model/2 of shape (8, 10), and the run needs (8, 8)"),
+    ],
+)
+def test_other_data_or_another_model_is_refused(
+    isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path, change: str, words: str
+) -> None:
+    common = ("strategy=one_device", *(word for word in BASE if word.split("=")[0] != change.split("=")[0]))
+    first = [word for word in (*BASE, GLOBAL) if word.split("=")[0] == change.split("=")[0]]
+    size = () if change.startswith("training.global") else (GLOBAL,)
+    message = isolated(
+        refusal_to_go_on, plan(*common, *size, *first), plan(*common, *size, change), str(tmp_path / "parts")
+    )
+    assert message.startswith(words)
+
+
+#: With such a rate the loss of the validation split is best somewhere before the end; with a plain one at the end, that
+#: is within an epoch, at a step that is saved in any case.
+EARLIER = ("optimizer.learning_rate=0.3", "training.epochs=6")
+AT_THE_END = ("training.max_steps=12", "checkpoint.every_steps=6")
+EXPORT_BEST = ("strategy=one_device", GLOBAL, "checkpoint.export=best", "checkpoint.keep=1")
+
+
+def without_epochs(*words: str) -> list[str]:
+    return [*(word for word in BASE if "epochs" not in word), *EXPORT_BEST, *words]
+
+
+def best_of(plan: Plan, folder: str) -> tuple[Course, dict[str, np.ndarray[Any, Any]], int]:
+    from scaleflow.checkpoint import CheckpointManager
+
+    found = course(plan, folder)
+    keeper = CheckpointManager(plan.checkpoint, folder, ignore)
+    newest = keeper.load_newest()
+    best = keeper.load_best()
+    assert newest is not None
+    assert best is not None
+    return found, dict(best.tensors), best.step
+
+
+def losses_of(found: Course) -> dict[int, float]:
+    return {step: values["val/loss"] for step, values in found.points if "val/loss" in values}
+
+
+@pytest.mark.parametrize(("words", "is_last"), [(EARLIER, False), (AT_THE_END, True)])
+def test_the_best_one_is_what_is_tested_and_exported(
+    isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path, words: tuple[str, ...], is_last: bool
+) -> None:
+    found, best, step = isolated(best_of, plan(*without_epochs(*words)), str(tmp_path))
+    losses = losses_of(found)
+    assert step == found.model_step == min(losses, key=lambda key: losses[key])
+    assert (step == max(losses)) == is_last
+    assert [step for step, values in found.points if "test/loss" in values] == [step]
+    for name in (name for name in best if name.startswith("model/")):
+        assert found.state[name].tobytes() == best[name].tobytes()
+
+
+def test_a_damaged_best_checkpoint_leaves_the_model_of_the_last_step(
+    isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path
+) -> None:
+    chosen = plan(*without_epochs(*EARLIER))
+    found = isolated(course, chosen, str(tmp_path / "damaged"), damage=True)
+    last = isolated(
+        course, replace(chosen, checkpoint=replace(chosen.checkpoint, export="last")), str(tmp_path / "last")
+    )
+    losses = losses_of(found)
+    best = min(losses, key=lambda key: losses[key])
+    assert found.model_step == last.model_step == max(losses) > best
+    assert found.points == last.points
+    assert found.notes == [
+        f"the best checkpoint, at step {best}, is damaged (tensors.data-00000-of-00001 is not what was written)",
+        f"checkpoint.export=best: what is tested and exported is the model of the last step, {max(losses)}",
+    ]
+
+
+def confusions(plan: Plan, folder: str) -> list[Any]:
+    """Of a run without a test split: what it counted, and what its model gives when it is evaluated again."""
+    from scaleflow import checkpoint, training
+    from scaleflow.worker.main import build_training
+
+    built = build_training(plan, ignore)
+    session = training.Session(
+        built.engine, plan.training, built.train, built.validation, None, emit=ignore, started=0.0,
+        agree=lambda seconds: (seconds, False), checkpoints=checkpoint.CheckpointManager(plan.checkpoint, folder, ignore),
+        best=plan.checkpoint.sought, ends_as_best=True,
+    )  # fmt: skip
+    session.run()
+    counted = built.engine.read_confusion(built.validation)
+    built.engine.evaluate(built.validation)
+    return [counted, built.engine.read_confusion(built.validation)]
+
+
+def test_without_a_test_split_the_confusions_are_those_of_the_best_one(
+    isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path
+) -> None:
+    counted, again = isolated(confusions, plan(*without_epochs(*EARLIER)), str(tmp_path))
+    np.testing.assert_array_equal(counted, again)
+
+
+def test_the_logged_model_has_the_step_and_the_values_of_the_best_one(command: Command, empty_store: Path) -> None:
+    shutil.copy(empty_store, command.folder / "mlflow.db")
+    ended = command(*(word for word in without_epochs(*EARLIER) if not word.startswith("tracking")))
+    assert ended.returncode == 0, ended.stderr
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{command.folder}/mlflow.db")
+    experiment = client.get_experiment_by_name("scaleflow").experiment_id
+    (run,) = client.search_runs([experiment])
+    (logged,) = client.search_logged_models([experiment])
+    losses = {p.step: p.value for p in client.get_metric_history(run.info.run_id, "val/loss")}
+    best = min(losses, key=lambda key: losses[key])
+    assert best < max(losses)
+    assert [output.step for output in run.outputs.model_outputs] == [best]
+    values = {metric.key: metric.value for metric in logged.metrics}
+    assert values["val/loss"] == losses[best]
+    assert values["test/loss"] == run.data.metrics["test/loss"]

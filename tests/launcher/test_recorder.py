@@ -1,0 +1,614 @@
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scaleflow.errors import ConfigError
+from scaleflow.events import EventWriter
+from scaleflow.interfaces import IDENTITY, Point, Status, Tracker
+from scaleflow.launcher import recorder as recorder_module
+from scaleflow.launcher.recorder import EventTransfer, Recorder
+from scaleflow.profiler.analysis_process import Profile
+
+Call = tuple[Any, ...]
+BEGAN = 1_700_000_000_000
+
+
+class FakeTracker:
+    """Keeps what it takes. `fails` is asked before each call, and may raise."""
+
+    run_id: str | None = None
+    adopted: str | None = None
+    uri: str | None = "http://user:word@host"
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.tried: list[Call] = []
+        self.fails: Callable[[Call], None] = lambda call: None
+
+    def take(self, *call: Any) -> None:
+        self.tried.append(call)
+        self.fails(call)
+        self.calls.append(call)
+
+    def connect(self) -> None:
+        self.take("connect")
+
+    def find_folder(self, run_id: str) -> str:
+        raise NotImplementedError
+
+    def adopt(self, run_id: str) -> None:
+        self.take("adopt", run_id)
+        self.run_id = run_id
+
+    def reopen(self) -> None:
+        self.take("reopen")
+
+    def start(self, name: str, tags: Mapping[str, str], began: int) -> None:
+        self.take("start", name, dict(tags), began)
+        self.run_id = "run-7"
+
+    def log_params(self, values: Mapping[str, str]) -> None:
+        self.take("params", dict(values))
+
+    def log_metrics(self, points: Sequence[Point]) -> None:
+        self.take("metrics", list(points))
+
+    def set_tags(self, values: Mapping[str, str]) -> None:
+        self.take("tags", dict(values))
+
+    def log_artifact(self, path: Path, folder: str | None) -> None:
+        self.take("artifact", path, folder)
+
+    def log_dataset(self, told: Mapping[str, Any]) -> None:
+        self.take("data", told["name"])
+
+    def log_model(self, path: Path, step: int) -> None:
+        self.take("model", path, step)
+
+    def finish(self, status: Status, ended: int) -> None:
+        self.take("finish", status, ended)
+
+    def describe_links(self) -> Sequence[tuple[str, str]]:
+        return [("run", "run-7")]
+
+    def steps(self) -> list[int]:
+        return [point.step for call in self.calls if call[0] == "metrics" for point in call[1]]
+
+    def words(self) -> list[str]:
+        return [call[0] for call in self.calls]
+
+
+class Setting:
+    """A tracker, an `events.jsonl` and what records the one in the other."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "events.jsonl"
+        self.state = folder / recorder_module.STATE
+        self.tracker = FakeTracker()
+        self.write = EventWriter(self.path)
+
+    def begin(self, goes_on: bool = False, offline: bool = False) -> Recorder:
+        tracker: Tracker = self.tracker
+        before = self.path.stat().st_size if goes_on else 0
+        recorder = Recorder(tracker, self.path, before, is_resumed=goes_on, offline=offline)
+        recorder.start()
+        return recorder
+
+    @property
+    def known(self) -> dict[str, Any]:
+        return dict(json.loads(self.state.read_text()))
+
+    @property
+    def identity(self) -> str:
+        return str(self.known["id"])
+
+    def time_of_the_last(self) -> int:
+        return int(json.loads(self.path.read_text().splitlines()[-1])["time"])
+
+    def ready(self, **more: int) -> None:
+        run = {"name": "a-run", "tags": {"team": "vision"}, "began": BEGAN, "params": {"model": "mlp"}}
+        self.write("ready", **run, steps=9, epochs=3, **more)
+
+    def metrics(self, *steps: int) -> None:
+        for step in steps:
+            self.write("metrics", step=step, values={"train/loss": 1 / step, "train/accuracy": 0.5}, rate=10.0)
+
+    def end(self, status: str = "FINISHED", **more: str) -> None:
+        self.write("end", status=status, **more)
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder_module, "SECONDS_BETWEEN_PASSES", 0.01)
+    monkeypatch.setattr(recorder_module, "LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr(recorder_module, "SECONDS_TO_CONNECT", 0.05)
+
+
+@pytest.fixture
+def setting(tmp_path: Path) -> Iterator[Setting]:
+    made = Setting(tmp_path)
+    yield made
+    made.tracker.fails = lambda call: None  # lets a recorder that is still at it come to its end
+    made.end()
+    for thread in threading.enumerate():
+        if thread.name == "recorder":
+            thread.join(2)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "did not come about"
+        time.sleep(0.005)
+
+
+def unreachable(call: Call) -> None:
+    raise ConnectionError("the store is away\nand more")
+
+
+class Times:
+    """Fails the first `count` calls of one kind."""
+
+    def __init__(self, word: str, count: int) -> None:
+        self.word = word
+        self.left = count
+
+    def __call__(self, call: Call) -> None:
+        if call[0] == self.word and self.left:
+            self.left -= 1
+            raise ConnectionError("not now")
+
+
+def test_a_run_is_told_in_the_order_of_its_events(setting: Setting, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.touch()
+    setting.ready()
+    setting.write("note", text="only for the terminal")
+    setting.metrics(1, 2)
+    setting.write("epoch", epoch=1, epochs=3, step=2, values={})
+    setting.write("artifact", path="/x/plot.png", folder="plots")
+    setting.metrics(3)
+    setting.write("model", path="/x/model", step=3)
+    setting.end()
+    assert setting.begin().finish(2)
+    calls = setting.tracker.calls
+    assert [call[0] for call in calls] == [
+        *("connect", "start", "params", "artifact", "metrics", "artifact", "metrics", "model", "tags", "finish")
+    ]
+    assert calls[1:4] == [
+        ("start", "a-run", {"team": "vision", "scaleflow.folder": str(tmp_path), IDENTITY: setting.identity}, BEGAN),
+        ("params", {"model": "mlp"}),
+        ("artifact", config, None),
+    ]
+    assert setting.tracker.steps() == [1, 1, 2, 2, 3, 3]
+    assert calls[5] == ("artifact", Path("/x/plot.png"), "plots")
+    assert calls[7:] == [
+        ("model", Path("/x/model"), 3),
+        ("tags", {"scaleflow.status": "FINISHED"}),
+        ("finish", "FINISHED", setting.time_of_the_last()),
+    ]
+
+
+def test_the_dataset_is_handed_on_and_a_table_of_classes_with_its_picture(setting: Setting, tmp_path: Path) -> None:
+    table = tmp_path / "confusion_matrix.csv"
+    table.write_text("true,cat,dog\ncat,3,1\ndog,0,2\n")
+    setting.ready()
+    setting.write("data", name="pets", splits={})
+    setting.write("confusion", path=str(table), folder="plots", split="test")
+    setting.end()
+    assert setting.begin().finish(5)
+    assert setting.tracker.calls[3:6] == [
+        ("data", "pets"),
+        ("artifact", tmp_path / "confusion_matrix.png", "plots"),
+        ("artifact", table, "plots"),
+    ]
+    assert table.with_suffix(".png").stat().st_size > 1000
+
+
+def test_a_point_has_the_step_and_the_time_of_its_event(setting: Setting) -> None:
+    setting.ready()
+    setting.metrics(4)
+    event = json.loads(setting.path.read_text().splitlines()[-1])
+    setting.end()
+    assert setting.begin().finish(2)
+    (points,) = [call[1] for call in setting.tracker.calls if call[0] == "metrics"]
+    assert points == [
+        Point("train/loss", 0.25, 4, event["time"]),
+        Point("train/accuracy", 0.5, 4, event["time"]),
+    ]
+
+
+def test_points_of_many_events_go_in_one_call(setting: Setting) -> None:
+    setting.ready()
+    setting.metrics(*range(1, 101))
+    setting.end()
+    assert setting.begin().finish(2)
+    assert setting.tracker.words().count("metrics") == 1
+    assert setting.tracker.steps() == [step for step in range(1, 101) for _ in range(2)]
+
+
+def test_a_failure_and_its_reason_are_recorded(setting: Setting) -> None:
+    setting.ready()
+    setting.end("FAILED", error="NotFinite: the loss")
+    assert setting.begin().finish(2)
+    assert setting.tracker.calls[-2:] == [
+        ("tags", {"scaleflow.status": "FAILED", "scaleflow.error": "NotFinite: the loss"}),
+        ("finish", "FAILED", setting.time_of_the_last()),
+    ]
+
+
+def test_events_are_recorded_while_the_run_is_on(setting: Setting) -> None:
+    setting.ready()
+    recorder = setting.begin()
+    until(lambda: "params" in setting.tracker.words())
+    setting.metrics(1)
+    until(lambda: setting.tracker.steps() == [1, 1])
+    assert not recorder.done.is_set()
+    assert recorder.is_alive()  # the launcher asks, before it would start one
+    setting.end()
+    assert recorder.finish(2)
+
+
+def test_no_run_is_made_for_what_was_refused(setting: Setting) -> None:
+    setting.write("refused", message="no")
+    assert setting.begin().finish(2)
+    assert setting.tracker.words() == ["connect"]
+
+
+@pytest.mark.parametrize("word", ["start", "params", "metrics", "artifact", "model", "tags", "finish"])
+def test_what_failed_is_sent_again_verbatim_and_nothing_is_skipped(setting: Setting, word: str) -> None:
+    setting.tracker.fails = Times(word, 2)
+    setting.ready()
+    setting.metrics(1, 2)
+    setting.write("artifact", path="/x/plot.png")
+    setting.write("model", path="/x/model", step=2)
+    setting.metrics(3)
+    setting.end()
+    assert setting.begin().finish(2)
+    tried = [call for call in setting.tracker.tried if call[0] == word]
+    distinct = [call for i, call in enumerate(tried) if call not in tried[:i]]
+    assert len(tried) >= 3
+    assert tried[0] == tried[1] == tried[2]
+    assert [call for call in setting.tracker.calls if call[0] == word][-len(distinct) :] == distinct
+    assert set(setting.tracker.steps()) == {1, 2, 3}
+    assert setting.tracker.words()[-1] == "finish"
+
+
+def test_what_was_taken_before_the_failing_portion_is_not_sent_again(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder_module, "EVENTS_A_PASS", 3)
+
+    def after_step_5(call: Call) -> None:
+        if call[0] == "metrics" and call[1][-1].step > 5 and len(setting.tracker.tried) < 12:
+            raise ConnectionError("not now")
+
+    setting.tracker.fails = after_step_5
+    setting.ready()
+    setting.metrics(*range(1, 10))
+    setting.end()
+    assert setting.begin().finish(2)
+    assert setting.tracker.steps() == [step for step in range(1, 10) for _ in range(2)]
+
+
+def test_a_run_has_its_end_also_where_the_store_takes_no_tensorboard_files(setting: Setting) -> None:
+    board = setting.path.parent / recorder_module.TENSORBOARD / "events.out"
+    board.parent.mkdir()
+    board.touch()
+    setting.tracker.fails = lambda call: unreachable(call) if call[0] == "artifact" else None
+    setting.ready()
+    setting.end()
+    recorder = setting.begin()
+    assert not recorder.finish(5)
+    assert setting.tracker.words()[-1] == "adopt"  # the store is there, and does not take this file
+    assert ("finish", "FINISHED", setting.time_of_the_last()) in setting.tracker.calls
+    assert recorder.reason == "ConnectionError: the store is away"
+    setting.tracker.fails = lambda call: None
+    transfer = EventTransfer(setting.tracker, setting.path)
+    transfer.send(again=True)
+    assert transfer.is_complete
+    assert setting.tracker.calls[-1] == ("artifact", board, recorder_module.TENSORBOARD)
+
+
+class Profiles:
+    """Reads a profile for as long as it is held."""
+
+    def __init__(self) -> None:
+        self.begun, self.may_end = threading.Event(), threading.Event()
+
+    def read(self, event: Mapping[str, Any]) -> Profile:
+        self.begun.set()
+        assert self.may_end.wait(10)
+        return Profile([(Path("/x/trace"), "profile")], {"profile/step_ms": 2.0}, "steps 2 to 3: 2 ms")
+
+
+@pytest.fixture
+def profiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[Profiles]:
+    made = Profiles()
+    monkeypatch.setattr("scaleflow.profiler.analyze_window", made.read)
+    yield made
+    made.may_end.set()
+
+
+def test_metrics_and_the_end_do_not_wait_for_a_profile_to_be_read(setting: Setting, profiles: Profiles) -> None:
+    setting.ready()
+    setting.write("profile", first=2, last=3)
+    setting.metrics(4)
+    recorder = setting.begin()
+    until(profiles.begun.is_set)
+    until(lambda: setting.tracker.steps() == [4, 4])
+    setting.end()
+    until(lambda: "finish" in setting.tracker.words())
+    assert setting.known["aside"]  # sent by the next command, should this one die
+    profiles.may_end.set()
+    assert recorder.finish(5)
+    assert ("artifact", Path("/x/trace"), "profile") in setting.tracker.calls
+    assert setting.tracker.steps() == [4, 4, 3]
+    assert recorder.profiles == {2: "steps 2 to 3: 2 ms"}
+    assert setting.known["aside"] == {}
+
+
+def test_a_profile_that_takes_too_long_is_named(setting: Setting, profiles: Profiles) -> None:
+    setting.ready()
+    setting.write("profile", first=2, last=3)
+    setting.end()
+    recorder = setting.begin()
+    until(lambda: "finish" in setting.tracker.words())
+    assert not recorder.finish(0.2)
+    assert recorder.reason == "the profile of steps 2 to 3 is still being read"
+
+
+def test_nothing_is_sent_once_finish_has_given_up(setting: Setting) -> None:
+    asked, answer = threading.Event(), threading.Event()
+
+    def slowly(call: Call) -> None:
+        if call[0] == "params":
+            asked.set()
+            assert answer.wait(10)
+
+    setting.tracker.fails = slowly
+    setting.ready()
+    setting.metrics(1)
+    setting.end("KILLED")
+    recorder = setting.begin()
+    until(asked.is_set)
+    threading.Timer(0.3, answer.set).start()
+    assert not recorder.finish(0)
+    assert not recorder.is_alive()  # its last request was answered while `finish` waited
+    assert setting.tracker.words() == ["connect", "start", "params"]
+
+
+def test_a_run_that_goes_on_waits_for_the_last_request_of_its_earlier_recorder(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder_module, "SECONDS_TO_STOP", 0.01)
+    asked, answer = threading.Event(), threading.Event()
+
+    def slowly(call: Call) -> None:
+        if call[0] == "finish" and not asked.is_set():
+            asked.set()
+            assert answer.wait(10)
+
+    setting.tracker.fails = slowly
+    setting.ready()
+    setting.end("KILLED")
+    earlier = setting.begin()
+    until(asked.is_set)
+    assert not earlier.finish(0)
+    recorder = setting.begin(goes_on=True)
+    setting.ready(resumed=0)
+    threading.Timer(0.3, answer.set).start()
+    until(lambda: "reopen" in setting.tracker.words())
+    earlier.join(10)
+    setting.end()
+    assert recorder.finish(2)
+    words = setting.tracker.words()
+    assert words[words.index("reopen") :] == ["reopen", "tags", "finish"]
+
+
+def test_bytes_count_as_recorded_once_the_store_has_taken_them(setting: Setting) -> None:
+    setting.ready()
+    recorder = setting.begin()
+    ready = setting.path.stat().st_size
+    until(lambda: recorder.recorded == ready)
+    asked, answer = threading.Event(), threading.Event()
+
+    def slowly(call: Call) -> None:
+        asked.set()
+        assert answer.wait(10)
+
+    setting.tracker.fails = slowly
+    setting.metrics(1)
+    assert asked.wait(10)
+    while_asked = recorder.recorded
+    answer.set()
+    until(lambda: recorder.recorded == setting.path.stat().st_size)
+    assert while_asked == ready
+
+
+def test_a_refusal_from_connect_is_kept_and_ends_the_recorder(setting: Setting) -> None:
+    def refuse(call: Call) -> None:
+        raise ConfigError("tracking.uri=x: no")
+
+    setting.tracker.fails = refuse
+    setting.ready()
+    setting.end()
+    recorder = setting.begin()
+    assert not recorder.finish(2)
+    assert str(recorder.refusal) == "tracking.uri=x: no"
+    assert setting.tracker.calls == []
+
+
+def test_a_refusal_from_a_later_call_is_kept_too(setting: Setting) -> None:
+    def refuse(call: Call) -> None:
+        if call[0] == "start":
+            raise ConfigError("tracking.experiment=x: was deleted")
+
+    setting.tracker.fails = refuse
+    setting.ready()
+    recorder = setting.begin()
+    assert not recorder.finish(2)
+    assert str(recorder.refusal) == "tracking.experiment=x: was deleted"
+
+
+def test_whatever_connect_raises_is_a_refusal_without_a_traceback(setting: Setting) -> None:
+    setting.tracker.fails = unreachable  # a traceback on stderr would be an unhandled exception to pytest
+    recorder = setting.begin()
+    assert not recorder.finish(2)
+    assert str(recorder.refusal) == "tracking: ConnectionError: the store is away"
+
+
+def test_finish_gives_up_when_the_store_stays_away(setting: Setting) -> None:
+    setting.ready()
+    setting.end()
+    setting.tracker.fails = lambda call: unreachable(call) if call[0] != "connect" else None
+    recorder = setting.begin()
+    before = time.monotonic()
+    assert not recorder.finish(0.3)
+    assert 0.2 < time.monotonic() - before < 60
+    assert recorder.reason == "ConnectionError: the store is away"
+    assert recorder.refusal is None
+    assert recorder.recorded == 0
+
+
+def test_finish_gives_up_on_a_store_that_never_opens(setting: Setting) -> None:
+    setting.ready()
+    setting.end()
+    opened = threading.Event()
+    setting.tracker.fails = lambda call: opened.wait(10) and None
+    recorder = setting.begin()
+    assert not recorder.finish(0.3)
+    assert recorder.recorded == 0
+    assert recorder.reason == ""
+    opened.set()
+
+
+def test_finish_gives_up_when_it_is_told_to(setting: Setting) -> None:
+    setting.ready()
+    recorder = setting.begin()
+    assert not recorder.finish(60, lambda: True)
+
+
+def test_finish_waits_its_whole_patience_also_for_a_store_that_was_away_before(setting: Setting) -> None:
+    setting.ready()
+    setting.end()
+    setting.tracker.fails = lambda call: unreachable(call) if call[0] != "connect" else None
+    recorder = setting.begin()
+    until(lambda: bool(recorder.reason))
+    time.sleep(1.0)
+
+    def come_back() -> None:
+        setting.tracker.fails = lambda call: None
+
+    threading.Timer(0.2, come_back).start()
+    assert recorder.finish(0.8)
+
+
+def test_finish_does_not_wait_for_the_next_pass(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder_module, "SECONDS_BETWEEN_PASSES", 600.0)
+    setting.ready()
+    setting.end()
+    assert setting.begin().finish(60)
+
+
+def test_the_file_is_read_in_portions(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder_module, "EVENTS_A_PASS", 10)
+    setting.ready()
+    setting.metrics(*range(1, 96))
+    setting.end()
+    assert setting.begin().finish(2)
+    sizes = [len(call[1]) for call in setting.tracker.calls if call[0] == "metrics"]
+    assert max(sizes) <= 20
+    assert setting.tracker.steps() == [step for step in range(1, 96) for _ in range(2)]
+
+
+def test_the_state_says_how_far_the_store_has_come_and_where(setting: Setting) -> None:
+    setting.ready()
+    recorder = setting.begin()
+    until(lambda: bool(recorder.recorded))
+    ready = setting.path.stat().st_size
+    known = {"run_id": "run-7", "uri": "http://****@host", "folder": str(setting.path.parent), "aside": {}}
+    known["id"] = setting.identity
+    until(lambda: setting.known == {**known, "offset": ready, "done": False})
+    setting.metrics(1)
+    setting.end()
+    assert recorder.finish(2)
+    recorder.join(5)
+    whole = setting.path.stat().st_size
+    assert setting.known == {**known, "offset": whole, "done": True}
+
+
+def test_a_run_that_goes_on_is_recorded_from_where_it_was_recorded_to(setting: Setting, tmp_path: Path) -> None:
+    setting.ready()
+    setting.metrics(1)
+    setting.metrics(2)
+    setting.end("KILLED")
+    assert setting.begin().finish(2)
+    state = json.loads(setting.state.read_text())
+    setting.tracker = FakeTracker()
+    (tmp_path / "resume-1.yaml").touch()
+    recorder = setting.begin(goes_on=True)
+    until(lambda: "adopt" in setting.tracker.words())
+    setting.ready(resumed=2)
+    setting.metrics(3)
+    setting.write("restart", number=1, reason="worker 1 died")
+    setting.end()
+    assert recorder.finish(2)
+    assert state["done"]
+    assert setting.tracker.words() == ["connect", "adopt", "reopen", "artifact", "metrics", "tags", "tags", "finish"]
+    assert set(setting.tracker.steps()) == {3}
+    assert ("tags", {"scaleflow.restarts": "1", "scaleflow.restart.1": "worker 1 died"}) in setting.tracker.calls
+
+
+def test_what_nobody_had_recorded_is_recorded_when_the_run_goes_on(setting: Setting) -> None:
+    """The launcher was killed before the store answered: the end of then is not the end of now."""
+    setting.ready()
+    setting.metrics(1)
+    setting.end("KILLED")
+    recorder = setting.begin(goes_on=True)
+    until(lambda: "finish" in setting.tracker.words())
+    setting.ready(resumed=1)
+    setting.metrics(2)
+    setting.end()
+    assert recorder.finish(2)
+    words = ["connect", "start", "params", "metrics", "tags", "finish", "reopen", "metrics", "tags", "finish"]
+    assert setting.tracker.words() == words
+    assert sorted(set(setting.tracker.steps())) == [1, 2]
+
+
+def test_the_state_stays_behind_what_failed(setting: Setting) -> None:
+    setting.ready()
+    recorder = setting.begin()
+    until(lambda: bool(recorder.recorded))
+    setting.tracker.fails = unreachable
+    setting.metrics(1)
+    ready = recorder.recorded
+    until(lambda: bool(recorder.reason))
+    assert setting.known["offset"] == ready < setting.path.stat().st_size
+
+
+def test_the_state_is_written_when_finish_returns(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep = EventTransfer.save_state
+
+    def keep_slowly(transfer: EventTransfer, is_vital: bool = False) -> None:
+        time.sleep(0.1)
+        keep(transfer, is_vital)
+
+    monkeypatch.setattr(EventTransfer, "save_state", keep_slowly)
+    setting.ready()
+    setting.end()
+    assert setting.begin().finish(2)
+    assert json.loads(setting.state.read_text())["done"] is True
+
+
+def test_how_to_look_at_the_run_is_the_trackers_answer(setting: Setting) -> None:
+    setting.ready()
+    setting.end()
+    recorder = setting.begin()
+    assert recorder.finish(2)
+    assert recorder.describe_links() == [("run", "run-7")]

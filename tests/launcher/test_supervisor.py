@@ -1,0 +1,444 @@
+"""The launcher's life with real processes, real signals and a real store."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from scaleflow.config.folders import create_folder
+from scaleflow.errors import ConfigError
+from scaleflow.events import EventReader, EventWriter
+from scaleflow.interfaces import Emit, Plan
+from scaleflow.launcher.display import Display
+from scaleflow.launcher.supervisor import (
+    REFUSED,
+    StopRequest,
+    WorkerRun,
+    choose_reason,
+    discard_folder,
+    find_lost,
+    launch_run,
+)
+from scaleflow.launcher.worker_process import EndReason
+from scaleflow.worker.main import RunSpec
+from tests.conftest import Command
+from tests.launcher.test_display import READY, Clock, Terminal
+from tests.launcher.test_recorder import FakeTracker
+from tests.processes import NEW_STORE
+
+#: A run that would go on for minutes, with an epoch a second or so.
+LONG = ("dataset=synthetic", "dataset.shape=[16]", "dataset.examples=100000", "training.epochs=1000")
+
+
+def wait_for(condition: Callable[[], Any], timeout: float = 120) -> Any:
+    deadline = time.monotonic() + timeout
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+    return found
+
+
+class LongRun:
+    """A long run in the background, its output in files so that no pipe fills."""
+
+    def __init__(self, command: Command, *words: str, only: bool = False, **environment: str) -> None:
+        """Starts it; with `only`, by these words alone."""
+        self.command = command
+        self.out = command.folder / "out.txt"
+        self.err = command.folder / "err.txt"
+        with self.out.open("w") as out, self.err.open("w") as err:
+            output = out.fileno(), err.fileno()
+            self.launcher = command.start(*(() if only else LONG), *words, output=output, **environment)
+
+    def worker(self) -> psutil.Process:
+        (child,) = self.children()
+        return child
+
+    def children(self) -> list[psutil.Process]:
+        """The run's processes that are alive, the chief first."""
+        return processes(next(self.command.folder.glob("outputs/*/*")))
+
+    def has_event(self, name: str) -> bool:
+        found = list(self.command.folder.glob("outputs/*/*/events.jsonl"))
+        return bool(found) and f'"event": "{name}"' in found[0].read_text()
+
+    def until(self, event: str) -> LongRun:
+        wait_for(lambda: self.has_event(event) or self.launcher.poll() is not None)
+        assert self.launcher.poll() is None, self.err.read_text()
+        return self
+
+    def end(self, timeout: float = 120) -> int:
+        try:
+            return self.launcher.wait(timeout)
+        finally:
+            self.launcher.close()
+
+
+def processes(folder: Path) -> list[psutil.Process]:
+    """Those that have reported themselves and are alive: the chief, then workers, then servers, by their numbers."""
+    lines = [line for path in sorted(folder.glob("events*.jsonl")) for line in path.read_text().splitlines()]
+    told = [event for event in map(json.loads, lines) if event["event"] == "started"]
+    told.sort(key=lambda event: (event["name"] != "coordinator", not event["name"].startswith("worker"), event["name"]))
+    return [psutil.Process(event["pid"]) for event in told if psutil.pid_exists(event["pid"])]
+
+
+def only_run(folder: Path) -> Any:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    (found,) = client.search_runs([client.get_experiment_by_name("scaleflow").experiment_id])
+    return found
+
+
+def assert_all_points_are_kept(command: Command, run: Any) -> None:
+    """The store's last value of each metric is the last one that the worker wrote."""
+    last: dict[str, float] = {}
+    for event in command.events():
+        if event["event"] in ("metrics", "system"):
+            last.update(event["values"])
+    assert run.data.metrics == pytest.approx(last)
+    assert last
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_to_the_launcher_ends_the_run_as_killed(command: Command, number: signal.Signals, code: int) -> None:
+    long = LongRun(command).until("epoch")
+    worker = long.worker()
+    long.launcher.send_signal(number)
+    assert long.end() == code
+    assert not worker.is_running()
+    run = only_run(command.folder)
+    assert run.info.status == "KILLED"
+    assert run.data.tags["scaleflow.status"] == "KILLED"
+    assert_all_points_are_kept(command, run)
+    assert "Traceback" not in long.err.read_text()
+
+
+def test_a_worker_that_is_killed_ends_the_run_as_failed(command: Command) -> None:
+    long = LongRun(command).until("epoch")
+    long.worker().kill()
+    assert long.end() == 1
+    run = only_run(command.folder)
+    assert run.info.status == "FAILED"
+    assert "SIGKILL" in run.data.tags["scaleflow.error"]
+    assert "SIGKILL" in long.err.read_text()
+    assert_all_points_are_kept(command, run)
+
+
+def test_a_worker_does_not_outlive_its_launcher(command: Command) -> None:
+    long = LongRun(command, "tracking=none").until("epoch")
+    worker = long.worker()
+    long.launcher.kill()
+    long.launcher.wait()
+    worker.wait(timeout=10)
+    assert command.events()[-1]["status"] == "KILLED"  # it has saved
+
+
+def test_a_signal_before_there_is_a_run_leaves_none(command: Command) -> None:
+    long = LongRun(command)
+    wait_for(lambda: list(command.folder.glob("outputs/*/*/worker-0.log")))
+    long.launcher.send_signal(signal.SIGTERM)
+    assert long.end() == 143
+    assert not (command.folder / "mlartifacts").exists()
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_when_nobody_reads_its_output(command: Command) -> None:
+    with command.start("training.epochs=60", "tracking=none") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        errors = process.stderr.read()
+        assert process.wait(60) == 0
+    assert errors == ""
+    assert command.events()[-1]["status"] == "FINISHED"
+
+
+def test_a_failure_leaves_its_reason_and_traceback(command: Command) -> None:
+    ended = command("optimizer=sgd", "optimizer.learning_rate=1e30", "dataset=synthetic", "dataset.kind=regression")
+    assert ended.returncode == 1
+    run = only_run(command.folder)
+    assert run.info.status == "FAILED"
+    assert "not finite at step" in run.data.tags["scaleflow.error"]
+    assert "not finite at step" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+    assert "Traceback" in (command.run_folder() / "traceback.txt").read_text()
+    kept = command.folder / "mlartifacts" / "scaleflow" / run.info.run_id / "artifacts" / "traceback.txt"
+    assert kept.is_file()
+
+
+def test_inline_runs_everything_in_one_process(command: Command) -> None:
+    own = command.folder / "own" / "model"
+    own.mkdir(parents=True)
+    (own / "mine.yaml").write_text("_target_: own_model.build\n_partial_: true\n")
+    (command.folder / "own_model.py").write_text(
+        "import os\nfrom scaleflow.model import mlp\n\n\n"
+        "def build(inputs, outputs):\n    print('built in', os.getpid(), '.')\n"
+        "    return mlp.build(inputs, outputs, 8)\n"
+    )
+    process = command.start("--config-dir", "own", "model=mine", "debug=inline", "training.epochs=1")
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert f"built in {process.pid} ." in out
+    assert only_run(command.folder).info.status == "FINISHED"
+
+
+class Refusing(FakeTracker):
+    """A store that refuses at one call, once it may."""
+
+    def __init__(self, word: str) -> None:
+        super().__init__()
+        self.may = threading.Event()
+        self.may.set()
+
+        def refuse(call: tuple[Any, ...]) -> None:
+            if call[0] == word:
+                assert self.may.wait(10)
+                raise ConfigError(f"the store refuses to {word}")
+
+        self.fails = refuse
+
+
+class Training:
+    """Stands in for the worker: builds, says so, and takes steps until it is told to stop."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.each_step: Callable[[], object] = lambda: None
+
+    def work(self, spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> bool:
+        self.calls.append("build")
+        emit("ready", began=0, search=[], **{k: v for k, v in READY.items() if k != "event"})
+        self.calls.append("train")
+        for step in range(1, 1001):
+            if should_stop():
+                break
+            time.sleep(0.005)
+            emit("metrics", step=step, values={"train/loss": 1.0})
+            self.each_step()
+        emit("end", status="KILLED", error="stopped")
+        return True
+
+
+@pytest.fixture
+def inline(
+    plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Training, Refusing], tuple[int, list[str], Path]]:
+    """Runs a training in this process with a store; gives the exit code, what was said and the run's folder."""
+
+    def run(training: Training, tracker: Refusing) -> tuple[int, list[str], Path]:
+        monkeypatch.setattr("scaleflow.launcher.supervisor.run_worker", training.work)
+        monkeypatch.setattr("scaleflow.launcher.supervisor.make_tracker", lambda *a, **k: tracker)
+        folder, said = tmp_path / "run", list[str]()
+        folder.mkdir()
+        return launch_run(plan("debug=inline", "tracking=none"), {}, [], folder, 0.0, refused=said.append), said, folder
+
+    return run
+
+
+@pytest.mark.parametrize(("word", "calls"), [("connect", []), ("start", ["build"])])
+def test_inline_does_not_train_what_the_store_refuses(
+    word: str, calls: list[str], inline: Callable[..., tuple[int, list[str], Path]]
+) -> None:
+    training = Training()
+    code, said, folder = inline(training, Refusing(word))
+    assert (code, said, training.calls) == (REFUSED, [f"the store refuses to {word}"], calls)
+    assert not (folder / "events.jsonl").exists()
+
+
+def test_what_was_trained_inline_before_a_slow_store_refused_it_stays(
+    inline: Callable[..., tuple[int, list[str], Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scaleflow.launcher.supervisor.SECONDS_TO_OPEN", 0.0)
+    training, tracker = Training(), Refusing("start")
+    tracker.may.clear()
+    training.each_step = tracker.may.set
+    code, said, folder = inline(training, tracker)
+    assert code == REFUSED
+    assert re.match(r"the store refuses to start\nwhat was trained until step \d+ is in .*run; ", said[0])
+    assert [event["event"] for event in EventReader(folder / "events.jsonl").read()][-1] == "end"
+    assert (folder / "config.yaml").exists()
+
+
+class Lost:
+    """A process that has ended, and for which reason."""
+
+    is_lost, was_ended = True, False
+
+    def __init__(self, *found: Any) -> None:
+        self.reason = lambda: EndReason(*found)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "told"),
+    [
+        ([("peer is away", True, True)], ("peer is away", False)),
+        ([("peer is away", True, True), ("killed", False)], ("killed", False)),
+        ([("peer is away", True, True), ("no such file", True)], ("no such file", True)),
+        ([("no such file", True), ("killed", False)], ("killed", False)),
+    ],
+)
+def test_the_reason_is_what_the_others_follow_from(reasons: list[Any], told: tuple[str, bool]) -> None:
+    assert choose_reason([Lost(*found) for found in reasons]) == told  # type: ignore[list-item]
+
+
+def test_who_was_ended_did_not_die() -> None:
+    """Workers that end with a stalled coordinator are not started again by themselves."""
+    ended, lost = Lost("ended", False), Lost("killed", False)
+    ended.was_ended = True
+    assert find_lost([ended, lost]) == [lost]  # type: ignore[list-item]
+
+
+class Process:
+    """A worker that only counts how often it is ended."""
+
+    killed = 0
+
+    def kill(self) -> None:
+        self.killed += 1
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("scaleflow.launcher.supervisor.time", clock)
+    return clock
+
+
+@pytest.mark.parametrize("behind", [3600, 0, -3600])
+def test_progress_counts_from_when_it_is_heard_whatever_the_chiefs_clock_says(
+    behind: int, plan: Callable[..., Plan], tmp_path: Path, clock: Clock
+) -> None:
+    spec = RunSpec(plan("strategy=multi_worker", "cluster.stall_seconds=5", "tracking=none"), tmp_path, 0.0)
+    run, process = WorkerRun(spec, None, Display(io.StringIO()), StopRequest()), Process()  # type: ignore[arg-type]
+    waiting = {"event": "waiting", "peers": [], "seconds": 8, "vain": "the TPU does not answer"}
+    for event in ({"event": "ready", **READY}, waiting):
+        with spec.events.open("a") as file:
+            file.write(json.dumps({**event, "time": (clock.now - behind) * 1000}) + "\n")
+    run._show_events()
+
+    def ended() -> int:
+        run._end_stalled([process])  # type: ignore[list-item]
+        run._end_futile_wait(process)  # type: ignore[arg-type]
+        return process.killed
+
+    clock.now += 4
+    assert ended() == 0
+    clock.now += 2
+    assert ended() == 1, "stalled"
+    clock.now += 3
+    assert ended() == 3, "waits in vain, too"
+
+
+OWN_LOAD = """
+from scaleflow.dataset.digits import Digits
+
+
+class Mine(Digits):
+    def load(self, split):
+        {line}
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("raise KeyError('missing')", ["KeyError: 'missing'", "own_data.py, line 7, in load", "worker-0.log"]),
+        ("breakpoint()", ["debug=inline"]),
+        ("raise SystemExit('I quit')", ["worker 0 ended", "I quit"]),
+    ],
+)
+def test_a_fault_in_ones_own_code_is_told_with_its_place(command: Command, line: str, words: list[str]) -> None:
+    own = command.folder / "own"
+    (own / "dataset").mkdir(parents=True)
+    (own / "dataset" / "mine.yaml").write_text("_target_: own_data.Mine\n")
+    (own / "own_data.py").write_text(OWN_LOAD.format(line=line))
+    ended = command("--config-dir", "own", "dataset=mine")
+    assert ended.returncode in (1, 2)
+    assert len(ended.stderr.splitlines()) == 1
+    for word in words:
+        assert word in ended.stderr
+
+
+def test_tracking_none_keeps_everything_in_the_folder(command: Command) -> None:
+    ended = command("tracking=none", "training.epochs=1")
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(p.name for p in command.folder.iterdir()) == ["outputs"]
+    assert (command.run_folder() / "model" / "saved_model").is_dir()
+
+
+@pytest.mark.slow
+def test_a_sweep_runs_each_job_and_one_that_fails_stops_no_other(command: Command) -> None:
+    ended = command("-m", "training.epochs=1", "optimizer=sgd", "optimizer.learning_rate=0.1,-1,0.01", "tracking=none")
+    assert ended.returncode == 1
+    assert len(re.findall(r"^#\d+ FINISHED in", ended.stdout, re.M)) == 2
+    assert "optimizer.learning_rate=-1: expected a number, above 0.0" in ended.stderr
+
+
+@pytest.mark.slow
+def test_two_commands_at_once_share_a_new_store(command: Command) -> None:
+    words = ("training.epochs=1", "dataset.limit=200")
+    processes = [command.start(*words, f"seed={n}", **NEW_STORE) for n in range(2)]
+    errors = [process.communicate(timeout=120)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], errors
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{command.folder}/mlflow.db")
+    runs = client.search_runs([client.get_experiment_by_name("scaleflow").experiment_id])
+    assert [r.info.status for r in runs] == ["FINISHED"] * 2
+    assert {r.data.params["seed"] for r in runs} == {"0", "1"}
+
+
+def test_a_refusal_closes_the_progress_bar(
+    plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that holds a run already is found while the bar waits for TensorFlow."""
+    shown = Terminal()
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr(sys, "stdout", shown)
+    EventWriter(tmp_path / "events.jsonl")("ready", name="a-run")
+    said: list[str] = []
+    assert launch_run(plan("tracking=none"), {}, [], tmp_path, 0.0, refused=said.append) == REFUSED
+    assert "holds a run already" in said[0]
+    assert shown.getvalue().count("\x1b[?25l") == shown.getvalue().count("\x1b[?25h") == 1
+
+
+def test_a_command_that_does_not_record_takes_away_only_its_own(
+    plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Machines may share a folder."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "run"
+    create_folder(folder)
+    theirs = ["config.yaml", "events.jsonl", "record.json", "worker-0.log"]
+    for name in ("events-worker-1.jsonl", "worker-1.log", *theirs):
+        (folder / name).touch()
+    spec = RunSpec(plan("strategy=multi_worker", "tracking=none"), folder, 0.0, worker=1)
+    discard_folder(spec)
+    assert sorted(path.name for path in folder.iterdir()) == theirs
+    discard_folder(replace(spec, worker=0))
+    assert not folder.exists()
+
+
+def test_what_processes_of_other_machines_write_into_the_folder_stays(
+    plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = {"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
+    for name in ("events.jsonl", "events-worker-1.jsonl", "worker-0.log", "worker-1.log", "config.yaml"):
+        (tmp_path / name).touch()
+    discard_folder(RunSpec(plan("strategy=multi_worker", "cluster=tf_config", "tracking=none"), tmp_path, 0.0))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["events-worker-1.jsonl", "worker-1.log"]

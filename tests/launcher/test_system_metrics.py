@@ -1,0 +1,188 @@
+"""System metrics: what is measured, under which names, and when nothing is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from scaleflow.cluster import EXAMPLE
+from scaleflow.events import EventReader, EventWriter
+from scaleflow.interfaces import Plan
+from scaleflow.launcher import system_metrics
+from scaleflow.launcher.system_metrics import (
+    MachineMetrics,
+    Measuring,
+    list_gpu_readers,
+    make_machine_metrics,
+    record_system_metrics,
+)
+from scaleflow.worker.main import RunSpec
+from tests.launcher.test_supervisor import wait_for
+
+OF_HOST = {
+    "system/cpu_utilization_percentage",
+    "system/system_memory_usage_megabytes",
+    "system/system_memory_usage_percentage",
+    "system/disk_usage_percentage",
+    "system/disk_available_megabytes",
+    "system/network_receive_megabytes",
+    "system/network_transmit_megabytes",
+}
+OF_PROCESS = ("cpu_utilization_percentage", "memory_usage_megabytes", "threads")
+
+
+@dataclass
+class Handle:
+    job: Any
+    pid: int
+
+
+@pytest.fixture
+def job(plan: Callable[..., Plan], tmp_path: Path) -> RunSpec:
+    return RunSpec(plan(), tmp_path, 0.0)
+
+
+@pytest.fixture
+def busy() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture(autouse=True)
+def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system_metrics, "list_gpu_readers", list)
+
+
+def test_the_machine_and_each_process_are_measured_by_name(tmp_path: Path, busy: subprocess.Popen[bytes]) -> None:
+    """One that is gone is left out, and one that was started again is measured as the new one."""
+    chief = Handle(SimpleNamespace(name="worker 0"), os.getpid())
+    other = Handle(SimpleNamespace(name="worker 1"), busy.pid)
+    machine = MachineMetrics(tmp_path, [chief, other])
+    wait_for(lambda: machine.measure()["system/worker-1/cpu_utilization_percentage"] > 5)
+    values = machine.measure()
+    assert values.keys() == OF_HOST | {f"system/worker-{n}/{key}" for n in (0, 1) for key in OF_PROCESS}
+    assert 5 < values["system/worker-0/memory_usage_megabytes"] < 20_000
+    assert 0 < values["system/system_memory_usage_percentage"] <= 100
+    busy.kill()
+    busy.wait()
+    assert not any(key.startswith("system/worker-1/") for key in machine.measure())
+    other.pid = os.getpid()
+    assert "system/worker-1/memory_usage_megabytes" in machine.measure()
+
+
+class FakeNvml:
+    """A driver with two GPUs, the second of which tells only its memory."""
+
+    class NVMLError(Exception):
+        pass
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:  # noqa: N802
+        return SimpleNamespace(used=2_000_000_000, total=8_000_000_000)
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:  # noqa: N802
+        if handle:
+            raise self.NVMLError
+        return SimpleNamespace(gpu=40)
+
+    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:  # noqa: N802
+        if handle:
+            raise self.NVMLError
+        return 120_500
+
+
+def test_a_gpu_tells_what_it_can() -> None:
+    memory = {"memory_usage_megabytes": 2000.0, "memory_usage_percentage": 25.0}
+    assert system_metrics.read_gpu(FakeNvml(), 0) == {
+        **memory,
+        "utilization_percentage": 40.0,
+        "power_usage_watts": 120.5,
+    }
+    assert system_metrics.read_gpu(FakeNvml(), 1) == memory
+
+
+def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert list_gpu_readers() == []
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system_metrics, "SECONDS_TO_BEGIN", 0.0)
+    monkeypatch.setattr(system_metrics, "SECONDS_BETWEEN_SAMPLES", 0.05)
+
+
+def of_this_process(spec: RunSpec) -> Measuring:
+    return make_machine_metrics(spec, [Handle(spec, os.getpid())])
+
+
+def measured(spec: RunSpec) -> list[int]:
+    return [event["step"] for event in EventReader(spec.events).read() if event["event"] == "system"]
+
+
+def test_measurements_are_counted_from_when_there_is_a_run_and_on_when_it_goes_on(job: RunSpec, often: None) -> None:
+    write = EventWriter(job.events)
+    with record_system_metrics(job, of_this_process(job)):
+        threading.Event().wait(0.3)
+        assert measured(job) == []
+        write("ready", name="run")
+        wait_for(lambda: len(measured(job)) > 1)
+        write("end", status="KILLED")
+        threading.Event().wait(0.3)
+        assert [event["event"] for event in EventReader(job.events).read()][-1] == "end"
+    first = measured(job)
+    assert first == list(range(1, len(first) + 1))
+    with record_system_metrics(replace(job, attempt=1), of_this_process(job)):
+        write("ready", name="run", resumed=1)
+        wait_for(lambda: len(measured(job)) > len(first) + 1)
+    steps = measured(job)
+    assert steps == list(range(1, len(steps) + 1))
+    assert "system metrics" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_launcher_of_each_machine_measures_it_by_its_name_and_the_chiefs_has_all(
+    plan: Callable[..., Plan], tmp_path: Path, often: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["chief.example", "other.example"]
+    monkeypatch.setattr("socket.gethostname", lambda: names.pop(0))
+    monkeypatch.setenv("TF_CONFIG", EXAMPLE)
+    chief = RunSpec(plan("cluster=tf_config", "strategy=multi_worker"), tmp_path, 0.0)
+    other = replace(chief, worker=1)
+    before = EventWriter(other.events)
+    before("system", step=1, values={"system/gone.example/disk_usage_percentage": 1.0})  # of an earlier life
+    with record_system_metrics(chief, of_this_process(chief)):
+        wait_for(lambda: len(names) == 1)
+        with record_system_metrics(other, of_this_process(other)):
+            before("started", name=other.name, pid=os.getpid())
+            EventWriter(chief.events)("ready", name="run")
+
+            def seen() -> set[str]:
+                return {key for e in EventReader(chief.events).read() if e["event"] == "system" for key in e["values"]}
+
+            wait_for(lambda: "system/worker-1/threads" in seen())
+    of_machine = {key.removeprefix("system/") for key in OF_HOST}
+    of_hosts = {f"system/{host}.example/{key}" for host in ("chief", "other") for key in of_machine}
+    of_processes = {f"system/worker-{n}/{key}" for n in (0, 1) for key in OF_PROCESS}
+    assert seen() == OF_HOST | of_hosts | of_processes
+    assert measured(other)[:2] == [1, 2]
+
+
+@pytest.mark.parametrize("words", [("tracking.system_metrics=false",), ("tracking=none",)])
+def test_nothing_is_measured_where_it_is_not_wanted(
+    plan: Callable[..., Plan], tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    spec = RunSpec(plan(*words), tmp_path, 0.0)
+    with record_system_metrics(spec, make_machine_metrics(spec, [])):
+        assert "system metrics" not in {thread.name for thread in threading.enumerate()}
+    with record_system_metrics(RunSpec(plan(), tmp_path, 0.0, worker=1), make_machine_metrics(spec, [])):
+        assert "system metrics" not in {thread.name for thread in threading.enumerate()}

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from scaleflow import secret_masking
+from scaleflow.interfaces import Plan
+from scaleflow.launcher import worker_process
+from scaleflow.launcher.worker_process import ForkedProcess, describe_exit, last_lines
+from scaleflow.worker.main import RunSpec
+
+
+def test_the_last_lines_of_a_log_are_the_programs_own(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(
+        "first\n\nsecond\nWARNING: All log messages before absl::InitializeLog()\n"
+        "I0000 00:00:1 cudart_stub.cc:31] no cuda\nE0000 00:00:1 cuInit\nI quit\n"
+    )
+    assert last_lines(log, 2) == "second | I quit"
+    assert last_lines(log, offset=log.read_text().index("E0000")) == "I quit"  # what an earlier process said
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(3, "ended with exit status 3"), (-9, "was killed by SIGKILL"), (-99, "was killed by signal 99")],
+)
+def test_an_end_is_told_in_words(code: int, words: str) -> None:
+    assert describe_exit(code) == words
+
+
+def test_a_process_is_ended_also_where_the_server_that_forked_it_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server tells of the process's beginning, and then nothing more."""
+    monkeypatch.setattr(worker_process, "SECONDS_TO_DIE", 0.3)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "server"))
+        listener.listen()
+        forked = ForkedProcess(str(tmp_path / "server"), tmp_path / "log", {})
+        server, _ = listener.accept()
+        with server, subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as worker:
+            server.sendall(json.dumps({"pid": worker.pid}).encode() + b"\n")
+            assert forked.poll() is None
+            forked.kill()
+            assert forked.poll() is None  # it may still be told
+            forked.wait()
+            assert worker.wait(10) == forked.returncode == -signal.SIGKILL
+        forked.close()
+
+
+def test_a_process_is_watched_also_where_many_files_are_open(tmp_path: Path) -> None:
+    """`select` takes no descriptor above 1023."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(2048, hard), hard))
+    try:
+        with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as opened:
+            listener.bind(str(tmp_path / "server"))
+            listener.listen()
+            while opened.enter_context(Path(os.devnull).open()).fileno() < 1024:
+                pass
+            forked = ForkedProcess(str(tmp_path / "server"), tmp_path / "log", {})
+            opened.callback(forked.close)
+            server, _ = listener.accept()
+            with server:
+                forked.wait(0.01)
+                assert forked.returncode is None
+                server.sendall(json.dumps({"pid": 7, "status": 3}).encode() + b"\n")
+                forked.wait(10)
+            assert forked.returncode == 3
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_process_is_sent_only_the_secrets_of_its_config_and_environment(
+    plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        secret_masking, "_known", {"of-the-launcher", "of-the-config", "of-the-environment", "of-the-store"}
+    )
+    made = plan("+optimizer.api_key=of-the-config", "tracking.uri=http://me:of-the-store@host", "tracking.offline=true")
+    sent = RunSpec(made, tmp_path, 0.0).to_json({"HUB": "of-the-environment"})
+    assert json.loads(sent)["secrets"] == ["of-the-config", "of-the-environment"]
+    assert "of-the-store" not in sent
+    assert "of-the-launcher" not in sent
+    assert Job.from_json(sent).plan.tracking.uri == "http://****@host"
+
+
+def test_a_password_of_the_store_that_is_also_a_word_of_the_config_masks_no_other_key(
+    plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(masking, "_known", {"mlflow"})
+    monkeypatch.setattr(masking, "_turning_up", masking._turning_up.__wrapped__)  # without its cache
+    made = plan("tracking.uri=http://mlflow:mlflow@host", "tracking.offline=true")
+    received = Job.from_json(Job(made, tmp_path, 0.0).to_json()).plan.tracking
+    assert (received.name, received.uri) == ("mlflow", "http://****@host")

@@ -1,0 +1,390 @@
+"""Sweeps of jobs that do not train: which of them are run, in which folders, and what is said of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import nan
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scaleflow.cli import main
+from scaleflow.cluster import share
+from scaleflow.interfaces import Plan
+from scaleflow.launcher.worker_process import SERVER
+from scaleflow.sweep import runner
+from scaleflow.sweep.devices import make_environments
+from scaleflow.sweep.jobs import abbreviate_override
+from scaleflow.sweep.ledger import Ledger
+from scaleflow.worker.main import make_run_name
+from tests.launcher.test_supervisor import wait_for
+from tests.sweep.fake_runs import FakeLaunch
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["scaleflow"])
+    monkeypatch.setenv(SERVER, "nobody forks here")
+    return tmp_path
+
+
+def sweep(monkeypatch: pytest.MonkeyPatch, *words: str, statuses: Sequence[str] = (), **more: Any) -> FakeLaunch:
+    """Sends a sweep without a store into the folder `s`; its exit code is the fake's `code`."""
+    fake = FakeLaunch(statuses, **more)
+    monkeypatch.setattr(runner, "launch_run", fake)
+    fake.code = main(["-m", "tracking=none", "hydra.sweep.dir=s", *words])  # type: ignore[attr-defined]
+    return fake
+
+
+def statuses_in(folder: Path) -> list[str]:
+    return [entry.status for entry in Ledger.load(folder / "s").entries]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code"),
+    [
+        (["FINISHED", "FINISHED"], 0),
+        (["FINISHED", "FAILED"], 1),
+        (["REFUSED", "FINISHED"], 1),
+        (["REFUSED", "REFUSED"], 2),
+    ],
+)
+def test_the_exit_code_tells_of_the_jobs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, statuses: list[str], code: int
+) -> None:
+    fake = sweep(monkeypatch, "training.epochs=1,2", statuses=statuses)
+    assert fake.code == code  # type: ignore[attr-defined]
+    assert statuses_in(folder) == statuses
+    assert [path.name for path in fake.folders] == ["0", "1"]
+
+
+def test_a_job_that_cannot_work_is_refused_and_the_others_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = sweep(monkeypatch, "training.epochs=1,-2,3")
+    assert fake.code == 1  # type: ignore[attr-defined]
+    assert [plan.training.epochs for plan in fake.plans] == [1, 3]
+    assert statuses_in(folder) == ["FINISHED", "REFUSED", "FINISHED"]
+    assert "scaleflow: #1 training.epochs=-2: expected" in capsys.readouterr().err
+
+
+def test_a_sweep_of_which_nothing_can_run_is_refused_and_leaves_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = sweep(monkeypatch, "training.epochs=-1,-2")
+    assert fake.code == 2  # type: ignore[attr-defined]
+    assert fake.plans == []
+    assert not (folder / "s").exists()
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_sent_again_what_is_finished_is_skipped_and_the_rest_goes_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = sweep(monkeypatch, "training.epochs=1,2,3", statuses=["FINISHED", "FAILED", "KILLED"])
+    assert first.code == 1  # type: ignore[attr-defined]
+    again = sweep(monkeypatch, "training.epochs=4,3,2,1")
+    assert again.code == 0  # type: ignore[attr-defined]
+    assert [(path.name, number) for path, number in zip(again.folders, again.lives, strict=True)] == [
+        ("3", 0),  # new, behind those that there were
+        ("2", 1),
+        ("1", 1),
+    ]
+    assert statuses_in(folder) == ["FINISHED"] * 4
+    third = sweep(monkeypatch, "training.epochs=1,2,3,4")
+    assert third.code == 0  # type: ignore[attr-defined]
+    assert third.plans == []
+
+
+@pytest.mark.parametrize("batch", [(), ("hydra.sweeper.max_batch_size=1",)])
+@pytest.mark.parametrize(("status", "code"), [("FINISHED", 0), ("FAILED", 1)])
+def test_a_value_that_is_given_twice_is_one_job(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, batch: Sequence[str], status: str, code: int
+) -> None:
+    returned: list[Any] = []
+    launch = runner.SweepRunner.launch
+
+    def spy(sweep: runner.SweepRunner, overrides: Any) -> Any:
+        returned.extend(launch(sweep, overrides))
+        return returned[-len(overrides) :]
+
+    monkeypatch.setattr(runner.SweepRunner, "launch", spy)
+    fake = sweep(monkeypatch, "seed=1,1", *batch, statuses=[status])
+    assert fake.code == code  # type: ignore[attr-defined]
+    assert len(fake.plans) == 1
+    assert statuses_in(folder) == [status]
+    value = 0.05 if status == "FINISHED" else nan
+    assert [job.overrides[-1] for job in returned] == ["seed=1", "seed=1"]
+    assert [job.return_value for job in returned] == pytest.approx([value] * 2, nan_ok=True)
+
+
+class DiedError(Exception):
+    """In the place of a kill."""
+
+
+def test_sent_again_what_was_not_recorded_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, empty_store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from mlflow import MlflowClient
+
+    def die(sweep: runner.SweepRunner) -> None:
+        assert sweep._recorder is not None
+        wait_for(lambda: sweep._recorder.recorded > 0)  # type: ignore[union-attr]
+        sweep._recorder.stop()
+        raise DiedError
+
+    shutil.copy(empty_store, folder / "mlflow.db")
+    words = ("-m", "tracking.uri=sqlite:///mlflow.db", "hydra.sweep.dir=s", "training.epochs=1,2")
+    monkeypatch.setattr(runner, "launch_run", FakeLaunch())  # which records nothing
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.SweepRunner, "_report_end", die)
+        with pytest.raises(DiedError):
+            main(words)
+    assert main(words) == 0
+    client = MlflowClient("sqlite:///mlflow.db")
+    found = client.search_runs([client.get_experiment_by_name("scaleflow").experiment_id])
+    assert [run.info.status for run in found] == ["FINISHED"] * 3
+    (parent,) = [run for run in found if "mlflow.parentRunId" not in run.data.tags]
+    children = [run for run in found if run is not parent]
+    assert {run.data.tags["mlflow.parentRunId"] for run in children} == {parent.info.run_id}
+    assert sorted(run.data.metrics["val/loss"] for run in children) == [0.5, 1.0]
+    assert "report.csv" in {file.path for file in client.list_artifacts(parent.info.run_id)}
+    assert "not taken" not in capsys.readouterr().err
+
+
+def test_another_dimension_adds_jobs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep(monkeypatch, "training.epochs=1,2")
+    again = sweep(monkeypatch, "training.epochs=1,2", "optimizer=adam,sgd", "optimizer.learning_rate=0.001")
+    assert [plan.choices["optimizer"] for plan in again.plans] == ["sgd", "sgd"]
+
+
+def test_another_base_is_refused_with_what_differs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep(monkeypatch, "training.epochs=1,2")
+    again = sweep(monkeypatch, "training.epochs=1,2", "model.units=[7]")
+    assert again.code == 2  # type: ignore[attr-defined]
+    assert again.plans == []
+    error = capsys.readouterr().err
+    assert "begun with another config: model.units=[7] (was [128, 128])" in error or "model.units=[7] (was" in error
+    assert "sweep.on_change=new" in error
+    assert len(error.splitlines()) == 2
+    allowed = sweep(monkeypatch, "training.epochs=1,2", "model.units=[7]", "sweep.on_change=new")
+    assert [path.name for path in allowed.folders] == ["2", "3"]
+
+
+def test_how_a_sweep_is_kept_is_no_part_of_its_base(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep(monkeypatch, "training.epochs=1,2")
+    again = sweep(monkeypatch, "training.epochs=1,2", "checkpoint.keep=5", "sweep.metric=val/accuracy")
+    assert (again.code, again.plans) == (0, [])  # type: ignore[attr-defined]
+
+
+def test_two_commands_do_not_share_a_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "s").mkdir()
+    with runner.lock_sweep(folder / "s"):
+        assert sweep(monkeypatch, "training.epochs=1,2").code == 2  # type: ignore[attr-defined]
+    assert "another command works on the sweep there" in capsys.readouterr().err
+
+
+def test_a_sweeps_folder_is_free_when_the_command_is_through(tmp_path: Path) -> None:
+    first = runner.lock_sweep(tmp_path)  # the garbage collector does not see it before the end of this test
+    with first:
+        pass
+    with runner.lock_sweep(tmp_path):
+        pass
+
+
+def test_several_jobs_at_a_time_share_the_threads(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = sweep(monkeypatch, "training.epochs=1,2,3", "hydra.launcher.n_jobs=2")
+    assert fake.code == 0  # type: ignore[attr-defined]
+    assert {within.environment["TF_NUM_INTRAOP_THREADS"] for within in fake.withins} == {
+        make_environments(2)[0]["TF_NUM_INTRAOP_THREADS"]
+    }
+    assert statuses_in(folder) == ["FINISHED"] * 3
+
+
+@pytest.mark.parametrize("words", [("hydra.launcher.n_jobs=0",), ("hydra.launcher.n_jobs=2", "debug=inline")])
+def test_a_number_of_jobs_that_makes_no_sense_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, words: Sequence[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep(monkeypatch, "training.epochs=1,2", *words).code == 2  # type: ignore[attr-defined]
+    assert "hydra.launcher.n_jobs=" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("gpus", "count", "shares"),
+    [("01", 2, ["0", "1"]), ("0123", 2, ["01", "23"]), ("0", 2, ["0", "0"]), ("012", 2, ["0", "1"])],
+)
+def test_gpus_are_divided_among_jobs(gpus: str, count: int, shares: list[str]) -> None:
+    assert ["".join(share(list(gpus), slot, count)) for slot in range(count)] == shares
+
+
+def test_the_report_compares_the_jobs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(plan: Any) -> dict[str, float]:
+        return {"test/loss": 1 / plan.training.epochs, "perf/examples_per_second": 100.0 * plan.training.epochs}
+
+    sweep(monkeypatch, "training.epochs=1,2", statuses=["FINISHED", "FAILED"], measured=measured)
+    table = json.loads((folder / "s" / "report.json").read_text())
+    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    assert [row["training/epochs"] for row in rows] == ["1", "2"]
+    assert [row["examples/s"] for row in rows] == [100.0, 200.0]
+    assert [row["test/loss"] for row in rows] == [1.0, 0.5]
+    assert [row["status"] for row in rows] == ["FINISHED", "FAILED"]
+    assert rows[1]["reason"] == "it is told to"
+    assert (folder / "s" / "report.csv").read_text().count("\n") == 3
+    assert "| 1 | 2 |" in (folder / "s" / "report.md").read_text()
+    assert (folder / "s" / "throughput.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "s" / "over-training.epochs.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "labels"),
+    [
+        (["model.units=8,[8,4]", "strategy=mirrored"], ["units=8", "units=[8,4]"]),
+        (["precision=float32,mixed", "optimizer=sgd"], ["float32", "mixed"]),
+        (["optimizer=sgd,adam", "training.epochs=2"], ["optimizer=sgd", "optimizer=adam"]),
+    ],
+)
+def test_a_job_is_named_by_what_varies(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], labels: list[str]
+) -> None:
+    assert [within.label for within in sweep(monkeypatch, *words).withins] == labels
+
+
+def test_a_run_is_named_by_what_varies_before_the_rest(plan: Callable[..., Plan]) -> None:
+    resolved = {"strategy": "mirrored", "precision": "float32"}
+    nameless = replace(plan(), choices={"dataset": "digits", "model": "mlp"})
+    assert make_run_name(nameless, resolved, "") == "digits-mlp-mirrored-float32"
+    assert make_run_name(nameless, resolved, "mirrored units=8") == "mirrored units=8 digits-mlp-float32"
+    named = plan("tracking.run_name=mine")
+    assert [make_run_name(named, resolved, label) for label in ("", "units=8")] == ["mine", "mine units=8"]
+    assert abbreviate_override("model.units=8", {"units": 2}) == "model.units=8"
+
+
+REPEATED = ("training.epochs=1,2", "sweep.repeat=3", "sweep.warm_up=1")
+
+
+def rates_in_turn(*rates: float) -> Any:
+    """Measures these, job by job."""
+    left = iter(rates)
+    return lambda plan: {"test/loss": 1.0, "perf/examples_per_second": next(left)}
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    table = json.loads((folder / "s" / "report.json").read_text())
+    return [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+
+
+def test_repeats_alternate_and_the_report_has_their_medians(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = rates_in_turn(1, 1, 20, 50, 10, 70, 40, 60)
+    fake = sweep(monkeypatch, *REPEATED, measured=measured)
+    assert [plan.training.epochs for plan in fake.plans] == [1, 2] * 4
+    assert [path.name for path in fake.folders] == [*"01234567"]
+    assert [within.label for within in fake.withins] == [
+        f"epochs={epochs} {turn}" for turn in ("warm-up", "repeat 1", "repeat 2", "repeat 3") for epochs in (1, 2)
+    ]
+    rows = rows_of(folder)
+    assert [(row["job"], row["counted"]) for row in rows] == [("0 2 4 6", 3), ("1 3 5 7", 3)]
+    assert [(row["examples/s"], row["least"], row["most"]) for row in rows] == [(20, 10, 40), (60, 50, 70)]
+    assert [row["status"] for row in rows] == ["FINISHED"] * 2
+    assert (folder / "s" / "throughput.png").exists()
+    assert "#0 training.epochs=1 (warm-up)" in capsys.readouterr().out
+
+
+def test_repeats_are_jobs_of_their_own_when_the_sweep_is_sent_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = sweep(monkeypatch, "training.epochs=1,2", "sweep.repeat=2", statuses=["FINISHED", "FINISHED", "FAILED"])
+    assert first.code == 1  # type: ignore[attr-defined]
+    assert [row["status"] for row in rows_of(folder)] == ["1 FINISHED, 1 FAILED", "FINISHED"]
+    again = sweep(monkeypatch, "training.epochs=1,2", "sweep.repeat=3")
+    assert again.code == 0  # type: ignore[attr-defined]
+    assert [(path.name, life) for path, life in zip(again.folders, again.lives, strict=True)] == [
+        ("2", 1),
+        ("4", 0),
+        ("5", 0),
+    ]
+    assert [row["job"] for row in rows_of(folder)] == ["0 2 4", "1 3 5"]
+
+
+def test_a_sweeper_is_told_the_median_of_repeats(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    returned: list[Any] = []
+    ran = runner.SweepRunner.launch
+    monkeypatch.setattr(runner.SweepRunner, "launch", lambda *args: returned.extend(ran(*args)) or returned)
+    losses = iter([3.0, 9.0, 1.0, 9.0, 2.0, 9.0])
+    ends = ["FINISHED", "FAILED"]
+    words = ("training.epochs=1,2", "sweep.repeat=3")
+    sweep(monkeypatch, *words, statuses=ends, measured=lambda plan: {"val/loss": next(losses)})
+    assert [job.return_value for job in returned] == [2.0, pytest.approx(float("nan"), nan_ok=True)]
+
+
+@pytest.mark.parametrize("word", ["sweep.repeat=0", "sweep.repeat=many", "sweep.warm_up=-1", "sweep=5"])
+def test_repeats_that_make_no_sense_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep(monkeypatch, "training.epochs=1,2", word).code == 2  # type: ignore[attr-defined]
+    assert f"{word}: expected" in capsys.readouterr().err
+    assert not (folder / "s").exists()
+
+
+@pytest.mark.parametrize("word", ["sweep.repeat=2", "sweep.same_losses=true"])
+def test_one_run_is_not_repeated(folder: Path, word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tracking=none", word]) == 2
+    assert f"{word}: this is one run" in capsys.readouterr().err
+
+
+def losing(*losses: float) -> Any:
+    left = iter(losses)
+    return lambda plan: {"train/loss": next(left)}
+
+
+STRATEGIES = ("strategy=one_device,mirrored", "hardware.logical_devices=2", "sweep.same_losses=true")
+
+
+def test_first_losses_that_differ_are_named_and_stay_wrong_when_the_sweep_is_sent_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = "#1 strategy=mirrored has a loss of 2.1 at step 1, more than 0.001 from the 2 of #0 strategy=one_device"
+    for _ in range(2):
+        fake = sweep(monkeypatch, *STRATEGIES, measured=losing(2.0, 2.1))
+        assert fake.code == 1  # type: ignore[attr-defined]
+        told = capsys.readouterr()
+        assert f"the first losses differ: {line}" in told.err
+        assert "DIFFER" in told.out
+    assert f"THE FIRST LOSSES DIFFER: {line}" in (folder / "s" / "report.md").read_text()
+    end = json.loads((folder / "s" / "events.jsonl").read_text().splitlines()[-1])
+    assert (end["status"], end["error"]) == ("FAILED", f"the first losses differ: {line}")
+
+
+def test_losses_are_not_compared_where_nothing_does_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = sweep(monkeypatch, "training.epochs=1,2", "sweep.same_losses=true", measured=losing(2.0, 3.0))
+    assert fake.code == 0  # type: ignore[attr-defined]
+    assert [row["first losses"] for row in rows_of(folder)] == ["not compared"] * 2
+
+
+def test_efficiency_is_blank_with_its_reason_where_no_job_has_one_replica(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep(monkeypatch, "training.epochs=1,2")
+    assert "efficiency: no finished job of the sweep has one replica" in capsys.readouterr().out
+    assert "blank: no finished job" in (folder / "s" / "report.md").read_text()
+
+
+def test_a_sweep_leaves_no_password_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "launch_run", FakeLaunch(["REFUSED", "REFUSED"]))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        uri = f"http://me:sesame@127.0.0.1:{listener.getsockname()[1]}"
+        main(["-m", f"tracking.uri='{uri}'", "training.epochs=1,2", "tracking.tags={token: sesame}"])
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert [path for path in files if "sesame" in path.read_text()] == []
+    assert any(path.name == "sweep.json" for path in files)
