@@ -12,7 +12,7 @@ import pytest
 import scaleflow
 from scaleflow.interfaces import Plan
 from scaleflow.user_metrics import user_metrics
-from scaleflow.worker import life
+from scaleflow.worker import main
 from tests.conftest import Command
 
 
@@ -61,12 +61,12 @@ def test_code_that_builds_a_run_begins_no_other_one(
     import mlflow
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(life, "worked", lambda *_: mlflow.set_tag("a", "b"))
+    monkeypatch.setattr(main, "train_run", lambda *_: mlflow.set_tag("a", "b"))
     with pytest.raises(RuntimeError, match=r"use scaleflow\.log_metric"):
-        life.work(life.Job(plan("tracking=none"), tmp_path, 0.0), lambda *_, **__: None, bool)
-    monkeypatch.setattr(life, "worked", lambda *_: scaleflow.log_metric("a", 1))
+        main.run_worker(main.RunSpec(plan("tracking=none"), tmp_path, 0.0), lambda *_, **__: None, bool)
+    monkeypatch.setattr(main, "train_run", lambda *_: scaleflow.log_metric("a", 1))
     with pytest.raises(RuntimeError, match="no run trains in this process"):
-        life.work(life.Job(plan("tracking=none"), tmp_path, 0.0), lambda *_, **__: None, bool)
+        main.run_worker(main.RunSpec(plan("tracking=none"), tmp_path, 0.0), lambda *_, **__: None, bool)
 
 
 MINE = """

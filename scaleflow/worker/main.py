@@ -174,7 +174,9 @@ class RunSpec:
             environment: the process's.
         """
         plan = self.plan
-        tracking = {key: mask_secrets(value) if key == "uri" else value for key, value in plan.config["tracking"].items()}
+        tracking = {
+            key: mask_secrets(value) if key == "uri" else value for key, value in plan.config["tracking"].items()
+        }
         config = {**plan.config, "tracking": tracking}
         told = {"config": config, "choices": plan.choices, "search": plan.search}
         own = {"folder": str(self.folder), "started": self.started, "worker": self.worker, "attempt": self.attempt}

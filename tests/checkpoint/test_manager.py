@@ -152,9 +152,10 @@ def write_for_ever(place: str) -> list[Any]:
     """A disk that does not answer: what is saved meanwhile waits, and whoever needs it gives up in time."""
     import numpy as np
 
-    from scaleflow.checkpoint import CheckpointManager, manager
+    from scaleflow.checkpoint import CheckpointManager
+    from scaleflow.checkpoint import manager as manager_module
 
-    manager.SECONDS_TO_NOTE = 0.0
+    manager_module.SECONDS_TO_NOTE = 0.0
     told: list[str] = []
     kept = CheckpointManager(Checkpoint(write_seconds=0.3), place, lambda event, **fields: told.append(fields["text"]))
     begun, never = threading.Event(), threading.Event()
