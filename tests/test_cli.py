@@ -86,6 +86,11 @@ REFUSED: Mapping[tuple[str, ...], Sequence[str]] = {
     ("dataset=tfrecord",): ["dataset.data_dir, dataset.features, dataset.input, dataset.target", "no default"],
     ("model.init_from=nothing.keras",): ["model.init_from=nothing.keras", "no such file", "runs:/RUN_ID/model"],
     ("model=resent",): ["model=resent", "did you mean resnet"],
+    ("debug=nan", "hardware.deterministic=true"): [
+        "debug.nan=true",
+        "hardware.deterministic=true",
+        "leave one of the two",
+    ],
     ("debug=nan", "hardware.xla=true"): ["debug.nan=true", "hardware.xla=true", "leave one of the two"],
     ("debug=eager", "strategy=mirrored"): ["debug.eager=true", "strategy=mirrored", "use strategy=one_device"],
     ("checkpoint.keep=0",): ["checkpoint.keep=0", "at least 1"],

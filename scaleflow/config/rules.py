@@ -486,6 +486,13 @@ RULES: Sequence[Rule] = (
         "leave one of the two false",
     ),
     Rule(
+        "NaN looked for in deterministic operations",
+        ("debug.nan", "hardware.deterministic"),
+        lambda p: p.debug.nan and p.hardware.deterministic,
+        "TensorFlow's deterministic cross-entropy has a NaN among its constants, which the check would find at step 1",
+        "leave one of the two false",
+    ),
+    Rule(
         "NaN looked for on a TPU",
         ("debug.nan", "strategy"),
         lambda p: p.debug.nan and p.strategy.name == "tpu",

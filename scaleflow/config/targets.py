@@ -57,9 +57,16 @@ def locate_target(target: Target) -> Any:
     except Exception as error:  # a user's module may raise anything while it is imported
         cause = error.__cause__ or error
         raise ConfigError(
-            f"{target.key}._target_={target.path}: cannot be loaded ({first_line(cause)}); expected the dotted name "
-            "of a class or function in an installed module, the current folder or the --config-dir folder"
+            f"{target.key}._target_={target.path}: cannot be loaded ({explain_missing(cause, target.path)}); expected the dotted "
+            "name of a class or function in an installed module, the current folder or the --config-dir folder"
         ) from error
+
+
+def explain_missing(error: BaseException, path: str) -> str:
+    """An error in a line: without its class if it says no more than that something on the path is not there."""
+    missing = getattr(error, "name", None)
+    is_known = isinstance(error, ModuleNotFoundError | AttributeError) and missing is not None
+    return str(error) if is_known and f".{missing}." in f".{path}." else first_line(error)
 
 
 def build_nested(target: Target, name: str, value: Any) -> Any:

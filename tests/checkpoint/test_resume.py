@@ -234,7 +234,8 @@ def confusions(plan: Plan, folder: str) -> list[Any]:
     built = build_training(plan, ignore)
     session = training.Session(
         built.engine, plan.training, built.train, built.validation, None, emit=ignore, started=0.0,
-        agree=lambda seconds: (seconds, False), checkpoints=checkpoint.CheckpointManager(plan.checkpoint, folder, ignore),
+        agree=lambda seconds: (seconds, False),
+        checkpoints=checkpoint.CheckpointManager(plan.checkpoint, folder, ignore),
         best=plan.checkpoint.sought, ends_as_best=True,
     )  # fmt: skip
     session.run()

@@ -102,6 +102,11 @@ def test_what_cannot_be_loaded_is_refused_with_the_cause_and_where_it_is_looked_
     assert "current folder" in message
 
 
+@pytest.mark.parametrize("path", ["no_such_module.build", "own_targets.nowhere", "own_targets.Layer.nowhere"])
+def test_what_is_not_there_is_said_without_the_class_of_an_error(path: str) -> None:
+    assert "Error" not in refused(path)
+
+
 @pytest.mark.parametrize(("path", "kind"), [("own_targets.NUMBER", "int"), ("own_targets", "module")])
 def test_what_cannot_be_called_is_refused(path: str, kind: str) -> None:
     assert refused(path) == f"model._target_={path}: is a {kind}, expected a class or a function"

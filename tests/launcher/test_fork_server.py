@@ -47,7 +47,7 @@ def test_a_server_that_is_gone_is_said_in_the_log(tmp_path: Path) -> None:
 
 
 def test_a_second_close_leaves_the_files_alone_that_were_opened_in_between(tmp_path: Path) -> None:
-    process = Forked(str(tmp_path / "nobody"), tmp_path / "worker.log", os.environ)
+    process = ForkedProcess(str(tmp_path / "nobody"), tmp_path / "worker.log", os.environ)
     process.close()
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context((tmp_path / str(number)).open("w")) for number in range(8)]

@@ -92,14 +92,16 @@ def test_a_process_is_sent_only_the_secrets_of_its_config_and_environment(
     assert json.loads(sent)["secrets"] == ["of-the-config", "of-the-environment"]
     assert "of-the-store" not in sent
     assert "of-the-launcher" not in sent
-    assert Job.from_json(sent).plan.tracking.uri == "http://****@host"
+    assert RunSpec.from_json(sent).plan.tracking.uri == "http://****@host"
 
 
 def test_a_password_of_the_store_that_is_also_a_word_of_the_config_masks_no_other_key(
     plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(masking, "_known", {"mlflow"})
-    monkeypatch.setattr(masking, "_turning_up", masking._turning_up.__wrapped__)  # without its cache
+    monkeypatch.setattr(secret_masking, "_known", {"mlflow"})
+    monkeypatch.setattr(
+        secret_masking, "_compile_known", secret_masking._compile_known.__wrapped__
+    )  # without its cache
     made = plan("tracking.uri=http://mlflow:mlflow@host", "tracking.offline=true")
-    received = Job.from_json(Job(made, tmp_path, 0.0).to_json()).plan.tracking
+    received = RunSpec.from_json(RunSpec(made, tmp_path, 0.0).to_json()).plan.tracking
     assert (received.name, received.uri) == ("mlflow", "http://****@host")
