@@ -1,7 +1,7 @@
 """What can go wrong, as a tree.
 
     ScaleflowError
-    ├── Refusal            the user asked for something that cannot work: exit 2, no run
+    ├── ConfigError        the user asked for something that cannot work: exit 2, no run
     │   └── Unreachable    a store that does not answer now, and may later
     └── RunError           a run began and could not be finished: exit 1, run FAILED
         ├── NotFinite      the loss became NaN or Inf

@@ -67,7 +67,7 @@ def name(cell: Cell) -> str:
 
 
 def outcome(cell: Cell) -> Plan | str:
-    """The plan that the command would have, or what it says instead. Nothing but a Refusal may come."""
+    """The plan that the command would have, or what it says instead. Nothing but a ConfigError may come."""
     with set_environment(cell):
         try:
             return make_plan(assemble_config(list_overrides(cell)), {}, look_outside=False)

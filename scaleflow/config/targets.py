@@ -56,9 +56,10 @@ def locate_target(target: Target) -> Any:
         return get_object(target.path)
     except Exception as error:  # a user's module may raise anything while it is imported
         cause = error.__cause__ or error
+        reason = explain_missing(cause, target.path)
         raise ConfigError(
-            f"{target.key}._target_={target.path}: cannot be loaded ({explain_missing(cause, target.path)}); expected the dotted "
-            "name of a class or function in an installed module, the current folder or the --config-dir folder"
+            f"{target.key}._target_={target.path}: cannot be loaded ({reason}); expected the dotted name of a class "
+            "or function in an installed module, the current folder or the --config-dir folder"
         ) from error
 
 

@@ -104,7 +104,7 @@ def frozen(plan: Any) -> tuple[str, str]:
 
 @pytest.mark.parametrize(
     ("hook", "engine", "kind", "step"),
-    [("set_model", "loop", "Refusal", "0"), ("on_epoch_begin", "loop", "RunError", "0"),
+    [("set_model", "loop", "ConfigError", "0"), ("on_epoch_begin", "loop", "RunError", "0"),
      ("on_epoch_end", "fit", "RunError", "5")],
 )  # fmt: skip
 def test_a_callback_that_changes_what_is_trained_ends_the_run_in_words(
