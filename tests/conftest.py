@@ -95,6 +95,7 @@ def isolated() -> Callable[..., Any]:
 @pytest.fixture(scope="session")
 def empty_store() -> Path:
     """An SQLite file with MLflow's tables, to be copied: making them takes seconds, so the session does it once."""
+    call(os.getpid)  # the server makes it before it forks the first process
     return empty_store_of(server())
 
 
