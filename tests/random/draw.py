@@ -298,7 +298,7 @@ def draw_precision(made: Drawing) -> None:
 
 
 def draw_optimizer(made: Drawing) -> None:
-    name = made.draw.choice(["adam", "adam", "adamw", "sgd", "sgd", "lion", "rmsprop", "nadam", "adafactor", "adagrad"])
+    name = made.draw.choice(["adam", "adam", "adamw", "sgd", "sgd", "lion", "rmsprop", "nadam", "lamb", "adagrad"])
     made.common.append(f"optimizer={name}")
     made.maybe(0.2, "optimizer.learning_rate=0.01")
     made.maybe(0.3, "optimizer.schedule=cosine", "optimizer.schedule=cosine")
