@@ -130,7 +130,7 @@ def test_a_launcher_that_is_killed_leaves_no_server(command: Command) -> None:
 
 @pytest.mark.slow
 def test_the_server_starts_nothing_of_tensorflow_before_it_forks() -> None:
-    asked = "import json, threading, scaleflow.launcher.fork_server as s; s.import_tensorflow(); import tensorflow as tf\n"
+    asked = "import json, threading, scaleflow.launcher.fork_server as s; s.import_tensorflow()\n"
     asked += "from tensorflow.python.eager import context\n"
     asked += "print(json.dumps([threading.active_count(), context.context()._initialized]))"
     told = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, timeout=120, check=True)
