@@ -97,11 +97,11 @@ def exported_with_random_layers(folder: Path) -> float:
     import keras
     import tensorflow as tf
 
-    from scaleflow.model import export_model
+    from scaleflow.model import write_model
 
     net = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.RandomRotation(0.5), keras.layers.Flatten()])
     batch = np.random.default_rng(0).normal(size=(4, 8, 8, 1)).astype(np.float32)
-    export_model(net, Inputs((8, 8, 1)), Outputs("regression", (64,)), batch, "float32", folder)
+    write_model(net, Inputs((8, 8, 1)), Outputs("regression", (64,)), batch, "float32", folder)
     saved = tf.saved_model.load(str(folder / "saved_model")).serve(tf.constant(batch))
     return float(np.max(np.abs(saved - net(batch, training=False))))
 
