@@ -118,6 +118,8 @@ def parse_options(override: Override) -> list[str]:
     if override.is_sweep_override():
         return list(override.sweep_string_iterator())
     value = override.value()
+    if isinstance(value, list | dict):  # Hydra cannot write every list: one with a sweep in it, for instance
+        return [(override.input_line or "").partition("=")[2]]
     return [value if isinstance(value, str) else override.get_value_element_as_str()]
 
 
