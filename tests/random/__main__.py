@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -101,11 +102,14 @@ def run(options: argparse.Namespace, folder: Path) -> list[Result]:
     cases = Cases(folder, options.seed, keeps=bool(options.only))
     results = []
     with ThreadPoolExecutor(options.jobs) as pool:
-        for result in pool.map(cases.try_out, numbers):
-            results.append(result)
-            if options.results is not None:
-                with options.results.open("a") as file:
-                    file.write(json.dumps(asdict(result)) + "\n")
+        try:
+            for result in pool.map(cases.try_out, numbers):
+                results.append(result)
+                if options.results is not None:
+                    with options.results.open("a") as file:
+                        file.write(json.dumps(asdict(result)) + "\n")
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # a case that has begun cleans up behind itself
     return results
 
 
@@ -124,6 +128,7 @@ def main() -> int:
     if options.folder is None and options.only:
         options.folder = Path(tempfile.mkdtemp(prefix="random-")) / "cases"
         tell(f"kept in {options.folder}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with SESSION:
         if options.folder is not None:
             results = run(options, options.folder)
