@@ -189,7 +189,8 @@ REAL = [
     ["training.batch_size=" + "9" * 30], ["dataset.limit=${nothing}"], ["dataset.limit=${oc.env:NOTHING_AT_ALL}"],
     ["optimizer.learning_rate=nan"], ["training=0"], ["model=[0,[0],[a: b]]"], ["+=1"], ["\x85u]"], ["a\nb"],
     ["training.callbacks=[{a: 1}]"], ["checkpoint.best={monitor: [1]}"], ["strategy.name=${strategy}"], ["seed=???"],
-    ["model=[{a:1.0,1:2},interval(0,1)]"], ["hardware.devices=[0,0]"], ["training.epochs=1,2"], ["debug=nan", "hardware.xla=true"],
+    ["model=[{a:1.0,1:2},interval(0,1)]"], ["hardware.devices=[0,0]"], ["training.epochs=1,2"],
+    ["debug=nan", "hardware.xla=true"],
 ]  # fmt: skip
 
 
