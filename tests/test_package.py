@@ -173,6 +173,7 @@ def test_mlflow_run_starts_a_run_that_is_adopted_with_the_cluster_settings_of_a_
     assert found.data.metrics["test/accuracy"] > 0.3
 
 
+@pytest.mark.slow
 def test_what_is_installed_trains_and_records(installed: Path, tmp_path: Path) -> None:
     done = run([sys.executable, "-m", "scaleflow", "training.epochs=1"], tmp_path, installed)
     assert "FINISHED" in done.stdout

@@ -65,6 +65,7 @@ def study(folder: Path) -> Any:
     return optuna.load_study(study_name="sweep", storage=storage(folder))
 
 
+@pytest.mark.slow
 def test_it_finds_what_is_best(hydra_sweep_runner: TSweepRunner, tmp_path: Path) -> None:
     words = ("foo=interval(0.0,10.0)", "hydra.sweeper.n_trials=25")
     best = search(hydra_sweep_runner, bowl, tmp_path, *words)

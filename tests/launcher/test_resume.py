@@ -272,6 +272,7 @@ def test_a_folder_with_another_runs_checkpoints_is_refused(stopped: Path) -> Non
     assert "checkpoint.folder=kept: holds checkpoints of another run, up to step 3" in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_by_hand_from_a_damaged_checkpoint(command: Command) -> None:
     """Of two, the newest is damaged: the one before it is used, and what was kept says so."""
     assert command(*SHORT, "training.epochs=2", "tracking=none").returncode == 0

@@ -206,6 +206,7 @@ def special() -> dict[str, tuple[list[float], list[float], float]]:
     return found
 
 
+@pytest.mark.slow
 def test_fit_takes_what_the_loop_takes(isolated: Callable[..., Any]) -> None:
     for name, (means, wanted, distance) in isolated(special).items():
         assert means == pytest.approx(wanted, abs=1e-5), name

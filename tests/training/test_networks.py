@@ -55,6 +55,7 @@ def followed(replicas: int, policy: str) -> Mapping[str, Course]:
     return found
 
 
+@pytest.mark.slow
 def test_each_network_learns_and_does_on_two_devices_what_it_does_on_one(isolated: Callable[..., Any]) -> None:
     one, two = isolated(followed, 1, "float32"), isolated(followed, 2, "float32")
     for name in one:
