@@ -12,6 +12,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+PROCESSES ?= 3
 PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist worksteal --durations 20
 
 SEED ?= 0
@@ -36,8 +37,7 @@ check: lint
 matrix: $(VENV)/developed
 	$(BIN)/python -m pytest tests/test_table.py tests/test_matrix.py --matrix --verbose
 
-campaign: PROCESSES ?= 3
-CASES ?= 200
+campaign: CASES ?= 200
 campaign: $(VENV)/developed
 	$(BIN)/python -m tests.campaign --cases $(CASES) --seed $(SEED)
 
