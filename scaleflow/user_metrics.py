@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
-#: The module of MLflow's that holds its fluent API, and the function by which that finds or begins a run.
+#: The module that holds MLflow's fluent API, and the function in it that finds or begins a run.
 FLUENT, BEGIN = "mlflow.tracking.fluent", "_get_or_start_run"
 
 #: What `log_metric` calls; None in a process that works on no run.
@@ -33,7 +33,7 @@ def log_metric(name: str, value: Any) -> None:
 
     Raises:
         RuntimeError: if no run trains in this process.
-        TypeError: if the value is no number.
+        TypeError: if the value is not a number.
     """
     number = number_of(value)
     if number is None or not isinstance(name, str) or not name:
@@ -49,7 +49,7 @@ def log_nowhere(name: str, value: float) -> None:
 
 
 def number_of(value: Any) -> float | None:
-    """A value as a number; None if it is none, or is known only when a graph runs."""
+    """A value as a number; None if it is not a number, or if only a running graph knows it."""
     if isinstance(value, str | bytes | bytearray):
         return None
     try:

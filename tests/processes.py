@@ -1,7 +1,7 @@
 """Processes of the test session, forked from one server that has imported TensorFlow, MLflow and scaleflow.
 
 Importing them takes seconds of processor time. One server for the whole session, shared by all of pytest's workers,
-pays for it once. Three kinds of process are forked from it: scaleflow's own workers, commands (`start_command`)
+pays for it once. Three kinds of process are forked from it: scaleflow's own workers, commands (`CommandProcess`)
 and functions of a test (`call`).
 """
 

@@ -25,7 +25,7 @@ ASK_SECONDS = 10.0
 def gpu_environments(roles: Mapping[str, int], options: Hardware, gpus: Sequence[str]) -> list[dict[str, str]]:
     """For each process of a run on this machine, the environment that shows it its own GPUs.
 
-    Workers that go in step get equal shares. A worker of a coordinator computes on one GPU. The coordinator, which
+    Synchronous workers get equal shares. A worker of a parameter server run computes on one GPU. The coordinator, which
     evaluates, gets a GPU that the workers leave over, or shares one with a worker. A server gets none.
 
     Args:
@@ -34,7 +34,7 @@ def gpu_environments(roles: Mapping[str, int], options: Hardware, gpus: Sequence
         gpus: those of this machine, as CUDA_VISIBLE_DEVICES names them.
 
     Raises:
-        ConfigError: if there are fewer than it takes.
+        ConfigError: if there are fewer GPUs than workers.
     """
     count = sum(roles.values())
     if options.name == "cpu" and count > 1:
@@ -91,7 +91,7 @@ def share(gpus: Sequence[str], slot: int, count: int) -> Sequence[str]:
 
 
 def visible_gpus(environment: Mapping[str, str] | None = None) -> list[str]:
-    """NVIDIA's GPUs as CUDA_VISIBLE_DEVICES names them; asked of the driver's own program, without TensorFlow.
+    """NVIDIA's GPUs as CUDA_VISIBLE_DEVICES names them; read from nvidia-smi, without TensorFlow.
 
     Args:
         environment: added to this process's.

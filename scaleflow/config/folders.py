@@ -21,7 +21,7 @@ def create_folder(folder: Path) -> None:
 
 def note_missing(folder: Path) -> None:
     """Notes which of a folder and its parents do not exist, just before they are created."""
-    with contextlib.suppress(OSError):  # in a folder that can't be read nothing is created either
+    with contextlib.suppress(OSError):  # a folder that cannot be read cannot be created in either
         _created.update(place for place in lineage(folder) if not place.exists())
 
 

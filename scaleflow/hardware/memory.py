@@ -15,7 +15,7 @@ def device_bytes(kind: str, options: Hardware) -> float | None:
     """The memory of the smallest GPU of this machine, or what `hardware.memory_limit_mb` leaves of it.
 
     Returns:
-        None where devices have no memory of their own, or nobody tells.
+        None if the devices have no memory of their own, or if nvidia-smi does not say.
     """
     if kind != "GPU":
         return None
