@@ -160,7 +160,7 @@ def waiting() -> dict[str, Any]:
     from hydra import compose, initialize_config_module
     from omegaconf import OmegaConf
 
-    from scaleflow.config.plan import make_plan
+    from scaleflow.launcher.prepare import make_plan
     from scaleflow.worker.build import build_training
 
     words = (

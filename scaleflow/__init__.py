@@ -5,7 +5,7 @@
     result = run("strategy=mirrored", "precision=mixed", "training.epochs=3")
     result.run_id, result.metrics["test/accuracy"]
 
-Importing it imports nothing heavy: what is named below is looked up when it is used.
+Importing the package imports nothing heavy: each public name is imported when it is used.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Refusal":  # the old name, for one release
+    if name == "Refusal":  # the former name, kept for one release
         name = "ConfigError"
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Runs from Python: from a script, a notebook, a thread, or another Hydra app.
+"""The Python API: runs from a script, a notebook, a thread or another Hydra app.
 
     from scaleflow import compose, run
 
@@ -6,14 +6,13 @@
     result = run("model=cnn", "training.epochs=3")        # or run(config)
     print(result.run_id, result.metrics["test/accuracy"])
 
-The worker is a process of its own, as on the command line: a script needs no `if __name__ == "__main__"`, and this
-process imports no TensorFlow. In the main thread Ctrl-C stops the run, which is recorded as KILLED, and then raises
-KeyboardInterrupt; in another thread signals are left alone.
+The worker is a separate process, as on the command line, except with `debug=inline`. So a script needs no
+`if __name__ == "__main__"`, and this process imports no TensorFlow. In the main thread, Ctrl-C stops the run, which is
+recorded as KILLED, and then raises KeyboardInterrupt. In other threads, signal handlers stay unchanged.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,23 +22,24 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
 
-from scaleflow.config.compose import ComposedConfig, compose_config, read_app_choices, to_plain, user_module_folders
+from scaleflow.config.compose import (
+    ComposedConfig,
+    compose_config,
+    read_app_choices,
+    resolve_config,
+    user_module_folders,
+)
 from scaleflow.config.folders import create_folder
 from scaleflow.config.hydra_config import check_folder_writable
-from scaleflow.config.hydra_errors import shorten_error
-from scaleflow.config.plan import make_plan
 from scaleflow.errors import ConfigError, RunError
-from scaleflow.events import EVENTS, Event, EventReader
 from scaleflow.interfaces import Plan, Status
-from scaleflow.launcher.recorder import STATE, read_recorder_state
-from scaleflow.launcher.resume import find_resumed_run
-from scaleflow.launcher.supervisor import launch_run
-from scaleflow.sync import repair_quietly
-from scaleflow.tracking import locate_weights
+from scaleflow.launcher.launch import launch_run
+from scaleflow.launcher.prepare import RunCommand, prepare_run
+from scaleflow.launcher.recovery import repair_quietly
+from scaleflow.runs import RunFolder, RunState
 
-#: The exit codes of a command that was interrupted.
+#: Exit codes after SIGINT and SIGTERM.
 INTERRUPTED, TERMINATED = 130, 143
 
 Folders = str | Path | Sequence[str | Path]
@@ -47,14 +47,14 @@ Folders = str | Path | Sequence[str | Path]
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a run.
+    """The result of a run.
 
     Attributes:
-        status: as MLflow has it. A run that was to end early, by `checkpoint.max_seconds`, is KILLED.
-        run_id: in MLflow; None where it is not tracked, or the store has been away all the time.
-        folder: the run's, with its events, logs, checkpoints and model.
+        status: FINISHED, FAILED or KILLED, as in MLflow. A run that `checkpoint.max_seconds` stopped is KILLED.
+        run_id: the run's id in MLflow; None if the run is not tracked, or if the store never answered.
+        folder: the run's folder, with its events, logs, checkpoints and model.
         metrics: the last value of each metric.
-        error: why it did not finish.
+        error: why the run did not finish; None if it finished.
     """
 
     status: Status
@@ -65,10 +65,10 @@ class Result:
 
 
 class RunFailed(RunError):
-    """A run that had begun and failed.
+    """A run began and failed.
 
     Attributes:
-        result: what there is of it.
+        result: the result of the failed run.
     """
 
     def __init__(self, result: Result) -> None:
@@ -77,14 +77,14 @@ class RunFailed(RunError):
 
 
 def compose(*overrides: str, config_dir: Folders = ()) -> DictConfig:
-    """The config of a command line, interpolations kept.
+    """Composes the config of a command line, with interpolations kept.
 
     Args:
-        overrides: as on the command line: "model=cnn", "training.epochs=3".
-        config_dir: a folder, or several, with options of your own, as `--config-dir`.
+        overrides: overrides as on the command line, such as "model=cnn" or "training.epochs=3".
+        config_dir: one or more folders with your own config options, as `--config-dir`.
 
     Raises:
-        ConfigError: naming the word that is wrong, and what would work.
+        ConfigError: if an override is wrong; the message names it and says what would work.
     """
     return compose_config(overrides, to_folders(config_dir)).config
 
@@ -92,113 +92,101 @@ def compose(*overrides: str, config_dir: Folders = ()) -> DictConfig:
 def run(
     *what: str | Mapping[str, Any] | DictConfig, config_dir: Folders = (), folder: str | Path | None = None
 ) -> Result:
-    """Trains, as `python -m scaleflow` does, and comes back when the run is over.
+    """Trains, as `python -m scaleflow` does, and returns when the run is over.
 
     Args:
-        what: overrides, as on the command line; or one config: what `compose` gave, or what another Hydra app made of
+        what: overrides, as on the command line; or one config, from `compose` or from another Hydra app that uses
             scaleflow's config groups.
-        config_dir: a folder, or several, with options of your own, as `--config-dir`.
-        folder: the run's; as `hydra.run.dir`.
+        config_dir: one or more folders with your own config options, as `--config-dir`.
+        folder: the run's folder, as `hydra.run.dir`.
 
     Returns:
-        What became of it. A run that was stopped by `checkpoint.max_seconds` is one with the status KILLED.
+        The result. A run that `checkpoint.max_seconds` stopped has the status KILLED and raises nothing.
 
     Raises:
-        ConfigError: if it cannot work; there is no run then.
-        RunFailed: if it had begun and failed; its `result` says more.
-        KeyboardInterrupt, SystemExit: after Ctrl-C, SIGTERM, once the run is recorded.
+        ConfigError: if the config cannot work, or if the run was stopped before it was ready. There is no run then.
+        RunFailed: if the run began and failed.
+        KeyboardInterrupt, SystemExit: after Ctrl-C or SIGTERM, when the run is recorded.
     """
     if len(what) == 1 and not isinstance(what[0], str):
-        made, overrides = normalize_config(what[0], to_folders(config_dir)), []
+        composed, overrides = normalize_config(what[0], to_folders(config_dir)), []
     else:
         overrides = [to_override(word) for word in what]
-        made = compose_config(overrides, to_folders(config_dir))
+        composed = compose_config(overrides, to_folders(config_dir))
     if folder is not None:
-        made = replace(made, folder=Path(folder))
-    return run_config(made, overrides)
+        composed = replace(composed, folder=Path(folder))
+    return run_config(composed, overrides)
 
 
-def run_config(made: ComposedConfig, overrides: Sequence[str]) -> Result:
-    """Runs a composed config, or goes on with the run that it names."""
+def run_config(composed: ComposedConfig, overrides: Sequence[str]) -> Result:
+    """Runs a composed config, or resumes the run that it names. Raises as `run` does."""
     refusals: list[str] = []
-    code, folder = launch_config(made, overrides, refused=refusals.append)
+    code, folder = launch_config(composed, overrides, refuse=refusals.append)
     if refusals:
+        raise_interruption(code, refusals[0])
         raise ConfigError(refusals[0])
-    return result_or_raise(read_result(folder), code)
+    return check_result(read_result(folder), code)
 
 
 def launch_config(
-    made: ComposedConfig,
+    composed: ComposedConfig,
     overrides: Sequence[str],
     tags: Mapping[str, str] | None = None,
-    refused: Callable[[str], None] | None = None,
+    refuse: Callable[[str], None] | None = None,
 ) -> tuple[int, Path]:
-    """Checks a composed config and launches it.
+    """Prepares and launches a composed config.
 
     Args:
-        made: the config.
-        overrides: as typed, for `overrides.yaml`.
-        tags: of the run, beside those that every run has.
-        refused: told why there is no run, once its processes have begun.
+        composed: the config.
+        overrides: the typed overrides, for `overrides.yaml`.
+        tags: tags of the run, in addition to those that every run has.
+        refuse: receives the reason if a launched run is refused; None: the terminal shows it.
 
     Returns:
-        The exit code of a command, and the run's folder.
+        The exit code that the command would have, and the run's folder.
+
+    Raises:
+        ConfigError: if the config cannot work.
     """
-    started = time.time()
-    with contextlib.ExitStack() as until_it_ended:
-        try:
-            config = to_plain(made.config)
-        except OmegaConfBaseException as error:
-            raise ConfigError(shorten_error(error)) from error
-        life, folder, told = 0, made.folder, OmegaConf.to_container(made.config, resolve=False)
-        if config.get("resume") is not None:
-            went = find_resumed_run(str(config["resume"]), config, made.choices, overrides)
-            if went.is_through:
-                repair_quietly(went.folder)
-                return 0, went.folder
-            plan, overrides = went.plan(made.search), went.changes
-            life, folder, told = went.number, went.folder, went.config
-        else:
-            plan = make_plan(config, made.choices, made.search)
-            check_main(plan)
-        plan = until_it_ended.enter_context(locate_weights(plan))
-        folder = make_writable(folder)
-        return launch_run(plan, told, overrides, folder, started, attempt=life, tags=tags, refused=refused), folder
+    run = prepare_run(RunCommand(composed, overrides, time.time(), tags or {}))
+    if run.is_finished:
+        repair_quietly(run.spec.folder)
+        return 0, run.spec.folder
+    if not run.resume_number:
+        check_main(run.spec.plan)
+    make_writable(run.spec.folder)
+    return launch_run(run, refuse=refuse), run.spec.folder
 
 
 def normalize_config(config: Any, dirs: Sequence[str | Path]) -> ComposedConfig:
-    """A config that was composed elsewhere."""
+    """Converts a config that was composed elsewhere to a `ComposedConfig`."""
     if not isinstance(config, Mapping | DictConfig):
         raise ConfigError(f"run({type(config).__name__}): expected overrides, KEY=VALUE, or one config")
-    made = config if isinstance(config, DictConfig) else OmegaConf.create(dict(config))
-    try:
-        own = OmegaConf.create(to_plain(made))  # a part of another app's config leads elsewhere with its interpolations
-    except OmegaConfBaseException as error:
-        raise ConfigError(shorten_error(error)) from error
-    with open_dict(own):
-        own.pop("hydra", None)
-    own_dirs = [str(Path(each).absolute()) for each in dirs]
-    return ComposedConfig(
-        own, {**infer_choices(own), **read_app_choices()}, [*user_module_folders(), *own_dirs], default_folder()
-    )
+    node = config if isinstance(config, DictConfig) else OmegaConf.create(dict(config))
+    resolved = OmegaConf.create(resolve_config(node))  # another app's interpolations may refer to keys outside of it
+    with open_dict(resolved):
+        resolved.pop("hydra", None)
+    folders = [str(Path(each).absolute()) for each in dirs]
+    choices = {**infer_choices(resolved), **read_app_choices()}
+    return ComposedConfig(resolved, choices, [*user_module_folders(), *folders], default_folder())
 
 
 def infer_choices(config: DictConfig) -> dict[str, str]:
-    """What the options were, as far as a config says it: by its `name`, or by what its `_target_` is in."""
-    found: dict[str, str] = {}
+    """Returns the option of each group, as far as the config shows it: by `name`, or by the module of `_target_`."""
+    choices: dict[str, str] = {}
     for group, section in config.items():
         if not isinstance(section, DictConfig):
             continue
         path = str(section.get("_target_") or "").split(".")
         if isinstance(section.get("name"), str) and "_target_" not in section:
-            found[str(group)] = section.name
+            choices[str(group)] = section.name
         elif len(path) > 1:
-            found[str(group)] = path[-2] if path[0] == "scaleflow" else path[-1].lower()
-    return found
+            choices[str(group)] = path[-2] if path[0] == "scaleflow" else path[-1].lower()
+    return choices
 
 
 def check_main(plan: Plan) -> None:
-    """Refuses what the worker, a process of its own, can't import: what is defined in this very script."""
+    """Rejects targets that are defined in `__main__`: the worker, another process, cannot import the script."""
     targets = [plan.dataset.target, plan.model.target, plan.optimizer.target, plan.training.step]
     for target in (*targets, *(plan.training.callbacks or ())):
         if target is not None and target.path.startswith("__main__.") and not plan.debug.inline:
@@ -209,7 +197,7 @@ def check_main(plan: Plan) -> None:
 
 
 def make_writable(folder: Path) -> Path:
-    """A run's folder, made if it is not there."""
+    """Creates a run's folder if it does not exist, and checks that it can be written."""
     try:
         create_folder(folder)
     except OSError as error:
@@ -224,27 +212,37 @@ def default_folder() -> Path:
 
 
 def read_result(folder: Path) -> Result:
-    """What a run's folder tells of it."""
-    events = list(EventReader(folder / EVENTS).read())
-    last: Event = next((event for event in reversed(events) if event["event"] == "end"), {"status": "FAILED"})
-    metrics: dict[str, float] = {}
-    for event in events:
-        if event["event"] == "metrics":
-            metrics.update(event["values"])
-    run_id = read_recorder_state(folder / STATE).get("run_id")
-    return Result(last["status"], run_id, folder.absolute(), metrics, last.get("error"))
+    """Reads the result of the run in a folder."""
+    state = RunState.read(folder)
+    run_id = RunFolder(folder).read_record().get("run_id")
+    return Result(state.status or "FAILED", run_id, folder.absolute(), state.metrics, state.error or None)
 
 
-def result_or_raise(result: Result, code: int) -> Result:
-    """Raises what the end of a run is to its caller."""
+def check_result(result: Result, code: int) -> Result:
+    """Returns a run's result, or raises the exception for the way in which the run ended.
+
+    Raises:
+        RunFailed: if the run failed.
+        KeyboardInterrupt, SystemExit: if a signal stopped it.
+    """
     if result.status == "FAILED":
         raise RunFailed(result)
-    is_by_signal = result.status == "KILLED" and not str(result.error).startswith("checkpoint.max_seconds")
-    if is_by_signal and code == INTERRUPTED:
-        raise KeyboardInterrupt(result.error)
-    if is_by_signal and code == TERMINATED:
-        raise SystemExit(code)
+    if result.status == "KILLED" and not str(result.error).startswith("checkpoint.max_seconds"):
+        raise_interruption(code, str(result.error))
     return result
+
+
+def raise_interruption(code: int, why: str) -> None:
+    """Raises what a signal would have raised, if the exit code of a run says that one ended it.
+
+    Raises:
+        KeyboardInterrupt: after SIGINT.
+        SystemExit: after SIGTERM.
+    """
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt(why)
+    if code == TERMINATED:
+        raise SystemExit(code)
 
 
 def to_folders(config_dir: Folders) -> list[str | Path]:

@@ -1,6 +1,6 @@
-"""The command: Hydra composes, and then the job, or the sweep, is run. `main` gives the exit code.
+"""The `scaleflow` command: Hydra composes the config, then a job or a sweep runs. `main` returns the exit code.
 
-What a job takes is imported when there is one: `--cfg`, `--help` and a word that is wrong are answered without it.
+The modules that only a job needs are imported when it starts. So `--cfg`, `--help` and wrong overrides answer quickly.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from scaleflow.secret_masking import find_environment_secrets, find_typed_secret
 if TYPE_CHECKING:
     from scaleflow.sweep import SweepRunner
 
-#: Of Hydra's flags those that take the next word.
+#: Hydra's flags that take the next word as their value.
 FLAGS_WITH_VALUE = (
     *("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd", "--cfg", "-c", "--package", "-p"),
     *("--info", "-i", "--experimental-rerun"),
@@ -41,13 +41,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command.
 
     Args:
-        argv: the words behind `scaleflow`; `sys.argv` where None.
+        argv: the words after `scaleflow`; None for those of `sys.argv`.
 
     Returns:
         0 finished, 1 failed, 2 refused, 130 or 143 interrupted.
     """
     words = move_flags_first(split_overrides(list(sys.argv[1:] if argv is None else argv)))
-    if "--version" in words:  # Hydra would print its own
+    if "--version" in words:  # Hydra would print its own version
         print(f"scaleflow {__version__}")
         return 0
     words = take_keys_of_run(quote_nan_option(words))
@@ -59,30 +59,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         check_config_dirs(words)
         if {"-m", "--multirun"} & set(words):
-            check_overrides(words)  # before Hydra makes a folder for the sweep
+            check_overrides(words)  # before Hydra creates a folder for the sweep
         with raise_hydra_errors(), task:
             app()
     except ConfigError as refusal:
         return refuse(str(refusal))
     except JobFailed:
         return FAILED
-    except Exception as error:  # of a word that it did not expect Hydra raises whatever comes
-        is_hydras = isinstance(error, HydraException | OmegaConfBaseException) or not task.has_begun
-        if "HYDRA_FULL_ERROR" in os.environ or not is_hydras:
-            raise  # asked for, or none of Hydra's
+    except Exception as error:  # Hydra raises arbitrary exceptions for words that it does not expect
+        is_from_hydra = isinstance(error, HydraException | OmegaConfBaseException) or not task.has_begun
+        if "HYDRA_FULL_ERROR" in os.environ or not is_from_hydra:
+            raise  # the user asked for the traceback, or the error is not Hydra's
         return refuse(explain_error(error, words))
     return task.code
 
 
 class JobFailed(Exception):
-    """A job of a sweep did not finish; why it did not is on standard error."""
+    """A job of a sweep did not finish. The reason is on standard error."""
 
 
 class Task:
-    """What Hydra calls: with the config of one job, or, by our launcher, with all jobs of a sweep.
+    """The task function: Hydra calls it for each job. scaleflow's own Hydra launchers call `sweep` instead.
 
     Args:
         began: when the command began, in seconds since the epoch.
+
+    Attributes:
+        has_begun: whether a job or a sweep has started; until then every error is one of composing the config.
     """
 
     def __init__(self, began: float) -> None:
@@ -99,20 +102,21 @@ class Task:
             self._codes.append(self._sweep.end())
 
     def __call__(self, config: DictConfig) -> None:
-        from scaleflow.config.hydra_config import mask_sweep_files
+        from scaleflow.config.hydra_config import mask_sweep_config
         from scaleflow.launcher.job import run_job
+        from scaleflow.runs import RunFolder
 
         began, self.has_begun = time.time() if self.has_begun else self._began, True
-        is_job = HydraConfig.get().mode is RunMode.MULTIRUN  # of another launcher than ours
+        is_job = HydraConfig.get().mode is RunMode.MULTIRUN  # under a Hydra launcher that is not scaleflow's
         if is_job:
-            mask_sweep_files(Path(HydraConfig.get().sweep.dir))
+            mask_sweep_config(RunFolder(Path(HydraConfig.get().sweep.dir)).sweep_config)
         code = run_job(config, began)
         self._codes.append(code)
-        if is_job and code:  # in another process, it may be: an exception is what every launcher hands on
+        if is_job and code:  # the job may be in another process: every launcher passes on an exception
             raise JobFailed(f"a job of the sweep ended with exit code {code}")
 
     def sweep(self, context: HydraContext, config: DictConfig) -> SweepRunner:
-        """What runs the jobs of a sweep."""
+        """Returns the runner of the sweep's jobs. The first call creates it."""
         from scaleflow.sweep import SweepRunner
 
         self.has_begun = True
@@ -127,12 +131,12 @@ class Task:
 
 
 def entry() -> None:
-    """The console script, and `python -m scaleflow`: a process of its own."""
+    """Runs the command and ends the process: the console script, and `python -m scaleflow`."""
     exit_process(main())
 
 
 def move_flags_first(words: Sequence[str]) -> list[str]:
-    """Moves flags, with their values, before the overrides: Hydra's parser takes no flag between two of them."""
+    """Moves flags and their values before the overrides: Hydra's parser accepts no flag between two overrides."""
     flags: list[str] = []
     overrides: list[str] = []
     rest = iter(words)
@@ -145,7 +149,7 @@ def move_flags_first(words: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def raise_hydra_errors() -> Iterator[None]:
-    """Has Hydra raise its errors instead of printing them and exiting with 1."""
+    """Makes Hydra raise its errors instead of printing them and exiting with 1."""
     if "HYDRA_FULL_ERROR" in os.environ:
         yield
         return

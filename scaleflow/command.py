@@ -1,4 +1,4 @@
-"""What the commands share: their words, how they refuse, how they end."""
+"""Shared parts of the commands: preparing their words, printing a refusal, ending the process."""
 
 from __future__ import annotations
 
@@ -17,51 +17,51 @@ FAILED, REFUSED = 1, 2
 
 
 def refuse(message: str) -> int:
-    """Says why nothing is done; gives the exit code."""
+    """Prints why the command does nothing; returns the exit code."""
     print(f"scaleflow: {to_printable(str(mask_secrets(message)))}", file=sys.stderr)
     return REFUSED
 
 
 def to_printable(message: str) -> str:
-    """At most two lines, with what can't be printed of the words that were typed in escapes."""
+    """Returns a message on at most two lines, with characters that cannot be printed as escapes."""
     lines = message.split("\n")
-    shown = ["".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line) for line in lines]
-    return ("\n" if len(shown) <= 2 else "\\n").join(shown)
+    escaped = ["".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line) for line in lines]
+    return ("\n" if len(escaped) <= 2 else "\\n").join(escaped)
 
 
 def exit_process(code: int) -> NoReturn:
-    """Ends the process without taking apart, module by module, what MLflow imported: half a second or more.
+    """Ends the process without Python's teardown of modules, which takes half a second or more after MLflow's import.
 
-    Where a launcher of Hydra's has left processes of `multiprocessing`, as joblib's does, Python itself has to end: it
-    tells them before it waits for them.
+    If a Hydra launcher has left processes of `multiprocessing`, as joblib's does, the process ends in the usual way:
+    Python tells them to end before it waits for them.
     """
-    processes = sys.modules.get("multiprocessing")
-    if processes is not None and processes.active_children():
+    multiprocessing = sys.modules.get("multiprocessing")
+    if multiprocessing is not None and multiprocessing.active_children():
         sys.exit(code)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # whoever read it is gone
+        with contextlib.suppress(OSError, ValueError):  # the reader is gone
             stream.flush()
     os._exit(code)
 
 
 def split_overrides(words: list[str]) -> list[str]:
-    """Replaces `--overrides 'a=1 b=2'` by its words: MLflow hands a parameter on as one."""
+    """Replaces `--overrides 'a=1 b=2'` by its words: MLflow passes a parameter as one word."""
     if "--overrides" not in words[:-1]:
         return words
-    at = words.index("--overrides")
-    return [*words[:at], *shlex.split(words[at + 1]), *words[at + 2 :]]
+    index = words.index("--overrides")
+    return [*words[:index], *shlex.split(words[index + 1]), *words[index + 2 :]]
 
 
 def quote_nan_option(words: Sequence[str]) -> list[str]:
-    """Quotes the option of `debug=nan`, which Hydra would take for a number."""
+    """Quotes the option of `debug=nan`, which Hydra would parse as a number."""
     return [re.sub(r"(?<=[=,])nan(?=,|$)", "'nan'", word) if word.startswith("debug=") else word for word in words]
 
 
 def take_keys_of_run(words: Sequence[str]) -> list[str]:
-    """With `resume=RUN`, has Hydra take keys that only the options of that run have: `model.filters=8` of a cnn.
+    """With `resume=RUN`, makes Hydra accept keys that only that run's options have, such as `model.filters=8` of a cnn.
 
-    A key that the run does not have either is refused when its config is read.
+    A key that the run does not have either is rejected when the run's config is read.
     """
     if not any(word.lstrip("+").startswith("resume=") for word in words):
         return list(words)

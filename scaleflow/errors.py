@@ -1,17 +1,19 @@
-"""What can go wrong, as a tree.
+"""The exceptions that scaleflow raises on purpose.
 
     ScaleflowError
-    ├── ConfigError        the user asked for something that cannot work: exit 2, no run
-    │   └── Unreachable    a store that does not answer now, and may later
-    └── RunError           a run began and could not be finished: exit 1, run FAILED
-        ├── NotFinite      the loss became NaN or Inf
-        ├── RunFailed      the same, told by scaleflow.run: with the run's id, folder and metrics
-        ├── ExportError    the saved model does not do what the live one does
-        ├── CheckpointError  the run's state could not be saved
-        └── WorkerDied     a worker process ended without a word
+    ├── ConfigError             the command cannot work: exit code 2, no run
+    │   ├── StoreUnreachable    the tracking store does not answer
+    │   ├── FolderBusy          another process works in the run's folder (`runs/folder.py`)
+    │   └── ActorUnanswered     a Ray actor, or its machine, does not answer (`launcher/ray_host.py`)
+    └── RunError                a run began and could not finish: exit code 1, status FAILED
+        ├── NotFinite           the loss or the weights became NaN or infinite
+        ├── RunFailed           raised by `scaleflow.run`, with the run's id, folder and metrics (`api.py`)
+        ├── ExportError         the exported model and the trained model give different outputs
+        ├── CheckpointError     a checkpoint could not be written
+        └── WorkerDied          a worker process ended without a report
 
-An error raised by a user's own model or dataset is left as it is while a run is on, and becomes a
-`ConfigError` that quotes it before there is one.
+An exception of a user's model or dataset keeps its type while the run trains. Before there is a run, its text becomes a
+refusal.
 """
 
 from __future__ import annotations
@@ -24,31 +26,30 @@ class ScaleflowError(Exception):
 
 
 class ConfigError(ScaleflowError):
-    """What was asked for cannot work.
+    """The command cannot work.
 
-    The message is what the user reads on stderr: a line or two that name the key, the value found
-    and what would work.
+    The user reads the message on standard error: one or two lines that name the key, its value and what would work.
     """
 
 
 class StoreUnreachable(ConfigError):
-    """A tracking store does not answer; it may later, without anything being changed."""
+    """A tracking store does not answer. The same command may work later."""
 
 
 class RunError(ScaleflowError):
-    """A run that had begun could not be finished; the message is the reason that is recorded."""
+    """A run that had begun could not finish. The message is recorded as the reason."""
 
 
 class NotFinite(RunError):
-    """The loss became NaN or Inf, or the weights did.
+    """The loss or the weights became NaN or infinite.
 
     Args:
-        step: the optimizer update, counted from 1, whose loss was not finite, or that made the weights so.
-        what: which of them.
+        step: the optimizer update, counted from 1, whose loss is not finite, or after which the weights are not.
+        what: which of the two.
 
     Attributes:
         fact: the message without its advice.
-        last_cause: the last update that can have made it so; a state from behind it is as bad.
+        last_cause: the last update that can be the cause; the state after it is unusable.
     """
 
     def __init__(self, step: int, what: Literal["the loss is", "the weights are"] = "the loss is") -> None:
@@ -62,20 +63,20 @@ class NotFinite(RunError):
 
 
 class ExportError(RunError):
-    """The SavedModel, loaded again, does not give the live model's outputs."""
+    """The SavedModel, loaded again, does not give the outputs of the trained model."""
 
 
 class CheckpointError(RunError):
-    """A checkpoint could not be written; those that were are as they were."""
+    """A checkpoint could not be written. Earlier checkpoints are unchanged."""
 
 
 class WorkerDied(RunError):
-    """A worker process ended without saying how.
+    """A worker process ended without a report.
 
     Args:
-        how: the signal or exit status, in words.
-        last_lines: the end of its log.
-        name: which one it was.
+        how: the signal or the exit status, in words.
+        last_lines: the end of the process's log.
+        name: the name of the process.
     """
 
     def __init__(self, how: str, last_lines: str, name: str = "worker 0") -> None:

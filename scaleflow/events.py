@@ -1,129 +1,313 @@
-"""`events.jsonl`: what a worker tells, one JSON object to a line.
+"""The events of a run: one dataclass for each kind.
 
-The worker only ever appends whole lines; the launcher's readers (the terminal, the recorder) each
-keep an offset of their own. Whatever dies, what was written stays and is read again verbatim.
+Workers emit events. Those of the chief go to `events.jsonl` in the run's folder (`scaleflow.runs.event_log`), and the
+state of a run is computed from them (`scaleflow.runs.state`). The classes are in the order in which a run emits them.
 
-The events, in the order of a run's life:
-
-    started   name, pid                                  a process of the run
-    ready     name, tags, params, began, steps, epochs,  all is built; from here on there is a run,
-              search, [resumed], [parent]                or it goes on at the step `resumed`; in a sweep with
-                                                         its folder as `parent`
-    tags      values                                     of the run
-    checkpoint step, path                                one was written, and read again
-    restart   number, reason                             the launcher starts the processes again
-    rollback  number, reason                             numbers went bad, and the run has gone back
-    waiting   peers, seconds                             the workers wait for each other, so long at most
-    met       -                                          all are there
-    note      text                                       something the user should know
-    metrics   step, values, [epoch, rate]                values of metrics after `step` updates
-    system    step, values                               what the launcher measured of this machine and its
-                                                         workers, and heard of other machines; `step` counts
-                                                         the measurements
-    epoch     epoch, step, values                        an epoch is over; for the terminal
-    weights   step, values                               how weights are distributed, for TensorBoard
-    artifact  path, [folder]                             a file to keep with the run
-    data      name, source, kind, classes, splits        the dataset; each split's size, digest, dtypes, shapes
-    confusion path, folder, split                        the table of which classes were taken for which
-    profile   folder, first, last, artifacts, usual_ms,  steps were traced; their traces are under `folder`
-              facts
-    model     path, step                                 the exported model's folder
-    fault     error                                      what went wrong, if something did
-    end       status, [error]                            how the run ended; of a fault the launcher says it
-    refused   message, [keep, died]                      instead of `ready`: what was asked can't work;
-                                                         `keep` where the log has more to say
+This version ignores fields that later versions add, and uses the default of fields that an older version did not write.
+So every field that is added later needs a default.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import threading
-import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+import time as clock
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from scaleflow.secret_masking import mask_secrets
+if TYPE_CHECKING:
+    from scaleflow.interfaces import Status
 
-Event = dict[str, Any]
+#: The metadata of a field whose text may hold secrets. They are masked before the event is written.
+MASKED = {"is_masked": True}
 
-#: In a run's folder.
-EVENTS = "events.jsonl"
-
-#: Fields that hold words, in which there may be secrets; not those that something is found again by.
-TEXTS = ("name", "tags", "params", "text", "error", "message", "reason", "source", "vain")
+KINDS: dict[str, type[Event]] = {}
 
 
-class EventWriter:
-    """Appends events to a file, secrets masked in their words; safe to call from several threads."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        self._lock = threading.Lock()
-        self._is_torn = False
-        if not ends_with_newline(path):
-            os.write(self._file, b"\n")
-
-    def __call__(self, event: str, /, **fields: Any) -> None:
-        told = {key: mask_secrets(value) if key in TEXTS else value for key, value in fields.items()}
-        line = json.dumps({"event": event, "time": int(time.time() * 1000), **told}) + "\n"
-        data = memoryview(line.encode())
-        with self._lock:
-            if self._is_torn:
-                os.write(self._file, b"\n")  # a disk was full within a line
-            self._is_torn = True
-            while data:
-                data = data[os.write(self._file, data) :]
-            self._is_torn = False
-
-    def close(self) -> None:
-        os.close(self._file)
-
-
-class EventReader:
-    """Reads a growing file of events from an offset on, never a half-written line.
+@dataclass(frozen=True)
+class Event:
+    """Something that happened in a run.
 
     Attributes:
-        offset: the byte behind the last event that was given out.
+        event: the name of the kind of event in `events.jsonl`.
+        time: when it happened, in milliseconds since the epoch.
     """
 
-    def __init__(self, path: Path, offset: int = 0) -> None:
-        self._path = path
-        self.offset = offset
+    event: ClassVar[str] = ""
+    time: int = field(default_factory=lambda: int(clock.time() * 1000), kw_only=True)
 
-    def read(self) -> Iterator[Event]:
-        """The events that are there now; `member_offset` moves with each one given out."""
-        try:
-            file = self._path.open("rb")
-        except FileNotFoundError:
-            return
-        with file:
-            file.seek(self.offset)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return
-                self.offset += len(line)
-                try:
-                    event = json.loads(line)
-                except ValueError:  # the half line of a writer that died in it
-                    continue
-                yield event
+    def __init_subclass__(cls, event: str) -> None:
+        cls.event = event
+        KINDS[event] = cls
 
 
-def ends_with_newline(path: Path) -> bool:
-    """Whether a file is empty or its last line whole."""
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        return not size or (file.seek(size - 1) >= 0 and file.read(1) == b"\n")
+#: Receives the events of a worker.
+Emit = Callable[[Event], None]
 
 
-def read_last_end(folder: Path) -> Event | None:
-    """The last word on how the run in a folder ended; None where it has not."""
-    end: Event | None = None
-    for event in EventReader(folder / EVENTS).read():
-        if event["event"] == "ready":
-            end = None
-        elif event["event"] == "end":
-            end = event
-    return end
+@dataclass(frozen=True)
+class ProcessStarted(Event, event="started"):
+    """A process of the run has started. `name` is `worker 0`, `coordinator` and so on."""
+
+    name: str = field(metadata=MASKED)
+    pid: int
+
+
+@dataclass(frozen=True)
+class RunReady(Event, event="ready"):
+    """The worker has built everything. From here on there is a run. Before it, an error is a refusal.
+
+    Attributes:
+        name: the run's name in the store.
+        tags: the user's tags.
+        params: every key of the config, and the `resolved.` values.
+        began: when the command began, in milliseconds since the epoch.
+        steps, epochs: how long the run is.
+        search: the folders with modules of the user.
+        parent: the folder of the sweep, if the run is a job of one.
+        resumed: the step at which the run continues; None if it begins.
+    """
+
+    name: str = field(metadata=MASKED)
+    tags: Mapping[str, str] = field(default_factory=dict, metadata=MASKED)
+    params: Mapping[str, str] = field(default_factory=dict, metadata=MASKED)
+    began: int = 0
+    steps: int = 0
+    epochs: int = 0
+    search: Sequence[str] = ()
+    parent: str | None = None
+    resumed: int | None = None
+
+
+@dataclass(frozen=True)
+class EvaluationReady(Event, event="evaluating"):
+    """`scaleflow.evaluate` has loaded the model and a split of `examples` examples."""
+
+    split: str
+    resolved: Mapping[str, Any]
+    examples: int
+
+
+@dataclass(frozen=True)
+class TagsSet(Event, event="tags"):
+    """Tags of the run have new values."""
+
+    values: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class CheckpointSaved(Event, event="checkpoint"):
+    """A checkpoint was written and verified."""
+
+    step: int
+    path: str
+
+
+@dataclass(frozen=True)
+class Restarted(Event, event="restart"):
+    """The launcher restarts processes.
+
+    Attributes:
+        number: how many restarts there were, including this one.
+        reason: why.
+        worker: the process that restarts while the others continue; None: all processes restart.
+    """
+
+    number: int
+    reason: str = field(metadata=MASKED)
+    worker: str | None = None
+
+
+@dataclass(frozen=True)
+class RolledBack(Event, event="rollback"):
+    """A value became NaN or infinite, and the run continues from an earlier checkpoint, for the `number`th time."""
+
+    number: int
+    reason: str = field(metadata=MASKED)
+
+
+@dataclass(frozen=True)
+class Waiting(Event, event="waiting"):
+    """The worker waits for others, at most `seconds`.
+
+    Attributes:
+        seconds: the limit.
+        peers: the addresses that it waits for.
+        vain: the error if nobody answers in time; None: the launcher makes one that names the missing peers.
+    """
+
+    seconds: float
+    peers: Sequence[str] = ()
+    vain: str | None = field(default=None, metadata=MASKED)
+
+
+@dataclass(frozen=True)
+class PeersMet(Event, event="met"):
+    """The worker no longer waits: all peers answer."""
+
+
+@dataclass(frozen=True)
+class Note(Event, event="note"):
+    """Something that the user should know."""
+
+    text: str = field(metadata=MASKED)
+
+
+@dataclass(frozen=True)
+class MetricsLogged(Event, event="metrics"):
+    """Values of metrics after `step` updates.
+
+    Attributes:
+        step: the number of updates.
+        values: by the metric's name.
+        rate: training examples per second, for the terminal.
+        checkpoint: the step of the evaluated checkpoint; only in the file of an evaluator.
+    """
+
+    step: int
+    values: Mapping[str, float]
+    rate: float | None = None
+    checkpoint: int | None = None
+
+
+@dataclass(frozen=True)
+class SystemMetrics(Event, event="system"):
+    """System metrics that the launcher measured. `step` counts the measurements."""
+
+    step: int
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class EpochEnded(Event, event="epoch"):
+    """An epoch ended, `epoch` of `epochs`, with the values that the terminal shows."""
+
+    epoch: int
+    epochs: int
+    step: int
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class WeightHistograms(Event, event="weights"):
+    """The distribution of each weight after `step` updates, for TensorBoard."""
+
+    step: int
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ArtifactWritten(Event, event="artifact"):
+    """A file to log with the run, in the artifact folder `folder`, or at the top level if that is None."""
+
+    path: str
+    folder: str | None = None
+
+
+@dataclass(frozen=True)
+class DatasetDescribed(Event, event="data"):
+    """The dataset.
+
+    Attributes:
+        name: the option of the group `dataset`.
+        source: the path, or the class and arguments that read it.
+        kind: of its targets: `classification` and so on.
+        classes: the names of the classes, if it has some.
+        splits: the number of examples, the digest, the dtypes and the shapes, by split.
+    """
+
+    name: str = field(metadata=MASKED)
+    source: Mapping[str, Any] = field(default_factory=dict, metadata=MASKED)
+    kind: str = ""
+    classes: Sequence[str] = ()
+    splits: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ConfusionWritten(Event, event="confusion"):
+    """The confusion matrix of a split, as a CSV file for the artifact folder `folder`."""
+
+    path: str
+    folder: str
+    split: str
+
+
+@dataclass(frozen=True)
+class StepsProfiled(Event, event="profile"):
+    """The steps `first` to `last` were traced.
+
+    Attributes:
+        folder: holds the traces.
+        first, last: the steps, both included.
+        artifacts: the artifact folder for the result of the analysis.
+        usual_ms: the time of a step outside of the window, in ms; None if it is not known.
+        facts: values of the run that the analysis uses.
+    """
+
+    folder: str
+    first: int
+    last: int
+    artifacts: str
+    usual_ms: float | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ModelExported(Event, event="model"):
+    """The model was exported to a folder, as it was after `step` updates."""
+
+    path: str
+    step: int
+
+
+@dataclass(frozen=True)
+class FaultReported(Event, event="fault"):
+    """Training failed. The launcher decides how the run ends.
+
+    Attributes:
+        error: one line.
+        lost_peer: whether the cause is that another process is gone.
+    """
+
+    error: str = field(metadata=MASKED)
+    lost_peer: bool = False
+
+
+@dataclass(frozen=True)
+class RunEnded(Event, event="end"):
+    """The run ended. `status` is FINISHED, FAILED or KILLED; `error` says why, unless it is FINISHED."""
+
+    status: Status
+    error: str = field(default="", metadata=MASKED)
+
+
+@dataclass(frozen=True)
+class RunRefused(Event, event="refused"):
+    """There is no run: the command cannot work.
+
+    Attributes:
+        message: the reason, and what would work.
+        keep: whether the folder stays, because a log says more.
+        died: whether the cause is a process that died; the exit code is then 1 instead of 2.
+    """
+
+    message: str = field(metadata=MASKED)
+    keep: bool = False
+    died: bool = False
+
+
+def to_fields(event: Event) -> dict[str, Any]:
+    """Returns the fields of an event for a line of `events.jsonl`, without those that are None."""
+    values = {each.name: getattr(event, each.name) for each in fields(event)}
+    return {"event": event.event, **{key: value for key, value in values.items() if value is not None}}
+
+
+def parse_event(line: Mapping[str, Any]) -> Event | None:
+    """Returns the event of a line of `events.jsonl`; None if its kind is unknown, or if it is incomplete."""
+    kind = KINDS.get(str(line.get("event")))
+    if kind is None:
+        return None
+    known = {each.name for each in fields(kind)}
+    try:
+        return kind(**{key: value for key, value in line.items() if key in known})
+    except TypeError:
+        return None

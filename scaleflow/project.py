@@ -1,7 +1,8 @@
-"""What MLproject's entry points call: `python -m scaleflow.project main strategy=auto ... --overrides 'a=1 b=2'`.
+"""Runs the entry points of MLproject: `python -m scaleflow.project main strategy=auto ... --overrides 'a=1 b=2'`.
 
-MLflow gives every parameter, those that nobody has typed too. An option that is what config.yaml says anyway is left
-away: typed, it would win over a recipe's (`-P experiment=...`). Then the command itself takes this process's place.
+MLflow passes every parameter, also those that the user did not set. Options that equal the defaults of config.yaml are
+dropped, since an explicit option would take precedence over a recipe (`-P experiment=...`). Then this process executes
+the command itself.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from scaleflow.command import refuse
 
-#: The words of each entry point's command, behind `python -m`.
+#: The command of each entry point, after `python -m`.
 COMMANDS: Mapping[str, Sequence[str]] = {
     "main": ("scaleflow",),
     "sweep": ("scaleflow", "-m"),
@@ -24,7 +25,7 @@ COMMANDS: Mapping[str, Sequence[str]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Becomes the command; comes back only where there is none."""
+    """Replaces this process with the command. Returns an exit code only if there is no such entry point."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in COMMANDS:
         os.execv(sys.executable, [sys.executable, "-m", *COMMANDS[words[0]], *drop_empty_words(words[1:])])
@@ -32,18 +33,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def drop_empty_words(words: Sequence[str]) -> list[str]:
-    """The words without those that say nothing: `GROUP=DEFAULT`, and `KEY=`."""
+    """Removes `GROUP=DEFAULT`, `KEY=` and an `--overrides` without content."""
     defaults = {f"{group}={option}" for group, option in default_options().items()}
-    own = words.index("--overrides") if "--overrides" in words else len(words)
-    kept = [word for word in words[:own] if word not in defaults and not word.endswith("=")]
-    return [*kept, *(words[own:] if "".join(words[own + 1 :]).strip() else ())]
+    end = words.index("--overrides") if "--overrides" in words else len(words)
+    settings = [word for word in words[:end] if word not in defaults and not word.endswith("=")]
+    return [*settings, *(words[end:] if "".join(words[end + 1 :]).strip() else ())]
 
 
 def default_options() -> dict[str, str]:
-    """The option of each config group that config.yaml chooses; `null` for none."""
-    listed = OmegaConf.load(Path(__file__).with_name("conf") / "config.yaml").defaults
-    chosen = [dict(entry) for entry in listed if isinstance(entry, DictConfig)]
-    options = {str(group): option for entry in chosen for group, option in entry.items()}
+    """Returns the option of each config group in config.yaml's defaults list; `null` if the group has none."""
+    defaults = OmegaConf.load(Path(__file__).with_name("conf") / "config.yaml").defaults
+    entries = [dict(entry) for entry in defaults if isinstance(entry, DictConfig)]
+    options = {str(group): option for entry in entries for group, option in entry.items()}
     return {
         group: "null" if option is None else str(option)
         for group, option in options.items()

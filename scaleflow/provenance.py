@@ -1,6 +1,6 @@
-"""Where a run comes from: the code, the machine, the command. Kept in its folder, and told to the store as tags.
+"""Collects a run's provenance (code, machine, command), which is saved in its folder and set as tags in the store.
 
-The names are MLflow's own where it has one, so that its pages show them.
+Tags have MLflow's own names if there are some, so that MLflow's UI shows them.
 """
 
 from __future__ import annotations
@@ -17,24 +17,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from scaleflow.runs.folder import RunFolder
 from scaleflow.secret_masking import mask_override, mask_secrets
 
-FILE = "provenance.json"
-
-#: The environment variable that names the folder of the run that a process works for.
+#: The environment variable with the folder of the run that this process works for.
 INSIDE = "SCALEFLOW_RUN_FOLDER"
 
-#: How long git may take, in seconds; the answer of a slower one is left out.
+#: Time limit of a git command in seconds; the tag of a slower one is left out.
 GIT_SECONDS = 2.0
 
 PACKAGES = ("scaleflow", "tensorflow", "keras", "mlflow")
 
-#: Of a command line longer than that the rest is left out.
+#: A longer command line is cut, in characters.
 LONGEST = 4000
 
 
 def collect_provenance() -> dict[str, str]:
-    """Tags of a run that begins now in this process."""
+    """Returns the provenance tags of a run that starts now in this process."""
     tags = {
         "scaleflow.host": socket.gethostname(),
         "scaleflow.command": command_line(sys.orig_argv),
@@ -50,24 +49,24 @@ def collect_provenance() -> dict[str, str]:
 
 
 def write_provenance(folder: Path, more: Mapping[str, str]) -> None:
-    """Writes the tags into a run's folder, and more of them; a run that goes on keeps those that it has."""
-    path = folder / FILE
+    """Writes the provenance tags and `more` tags into a run's folder. A resumed run keeps its first tags."""
+    path = RunFolder(folder).provenance
     if not path.exists():
         path.write_text(json.dumps({**collect_provenance(), **more}, indent=1))
 
 
 def read_provenance(folder: Path) -> dict[str, str]:
-    """The tags in a run's folder; none where there are none."""
+    """Returns the tags in a run's folder; empty if there is no readable file."""
     try:
-        found = json.loads((folder / FILE).read_text())
+        tags = json.loads(RunFolder(folder).provenance.read_text())
     except (OSError, ValueError):
         return {}
-    return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
+    return {str(key): str(value) for key, value in tags.items()} if isinstance(tags, dict) else {}
 
 
 @contextlib.contextmanager
 def mark_process(folder: Path) -> Iterator[None]:
-    """Has this process know that it works for a run, as long as the block."""
+    """Marks this process as working for a run while the context is open; see `RunContext`."""
     before = os.environ.get(INSIDE)
     os.environ[INSIDE] = str(folder)
     try:
@@ -79,9 +78,9 @@ def mark_process(folder: Path) -> Iterator[None]:
 
 
 class RunContext:
-    """An MLflow run-context provider: what a user's own code logs inside of our runs has their tags.
+    """An MLflow run-context provider: MLflow runs that user code starts inside a scaleflow run get that run's tags.
 
-    MLflow asks it in every process in which it starts a run: elsewhere it has nothing to say.
+    MLflow calls it in every process that starts an MLflow run. It applies only in a process that `mark_process` marked.
     """
 
     def in_context(self) -> bool:
@@ -93,47 +92,47 @@ class RunContext:
 
 
 def collect_git_tags() -> dict[str, str]:
-    """The current folder's commit, branch and origin, and whether tracked files differ; empty without git."""
+    """Returns the current folder's commit, branch, origin and whether tracked files differ; empty without git."""
     commit = run_git("rev-parse", "HEAD")
     if not commit:
         return {}
     changed = run_git("status", "--porcelain", "--untracked-files=no")
-    found = {
+    facts = {
         "commit": commit,
         "branch": run_git("rev-parse", "--abbrev-ref", "HEAD"),
         "repoURL": mask_secrets(run_git("config", "--get", "remote.origin.url")),
         "dirty": None if changed is None else str(bool(changed)).lower(),
     }
-    return {f"mlflow.source.git.{key}": value for key, value in found.items() if value}
+    return {f"mlflow.source.git.{key}": value for key, value in facts.items() if value}
 
 
 def run_git(*words: str) -> str | None:
-    """What git answers; None where it is not there, fails or takes too long."""
+    """Returns git's output; None if git is missing, fails or takes too long."""
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             ["git", "--no-optional-locks", *words], capture_output=True, text=True, timeout=GIT_SECONDS, check=True
         )
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return None
-    return done.stdout.strip()
+    return result.stdout.strip()
 
 
 def find_script(words: Sequence[str]) -> str | None:
-    """The script that this process runs, as it was typed; None where it is a module, a notebook or code."""
-    found = next((word for word in words[1:] if not word.startswith("-")), "")
-    return found if found.endswith(".py") and not {"-m", "-c"} & set(words[1 : words.index(found)]) else None
+    """Returns the script that this process runs, as typed; None for a module (-m), code (-c) or a notebook."""
+    script = next((word for word in words[1:] if not word.startswith("-")), "")
+    return script if script.endswith(".py") and not {"-m", "-c"} & set(words[1 : words.index(script)]) else None
 
 
 def command_line(words: Sequence[str]) -> str:
-    """A command as one would type it again, its secrets masked."""
-    shown = [Path(words[0]).name, *map(mask_word, words[1:])] if words else []
-    if "-c" in words:  # code, which may hold anything
-        shown = [*shown[: words.index("-c") + 1], "..."]
-    return shlex.join(shown)[:LONGEST]
+    """Returns a command line that can be typed again, with secrets masked."""
+    masked = [Path(words[0]).name, *map(mask_word, words[1:])] if words else []
+    if "-c" in words:  # code can contain any secret
+        masked = [*masked[: words.index("-c") + 1], "..."]
+    return shlex.join(masked)[:LONGEST]
 
 
 def mask_word(word: str) -> str:
-    """A word of a command line; of several overrides in one word each is looked at."""
+    """Masks a word of a command line. If a word contains several overrides, each of them is masked separately."""
     if re.search(r"\s", word) and "=" in word:
         with contextlib.suppress(ValueError):
             parts = shlex.split(word)

@@ -1,11 +1,11 @@
-"""The same run again, from what was tracked of it: its config, in a new folder and as a new run.
+"""Starts a new run with the config of a tracked run, in a new folder.
 
     python -m scaleflow.rerun RUN_ID
     python -m scaleflow.rerun RUN_ID training.epochs=40 model=cnn
     python -m scaleflow.rerun RUN_ID --config-dir my_conf --trust my_models
 
-The run is looked for in `tracking.uri=...`, else MLFLOW_TRACKING_URI, else sqlite:///mlflow.db. Its checkpoints
-are left alone. What a tracked config may name of code, files and addresses is in `trust.py`.
+The run is looked up in `tracking.uri=...`, else MLFLOW_TRACKING_URI, else sqlite:///mlflow.db. Its checkpoints are not
+used or changed. `config/trust.py` says which code, files and addresses a tracked config may name.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from scaleflow.errors import ConfigError
 from scaleflow.launcher.resume import RUN_ID
 from scaleflow.tracking.tracked_runs import choose_store, find_run
 
-#: The tag of the new run.
+#: The tag of the new run that names the tracked run.
 TAG = "scaleflow.rerun_of"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; gives its exit code, as `python -m scaleflow` does."""
+    """Runs one command; returns its exit code, which means the same as that of `python -m scaleflow`."""
     try:
         words = parse_command(argument_parser("scaleflow.rerun", __doc__), argv)
         store = choose_store(find_store_options(words))
-        _, past = find_run(words.run_id, store)
-        made = reuse_config(past.config, past.params, words)
-        if made.config.tracking.name == "mlflow" and made.config.tracking.uri is None:
-            made.config.tracking.uri = store.uri
-        print(f"again: {to_printable(past.name)}  ({past.run_id})", flush=True)
-        return launch_config(made, words.overrides, tags={TAG: past.run_id})[0]
+        _, tracked = find_run(words.run_id, store)
+        composed = reuse_config(tracked.config, tracked.params, words)
+        if composed.config.tracking.name == "mlflow" and composed.config.tracking.uri is None:
+            composed.config.tracking.uri = store.uri
+        print(f"again: {to_printable(tracked.name)}  ({tracked.run_id})", flush=True)
+        return launch_config(composed, words.overrides, tags={TAG: tracked.run_id})[0]
     except ConfigError as refusal:
         return refuse(str(refusal))
 
 
 def argument_parser(name: str, about: str | None) -> argparse.ArgumentParser:
-    """The words that commands about a tracked run take."""
+    """Makes the parser of a command about a tracked run."""
     parser = argparse.ArgumentParser(
         prog=f"python -m {name}",
         description=about,

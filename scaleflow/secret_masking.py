@@ -1,9 +1,8 @@
-"""Secrets are masked before anything is written or shown: in config files, params, tags, events, logs.
+"""Masks secrets in everything that is written or shown: config files, params, tags, events, logs.
 
-What is one is known by its key (`password`, `hf_token`, `api_key`), by where it comes from (`${secret:NAME}`, or
-`${oc.env:NAME}` of a variable with such a name, and every such variable there is), by where it stands (the credentials
-of a URI), or by its looks (the tokens that big services hand out). A value that was once known to be a secret is masked
-wherever it turns up.
+A value is a secret because of its key (`password`, `hf_token`, `api_key`), its source (`${secret:NAME}`,
+`${oc.env:NAME}`, or any environment variable with such a name), its position (the credentials in a URI), or its format
+(tokens of well-known services). Once a value is known to be a secret, it is masked wherever it occurs.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _WORDS = (
 )
 _SECRET_KEY = re.compile(rf"(?:^|[_\W])(?P<word>{_WORDS})s?$", re.I)
 
-#: Tokens of text, and counts of them.
+#: Keys of text tokens, and of their counts, which are no secrets.
 _OF_TEXT = re.compile(
     r"(?:^|[_\W])(?:oov|pad|padding|mask|unk|unknown|bos|eos|cls|sep|start|end|special|stop|max|min|num|n|vocab)"
     r"_?tokens?$",
@@ -33,17 +32,18 @@ _OF_TEXT = re.compile(
 )
 _NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?|true|false|null", re.I)
 
-# Those that begin with any number of characters begin where these do: else a long word takes its length squared.
+# A pattern that starts with a repetition has a lookbehind, so that a search in a long word is not quadratic.
 _USER_IN_URI = re.compile(r"(?<![\w+.-])(?P<scheme>[a-z][\w+.-]*://)(?P<user>[^/\s]*)@", re.I)
 _SIGNED = re.compile(r"(?P<key>[?&](?:sig|signature|x-amz-[\w-]+|x-goog-[\w-]+|awsaccesskeyid)=)[^&\s'\"]+", re.I)
 _VALUE = r"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'"
 #: `password=sesame` in a text.
 _ASSIGNED = re.compile(
-    rf"(?<![\w.+~@-])(?P<key>[\w.+~@-]*(?:{_WORDS})s?)=(?P<value>{_VALUE}|[^\s&;,'\")\]}}]*[^\s&;,:'\")\]}}])", re.I
+    rf"(?P<lead>(?<![\w.+~@-])(?P<key>[\w.+~@-]*(?:{_WORDS})s?)=)(?P<value>{_VALUE}|[^\s&;,'\")\]}}]*[^\s&;,:'\")\]}}])",
+    re.I,
 )
-#: `{password: sesame}` as it is typed, and `{'password': 'sesame'}` as Python and JSON show it.
+#: `{password: sesame}` as in an override, and `{'password': 'sesame'}` as in Python and JSON.
 _INSIDE = re.compile(
-    rf"(?P<lead>(?:(?<!\$)\{{|,)\s*['\"]?)(?P<key>[\w.-]*(?:{_WORDS})s?)(?P<colon>['\"]?\s*:\s*)(?P<value>{_VALUE}|[^,}}\]]+)",
+    rf"(?P<lead>(?:(?<!\$)\{{|,)\s*['\"]?(?P<key>[\w.-]*(?:{_WORDS})s?)['\"]?\s*:\s*)(?P<value>{_VALUE}|[^,}}\]]+)",
     re.I,
 )
 _BEARER = re.compile(r"(?P<kind>\b(?:bearer|basic)\s+)[\w.~+/-]{8,}=*", re.I)
@@ -53,12 +53,12 @@ _LOOKS = re.compile(
     r"|xox[abprs]-[\w-]{10,}|dapi[0-9a-f]{32}|AIza[\w-]{30,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*)",
     re.S,
 )
-#: Under the key `key`, which may be that of a column.
+#: A random string. A value of the key `key` is a secret only if it matches, since `key` may also name a column.
 _RANDOM = re.compile(r"(?=[^\d]*\d)(?=[^A-Za-z]*[A-Za-z])[A-Za-z0-9_+=-]{20,}")
-#: What a config takes from the environment.
+#: An interpolation that reads an environment variable.
 _FROM_ENVIRONMENT = re.compile(r"\$\{\s*(?P<way>secret|oc\.env)\s*:\s*(?P<name>\w+)\s*(?:,(?P<default>[^}]*))?\}")
 
-#: Shorter ones are masked where they are known by their key, and not wherever they turn up.
+#: Shorter secrets are masked only under their own key, not wherever they occur.
 SHORTEST = 4
 SHORTEST_OF_ENVIRONMENT = 8
 
@@ -66,25 +66,25 @@ _known: set[str] = set()
 
 
 # ---------------------------------------------------------------------------------------------
-# What is a secret
+# Detection
 # ---------------------------------------------------------------------------------------------
 
 
 def is_secret(key: str, value: object = "") -> bool:
-    """Whether a key says that what is under it is one: `api_key`, `dbPassword`; not `max_tokens` nor `key_dim`."""
+    """Tells whether a key's value is a secret: for `api_key` and `dbPassword`, not for `max_tokens` or `key_dim`."""
     key = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key)
-    found = _SECRET_KEY.search(key)
-    if found is None:
+    match = _SECRET_KEY.search(key)
+    if match is None:
         is_key = re.search(r"(?:^|\W)key$", key, re.I) is not None
         return is_key and isinstance(value, str) and _RANDOM.fullmatch(value) is not None
-    if found["word"].lower() == "token":
+    if match["word"].lower() == "token":
         is_number = isinstance(value, int | float) or (isinstance(value, str) and _NUMBER.fullmatch(value))
         return not (is_number or _OF_TEXT.search(key))
     return True
 
 
 def remember_secrets(values: Iterable[str]) -> None:
-    """Values that are masked from now on, wherever they turn up in this process."""
+    """Has this process mask values from now on wherever they occur, except short strings and numbers."""
     new = {value for value in values if len(value) >= SHORTEST and not _NUMBER.fullmatch(value) and value != MASK}
     if not new <= _known:
         _known.update(new)
@@ -92,25 +92,25 @@ def remember_secrets(values: Iterable[str]) -> None:
 
 
 def known_in(text: str) -> list[str]:
-    """The known secrets that a JSON text holds, for the process that gets this text. Not to be written anywhere."""
+    """Returns the known secrets in a JSON text, for the process that receives it. Never write the result to a file."""
     return sorted(value for value in _known if json.dumps(value)[1:-1] in text)
 
 
 def find_secrets(raw: Any, plain: Any, key: str = "") -> Iterator[str]:
-    """The secrets of a config.
+    """Yields the secrets in a config.
 
     Args:
-        raw: with its interpolations, as plain containers.
-        plain: the same, resolved.
-        key: the last part of the key that it is under.
+        raw: the config with its interpolations, as plain containers.
+        plain: the same config, resolved.
+        key: the last part of the key of this value.
     """
     if isinstance(plain, Mapping):
         for name, value in plain.items():
             yield from find_secrets(raw.get(name) if isinstance(raw, Mapping) else None, value, str(name))
     elif isinstance(plain, list | tuple):
-        others = raw if isinstance(raw, list | tuple) and len(raw) == len(plain) else [None] * len(plain)
-        for one, value in zip(others, plain, strict=True):
-            yield from find_secrets(one, value, key)
+        raw_items = raw if isinstance(raw, list | tuple) and len(raw) == len(plain) else [None] * len(plain)
+        for raw_item, value in zip(raw_items, plain, strict=True):
+            yield from find_secrets(raw_item, value, key)
     elif plain is not None:
         if is_secret(key, plain):
             yield str(plain)
@@ -118,28 +118,28 @@ def find_secrets(raw: Any, plain: Any, key: str = "") -> Iterator[str]:
 
 
 def find_secrets_in_text(raw: str, plain: str) -> Iterator[str]:
-    """What a text takes from the environment, and the password of a URI."""
-    for found in _FROM_ENVIRONMENT.finditer(raw):
-        if found["way"] == "secret" or is_secret(found["name"]):
-            yield os.environ.get(found["name"]) or (found["default"] or "").strip(" '\"")
-    for found in _USER_IN_URI.finditer(plain):
-        yield found["user"].partition(":")[2]
+    """Yields the secrets that `raw` reads from the environment, and the passwords of URIs in `plain`."""
+    for match in _FROM_ENVIRONMENT.finditer(raw):
+        if match["way"] == "secret" or is_secret(match["name"]):
+            yield os.environ.get(match["name"]) or (match["default"] or "").strip(" '\"")
+    for match in _USER_IN_URI.finditer(plain):
+        yield match["user"].partition(":")[2]
 
 
 def find_typed_secrets(words: Sequence[str]) -> Iterator[str]:
-    """The secrets among overrides, as they were typed."""
+    """Yields the secrets in overrides."""
     for word in words:
         key, _, value = word.partition("=")
         if is_secret(key, value):
             yield from (value, *(part.strip(" '\"") for part in value.strip("[]").split(",")))
-        for found in _INSIDE.finditer(value):
-            if is_secret(found["key"], found["value"]):
-                yield found["value"].strip(" '\"")
+        for match in _INSIDE.finditer(value):
+            if is_secret(match["key"], match["value"]):
+                yield match["value"].strip(" '\"")
         yield from find_secrets_in_text(word, word)
 
 
 def find_environment_secrets() -> Iterator[str]:
-    """The values of variables whose names say that they are secrets."""
+    """Yields the values of environment variables whose names mark them as secrets, except short ones and paths."""
     for name, value in os.environ.items():
         if is_secret(name, value) and len(value) >= SHORTEST_OF_ENVIRONMENT and not is_path(value):
             yield value
@@ -153,7 +153,7 @@ def is_path(text: str) -> bool:
 
 
 def resolve_secret(name: str) -> str:
-    """`${secret:NAME}` in a config: a variable of the environment, masked wherever its value turns up."""
+    """Resolves `${secret:NAME}` to an environment variable, whose value is masked from now on."""
     if name not in os.environ:
         raise KeyError(f"the environment variable {name} is not set")
     remember_secrets([os.environ[name]])
@@ -161,7 +161,7 @@ def resolve_secret(name: str) -> str:
 
 
 def register_resolver() -> None:
-    """Teaches OmegaConf `${secret:NAME}`."""
+    """Registers `${secret:NAME}` with OmegaConf."""
     from omegaconf import OmegaConf
 
     OmegaConf.register_new_resolver("secret", resolve_secret, replace=True)
@@ -173,7 +173,7 @@ def register_resolver() -> None:
 
 
 def mask_secrets(value: Any, key: str = "") -> Any:
-    """A copy of a config, or of a text, in which what is a secret reads `****`."""
+    """Returns a copy of a config or a text with each secret replaced by `****`."""
     if isinstance(value, Mapping):
         return {k: mask_secrets(v, str(k)) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -184,45 +184,44 @@ def mask_secrets(value: Any, key: str = "") -> Any:
 
 
 def is_interpolation(value: object) -> bool:
-    """Whether it only says where in the environment a value is; that is kept, so that it is found there again."""
-    found = _FROM_ENVIRONMENT.fullmatch(value) if isinstance(value, str) else None
-    return found is not None and found["default"] is None
+    """Tells whether a value only refers to an environment variable; it stays readable, so that it can be resolved."""
+    match = _FROM_ENVIRONMENT.fullmatch(value) if isinstance(value, str) else None
+    return match is not None and match["default"] is None
 
 
 def mask_text(text: str) -> str:
-    """A text without what in it is a secret by its place or its looks, or is known to be one."""
-    if turning_up := _compile_known():
-        text = turning_up.sub(MASK, text)
+    """Masks the known secrets in a text, and those that it shows by their position or format."""
+    if known := _compile_known():
+        text = known.sub(MASK, text)
     text = _USER_IN_URI.sub(rf"\g<scheme>{MASK}@", text)
     text = _SIGNED.sub(rf"\g<key>{MASK}", text)
     text = _LOOKS.sub(MASK, _BEARER.sub(rf"\g<kind>{MASK}", text))
-    text = _FROM_ENVIRONMENT.sub(_without_default, text)
-    text = _ASSIGNED.sub(lambda found: _cover(found, f"{found['key']}="), text)
-    return _INSIDE.sub(lambda found: _cover(found, found["lead"] + found["key"] + found["colon"]), text)
+    text = _FROM_ENVIRONMENT.sub(_mask_default, text)
+    return _INSIDE.sub(_mask_value, _ASSIGNED.sub(_mask_value, text))
 
 
 def mask_override(override: str) -> str:
-    """An override as it was typed, its value masked where `mask_secrets` would."""
+    """Masks the value of an override; see `mask_secrets`."""
     key, equals, value = override.partition("=")
     if not equals:
         return mask_text(override)
     return f"{key}={mask_secrets(value, key.lstrip('+~').rpartition('.')[2])}"
 
 
-def _cover(found: re.Match[str], lead: str) -> str:
-    is_one = is_secret(found["key"], found["value"].strip("'\"")) and not found["value"].startswith("${")
-    return lead + MASK if is_one else found[0]
+def _mask_value(match: re.Match[str]) -> str:
+    must_mask = is_secret(match["key"], match["value"].strip("'\"")) and not match["value"].startswith("${")
+    return match["lead"] + MASK if must_mask else match[0]
 
 
-def _without_default(found: re.Match[str]) -> str:
-    if found["default"] is None or not (found["way"] == "secret" or is_secret(found["name"])):
-        return found[0]
-    return f"${{{found['way']}:{found['name']},{MASK}}}"
+def _mask_default(match: re.Match[str]) -> str:
+    if match["default"] is None or not (match["way"] == "secret" or is_secret(match["name"])):
+        return match[0]
+    return f"${{{match['way']}:{match['name']},{MASK}}}"
 
 
 @functools.cache
 def _compile_known() -> re.Pattern[str] | None:
-    """Finds every known secret, also as JSON, Python, a URI or a traceback, line by line, would show it."""
+    """Returns a pattern of all known secrets, also as escaped by JSON, Python or a URI, and of their single lines."""
     forms: set[str] = set()
     for value in _known:
         lines = [line for line in value.splitlines() if len(line) >= SHORTEST_OF_ENVIRONMENT]
@@ -232,7 +231,7 @@ def _compile_known() -> re.Pattern[str] | None:
 
 
 class MaskedStream:
-    """A stream that what is written to goes through with its secrets masked, a piece at a time."""
+    """A stream that masks secrets in each piece of text that is written to it."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -1,4 +1,4 @@
-"""For tests of your own datasets, models and training steps: seconds, no store, no worker process.
+"""Tests your own datasets, models and training steps in seconds, without a store or worker processes.
 
     from scaleflow.interfaces import Inputs, Outputs
     from scaleflow.testing import check_dataset, check_model, check_step, one_step
@@ -10,9 +10,8 @@
         events = one_step("dataset=mine", "model=mine", config_dir="my_conf")
         assert events.last("train/loss") < 1.0
 
-What is wrong is raised as `scaleflow.ConfigError`, in the words in which a run would refuse it. TensorFlow is used in
-this
-very process: what is set up once in a process (devices, threads) stays.
+Errors are raised as `scaleflow.ConfigError`, with the message that a run would show. TensorFlow runs in this process,
+so settings that can be made only once per process (devices, threads) remain.
 """
 
 from __future__ import annotations
@@ -28,39 +27,40 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scaleflow.errors import ConfigError
-from scaleflow.events import Event, EventReader
+from scaleflow.events import Event, to_fields
 from scaleflow.interfaces import Arrays, Batching, Dataset, Inputs, Outputs, Source, Target
+from scaleflow.runs import EventReader, RunFolder
 
 if TYPE_CHECKING:
     import keras
 
-#: Examples to a batch in what is tried here.
+#: Examples per batch in these tests.
 BATCH = 4
 
 WORDS = ("a", "few", "words", "of", "text", "")
 
 
 class Events:
-    """What a worker tells, kept in memory: an `Emit` for tests, and a reader of what a run has told.
+    """A list of events in memory: an `Emit` for tests, and a reader of a run's events.
 
     Attributes:
-        all: the events, in their order.
+        all: the events, in order, as `events.jsonl` has them.
     """
 
-    def __init__(self, events: Sequence[Event] = ()) -> None:
-        self.all: list[Event] = list(events)
+    def __init__(self, events: Sequence[Mapping[str, Any]] = ()) -> None:
+        self.all: list[Mapping[str, Any]] = list(events)
 
-    def __call__(self, event: str, /, **fields: Any) -> None:
-        self.all.append({"event": event, **fields})
+    def __call__(self, event: Event) -> None:
+        self.all.append(to_fields(event))
 
     @classmethod
     def of(cls, folder: str | Path) -> Events:
-        """Those of a run's folder."""
-        return cls(list(EventReader(Path(folder, "events.jsonl")).read()))
+        """Reads the events in a run's folder."""
+        return cls([to_fields(event) for event in EventReader(RunFolder(Path(folder)).events).read()])
 
-    def named(self, event: str) -> list[Event]:
-        """All of one kind: `metrics`, `note`, `artifact`."""
-        return [each for each in self.all if each["event"] == event]
+    def named(self, event: str) -> list[Mapping[str, Any]]:
+        """Returns all events of one kind: `metrics`, `note`, `artifact`."""
+        return [entry for entry in self.all if entry["event"] == event]
 
     @property
     def notes(self) -> list[str]:
@@ -68,37 +68,37 @@ class Events:
 
     @property
     def params(self) -> Mapping[str, str]:
-        """As a store would get them."""
+        """The params that a store would get."""
         return {key: value for event in self.named("ready") for key, value in event["params"].items()}
 
     @property
     def status(self) -> str | None:
-        """How it ended; None where it has not."""
+        """The status with which the run ended; None if it has not ended."""
         return next((event["status"] for event in reversed(self.named("end"))), None)
 
     def history(self, metric: str) -> list[tuple[int, float]]:
-        """(step, value) of a metric's points."""
-        found = [event for event in self.named("metrics") if metric in event["values"]]
-        return [(event["step"], event["values"][metric]) for event in found]
+        """Returns (step, value) of a metric's points."""
+        events = [event for event in self.named("metrics") if metric in event["values"]]
+        return [(event["step"], event["values"][metric]) for event in events]
 
     def last(self, metric: str) -> float:
-        """A metric's last value; a KeyError names those that there are."""
+        """Returns a metric's last value. A KeyError names the existing metrics."""
         points = self.history(metric)
         if not points:
-            there = sorted({key for event in self.named("metrics") for key in event["values"]})
-            raise KeyError(f"{metric}; there is {', '.join(there)}")
+            existing = sorted({key for event in self.named("metrics") for key in event["values"]})
+            raise KeyError(f"{metric}; there is {', '.join(existing)}")
         return points[-1][1]
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What a dataset was found to be.
+    """The properties of a checked dataset.
 
     Attributes:
-        counts: examples of each of the splits train, validation and test; at most `limit` of a split are read.
-        inputs: what a model is built for, behind the preprocessing.
-        outputs: what it has to return.
-        batch: (inputs, targets) of the first batch as a model gets it.
+        counts: number of examples in each of the splits train, validation and test, at most `limit`.
+        inputs: shape and dtype of a model's inputs, after preprocessing.
+        outputs: kind and shape of a model's outputs.
+        batch: (inputs, targets) of the first batch that a model gets.
     """
 
     counts: Mapping[str, int]
@@ -108,12 +108,12 @@ class Checked:
 
 
 class Tiny:
-    """A dataset in memory whose targets follow from its inputs, for a model's or a step's test.
+    """A dataset in memory for tests of a model or a step. Its targets are a function of its inputs.
 
     Args:
-        inputs: float32, uint8, int32 or string.
-        outputs: what the targets are of.
-        examples: of the training split; the test split has a quarter of them.
+        inputs: float32, uint8, int32 or string; default four float32 numbers.
+        outputs: kind and shape of the targets; default three classes.
+        examples: examples of the training split; the test split has a quarter of that number.
     """
 
     splits = ("train", "test")
@@ -130,7 +130,7 @@ class Tiny:
 
 
 def made_up(inputs: Inputs, count: int, seed: int = 0) -> np.ndarray[Any, Any]:
-    """Inputs [count, *shape] of a dtype, the same ones for a seed."""
+    """Returns random inputs [count, *shape] of the inputs' dtype, which depend only on the seed."""
     random = np.random.default_rng(seed)
     shape = (count, *inputs.shape)
     if inputs.dtype == "string":
@@ -142,44 +142,44 @@ def made_up(inputs: Inputs, count: int, seed: int = 0) -> np.ndarray[Any, Any]:
 
 
 def targets_for(x: np.ndarray[Any, Any], outputs: Outputs) -> np.ndarray[Any, Any]:
-    """Targets that can be learned: of the mean of the inputs (of text, of its length)."""
+    """Returns learnable targets: they depend on the rank of each example's mean (for text, of its mean length)."""
     numbers = np.char.str_len(x) if x.dtype.kind == "U" else x
     means = np.reshape(numbers, [len(x), -1]).astype("float64").mean(axis=1)
-    places = np.argsort(np.argsort(means)) / max(1, len(x))
+    ranks = np.argsort(np.argsort(means)) / max(1, len(x))
     if outputs.kind == "classification":
-        return (places * outputs.shape[-1]).astype("int64")
-    wide = np.broadcast_to(places.reshape([len(x)] + [1] * len(outputs.shape)), (len(x), *outputs.shape))
-    return (wide if outputs.kind == "regression" else wide >= 0.5).astype("float32")
+        return (ranks * outputs.shape[-1]).astype("int64")
+    targets = np.broadcast_to(ranks.reshape([len(x)] + [1] * len(outputs.shape)), (len(x), *outputs.shape))
+    return (targets if outputs.kind == "regression" else targets >= 0.5).astype("float32")
 
 
 def check_dataset(source: Source, limit: int = 64, options: Dataset | None = None) -> Checked:
-    """Reads a few examples of a dataset as a run would, twice.
+    """Reads a few examples of a dataset twice, as a run would.
 
     Args:
-        source: an object of your class.
-        limit: examples of each split.
-        options: as the config's group `dataset`; its `limit` counts then.
+        source: an instance of your class.
+        limit: examples per split.
+        options: options of the config group `dataset`; they replace `limit`.
 
     Raises:
-        ConfigError: if it does not keep the contract `scaleflow.interfaces.Source`; if loading it again gives other
-            examples, which each worker of several has to see alike; or if an input or a target is not finite.
+        ConfigError: if the source violates the contract `scaleflow.interfaces.Source`; if a second load gives other
+            examples, since all workers must see the same ones; or if an input or a target is not finite.
     """
     import tensorflow as tf
 
     from scaleflow import dataset
 
-    chosen = options or Dataset(Target("dataset", type(source).__name__), limit=limit, validation=None)
-    splits, again = (dataset.prepare_splits(source, chosen, 0) for _ in range(2))
-    for name, look in splits.fingerprints.items():
-        if look != again.fingerprints[name]:
+    dataset_options = options or Dataset(Target("dataset", type(source).__name__), limit=limit, validation=None)
+    splits, again = (dataset.prepare_splits(source, dataset_options, 0) for _ in range(2))
+    for name, fingerprint in splits.fingerprints.items():
+        if fingerprint != again.fingerprints[name]:
             raise ConfigError(
                 f"dataset: load({name!r}) gives other examples when it is called again; seed what is random"
             )
     feed = functools.partial(dataset.make_feed, transform=splits.transform)
     first: tuple[Any, Any] | None = None
     for name, examples in splits.by_name().items():
-        size = Batching(min(BATCH, len(examples)), 1, 1)
-        batches = feed(examples, size, tf.distribute.get_strategy()).batches(1, size.steps(len(examples)))
+        batching = Batching(min(BATCH, len(examples)), 1, 1)
+        batches = feed(examples, batching, tf.distribute.get_strategy()).batches(1, batching.steps(len(examples)))
         for x, y, _ in batches.as_numpy_iterator():
             refuse_not_finite(name, x, y)
             first = first or (x, y)
@@ -196,20 +196,20 @@ def refuse_not_finite(split: str, *batch: np.ndarray[Any, Any]) -> None:
 def check_model(
     factory: Callable[..., Any], inputs: Inputs | None = None, outputs: Outputs | None = None, **arguments: Any
 ) -> keras.Model:
-    """Builds a model as a run would, and uses, trains and exports it on made-up inputs.
+    """Builds a model as a run would, then calls it on random inputs, computes gradients and exports it.
 
     Args:
         factory: (inputs, outputs, **arguments) -> a Keras model.
-        inputs, outputs: what a dataset would say; four numbers and three classes where they are left out.
-        arguments: as those beside `_target_`.
+        inputs, outputs: the dataset's; default four numbers and three classes.
+        arguments: the factory's arguments, as next to `_target_` in the config.
 
     Returns:
         The model.
 
     Raises:
-        ConfigError: if it does not take the inputs or returns another shape, if a trainable weight has no influence on
-            what it returns, or if its outputs are not finite.
-        ExportError: if the saved model does not do what this one does.
+        ConfigError: if the model does not accept the inputs, returns another shape, has a trainable weight without
+            influence on its outputs, or returns NaN or Inf.
+        ExportError: if the saved model behaves differently.
     """
     import keras
     import tensorflow as tf
@@ -217,23 +217,24 @@ def check_model(
     from scaleflow import model
     from scaleflow.config.targets import check_arguments
 
-    takes, returns = inputs or Inputs((4,)), outputs or Outputs("classification", (3,))
+    source = Tiny(inputs, outputs)
     name = getattr(factory, "__name__", "the factory")
     check_arguments(Target("model", name, arguments), factory, 2, dict(arguments))
-    made: keras.Model = model.make_model(functools.partial(factory, **arguments), takes, returns)
-    batch = made_up(takes, BATCH)
+    net: keras.Model = model.make_model(functools.partial(factory, **arguments), source.inputs, source.outputs)
+    batch = made_up(source.inputs, BATCH)
     with tf.GradientTape() as tape:
-        found = made(tf.constant(batch), training=True)
-        total = tf.reduce_sum(found)
-    if not np.isfinite(found.numpy()).all():
+        result = net(tf.constant(batch), training=True)
+        total = tf.reduce_sum(result)
+    if not np.isfinite(result.numpy()).all():
         raise ConfigError(f"model: {name} returns NaN or Inf")
-    gradients = tape.gradient(total, [variable.value for variable in made.trainable_variables])
-    idle = [v.path for v, gradient in zip(made.trainable_variables, gradients, strict=True) if gradient is None]
-    if idle:
-        raise ConfigError(f"model: {', '.join(idle)} of {name} have no influence on what it returns")
+    gradients = tape.gradient(total, [variable.value for variable in net.trainable_variables])
+    unused = [v.path for v, gradient in zip(net.trainable_variables, gradients, strict=True) if gradient is None]
+    if unused:
+        raise ConfigError(f"model: {', '.join(unused)} of {name} have no influence on what it returns")
     with tempfile.TemporaryDirectory() as folder:
-        model.write_model(made, takes, returns, batch, keras.config.dtype_policy().name, Path(folder, "model"))
-    return made
+        policy = keras.config.dtype_policy().name
+        model.write_model(net, source.inputs, source.outputs, batch, policy, Path(folder, "model"))
+    return net
 
 
 def check_step(
@@ -243,22 +244,21 @@ def check_step(
     outputs: Outputs | None = None,
     **arguments: Any,
 ) -> float:
-    """Calls a training step's function on a tiny batch, and again with padding.
+    """Calls a training step's function on a small batch, and again with padding.
 
     Args:
-        step: (model, batch, weights, **arguments) -> (loss, outputs). A class that applies its own optimizers needs all
-            that is around it: `one_step("training.step={_target_: my_steps.Mine}")`.
-        factory: of the model; one dense layer where it is left out.
-        inputs, outputs: what a dataset would say; four numbers and three classes where they are left out.
-        arguments: as those beside `_target_`.
+        step: (model, batch, weights, **arguments) -> (loss, outputs). A class, which applies its own optimizers, needs
+            a whole run instead: `one_step("training.step={_target_: my_steps.Mine}")`.
+        factory: the model's factory; default one dense layer.
+        inputs, outputs: the dataset's; default four numbers and three classes.
+        arguments: the step's arguments, as next to `_target_` in the config.
 
     Returns:
         The loss.
 
     Raises:
-        ConfigError: if it does not return a scalar loss and outputs, if the loss is not finite, has no gradient, or
-        changes
-            with examples whose weight is 0: they are padding.
+        ConfigError: if the step does not return a scalar loss and outputs, or if the loss is not finite, has no
+            gradient, or changes when examples of weight 0 (padding) are added.
     """
     import tensorflow as tf
 
@@ -274,14 +274,14 @@ def check_step(
     check_arguments(Target("training.step", name, arguments), step, 3, dict(arguments))
     source = Tiny(inputs, outputs, BATCH)
     net = model.make_model(factory or functools.partial(build, units=[]), source.inputs, source.outputs)
-    whole = training.add_checks(functools.partial(step, **arguments), name, source.outputs)
+    checked_step = training.add_checks(functools.partial(step, **arguments), name, source.outputs)
     examples = source.load("train")
     x, y = examples.inputs, examples.targets
 
     @tf.function(autograph=False)
     def loss_of(x: Any, y: Any, weights: Any) -> Any:
         with tf.GradientTape() as tape:
-            loss, _ = whole(net, (x, y), weights)
+            loss, _ = checked_step(net, (x, y), weights)
         return loss, tape.gradient(loss, [variable.value for variable in net.trainable_variables])
 
     weights = np.full([BATCH], 1 / BATCH, "float32")
@@ -290,15 +290,15 @@ def check_step(
         raise ConfigError(f"training.step: the loss of {name} is {float(loss)}")
     if all(gradient is None for gradient in gradients):
         raise ConfigError(f"training.step: the loss of {name} does not depend on the model's weights")
-    for padding in (slice(0, 1), slice(-1, None)):  # one alone may have just the loss that the others have
-        padded_x, padded_y = (tf.constant(np.concatenate([each, each[padding]])) for each in (x, y))
+    for padding in (slice(0, 1), slice(-1, None)):  # a single example may happen to have the mean loss
+        padded_x, padded_y = (tf.constant(np.concatenate([array, array[padding]])) for array in (x, y))
         padded, _ = loss_of(padded_x, padded_y, np.append(weights, np.float32(0)))
         check_padded(name, float(loss), float(padded))
     return float(loss)
 
 
 def check_padded(name: str, loss: float, padded: float) -> None:
-    """Refuses a step whose loss is another one with an example that does not count."""
+    """Raises ConfigError if an example of weight 0 changes the loss."""
     if abs(loss - padded) > 1e-4 * max(1.0, abs(loss)):
         raise ConfigError(
             f"training.step: with an example of weight 0, padding, the loss of {name} is {padded:.6g}, not {loss:.6g}; "
@@ -307,24 +307,24 @@ def check_padded(name: str, loss: float, padded: float) -> None:
 
 
 def one_step(*overrides: str, config_dir: str | Path | Sequence[str | Path] = ()) -> Events:
-    """Builds a config's run whole and takes one step of everything: training, validation, test, export.
+    """Runs a complete config for one step each of training, validation and test, and exports the model.
 
     Args:
-        overrides: as on the command line.
-        config_dir: a folder, or several, with options of your own.
+        overrides: overrides as on the command line.
+        config_dir: one or more folders with your own config options.
 
     Returns:
-        What the worker has told.
+        The worker's events.
 
     Raises:
-        ConfigError: if it cannot work.
+        ConfigError: if the config cannot work.
         RunFailed: if the step fails.
     """
     from scaleflow.api import run
 
-    alone = ("tracking=none", "checkpoint=none", "debug=fast", "debug.inline=true")
+    fixed = ("tracking=none", "checkpoint=none", "debug=fast", "debug.inline=true")
     with tempfile.TemporaryDirectory() as folder:
-        result = run(*overrides, *alone, config_dir=config_dir, folder=Path(folder, "run"))
+        result = run(*overrides, *fixed, config_dir=config_dir, folder=Path(folder, "run"))
         return Events.of(result.folder)
 
 

@@ -21,8 +21,8 @@ from omegaconf import OmegaConf
 from scaleflow.cluster.kubernetes import INDEX, JOB, PODS
 from scaleflow.cluster.tpu import VARIABLES
 from scaleflow.command import quote_nan_option
-from scaleflow.config.plan import make_plan
 from scaleflow.interfaces import Plan
+from scaleflow.launcher.prepare import make_plan
 from scaleflow.launcher.worker_process import SERVER
 from tests.processes import ADDRESS, SESSION, CommandProcess, call, empty_store_of, run_server, server
 from tests.tiers import mark_slow_cases

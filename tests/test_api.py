@@ -16,7 +16,7 @@ from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf
 
 import scaleflow
-from scaleflow.errors import RunError
+from scaleflow.errors import ConfigError, RunError
 from tests.conftest import Command
 
 SHORT = ("dataset.limit=100", "training.epochs=1", "debug=inline", "tracking=none", "hardware=cpu")
@@ -42,6 +42,7 @@ print(json.dumps([refused, result.run_id, result.status, str(result.folder), dic
 """
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard_trains_and_gets_the_result(command: Command) -> None:
     own = command.folder / "scripts"
     (own / "conf" / "model").mkdir(parents=True)
@@ -166,3 +167,16 @@ def test_a_run_that_failed_is_a_run_error() -> None:
     assert {"run", "compose"} <= set(dir(scaleflow))
     with pytest.raises(AttributeError, match="no attribute 'walk'"):
         scaleflow.walk  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.parametrize(("code", "raised"), [(130, KeyboardInterrupt), (143, SystemExit), (2, ConfigError)])
+def test_a_signal_before_the_run_is_ready_is_no_refusal(
+    monkeypatch: pytest.MonkeyPatch, code: int, raised: type[BaseException]
+) -> None:
+    def launch(*given: Any, refuse: Callable[[str], None]) -> tuple[int, Path]:
+        refuse("stopped by a signal")
+        return code, Path()
+
+    monkeypatch.setattr("scaleflow.api.launch_config", launch)
+    with pytest.raises(raised):
+        scaleflow.run("tracking=none")

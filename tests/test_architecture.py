@@ -1,8 +1,10 @@
+"""The structure of the package: who may import what, lazy imports inside functions included."""
+
 import ast
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -12,29 +14,28 @@ PACKAGE = ROOT / "scaleflow"
 CONF = ROOT / "conf"
 
 GROUPS_WITHOUT_TWIN = {"experiment", "debug", "hydra"}
-#: Subpackages that are no config group, each with those of them that it may import.
-LIVES = {
-    "config": set(),
-    "worker": {"config"},
-    "launcher": {"config", "worker"},
-    "sweep": {"config", "worker", "launcher"},
-    "doctor": {"config", "worker", "launcher"},
-}
-WORKERS_ROOMS = ("checkpoint", "strategy", "hardware", "precision", "dataset", "model", "optimizer", "training")
-#: The loader travels in each logged model; the probe is a process of the doctor's, which itself imports nothing heavy;
-#: the tracer is the worker's part of the profiler.
-WORKERS_FILES = {
-    "scaleflow.worker.build",
-    "scaleflow.worker.evaluate",
-    "scaleflow.testing",
-    "scaleflow.worker.main",
-    "scaleflow.tracking.loader",
+
+#: What every module may import.
+CONTRACTS = ("scaleflow.errors", "scaleflow.events", "interfaces")
+
+#: The layers above the config groups, from the lowest to the highest. Each may import those below it, and the groups.
+LAYERS = ("config", "runs", "worker", "launcher", "sweep")
+
+#: What the groups may import besides the contracts.
+GROUP_EXTRAS = {"tracking": {"scaleflow.secret_masking"}}
+
+#: Groups whose code runs in the worker, with TensorFlow.
+WORKER_GROUPS = ("checkpoint", "strategy", "hardware", "precision", "dataset", "model", "optimizer", "training")
+
+#: Other modules that import TensorFlow or Keras. The loader travels in each logged model; the probe is a process of the
+#: doctor's; the tracer is the worker's part of the profiler.
+WORKER_MODULES = {
     "scaleflow.doctor.tensorflow_probe",
     "scaleflow.profiler.tracer",
+    "scaleflow.testing",
+    "scaleflow.tracking.loader",
+    *(f"scaleflow.worker.{name}" for name in ("build", "evaluate", "export", "failures", "keras_import")),
 }
-LAUNCHERS_ROOMS = ("tracking",)
-ALLOWED_TO_GROUPS = {"scaleflow.interfaces", "scaleflow.errors"}
-ALLOWED_TO_TRACKING = ALLOWED_TO_GROUPS | {"scaleflow.secret_masking"}
 
 
 def name_of(path: Path) -> str:
@@ -50,7 +51,7 @@ SOURCES = {
 }
 TREES = {name: ast.parse(path.read_text(), str(path)) for name, path in SOURCES.items()}
 GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir() and any(path.rglob("*.yaml")))
-ROOMS = sorted({path.parent.name for path in PACKAGE.glob("*/__init__.py")} - {"conf"} - set(LIVES))
+GROUP_PACKAGES = sorted(set(GROUPS) - GROUPS_WITHOUT_TWIN - {"sweep"})
 
 
 def is_for_types(node: ast.AST) -> bool:
@@ -86,33 +87,108 @@ def top(names: set[str]) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
-def room_of(module: str) -> str:
+def package_of(module: str) -> str:
+    """`launcher` of `scaleflow.launcher.prepare`, and `scaleflow.api` of itself."""
     parts = module.split(".")
-    return parts[1] if len(parts) > 1 and parts[1] in ROOMS else ""
+    return parts[1] if len(parts) > 2 or (len(parts) == 2 and SOURCES[module].name == "__init__.py") else module
+
+
+def find_cycle(graph: Mapping[str, Collection[str]]) -> list[str]:
+    """The first cycle of a graph; empty if there is none."""
+    done: set[str] = set()
+
+    def walk(name: str, trail: tuple[str, ...]) -> list[str]:
+        if name in trail:
+            return [*trail[trail.index(name) :], name]
+        if name not in done:
+            for other in sorted(graph.get(name, ())):
+                if cycle := walk(other, (*trail, name)):
+                    return cycle
+            done.add(name)
+        return []
+
+    return next(filter(None, (walk(name, ()) for name in graph)), [])
 
 
 def test_the_modules_are_found() -> None:
     assert {"scaleflow.cli", "scaleflow.worker.main", "scaleflow.model.mlp"} <= set(SOURCES)
     assert "keras" in imported("scaleflow.model.mlp")
-    assert "keras" in imported("scaleflow.worker.main")
-    assert "keras" not in imported("scaleflow.worker.main", inside_functions=False)
-    assert "tensorflow" not in imported("scaleflow.interfaces")
+    assert "keras" in imported("scaleflow.worker.keras_import")
+    assert "keras" not in imported("scaleflow.worker.keras_import", inside_functions=False)
+    assert "tensorflow" not in imported("scaleflow.interfaces.training")
+    assert find_cycle({"a": ["b"], "b": ["c"], "c": ["b"]}) == ["b", "c", "b"]
 
 
-@pytest.mark.parametrize("module", SOURCES)
-def test_tensorflow_is_imported_in_the_workers_rooms_alone(module: str) -> None:
-    if room_of(module) in WORKERS_ROOMS or module in WORKERS_FILES:
-        return
-    assert not top(imported(module)) & {"tensorflow", "keras"}
+def test_no_cycle_between_modules() -> None:
+    assert find_cycle({name: imported(name) & set(SOURCES) - {name} for name in SOURCES}) == []
 
 
-@pytest.mark.parametrize("module", SOURCES)
-def test_mlflow_is_imported_in_tracking_alone(module: str) -> None:
-    if room_of(module) not in LAUNCHERS_ROOMS:
-        assert "mlflow" not in top(imported(module))
+def test_no_cycle_between_packages() -> None:
+    graph: dict[str, set[str]] = {}
+    for name in SOURCES:
+        others = {package_of(other) for other in imported(name) & set(SOURCES)}
+        graph.setdefault(package_of(name), set()).update(others - {package_of(name)})
+    assert find_cycle(graph) == []
 
 
-def test_the_worker_imports_nothing_heavy_before_it_is_told_what_to_do() -> None:
+@pytest.mark.parametrize("layer", LAYERS)
+def test_imports_point_downward(layer: str) -> None:
+    allowed = {*CONTRACTS, *GROUP_PACKAGES, *LAYERS[: LAYERS.index(layer) + 1]}
+    modules = [name for name in SOURCES if package_of(name) == layer]
+    others = {package_of(other) for name in modules for other in imported(name) & set(SOURCES)}
+    assert modules
+    assert {other for other in others - allowed if other in (*LAYERS, "doctor")} == set()
+    entry_points = ("api", "cli", "evaluate", "rerun", "sync", "table", "project", "testing")
+    assert others & {f"scaleflow.{name}" for name in entry_points} == set()
+
+
+@pytest.mark.parametrize("group", GROUP_PACKAGES)
+def test_a_group_imports_the_contracts_and_itself(group: str) -> None:
+    allowed = {*CONTRACTS, group, *GROUP_EXTRAS.get(group, ())}
+    modules = [name for name in SOURCES if package_of(name) == group]
+    assert modules
+    assert {package_of(other) for name in modules for other in imported(name) & set(SOURCES)} - allowed == set()
+
+
+def test_the_contracts_import_nothing_else() -> None:
+    for name in SOURCES:
+        if package_of(name) in CONTRACTS:
+            others = {package_of(other) for other in imported(name) if other in SOURCES}
+            assert others - {package_of(name)} == set(), name
+            assert "numpy" not in top(imported(name)), name
+
+
+def test_the_config_is_parsed_without_the_environment() -> None:
+    """What the environment says is looked up by `launcher/prepare.py`, and passed on."""
+    for name in SOURCES:
+        if package_of(name) == "config":
+            assert "os.environ" not in ast.unparse(TREES[name]), name
+            assert not top(imported(name)) & {"socket", "subprocess"}, name
+
+
+def test_only_the_folder_of_a_run_knows_the_names_of_its_files() -> None:
+    names = {"events.jsonl", "record.json", "config.yaml", "overrides.yaml", "environment.txt", "provenance.json"}
+    names |= {"run.lock", "record.lock", "sweep.lock", "sweep.json", "multirun.yaml", "traceback.txt"}
+    for name, tree in TREES.items():
+        if name in ("scaleflow.runs.folder", "scaleflow.project") or name.startswith("hydra_plugins"):
+            continue
+        written = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and node.value in names}
+        assert written == set(), name
+
+
+def test_tensorflow_is_imported_in_the_worker_only() -> None:
+    for name in SOURCES:
+        if package_of(name) not in WORKER_GROUPS and name not in WORKER_MODULES:
+            assert not top(imported(name)) & {"tensorflow", "keras"}, name
+
+
+def test_mlflow_is_imported_in_tracking_only() -> None:
+    for name in SOURCES:
+        if package_of(name) != "tracking":
+            assert "mlflow" not in top(imported(name)), name
+
+
+def test_the_worker_imports_nothing_heavy_before_it_has_its_spec() -> None:
     assert not top(imported("scaleflow.worker.main", inside_functions=False)) & {"tensorflow", "keras", "numpy"}
 
 
@@ -120,35 +196,8 @@ def test_the_loader_that_travels_with_a_model_needs_no_scaleflow() -> None:
     assert "scaleflow" not in top(imported("scaleflow.tracking.loader"))
 
 
-@pytest.mark.parametrize("module", [name for name in SOURCES if room_of(name)])
-def test_a_group_knows_the_contracts_the_errors_and_itself(module: str) -> None:
-    room = room_of(module)
-    allowed = ALLOWED_TO_TRACKING if room == "tracking" else ALLOWED_TO_GROUPS
-    own = f"scaleflow.{room}"
-    others = {name for name in imported(module) if name == "scaleflow" or name.startswith("scaleflow.")}
-    assert {name for name in others - allowed if name != own and not name.startswith(f"{own}.")} == set()
-
-
-@pytest.mark.parametrize("life", LIVES)
-def test_from_words_to_a_run_imports_go_one_way(life: str) -> None:
-    own = [name for name in SOURCES if name.startswith(f"scaleflow.{life}.")]
-    met = {other.split(".")[1] for name in own for other in imported(name) if other.count(".")}
-    assert own
-    assert met & set(LIVES) <= LIVES[life] | {life}
-
-
-@pytest.mark.parametrize("module", ["scaleflow.interfaces", "scaleflow.errors"])
-def test_the_contracts_and_the_errors_know_nothing_else(module: str) -> None:
-    assert "scaleflow" not in top(imported(module))
-
-
-@pytest.mark.parametrize("module", [name for name in SOURCES if name != "scaleflow.__main__"])
-def test_nothing_imports_the_command(module: str) -> None:
-    assert "scaleflow.cli" not in imported(module)
-
-
-def test_the_main_module_imports_the_command() -> None:
-    assert "scaleflow.cli" in imported("scaleflow.__main__")
+def test_only_the_main_module_imports_the_command() -> None:
+    assert [name for name in SOURCES if "scaleflow.cli" in imported(name)] == ["scaleflow.__main__"]
 
 
 def test_no_module_is_called_utils() -> None:
@@ -161,12 +210,8 @@ def test_a_config_group_has_a_subpackage_and_a_tests_folder(group: str) -> None:
     assert list((ROOT / "tests" / group).glob("test_*.py"))
 
 
-def test_a_subpackage_is_a_config_group() -> None:
-    assert set(ROOMS) == set(GROUPS) - GROUPS_WITHOUT_TWIN
-
-
-def test_every_group_is_in_a_room_that_the_rules_know() -> None:
-    assert set(ROOMS) <= {*WORKERS_ROOMS, *LAUNCHERS_ROOMS, "profiler", "cluster"}
+def test_every_group_is_known_to_these_rules() -> None:
+    assert set(GROUP_PACKAGES) == {*WORKER_GROUPS, "tracking", "profiler", "cluster"}
 
 
 def test_the_packages_listed_are_those_on_disk() -> None:
@@ -179,21 +224,6 @@ def test_the_packages_listed_are_those_on_disk() -> None:
 @pytest.mark.parametrize("folder", sorted({path.parent for path in SOURCES.values()}), ids=str)
 def test_every_folder_with_modules_is_a_package(folder: Path) -> None:
     assert (folder / "__init__.py").is_file()
-
-
-def test_the_modules_import_each_other_without_cycles() -> None:
-    graph = {name: imported(name, inside_functions=False) & set(SOURCES) - {name} for name in SOURCES}
-    done: set[str] = set()
-
-    def walk(name: str, trail: tuple[str, ...]) -> None:
-        assert name not in trail, " -> ".join((*trail[trail.index(name) :], name))
-        if name not in done:
-            for other in sorted(graph[name]):
-                walk(other, (*trail, name))
-            done.add(name)
-
-    for name in graph:
-        walk(name, ())
 
 
 @pytest.mark.parametrize(

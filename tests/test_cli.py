@@ -11,7 +11,8 @@ import pytest
 
 from scaleflow import cli
 from scaleflow.cli import main, move_flags_first, split_overrides
-from scaleflow.launcher import job
+from scaleflow.launcher import job, launch
+from scaleflow.launcher.prepare import PreparedRun
 from scaleflow.launcher.worker_process import SERVER
 from scaleflow.sweep import runner
 from tests.conftest import Command
@@ -48,13 +49,13 @@ def left_in(folder: Path) -> list[str]:
 
 @pytest.fixture
 def refused(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """`refused("training.epochs=0")`: what the command says in this process, where it must launch nothing."""
+    """`refused("training.epochs=0")`: what the command prints in this process, where it must start nothing."""
 
-    def launched(*arguments: Any) -> int:
-        raise AssertionError("launched")
+    def start(*arguments: Any) -> int:
+        raise AssertionError("started")
 
     def run(*words: str) -> str:
-        monkeypatch.setattr(job, "launch_run", launched)
+        monkeypatch.setattr(launch, "supervise_run", start)
         monkeypatch.setattr(sys, "argv", ["scaleflow"])
         try:
             code = main(words)
@@ -265,33 +266,36 @@ def test_cfg_shows_the_config_and_runs_nothing(
 def test_a_good_command_is_launched_once_with_its_plan_and_folder(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launched: list[tuple[Any, ...]] = []
+    runs: list[PreparedRun] = []
 
-    def launch(*arguments: Any) -> int:
-        launched.append(arguments)
+    def launch_run(run: PreparedRun) -> int:
+        runs.append(run)
         return 7
 
-    monkeypatch.setattr(job, "launch_run", launch)
+    monkeypatch.setattr(job, "launch_run", launch_run)
     monkeypatch.setattr(sys, "argv", ["scaleflow"])
     before = time.time()
     assert main(["model=cnn", "training.epochs=3"]) == 7
-    ((plan, config, overrides, own, started),) = launched
+    (run,) = runs
+    plan, run_folder = run.spec.plan, run.spec.folder
     assert plan.training.epochs == 3
     assert plan.choices["model"] == "cnn"
     assert plan.choices["strategy"] == "auto"
     assert set(plan.choices) >= {"strategy", "hardware", "precision", "dataset", "model", "optimizer", "training"}
     assert "experiment" not in plan.choices
     assert str(folder) in plan.search
-    assert config["dataset"]["_target_"] == "scaleflow.dataset.digits.Digits"
-    assert overrides == ["model=cnn", "training.epochs=3"]
-    assert own.is_dir()
-    assert own.absolute().is_relative_to(folder / "outputs")
-    assert before - 1 < started <= time.time()
+    assert run.config["dataset"]["_target_"] == "scaleflow.dataset.digits.Digits"
+    assert run.overrides == ["model=cnn", "training.epochs=3"]
+    assert run.resume_number == 0
+    assert run_folder.is_dir()
+    assert run_folder.is_absolute()
+    assert run_folder.is_relative_to(folder / "outputs")
+    assert before - 1 < run.spec.started <= time.time()
 
 
 def test_the_folder_of_config_dir_is_searched_for_targets(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plans: list[Any] = []
-    monkeypatch.setattr(job, "launch_run", lambda plan, *rest: plans.append(plan) or 0)
+    monkeypatch.setattr(job, "launch_run", lambda run: plans.append(run.spec.plan) or 0)
     monkeypatch.setattr(sys, "argv", ["scaleflow"])
     assert main(["--config-dir", "conf", "model=mine", "+model.width=3"]) == 0
     assert plans[0].model.target.path == "mine.build"
@@ -390,11 +394,11 @@ QUICK: Mapping[tuple[str, ...], tuple[int, str]] = {
 def test_an_answer_imports_nothing_heavy(command: Command, words: tuple[str, ...]) -> None:
     (command.folder / "plain").write_text("")
     port = free_port()
-    code, said = QUICK[words]
+    code, message = QUICK[words]
     arguments = [word.format(port=port) for word in words]
     done = command.python("-c", NOTHING_HEAVY, *arguments)
     assert done.returncode == code, done.stderr
-    assert said.format(port=port) in done.stderr
+    assert message.format(port=port) in done.stderr
     assert "Traceback" not in done.stderr
     assert "sesame" not in done.stderr + done.stdout
     assert left_in(command.folder) == []

@@ -77,6 +77,7 @@ def own_tests_and_app(folder: str, app: list[str]) -> None:
     runpy.run_path(app[0], run_name="__main__")
 
 
+@pytest.mark.slow
 def test_the_pages_tests_pass_and_its_hydra_app_trains(isolated: Callable[..., Any], folder: Path) -> None:
     (line,) = re.findall(r"^    python (app/.*)$", PAGE, re.M)
     isolated(own_tests_and_app, str(folder), shlex.split(line), timeout=240)

@@ -157,7 +157,7 @@ def in_this_process(words: Sequence[str]) -> tuple[int, str]:
     return code, told.getvalue()
 
 
-@pytest.mark.parametrize("cases", [50, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cases", [25, pytest.param(1000, marks=pytest.mark.slow)])
 def test_random_command_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cases: int) -> None:
     monkeypatch.chdir(tmp_path)
     counts = {"plans": 0, "refusals": 0}

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from scaleflow.config.rules import SEVERAL_PROCESSES
+from scaleflow.events import to_fields
 from scaleflow.interfaces import Plan
 from tests.conftest import Command
 from tests.processes import ROOT
@@ -31,12 +32,11 @@ def options(group: str) -> list[str]:
 
 
 def run(plan: Plan, folder: Path) -> list[dict[str, Any]]:
-    from scaleflow.worker.main import RunSpec, run_worker
+    from scaleflow.runs import RunSpec
+    from scaleflow.worker.train import run_worker
 
     events: list[dict[str, Any]] = []
-    run_worker(
-        RunSpec(plan, folder, time.time()), lambda event, **fields: events.append({"event": event, **fields}), bool
-    )
+    run_worker(RunSpec(plan, folder, time.time()), lambda event: events.append(to_fields(event)), bool)
     return events
 
 

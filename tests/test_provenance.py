@@ -11,6 +11,7 @@ import pytest
 
 from scaleflow import provenance
 from scaleflow.provenance import collect_git_tags, command_line, find_script, read_provenance, write_provenance
+from scaleflow.runs import RunFolder
 
 
 def git(folder: Path, *words: str) -> str:
@@ -106,7 +107,7 @@ def test_it_is_kept_once_with_what_is_added(repository: Path) -> None:
     assert {"scaleflow.host", "scaleflow.command"} <= set(kept)
     write_provenance(repository, {"scaleflow.rerun_of": "another"})
     assert read_provenance(repository) == kept
-    (repository / provenance.FILE).write_text("{half")
+    RunFolder(repository).provenance.write_text("{half")
     assert read_provenance(repository) == {}
-    (repository / provenance.FILE).write_text(json.dumps([1]))
+    RunFolder(repository).provenance.write_text(json.dumps([1]))
     assert read_provenance(repository) == {}

@@ -1,4 +1,4 @@
-"""The README is true: its commands work, its links lead somewhere."""
+"""The README, and the pages that its commands moved to, are true: commands work, links lead somewhere."""
 
 from __future__ import annotations
 
@@ -16,19 +16,28 @@ from tests.processes import ROOT
 
 README = (ROOT / "README.md").read_text()
 
+#: The pages whose commands are checked.
+NAMES = ("commands", "choosing", "troubleshooting", "data")
+PAGES = [README, *((ROOT / "docs" / f"{name}.md").read_text() for name in NAMES)]
+
+#: A command in an indented line, or in a cell of a table.
+COMMAND = re.compile(
+    r"^    (?:\$ |srun -N4 )?python -m scaleflow((?: .*)?)$|\| `(?:srun -N4 )?python -m scaleflow((?: [^`]*)?)`", re.M
+)
+
 
 def commands() -> list[str]:
-    """Every `python -m scaleflow ...` line of the README, comments cut."""
-    found = re.findall(r"^    (?:\$ )?python -m scaleflow((?: .*)?)$", README, re.M)
-    return [line.partition("#")[0].strip() for line in found]
+    """Every `python -m scaleflow ...` of the pages, comments cut."""
+    found = [line or cell for page in PAGES for line, cell in COMMAND.findall(page)]
+    return list(dict.fromkeys(line.partition("#")[0].strip() for line in found))
 
 
-@pytest.mark.parametrize("line", [c for c in commands() if "--config-dir" not in c and "miror" not in c])
+@pytest.mark.parametrize("line", [c for c in commands() if not re.search("--config-dir|--help|miror", c)])
 def test_every_command_composes(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = shlex.split(line)
     if "-m" in words:  # of a sweep what all jobs share
         words = [word for word in words if word != "-m" and "," not in word]
-    assert main([*words, *([] if "--help" in words or "--cfg" in words else ["--cfg", "job"])]) == 0
+    assert main([*words, *([] if "--cfg" in words else ["--cfg", "job"])]) == 0
     assert capsys.readouterr().out
 
 
@@ -54,7 +63,7 @@ def shown_code(name: str) -> str:
     return str(code)
 
 
-def test_the_own_dataset_model_and_optimizer_train(command: Command) -> None:
+def test_the_own_dataset_and_model_train(command: Command) -> None:
     folder = command.folder / "my_conf"
     shown = README[README.index("    my_conf/dataset/mine.yaml") : README.index("<!-- test")]
     path: Path | None = None
@@ -66,7 +75,7 @@ def test_the_own_dataset_model_and_optimizer_train(command: Command) -> None:
         elif path is not None and line.startswith("          "):
             path.write_text(path.read_text() + line.strip() + "\n")
     (folder / "my_code.py").write_text(shown_code("my_code.py"))
-    (line,) = [c for c in commands() if "--config-dir my_conf" in c]
+    (line,) = re.findall(r"^    python -m scaleflow (--config-dir my_conf .*)$", README, re.M)
     ended = command(*line.split())
     assert ended.returncode == 0, ended.stderr
     (accuracy,) = re.findall(r"test accuracy +(\S+)", ended.stdout)

@@ -1,12 +1,14 @@
 import io
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from scaleflow import secret_masking
-from scaleflow.events import EventReader, EventWriter
+from scaleflow.events import ArtifactWritten, Note
+from scaleflow.runs import EventReader, EventWriter
 from scaleflow.secret_masking import (
     MASK,
     MaskedStream,
@@ -203,9 +205,7 @@ def test_a_known_secret_is_masked_wherever_and_however_it_turns_up(forgetting: N
     print("it is", "a b/c", file=MaskedStream(stream))  # type: ignore[call-overload]
     assert stream.getvalue() == f"it is {MASK}\n"
     write = EventWriter(tmp_path / "events.jsonl")
-    write("note", text="with a b/c")
-    write("artifact", path="/x/a b/c")
-    assert [event.get("text") or event["path"] for event in EventReader(tmp_path / "events.jsonl").read()] == [
-        f"with {MASK}",
-        "/x/a b/c",
-    ]
+    note, artifact = Note("with a b/c"), ArtifactWritten("/x/a b/c")
+    write(note)
+    write(artifact)
+    assert list(EventReader(tmp_path / "events.jsonl").read()) == [replace(note, text=f"with {MASK}"), artifact]

@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
-from scaleflow import sync
-from scaleflow.events import EventReader
+from scaleflow.events import Event, RunEnded
 from scaleflow.interfaces import Tracking
-from scaleflow.launcher import recorder as recorder_module
-from scaleflow.launcher.recorder import EventTransfer, Recorder
-from scaleflow.launcher.recovery import LAUNCHER_DIED, FolderBusy, claim_folder, exclude_workers, finalize_run
-from scaleflow.sync import main, repair
+from scaleflow.launcher import recovery
+from scaleflow.launcher import transfer as transfer_module
+from scaleflow.launcher.recorder import Recorder
+from scaleflow.launcher.recovery import LAUNCHER_DIED, finalize_run, find_tracking_options, repair
+from scaleflow.launcher.transfer import EventTransfer
+from scaleflow.runs import EventReader, RunFolder
+from scaleflow.sync import main
 from scaleflow.tracking import NoTracker, store
 from scaleflow.tracking.store import MlflowTracker
 from tests.tracking.example_runs import MadeRun, assert_has_one_model, assert_is_all_there, only_run
@@ -33,7 +35,7 @@ def uri(empty_store: Path, tmp_path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sync, "SECONDS_BETWEEN_TRIES", 0.01)
+    monkeypatch.setattr(recovery, "SECONDS_BETWEEN_TRIES", 0.01)
     for variable in [name for name in os.environ if name.startswith("MLFLOW_")]:
         monkeypatch.delenv(variable)
 
@@ -56,15 +58,15 @@ def test_runs_are_found_sent_once_and_told_of(uri: str, tmp_path: Path, capsys: 
     untracked = MadeRun(tmp_path / "multirun" / "other", name="none").ready().end()
     (day / "0" / "checkpoints").mkdir()
     assert main([str(tmp_path / "multirun")]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert [line.partition(": ")[2].partition(", run ")[0] for line in told[:-1]] == [
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.partition(": ")[2].partition(", run ")[0] for line in shown[:-1]] == [
         "FINISHED, recorded",
         "FAILED, recorded",
         "KILLED, which nobody was left to say, recorded",
         "never ready, nothing to record",
         "FINISHED, tracking=none, nothing to record",
     ]
-    assert told[-1].startswith("5 folders: 3 recorded, ")
+    assert shown[-1].startswith("5 folders: 3 recorded, ")
     run = assert_is_all_there(uri, whole, files=["plot.txt"])
     assert run.data.params == {"model": "mlp"}
     assert run.data.tags["team"] == "vision"
@@ -79,15 +81,15 @@ def test_runs_are_found_sent_once_and_told_of(uri: str, tmp_path: Path, capsys: 
     assert run.data.tags["scaleflow.error"] == "NotFinite: the loss"
     run = assert_is_all_there(uri, killed, "KILLED")
     assert run.data.tags["scaleflow.error"] == LAUNCHER_DIED
-    assert run.info.end_time == max(event["time"] for event in EventReader(killed.events).read())
+    assert run.info.end_time == max(event.time for event in EventReader(killed.events).read())
     assert not (never.folder / "mlruns").exists()
     assert not untracked.folder.joinpath("record.json").exists()
 
     before = [path.read_bytes() for path in sorted(day.glob("*/events.jsonl"))]
     assert main([str(day), str(day / "0")]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert len(told) == 5
-    assert sum("was recorded before" in line for line in told[:-1]) == 3
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == 5
+    assert sum("was recorded before" in line for line in shown[:-1]) == 3
     assert [path.read_bytes() for path in sorted(day.glob("*/events.jsonl"))] == before
 
 
@@ -97,7 +99,7 @@ CRASHES = {
     "behind its tags": (MlflowTracker, "log_params"),
     "between params and points": (MlflowTracker, "log_metrics"),
     "behind all points": (MlflowTracker, "log_model"),
-    "before the model is among the run's": (MlflowTracker, "_outputs"),
+    "before the model is among the run's": (MlflowTracker, "_log_output"),
     "before it is registered": (store, "register_model"),
     "before the run is ended": (MlflowTracker, "finish"),
 }
@@ -160,18 +162,19 @@ def test_a_run_has_its_end_also_where_the_store_refuses_artifacts(
     (made.folder / "tensorboard" / "events.out").touch()
     with monkeypatch.context() as patch:
         patch.setattr(MlflowTracker, "log_artifact", refuse)
-        standing = repair(made.folder)
-    assert standing.result == "not recorded"
+        status = repair(made.folder)
+    assert status.result == "not recorded"
     from mlflow import MlflowClient
 
-    assert MlflowClient(uri).get_run(str(standing.run_id)).info.status == "FINISHED"
+    assert MlflowClient(uri).get_run(str(status.run_id)).info.status == "FINISHED"
     assert repair(made.folder).result == "recorded"
     assert_is_all_there(uri, made, files=["plot.txt", "tensorboard"])
 
 
 def test_a_run_that_is_under_way_is_left_alone(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = MadeRun(tmp_path / "run", uri=uri).ready().train(1, 3)
-    for held, words in ((claim_folder(made.folder), "another command"), (exclude_workers(made.folder), "a worker")):
+    files = RunFolder(made.folder)
+    for held, words in ((files.lock_recording(), "another command"), (files.lock_writing(), "a worker")):
         with held:
             before = made.events.read_bytes()
             assert main([str(made.folder)]) == 1
@@ -180,24 +183,13 @@ def test_a_run_that_is_under_way_is_left_alone(uri: str, tmp_path: Path, capsys:
     assert repair(made.folder).result == "recorded"
 
 
-def test_a_folder_has_one_command_at_a_time(tmp_path: Path) -> None:
-    with (
-        claim_folder(tmp_path),
-        pytest.raises(FolderBusy, match="another command"),
-        claim_folder(tmp_path, seconds=0.1),
-    ):
-        pass
-    with claim_folder(tmp_path, seconds=0):
-        pass
-
-
 def test_a_store_that_is_away_is_told_of_and_asked_again_later(
     uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = MadeRun(tmp_path / "run", uri="http://127.0.0.1:9").ready().train(1, 30).end()
     assert main([str(made.folder)]) == 1
-    told = capsys.readouterr().out
-    assert "NOT RECORDED: tracking.uri=http://127.0.0.1:9: no tracking server answers there" in told
+    shown = capsys.readouterr().out
+    assert "NOT RECORDED: tracking.uri=http://127.0.0.1:9: no tracking server answers there" in shown
     assert main([str(made.folder), "--uri", uri]) == 0
     assert_is_all_there(uri, made)
 
@@ -206,7 +198,7 @@ def test_what_was_masked_is_as_the_environment_has_it(
     uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = MadeRun(tmp_path / "run", uri="http://****@127.0.0.1:9/x").ready().end()
-    assert sync.drop_masked_credentials("http://****@127.0.0.1:9/x") == "http://127.0.0.1:9/x"
+    assert recovery.drop_masked_credentials("http://****@127.0.0.1:9/x") == "http://127.0.0.1:9/x"
     assert "http://127.0.0.1:9/x" in repair(made.folder).reason
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     assert repair(made.folder).result == "recorded"
@@ -216,7 +208,7 @@ def test_what_was_masked_is_as_the_environment_has_it(
 def test_a_store_that_fails_now_and_then_gets_everything(
     uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorder_module, "EVENTS_A_PASS", 10)
+    monkeypatch.setattr(transfer_module, "EVENTS_A_PASS", 10)
     made = MadeRun(tmp_path / "run", uri=uri).ready().train(1, 60).end()
     send, calls = MlflowTracker.log_metrics, []
 
@@ -235,9 +227,9 @@ def test_a_store_that_fails_now_and_then_gets_everything(
 def test_a_file_that_is_gone_holds_nothing_up_and_is_sent_when_it_is_back(uri: str, tmp_path: Path) -> None:
     made = MadeRun(tmp_path / "run", uri=uri).ready().files().train(1, 3).end()
     (made.folder / "model").rename(tmp_path / "elsewhere")
-    standing = repair(made.folder)
-    assert (standing.result, standing.status) == ("not recorded", "FINISHED")
-    assert "signature.json" in standing.reason
+    status = repair(made.folder)
+    assert (status.result, status.status) == ("not recorded", "FINISHED")
+    assert "signature.json" in status.reason
     run = assert_is_all_there(uri, made, files=["plot.txt"])
     assert not (run.outputs and run.outputs.model_outputs)
     assert repair(made.folder).result == "not recorded"
@@ -252,11 +244,11 @@ def test_a_run_that_went_on_without_a_store_is_still_known_there_and_one_that_be
 ) -> None:
     for name, ways in (("with", ("mlflow", "none", "mlflow")), ("without", ("none", "mlflow"))):
         made = MadeRun(tmp_path / name, uri=uri)
-        for life, way in enumerate(ways):
+        for number, way in enumerate(ways):
             before = made.events.stat().st_size
-            made.ready(**({"resumed": 10 * life} if life else {})).train(10 * life + 1, 10 * life + 10).end()
-            tracker = NoTracker() if way == "none" else MlflowTracker(sync.find_tracking_options(made.folder, None))
-            recorder = Recorder(tracker, made.events, before, is_resumed=life > 0)
+            made.ready(**({"resumed": 10 * number} if number else {})).train(10 * number + 1, 10 * number + 10).end()
+            tracker = NoTracker() if way == "none" else MlflowTracker(find_tracking_options(made.folder, None))
+            recorder = Recorder(tracker, made.events, before, is_resumed=number > 0)
             recorder.start()
             assert recorder.finish(10), recorder.reason
         assert_is_all_there(uri, made)
@@ -264,7 +256,7 @@ def test_a_run_that_went_on_without_a_store_is_still_known_there_and_one_that_be
 
 def test_a_run_is_recorded_from_where_its_folder_was_moved_to(uri: str, tmp_path: Path) -> None:
     made = MadeRun(tmp_path / "run", uri=uri).ready().files().end()
-    transfer = EventTransfer(MlflowTracker(sync.find_tracking_options(made.folder, None)), made.events)
+    transfer = EventTransfer(MlflowTracker(find_tracking_options(made.folder, None)), made.events)
     transfer.save_state()
     made.folder.rename(tmp_path / "moved")
     assert repair(tmp_path / "moved").result == "recorded"
@@ -280,30 +272,35 @@ def test_a_run_that_was_deleted_in_the_store_is_told_of(uri: str, tmp_path: Path
 
     MlflowClient(uri).delete_run(made.state["run_id"])
     made.train(1, 3)
-    standing = repair(made.folder)
-    assert (standing.result, standing.run_id) == ("not recorded", made.state["run_id"])
-    assert "was deleted" in standing.reason
+    status = repair(made.folder)
+    assert (status.result, status.run_id) == ("not recorded", made.state["run_id"])
+    assert "was deleted" in status.reason
+
+
+def last_event(made: MadeRun) -> Event:
+    return list(EventReader(made.events).read())[-1]
 
 
 def test_the_end_that_nobody_could_write(tmp_path: Path) -> None:
-    """By what the chief had said last; a run that has an end keeps it."""
+    """It depends on what the chief reported last; a run that has an end keeps it."""
     ended = MadeRun(tmp_path / "ended").ready().end()
     ended.write("note", text="more")
     assert not finalize_run(ended.folder)
     failed = MadeRun(tmp_path / "failed").ready()
     failed.write("fault", error="OSError: no")
+    newest = last_event(failed).time
     assert finalize_run(failed.folder)
-    assert (*EventReader(failed.events).read(),)[-1].items() >= {"status": "FAILED", "error": "OSError: no"}.items()
-    going = MadeRun(tmp_path / "going").ready().train(1, 3)
-    going.write("fault", error="lost worker 1")
-    going.write("restart", number=1, reason="lost worker 1")
+    assert last_event(failed) == RunEnded("FAILED", "OSError: no", time=newest)
+    open_run = MadeRun(tmp_path / "open").ready().train(1, 3)
+    open_run.write("fault", error="lost worker 1")
+    open_run.write("restart", number=1, reason="lost worker 1")
     resumed = MadeRun(tmp_path / "resumed").ready().end("KILLED").ready(resumed=3)
     resumed.events.write_bytes(resumed.events.read_bytes() + b'{"event": "metr')  # killed within a line
-    for made in (going, resumed):
+    for made in (open_run, resumed):
+        newest = last_event(made).time
         assert finalize_run(made.folder)
         assert not finalize_run(made.folder)
-        last = (*EventReader(made.events).read(),)[-1]
-        assert last.items() >= {"event": "end", "status": "KILLED", "error": LAUNCHER_DIED}.items()
+        assert last_event(made) == RunEnded("KILLED", LAUNCHER_DIED, time=newest)
 
 
 @pytest.mark.parametrize("words", [["nowhere"], ["."], [], ["--uri"], ["--unknown", "."]])

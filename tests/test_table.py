@@ -9,27 +9,30 @@ import functools
 import itertools
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from scaleflow.cluster import count_workers, process_names
-from scaleflow.config.plan import make_plan
 from scaleflow.config.rules import AXES, RULES, Rule, check_rules, find_applicable, resolve_choices
 from scaleflow.errors import ConfigError
+from scaleflow.events import to_fields
 from scaleflow.interfaces import Plan
+from scaleflow.launcher.prepare import make_plan
 from scaleflow.table import (
     Cell,
     assemble_config,
     list_cells,
     list_overrides,
+    list_variables,
     make_cell_plan,
     render_page,
-    set_environment,
 )
 from tests.cluster.test_several_launchers import Hosts, ends
 from tests.processes import ROOT
@@ -68,7 +71,7 @@ def name(cell: Cell) -> str:
 
 def outcome(cell: Cell) -> Plan | str:
     """The plan that the command would have, or what it says instead. Nothing but a ConfigError may come."""
-    with set_environment(cell):
+    with mock.patch.dict(os.environ, list_variables(cell)):
         try:
             return make_plan(assemble_config(list_overrides(cell)), {}, look_outside=False)
         except ConfigError as refusal:
@@ -77,8 +80,7 @@ def outcome(cell: Cell) -> Plan | str:
 
 def refusing(cell: Cell) -> tuple[Plan, list[Rule]]:
     plan = make_cell_plan(cell)
-    with set_environment(cell):
-        return plan, [rule for rule in find_applicable(plan) if rule.verdict == "refused"]
+    return plan, [rule for rule in find_applicable(plan) if rule.verdict == "refused"]
 
 
 @pytest.mark.parametrize(
@@ -157,22 +159,16 @@ class Expected:
 
 @functools.cache
 def expected(cell: Cell) -> Expected:
-    with set_environment(cell):
-        plan = make_cell_plan(cell)
-        strategy = "mirrored" if plan.strategy.name == "auto" else plan.strategy.name
-        precision = "mixed_bfloat16" if plan.precision.name == "mixed" else plan.precision.name
-        return Expected(
-            resolve_choices(plan, strategy, "cpu", precision), len(process_names(plan)), count_workers(plan)
-        )
+    plan = make_cell_plan(cell)
+    strategy = "mirrored" if plan.strategy.name == "auto" else plan.strategy.name
+    precision = "mixed_bfloat16" if plan.precision.name == "mixed" else plan.precision.name
+    return Expected(resolve_choices(plan, strategy, "cpu", precision), len(process_names(plan)), count_workers(plan))
 
 
 def is_refused(cell: Cell) -> bool:
     """Refused by the launcher, or by the worker that knows more."""
-    with set_environment(cell):
-        return any(
-            r.verdict == "refused"
-            for r in (*find_applicable(make_cell_plan(cell)), *find_applicable(expected(cell).plan))
-        )
+    rules = (*find_applicable(make_cell_plan(cell)), *find_applicable(expected(cell).plan))
+    return any(rule.verdict == "refused" for rule in rules)
 
 
 def can_be_tried(cell: Cell) -> bool:
@@ -208,12 +204,11 @@ def chosen(every: bool) -> Sequence[Cell]:
 
 def work_here(plan: Plan, folder: Path) -> list[dict[str, Any]]:
     """In a child: the events of a run of one process."""
-    from scaleflow.worker.main import RunSpec, run_worker
+    from scaleflow.runs import RunSpec
+    from scaleflow.worker.train import run_worker
 
     events: list[dict[str, Any]] = []
-    run_worker(
-        RunSpec(plan, folder, time.time()), lambda event, **fields: events.append({"event": event, **fields}), bool
-    )
+    run_worker(RunSpec(plan, folder, time.time()), lambda event: events.append(to_fields(event)), bool)
     return events
 
 
@@ -262,5 +257,4 @@ def trains(allowed: Cell, folder: Path, isolated: Callable[..., Any]) -> None:
     assert all(math.isfinite(loss) for loss in losses)
     assert max(event["step"] for event in metrics) == STEPS
     notes = [event["text"] for event in events if event["event"] == "note"]
-    with set_environment(allowed):
-        assert [note for note in check_rules(wanted.plan) if note not in notes] == []
+    assert [note for note in check_rules(wanted.plan) if note not in notes] == []

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from scaleflow.errors import ConfigError
+from scaleflow.events import MetricsLogged, Note, RunEnded
 from scaleflow.interfaces import Arrays, Inputs, Outputs
 from scaleflow.testing import Events, Tiny, check_dataset, check_model, check_step, one_step
 
@@ -85,67 +86,68 @@ def refused(call: Callable[[], Any]) -> str:
 def try_all() -> dict[str, Any]:
     from scaleflow.training.examples import consistent
 
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for kind, (inputs, outputs) in KINDS.items():
-        told[kind] = check_dataset(Tiny(inputs, outputs))
-    told["restless"] = refused(lambda: check_dataset(Restless()))
-    told["holed"] = refused(lambda: check_dataset(Holed()))
-    told["misshapen"] = refused(lambda: check_dataset(Misshapen()))
-    told["model"] = check_model(net, units=7).count_params()
-    told["idle"] = refused(lambda: check_model(net, idle=True))
-    told["wide"] = refused(lambda: check_model(net, wide=True))
-    told["argument"] = refused(lambda: check_model(net, unist=3))
-    told["step"] = check_step(consistent, smoothing=0.2)
-    told["means"] = refused(lambda: check_step(of_means))
-    told["nothing"] = refused(lambda: check_step(of_nothing))
-    told["infinity"] = refused(lambda: check_step(of_infinity, net))
-    told["class"] = refused(lambda: check_step(Updates))
-    told["run"] = one_step("dataset=synthetic", "dataset.examples=100", "dataset.shape=[4]", "model=linear")
-    told["no run"] = refused(lambda: one_step("model=cnn", "dataset=synthetic", "dataset.shape=[4]"))
-    return told
+        results[kind] = check_dataset(Tiny(inputs, outputs))
+    results["restless"] = refused(lambda: check_dataset(Restless()))
+    results["holed"] = refused(lambda: check_dataset(Holed()))
+    results["misshapen"] = refused(lambda: check_dataset(Misshapen()))
+    results["model"] = check_model(net, units=7).count_params()
+    results["idle"] = refused(lambda: check_model(net, idle=True))
+    results["wide"] = refused(lambda: check_model(net, wide=True))
+    results["argument"] = refused(lambda: check_model(net, unist=3))
+    results["step"] = check_step(consistent, smoothing=0.2)
+    results["means"] = refused(lambda: check_step(of_means))
+    results["nothing"] = refused(lambda: check_step(of_nothing))
+    results["infinity"] = refused(lambda: check_step(of_infinity, net))
+    results["class"] = refused(lambda: check_step(Updates))
+    results["run"] = one_step("dataset=synthetic", "dataset.examples=100", "dataset.shape=[4]", "model=linear")
+    results["no run"] = refused(lambda: one_step("model=cnn", "dataset=synthetic", "dataset.shape=[4]"))
+    return results
 
 
 @pytest.mark.slow
 def test_what_works_passes_and_what_does_not_is_named(isolated: Callable[..., Any]) -> None:
-    told = isolated(try_all, timeout=240)
+    results = isolated(try_all, timeout=240)
     for kind, (inputs, outputs) in KINDS.items():
-        assert told[kind].counts == {"train": 32, "test": 8}
-        assert (told[kind].inputs, told[kind].outputs) == (inputs, outputs)
-        assert told[kind].batch[0].shape == (4, *inputs.shape)
-        assert len(set(np.ravel(told[kind].batch[1]))) > 1
+        assert results[kind].counts == {"train": 32, "test": 8}
+        assert (results[kind].inputs, results[kind].outputs) == (inputs, outputs)
+        assert results[kind].batch[0].shape == (4, *inputs.shape)
+        assert len(set(np.ravel(results[kind].batch[1]))) > 1
     assert (
-        told["restless"] == "dataset: load('train') gives other examples when it is called again; seed what is random"
+        results["restless"]
+        == "dataset: load('train') gives other examples when it is called again; seed what is random"
     )
-    assert told["holed"] == "dataset: inputs of 'train' hold NaN or Inf"
-    assert "the source says (4,)" in told["misshapen"]
-    assert told["model"] == 5 * 7 + 8 * 3
-    assert "asleep/kernel" in told["idle"]
-    assert "have no influence on what it returns" in told["idle"]
-    assert "returns outputs of shape (batch, 4)" in told["wide"]
-    assert "model.unist=3: net does not take it" in told["argument"]
-    assert 0.1 < told["step"] < 10
-    assert "with an example of weight 0, padding, the loss of of_means is" in told["means"]
-    assert "the loss of of_nothing does not depend on the model's weights" in told["nothing"]
-    assert "the loss of of_infinity is" in told["infinity"]
-    assert "Updates is a class; try it by one_step" in told["class"]
-    events = told["run"]
+    assert results["holed"] == "dataset: inputs of 'train' hold NaN or Inf"
+    assert "the source says (4,)" in results["misshapen"]
+    assert results["model"] == 5 * 7 + 8 * 3
+    assert "asleep/kernel" in results["idle"]
+    assert "have no influence on what it returns" in results["idle"]
+    assert "returns outputs of shape (batch, 4)" in results["wide"]
+    assert "model.unist=3: net does not take it" in results["argument"]
+    assert 0.1 < results["step"] < 10
+    assert "with an example of weight 0, padding, the loss of of_means is" in results["means"]
+    assert "the loss of of_nothing does not depend on the model's weights" in results["nothing"]
+    assert "the loss of of_infinity is" in results["infinity"]
+    assert "Updates is a class; try it by one_step" in results["class"]
+    events = results["run"]
     assert events.status == "FINISHED"
     assert events.params["model"] == "linear"
     assert [step for step, _ in events.history("train/loss")] == [1]
     assert events.last("test/loss") > 0
     with pytest.raises(KeyError, match=r"train/los; there is .*train/loss"):
         events.last("train/los")
-    assert "model" in told["no run"]
+    assert "model" in results["no run"]
 
 
 def test_events_are_kept_as_they_come() -> None:
     emit = Events()
-    emit("note", text="something")
-    emit("metrics", step=1, values={"a": 0.5})
-    emit("metrics", step=2, values={"a": 0.25, "b": 1.0})
+    emit(Note("something"))
+    emit(MetricsLogged(1, {"a": 0.5}))
+    emit(MetricsLogged(2, {"a": 0.25, "b": 1.0}))
     assert emit.notes == ["something"]
     assert emit.history("a") == [(1, 0.5), (2, 0.25)]
     assert emit.last("b") == 1.0
     assert (emit.status, emit.params) == (None, {})
-    emit("end", status="FAILED", error="x")
+    emit(RunEnded("FAILED", "x"))
     assert emit.status == "FAILED"

@@ -11,8 +11,9 @@ import pytest
 
 import scaleflow
 from scaleflow.interfaces import Plan
+from scaleflow.runs import RunSpec
 from scaleflow.user_metrics import user_metrics
-from scaleflow.worker import main
+from scaleflow.worker import train
 from tests.conftest import Command
 
 
@@ -36,7 +37,7 @@ def fluent(is_imported_before: bool) -> list[str]:
     """What MLflow's fluent API says where a run trains."""
     if is_imported_before:
         import mlflow
-    said = []
+    messages = []
     for _ in range(2):
         with user_metrics(lambda name, value: None):
             import mlflow
@@ -44,15 +45,15 @@ def fluent(is_imported_before: bool) -> list[str]:
             try:
                 mlflow.log_metric("a", 1.0)
             except RuntimeError as error:
-                said.append(str(error))
-    return said
+                messages.append(str(error))
+    return messages
 
 
 @pytest.mark.parametrize("is_imported_before", [True, False])
 def test_mlflows_fluent_api_names_what_to_use(isolated: Callable[..., Any], is_imported_before: bool) -> None:
-    said = isolated(fluent, is_imported_before)
-    assert len(said) == 2
-    assert all("use scaleflow.log_metric(name, value)" in each for each in said)
+    messages = isolated(fluent, is_imported_before)
+    assert len(messages) == 2
+    assert all("use scaleflow.log_metric(name, value)" in message for message in messages)
 
 
 def test_code_that_builds_a_run_begins_no_other_one(
@@ -61,12 +62,12 @@ def test_code_that_builds_a_run_begins_no_other_one(
     import mlflow
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(main, "train_run", lambda *_: mlflow.set_tag("a", "b"))
+    monkeypatch.setattr(train, "train_run", lambda *_: mlflow.set_tag("a", "b"))
     with pytest.raises(RuntimeError, match=r"use scaleflow\.log_metric"):
-        main.run_worker(main.RunSpec(plan("tracking=none"), tmp_path, 0.0), lambda *_, **__: None, bool)
-    monkeypatch.setattr(main, "train_run", lambda *_: scaleflow.log_metric("a", 1))
+        train.run_worker(RunSpec(plan("tracking=none"), tmp_path, 0.0), lambda event: None, bool)
+    monkeypatch.setattr(train, "train_run", lambda *_: scaleflow.log_metric("a", 1))
     with pytest.raises(RuntimeError, match="no run trains in this process"):
-        main.run_worker(main.RunSpec(plan("tracking=none"), tmp_path, 0.0), lambda *_, **__: None, bool)
+        train.run_worker(RunSpec(plan("tracking=none"), tmp_path, 0.0), lambda event: None, bool)
 
 
 MINE = """

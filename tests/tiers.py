@@ -13,10 +13,11 @@ import pytest
 QUICK: Mapping[str, Sequence[str]] = {
     "checkpoint/test_resume.py::test_a_run_goes_on_under_another_strategy": ["mirrored to one_device"],
     "checkpoint/test_resume.py::test_it_ends_with_the_same_bits_and_the_same_points": [
-        "one_device-stops0",
         "mirrored-stops2",
-        "pipeline-stops3",
         "fit-stops4",
+    ],
+    "checkpoint/test_resume.py::test_other_data_or_another_model_is_refused": [
+        "model.units=9-resume: the checkpoint has model/0 of shape (64, 8), and the run needs (64, 9)",
     ],
     "conf/test_recipes.py::test_a_recipe_trains_validates_and_tests": ["custom_step", "model_parallel"],
     "hydra_plugins/test_optuna5.py::test_our_own_jobs_are_stopped_where_they_do_worse": ["isolated"],
@@ -25,30 +26,35 @@ QUICK: Mapping[str, Sequence[str]] = {
     "model/test_export.py::test_both_forms_do_what_the_trained_model_does": ["float32-1e-05"],
     "strategy/test_pipeline.py::test_float32_equals_one_device": ["mlp"],
     "strategy/test_pipeline.py::test_mixed_precision_equals_one_device_within_its_rounding": ["mixed_float16-0.005"],
-    "test_extend.py::test_a_command_trains": ["dataset=pumps training", "my_steps.TwoRates", "my_callbacks.Halve"],
+    "test_cli.py::test_an_answer_imports_nothing_heavy": [
+        "--help",
+        "--cfg job",
+        "strategy=miror",
+        "training.epochs=abc",
+    ],
+    "test_extend.py::test_a_command_trains": ["my_steps.TwoRates"],
     "test_matrix.py::test_the_default_job_reaches_the_promised_accuracy": [
-        "one_device-mixed_float16",
         "mirrored-mixed_bfloat16",
-        "pipeline-float32",
     ],
     "training/test_equality.py::test_batch_norm_equals_one_device": ["float32"],
     "training/test_equality.py::test_float32_equals_one_device": ["adam"],
     "training/test_equality.py::test_mixed_precision_equals_one_device_within_its_rounding": ["mixed_float16"],
-    "training/test_fit.py::test_fit_trains_as_the_loop_does": ["mirrored", "one_device-float16"],
+    "training/test_fit.py::test_fit_trains_as_the_loop_does": ["mirrored"],
     "training/test_loop.py::test_special_models_train_the_same_however_divided": [
-        f"2-2-{name}"
-        for name in (
-            *("regularized", "regularized, float16", "embedded, clipped", "embedded, adam", "embedded, float16"),
-            *("partly used", "active", "active, bfloat16"),
-        )
+        f"2-2-{name}" for name in (*("regularized, float16", "embedded, clipped", "partly used", "active, bfloat16"),)
     ],
+    "training/test_loop.py::test_every_digit_counts_once_in_an_evaluation": ["2"],
+    "training/test_loop.py::test_a_stream_trains_like_the_same_examples_in_memory": ["2-2"],
     "training/test_networks.py::test_each_network_can_be_cut_into_stages": ["text"],
     "training/test_rollback.py::test_a_rate_that_was_too_high_ends_well": ["mirrored cosine"],
     "training/test_rollback.py::test_it_goes_on_from_the_checkpoint_with_the_same_data_and_half_the_rate": ["constant"],
     "training/test_step.py::test_two_replicas_train_as_one_device_does": ["two rates", "smoothed"],
+    "training/test_targets.py::test_a_kind_of_target_trains_and_its_values_are_numpys": [
+        "multi_label-3",
+        "regression-2",
+    ],
     "training/test_xla.py::test_a_run_compiled_with_xla_is_the_same_run": [
         "mlp accumulated and clipped-one_device",
-        "stream-mirrored",
     ],
 }
 

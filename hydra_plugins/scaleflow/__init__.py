@@ -1,1 +1,1 @@
-"""What scaleflow adds to Hydra."""
+"""scaleflow's Hydra plugins: launchers, a sweeper, and config options from installed packages."""

@@ -1,17 +1,18 @@
-"""`hydra/launcher=isolated`: the jobs of a sweep in processes of their own, so many at a time.
+"""The Hydra launchers of scaleflow's own sweeps, `isolated` and `ray`.
 
-Of our own command it is the workers that are processes, and one launcher records all of them. The task function of
-another app runs as a whole in a process that is forked from a server with TensorFlow imported. With
-`hydra/launcher=ray` the workers are on the machines of a Ray cluster, where there is room for them.
+With `hydra/launcher=isolated` one process runs the jobs in worker processes, `n_jobs` at a time, and records all of
+them. With `hydra/launcher=ray` the workers are on the machines of a Ray cluster. Hydra offers both to every app in the
+environment; they reject other apps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn, configure_log, setup_globals
-from hydra.errors import HydraException
+from hydra.errors import CompactHydraException
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
@@ -25,59 +26,62 @@ for name, node in (("isolated", NODE), ("ray", RAY)):
 
 
 class IsolatedLauncher(Launcher):
-    """Runs jobs in processes of their own.
+    """Runs the jobs of a sweep in separate processes.
 
     Args:
-        n_jobs: how many at a time.
+        n_jobs: how many jobs run at a time; `SweepRunner` reads it from the config.
     """
 
+    option = "isolated"
+
     def __init__(self, n_jobs: int) -> None:
-        self._n_jobs = n_jobs
+        pass
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Called by Hydra once for each sweep."""
+        """Called by Hydra once for each sweep.
+
+        Raises:
+            CompactHydraException: if the app is not scaleflow; Hydra prints its message without a traceback.
+        """
+        if not hasattr(task_function, "sweep"):
+            raise CompactHydraException(
+                f"hydra/launcher={self.option}: runs only scaleflow's own sweeps (python -m scaleflow -m ...); in "
+                "another app use hydra/launcher=joblib (pip install hydra-joblib-launcher) or submitit_local (pip "
+                "install hydra-submitit-launcher)"
+            )
         self._context = hydra_context
-        self._task = task_function
+        self._task: Any = task_function
         self._config = config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Runs a batch of jobs, and waits for them.
+        """Runs a batch of jobs and waits for them.
 
         Args:
-            job_overrides: of each.
-            initial_job_idx: the number of the first.
+            job_overrides: the overrides of each job.
+            initial_job_idx: not used; `SweepRunner` numbers the jobs.
         """
         setup_globals()
         configure_log(self._config.hydra.hydra_logging, self._config.hydra.verbose)
-        if hasattr(self._task, "sweep"):
-            jobs: Sequence[JobReturn] = self._task.sweep(self._context, self._config).launch(job_overrides)
-            return jobs
-        from scaleflow.launcher.hydra_jobs import run_jobs
-
-        return run_jobs(self._context, self._task, self._config, job_overrides, initial_job_idx, self._n_jobs)
+        jobs: Sequence[JobReturn] = self._task.sweep(self._context, self._config).launch(job_overrides)
+        return jobs
 
 
 class RayLauncher(IsolatedLauncher):
-    """Has a Ray cluster run jobs: each with `cluster=ray`, unless it says another one.
+    """Runs the jobs of a sweep on a Ray cluster, with `cluster=ray` unless a job's overrides name another cluster.
 
     Args:
-        n_jobs: how many at a time are run, or wait for room.
+        n_jobs: how many jobs run, or wait for free resources, at a time.
     """
 
+    option = "ray"
+
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Runs a batch of jobs, and waits for them.
-
-        Args:
-            job_overrides: of each.
-            initial_job_idx: the number of the first.
-        """
-        if not hasattr(self._task, "sweep"):
-            raise HydraException("hydra/launcher=ray: only runs jobs of scaleflow's own command; use isolated")
-        return super().launch([placed(words) for words in job_overrides], initial_job_idx)
+        """Runs a batch of jobs and waits for them; see `IsolatedLauncher.launch`."""
+        return super().launch([add_ray_cluster(overrides) for overrides in job_overrides], initial_job_idx)
 
 
-def placed(words: Sequence[str]) -> Sequence[str]:
-    """A job's overrides, with Ray for its cluster where they name none."""
+def add_ray_cluster(overrides: Sequence[str]) -> Sequence[str]:
+    """Returns a job's overrides, with `cluster=ray` if they choose no cluster."""
     from scaleflow.config.hydra_errors import override_key
 
-    return words if any(override_key(word) == "cluster" for word in words) else ["cluster=ray", *words]
+    return overrides if any(override_key(word) == "cluster" for word in overrides) else ["cluster=ray", *overrides]

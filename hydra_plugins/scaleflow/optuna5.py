@@ -1,7 +1,7 @@
-"""`hydra/sweeper=optuna5`: looks for the best values with a current Optuna (`pip install 'scaleflow[optuna]'`).
+"""The Hydra sweeper `hydra/sweeper=optuna5`: searches for the best values with Optuna (`scaleflow[optuna]`).
 
-The study is in Optuna's own storage, a file in the sweep's folder unless told otherwise, so that a search that was
-interrupted goes on. A job that does worse than others did at its step is stopped, if a pruner is named.
+The study is in a storage of Optuna's, by default a file in the sweep's folder, so that the same command continues an
+interrupted search. A pruner stops jobs that do worse than others at the same step.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from hydra.errors import HydraException
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
+
+from scaleflow.events import Event, MetricsLogged
 
 if TYPE_CHECKING:
     import optuna
@@ -45,17 +47,18 @@ RESULTS = "optimization_results.yaml"
 
 
 class OptunaSweeper(Sweeper):
-    """Asks Optuna for values, and tells it what came of them.
+    """Runs jobs with values that Optuna proposes, and reports their results to Optuna.
 
     Args:
-        n_trials: how many jobs have an end at last, whichever.
-        direction: minimize or maximize what a job returns (of ours: the last value of `sweep.metric`).
-        sampler: tpe, random, gp, cmaes.
-        pruner: null, median, hyperband, successive_halving; for jobs of our own command.
-        seed: the sampler's.
-        storage: Optuna's, as a URL; null: a file in the sweep's folder.
-        study_name: in that storage.
-        params: key -> what is looked for, as it would be typed.
+        n_trials: the number of trials in the study after which the search ends. Complete, pruned and failed ones count,
+            also those of earlier commands. At least 1.
+        direction: `minimize` or `maximize` the result of a job; scaleflow's jobs return the last `sweep.metric`.
+        sampler: `tpe`, `random`, `gp` or `cmaes`.
+        pruner: `median`, `hyperband` or `successive_halving`, only for scaleflow's jobs. None: no pruning.
+        seed: the seed of the sampler. None: a random one.
+        storage: the URL of Optuna's storage. None: `optuna.db` in the sweep's folder.
+        study_name: the name of the study in the storage.
+        params: the values to search for each key, as they are typed in an override.
     """
 
     def __init__(
@@ -74,7 +77,11 @@ class OptunaSweeper(Sweeper):
         self._storage, self._name, self._params = storage, study_name, dict(params or {})
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Called by Hydra once for each sweep."""
+        """Checks the options. Hydra calls it once for each sweep.
+
+        Raises:
+            HydraException: if an option is wrong.
+        """
         one_of("direction", self._direction, DIRECTIONS)
         one_of("sampler", self._sampler, SAMPLERS)
         if self._pruner is not None:
@@ -87,10 +94,16 @@ class OptunaSweeper(Sweeper):
         )
 
     def sweep(self, arguments: list[str]) -> Any:
-        """Runs jobs until there were enough; gives the best values, and what they came to.
+        """Runs jobs until `n_trials` trials have ended.
 
         Args:
             arguments: the overrides that were typed.
+
+        Returns:
+            The best values and their result; empty if no trial is complete.
+
+        Raises:
+            HydraException: if there is nothing to search, or an option is wrong.
         """
         parser = OverridesParser.create(config_loader=self._context.config_loader)
         overrides = parser.parse_overrides([*(f"{k}={v}" for k, v in self._params.items()), *arguments])
@@ -124,16 +137,16 @@ class OptunaSweeper(Sweeper):
         )
 
     def _search(self, study: optuna.Study, space: dict[str, Any], fixed: Sequence[str]) -> None:
-        """Batches of as many trials as the launcher runs at a time; first those that an earlier command left."""
+        """Runs trials in batches of the launcher's `n_jobs`, first those that an earlier command left unfinished."""
         optuna = imported()
-        ended = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED, optuna.trial.TrialState.FAIL)
+        end_states = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED, optuna.trial.TrialState.FAIL)
         left = study.get_trials(states=[optuna.trial.TrialState.RUNNING])
         trials = [optuna.trial.Trial(study, trial._trial_id) for trial in left]
-        at_once = max(1, int(self._config.hydra.launcher.get("n_jobs", 1)))
+        batch_size = max(1, int(self._config.hydra.launcher.get("n_jobs", 1)))
         number = 0
-        while (missing := self._count - len(study.get_trials(states=ended))) > 0:
-            batch, trials = trials[:at_once], trials[at_once:]
-            while len(batch) < min(at_once, missing):
+        while (missing := self._count - len(study.get_trials(states=end_states))) > 0:
+            batch, trials = trials[:batch_size], trials[batch_size:]
+            while len(batch) < min(batch_size, missing):
                 batch.append(study.ask(space))
             overrides = [[*fixed, *(f"{key}={shown(v)}" for key, v in trial.params.items())] for trial in batch]
             pruned = self._watch(batch)
@@ -148,7 +161,11 @@ class OptunaSweeper(Sweeper):
             number += len(batch)
 
     def _watch(self, trials: Sequence[optuna.Trial]) -> set[int]:
-        """Has our own jobs report their metric as they go; gives the numbers of the trials that are stopped for it."""
+        """Reports the metric of running jobs to the pruner.
+
+        Returns:
+            The numbers of the pruned trials. The set fills while the jobs run.
+        """
         pruned: set[int] = set()
         if self._pruner is None:
             return pruned
@@ -158,13 +175,12 @@ class OptunaSweeper(Sweeper):
             )
         metric = OmegaConf.select(self._config, "sweep.metric") or "val/loss"
 
-        def watch(indices: Sequence[int], event: Mapping[str, Any]) -> bool:
-            value = event["values"].get(metric) if event["event"] == "metrics" else None
-            if value is None or not math.isfinite(value):
+        def watch(indices: Sequence[int], event: Event) -> bool:
+            if not isinstance(event, MetricsLogged) or not math.isfinite(value := event.values.get(metric, math.nan)):
                 return False
-            watched = [trials[index] for index in indices]  # several where a value was proposed twice
+            watched = [trials[index] for index in indices]  # several if the same values were proposed twice
             for trial in watched:
-                trial.report(value, event["step"])
+                trial.report(value, event.step)
             if any(trial.should_prune() for trial in watched):
                 pruned.update(trial.number for trial in watched)
             return any(trial.number in pruned for trial in watched)
@@ -173,7 +189,7 @@ class OptunaSweeper(Sweeper):
         return pruned
 
     def _best(self, study: optuna.Study, folder: Path) -> dict[str, Any]:
-        """Leaves the best values in the sweep's folder, and says them."""
+        """Writes the best values to the sweep's folder, prints and returns them; empty if no trial is complete."""
         optuna = imported()
         if not study.get_trials(states=[optuna.trial.TrialState.COMPLETE]):
             return {}
@@ -185,26 +201,30 @@ class OptunaSweeper(Sweeper):
 
 
 def distribution(override: Override) -> Any:
-    """What Optuna draws a key's values from."""
+    """Converts a sweep override to the Optuna distribution of its key.
+
+    Raises:
+        HydraException: for a sweep that has none, such as `glob(...)`.
+    """
     optuna = imported()
     sweep = override.value()
     if isinstance(sweep, ChoiceSweep):
         return optuna.distributions.CategoricalDistribution([plain(value) for value in sweep.list])
     if isinstance(sweep, RangeSweep):
         low, stop, step = sweep.start or 0, sweep.stop or 0, sweep.step
-        high = low + (math.ceil((stop - low) / step) - 1) * step  # `stop` itself is not in it
+        high = low + (math.ceil((stop - low) / step) - 1) * step  # `stop` is exclusive
         of_ints = isinstance(low, int) and isinstance(step, int)
         kind = optuna.distributions.IntDistribution if of_ints else optuna.distributions.FloatDistribution
         return kind(low, high, step=step)
     if isinstance(sweep, IntervalSweep):
-        of_ints = all(type(end) is int for end in (sweep.start, sweep.end))  # whatever Hydra's annotations say of them
+        of_ints = all(type(end) is int for end in (sweep.start, sweep.end))  # Hydra annotates them as float
         kind = optuna.distributions.IntDistribution if of_ints else optuna.distributions.FloatDistribution
         return kind(sweep.start, sweep.end, log="log" in sweep.tags)
     raise HydraException(f"{override.input_line}: optuna5 takes values, choice(...), range(...), interval(...)")
 
 
 def plain(value: Any) -> Any:
-    """A value as Optuna's storage takes it: text, a number, a truth value or null."""
+    """Converts a value of Hydra's parser to one that Optuna can store: str, int, float, bool or None."""
     from hydra.core.override_parser.types import QuotedString
 
     if isinstance(value, QuotedString):
@@ -217,12 +237,12 @@ def plain(value: Any) -> Any:
 
 
 def shown(value: Any) -> str:
-    """A value as it is typed in an override."""
+    """Formats a value as it is typed in an override."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def as_number(value: Any) -> float | None:
-    """What a job returned, if that says how good it is."""
+    """Converts what a job returned to a finite number; None if it is none."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -237,7 +257,7 @@ def one_of(key: str, value: str, known: Sequence[str] | Mapping[str, str]) -> No
 
 
 def imported() -> Any:
-    """Optuna, which takes seconds to import.
+    """Imports Optuna only when it is needed, since that takes seconds.
 
     Raises:
         HydraException: if it is not installed.

@@ -1,12 +1,12 @@
-"""Lets installed packages bring config options: their datasets, models and optimizers.
+"""Adds config options of installed packages: their datasets, models and optimizers.
 
-A package names the module that holds its config groups as an entry point:
+A package names the module with its config groups in an entry point:
 
     [project.entry-points."scaleflow.conf"]
     my_models = "my_models.conf"
 
-and `python -m scaleflow model=my_net` finds `my_models/conf/model/my_net.yaml`. Hydra gives every app in
-an environment to every plugin; this one leaves all but scaleflow's own alone.
+Then `python -m scaleflow model=my_net` finds `my_models/conf/model/my_net.yaml`. Hydra calls every plugin for every app
+in an environment; this one ignores other apps.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ScaleflowSearchPath(SearchPathPlugin):
     """Appends the config packages of installed entry points to scaleflow's own search path."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Called by Hydra once for each app."""
+        """Appends the packages if the search path is scaleflow's. Hydra calls it once for each app."""
         if not any(element.path == OURS for element in search_path.get_path()):
             return
         for point in entry_points(group=ENTRY_POINTS):

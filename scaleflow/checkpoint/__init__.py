@@ -1,4 +1,4 @@
-"""What is kept of a run so that it can go on: everything, verified, in the background."""
+"""Checkpoints: the complete state of a run, written in the background and verified."""
 
 from scaleflow.checkpoint.manager import CheckpointManager
 from scaleflow.checkpoint.store import CheckpointStore, DamagedCheckpoint

@@ -1,33 +1,34 @@
-"""When a checkpoint is due, which ones are kept, and the thread that writes them."""
+"""Decides when to save a checkpoint and which ones to keep, and writes them in a background thread."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from scaleflow.checkpoint.store import CheckpointStore, DamagedCheckpoint
+from scaleflow.checkpoint.store import CheckpointStore, DamagedCheckpoint, describe_error
 from scaleflow.errors import CheckpointError, ConfigError
-from scaleflow.interfaces import Checkpoint, Emit, Snapshot
+from scaleflow.events import CheckpointSaved, Emit, Note
+from scaleflow.interfaces import Checkpoint, Snapshot
 
-#: A run goes on while a checkpoint is written; when that takes so long, it says so.
+#: A note reports a checkpoint that is not written after this many seconds. Training goes on.
 SECONDS_TO_NOTE = 60.0
 
-#: A wait without an end is divided into such ones.
+#: `Condition.wait` rejects very long timeouts, so longer waits are repeated waits of this many seconds.
 LONGEST_WAIT = 3600.0
 
 
 class CheckpointManager:
-    """Keeps the checkpoints of one run.
+    """Saves, loads and deletes the checkpoints of one run. Implements `Checkpoints`, which documents its methods.
 
     Args:
-        options: what the config says.
-        folder: where they are.
-        emit: told of each one that is written.
-        writes: whether it is this worker that writes them; the others take part in all decisions.
+        options: the config group `checkpoint`.
+        folder: the folder of the checkpoints.
+        emit: receives an event per written checkpoint, and notes.
+        writes: whether this worker writes; the other workers make the same calls.
     """
 
     def __init__(self, options: Checkpoint, folder: str, emit: Emit, writes: bool = True) -> None:
@@ -38,8 +39,6 @@ class CheckpointManager:
         self._best: int | None = None
         self._writer = BackgroundWriter(self._write, options.write_seconds, self._store.folder)
         self._noted = 0.0
-
-    # When ------------------------------------------------------------------------------------
 
     def steps_left(self, step: int) -> int | None:
         every = self._options.every_steps
@@ -55,8 +54,6 @@ class CheckpointManager:
         every = self._options.every_epochs
         return every is not None and epoch % every == 0
 
-    # What ------------------------------------------------------------------------------------
-
     def save(self, snapshot: Snapshot, is_best: bool = False) -> None:
         if is_best:
             self._best = snapshot.step
@@ -65,15 +62,16 @@ class CheckpointManager:
             self._report_slow_writing()
 
     def _report_slow_writing(self) -> None:
-        """Says once of each that is not written soon that there will be no newer one before it is."""
+        """Emits one note per checkpoint that takes longer than `SECONDS_TO_NOTE` to write."""
         began = self._writer.began
         if began is None or began == self._noted or time.monotonic() - began < SECONDS_TO_NOTE:
             return
         self._noted = began
         self._emit(
-            "note",
-            text=f"a checkpoint has been being written to {self._store.folder} for {time.monotonic() - began:.0f} s; "
-            "training goes on, without newer ones until that is done",
+            Note(
+                f"a checkpoint has been being written to {self._store.folder} for {time.monotonic() - began:.0f} s; "
+                "training goes on, without newer ones until that is done",
+            )
         )
 
     def wait(self) -> None:
@@ -85,11 +83,11 @@ class CheckpointManager:
         try:
             return self._store.read(self._best)
         except DamagedCheckpoint as error:
-            self._emit("note", text=f"the best checkpoint, at step {self._best}, is damaged ({error})")
+            self._emit(Note(f"the best checkpoint, at step {self._best}, is damaged ({error})"))
             return None
 
     def check_empty(self) -> None:
-        """Refuses a folder in which another run's checkpoints are: this one's would be taken for those."""
+        """Raises ConfigError if `checkpoint.folder` holds another run's checkpoints, to keep the runs apart."""
         steps = self._store.steps() if self._options.folder is not None and self._writes else []
         if steps:
             raise ConfigError(
@@ -98,27 +96,26 @@ class CheckpointManager:
             )
 
     def check_writable(self) -> None:
-        """Refuses a folder of the user's that can't be written."""
+        """Raises ConfigError if `checkpoint.folder` cannot be written."""
         if self._options.folder is None or not self._writes or self._options.name == "none":
             return
         try:
             self._store.check_writable()
         except (tf.errors.OpError, OSError) as error:
-            said = str(getattr(error, "message", None) or getattr(error, "strerror", None) or error).splitlines()[0]
             is_unknown = isinstance(error, tf.errors.UnimplementedError)
-            way_out = (
+            advice = (
                 "TensorFlow opens paths and gs://; mount another store as a path" if is_unknown else "choose another"
             )
             raise ConfigError(
-                f"checkpoint.folder={self._options.folder}: cannot be written ({said}); {way_out}"
+                f"checkpoint.folder={self._options.folder}: cannot be written ({describe_error(error)}); {advice}"
             ) from error
 
     def is_shared(self, from_chief: Callable[[Callable[[], str]], str], by_all: Callable[[bool], bool]) -> bool:
-        """Whether every worker sees what the chief writes; all have to call it.
+        """Returns whether every worker sees what the chief writes; all workers must call it.
 
         Args:
-            from_chief: gives every worker what the chief makes.
-            by_all: whether every worker has found so.
+            from_chief: `WorkerSync.from_chief`.
+            by_all: `WorkerSync.all`.
         """
         if self._options.name == "none":
             return True
@@ -133,29 +130,28 @@ class CheckpointManager:
             self._store.delete(later)
 
     def load_newest(self, before: int | None = None) -> Snapshot | None:
-        """The newest one that is undamaged, or None; a note tells of those that are damaged.
+        """Loads the newest undamaged checkpoint (before a step), or None; emits a note for each damaged one.
 
-        The best one among those that are kept is from then on the one that this one says.
+        The loaded checkpoint also determines which one is the best.
         """
         for step in reversed([saved for saved in self._store.steps() if before is None or saved < before]):
             try:
-                found = self._store.read(step)
+                snapshot = self._store.read(step)
             except DamagedCheckpoint as error:
-                self._emit(
-                    "note", text=f"the checkpoint at step {step} is damaged ({error}); the one before it is used"
-                )
+                self._emit(Note(f"the checkpoint at step {step} is damaged ({error}); the one before it is used"))
                 if self._writes:
                     self._store.quarantine(step)
                 continue
-            self._best = (found.host.get("best") or {}).get("step")
-            return found
+            self._best = (snapshot.host.get("best") or {}).get("step")
+            return snapshot
         return None
 
     def _write(self, snapshot: Snapshot) -> None:
-        """Writes one, and drops those that it makes superfluous."""
-        place = self._store.write(snapshot)
-        self._emit("checkpoint", step=snapshot.step, path=place)
-        best = (snapshot.host.get("best") or {}).get("step")  # a better one may be waiting, and is not written yet
+        """Writes a checkpoint, and deletes old ones beyond `checkpoint.keep`, except the best."""
+        path = self._store.write(snapshot)
+        self._emit(CheckpointSaved(step=snapshot.step, path=path))
+        # Not self._best: that one may be waiting to be written, and until then the one before must stay.
+        best = (snapshot.host.get("best") or {}).get("step")
         others = [step for step in self._store.steps() if step != snapshot.step]
         for step in others[: max(0, len(others) + 1 - self._options.keep)]:
             if step != best:
@@ -163,15 +159,15 @@ class CheckpointManager:
 
 
 class BackgroundWriter:
-    """A thread that writes one thing after another, and only the newest of those that wait.
+    """A thread that writes one item at a time. While one is written, a newer item replaces one that waits.
 
     Args:
-        write: what it does with each.
-        patience: how long one may take, in seconds, before nobody waits for it any more.
-        place: where they are written.
+        write: writes an item.
+        patience: seconds that writing an item may take before `put` and `wait` raise CheckpointError.
+        place: the folder, for that message.
 
     Attributes:
-        began: when it began with what it is writing, by `time.monotonic`; None where it writes nothing.
+        began: the time by `time.monotonic` at which the current write began; None if nothing is being written.
     """
 
     def __init__(self, write: Callable[[Any], None], patience: float = float("inf"), place: str = "") -> None:
@@ -185,14 +181,14 @@ class BackgroundWriter:
         self._thread: threading.Thread | None = None
 
     def put(self, item: Any, replaceable: bool = True) -> None:
-        """Gives it the next thing to write.
+        """Hands over the next item.
 
         Args:
-            item: what is written; nobody may change it any more.
-            replaceable: whether a newer one may take its place while it waits.
+            item: must not change afterwards.
+            replaceable: whether a newer item may replace it while it waits.
 
         Raises:
-            Exception: what came of an earlier one.
+            CheckpointError: if an earlier item could not be written.
         """
         with self._changed:
             self._wait_for(lambda: self._waiting is None or self._waiting[1])
@@ -203,54 +199,45 @@ class BackgroundWriter:
             self._changed.notify_all()
 
     def wait(self) -> None:
-        """Until all is written; raises what came of it."""
+        """Waits until all items are written; raises as `put` does."""
         with self._changed:
             self._wait_for(lambda: self._waiting is None and self.began is None)
 
     def _wait_for(self, condition: Callable[[], bool]) -> None:
-        """Waits, as long as what is being written may still be; the lock is held.
+        """Waits for a condition, with the lock held.
 
         Raises:
-            Exception: what came of something that was written, or that it takes too long.
+            CheckpointError: if an item could not be written, or takes longer than `patience`.
         """
         while self._error is None and not condition():
-            left = None if self.began is None else self.began + self._patience - time.monotonic()
-            if left is not None and left <= 0:
+            remaining = None if self.began is None else self.began + self._patience - time.monotonic()
+            if remaining is not None and remaining <= 0:
                 raise CheckpointError(
                     f"a checkpoint was not written within checkpoint.write_seconds={self._patience:g}: "
                     f"{self._place} does not answer; those before it are as they were"
                 )
-            self._changed.wait(LONGEST_WAIT if left is None else min(left, LONGEST_WAIT))
+            self._changed.wait(LONGEST_WAIT if remaining is None else min(remaining, LONGEST_WAIT))
         if self._error is not None:
             raise self._error
 
     def _work(self) -> None:
-        for item in self._items():
-            try:
-                self._write(item)
-            except Exception as error:
-                with self._changed:
-                    self._error = error if isinstance(error, CheckpointError) else to_checkpoint_error(error)
-                    self.began = None
-                    self._changed.notify_all()
-                return
-
-    def _items(self) -> Iterator[Any]:
-        while True:
+        while self._error is None:
             with self._changed:
-                self.began = None
-                self._changed.notify_all()
                 self._changed.wait_for(lambda: self._waiting is not None)
                 assert self._waiting is not None
                 item, _ = self._waiting
                 self._waiting = None
                 self.began = time.monotonic()
                 self._changed.notify_all()
-            yield item
-
-
-def to_checkpoint_error(error: Exception) -> CheckpointError:
-    """An error that nobody foresaw, as one of ours."""
-    made = CheckpointError(f"a checkpoint could not be written: {type(error).__name__}: {error}")
-    made.__cause__ = error
-    return made
+            error: CheckpointError | None = None
+            try:
+                self._write(item)
+            except CheckpointError as raised:
+                error = raised
+            except Exception as raised:
+                error = CheckpointError(f"a checkpoint could not be written: {type(raised).__name__}: {raised}")
+                error.__cause__ = raised
+            with self._changed:
+                self._error = error
+                self.began = None
+                self._changed.notify_all()

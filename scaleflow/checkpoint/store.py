@@ -2,10 +2,10 @@
 
     checkpoints/step-00000450/
         tensors.index, tensors.data-...   readable by `tf.train.load_checkpoint(".../tensors")`
-        checkpoint.json                   what is here, each file's size and CRC-32, the host's state, its own CRC-32
+        checkpoint.json                   the manifest: size and CRC-32 of each file, the host's state, its own CRC-32
 
-`checkpoint.json` is written last, when all else was written and read again. A folder without it, or whose files are not
-what it says, does not count: so nothing has to be renamed, which an object store can't do at once.
+The manifest is written last, after the other files are written and verified. A folder without it, or whose files do
+not match it, is not a checkpoint. So no file has to be renamed, which is not atomic in an object store.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ QUARANTINE = "damaged.json"
 PROBE = "can-be-written"
 CHUNK_BYTES = 1 << 22
 
-#: How long a network's file system may hide what another machine has written.
+#: Seconds that a network file system may take to show a file written by another machine.
 SECONDS_TO_SEE = 5.0
 
 
 class DamagedCheckpoint(Exception):
-    """A checkpoint that is not what was written; the message says in which way."""
+    """A checkpoint whose files differ from what was written; the message names the difference."""
 
 
 class CheckpointStore:
-    """The checkpoints of one run.
+    """The files of one run's checkpoints.
 
     Args:
-        folder: anything that `tf.io.gfile` opens; made when it is first written to.
+        folder: a path for `tf.io.gfile`; the first write creates it.
     """
 
     def __init__(self, folder: str) -> None:
@@ -55,27 +55,27 @@ class CheckpointStore:
         return f"{self.folder}/step-{step:08d}"
 
     def steps(self) -> list[int]:
-        """The steps of which there is a checkpoint, the newest last."""
+        """Returns the steps that have a checkpoint, the newest last."""
         return [step for step in self._list_folders() if tf.io.gfile.exists(f"{self.path_of(step)}/{MANIFEST}")]
 
     def _list_folders(self) -> list[int]:
-        """The steps of which there is a folder."""
+        """Returns the steps that have a folder, complete or not."""
         try:
             names = tf.io.gfile.listdir(self.folder)
         except tf.errors.NotFoundError:
             return []
-        found = (re.fullmatch(r"step-(\d+)", name.rstrip("/")) for name in names)
-        return sorted(int(match[1]) for match in found if match)
+        matches = (re.fullmatch(r"step-(\d+)", name.rstrip("/")) for name in names)
+        return sorted(int(match[1]) for match in matches if match)
 
     def check_writable(self) -> None:
-        """Writes a file and takes it away again; raises what comes of it."""
+        """Writes a file and removes it; raises TensorFlow's error or OSError if that fails."""
         tf.io.gfile.makedirs(self.folder)
         with tf.io.gfile.GFile(f"{self.folder}/{PROBE}", "w") as file:
             file.write(" ")
         tf.io.gfile.remove(f"{self.folder}/{PROBE}")
 
     def write_probe(self) -> str:
-        """Leaves a file that others may look for; gives its name."""
+        """Writes a file for `can_see_probe`; returns its name."""
         name = f"seen-{uuid.uuid4().hex}"
         self._is_new = not tf.io.gfile.exists(self.folder)
         tf.io.gfile.makedirs(self.folder)
@@ -84,7 +84,7 @@ class CheckpointStore:
         return name
 
     def can_see_probe(self, name: str) -> bool:
-        """Whether a file that another machine has left comes to be seen here."""
+        """Returns whether a probe of another machine appears here within `SECONDS_TO_SEE`."""
         deadline = time.monotonic() + SECONDS_TO_SEE
         while not tf.io.gfile.exists(f"{self.folder}/{name}"):
             if time.monotonic() > deadline:
@@ -93,78 +93,78 @@ class CheckpointStore:
         return True
 
     def remove_probe(self, name: str) -> None:
-        """Takes away what `write_probe` has left."""
+        """Removes the probe, and the folder if `write_probe` created it."""
         tf.io.gfile.remove(f"{self.folder}/{name}")
         if self._is_new:
             tf.io.gfile.rmtree(self.folder)
 
     def write(self, snapshot: Snapshot) -> str:
-        """Writes a checkpoint and reads it again; gives its folder.
+        """Writes a checkpoint and verifies it; returns its folder.
 
         Raises:
-            CheckpointError: if it could not be written; those of other steps are as they were.
+            CheckpointError: if it could not be written. The checkpoints of other steps stay valid.
         """
-        place = self.path_of(snapshot.step)
+        path = self.path_of(snapshot.step)
         try:
             self._clear(snapshot.step)
-            tf.io.gfile.makedirs(place)
-            write_tensors(f"{place}/{TENSORS}", snapshot.tensors)
-            check_tensors(f"{place}/{TENSORS}", snapshot.tensors)
-            files = {name: describe_file(f"{place}/{name}") for name in tf.io.gfile.listdir(place)}
+            tf.io.gfile.makedirs(path)
+            write_tensors(f"{path}/{TENSORS}", snapshot.tensors)
+            check_tensors(f"{path}/{TENSORS}", snapshot.tensors)
+            files = {name: describe_file(f"{path}/{name}") for name in tf.io.gfile.listdir(path)}
             manifest = {"format": FORMAT, "step": snapshot.step, "files": files, "host": snapshot.host}
-            with tf.io.gfile.GFile(f"{place}/{MANIFEST}", "w") as file:
+            with tf.io.gfile.GFile(f"{path}/{MANIFEST}", "w") as file:
                 file.write(json.dumps({**manifest, CHECK: manifest_checksum(manifest)}))
         except (tf.errors.OpError, OSError, DamagedCheckpoint) as error:
-            said = getattr(error, "message", None) or getattr(error, "strerror", None) or str(error)
             raise CheckpointError(
-                f"the checkpoint at step {snapshot.step} could not be written to {self.folder}: "
-                f"{said.splitlines()[0] if said else type(error).__name__}"
+                f"the checkpoint at step {snapshot.step} could not be written to {self.folder}: {describe_error(error)}"
             ) from error
-        return place
+        return path
 
     def _clear(self, step: int) -> None:
-        """Takes away what is there of a step, and what a process that died in writing has left."""
-        whole = self.steps()
-        for begun in self._list_folders():
-            is_left_over = begun not in whole and not tf.io.gfile.exists(f"{self.path_of(begun)}/{QUARANTINE}")
-            if begun == step or is_left_over:
-                self.delete(begun)
+        """Deletes the folder of a step, and incomplete folders that a killed process left."""
+        complete = self.steps()
+        for folder_step in self._list_folders():
+            is_incomplete = folder_step not in complete and not tf.io.gfile.exists(
+                f"{self.path_of(folder_step)}/{QUARANTINE}"
+            )
+            if folder_step == step or is_incomplete:
+                self.delete(folder_step)
 
     def read(self, step: int) -> Snapshot:
-        """A checkpoint, once its files were found to be what was written.
+        """Reads and verifies a checkpoint.
 
         Raises:
-            DamagedCheckpoint: if they are not.
+            DamagedCheckpoint: if its files differ from what was written.
         """
-        place = self.path_of(step)
+        path = self.path_of(step)
         try:
-            with tf.io.gfile.GFile(f"{place}/{MANIFEST}") as file:
+            with tf.io.gfile.GFile(f"{path}/{MANIFEST}") as file:
                 manifest = json.loads(file.read())
             if manifest["format"] != FORMAT:
                 raise DamagedCheckpoint(f"it has the format {manifest['format']}, and this version reads {FORMAT}")
             if manifest.pop(CHECK) != manifest_checksum(manifest):
                 raise DamagedCheckpoint(f"{MANIFEST} is not what was written")
-            for name, said in manifest["files"].items():
-                if describe_file(f"{place}/{name}") != said:
+            for name, description in manifest["files"].items():
+                if describe_file(f"{path}/{name}") != description:
                     raise DamagedCheckpoint(f"{name} is not what was written")
-            return Snapshot(manifest["step"], read_tensors(f"{place}/{TENSORS}"), manifest["host"])
+            return Snapshot(manifest["step"], read_tensors(f"{path}/{TENSORS}"), manifest["host"])
         except (tf.errors.OpError, OSError, ValueError, KeyError, TypeError) as error:
             raise DamagedCheckpoint(
                 f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             ) from error
 
     def delete(self, step: int) -> None:
-        """Takes one away; what says that it is whole goes first."""
-        place = self.path_of(step)
-        if tf.io.gfile.exists(f"{place}/{MANIFEST}"):
-            tf.io.gfile.remove(f"{place}/{MANIFEST}")
-        if tf.io.gfile.exists(place):
-            tf.io.gfile.rmtree(place)
+        """Deletes a checkpoint, the manifest first, so that an interrupted deletion leaves no valid checkpoint."""
+        path = self.path_of(step)
+        if tf.io.gfile.exists(f"{path}/{MANIFEST}"):
+            tf.io.gfile.remove(f"{path}/{MANIFEST}")
+        if tf.io.gfile.exists(path):
+            tf.io.gfile.rmtree(path)
 
     def quarantine(self, step: int) -> None:
-        """Keeps what is left of a damaged one, where it does not count."""
-        place = self.path_of(step)
-        tf.io.gfile.rename(f"{place}/{MANIFEST}", f"{place}/{QUARANTINE}", overwrite=True)
+        """Renames the manifest of a damaged checkpoint, so that its files stay but are no checkpoint any more."""
+        path = self.path_of(step)
+        tf.io.gfile.rename(f"{path}/{MANIFEST}", f"{path}/{QUARANTINE}", overwrite=True)
 
 
 def write_tensors(prefix: str, tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:
@@ -180,20 +180,26 @@ def read_tensors(prefix: str) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def check_tensors(prefix: str, tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """Reads what was written again, one tensor at a time."""
+    """Compares written tensors with their values, one at a time. Raises DamagedCheckpoint if they differ."""
     reader = tf.compat.v1.train.NewCheckpointReader(prefix)
     for name, value in tensors.items():
         if np.asarray(reader.get_tensor(name)).tobytes() != value.tobytes():
             raise DamagedCheckpoint(f"{name} is read otherwise than it was written")
 
 
+def describe_error(error: Exception) -> str:
+    """Returns the first line of the message of an error of TensorFlow or of the operating system."""
+    message = getattr(error, "message", None) or getattr(error, "strerror", None) or str(error)
+    return str(message).splitlines()[0] if message else type(error).__name__
+
+
 def manifest_checksum(manifest: Mapping[str, Any]) -> int:
-    """The CRC-32 of what a manifest says, as JSON."""
+    """Returns the CRC-32 of a manifest as JSON."""
     return zlib.crc32(json.dumps(manifest).encode())
 
 
 def describe_file(path: str) -> dict[str, int]:
-    """A file's size and CRC-32."""
+    """Returns a file's size and CRC-32."""
     size = check = 0
     with tf.io.gfile.GFile(path, "rb") as file:
         while chunk := file.read(CHUNK_BYTES):

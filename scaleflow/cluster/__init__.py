@@ -1,4 +1,4 @@
-"""Where the worker processes of a run are, and what tells them of each other. No TensorFlow here."""
+"""Finds the processes of a run and gives each its role, peers and GPUs. This package does not import TensorFlow."""
 
 from scaleflow.cluster.gpus import GPUS, assigned_hardware, gpu_environments, share, visible_gpus
 from scaleflow.cluster.local import environments
@@ -7,7 +7,6 @@ from scaleflow.cluster.members import (
     count_processes,
     count_synchronous_workers,
     count_workers,
-    find_task,
     find_unreachable,
     process_names,
     read_tf_config,
@@ -26,7 +25,7 @@ from scaleflow.cluster.tf_config import (
     wait_until_closed,
     without_evaluator,
 )
-from scaleflow.cluster.tpu import TpuAddress, explain_no_tpu, explain_unreachable, find_tpu, is_sure
+from scaleflow.cluster.tpu import explain_no_tpu, explain_unreachable, find_tpu, is_sure
 
 __all__ = [
     "EXAMPLE",
@@ -35,7 +34,6 @@ __all__ = [
     "NO_PROXY",
     "STARTED_HERE",
     "TF_CONFIG",
-    "TpuAddress",
     "assigned_hardware",
     "check_ray",
     "count_processes",
@@ -44,7 +42,6 @@ __all__ = [
     "environments",
     "explain_no_tpu",
     "explain_unreachable",
-    "find_task",
     "find_tpu",
     "find_unreachable",
     "gpu_environments",

@@ -1,8 +1,8 @@
-"""A launcher to each pod of an Indexed Job, with a headless Service that gives the pods names: plain Kubernetes.
+"""Runs one launcher per pod of a Kubernetes Indexed Job. A headless Service gives each pod a host name.
 
-A pod's index gives its task, and the name of the Job the names of all hosts (`JOB-INDEX.JOB`):
-https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode. What becomes of a pod that ends follows
-from the command's exit code, by the Job's podFailurePolicy, which is stable since Kubernetes 1.31.
+The pod's index is its task, and the hosts are named `JOB-INDEX.JOB`:
+https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode. The Job's podFailurePolicy (stable since
+Kubernetes 1.31) decides by the command's exit code whether a pod is restarted.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from scaleflow.cluster.tasks import HAS_RUN, check_enough, make_tf_config
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Cluster
 
-#: Which pod this is, set by Kubernetes; how many there are, and their Job's name, set by the manifest.
+#: Kubernetes sets the pod's index. The manifest sets the number of pods and the Job's name.
 INDEX = "JOB_COMPLETION_INDEX"
 PODS, JOB = "SCALEFLOW_PODS", "SCALEFLOW_JOB"
 
-#: The least version whose Jobs have all that the manifest says.
+#: The oldest version that supports every field of the manifest.
 LEAST_VERSION = "1.31"
 
-#: The group that a volume's files belong to, so that an image's user who is not root may write them.
+#: The group that owns a volume's files, so that an image's non-root user can write them.
 GROUP = 1000
 
-#: Of a host's name, a Service's and a Job's.
+#: Longest name of a host, a Service or a Job, in characters.
 LONGEST = 63
 
 REFUSED, TERMINATED = 2, 143
@@ -48,16 +48,15 @@ _MEMORY = re.compile(r"\d+(?:\.\d+)?(?:[KMGTP]i|[kMGTP])?")
 
 
 def tf_config(environment: Mapping[str, str], servers: int, port: int) -> str:
-    """The TF_CONFIG of this pod.
+    """Returns the TF_CONFIG of this pod.
 
     Args:
-        environment: of the pod.
-        servers: the pods with the highest indices are so many parameter servers, and the one with index 0 is the
-            coordinator; with 0 all are workers that go in step.
-        port: that each of them listens on.
+        environment: the pod's environment variables.
+        servers: number of parameter servers, or 0; see `make_tf_config`.
+        port: the port that every pod listens on.
 
     Raises:
-        ConfigError: if this is no pod of such a Job.
+        ConfigError: if this process is not in a pod of such a Job, or there are too few pods.
     """
     missing = [name for name in (INDEX, PODS, JOB) if not environment.get(name)]
     if missing:
@@ -69,7 +68,7 @@ def tf_config(environment: Mapping[str, str], servers: int, port: int) -> str:
         raise ConfigError(f"{INDEX}={index}: expected 0 to {pods - 1}, since {PODS}={pods}; {INSTEAD}")
     check_enough(PODS, pods, servers, "use a Job of {least} pods or more")
     job = environment[JOB]
-    return make_tf_config(index, [f"{job}-{each}.{job}:{port}" for each in range(pods)], servers)
+    return make_tf_config(index, [f"{job}-{pod_index}.{job}:{port}" for pod_index in range(pods)], servers)
 
 
 def read_number(environment: Mapping[str, str], name: str) -> int:
@@ -84,33 +83,30 @@ def read_number(environment: Mapping[str, str], name: str) -> int:
 
 
 def manifest(cluster: Cluster, pods: int, words: Sequence[str], folder: str | None, grace_seconds: int) -> str:
-    """A Service and a Job, in YAML, that run a command as one run.
+    """Returns a Service and a Job, in YAML, that run a command as one run.
 
     Args:
-        cluster: names the image.
-        pods: how many launchers.
-        words: of the command, behind `scaleflow`.
-        folder: the run's; null for one on the volume that is named as the Job.
-        grace_seconds: how long a pod that is to stop may take to save.
+        cluster: the `cluster` options; `cluster.image` is required.
+        pods: number of pods, each with one launcher.
+        words: the arguments after `python -m scaleflow`.
+        folder: the run's folder; None with a volume means a folder on it with the Job's name.
+        grace_seconds: time that a pod has to save its state when it is asked to stop.
 
     Raises:
-        ConfigError: if a name or a quantity is none for Kubernetes.
+        ConfigError: if Kubernetes would reject a name or a quantity, or the folder is not on the volume.
     """
     check_kubernetes_values(cluster, pods)
     if cluster.volume is not None:
         folder = path_on_volume(cluster, folder)
     elif folder is not None:
         words = [*words, f"hydra.run.dir={folder}"]
-    said = pod_command(words, folder if cluster.volume else None)
-    documents = [service(cluster), job(cluster, pods, said, grace_seconds)]
+    command = pod_command(words, folder if cluster.volume else None)
+    documents = [service(cluster), job(cluster, pods, command, grace_seconds)]
     return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Scripts as they read, and everything where it stands."""
-
-    def ignore_aliases(self, data: object) -> bool:
-        return True
+    """Writes multi-line strings as literal blocks."""
 
 
 _Dumper.add_representer(
@@ -120,7 +116,7 @@ _Dumper.add_representer(
 
 
 def check_kubernetes_values(cluster: Cluster, pods: int) -> None:
-    """Refuses what the API server, or a node, would not take."""
+    """Raises ConfigError for values that the API server or a node would reject."""
     longest = LONGEST - len(f"-{pods - 1}")
     if not _LABEL.fullmatch(cluster.job) or len(cluster.job) > longest:
         raise ConfigError(
@@ -131,15 +127,10 @@ def check_kubernetes_values(cluster: Cluster, pods: int) -> None:
         raise ConfigError(
             f"cluster.image={cluster.image}: expected an image, such as registry.example.com/team/train:1.0"
         )
-    names: dict[str, list[str | None]] = {
-        "namespace": [cluster.namespace],
-        "volume": [cluster.volume],
-        "env_from": [*(cluster.env_from or [])],
-    }
-    for key, values in names.items():
-        for value in values:
-            if value is not None and not _NAME.fullmatch(value):
-                raise ConfigError(f"cluster.{key}={value}: expected a name of lower-case letters, digits, - and .")
+    secrets = [("env_from", name) for name in cluster.env_from or []]
+    for key, name in (("namespace", cluster.namespace), ("volume", cluster.volume), *secrets):
+        if name is not None and not _NAME.fullmatch(name):
+            raise ConfigError(f"cluster.{key}={name}: expected a name of lower-case letters, digits, - and .")
     if cluster.memory is not None and not _MEMORY.fullmatch(cluster.memory):
         raise ConfigError(f"cluster.memory={cluster.memory}: expected bytes, such as 16Gi or 512Mi")
     path = PurePosixPath(cluster.path)
@@ -148,25 +139,25 @@ def check_kubernetes_values(cluster: Cluster, pods: int) -> None:
 
 
 def suggest_valid_name(name: str, longest: int) -> str:
-    """A name that is taken, as near to one that is not as can be."""
-    near = re.sub(r"[^a-z0-9]+", "-", name.lower()).lstrip("-0123456789")[:longest].rstrip("-")
-    return near or "train"
+    """Returns the valid name that is closest to an invalid one."""
+    suggestion = re.sub(r"[^a-z0-9]+", "-", name.lower()).lstrip("-0123456789")[:longest].rstrip("-")
+    return suggestion or "train"
 
 
 def path_on_volume(cluster: Cluster, folder: str | None) -> str:
-    """The run's folder, below where the volume is mounted."""
+    """Returns the absolute path of the run's folder, which must be below the volume's mount point."""
     path = PurePosixPath(cluster.path)
-    found = path / (cluster.job if folder is None else folder)
-    if path not in found.parents or ".." in found.parts:
+    run_folder = path / (cluster.job if folder is None else folder)
+    if path not in run_folder.parents or ".." in run_folder.parts:
         raise ConfigError(
             f"hydra.run.dir={folder}: is not on the volume {cluster.volume}, which is mounted at {path} "
-            f"(cluster.path); use hydra.run.dir={path / found.name}"
+            f"(cluster.path); use hydra.run.dir={path / run_folder.name}"
         )
-    return str(found)
+    return str(run_folder)
 
 
 def pod_command(words: Sequence[str], folder: str | None) -> Sequence[str]:
-    """What a pod executes: where the folder has a run, the command goes on with it."""
+    """Returns the pod's command. If the folder on the volume already holds a run, the command resumes it."""
     program = shlex.join(["python", "-m", "scaleflow", *words])
     if folder is None:
         script = f"exec {program}\n"
@@ -175,8 +166,8 @@ def pod_command(words: Sequence[str], folder: str | None) -> Sequence[str]:
     return ["/bin/sh", "-c", escape_expansion(script)]
 
 
-#: `exec`, so that what asks a pod to stop reaches the launcher. Nothing is written but in the run's folder: the image's
-#: working directory may be another user's.
+#: `exec` lets the signal that stops a pod reach the launcher. The script writes nothing itself: the image's working
+#: directory may belong to another user.
 SCRIPT = """\
 run={folder}
 set -- hydra.run.dir="$run"
@@ -188,7 +179,7 @@ exec {program} "$@"
 
 
 def escape_expansion(text: str) -> str:
-    """A text from which Kubernetes, which takes $(NAME) for a variable and $$ for $, makes the one that is meant."""
+    """Escapes a text for Kubernetes, which expands $(NAME) as a variable and $$ as $."""
     return re.sub(r"\$(?=[$(])", "$$", text)
 
 
@@ -202,7 +193,7 @@ def labels(cluster: Cluster) -> dict[str, str]:
 
 
 def service(cluster: Cluster) -> dict[str, Any]:
-    """Gives each pod a name, from before it is ready."""
+    """Returns the headless Service, which gives each pod a host name even before the pod is ready."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -216,8 +207,12 @@ def service(cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def job(cluster: Cluster, pods: int, said: Sequence[str], grace_seconds: int) -> dict[str, Any]:
-    """So many pods, each with its index; all of them are started again when one is lost, and what is refused is not."""
+def job(cluster: Cluster, pods: int, command: Sequence[str], grace_seconds: int) -> dict[str, Any]:
+    """Returns the Indexed Job.
+
+    A disrupted or terminated pod is replaced, and any other failure is retried `cluster.retries` times per index. A
+    rejected config fails the whole Job.
+    """
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -228,7 +223,7 @@ def job(cluster: Cluster, pods: int, said: Sequence[str], grace_seconds: int) ->
             "parallelism": pods,
             "backoffLimitPerIndex": cluster.retries,
             "maxFailedIndexes": 0,
-            "podReplacementPolicy": "Failed",  # TensorFlow knows of one process of an index at a time
+            "podReplacementPolicy": "Failed",  # TensorFlow allows only one process per task at a time
             "podFailurePolicy": {
                 "rules": [
                     {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
@@ -236,7 +231,7 @@ def job(cluster: Cluster, pods: int, said: Sequence[str], grace_seconds: int) ->
                     {"action": "FailJob", "onExitCodes": exit_code(REFUSED)},
                 ]
             },
-            "template": {"metadata": {"labels": labels(cluster)}, "spec": pod(cluster, pods, said, grace_seconds)},
+            "template": {"metadata": {"labels": labels(cluster)}, "spec": pod(cluster, pods, command, grace_seconds)},
         },
     }
 
@@ -248,14 +243,22 @@ def exit_code(code: int) -> dict[str, Any]:
     return {"containerName": CONTAINER, "operator": "In", "values": [code]}
 
 
-def pod(cluster: Cluster, pods: int, said: Sequence[str], grace_seconds: int) -> dict[str, Any]:
-    """What a pod is made of. Of the Services around it no variables are set, which might read as MLflow's own."""
-    volumes = list_volumes(cluster)
-    mounts = [{"name": name, "mountPath": path} for name, path, _ in volumes]
+def pod(cluster: Cluster, pods: int, command: Sequence[str], grace_seconds: int) -> dict[str, Any]:
+    """Returns the pod's spec.
+
+    Service links are off: the variables that Kubernetes sets for Services could be mistaken for MLflow's settings.
+    """
+    volumes, mounts = [], []
+    if cluster.volume is not None:
+        volumes.append({"name": "run", "persistentVolumeClaim": {"claimName": cluster.volume}})
+        mounts.append({"name": "run", "mountPath": cluster.path})
+    if cluster.gpus > 1:  # NCCL needs more shared memory than a container has by default
+        volumes.append({"name": "shared-memory", "emptyDir": {"medium": "Memory"}})
+        mounts.append({"name": "shared-memory", "mountPath": "/dev/shm"})
     container = {
         "name": CONTAINER,
         "image": cluster.image,
-        "command": list(said),
+        "command": list(command),
         "env": [{"name": PODS, "value": str(pods)}, {"name": JOB, "value": cluster.job}],
         **optional_entry("envFrom", [{"secretRef": {"name": name}} for name in cluster.env_from or []]),
         "ports": [{"name": "grpc", "containerPort": cluster.port}],
@@ -267,32 +270,22 @@ def pod(cluster: Cluster, pods: int, said: Sequence[str], grace_seconds: int) ->
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": grace_seconds,
         "subdomain": cluster.job,
-        "shareProcessNamespace": True,  # the launcher is not process 1, which is deaf to signals until it listens
+        "shareProcessNamespace": True,  # otherwise the launcher is process 1, which ignores signals without a handler
         "enableServiceLinks": False,
         **({"securityContext": {"fsGroup": GROUP, "fsGroupChangePolicy": "OnRootMismatch"}} if cluster.volume else {}),
         "containers": [container],
-        **optional_entry("volumes", [{"name": name, **source} for name, _, source in volumes]),
+        **optional_entry("volumes", volumes),
     }
 
 
 def optional_entry(key: str, value: Any) -> dict[str, Any]:
-    """Nothing, where there is nothing to say."""
+    """Returns {key: value}, or an empty dict for an empty value."""
     return {key: value} if value else {}
 
 
 def resources(cluster: Cluster) -> dict[str, Any]:
-    """What a pod needs; of memory and GPUs it has no more, processors may be used that nobody else needs."""
+    """Returns a pod's requests and limits. CPUs have no limit: a pod may use processors that are idle."""
     cpus = {} if cluster.cpus is None else {"cpu": str(cluster.cpus)}
     memory = {} if cluster.memory is None else {"memory": cluster.memory}
     gpus = {"nvidia.com/gpu": str(cluster.gpus)} if cluster.gpus else {}
     return {**optional_entry("requests", {**cpus, **memory}), **optional_entry("limits", {**memory, **gpus})}
-
-
-def list_volumes(cluster: Cluster) -> list[tuple[str, str, dict[str, Any]]]:
-    """(name, where it is mounted, what it is): the claimed one, and for GPUs of one pod shared memory, NCCL's way."""
-    found: list[tuple[str, str, dict[str, Any]]] = []
-    if cluster.volume is not None:
-        found.append(("run", cluster.path, {"persistentVolumeClaim": {"claimName": cluster.volume}}))
-    if cluster.gpus > 1:
-        found.append(("shared-memory", "/dev/shm", {"emptyDir": {"medium": "Memory"}}))
-    return found

@@ -1,7 +1,8 @@
-"""Several processes on this machine: addresses on loopback, written into TF_CONFIG."""
+"""Makes the TF_CONFIG of several processes on this machine, which use loopback addresses."""
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Mapping, Sequence
 
@@ -10,11 +11,7 @@ from scaleflow.cluster.tf_config import TF_CONFIG
 
 
 def environments(roles: Mapping[str, int]) -> list[Mapping[str, str]]:
-    """For each of several processes the TF_CONFIG that tells it of the others; for a single one nothing.
-
-    Args:
-        roles: how many processes have each of TF_CONFIG's roles, in the order in which they are numbered.
-    """
+    """Returns each process's environment variables: TF_CONFIG, or none for a single process; see `make_tf_configs`."""
     count = sum(roles.values())
     if count == 1:
         return [{}]
@@ -23,12 +20,9 @@ def environments(roles: Mapping[str, int]) -> list[Mapping[str, str]]:
 
 
 def free_ports(count: int) -> Sequence[int]:
-    """Ports on loopback that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
+    """Returns loopback ports that are free now. Another process can still take one before the worker binds it."""
+    with contextlib.ExitStack() as until_all_are_bound:  # so that they differ
+        sockets = [until_all_are_bound.enter_context(socket.socket()) for _ in range(count)]
         for sock in sockets:
             sock.bind(("127.0.0.1", 0))
         return [sock.getsockname()[1] for sock in sockets]
-    finally:
-        for sock in sockets:
-            sock.close()

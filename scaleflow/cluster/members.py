@@ -1,44 +1,44 @@
-"""Which processes a plan has, and which of them this machine is."""
+"""Counts and names the processes of a plan, and finds which of them this machine runs."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from scaleflow.cluster import kubernetes, slurm
-from scaleflow.cluster.tf_config import TF_CONFIG, is_listening, parse_tf_config
-from scaleflow.interfaces import Plan, TaskInfo
+from scaleflow.cluster.tf_config import TF_CONFIG, is_listening
+from scaleflow.interfaces import Plan
 
-#: Of the options those whose processes this command starts itself, wherever they are.
+#: Options of `cluster` for which this command itself starts all processes, here or on other machines.
 STARTED_HERE = ("local", "ray")
 
 
-def find_task(plan: Plan) -> TaskInfo | None:
-    """This machine's place in a cluster of several machines, or None where all workers are on this one."""
-    is_elsewhere = plan.cluster.name not in STARTED_HERE and plan.cluster.submit is None
-    return parse_tf_config(read_tf_config(plan)) if is_elsewhere else None
+def read_tf_config(plan: Plan, environment: Mapping[str, str]) -> str | None:
+    """Returns this process's TF_CONFIG: the environment variable, or one derived from its Slurm task or its pod.
 
-
-def read_tf_config(plan: Plan) -> str | None:
-    """The TF_CONFIG of this process: what is set, or what follows from its task of Slurm's, or its pod.
+    Args:
+        plan: with the options of the cluster.
+        environment: of this process.
 
     Raises:
-        ConfigError: if there is no such task, or this is no such pod.
+        ConfigError: if this is not a Slurm task or a pod of an Indexed Job, although `cluster` says so.
     """
     servers = (plan.cluster.servers or 1) if plan.strategy.name == "parameter_server" else 0
     if plan.cluster.name == "slurm":
-        return slurm.tf_config(os.environ, servers)
+        return slurm.tf_config(environment, servers)
     if plan.cluster.name == "kubernetes":
-        return kubernetes.tf_config(os.environ, servers, plan.cluster.port)
-    return os.environ.get(TF_CONFIG)
+        return kubernetes.tf_config(environment, servers, plan.cluster.port)
+    return environment.get(TF_CONFIG)
 
 
 def count_processes(plan: Plan) -> Mapping[str, int]:
-    """How many processes the plan has in each of TF_CONFIG's roles, on all machines, as they are numbered."""
+    """Returns the number of processes in each TF_CONFIG role, on all machines, in the order in which they are numbered.
+
+    An evaluator is not counted.
+    """
     if plan.strategy.name not in ("multi_worker", "parameter_server"):
         return {"worker": 1}
-    task = find_task(plan)
+    task = plan.task
     if plan.strategy.name == "parameter_server":
         if task:
             return {"chief": 1, "worker": len(task.peers) - 1 - task.servers, "ps": task.servers}
@@ -47,7 +47,7 @@ def count_processes(plan: Plan) -> Mapping[str, int]:
 
 
 def process_names(plan: Plan) -> list[str]:
-    """What users know the processes by, as they are numbered."""
+    """Returns the names that messages use for the processes, in the order in which they are numbered."""
     words = {"chief": "coordinator", "worker": "worker", "ps": "server"}
     return [
         words[role] if role == "chief" else f"{words[role]} {index}"
@@ -57,17 +57,17 @@ def process_names(plan: Plan) -> list[str]:
 
 
 def find_unreachable(plan: Plan, peers: Sequence[str]) -> str:
-    """The processes at whose addresses nothing answers, by their names; empty where all do."""
-    with ThreadPoolExecutor(len(peers)) as threads:  # each takes seconds where a machine is away
-        found = zip(process_names(plan), peers, threads.map(is_listening, peers), strict=True)
-    return ", ".join(f"{name} ({peer})" for name, peer, has_answered in found if not has_answered)
+    """Returns the names and addresses of the processes that do not answer, as text; empty if all answer."""
+    with ThreadPoolExecutor(len(peers)) as threads:  # a probe of an unreachable machine takes seconds
+        probes = zip(process_names(plan), peers, threads.map(is_listening, peers), strict=True)
+    return ", ".join(f"{name} ({peer})" for name, peer, has_answered in probes if not has_answered)
 
 
 def count_workers(plan: Plan) -> int:
-    """How many processes train, on all machines."""
+    """Returns the number of processes that train, on all machines."""
     return count_processes(plan)["worker"]
 
 
 def count_synchronous_workers(plan: Plan) -> int:
-    """How many processes take each step together."""
+    """Returns the number of processes that take each step together."""
     return count_workers(plan) if plan.strategy.name == "multi_worker" else 1

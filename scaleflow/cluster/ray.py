@@ -1,4 +1,4 @@
-"""A Ray cluster: how it is reached, and places on its machines. Ray itself is imported when it is needed.
+"""Connects to a Ray cluster and reserves slots for processes on its nodes. Imports Ray only when it is needed.
 
 https://docs.ray.io/en/latest/ray-core/scheduling/placement-group.html
 """
@@ -21,43 +21,43 @@ from scaleflow.cluster.tf_config import is_address, is_listening
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Cluster
 
-#: What Ray itself takes for its address.
+#: The variable from which Ray itself reads the cluster's address.
 VARIABLE = "RAY_ADDRESS"
 
-#: The address of a cluster that runs on this machine already, and of one that is started for this run alone.
+#: Ray's addresses for a cluster that already runs on this machine, and for a new one that only this run uses.
 AUTO, OWN = "auto", "local"
 
 LOOPBACK = "127.0.0.1"
 
-#: Between looks whether there is room.
+#: Time between polls of the cluster.
 SECONDS_BETWEEN_LOOKS = 0.2
 
-#: How long it is waited for places before the user is told.
+#: Time to wait for slots before printing that the run waits.
 SECONDS_TO_TELL = 2.0
 
-#: How long a machine that is lost may still count as there.
+#: Ray may still list a lost node as alive for this long.
 SECONDS_TO_SHOW = 1.0
 
-#: How long the machines of a lost process are waited for, before a run goes on with fewer.
+#: Time to wait for a lost process's node to return before the run continues with fewer workers.
 SECONDS_TO_COME_BACK = 5.0
 
-#: The path of Ray's sockets, 70 bytes below its folder, has 107 at most.
+#: A Unix socket path has at most 107 bytes, and Ray's socket names take about 70 of them.
 LONGEST_FOLDER = 30
 
-#: How long the cluster's head may be away. Ray ends this process when it has been for a minute.
+#: Longest absence of the cluster's head. Ray ends this process if the head is away for a minute.
 SECONDS_TO_RETURN = 20.0
 
 _using = threading.RLock()
 _users = 0
 _head = ""
-_made: list[tempfile.TemporaryDirectory[str]] = []
+_folders: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def check_address(cluster: Cluster) -> None:
-    """Refuses a cluster that can't be reached, as far as that can be told without Ray.
+    """Checks that the cluster can be reached, without importing Ray.
 
     Raises:
-        ConfigError: if Ray is not installed, or nothing answers at the address.
+        ConfigError: if Ray is not installed, the address is invalid, or nothing answers there.
     """
     if find_spec("ray") is None:
         raise ConfigError("cluster=ray: Ray is not installed; pip install 'scaleflow[ray]'")
@@ -79,20 +79,20 @@ def address_of(cluster: Cluster) -> str:
 
 
 def loopback(cluster: Cluster) -> str | None:
-    """The address of processes that only this machine has to reach; None where others have to."""
+    """Returns the loopback address if all processes are on this machine, or None if other machines must reach them."""
     return LOOPBACK if address_of(cluster) == OWN else None
 
 
 @contextlib.contextmanager
 def connect(cluster: Cluster, count: int) -> Iterator[None]:
-    """This process as a driver of the cluster; the jobs of a sweep share one connection.
+    """Connects this process to the cluster as a driver. The jobs of a sweep share one connection.
 
     Args:
-        cluster: with its address.
-        count: processes that a cluster of this machine alone has room for, however few cores there are.
+        cluster: the `cluster` options, with the address.
+        count: number of processes that a new local cluster must have room for, however few cores there are.
 
     Raises:
-        ConfigError: if there is none.
+        ConfigError: if Ray can't connect or start a local cluster.
     """
     global _users
     with _using:
@@ -109,34 +109,31 @@ def connect(cluster: Cluster, count: int) -> Iterator[None]:
 
 
 def connect_or_start(address: str, least: int) -> None:
-    """Connects, or starts a cluster of this machine alone, with at least so many cores to give away.
-
-    Raises:
-        ConfigError: if that fails.
-    """
-    if address == OWN:
-        restrict_to_loopback()
+    """Connects to the cluster, or starts a local one with at least `least` CPUs; raises ConfigError if that fails."""
+    if address == OWN:  # a token keeps others out; `import ray` reads these variables
+        variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
+        os.environ.update({name: value for name, value in variables.items() if name not in os.environ})
     import ray
 
-    logging.getLogger("ray").setLevel(logging.CRITICAL)  # what comes of a loss is ours to say
-    quietly: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "namespace": "scaleflow"}
+    logging.getLogger("ray").setLevel(logging.CRITICAL)  # the launcher itself reports lost nodes
+    options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "namespace": "scaleflow"}
     if address == OWN:
-        quietly |= {"include_dashboard": False, "_node_ip_address": LOOPBACK}
-        quietly |= {"num_cpus": max(least, len(os.sched_getaffinity(0))), "_temp_dir": make_cluster_folder()}
+        options |= {"include_dashboard": False, "_node_ip_address": LOOPBACK}
+        options |= {"num_cpus": max(least, len(os.sched_getaffinity(0))), "_temp_dir": make_cluster_folder()}
     global _head
     try:
         with preserve_signal_handlers():
-            ray.init(address=address, **quietly)
+            ray.init(address=address, **options)
         _head = ray.get_runtime_context().gcs_address
-    except Exception as error:  # Ray's own of many kinds
-        said = (str(error).strip().splitlines() or [""])[-1]
-        if not said or not isinstance(error, OSError | RuntimeError):
-            said = f"{type(error).__name__}: {said}"
-        raise ConfigError(f"cluster.address={address}: Ray can't be reached: {said}") from error
+    except Exception as error:  # Ray raises exceptions of many types
+        reason = (str(error).strip().splitlines() or [""])[-1]
+        if not reason or not isinstance(error, OSError | RuntimeError):
+            reason = f"{type(error).__name__}: {reason}"
+        raise ConfigError(f"cluster.address={address}: Ray can't be reached: {reason}") from error
 
 
 def is_head_reachable() -> bool:
-    """Whether the cluster's head answers, or comes back within `SECONDS_TO_RETURN`; what is gone is gone for good."""
+    """Tells whether the cluster's head answers within `SECONDS_TO_RETURN`. After one failure the answer stays False."""
     global _head
     deadline = time.monotonic() + SECONDS_TO_RETURN
     while _head and not is_listening(_head):
@@ -147,35 +144,27 @@ def is_head_reachable() -> bool:
 
 
 def disconnect() -> None:
-    """Disconnects, and ends a cluster that `connect_or_start` has started. Without its head Ray would wait for that for
-    ever.
-    """
+    """Disconnects, and stops a cluster that `connect_or_start` started. Ray hangs in shutdown if the head is gone."""
     import ray
 
     if is_head_reachable():
         with preserve_signal_handlers():
             ray.shutdown()
-    while _made:
-        _made.pop().cleanup()
+    while _folders:
+        _folders.pop().cleanup()
 
 
 def make_cluster_folder() -> str:
-    """Where a cluster of this machine alone keeps its logs and sockets, as long as it is there."""
+    """Makes the temporary folder for a local cluster's logs and sockets; `disconnect` deletes it."""
     is_short = len(tempfile.gettempdir()) + len("/ray-12345678") <= LONGEST_FOLDER
     parent = None if is_short else "/tmp"
-    _made.append(tempfile.TemporaryDirectory(prefix="ray-", dir=parent, ignore_cleanup_errors=True))
-    return _made[-1].name
-
-
-def restrict_to_loopback() -> None:
-    """Has a cluster of this machine alone answer nobody else; before Ray is imported, which reads it then."""
-    own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
-    os.environ.update({name: value for name, value in own.items() if name not in os.environ})
+    _folders.append(tempfile.TemporaryDirectory(prefix="ray-", dir=parent, ignore_cleanup_errors=True))
+    return _folders[-1].name
 
 
 @contextlib.contextmanager
 def preserve_signal_handlers() -> Iterator[None]:
-    """What SIGINT and SIGTERM do stays as it is: Ray would end the process with them."""
+    """Restores the handlers of SIGINT and SIGTERM, which Ray replaces with ones that end the process."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -188,61 +177,64 @@ def preserve_signal_handlers() -> Iterator[None]:
 
 
 def resource_bundle(cluster: Cluster) -> dict[str, float]:
-    """What each process takes of its machine."""
+    """Returns the resources of one process, by Ray's names."""
     return {"CPU": float(cluster.cpus or 1), **({"GPU": float(cluster.gpus)} if cluster.gpus else {})}
 
 
 def count_slots(cluster: Cluster) -> int:
-    """For how many processes the machines that are there have room, if nobody else were on them."""
+    """Returns how many processes fit on the nodes that are alive, counting resources that others use as free."""
     import ray
 
-    wants = resource_bundle(cluster)
-    there = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    return sum(int(min(resources.get(name, 0) // amount for name, amount in wants.items())) for resources in there)
+    required = resource_bundle(cluster)
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return sum(int(min(resources.get(name, 0) // amount for name, amount in required.items())) for resources in nodes)
 
 
 def reserve_slots(
-    cluster: Cluster, count: int, least: int, should_stop: Callable[[], bool], tell: Callable[[str], None]
+    cluster: Cluster, count: int, least: int, should_stop: Callable[[], bool], report: Callable[[str], None]
 ) -> Any:
-    """A placement group with a place to each process; None where there comes none.
+    """Reserves a placement group with one slot per process.
 
-    It is waited for as long as others have what it needs; for what the cluster has not got at all,
-    `cluster.start_seconds`: an autoscaler may bring it. Where there is room for `least`, it is not waited for more.
+    While the cluster is large enough but busy, it waits without a limit. While the cluster is too small, it waits
+    `cluster.start_seconds`, since an autoscaler may add nodes, or `SECONDS_TO_COME_BACK` if fewer processes would do.
 
     Args:
-        cluster: what each process needs.
-        count: of processes.
-        least: of processes that would do.
-        should_stop: gives up at once where it says so.
-        tell: is told, once, that it is waited for.
+        cluster: the `cluster` options, with the resources of each process.
+        count: number of processes.
+        least: the smallest number of processes with which the run can continue.
+        should_stop: polled; when it returns true, the function gives up.
+        report: called once with a message if the wait takes longer than `SECONDS_TO_TELL`.
+
+    Returns:
+        The placement group, or None if it was not granted.
     """
     import ray
     from ray.util.placement_group import placement_group
 
     if address_of(cluster) == OWN and count_slots(cluster) < count:
-        return None  # nobody adds to it
+        return None  # a local cluster never grows
     group = placement_group([resource_bundle(cluster)] * count, strategy=cluster.placement.upper())
     patience = cluster.start_seconds if least == count else SECONDS_TO_COME_BACK
     began = time.monotonic()
-    deadline, is_told = began + patience, False
-    waited = group.ready()
+    deadline, has_reported = began + patience, False
+    ready = group.ready()
     while not should_stop() and time.monotonic() < deadline:
-        if ray.wait([waited], timeout=SECONDS_BETWEEN_LOOKS)[0]:
+        if ray.wait([ready], timeout=SECONDS_BETWEEN_LOOKS)[0]:
             return group
         if count_slots(cluster) >= count:
             deadline = time.monotonic() + patience
-        if not is_told and time.monotonic() - began > SECONDS_TO_TELL:
-            tell(
+        if not has_reported and time.monotonic() - began > SECONDS_TO_TELL:
+            report(
                 f"waits for {count} places with {describe_resources(cluster)} each; the cluster has "
                 f"{count_slots(cluster)} in all"
             )
-            is_told = True
+            has_reported = True
     release_slots(group)
     return None
 
 
 def release_slots(group: Any) -> None:
-    """Gives the places of a group back."""
+    """Returns the slots of a placement group to the cluster."""
     from ray.util.placement_group import remove_placement_group
 
     if is_head_reachable():
@@ -250,7 +242,7 @@ def release_slots(group: Any) -> None:
 
 
 def kill_actor(actor: Any) -> None:
-    """Ends an actor at once."""
+    """Kills an actor, unless the cluster's head is gone."""
     import ray
 
     if is_head_reachable():
@@ -258,52 +250,46 @@ def kill_actor(actor: Any) -> None:
 
 
 def describe_resources(cluster: Cluster) -> str:
-    """What a process takes, in words."""
+    """Returns the resources of one process as text, such as `2 CPU and 1 GPU`."""
     return " and ".join(f"{amount:g} {name}" for name, amount in resource_bundle(cluster).items())
 
 
 def explain_too_large(cluster: Cluster, count: int) -> str:
     import ray
 
-    there = ray.cluster_resources()
-    has = ", ".join(f"{there.get(name, 0):g} {name}" for name in resource_bundle(cluster))
+    resources = ray.cluster_resources()
+    available = ", ".join(f"{resources.get(name, 0):g} {name}" for name in resource_bundle(cluster))
+    nodes = sum(bool(node["Alive"]) for node in ray.nodes())
     return (
-        f"cluster=ray: {count} process(es) with {describe_resources(cluster)} each do not fit: there are {has} "
-        f"on {count_nodes()} "
-        f"machine(s), and room for {count_slots(cluster)}; use fewer cluster.workers, or add machines within "
-        f"cluster.start_seconds={cluster.start_seconds:g}"
+        f"cluster=ray: {count} process(es) with {describe_resources(cluster)} each do not fit: there are {available} "
+        f"on {nodes} machine(s), and room for {count_slots(cluster)}; use fewer cluster.workers, or add machines "
+        f"within cluster.start_seconds={cluster.start_seconds:g}"
     )
 
 
-def count_nodes() -> int:
-    """How many machines the cluster has."""
-    import ray
-
-    return sum(bool(node["Alive"]) for node in ray.nodes())
-
-
 def wait_for_slots(cluster: Cluster, wanted: int, least: int, should_stop: Callable[[], bool]) -> int:
-    """For how many processes there is room once a loss has shown, at most `list_needed_splits`.
+    """Returns how many processes, at most `wanted`, fit on the cluster after it lost a process.
 
-    Machines that come back within `SECONDS_TO_COME_BACK` count; for `least`, `cluster.start_seconds` are waited.
+    It waits `SECONDS_TO_SHOW` for Ray to notice a lost node, `SECONDS_TO_COME_BACK` while there is room for `least` but
+    not for `wanted`, and `cluster.start_seconds` while there is not even room for `least`. Returns 0 if it is stopped.
     """
     began = time.monotonic()
     while not should_stop():
-        found, waited = min(wanted, count_slots(cluster)), time.monotonic() - began
-        enough = SECONDS_TO_SHOW if found == wanted else SECONDS_TO_COME_BACK
-        if waited > (enough if found >= least else cluster.start_seconds):
-            return found
+        slots, waited = min(wanted, count_slots(cluster)), time.monotonic() - began
+        patience = SECONDS_TO_SHOW if slots == wanted else SECONDS_TO_COME_BACK
+        if waited > (patience if slots >= least else cluster.start_seconds):
+            return slots
         time.sleep(SECONDS_BETWEEN_LOOKS)
     return 0
 
 
 def actor_options(group: Any, place: int, cluster: Cluster) -> dict[str, Any]:
-    """The options of an actor at a place of a group."""
+    """Returns the options that schedule an actor in slot `place` of a placement group."""
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    wants = resource_bundle(cluster)
+    required = resource_bundle(cluster)
     return {
-        "num_cpus": wants["CPU"],
-        "num_gpus": wants.get("GPU", 0),
+        "num_cpus": required["CPU"],
+        "num_gpus": required.get("GPU", 0),
         "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place),
     }

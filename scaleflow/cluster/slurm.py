@@ -1,8 +1,8 @@
-"""A launcher to each task of a Slurm step, as `srun -N4 python -m scaleflow cluster=slurm` starts them.
+"""Runs one launcher per task of a Slurm step, as `srun -N4 python -m scaleflow cluster=slurm` starts them.
 
-What tells them of each other follows from the variables that srun sets for a task (OUTPUT ENVIRONMENT VARIABLES in
-https://slurm.schedmd.com/srun.html); they are read here, and not by TensorFlow's SlurmClusterResolver, which takes one
-port for all jobs of a machine and knows of no servers.
+TF_CONFIG is derived from the variables that srun sets (OUTPUT ENVIRONMENT VARIABLES in
+https://slurm.schedmd.com/srun.html). TensorFlow's SlurmClusterResolver is not used: all jobs on a machine would get the
+same port, and it does not support parameter servers.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from collections.abc import Mapping, Sequence
 from scaleflow.cluster.tasks import HAS_RUN, check_enough, make_tf_config
 from scaleflow.errors import ConfigError
 
-#: Which task this is, and what the step consists of. In a batch script without srun the last three are missing.
+#: This task, its node, and the tasks and nodes of the step. A batch script without srun has no SLURM_STEP_* variables.
 TASK, NODE = "SLURM_PROCID", "SLURM_NODEID"
 COUNT, NODES, SPREAD = "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE"
 
-#: What `srun --resv-ports` has set aside for the step: `12000-12001`.
+#: Ports that `srun --resv-ports` reserved for the step, such as `12000-12001`.
 RESERVED = "SLURM_STEP_RESV_PORTS"
 DISTRIBUTION = "SLURM_DISTRIBUTION"
 
-#: Ports of a step for which none are reserved: below those that systems give to clients by themselves.
+#: Range of ports if none are reserved. It is below the ephemeral ports of common systems.
 FIRST_PORT, PORTS = 10000, 20000
 
 INSTEAD = (
@@ -32,15 +32,15 @@ INSTEAD = (
 
 
 def tf_config(environment: Mapping[str, str], servers: int) -> str:
-    """The TF_CONFIG of this task.
+    """Returns the TF_CONFIG of this task.
 
     Args:
-        environment: of the task.
-        servers: the last tasks of the step are so many parameter servers, and the first is the coordinator; with 0 all
-            tasks are workers that go in step.
+        environment: the task's environment variables.
+        servers: number of parameter servers, or 0; see `make_tf_config`.
 
     Raises:
-        ConfigError: if this is no task of a step, or the step does not suit.
+        ConfigError: if this process is not a task of a step, the step's tasks are not distributed in blocks, or there
+            are too few of them.
     """
     missing = [name for name in (TASK, COUNT, NODES, SPREAD) if not environment.get(name)]
     if missing:
@@ -62,25 +62,25 @@ def tf_config(environment: Mapping[str, str], servers: int) -> str:
 
 
 def assign_nodes(environment: Mapping[str, str]) -> list[tuple[int, int]]:
-    """To each task its machine's number, and its own among that machine's."""
+    """Returns, for each task, the index of its node and its own index on that node."""
     return [
         (node, place) for node, count in enumerate(parse_tasks_per_node(environment[SPREAD])) for place in range(count)
     ]
 
 
 def parse_tasks_per_node(text: str) -> list[int]:
-    """Tasks on each machine, from `2(x3),1`."""
-    found: list[int] = []
+    """Returns the number of tasks on each node: `2(x3),1` becomes [2, 2, 2, 1]."""
+    counts: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
         if match is None:
             raise ConfigError(f"{SPREAD}={text}: expected something like 2(x3),1")
-        found += [int(match[1])] * int(match[2] or 1)
-    return found
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
 
 
 def expand_node_list(text: str) -> list[str]:
-    """The names in a list of machines, `gpu[01-03,7],login`."""
+    """Returns the host names in a Slurm node list such as `gpu[01-03,7],login`."""
     return [name for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text) for name in expand_range(part)]
 
 
@@ -88,38 +88,34 @@ def expand_range(part: str) -> list[str]:
     match = re.fullmatch(r"([^\[]*)\[([^\]]+)\](.*)", part)
     if match is None:
         return [part]
-    begin, ranges, rest = match.groups()
+    prefix, ranges, rest = match.groups()
     numbers: list[str] = []
-    for each in ranges.split(","):
-        first, _, last = each.partition("-")
+    for number_range in ranges.split(","):
+        first, _, last = number_range.partition("-")
         numbers += [str(n).zfill(len(first)) for n in range(int(first), int(last or first) + 1)]
-    return [f"{begin}{number}{end}" for number in numbers for end in expand_range(rest)]
+    return [f"{prefix}{number}{suffix}" for number in numbers for suffix in expand_range(rest)]
 
 
 def choose_ports(environment: Mapping[str, str]) -> Sequence[int]:
-    """Ports for the tasks of one machine: those reserved for the step, else some that follow from its number."""
-    most = max(parse_tasks_per_node(environment[SPREAD]))
+    """Returns the ports of the tasks on one node: the step's reserved ports, or some derived from the job's number."""
+    count = max(parse_tasks_per_node(environment[SPREAD]))
     if reserved := environment.get(RESERVED):
         first, _, last = reserved.partition("-")
-        found = range(int(first), int(last or first) + 1)
-        if len(found) >= most:
-            return found
+        ports = range(int(first), int(last or first) + 1)
+        if len(ports) >= count:
+            return ports
     job, step = (int(environment.get(name) or 0) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     first_port = FIRST_PORT + (job * 101 + step * 11) % PORTS
-    return range(first_port, first_port + most)
+    return range(first_port, first_port + count)
 
 
 def render_batch_script(name: str, tasks: int, words: Sequence[str], folder: str | None = None) -> str:
-    """A batch script that runs a command as one run, and goes on with it when Slurm starts it again.
+    """Returns a batch script that runs a command as one run, and resumes the run when Slurm requeues the job.
 
-    Args:
-        name: the job's.
-        tasks: how many launchers.
-        words: the command, quoted for a shell.
-        folder: the run's; null for one that has the job's number.
+    The `words` of the command must be quoted for a shell. Without a `folder` the run's is named after the job's number.
     """
-    where = "outputs/slurm-$SLURM_JOB_ID" if folder is None else shlex.quote(folder)
-    return SCRIPT.format(name=shlex.quote(name), tasks=tasks, words=" ".join(words), folder=where, ready=HAS_RUN)
+    path = "outputs/slurm-$SLURM_JOB_ID" if folder is None else shlex.quote(folder)
+    return SCRIPT.format(name=shlex.quote(name), tasks=tasks, words=" ".join(words), folder=path, ready=HAS_RUN)
 
 
 SCRIPT = """\

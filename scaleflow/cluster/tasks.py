@@ -1,20 +1,19 @@
-"""Processes that an engine numbers, one to each task: which role each has, as TF_CONFIG that tells one of them."""
+"""Assigns roles to numbered processes and writes their TF_CONFIG."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from scaleflow.errors import ConfigError
 
 
 def make_tf_configs(roles: Mapping[str, int], peers: Sequence[str]) -> list[str]:
-    """The TF_CONFIG of each process.
+    """Returns the TF_CONFIG of each process.
 
     Args:
-        roles: how many processes have each of TF_CONFIG's roles, in the order in which they are numbered.
-        peers: HOST:PORT of each.
+        roles: number of processes in each TF_CONFIG role, in the order in which processes are numbered.
+        peers: HOST:PORT of each process.
     """
     addresses = iter(peers)
     cluster = {role: [next(addresses) for _ in range(count)] for role, count in roles.items()}
@@ -22,49 +21,39 @@ def make_tf_configs(roles: Mapping[str, int], peers: Sequence[str]) -> list[str]
     return [json.dumps({"cluster": cluster, "task": task}) for task in tasks]
 
 
-def make_tf_config(own: int, peers: Sequence[str], servers: int) -> str:
-    """The TF_CONFIG of one task.
+def make_tf_config(task: int, peers: Sequence[str], servers: int) -> str:
+    """Returns the TF_CONFIG of one task.
 
     Args:
-        own: its number.
-        peers: HOST:PORT of each.
-        servers: see `assign_roles`.
+        task: the task's number.
+        peers: HOST:PORT of each task.
+        servers: number of parameter servers, which are the last tasks; the first task is the coordinator. With 0 all
+            tasks are synchronous workers.
     """
-    return make_tf_configs(Counter(assign_roles(len(peers), servers)), peers)[own]
+    count = len(peers)
+    roles = {"chief": 1, "worker": count - servers - 1, "ps": servers} if servers else {"worker": count}
+    return make_tf_configs(roles, peers)[task]
 
 
-def assign_roles(count: int, servers: int) -> Sequence[str]:
-    """The role of each task, by TensorFlow's names.
-
-    Args:
-        count: how many there are.
-        servers: so many parameter servers are the last ones, and the first is the coordinator; with 0 all are workers
-            that go in step.
-    """
-    if not servers:
-        return ["worker"] * count
-    return ["chief", *["worker"] * (count - servers - 1), *["ps"] * servers]
-
-
-def check_enough(told: str, count: int, servers: int, instead: str) -> None:
-    """Refuses tasks that are too few for a coordinator and a worker beside the servers.
+def check_enough(variable: str, count: int, servers: int, instead: str) -> None:
+    """Checks that there are enough tasks for a coordinator, the servers and at least one worker.
 
     Args:
-        told: the variable that says how many there are.
-        count: how many.
-        servers: how many of them are servers; 0 where there is no coordinator.
-        instead: what would work, with `{least}` for the least number of tasks.
+        variable: the variable that gives the number of tasks, for the message.
+        count: number of tasks.
+        servers: number of parameter servers; 0 means that there is no coordinator, and any count is valid.
+        instead: advice for the message; `{least}` stands for the smallest valid number of tasks.
 
     Raises:
-        ConfigError: if they are.
+        ConfigError: if there are too few.
     """
     least = servers + 2
     if servers and count < least:
         raise ConfigError(
-            f"{told}={count}: strategy=parameter_server with cluster.servers={servers} takes a coordinator and a "
+            f"{variable}={count}: strategy=parameter_server with cluster.servers={servers} takes a coordinator and a "
             f"worker beside them; {instead.format(least=least)}"
         )
 
 
-#: Whether the folder `$run` holds a run that a shell script goes on with, instead of beginning one.
+#: Shell test: the folder `$run` holds a run that can be resumed.
 HAS_RUN = """grep -qs '"event": "ready"' "$run/events.jsonl\""""

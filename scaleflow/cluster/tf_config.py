@@ -1,4 +1,4 @@
-"""TF_CONFIG, the environment variable that tells a process which of several workers it is.
+"""Reads TF_CONFIG, the environment variable that gives a process its task and the addresses of all tasks.
 
     {"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}
 
@@ -20,16 +20,16 @@ from scaleflow.interfaces import TaskInfo
 TF_CONFIG = "TF_CONFIG"
 #: The roles, in the order in which processes are numbered.
 ROLES = ("chief", "worker", "ps")
-#: One that only evaluates, beside them.
+#: A process that only evaluates. It is not numbered.
 EVALUATOR = "evaluator"
 
-#: For which hosts gRPC does not heed http_proxy. https://grpc.github.io/grpc/core/md_doc_environment_variables.html
+#: Hosts for which gRPC ignores http_proxy. https://grpc.github.io/grpc/core/md_doc_environment_variables.html
 NO_PROXY = "no_grpc_proxy"
 
-#: What is said of a machine from which nothing is heard.
+#: Errors that mean that a machine can't be reached.
 AWAY = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 
-#: So many times a silent machine is asked whether it is there.
+#: The patience of `keep_alive` is divided into this many intervals.
 PROBES = 5
 
 EXAMPLE_WITH_SERVERS = (
@@ -40,13 +40,13 @@ EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type"
 
 
 def parse_tf_config(text: str | None) -> TaskInfo:
-    """Which process this is, and where all of them are.
+    """Returns this process's task and the addresses of all processes.
 
-    A `chief` is number 0, and the workers are counted behind it, then the parameter servers (`ps`);
-    without one, worker 0 is the chief. An `evaluator` is not counted.
+    Processes are numbered in the order chief, workers, parameter servers (`ps`). Without a `chief`, worker 0 is the
+    chief. An `evaluator` is not numbered.
 
     Raises:
-        ConfigError: if it is missing or says something that makes no sense.
+        ConfigError: if TF_CONFIG is missing or invalid.
     """
     if not text:
         raise ConfigError(f"cluster=tf_config: the environment variable TF_CONFIG is not set; it reads like {EXAMPLE}")
@@ -62,25 +62,25 @@ def parse_tf_config(text: str | None) -> TaskInfo:
         raise ConfigError("TF_CONFIG: cluster names ps, which takes a chief and at least one worker beside them")
     if len(peers["chief"]) > 1:
         raise ConfigError(f"TF_CONFIG: cluster.chief={format_value(peers['chief'])}: expected one")
-    everybody = tuple(itertools.chain(*peers.values()))
+    addresses = tuple(itertools.chain(*peers.values()))
     if task.get("type") == EVALUATOR:
-        return TaskInfo(0, everybody, len(peers["ps"]), "here")
+        return TaskInfo(0, addresses, len(peers["ps"]), "here")
     return TaskInfo(
-        task_index(cluster, task), everybody, len(peers["ps"]), "elsewhere" if EVALUATOR in cluster else None
+        task_index(cluster, task), addresses, len(peers["ps"]), "elsewhere" if EVALUATOR in cluster else None
     )
 
 
 def without_evaluator(text: str) -> str:
-    """TF_CONFIG as TensorFlow is to read it in a process that trains: the evaluator is no member of its cluster."""
+    """Returns TF_CONFIG without the evaluator, which is not a member of the cluster that TensorFlow trains on."""
     config = json.loads(text)
     config["cluster"].pop(EVALUATOR, None)
     return json.dumps(config)
 
 
 def split_sections(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`cluster` and `task`."""
-    found = config if isinstance(config, dict) else {}
-    cluster, task = found.get("cluster"), found.get("task")
+    """Returns the sections `cluster` and `task`, after checking the roles."""
+    sections = config if isinstance(config, dict) else {}
+    cluster, task = sections.get("cluster"), sections.get("task")
     if not isinstance(cluster, dict) or not isinstance(task, dict):
         raise ConfigError(f"TF_CONFIG: expected `cluster` and `task`; it reads like {EXAMPLE}")
     for role in cluster:
@@ -96,10 +96,10 @@ def split_sections(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def parse_addresses(cluster: dict[str, Any], role: str) -> list[str]:
-    found = cluster.get(role, [])
-    if not isinstance(found, list) or not all(isinstance(a, str) and is_address(a) for a in found):
-        raise ConfigError(f"TF_CONFIG: cluster.{role}={format_value(found)}: expected a list of HOST:PORT")
-    return found
+    addresses = cluster.get(role, [])
+    if not isinstance(addresses, list) or not all(isinstance(a, str) and is_address(a) for a in addresses):
+        raise ConfigError(f"TF_CONFIG: cluster.{role}={format_value(addresses)}: expected a list of HOST:PORT")
+    return addresses
 
 
 def is_address(text: str) -> bool:
@@ -108,7 +108,7 @@ def is_address(text: str) -> bool:
 
 
 def task_index(cluster: dict[str, Any], task: dict[str, Any]) -> int:
-    """This process's number among all."""
+    """Returns this process's number among all processes."""
     role, index = task.get("type"), task.get("index")
     if role not in cluster:
         raise ConfigError(f"TF_CONFIG: task.type={format_value(role)}: the cluster has {', '.join(cluster)}")
@@ -121,7 +121,7 @@ def task_index(cluster: dict[str, Any], task: dict[str, Any]) -> int:
 
 
 def port_is_free(address: str) -> bool:
-    """Whether this machine can listen on an address's port."""
+    """Tells whether this machine can listen on the port of an address."""
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -132,7 +132,7 @@ def port_is_free(address: str) -> bool:
 
 
 def is_listening(address: str) -> bool:
-    """Whether something listens at an address."""
+    """Tells whether something listens at an address; waits at most 2 s."""
     try:
         open_connection(address).close()
     except OSError:
@@ -141,16 +141,17 @@ def is_listening(address: str) -> bool:
 
 
 def wait_until_closed(address: str, patience: float) -> bool:
-    """Waits as long as something listens at an address.
+    """Waits until the process at an address ends or becomes unreachable.
 
-    The end of a process closes its connections; of a machine that is away, or cut off, nothing is heard.
+    A process that ends closes its connections. A machine that is off or cut off sends nothing, so TCP keepalive probes
+    detect it.
 
     Args:
-        address: that answers.
-        patience: for so many seconds nothing may be heard.
+        address: HOST:PORT where a process listens.
+        patience: seconds without an answer after which the machine counts as unreachable.
 
     Returns:
-        Whether the process there has ended, rather than become unreachable.
+        True if the process ended, False if it became unreachable.
     """
     while True:
         try:
@@ -160,7 +161,7 @@ def wait_until_closed(address: str, patience: float) -> bool:
                     pass
         except OSError as error:
             return not (isinstance(error, TimeoutError) or error.errno in AWAY)
-        if not is_listening(address):  # a server also closes a connection over which nothing is asked
+        if not is_listening(address):  # a server also closes idle connections
             return True
 
 
@@ -170,20 +171,20 @@ def open_connection(address: str) -> socket.socket:
 
 
 def keep_alive(connection: socket.socket, patience: float) -> None:
-    """Has the system ask the other end whether it is there, and reading fail when it has not said so."""
+    """Enables TCP keepalive: reading fails after `patience` seconds without an answer from the other end."""
     connection.settimeout(None)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    pause = max(1, int(patience / PROBES))
-    for name, value in (("TCP_KEEPIDLE", pause), ("TCP_KEEPINTVL", pause), ("TCP_KEEPCNT", PROBES - 1)):
+    interval = max(1, int(patience / PROBES))
+    for name, value in (("TCP_KEEPIDLE", interval), ("TCP_KEEPINTVL", interval), ("TCP_KEEPCNT", PROBES - 1)):
         if hasattr(socket, name):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def no_proxy_for(environment: Mapping[str, str], peers: Sequence[str]) -> str:
-    """`no_grpc_proxy` for the processes of a cluster: what goes to peers goes to them, whatever http_proxy says."""
-    kept = environment.get(NO_PROXY) or environment.get("no_proxy") or ""
+    """Returns a value of `no_grpc_proxy` with which gRPC connects to peers directly, whatever http_proxy says."""
+    previous = environment.get(NO_PROXY) or environment.get("no_proxy") or ""
     hosts = dict.fromkeys(peer.rpartition(":")[0] for peer in peers)
-    return ",".join([*filter(None, [kept]), *hosts])
+    return ",".join([*filter(None, [previous]), *hosts])
 
 
 def format_value(value: object) -> str:

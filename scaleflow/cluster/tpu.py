@@ -1,7 +1,7 @@
-"""Where the TPU is, as far as that can be told without TensorFlow.
+"""Finds a TPU and checks that it can be reached, without TensorFlow.
 
-An address is `grpc://HOST:PORT` (several with commas), `local` for one that is attached to this machine,
-or the name of one that Google Cloud's metadata server and API are asked for.
+An address is `grpc://HOST:PORT` (several with commas), `local` for a TPU attached to this machine, or a name that
+TensorFlow resolves with Google Cloud's metadata server and API.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from scaleflow.errors import ConfigError
 
 LOCAL = "local"
 GRPC = "grpc://"
-PORT = 8470  # where a TPU worker listens, as TensorFlow's client takes it
+PORT = 8470  # the TPU worker's port, as in TensorFlow's client
 
-#: In the order in which they are looked at: the first two as TensorFlow's own client does.
+#: Variables that name a TPU, in the order of their precedence. TensorFlow's client reads the first two the same way.
 VARIABLES = ("KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "TPU_NAME", "COLAB_TPU_ADDR", "TPU_WORKER_HOSTNAMES")
 
-#: What a TPU that is attached to the machine shows itself as, with the driver of older and of newer ones.
+#: Device files of an attached TPU: with the driver of older TPUs, and of newer ones.
 DEVICE_FILES = ("dev/accel[0-9]*", "dev/vfio/[0-9]*")
 ROOT = Path("/")
 
-#: TPU's library as Google's images have it; elsewhere the Python package `libtpu` brings it.
+#: The TPU library in Google's images. Elsewhere the Python package `libtpu` contains it.
 LIBRARIES = ("/lib/libtpu.so", "/usr/lib/libtpu.so")
 
 PROBE_SECONDS = 3.0
@@ -34,11 +34,11 @@ PROBE_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class TpuAddress:
-    """Where a TPU is, and what says so.
+    """The address of a TPU.
 
     Attributes:
         address: `grpc://HOST:PORT`, `local` or a name.
-        origin: `hardware.tpu`, an environment variable, or a device file.
+        origin: the source of the address: `hardware.tpu`, an environment variable, or a device file.
     """
 
     address: str
@@ -49,7 +49,7 @@ class TpuAddress:
 
 
 def find_tpu(asked: str | None) -> TpuAddress | None:
-    """The TPU that is asked for, else the one that the environment or the device files tell of."""
+    """Returns the TPU that `hardware.tpu` names, otherwise the one from the environment or the device files."""
     if asked is not None:
         return TpuAddress(check_tpu_address(asked), "hardware.tpu")
     for variable in VARIABLES:
@@ -60,7 +60,7 @@ def find_tpu(asked: str | None) -> TpuAddress | None:
 
 
 def check_tpu_address(address: str) -> str:
-    """An address as it was typed, unless TensorFlow would take it for something else."""
+    """Returns the address, or raises ConfigError if it is empty or TensorFlow would misread it as a name."""
     host, colon, port = address.removeprefix(GRPC).partition(":")
     if not address.startswith(GRPC) and colon and port.isdigit():
         raise ConfigError(f"hardware.tpu={address}: would be taken for a name; write {GRPC}{address}")
@@ -88,14 +88,14 @@ def device_files() -> list[str]:
 
 
 def format_device_files(between: str) -> str:
-    """The device files in words."""
+    """Returns the paths of the device files, joined by `between`."""
     return between.join(f"/{pattern.replace('[0-9]', '')}" for pattern in DEVICE_FILES)
 
 
 def is_sure(place: TpuAddress) -> bool:
-    """Whether a TPU may be taken that nobody has asked for.
+    """Tells whether `strategy=auto` may use this TPU without being asked to.
 
-    Device files of these names belong to other hardware as well: they count where TPU's library is there too.
+    Other hardware has device files of these names too, so a local TPU also needs the TPU library.
     """
     if place.address != LOCAL:
         return True
@@ -103,12 +103,12 @@ def is_sure(place: TpuAddress) -> bool:
 
 
 def has_library(environment: Mapping[str, str]) -> bool:
-    named = environment.get("TPU_LIBRARY_PATH")
-    return any(Path(path).exists() for path in ((named,) if named else LIBRARIES)) or find_spec("libtpu") is not None
+    path = environment.get("TPU_LIBRARY_PATH")
+    return any(Path(file).exists() for file in ((path,) if path else LIBRARIES)) or find_spec("libtpu") is not None
 
 
 def explain_no_tpu() -> str:
-    """What was looked for, where nothing was found."""
+    """Returns the error message that lists where a TPU was looked for."""
     return (
         f"there is no TPU: looked for hardware.tpu, the environment variables {', '.join(VARIABLES)} and the device "
         f"files {format_device_files(' and ')}; give hardware.tpu={GRPC}HOST:{PORT}, or use strategy=mirrored"
@@ -116,25 +116,23 @@ def explain_no_tpu() -> str:
 
 
 def explain_unreachable(place: TpuAddress) -> str | None:
-    """Why a TPU can't be reached, found within seconds, where TensorFlow would wait for ever."""
+    """Returns why a TPU can't be reached, or None. This takes seconds, while TensorFlow would wait without a limit."""
     if place.address == LOCAL:
-        found = device_files()
-        return None if found else f"no TPU is attached to this machine: there is no {format_device_files(' and no ')}"
+        files = device_files()
+        return None if files else f"no TPU is attached to this machine: there is no {format_device_files(' and no ')}"
     if not place.address.startswith(GRPC):
         return explain_unknown_name()
     for endpoint in place.address.split(","):
-        host, _, port = endpoint.removeprefix(GRPC).partition(":")
-        reason = explain_no_answer(host, int(port) if port.isdigit() else PORT)
+        reason = explain_no_answer(endpoint.removeprefix(GRPC), PORT)
         if reason:
             return f"nothing answers at {endpoint} ({reason}); name a TPU that is up, or use strategy=mirrored"
     return None
 
 
 def explain_unknown_name() -> str | None:
-    """Why a name can't be looked up, if Google Cloud's metadata server is not there."""
+    """Returns why a TPU's name can't be resolved, or None if Google Cloud's metadata server answers."""
     server = os.environ.get("GCE_METADATA_HOST") or os.environ.get("GCE_METADATA_IP") or "metadata.google.internal"
-    host, _, port = server.partition(":")
-    reason = explain_no_answer(host, int(port) if port.isdigit() else 80)
+    reason = explain_no_answer(server, 80)
     if reason is None:
         return None
     return (
@@ -143,10 +141,11 @@ def explain_unknown_name() -> str | None:
     )
 
 
-def explain_no_answer(host: str, port: int) -> str | None:
-    """Why nothing answers at an address, or None where something does."""
+def explain_no_answer(address: str, default_port: int) -> str | None:
+    """Returns why nothing answers at HOST or HOST:PORT, or None if something listens there."""
+    host, _, port = address.partition(":")
     try:
-        socket.create_connection((host, port), timeout=PROBE_SECONDS).close()
+        socket.create_connection((host, int(port) if port.isdigit() else default_port), timeout=PROBE_SECONDS).close()
     except (OSError, OverflowError, ValueError) as error:
         return getattr(error, "strerror", None) or str(error) or type(error).__name__
     return None

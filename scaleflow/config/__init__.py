@@ -1,1 +1,1 @@
-"""From words to a plan: what was typed is composed, read, checked; no TensorFlow."""
+"""Composes the words of a command into a config, and parses and checks it. Imports no TensorFlow."""

@@ -1,6 +1,6 @@
-"""Composes a config where no Hydra app is: for the Python API, for `rerun` and `evaluate`.
+"""Composes a config without a Hydra app: for the Python API, `rerun` and `evaluate`.
 
-It may be called inside another Hydra app, whose state it leaves as it was, and in any thread.
+It also works in any thread and inside another Hydra app, whose state it restores.
 """
 
 from __future__ import annotations
@@ -25,24 +25,31 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from scaleflow.command import quote_nan_option, take_keys_of_run
-from scaleflow.config.hydra_errors import CONF, check_config_dirs, explain_error, parse_overrides, search_path_overrides
+from scaleflow.config.hydra_errors import (
+    CONF,
+    check_config_dirs,
+    explain_error,
+    parse_overrides,
+    search_path_overrides,
+    shorten_error,
+)
 from scaleflow.config.parse import format_value
 from scaleflow.errors import ConfigError
 from scaleflow.secret_masking import find_secrets, find_typed_secrets, register_resolver, remember_secrets
 
-#: Hydra's state is the process's.
+#: Hydra's state is global: one thread at a time may compose.
 HYDRA_LOCK = threading.RLock()
 
 
 @dataclass(frozen=True)
 class ComposedConfig:
-    """A command line's config.
+    """The composed config of a command.
 
     Attributes:
-        config: interpolations kept.
+        config: the config, with its interpolations.
         choices: the option chosen in each config group.
-        search: the folders in which `_target_` modules are looked for, first match first.
-        folder: the run's, as `hydra.run.dir` says; not made.
+        search: the folders in which modules of `_target_` are looked for, first match first.
+        folder: the folder of the run. `compose_config` does not create it.
     """
 
     config: DictConfig
@@ -52,10 +59,14 @@ class ComposedConfig:
 
 
 def compose_config(overrides: Sequence[str], config_dirs: Sequence[str | Path] = ()) -> ComposedConfig:
-    """The config of a command line's overrides.
+    """Composes the config of one run from overrides.
+
+    Args:
+        overrides: `KEY=VALUE` and `GROUP=OPTION`, without flags and sweeps.
+        config_dirs: folders with further options, as for `--config-dir`.
 
     Raises:
-        ConfigError: naming the word that is wrong, and what would work.
+        ConfigError: naming the override that is wrong, and what would work.
     """
     words = take_keys_of_run(quote_nan_option(overrides))
     remember_secrets(find_typed_secrets(words))
@@ -65,34 +76,30 @@ def compose_config(overrides: Sequence[str], config_dirs: Sequence[str | Path] =
     with preserve_hydra_state():
         try:
             with hydra.initialize_config_module(CONF, version_base="1.3"):
-                whole = hydra.compose(
+                config = hydra.compose(
                     "config", overrides=[*search_path_overrides(flags), *words], return_hydra_config=True
                 )
-            folder = Path(whole.hydra.run.dir)
+            folder = Path(config.hydra.run.dir)
         except (HydraException, OmegaConfBaseException, YAMLError) as error:
             raise ConfigError(explain_error(error, [*flags, *words])) from error
-    choices = select_group_choices(whole.hydra.runtime.choices)
-    if whole.hydra.mode is RunMode.MULTIRUN:
+    choices = select_group_choices(config.hydra.runtime.choices)
+    if config.hydra.mode is RunMode.MULTIRUN:
         raise ConfigError(
             f"experiment={choices.get('experiment')}: is a sweep, several runs; python -m scaleflow runs it"
         )
-    check_single_run(whole)
-    with open_dict(whole):
-        del whole["hydra"]
-    own = [str(Path(folder).absolute()) for folder in config_dirs]
-    return ComposedConfig(whole, choices, [*user_module_folders(), *own], folder)
+    check_single_run(config)
+    with open_dict(config):
+        del config["hydra"]
+    absolute_dirs = [str(Path(folder).absolute()) for folder in config_dirs]
+    return ComposedConfig(config, choices, [*user_module_folders(), *absolute_dirs], folder)
 
 
 def check_single_run(config: DictConfig) -> None:
-    """Refuses what is said of the jobs of a sweep where there is one run.
-
-    Raises:
-        ConfigError: naming the key.
-    """
+    """Raises `ConfigError` if a single run sets an option that is only for the jobs of a sweep."""
     defaults: dict[str, Any] = {"repeat": 1, "warm_up": 0, "same_losses": False}
-    said = config.get("sweep")
+    options = config.get("sweep")
     for key, default in defaults.items():
-        if isinstance(said, DictConfig) and (value := said.get(key, default)) != default:
+        if isinstance(options, DictConfig) and (value := options.get(key, default)) != default:
             raise ConfigError(
                 f"sweep.{key}={format_value(value)}: this is one run; of a sweep's jobs (-m) "
                 "hydra/launcher=isolated makes that"
@@ -100,7 +107,7 @@ def check_single_run(config: DictConfig) -> None:
 
 
 def check_overrides_only(words: Sequence[str], flags: Sequence[str]) -> None:
-    """Refuses what is no override of one run."""
+    """Raises `ConfigError` for a flag among the words, an override with several values, or a missing folder."""
     for word in words:
         if word.startswith("-"):
             raise ConfigError(f"{word}: expected overrides, KEY=VALUE; folders with options are named by config_dir")
@@ -115,13 +122,13 @@ def config_dir_flags(config_dirs: Sequence[str | Path]) -> list[str]:
 
 
 def select_group_choices(chosen: Any) -> dict[str, str]:
-    """Of Hydra's choices those of config groups; `strategy@train.strategy`, in another app, is the group's too."""
-    found = {str(group).partition("@")[0]: option for group, option in chosen.items() if option is not None}
-    return {group: str(option) for group, option in found.items() if "/" not in group}
+    """Returns the option of each config group, also of one that an app has moved (`strategy@train.strategy`)."""
+    choices = {str(group).partition("@")[0]: option for group, option in chosen.items() if option is not None}
+    return {group: str(option) for group, option in choices.items() if "/" not in group}
 
 
 def user_module_folders() -> list[str]:
-    """Where a user's modules are: the current folder, and that of the script that this process runs."""
+    """Lists the folders with a user's modules: the current one, and that of the script that this process runs."""
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     is_script = script is not None and getattr(sys.modules["__main__"], "__spec__", None) is None
     folders = [Path.cwd(), *([Path(script).absolute().parent] if script is not None and is_script else [])]
@@ -129,7 +136,7 @@ def user_module_folders() -> list[str]:
 
 
 def list_options(config_dirs: Sequence[str | Path] = ()) -> dict[str, list[str]]:
-    """The options that there are in each config group."""
+    """Lists the available options of each config group."""
     search = search_path_overrides(config_dir_flags(config_dirs))
     with preserve_hydra_state(), hydra.initialize_config_module(CONF, version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
@@ -137,30 +144,35 @@ def list_options(config_dirs: Sequence[str | Path] = ()) -> dict[str, list[str]]
         return {group: list(loader.get_group_options(group, ObjectType.CONFIG, "config", search)) for group in groups}
 
 
-def to_plain(config: DictConfig) -> dict[str, Any]:
-    """A config as plain containers, interpolations resolved.
+def resolve_config(config: DictConfig) -> dict[str, Any]:
+    """Resolves the interpolations of a config, and remembers its secrets so that they are masked.
+
+    Returns:
+        The config as plain containers.
 
     Raises:
-        ConfigError: if a key without a default has no value.
-        OmegaConfBaseException: if an interpolation leads nowhere.
+        ConfigError: if a key without a default has no value, or if an interpolation cannot be resolved.
     """
-    if missing := sorted(OmegaConf.missing_keys(config)):
-        has = "has" if len(missing) == 1 else "have"
-        raise ConfigError(f"{', '.join(missing)}: {has} no default; write {' '.join(f'{key}=...' for key in missing)}")
-    found = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    assert isinstance(found, dict)
-    remember_secrets(find_secrets(OmegaConf.to_container(config, resolve=False), found))
-    return {str(key): value for key, value in found.items()}
+    try:
+        if missing := sorted(OmegaConf.missing_keys(config)):
+            has, hint = "has" if len(missing) == 1 else "have", " ".join(f"{key}=..." for key in missing)
+            raise ConfigError(f"{', '.join(missing)}: {has} no default; write {hint}")
+        resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(shorten_error(error)) from error
+    assert isinstance(resolved, dict)
+    remember_secrets(find_secrets(OmegaConf.to_container(config, resolve=False), resolved))
+    return {str(key): value for key, value in resolved.items()}
 
 
 def read_app_choices() -> dict[str, str]:
-    """The choices of the Hydra app that this is called in; none where there is none."""
+    """Returns the choices of the Hydra app that calls this; empty if there is none."""
     return select_group_choices(HydraConfig.get().runtime.choices) if HydraConfig.initialized() else {}
 
 
 @contextlib.contextmanager
 def preserve_hydra_state() -> Iterator[None]:
-    """Gives Hydra's state back as it was; one thread at a time."""
+    """Restores Hydra's global state after the block. Only one thread at a time can be in such a block."""
     with HYDRA_LOCK:
         version, app = VersionBase.instance().getbase(), GlobalHydra.instance().hydra
         GlobalHydra.instance().hydra = None

@@ -1,4 +1,4 @@
-"""The folders that this command creates for a run or a sweep: a refused command removes these and no others."""
+"""Notes the folders that this command creates for a run or a sweep, so that a refused command removes only these."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ def create_folder(folder: Path) -> None:
 
 
 def note_missing(folder: Path) -> None:
-    """Notes which of a folder and its parents do not exist, just before they are created."""
-    with contextlib.suppress(OSError):  # a folder that cannot be read cannot be created in either
-        _created.update(place for place in lineage(folder) if not place.exists())
+    """Notes which of a folder and its parents do not exist. Call it just before they are created."""
+    with contextlib.suppress(OSError):  # if a folder cannot be read, nothing can be created in it
+        _created.update(path for path in lineage(folder) if not path.exists())
 
 
 def remove_created(folder: Path) -> None:
-    """Removes a folder, then its parents, as far as this command created them and they are empty."""
+    """Removes a folder, then its parents, until one is not empty or is not noted as created by this command."""
     with contextlib.suppress(OSError):
-        for place in lineage(folder):
-            if place not in _created:
+        for path in lineage(folder):
+            if path not in _created:
                 break
-            place.rmdir()
-            _created.discard(place)
+            path.rmdir()
+            _created.discard(path)
 
 
 def lineage(folder: Path) -> list[Path]:
-    absolute = folder.resolve()  # without "..", as Hydra names a run's folder
+    absolute = folder.resolve()  # without "..", so that `parents` are the real ones
     return [absolute, *absolute.parents]
 
 
 class NoteFolders(Callback):
-    """Hydra creates the folder of a run or a sweep before it calls the task; this notes before that what is missing."""
+    """Notes missing folders before Hydra creates the folder of a run or a sweep, which it does before the task."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        with contextlib.suppress(OmegaConfBaseException):  # Hydra says so itself
+        with contextlib.suppress(OmegaConfBaseException):  # Hydra reports it
             note_missing(Path(str(config.hydra.run.dir)))
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:

@@ -1,8 +1,8 @@
-"""The config of a tracked run, made ready to be used again on this machine: `rerun` and `evaluate`.
+"""Prepares the config of a tracked run for use on this machine, for `rerun` and `evaluate`.
 
-It was read from a store that others may write to. So it is the base, and: what it says of code is checked
-(`trust.py`); its interpolations see nothing but itself; what it says of files and addresses outside of this folder
-counts only where it is typed; what was masked in it comes from this command.
+Others may write to the store that the config comes from. So the code that it names is checked (`trust.py`), its
+interpolations resolve only within itself, and files and addresses outside the current folder must be typed. Masked
+secrets are filled in from this machine's options.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Tracking
 from scaleflow.secret_masking import MASK
 
-#: What a tracked config says of the place where the run was, which another run is not to have.
+#: (section, key) of values that belong to the tracked run's machine. They are cleared.
 OF_ITS_PLACE = (("checkpoint", "folder"), ("tracking", "uri"))
 
 RUN_DIR = "hydra.run.dir"
 
-#: Of an option; it is shown, and is a part of names.
+#: A valid option: options are shown, and become part of a run's name.
 NAME = re.compile(r"[\w.-]+")
 
 
 @dataclass(frozen=True)
 class RerunCommand:
-    """A command's words about a tracked run.
+    """The arguments of a command that uses a tracked run.
 
     Attributes:
-        run_id: whose.
-        overrides: as typed.
-        config_dirs: folders with options of the user's.
-        trusted: modules, and folders, that may be followed.
+        run_id: the run's id in MLflow.
+        overrides: the overrides as they were typed.
+        config_dirs: the folders of `--config-dir`.
+        trusted: the names of `--trust`: modules whose code may run, and folders (with a `/`) whose files may be used.
     """
 
     run_id: str
@@ -54,7 +54,7 @@ class RerunCommand:
 
 
 def find_store_options(words: RerunCommand) -> Tracking:
-    """The options of the store in which the run is looked for: those typed, or the environment's."""
+    """Returns the options of the store with the run: a typed `tracking.uri`, otherwise the defaults."""
     typed = [o for o in parse_overrides(words.overrides) if not o.is_sweep_override() and not o.is_delete()]
     uri = [o.value() for o in typed if o.key_or_group == "tracking.uri"]
     return parse_section(Tracking, {"uri": uri[-1]} if uri else {}, "tracking")
@@ -63,59 +63,63 @@ def find_store_options(words: RerunCommand) -> Tracking:
 def reuse_config(
     text: str, params: Mapping[str, str], words: RerunCommand, sections: Sequence[str] | None = None
 ) -> ComposedConfig:
-    """A tracked config with a command's overrides.
+    """Applies a command's overrides to the config of a tracked run, and checks the result.
 
     Args:
-        text: of its config.yaml.
-        params: of the run; which options were chosen is among them.
-        words: the command's.
-        sections: of the tracked config only these count; None: all.
+        text: the content of the run's config.yaml.
+        params: the run's params, which contain the chosen options.
+        words: the command.
+        sections: use only these sections of the tracked config; None: all.
 
     Raises:
-        ConfigError: naming what is wrong, or is not followed.
+        ConfigError: naming the key that is wrong or not trusted.
     """
     overrides = parse_rerun_overrides(words)
-    there = list_options(words.config_dirs)
-    groups = {str(o.key_or_group): str(o.value()) for o in overrides if o.key_or_group in there}
+    options = list_options(words.config_dirs)
+    for override in overrides:
+        if override.is_delete() and override.key_or_group in options:
+            key = override.key_or_group
+            raise ConfigError(f"~{key}: a group cannot be left out; write {key}=OPTION ({', '.join(options[key])})")
+    groups = {str(o.key_or_group): str(o.value()) for o in overrides if o.key_or_group in options}
     groups.pop("experiment", None)  # null
-    check_options(groups, there)
+    check_options(groups, options)
     raw = {
         key: value
         for key, value in load_config(text, words.run_id).items()
         if key not in groups and (sections is None or key in sections)
     }
     clear_keys(raw, [str(o.key_or_group) for o in overrides])
-    ours = compose_base(params, groups, words, there)
-    default = to_container(ours.config)
-    kept, own = resolve_separately(raw, default)
-    own |= {*groups, *(key for key in default if key not in kept)}
-    config = {**copy.deepcopy(default), **kept, **{group: default[group] for group in groups if group in default}}
-    drop_machine_keys(config, own)
-    made = OmegaConf.create(config)
+    base = compose_base(params, groups, words, options)
+    default = to_container(base.config)
+    tracked, local_keys = resolve_separately(raw, default)
+    local_keys |= {*groups, *(key for key in default if key not in tracked)}
+    config = {**copy.deepcopy(default), **tracked, **{group: default[group] for group in groups if group in default}}
+    drop_machine_keys(config, local_keys)
+    reused = OmegaConf.create(config)
     for override in overrides:
         if override.key_or_group not in (*groups, "experiment", RUN_DIR):
-            apply_override(made, override, default)
-            own.add(str(override.key_or_group))
-    restore_secrets(made, default, own)
-    made.trusted_modules = list_trusted_modules(words, made, own)
-    made.resume = None
-    config = to_container(made)
-    check_targets(config, made.trusted_modules)
-    check_values(config, own | {"trusted_modules"}, words.trusted)
+            apply_override(reused, override, default)
+            local_keys.add(str(override.key_or_group))
+    restore_secrets(reused, default, local_keys)
+    reused.trusted_modules = list_trusted_modules(words, reused, local_keys)
+    reused.resume = None
+    config = to_container(reused)
+    check_targets(config, reused.trusted_modules)
+    check_values(config, local_keys | {"trusted_modules"}, words.trusted)
     tracked_choices = {
-        group: params[group] for group in ours.choices if group in raw and NAME.fullmatch(params.get(group, ""))
+        group: params[group] for group in base.choices if group in raw and NAME.fullmatch(params.get(group, ""))
     }
-    folder = [Path(str(o.value())) for o in overrides if o.key_or_group == RUN_DIR]
+    folders = [Path(str(o.value())) for o in overrides if o.key_or_group == RUN_DIR]
     return replace(
-        ours,
-        config=made,
-        choices={**ours.choices, **tracked_choices, **groups},
-        folder=folder[-1] if folder else ours.folder,
+        base,
+        config=reused,
+        choices={**base.choices, **tracked_choices, **groups},
+        folder=folders[-1] if folders else base.folder,
     )
 
 
 def parse_rerun_overrides(words: RerunCommand) -> list[Override]:
-    """The overrides, if they are such as a tracked run takes."""
+    """Parses the overrides. Raises `ConfigError` for one that a tracked run does not support."""
     overrides = parse_overrides(words.overrides)
     for override in overrides:
         key = str(override.key_or_group)
@@ -137,61 +141,63 @@ def check_options(groups: Mapping[str, str], there: Mapping[str, Sequence[str]])
 
 
 def clear_keys(config: dict[str, Any], keys: Sequence[str]) -> None:
-    """Empties what is typed anew: nothing of it is looked at."""
+    """Clears the tracked values of keys that are typed anew, so that they are not checked."""
     for key in keys:
         parent, _, leaf = key.rpartition(".")
-        place = get_at(config, parent) if parent else config
-        if isinstance(place, dict) and leaf in place and not isinstance(place[leaf], dict | list):
-            place[leaf] = None
+        section = get_at(config, parent) if parent else config
+        if isinstance(section, dict) and leaf in section and not isinstance(section[leaf], dict | list):
+            section[leaf] = None
 
 
 def load_config(text: str, run_id: str) -> dict[str, Any]:
-    """A config.yaml as plain containers, interpolations kept."""
+    """Parses a config.yaml into plain containers, with its interpolations."""
     try:
-        found = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+        config = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
     except (YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
         raise ConfigError(f"{run_id}: its config.yaml can't be read: {shorten_error(error)}") from error
-    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+    if not isinstance(config, dict) or not all(isinstance(key, str) for key in config):
         raise ConfigError(f"{run_id}: its config.yaml is no run's")
-    return {str(key): value for key, value in found.items()}
+    return {str(key): value for key, value in config.items()}
 
 
 def compose_base(
     params: Mapping[str, str], groups: Mapping[str, str], words: RerunCommand, there: Mapping[str, Sequence[str]]
 ) -> ComposedConfig:
-    """What this machine's options give for the choices: the run's, as far as they are here, and the typed ones."""
+    """Composes this machine's options: those that are typed, otherwise those of the run that exist here."""
     choices = {group: params[group] for group in there if group != "experiment" and params.get(group) in there[group]}
     choices |= groups
     return compose_config([f"{group}='{option}'" for group, option in choices.items()], words.config_dirs)
 
 
 def resolve_separately(raw: dict[str, Any], default: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
-    """A tracked config, resolved in itself alone, but for the interpolations that this machine's options have too.
+    """Resolves the interpolations of a tracked config within the tracked config alone.
+
+    An interpolation that this machine's options have too stays unresolved.
 
     Returns:
-        The config, and the keys of those interpolations.
+        The config, and the keys of the unresolved interpolations.
     """
-    own: set[str] = set()
-    inert = OmegaConf.create(copy.deepcopy(raw))
+    local_keys: set[str] = set()
+    isolated = OmegaConf.create(copy.deepcopy(raw))
     for key, value in iterate_leaves(raw):
         if not (isinstance(value, str) and "${" in value):
             continue
         if value == get_at(default, key):
-            own.add(key)
-            OmegaConf.update(inert, key, MASK)  # so that nothing else in it can ask for what it is here
+            local_keys.add(key)
+            OmegaConf.update(isolated, key, MASK)  # another key cannot refer to this machine's value
         else:
             check_interpolation(key, value)
     try:
-        resolved = to_container(inert, resolve=True)
+        resolved = to_container(isolated, resolve=True)
     except OmegaConfBaseException as error:
         raise ConfigError(f"the tracked config: {shorten_error(error)}") from error
     for key, value in iterate_leaves(resolved):
         if isinstance(value, str) and "${" in value:
             raise unresolvable_error(key, value)
-    kept = OmegaConf.create(resolved)
-    for key in own:
-        OmegaConf.update(kept, key, get_at(default, key))
-    return to_container(kept), own
+    restored = OmegaConf.create(resolved)
+    for key in local_keys:
+        OmegaConf.update(restored, key, get_at(default, key))
+    return to_container(restored), local_keys
 
 
 def drop_machine_keys(config: dict[str, Any], own: set[str]) -> None:
@@ -202,16 +208,16 @@ def drop_machine_keys(config: dict[str, Any], own: set[str]) -> None:
 
 
 def apply_override(config: DictConfig, override: Override, default: Mapping[str, Any]) -> None:
-    """Does to a config what an override says, as Hydra would."""
+    """Applies an override to a config, as Hydra does."""
     key = str(override.key_or_group)
-    is_there = key in list_keys(config)
+    exists = key in list_keys(config)
     if override.is_delete():
-        if not is_there:
+        if not exists:
             raise unknown_key_error(key, list_keys(config))
         parent, _, leaf = key.rpartition(".")
         del (OmegaConf.select(config, parent) if parent else config)[leaf]
         return
-    if not (is_there or override.is_add() or override.is_force_add() or get_at(default, key) is not None):
+    if not (exists or override.is_add() or override.is_force_add() or get_at(default, key) is not None):
         raise unknown_key_error(key, list_keys(config))
     try:
         OmegaConf.update(config, key, override.value(), merge=True, force_add=True)
@@ -220,34 +226,34 @@ def apply_override(config: DictConfig, override: Override, default: Mapping[str,
 
 
 def restore_secrets(config: DictConfig, default: Mapping[str, Any], own: set[str]) -> None:
-    """Puts this machine's values where secrets were masked."""
+    """Replaces masked secrets by this machine's values, and adds their keys to `own`."""
     for key, value in iterate_leaves(OmegaConf.to_container(config, resolve=False)):
         if not (isinstance(value, str) and MASK in value) or key in own:
             continue
-        here = get_at(default, key)
-        if here is None or here == value:
+        local_value = get_at(default, key)
+        if local_value is None or local_value == value:
             raise ConfigError(
                 f"{key}: was masked where it was tracked; type its value, or give the --config-dir that has it"
             )
-        OmegaConf.update(config, key, here)
+        OmegaConf.update(config, key, local_value)
         own.add(key)
 
 
 def list_trusted_modules(words: RerunCommand, config: DictConfig, own: set[str]) -> list[str]:
-    """The modules that this command trusts; what the tracked config trusted does not count."""
+    """Lists the modules that this command trusts. Those that the tracked config trusts do not count."""
     typed = config.get("trusted_modules") if "trusted_modules" in own else None
-    named = [each for each in words.trusted if "/" not in each]
-    return list(dict.fromkeys([*named, *(typed or ())]))
+    from_flag = [each for each in words.trusted if "/" not in each]
+    return list(dict.fromkeys([*from_flag, *(typed or ())]))
 
 
 def to_container(config: DictConfig, resolve: bool = False) -> dict[str, Any]:
-    found = OmegaConf.to_container(config, resolve=resolve)
-    assert isinstance(found, dict)
-    return {str(key): value for key, value in found.items()}
+    container = OmegaConf.to_container(config, resolve=resolve)
+    assert isinstance(container, dict)
+    return {str(key): value for key, value in container.items()}
 
 
 def iterate_leaves(config: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of each that is no container."""
+    """Yields the (dotted key, value) of each value that is no container."""
     if isinstance(config, Mapping):
         for name, value in config.items():
             yield from iterate_leaves(value, f"{key}.{name}" if key else str(name))
@@ -259,7 +265,7 @@ def iterate_leaves(config: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def get_at(config: Any, key: str) -> Any:
-    """A plain config's value at a dotted key; None where there is none."""
+    """Returns the value at a dotted key of a plain config; None if there is none."""
     for name in key.split("."):
         if isinstance(config, Mapping):
             config = config.get(name)

@@ -1,4 +1,4 @@
-"""What is wrong with a command line, in a line: Hydra's and OmegaConf's errors in the words of our refusals."""
+"""Turns errors of Hydra and OmegaConf into one-line messages that name the override that is wrong."""
 
 from __future__ import annotations
 
@@ -24,7 +24,12 @@ CONF = "scaleflow.conf"
 
 
 def explain_error(error: Exception, words: Sequence[str]) -> str:
-    """What was wrong with the command line, naming the key, the value and what would work."""
+    """Describes an error in one line: the key, the value and what would work.
+
+    Args:
+        error: raised by Hydra, OmegaConf or YAML, or by creating the run's folder.
+        words: the words of the command, with its flags.
+    """
     if isinstance(error, OSError) and not isinstance(error, HydraException):
         return f"hydra.run.dir={error.filename}: {error.strerror}; choose a folder that can be written"
     try:
@@ -32,7 +37,7 @@ def explain_error(error: Exception, words: Sequence[str]) -> str:
     except ConfigError as refusal:
         return str(refusal)
     except Exception:
-        pass  # Hydra's; then the first error says more
+        pass  # `error`, which came first, says more
     if isinstance(error, OverrideParseException):
         typed = mask_override(error.override)
         way_out = "put quotes around a value with special characters" if "=" in typed else "write KEY=VALUE in one word"
@@ -46,7 +51,8 @@ def explain_error(error: Exception, words: Sequence[str]) -> str:
 
 
 def shorten_error(error: Exception) -> str:
-    """A library's message, the key first where it knows one; with the class of an error that is neither of these."""
+    """Shortens a library's message. Puts the key first if it has one, or the class if the error is not from Hydra,
+    OmegaConf or YAML."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     key = getattr(error, "full_key", None)
     if key and lines:
@@ -57,7 +63,7 @@ def shorten_error(error: Exception) -> str:
 
 
 def check_overrides(words: Sequence[str]) -> None:
-    """Refuses the first override that names an option or a key that is not there."""
+    """Raises `ConfigError` for the first override that names an option or a key that does not exist."""
     is_sweep = bool({"-m", "--multirun"} & set(words))
     search = search_path_overrides(words)
     typed = OverridesParser.create().parse_overrides([w for w in words if "=" in w and not w.startswith("-")])
@@ -89,15 +95,15 @@ def check_overrides(words: Sequence[str]) -> None:
 
 
 def override_key(override: str) -> str:
-    """The key, or the group, that a word sets: of one that may not be whole, so that it is not parsed."""
+    """Returns the key or group of an override without parsing it, since it may be incomplete."""
     return override.lstrip("+~").partition("=")[0]
 
 
 def parse_overrides(words: Sequence[str]) -> list[Override]:
-    """The overrides among a command's words.
+    """Parses overrides.
 
     Raises:
-        ConfigError: if one cannot be read.
+        ConfigError: if one cannot be parsed.
     """
     try:
         return list(OverridesParser.create().parse_overrides(list(words)))
@@ -106,25 +112,25 @@ def parse_overrides(words: Sequence[str]) -> list[Override]:
 
 
 def list_keys_for(choices: Sequence[Sequence[str]], search: Sequence[str]) -> list[str]:
-    """The keys that there are with each of several choices of options."""
-    found = [list_keys(compose("config", overrides=[*search, *choice])) for choice in choices]
-    return [key for key in found[0] if all(key in others for others in found[1:])]
+    """Lists the keys that exist with every one of several combinations of options."""
+    keys_of_choices = [list_keys(compose("config", overrides=[*search, *choice])) for choice in choices]
+    return [key for key in keys_of_choices[0] if all(key in others for others in keys_of_choices[1:])]
 
 
 def parse_options(override: Override) -> list[str]:
-    """The options that an override of a group names, as they were typed."""
+    """Returns the options that an override of a group names, as they were typed."""
     if override.is_delete():
         return []
     if override.is_sweep_override():
         return list(override.sweep_string_iterator())
     value = override.value()
-    if isinstance(value, list | dict):  # Hydra cannot write every list: one with a sweep in it, for instance
+    if isinstance(value, list | dict):  # Hydra cannot format every list, such as one with a sweep in it
         return [(override.input_line or "").partition("=")[2]]
     return [value if isinstance(value, str) else override.get_value_element_as_str()]
 
 
 def check_config_dirs(words: Sequence[str]) -> None:
-    """Refuses a `--config-dir` that is no folder, which Hydra only warns of."""
+    """Raises `ConfigError` if a `--config-dir` is no folder. Hydra only warns about it."""
     for folder in parse_config_dirs(words):
         if not folder.is_dir():
             raise ConfigError(f"--config-dir {folder}: there is no such folder")
@@ -137,24 +143,21 @@ def parse_config_dirs(words: Sequence[str]) -> list[Path]:
 
 
 def search_path_overrides(words: Sequence[str]) -> list[str]:
-    """Overrides that put the folders of `--config-dir` on Hydra's search path."""
+    """Returns overrides that put the folders of `--config-dir` on Hydra's search path."""
     folders = [f"file://{folder.absolute()}" for folder in parse_config_dirs(words)]
     return [f"hydra.searchpath=[{','.join(folders)}]"] if folders else []
 
 
 def find_choices(typed: Sequence[Override], groups: Sequence[str]) -> list[list[str]]:
-    """Of the overrides typed, those that choose options: they decide which keys there are.
-
-    Of a sweep one list for each of its combinations.
-    """
-    made = [
+    """Lists the overrides that choose options, which decide which keys exist. A sweep has one list per combination."""
+    choices_of_groups = [
         [f"{o.key_or_group}='{c}'" for c in parse_options(o)]
         for o in typed
         if o.key_or_group in groups and parse_options(o)
     ]
-    return [list(combination) for combination in itertools.product(*made)]
+    return [list(combination) for combination in itertools.product(*choices_of_groups)]
 
 
 def list_keys(config: DictConfig) -> list[str]:
-    """Every key of a config, dotted, inner ones too."""
+    """Lists the dotted keys of a config, those of inner mappings too."""
     return every_key(OmegaConf.to_container(config, resolve=False))

@@ -1,6 +1,6 @@
-"""Reads a section of a composed config into its dataclass: names, types and ranges.
+"""Parses the sections of a composed config into dataclasses. Checks names, types and ranges.
 
-What is wrong is refused by its key, with the value found and what would work.
+Each error names the key, the value and what would work.
 """
 
 from __future__ import annotations
@@ -18,22 +18,26 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Target
 from scaleflow.secret_masking import mask_secrets
 
-#: Keys that are null until they are given a whole mapping.
+#: Keys that are null by default, and otherwise a mapping.
 EMPTY_MAPPINGS = ("dataset.augment", "training.early_stopping", "training.step", "checkpoint.best", "tracking.tags")
 
-#: Of an integer that has no limit of its own.
+#: The limit of an integer without an `at_most` of its own.
 LARGEST = 2**31 - 1
 
 T = TypeVar("T")
 
 
 # ---------------------------------------------------------------------------------------------
-# Reading one section
+# Sections
 # ---------------------------------------------------------------------------------------------
 
 
 def parse_section(cls: type[T], section: object, key: str) -> T:
-    """Makes the dataclass `cls` from a mapping, checking names, types and ranges."""
+    """Parses a mapping into the dataclass `cls`. `key` is its dotted key, for messages.
+
+    Raises:
+        ConfigError: if the section is no mapping, or if a name, type or range is wrong.
+    """
     if not isinstance(section, Mapping):
         raise ConfigError(
             f"{key}={format_value(section)}: expected keys under {key}, such as {key}.{list_fields(cls)[0].name}=..."
@@ -50,19 +54,19 @@ def parse_section(cls: type[T], section: object, key: str) -> T:
 
 
 def parse_section_with_target(cls: type[T], section: object, key: str) -> T:
-    """Like `read`, where the keys that scaleflow has no name for are the `_target_`'s arguments."""
+    """Parses a section as `parse_section` does, except that keys that `cls` lacks are arguments of its `_target_`."""
     if not isinstance(section, Mapping):
         raise ConfigError(f"{key}={format_value(section)}: expected keys under {key}, with {key}._target_ among them")
-    own = {f.name for f in list_fields(cls)} - {"target"}
-    target = parse_target({k: v for k, v in section.items() if k not in own}, key)
+    names = {f.name for f in list_fields(cls)} - {"target"}
+    target = parse_target({k: v for k, v in section.items() if k not in names}, key)
     known = {f.name: f for f in list_fields(cls)}
     hints = type_hints(typing.cast(Any, cls))
-    values = {k: parse_value(section[k], hints[k], f"{key}.{k}", known[k].metadata) for k in section if k in own}
+    values = {k: parse_value(section[k], hints[k], f"{key}.{k}", known[k].metadata) for k in section if k in names}
     return cls(**{"target": target, **values})
 
 
 def parse_target(section: Mapping[str, Any], key: str) -> Target:
-    """What a `_target_` names, with the keys beside it as its arguments."""
+    """Parses a mapping with a `_target_`. The other keys are its arguments."""
     path = section.get("_target_")
     if not isinstance(path, str) or not path.strip():
         raise ConfigError(f"{key}._target_={format_value(path)}: expected the dotted name of a class or function")
@@ -72,7 +76,7 @@ def parse_target(section: Mapping[str, Any], key: str) -> Target:
 
 @functools.cache
 def type_hints(cls: Any) -> Mapping[str, Any]:
-    """A section's types, found once: a table of configs asks for them again and again."""
+    """Returns the types of a section's fields. Cached, since `table.py` parses thousands of configs."""
     return typing.get_type_hints(cls)
 
 
@@ -81,24 +85,28 @@ def list_fields(cls: type[Any]) -> tuple[dataclasses.Field[Any], ...]:
 
 
 def parse_value(value: object, hint: Any, key: str, limits: Mapping[str, Any]) -> Any:
-    """`value` as the type `hint` and within `limits`, or a refusal that says what was expected."""
-    found = convert(value, hint, key)
-    if found is _NO or not is_within(found, limits):
+    """Converts a value to the type `hint`, and checks the field's `limits`: `at_least`, `above`, `at_most`.
+
+    Raises:
+        ConfigError: if the type or the range is wrong.
+    """
+    converted = convert(value, hint, key)
+    if converted is _NO or not is_within(converted, limits):
         raise ConfigError(f"{key}={format_value(value)}: expected {describe_type(hint, limits)}")
-    if "at_most" not in limits and not is_within(found, {"at_most": LARGEST}) and not isinstance(found, float):
+    if "at_most" not in limits and not is_within(converted, {"at_most": LARGEST}) and not isinstance(converted, float):
         raise ConfigError(f"{key}={format_value(value)}: expected an integer, at most {LARGEST}")
-    return found
+    return converted
 
 
 _NO = object()
 
 
 def convert(value: object, hint: Any, key: str) -> Any:
-    """`value` as `hint`, or `_NO`. Text is never read as a number: YAML has done that already."""
+    """Converts a value to a type; returns `_NO` if that fails. Text is not parsed as a number: YAML has done that."""
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
-        found = (convert(value, option, key) for option in get_args(hint))
-        return next((f for f in found if f is not _NO), _NO)
+        conversions = (convert(value, option, key) for option in get_args(hint))
+        return next((f for f in conversions if f is not _NO), _NO)
     if origin is Literal:
         return value if isinstance(value, str) and value in get_args(hint) else _NO
     if origin is list:
@@ -119,8 +127,8 @@ def convert_plain(value: object, hint: Any) -> Any:
     if isinstance(value, bool) or hint is bool:
         return value if isinstance(value, bool) and hint is bool else _NO
     if hint is float:
-        finite = isinstance(value, int | float) and abs(value) < float("inf")
-        return float(typing.cast(float, value)) if finite else _NO
+        is_finite = isinstance(value, int | float) and abs(value) < float("inf")
+        return float(typing.cast(float, value)) if is_finite else _NO
     return value if isinstance(value, hint) else _NO
 
 
@@ -136,7 +144,7 @@ def is_within(value: object, limits: Mapping[str, Any]) -> bool:
 
 
 def describe_type(hint: Any, limits: Mapping[str, Any]) -> str:
-    """A type and its limits in a user's words: `an integer, at least 1, or null`."""
+    """Describes a type and its limits for a message: `an integer, at least 1, or null`."""
     if get_origin(hint) in (Union, types.UnionType):
         options = [o for o in get_args(hint) if o is not type(None)]
         words = " or ".join(describe_type(o, limits if o in (int, float) else {}) for o in options)
@@ -157,16 +165,16 @@ def describe_type(hint: Any, limits: Mapping[str, Any]) -> str:
 
 
 def format_value(value: object) -> str:
-    """A value as a user would type it, secrets masked and cut where it is long."""
+    """Formats a value as a user types it, with secrets masked, cut to 80 characters."""
     value = mask_secrets(value)
     if isinstance(value, str) and re.fullmatch(r"null|true|false|[+-]?\d*\.?\d+", value):
-        return f"'{value}'"  # text, where it looks like something else
+        return f"'{value}'"  # text that looks like another type
     text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
 def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
-    """The values of nested mappings by their dotted keys."""
+    """Returns the leaves of nested mappings by their dotted keys. An empty inner mapping is a leaf."""
     if isinstance(config, Mapping) and (config or not prefix):
         return {
             k: v
@@ -177,19 +185,19 @@ def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def every_key(config: Any, prefix: str = "") -> list[str]:
-    """The dotted keys of nested mappings, those of inner mappings too."""
+    """Lists the dotted keys of nested mappings, those of inner mappings too."""
     if not isinstance(config, Mapping):
         return []
     return [key for name in config for key in (f"{prefix}{name}", *every_key(config[name], f"{prefix}{name}."))]
 
 
 # ---------------------------------------------------------------------------------------------
-# Names
+# Unknown names
 # ---------------------------------------------------------------------------------------------
 
 
 def unknown_key_error(key: str, known: Iterable[str]) -> ConfigError:
-    """The refusal of a key that is not there, with the nearest one that is."""
+    """Returns the error for a key that does not exist; suggests the most similar known key."""
     known = list(known)
     parent, _, leaf = key.rpartition(".")
     if parent in EMPTY_MAPPINGS and parent in known:
@@ -198,16 +206,16 @@ def unknown_key_error(key: str, known: Iterable[str]) -> ConfigError:
 
 
 def unknown_option_error(group: str, option: str, available: Sequence[str]) -> ConfigError:
-    """The refusal of a group's option that is not there, with those that are."""
-    there = ", ".join(available)
-    return ConfigError(f"{group}={option}: there is no such option" + suggest(option, available, "") + f" ({there})")
+    """Returns the error for an option that does not exist; lists the available ones."""
+    names = ", ".join(available)
+    return ConfigError(f"{group}={option}: there is no such option" + suggest(option, available, "") + f" ({names})")
 
 
 def suggest(word: str, known: Iterable[str], otherwise: str) -> str:
-    """The nearest of the known words; of dotted keys, first among those with the same parent."""
+    """Returns `; did you mean X?` for the most similar known word, first among keys with the same parent."""
     words = list(known)
     parent, dot, leaf = word.rpartition(".")
     siblings = {k.rpartition(".")[2]: k for k in words if k.rpartition(".")[0] == parent}
-    near = [siblings[k] for k in difflib.get_close_matches(leaf, siblings, n=1, cutoff=0.6)]
-    near += difflib.get_close_matches(word, words, n=1, cutoff=0.85) if dot else []
-    return f"; did you mean {near[0]}?" if near else otherwise
+    similar = [siblings[k] for k in difflib.get_close_matches(leaf, siblings, n=1, cutoff=0.6)]
+    similar += difflib.get_close_matches(word, words, n=1, cutoff=0.85) if dot else []
+    return f"; did you mean {similar[0]}?" if similar else otherwise

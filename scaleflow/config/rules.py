@@ -1,21 +1,20 @@
-"""What works with what: the table, as data.
+"""Defines which options work together, as data.
 
-A combination that cannot work is one `Rule` in `RULES`. What is combined are the values on `AXES`, which an option
-joins by its name in the Literals of `interfaces.py`. `scaleflow.table` makes the docs' page of both.
+Each combination that cannot work is one `Rule` in `RULES`. `scaleflow.table` renders the docs page from the rules and
+from `AXES`, which take the names of options from the Literals in `interfaces/config.py`.
 
-The launcher applies the rules to what the command says, where `auto` stands for what is not known yet; the worker
-applies them again once devices and strategy are, before `ready`.
+The launcher checks the rules with the config, in which `auto` means not known yet. The worker checks them again with
+the actual devices, strategy and precision, before `ready`.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast, get_args, get_type_hints
 
-from scaleflow.cluster import EXAMPLE, EXAMPLE_WITH_SERVERS, STARTED_HERE, TF_CONFIG, find_task, process_names
+from scaleflow.cluster import EXAMPLE, EXAMPLE_WITH_SERVERS, STARTED_HERE, TF_CONFIG, process_names
 from scaleflow.config.parse import format_value
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Cluster, Hardware, Partitioner, Plan, Precision, Strategy, Training
@@ -23,15 +22,15 @@ from scaleflow.interfaces import Cluster, Hardware, Partitioner, Plan, Precision
 
 @dataclass(frozen=True)
 class Rule:
-    """One thing that does not work, or that a user should know of.
+    """A combination of options that does not work, or that a user should know about.
 
     Attributes:
-        name: short, for the docs and the tests.
-        keys: what it is about, that which is best changed first. A group stands for its option.
-        applies: whether a plan has it; `auto` for a name means that it is not known yet.
-        reason: why.
+        name: a short name, for the tests.
+        keys: the keys that the message shows, the one that is best changed first. A group stands for its option.
+        applies: whether a plan has the combination. The name `auto` means: not known yet.
+        reason: why it does not work.
         instead: what would work.
-        verdict: `refused`, or a `warning` that the run begins with.
+        verdict: `refused`, or `warning`: the run starts and shows it as a note.
     """
 
     name: str
@@ -42,13 +41,13 @@ class Rule:
     verdict: Literal["refused", "warning"] = "refused"
 
     def message(self, plan: Plan) -> str:
-        """What the user reads: keys, values, why, and what would work."""
-        found = " with ".join(f"{key}={format_value(value_of(plan, key))}" for key in self.keys)
-        return f"{found}: {self.reason}; {self.instead}"
+        """Returns the text for the user: keys, values, reason, and what would work."""
+        settings = " with ".join(f"{key}={format_value(value_of(plan, key))}" for key in self.keys)
+        return f"{settings}: {self.reason}; {self.instead}"
 
 
 def value_of(plan: Plan, key: str) -> object:
-    """What a plan says under a dotted key; of a config group, the option."""
+    """Returns the value of a dotted key in a plan. The value of a config group is its option."""
     value: object = plan
     for part in key.split("."):
         value = getattr(value, "path" if part == "_target_" else part)
@@ -56,7 +55,7 @@ def value_of(plan: Plan, key: str) -> object:
 
 
 def resolve_choices(plan: Plan, strategy: str, hardware: str, precision: str) -> Plan:
-    """The plan with what `auto` and `mixed` have come to, for the rules that need to know."""
+    """Returns a plan with the strategy, hardware and precision that `auto` and `mixed` have become."""
     return replace(
         plan,
         strategy=replace(plan.strategy, name=cast(Any, strategy)),
@@ -66,28 +65,28 @@ def resolve_choices(plan: Plan, strategy: str, hardware: str, precision: str) ->
 
 
 def find_applicable(plan: Plan) -> Iterator[Rule]:
-    """The rules that apply, in the order in which they are looked at."""
+    """Yields the rules that apply to a plan, in the order of `RULES`."""
     return (rule for rule in RULES if rule.applies(plan))
 
 
 def check_rules(plan: Plan) -> list[str]:
-    """Refuses what cannot work together, as far as the plan tells.
+    """Checks a plan against all rules.
 
     Returns:
-        The warnings.
+        The messages of the warnings that apply.
 
     Raises:
-        ConfigError: with the first reason.
+        ConfigError: with the message of the first rule that refuses the plan.
     """
-    found = list(find_applicable(plan))
-    for rule in found:
+    rules = list(find_applicable(plan))
+    for rule in rules:
         if rule.verdict == "refused":
             raise ConfigError(rule.message(plan))
-    return [rule.message(plan) for rule in found]
+    return [rule.message(plan) for rule in rules]
 
 
 # ---------------------------------------------------------------------------------------------
-# What a rule asks
+# Conditions
 # ---------------------------------------------------------------------------------------------
 
 
@@ -107,20 +106,18 @@ def has_monitor_without_validation(plan: Plan) -> bool:
 
 
 def is_started_elsewhere(plan: Plan) -> bool:
-    """Whether each machine has a command of its own."""
+    """Whether something else starts the processes: TF_CONFIG's environment, Slurm or Kubernetes."""
     return plan.cluster.name not in STARTED_HERE
 
 
 def is_over_machines(plan: Plan) -> bool:
-    """Whether TF_CONFIG is to be followed, and names others; a worker that is alone has it taken away."""
-    place = find_task(plan) if TF_CONFIG in os.environ or plan.cluster.name in SUBMITTED_TO else None
-    return place is not None and len(place.peers) > 1
+    """Whether the run has several processes, each with its own launcher."""
+    return plan.task is not None and len(plan.task.peers) > 1
 
 
 def count_named_servers(plan: Plan) -> int:
-    """The parameter servers that TF_CONFIG names."""
-    task = find_task(plan)
-    return task.servers if task else 0
+    """Counts the parameter servers that TF_CONFIG names."""
+    return plan.task.servers if plan.task else 0
 
 
 def is_fit_mirrored(plan: Plan) -> bool:
@@ -132,7 +129,7 @@ def is_staged(strategy: Strategy) -> bool:
 
 
 def differs_from_default(section: object, nothing_said: object, *names: str) -> bool:
-    """Whether a section has something else under one of its keys than where nothing is said."""
+    """Whether one of the named fields of a section differs from the section with defaults."""
     return any(getattr(section, name) != getattr(nothing_said, name) for name in names)
 
 
@@ -151,17 +148,17 @@ def is_submitted_to_pods(plan: Plan) -> bool:
 
 
 def has_store_in_pod(plan: Plan) -> bool:
-    """Whether nothing says of another store than the file that is made where none is named."""
+    """Whether pods would record the run in the default store, a file, since no server is named."""
     tracking = plan.tracking
     return is_submitted_to_pods(plan) and tracking.name != "none" and not (tracking.uri or plan.cluster.env_from)
 
 
 SEVERAL_PROCESSES = ("multi_worker", "parameter_server")
 
-#: Engines that take what `cluster.submit` writes.
+#: Options of `cluster` that `cluster.submit` supports.
 SUBMITTED_TO = ("slurm", "kubernetes")
 
-#: Keys of one cluster alone.
+#: Keys of `cluster` that only one option has.
 FOR_RAY = ("address", "min_workers", "placement")
 FOR_PODS = ("image", "job", "namespace", "memory", "env_from", "volume", "path", "port", "retries")
 
@@ -725,7 +722,7 @@ RULES: Sequence[Rule] = (
 
 
 # ---------------------------------------------------------------------------------------------
-# What is combined
+# The axes of the docs page
 # ---------------------------------------------------------------------------------------------
 
 
@@ -734,8 +731,8 @@ class Value:
     """One value of an axis.
 
     Attributes:
-        key: the axis's.
-        name: as one types it behind the key.
+        key: the key of the axis.
+        name: the value as it is typed after the key.
     """
 
     key: str
@@ -743,26 +740,26 @@ class Value:
 
     @property
     def word(self) -> str:
-        """What one types."""
+        """The override: `KEY=NAME`."""
         return f"{self.key}={self.name}"
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A key, and the values of it that differ in what they work with."""
+    """A key and its values. Of values that work with the same values of other keys, only one is listed."""
 
     key: str
     values: tuple[Value, ...]
 
 
-#: What one types beside values that come together, so that they do what they are for: on a CPU, several devices.
+#: (overrides, a further override that a combination with all of them needs to make sense): several devices on a CPU.
 NEEDS: Sequence[tuple[frozenset[str], str]] = tuple(
     (frozenset({f"strategy={strategy}", f"hardware={hardware}"}), "hardware.logical_devices=2")
     for strategy in ("auto", "mirrored", "pipeline")
     for hardware in ("auto", "cpu")
 )
 
-#: What has to be in the environment where values come together; what stands later wins.
+#: (overrides, the environment variables that a combination with all of them needs). A later entry wins.
 ENVIRONMENTS: Sequence[tuple[frozenset[str], Mapping[str, str]]] = (
     (frozenset({"cluster=tf_config"}), {TF_CONFIG: EXAMPLE}),
     (frozenset({"cluster=tf_config", "strategy=parameter_server"}), {TF_CONFIG: EXAMPLE_WITH_SERVERS}),
@@ -774,7 +771,7 @@ def make_axis(key: str, *names: str) -> Axis:
 
 
 def literal_values(cls: type[Any], name: str = "name") -> tuple[str, ...]:
-    """The values that a section's key can have."""
+    """Returns the values of the Literal of a field."""
     return get_args(get_type_hints(cls)[name])
 
 
@@ -786,5 +783,5 @@ AXES: Sequence[Axis] = (
     make_axis("training.accumulate", "1", "4"),
     make_axis("training.clip_norm", "null", "1.0"),
     make_axis("hardware.xla", "false", "true"),
-    make_axis("cluster", "local", "tf_config"),  # what an engine starts is as what TF_CONFIG joins
+    make_axis("cluster", "local", "tf_config"),  # slurm and kubernetes work as tf_config
 )

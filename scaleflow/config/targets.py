@@ -1,4 +1,4 @@
-"""From a `_target_` in a config to the callable it names, its arguments checked before it is called."""
+"""Loads the callable that a `_target_` names, and checks its arguments before it is called."""
 
 from __future__ import annotations
 
@@ -16,38 +16,39 @@ from scaleflow.interfaces import Target
 
 
 def bind_target(target: Target, given: int = 0) -> Callable[..., Any]:
-    """The callable that `target` names with its arguments bound, still to be called.
+    """Loads the callable that a target names, and binds its arguments. It does not call it.
 
     Args:
-        target: what the config says.
-        given: how many positional arguments the caller will add.
+        target: the parsed `_target_`.
+        given: the number of positional arguments that the caller will add.
 
     Raises:
-        ConfigError: if there is no such thing, it can't be called, or does not take the arguments.
+        ConfigError: if the callable cannot be loaded, is not callable, or does not accept the arguments.
     """
-    named = locate_target(target)
-    if not callable(named):
+    loaded = locate_target(target)
+    if not callable(loaded):
         raise ConfigError(
-            f"{target.key}._target_={target.path}: is a {type(named).__name__}, expected a class or a function"
+            f"{target.key}._target_={target.path}: is a {type(loaded).__name__}, expected a class or a function"
         )
     arguments = {name: build_nested(target, name, value) for name, value in target.arguments.items()}
-    check_arguments(target, named, given, arguments)
-    return functools.partial(named, **to_floats(named, arguments))
+    check_arguments(target, loaded, given, arguments)
+    return functools.partial(loaded, **to_floats(loaded, arguments))
 
 
 def to_floats(named: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments; a whole number is a float if the parameter's default is one (Keras refuses `momentum=0`)."""
+    """Converts integers to floats for parameters whose default is a float. Keras rejects `momentum=0`."""
     with contextlib.suppress(ValueError):  # a builtin without a signature
         parameters = inspect.signature(named).parameters
-        wanted = {name for name, parameter in parameters.items() if isinstance(parameter.default, float)}
+        float_names = {name for name, parameter in parameters.items() if isinstance(parameter.default, float)}
         return {
-            name: float(value) if name in wanted and type(value) is int else value for name, value in arguments.items()
+            name: float(value) if name in float_names and type(value) is int else value
+            for name, value in arguments.items()
         }
     return arguments
 
 
 def is_class_target(target: Target) -> bool:
-    """Whether it is a class that `target` names, rather than a function."""
+    """Whether a target names a class and not a function."""
     return inspect.isclass(locate_target(target))
 
 
@@ -64,14 +65,14 @@ def locate_target(target: Target) -> Any:
 
 
 def explain_missing(error: BaseException, path: str) -> str:
-    """An error in a line: without its class if it says no more than that something on the path is not there."""
+    """Formats an error in one line, without its class if it only says that a part of the path does not exist."""
     missing = getattr(error, "name", None)
     is_known = isinstance(error, ModuleNotFoundError | AttributeError) and missing is not None
     return str(error) if is_known and f".{missing}." in f".{path}." else first_line(error)
 
 
 def build_nested(target: Target, name: str, value: Any) -> Any:
-    """An argument, built where it is itself a mapping with a `_target_`."""
+    """Instantiates the mappings with a `_target_` in an argument."""
     if not isinstance(value, dict | list):
         return value
     try:
@@ -83,7 +84,7 @@ def build_nested(target: Target, name: str, value: Any) -> Any:
 def check_arguments(target: Target, named: Callable[..., Any], given: int, arguments: dict[str, Any]) -> None:
     try:
         signature = inspect.signature(named)
-    except ValueError:  # a builtin without one: it will say so itself
+    except ValueError:  # a builtin without a signature raises when it is called
         return
     takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
     for name in arguments:
@@ -91,13 +92,13 @@ def check_arguments(target: Target, named: Callable[..., Any], given: int, argum
         if (parameter is None and not takes_any) or (
             parameter is not None and parameter.kind is parameter.POSITIONAL_ONLY
         ):
-            takes = ", ".join(list(signature.parameters)[given:]) or "no arguments"
+            accepted = ", ".join(list(signature.parameters)[given:]) or "no arguments"
             raise ConfigError(
-                f"{target.key}.{name}={arguments[name]}: {target.path} does not take it; it takes {takes}"
+                f"{target.key}.{name}={arguments[name]}: {target.path} does not take it; it takes {accepted}"
             )
-    ours = list(signature.parameters)[:given]
+    given_names = list(signature.parameters)[:given]
     for name in arguments:
-        if name in ours:
+        if name in given_names:
             raise ConfigError(
                 f"{target.key}.{name}={arguments[name]}: scaleflow gives {target.path} its {name}; leave it away"
             )
@@ -111,5 +112,5 @@ def check_arguments(target: Target, named: Callable[..., Any], given: int, argum
 
 
 def first_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

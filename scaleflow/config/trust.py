@@ -1,8 +1,8 @@
-"""What of a config may be followed that somebody else may have written: one that comes from a tracking server.
+"""Checks a config that comes from a tracking server, where somebody else may have written it.
 
-A config names code (`_target_`), files, addresses and interpolations. Of code only what is on a list is followed:
-scaleflow's own datasets, models and steps, Keras's optimizers, a few of its callbacks, and what the user trusts by
-name. Of the rest only what stays in this folder, and in the config.
+A config names code (`_target_`), files, addresses and interpolations. Allowed code: scaleflow's own datasets, models
+and steps, Keras's optimizers, some of its callbacks, and what the user trusts by name. Files must be in the current
+folder, and interpolations must refer to the config itself.
 """
 
 from __future__ import annotations
@@ -18,53 +18,58 @@ from hydra.utils import get_object
 from scaleflow.config.parse import format_value
 from scaleflow.errors import ConfigError
 
-#: By the place of a `_target_`: what may be named there. Lists of names, not whole packages: a package has functions
-#: that write files, fetch URLs or load code (keras.utils.get_file, tensorflow.io.write_file, keras.saving.load_model).
+#: The paths that a `_target_` may have, by its key. These are lists of names and not whole packages, because a package
+#: has functions that write files, fetch URLs or load code (keras.utils.get_file, tensorflow.io.write_file,
+#: keras.saving.load_model).
 OPTIMIZERS = re.compile(r"keras\.optimizers\.[A-Z]\w*")
 CALLBACKS = re.compile(
     r"keras\.callbacks\.(EarlyStopping|History|ProgbarLogger|ReduceLROnPlateau|SwapEMAWeights|TerminateOnNaN)"
 )
 STEPS = re.compile(r"scaleflow\.training\.examples\.[A-Za-z]\w*")
 
-#: As an argument of another one. Layers only in so far as they neither load nor run what they are given.
+#: Allowed as an argument of another `_target_`. Excludes the layers that load files or run code from their arguments.
 PARTS = re.compile(
     r"keras\.(optimizers|optimizers\.schedules|initializers|regularizers|constraints)\.[A-Z]\w*"
     r"|keras\.layers\.(?!Lambda\b|TFSMLayer\b|JaxLayer\b|FlaxLayer\b|TorchModuleWrapper\b|StringLookup\b"
     r"|IntegerLookup\b|TextVectorization\b|Wrapper\b)[A-Z]\w*"
 )
 
-#: Keys by which Keras makes objects of mappings, and Hydra passes arguments by their place.
+#: Keys with which Keras deserializes a mapping into an object, and with which Hydra controls a call.
 OF_OBJECTS = ("class_name", "registered_name", "_args_", "_recursive_", "_convert_")
 
-#: An interpolation of another key, and nothing else.
+#: An interpolation of another key: no resolver, and no nested interpolation.
 OF_A_KEY = re.compile(r"\$\{[\w.\[\]]+\}")
 
+#: The start of a URL, an absolute path or a path in a home folder, or any path with `..`.
 ELSEWHERE = re.compile(r"[A-Za-z][\w+.-]*://|/.|~|.*\.\.(/|$)")
 
-#: Their text is only ever shown.
+#: Keys whose text is only shown, so that it may look like a path.
 ONLY_SHOWN = ("tracking.experiment", "tracking.run_name", "tracking.tags")
 
 
 def check_targets(config: Mapping[str, Any], trusted: Sequence[str]) -> None:
-    """Refuses a `_target_` that is neither on the lists nor trusted.
+    """Checks that each `_target_` is on the lists or has a `trusted` name or prefix. Imports nothing.
 
     Raises:
-        ConfigError: with its name.
+        ConfigError: naming the first one that is not.
     """
     for key, path in targets_in(config):
         if not (isinstance(path, str) and (is_listed(key, path) or is_trusted(path, trusted))):
-            where = str(path).rpartition(".")[0] or path
+            module = str(path).rpartition(".")[0] or path
             raise ConfigError(
                 f"{key}._target_={format_value(path)}: is not followed: it is none of the "
                 f"{describe_allowed(key)}; if you know "
-                f"its code, --trust {where} follows it (trusted_modules=[{where}])"
+                f"its code, --trust {module} follows it (trusted_modules=[{module}])"
             )
 
 
 def check_origins(config: Mapping[str, Any], trusted: Sequence[str]) -> None:
-    """Refuses a `_target_` by whose name something else comes: what a trusted module has imported from another one.
+    """Checks that each trusted `_target_` is defined in a trusted module, and not imported there from another one.
 
-    It imports the modules, so it is for the process that uses them.
+    It imports the modules. So only the process that uses them calls it.
+
+    Raises:
+        ConfigError: naming the module that defines it.
     """
     for key, path in targets_in(config):
         if path in trusted or not is_trusted(path, trusted):
@@ -72,7 +77,7 @@ def check_origins(config: Mapping[str, Any], trusted: Sequence[str]) -> None:
         try:
             origin = getattr(get_object(path), "__module__", None)
         except Exception:
-            continue  # said in better words where it is loaded
+            continue  # loading it later gives a better message
         if not (isinstance(origin, str) and is_trusted(origin, trusted)):
             raise ConfigError(
                 f"{key}._target_={path}: is not followed: it is not defined there but in {origin or 'no module'}; "
@@ -81,7 +86,7 @@ def check_origins(config: Mapping[str, Any], trusted: Sequence[str]) -> None:
 
 
 def targets_in(config: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """(the key of the mapping, its `_target_`) of all there are, those of arguments too."""
+    """Yields (key of the mapping, its `_target_`) for every `_target_`, those in arguments too."""
     if isinstance(config, Mapping):
         if "_target_" in config:
             yield key, config["_target_"]
@@ -93,20 +98,20 @@ def targets_in(config: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def is_listed(key: str, path: str) -> bool:
-    own = path.removeprefix("tensorflow.") if path.startswith("tensorflow.keras.") else path
+    name = path.removeprefix("tensorflow.") if path.startswith("tensorflow.keras.") else path
     if key in ("dataset", "model"):
-        return own in list_factories(key)
+        return name in list_factories(key)
     if key == "optimizer":
-        return OPTIMIZERS.fullmatch(own) is not None
+        return OPTIMIZERS.fullmatch(name) is not None
     if key == "training.step":
-        return STEPS.fullmatch(own) is not None
+        return STEPS.fullmatch(name) is not None
     if re.fullmatch(r"training\.callbacks\.\d+", key):
-        return CALLBACKS.fullmatch(own) is not None
-    return PARTS.fullmatch(own) is not None
+        return CALLBACKS.fullmatch(name) is not None
+    return PARTS.fullmatch(name) is not None
 
 
 def describe_allowed(key: str) -> str:
-    """In words."""
+    """Describes the list for a key, for a message."""
     if key in ("dataset", "model"):
         return f"{key}s that scaleflow brings"
     words = {"optimizer": "optimizers of Keras", "training.step": "steps that scaleflow brings"}
@@ -121,19 +126,19 @@ def is_trusted(path: str, trusted: Sequence[str]) -> bool:
 
 @functools.cache
 def list_factories(group: str) -> frozenset[str]:
-    """What scaleflow's own options of a config group name."""
+    """Lists the `_target_`s of scaleflow's own options of a config group."""
     conf = Path(__file__).parents[1] / "conf" / group
-    found = (re.findall(r"^_target_: (\S+)", path.read_text(), re.M) for path in conf.glob("*.yaml"))
-    return frozenset(target for targets in found for target in targets)
+    targets_of_files = (re.findall(r"^_target_: (\S+)", path.read_text(), re.M) for path in conf.glob("*.yaml"))
+    return frozenset(target for targets in targets_of_files for target in targets)
 
 
 # ---------------------------------------------------------------------------------------------
-# What a config names beside code
+# Interpolations, files and addresses
 # ---------------------------------------------------------------------------------------------
 
 
 def check_interpolation(key: str, value: str) -> None:
-    """Refuses an interpolation that asks for more than another key: the environment, a file, a function."""
+    """Raises `ConfigError` if a text refers to more than other keys: the environment, a file or a function."""
     if "${" in OF_A_KEY.sub("", value) or "\\${" in value:
         raise unresolvable_error(key, value)
 
@@ -146,13 +151,16 @@ def unresolvable_error(key: str, value: str) -> ConfigError:
 
 
 def check_values(config: Any, own: Collection[str], trusted: Sequence[str], key: str = "") -> None:
-    """Refuses what leads out of this folder, by its key, unless it was typed.
+    """Checks that values do not lead out of the current folder, unless this machine has set them.
 
     Args:
-        config: resolved.
-        own: the keys that this command or this machine's options have set.
-        trusted: folders among them.
-        key: where it is.
+        config: a resolved config, or the value of `key` in it.
+        own: the keys that this command or this machine's options have set. They are not checked.
+        trusted: trusted names; those with a `/` are folders that paths may be in.
+        key: the dotted key of `config`.
+
+    Raises:
+        ConfigError: naming the key.
     """
     if is_own(key, own) or is_own(key, ONLY_SHOWN):
         return
@@ -174,13 +182,13 @@ def check_text(key: str, value: str, trusted: Sequence[str]) -> None:
     section, _, name = key.partition(".")
     if "${" in value:
         raise unresolvable_error(key, value)
-    is_place = ELSEWHERE.match(value) is not None and not is_under(value, trusted)
-    if is_place or key == "hardware.tpu" or (section == "cluster" and name != "name"):
-        also = f", or --trust {value}" if is_place and value.startswith("/") else ""
+    leads_out = ELSEWHERE.match(value) is not None and not is_under(value, trusted)
+    if leads_out or key == "hardware.tpu" or (section == "cluster" and name != "name"):
+        alternative = f", or --trust {value}" if leads_out and value.startswith("/") else ""
         raise ConfigError(
             f"{key}={format_value(value)}: leads out of this folder, and comes from a tracked run; if it is "
             "what you want, "
-            f"type {key}={format_value(value)}{also}"
+            f"type {key}={format_value(value)}{alternative}"
         )
 
 

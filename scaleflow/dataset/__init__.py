@@ -1,4 +1,4 @@
-"""Datasets: sources of examples, and the one pipeline that is behind every source."""
+"""Dataset sources, and the input pipeline that all of them share."""
 
 from scaleflow.dataset.augment import augment_feed
 from scaleflow.dataset.feed_factory import make_feed

@@ -1,4 +1,4 @@
-"""Keeps the examples of a stream, once they were read, in memory or in a file: they are gathered by index then."""
+"""Caches the examples of a split as arrays, in memory or in a temporary file, for access by index."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import tensorflow as tf
 
 from scaleflow.dataset.records import decode_records, static_bytes
@@ -16,29 +17,30 @@ from scaleflow.dataset.unreadable import FAILURES, find_first_unreadable, unread
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Arrays, Examples, Stream, Workers
 
-#: `dataset.cache=auto` keeps a split in memory up to this size, if that is a quarter of what is free at most.
+#: `dataset.cache=auto` caches a split in memory up to this size, and up to a quarter of the available memory.
 AUTO_BYTES = 1 << 30
 
 READ_BATCH_SIZE = 256
 
-#: raw inputs [b, ...] -> what the model takes [b, ...]; traced.
+#: Preprocessing: raw inputs [b, ...] -> the model's inputs [b, ...]. Traced.
 Transform = Callable[[tf.Tensor], tf.Tensor]
 
 
 def cache_split(split: str, examples: Examples, cache: str, transform: Transform | None, workers: Workers) -> Examples:
-    """A split as `dataset.cache` says: a stream as arrays where it is to be kept. Arrays are transformed.
+    """Applies `dataset.cache` to a split.
 
-    Arrays that are mapped from a file are read into memory as a stream would be, and stay mapped otherwise.
+    A cached stream becomes arrays of preprocessed inputs. Arrays are always preprocessed here. Memory-mapped arrays
+    are copied into memory if a stream of their size would be, and stay mapped otherwise.
 
     Args:
-        split: its name, for messages.
+        split: name of the split, for messages.
         examples: raw.
-        cache: auto, memory, file or none.
-        transform: the preprocessing of its inputs.
-        workers: all of them keep it, or none: they have to read alike.
+        cache: `auto`, `memory`, `file` or `none`.
+        transform: preprocessing of the inputs.
+        workers: decide together, because all of them must read in the same way.
 
     Raises:
-        ConfigError: for an example that cannot be read, or examples that differ in shape and are to be kept.
+        ConfigError: if an example cannot be read, or if examples to be cached are text or differ in shape.
     """
     if isinstance(examples, Arrays):
         examples = read_mapped(examples, cache, workers)
@@ -55,12 +57,12 @@ def cache_split(split: str, examples: Examples, cache: str, transform: Transform
 
 
 def is_small(size: float) -> bool:
-    """Whether `dataset.cache=auto` keeps so many bytes in memory."""
+    """Returns whether `dataset.cache=auto` caches so many bytes in memory."""
     return size <= min(AUTO_BYTES, available_bytes() / 4)
 
 
 def read_mapped(arrays: Arrays, cache: str, workers: Workers) -> Arrays:
-    """Arrays that are mapped from a file, in memory if `dataset.cache` says so."""
+    """Copies memory-mapped inputs into memory if `dataset.cache` asks for it."""
     if not isinstance(arrays.inputs, np.memmap):
         return arrays
     if cache == "memory" or (cache == "auto" and workers.all(is_small(arrays.inputs.nbytes))):
@@ -69,7 +71,7 @@ def read_mapped(arrays: Arrays, cache: str, workers: Workers) -> Arrays:
 
 
 def batch_spec(stream: Stream, transform: Transform | None) -> Any:
-    """(input, target) of one example, behind the preprocessing."""
+    """Returns the specs (input, target) of one example after preprocessing."""
     examples = decode_records(stream)
     inputs, targets = examples.element_spec
     if transform is not None:
@@ -81,7 +83,7 @@ def batch_spec(stream: Stream, transform: Transform | None) -> Any:
 def fill_arrays(
     split: str, stream: Stream, transform: Transform | None, inputs: np.ndarray[Any, Any], targets: np.ndarray[Any, Any]
 ) -> Arrays:
-    """The arrays, with the stream's examples in them."""
+    """Fills `inputs` and `targets` with the examples of a stream."""
     done = 0
     batches = preprocess_batches(decode_records(stream).batch(READ_BATCH_SIZE), transform).prefetch(tf.data.AUTOTUNE)
     with refuse_unreadable(split, stream):
@@ -98,10 +100,10 @@ def fill_arrays(
 
 @contextlib.contextmanager
 def refuse_unreadable(split: str, examples: Examples) -> Iterator[None]:
-    """Around what reads a split: where that fails, the first example that cannot be read is named.
+    """Wraps code that reads a split: if reading fails, names the first unreadable example.
 
     Raises:
-        ConfigError: that names it.
+        ConfigError: names that example. If there is none, the original error passes through.
     """
     try:
         yield
@@ -113,14 +115,14 @@ def refuse_unreadable(split: str, examples: Examples) -> Iterator[None]:
 
 
 def preprocess_batches(batches: tf.data.Dataset, transform: Transform | None) -> tf.data.Dataset:
-    """Batches (inputs, ...) with their inputs preprocessed."""
+    """Preprocesses the inputs of batches (inputs, ...)."""
     if transform is None:
         return batches
     return batches.map(lambda x, *rest: (transform(x), *rest), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
 
 def transform_inputs(inputs: np.ndarray[Any, Any], transform: Transform) -> np.ndarray[Any, Any]:
-    """Inputs in memory behind the preprocessing."""
+    """Preprocesses inputs in memory, on the CPU."""
     parts = []
     with tf.device("CPU:0"):
         for first in range(0, len(inputs), READ_BATCH_SIZE):
@@ -129,11 +131,11 @@ def transform_inputs(inputs: np.ndarray[Any, Any], transform: Transform) -> np.n
 
 
 def allocate(shape: list[int], dtype: tf.DType, cache: str) -> np.ndarray[Any, Any]:
-    """Room for examples: in memory, or in a file that is gone with this process."""
+    """Allocates an array in memory, or in a temporary file that disappears with this process."""
     if cache == "memory":
         return np.empty(shape, dtype.as_numpy_dtype)
     try:
-        with tempfile.NamedTemporaryFile(prefix="scaleflow-cache-") as file:  # its name goes, its room stays in use
+        with tempfile.NamedTemporaryFile(prefix="scaleflow-cache-") as file:  # unlinked on exit, still mapped
             return np.memmap(file, dtype.as_numpy_dtype, "w+", shape=tuple(shape) or (1,))
     except OSError as error:
         raise ConfigError(
@@ -142,16 +144,10 @@ def allocate(shape: list[int], dtype: tf.DType, cache: str) -> np.ndarray[Any, A
 
 
 def available_bytes() -> float:
-    """Memory that this process could still take; a container's limit counts."""
-    free = read_kernel_number(Path("/proc/meminfo"), "MemAvailable:") * 1024
-    limit, used = (read_kernel_number(Path(f"/sys/fs/cgroup/memory.{name}")) for name in ("max", "current"))
-    return free if limit == float("inf") else min(free, limit - used)
-
-
-def read_kernel_number(file: Path, label: str = "") -> float:
-    """The number behind a label; infinite where there is none."""
+    """Returns the memory that this process can still allocate, within the limit of its container (cgroup v2)."""
+    available = psutil.virtual_memory().available
     try:
-        line = next(line for line in file.read_text().splitlines() if line.startswith(label))
-        return float(line[len(label) :].split()[0])
-    except (OSError, StopIteration, ValueError, IndexError):
-        return float("inf")
+        limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
+    except (OSError, ValueError):  # no cgroup v2, or the limit is "max"
+        return available
+    return min(available, limit - used)

@@ -1,8 +1,8 @@
-"""A folder to each class: what image_folder and text_folder share."""
+"""Files in one folder per class: the code that `image_folder` and `text_folder` share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,92 +29,92 @@ KINDS = ("auto", "classification", "binary")
 
 @dataclass(frozen=True)
 class LabeledFiles:
-    """Files, and the class of each by its number."""
+    """Paths of files, and the class index of each."""
 
     paths: list[str]
     labels: np.ndarray[Any, Any]
 
 
 class ClassFolders:
-    """Files that lie in a folder to each class, and what their targets are.
+    """Base of sources with one folder per class: finds the files of each class, and describes the targets.
 
     Args:
-        data_dir: holds folders `train`, and perhaps `validation` (or `val`) and `test`, with the classes' folders
-            in them; or the classes' folders themselves.
-        suffixes: of the files that count, in lower case; others are left alone.
-        classes: the folders to use, in this order; null means all of them, sorted.
-        kind: `auto` is binary for two classes, else classification.
-        test: the part of each class that is the test split, where there are no folders of splits.
-        split_seed: decides which part.
+        data_dir: contains the folder `train`, and optionally `validation` (or `val`) and `test`, each with one folder
+            per class; or contains the class folders directly.
+        suffixes: lower-case suffixes of the files to use. Other files are ignored.
+        classes: class folders to use, in this order; null means all, sorted.
+        kind: `auto` (binary for two classes, else classification), `classification` or `binary`.
+        test: fraction of each class in the test split, if there are no split folders.
+        split_seed: selects the test files, and the order of the files of a split.
 
     Raises:
-        ConfigError: if a folder is missing or empty, or an option makes no sense.
+        ConfigError: if a folder is missing or empty, or an option is invalid.
     """
 
     def __init__(
         self, data_dir: Any, suffixes: Sequence[str], classes: Any, kind: Any, test: Any, split_seed: Any
     ) -> None:
         self._seed = parse_count(split_seed, "dataset.split_seed")
-        wanted = parse_words(classes, "dataset.classes")
+        selected = parse_words(classes, "dataset.classes")
         base = find_data_dir(data_dir)
         folders = find_split_folders(base)
-        self.names = class_names(folders.get("train", base), wanted)
-        self.outputs = outputs_of(kind, self.names)
-        part = parse_fraction(test)
+        names = class_names(folders.get("train", base), selected)
+        self.outputs = outputs_of(kind, names)
+        test_fraction = parse_fraction(test)
         if folders:
-            self._found = {
-                split: label_files(path, self.names, suffixes, is_train=split == "train", is_whole=not wanted)
+            self._files = {
+                split: label_files(path, names, suffixes, is_train=split == "train", is_whole=not selected)
                 for split, path in folders.items()
             }
         else:
-            whole = label_files(base, self.names, suffixes, is_train=True, is_whole=not wanted)
-            self._found = divide_files(whole, part, self._seed)
+            files = label_files(base, names, suffixes, is_train=True, is_whole=not selected)
+            self._files = divide_files(files, test_fraction, self._seed)
 
     @property
     def splits(self) -> Collection[str]:
-        return tuple(self._found)
+        return tuple(self._files)
 
-    def stream(self, split: str, decode: Callable[[tf.Tensor], tf.Tensor]) -> Stream:
-        """The records (path, number of the class) of a split, in an order drawn by the seed.
-
-        Args:
-            decode: traced: a path -> the raw input.
-        """
-        found = self._found[split]
-        order = np.random.default_rng([self._seed, 1]).permutation(len(found.paths))
-        paths = np.array(found.paths, dtype=object)[order]
-        records = tf.data.Dataset.from_tensor_slices((tf.constant(paths, tf.string), found.labels[order]))
+    def load(self, split: str) -> Stream:
+        """Returns records (path, class index), in an order drawn with the seed."""
+        files = self._files[split]
+        order = np.random.default_rng([self._seed, 1]).permutation(len(files.paths))
+        paths = np.array(files.paths, dtype=object)[order]
+        records = tf.data.Dataset.from_tensor_slices((tf.constant(paths, tf.string), files.labels[order]))
         is_binary = self.outputs.kind == "binary"
 
-        def decode_record(path: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            return decode(path), tf.cast(label[None], tf.float32) if is_binary else label
+        def decode(path: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            return self.read(path), tf.cast(label[None], tf.float32) if is_binary else label
 
-        return Stream(records, len(paths), decode_record, lambda path, _: path.decode(errors="replace"))
+        return Stream(records, len(paths), decode, lambda path, _: path.decode(errors="replace"))
+
+    def read(self, path: tf.Tensor) -> tf.Tensor:
+        """Reads the raw input in a file. Traced."""
+        raise NotImplementedError
 
 
 def find_split_folders(base: Path) -> dict[str, Path]:
-    """The folders of splits in a folder; none, where it holds the classes themselves."""
-    found: dict[str, Path] = {}
+    """Returns the folder of each split; {} if the folder contains the class folders directly."""
+    folders: dict[str, Path] = {}
     for path in sorted(base.iterdir()):
         split = SPLITS.get(path.name.lower())
         if split and path.is_dir():
-            if split in found:
+            if split in folders:
                 raise ConfigError(
-                    f"dataset.data_dir={base}: {found[split].name} and {path.name} are both the {split} split"
+                    f"dataset.data_dir={base}: {folders[split].name} and {path.name} are both the {split} split"
                 )
-            found[split] = path
-    if found and "train" not in found:
-        raise ConfigError(f"dataset.data_dir={base}: there is {' and '.join(sorted(found))} and no folder train")
-    return {split: found[split] for split in ("train", "validation", "test") if split in found}
+            folders[split] = path
+    if folders and "train" not in folders:
+        raise ConfigError(f"dataset.data_dir={base}: there is {' and '.join(sorted(folders))} and no folder train")
+    return {split: folders[split] for split in ("train", "validation", "test") if split in folders}
 
 
 def class_names(base: Path, wanted: Sequence[str]) -> tuple[str, ...]:
-    """The names of the classes: of the folders, sorted, or those that are wanted."""
-    there = sorted(path.name for path in base.iterdir() if path.is_dir() and not path.name.startswith("."))
+    """Returns the class names: all folders, sorted, or the wanted ones."""
+    available = list_folders(base)
     for name in wanted:
-        if name not in there:
-            raise ConfigError(f"dataset.classes: there is no folder {base / name}; there is {', '.join(there)}")
-    names = tuple(wanted or there)
+        if name not in available:
+            raise ConfigError(f"dataset.classes: there is no folder {base / name}; there is {', '.join(available)}")
+    names = tuple(wanted or available)
     if len(names) < 2:
         raise ConfigError(
             f"dataset.data_dir: {base} has {len(names)} folder(s), expected one to each of several classes"
@@ -122,8 +122,13 @@ def class_names(base: Path, wanted: Sequence[str]) -> tuple[str, ...]:
     return names
 
 
+def list_folders(base: Path) -> list[str]:
+    """Returns the sorted names of the folders in a folder, except hidden ones."""
+    return sorted(path.name for path in base.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
 def outputs_of(kind: Any, names: tuple[str, ...]) -> Outputs:
-    """What the targets are, for so many classes."""
+    """Describes the targets for the given classes."""
     parse_choice(kind, "dataset.kind", KINDS)
     if kind == "binary" and len(names) != 2:
         raise ConfigError(
@@ -137,34 +142,37 @@ def outputs_of(kind: Any, names: tuple[str, ...]) -> Outputs:
 def label_files(
     base: Path, names: Sequence[str], suffixes: Sequence[str], *, is_train: bool, is_whole: bool
 ) -> LabeledFiles:
-    """The files of each class in a folder, below which they may lie at any depth.
+    """Lists the files of each class folder, at any depth.
 
     Args:
-        is_train: every class has to have files.
-        is_whole: there may be no other classes.
+        base: contains the class folders.
+        names: of the classes, in the order of their indices.
+        suffixes: of the files to use.
+        is_train: every class must have files.
+        is_whole: no other class folders may exist.
     """
-    there = sorted(path.name for path in base.iterdir() if path.is_dir() and not path.name.startswith("."))
-    for name in there if is_whole else ():
+    folders = list_folders(base)
+    for name in folders if is_whole else ():
         if name not in names:
             raise ConfigError(f"dataset.data_dir: {base / name} is no class of the training split ({', '.join(names)})")
     paths: list[str] = []
     counts = []
     for name in names:
-        found = [path for path in walk_files(base / name) if has_suffix(path, suffixes)]
-        if not found and is_train:
+        class_paths = [path for path in walk_files(base / name) if has_suffix(path, suffixes)]
+        if not class_paths and is_train:
             raise ConfigError(
                 f"dataset.data_dir: the class folder {base / name} has no file that ends in {', '.join(suffixes)}; "
                 "fill it, remove it, or name the others in dataset.classes"
             )
-        paths += found
-        counts.append(len(found))
+        paths += class_paths
+        counts.append(len(class_paths))
     if not paths:
         raise ConfigError(f"dataset.data_dir: {base} has no file that ends in {', '.join(suffixes)}")
     return LabeledFiles(paths, np.repeat(np.arange(len(names), dtype=np.int32), counts))
 
 
 def divide_files(whole: LabeledFiles, part: float, seed: int) -> dict[str, LabeledFiles]:
-    """train, and test where that is asked for: the same part of each class."""
+    """Splits files into train and test, with the same test fraction in each class; no test split for 0."""
     if not part:
         return {"train": whole}
     is_test = np.zeros(len(whole.labels), bool)

@@ -1,8 +1,8 @@
-"""Rows of text as numbers: what a table's columns become before a model sees them.
+"""Preprocessing of table rows: converts rows of strings to features for a model.
 
-A row is what a line of a CSV file holds, as strings. Numbers are standardised, and where the training split lacks
-some, a further column says so; words become one-hot codes. All of it is made of Keras's own layers and operations,
-reading a number included, so that a saved model takes rows as they are and loads without scaleflow.
+A row holds the fields of one line of a CSV file. Numbers are standardised, and a numeric column with missing values
+in the training split gets an indicator column. Words become one-hot codes. Everything is built from Keras's own
+layers and operations, including the parsing of numbers, so a saved model takes raw rows and loads without scaleflow.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from keras import ops
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs
 
-#: A number as it may be written, for TensorFlow (RE2) and Python alike; in at most so many characters.
+#: Syntax of a number, valid for TensorFlow (RE2) and Python, and its maximum length in characters.
 NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?"
 LONGEST = 31
 
-#: The characters of a number; a digit's place here is its value.
+#: Characters of a number. The index of a digit is its value.
 CHARACTERS = "0123456789.-+eE"
 PADDING = 0
-FIRST = 2  # a lookup's index of the first character: 0 is padding, 1 whatever it does not know
+FIRST = 2  # a lookup's code of the first character: 0 is padding, 1 an unknown character
 
 
 @dataclass
 class Moments:
-    """Mean and deviation of columns, from batches (Chan, Golub and LeVeque 1979).
+    """Mean and variance of columns, merged batch by batch (Chan, Golub and LeVeque 1979).
 
     Attributes:
-        count: numbers seen, [columns].
-        mean, squares: of them, and the sum of their squared distances from it.
-        missing: whether some row had none.
+        count: [columns], how many numbers were added.
+        mean, squares: [columns], their mean, and the sum of their squared distances from it.
+        missing: [columns], whether any row has no number.
     """
 
     count: np.ndarray[Any, Any]
@@ -52,7 +52,7 @@ class Moments:
 
     @np.errstate(over="ignore", invalid="ignore")
     def add(self, values: np.ndarray[Any, Any], there: np.ndarray[Any, Any]) -> None:
-        """Takes in [b, columns] numbers, of which those that are `there` count."""
+        """Adds numbers [b, columns], except those whose `there` is False."""
         count = there.sum(axis=0)
         values = np.where(there, values, 0.0)
         mean = values.sum(axis=0) / np.maximum(count, 1)
@@ -66,14 +66,14 @@ class Moments:
         self.missing |= ~there.all(axis=0)
 
     def deviation(self) -> np.ndarray[Any, Any]:
-        """[columns]; 1 for a column that does not vary."""
-        found = np.sqrt(self.squares / np.maximum(self.count, 1))
-        return np.where(found > 0, found, 1.0)
+        """Returns the standard deviations [columns]; 1 for a constant column."""
+        deviations = np.sqrt(self.squares / np.maximum(self.count, 1))
+        return np.where(deviations > 0, deviations, 1.0)
 
 
 @dataclass
 class ColumnValues:
-    """The different values of one column; whether some row had none."""
+    """The distinct values of one column, and whether any row has none."""
 
     seen: set[bytes] = field(default_factory=set)
     missing: bool = False
@@ -82,16 +82,20 @@ class ColumnValues:
 class Columns:
     """The preprocessing of rows.
 
-    A number becomes (number - mean) / deviation, a missing one 0 (the mean). Behind the numbers come, for the columns
-    where the training split lacks some, 1 where it is missing and 0 elsewhere; then for each column of words a 1 in
-    the place of its value: the first place is for values that the training split does not have, the last for missing
-    ones, where that has some. What is no number where one is expected is an error, in the saved model, too.
+    The features are, in this order:
+
+    - for each numeric column (number - mean) / deviation, or 0 (the mean) if it is missing;
+    - for each numeric column with missing values in the training split, 1 if it is missing, else 0;
+    - for each column of words a one-hot code. Its first index is for values that the training split does not have.
+      Its last index is for missing values, if the training split has some.
+
+    A field of a numeric column that is not a number is an error, in the saved model too.
 
     Args:
         names: of all columns of a row.
-        numeric: the places of those that are numbers; the others are words.
-        missing: what stands for a missing value.
-        most_values: how many different words a column may have.
+        numeric: indices of the numeric columns; the others are words.
+        missing: strings that mean a missing value.
+        most_values: maximum number of distinct words in a column.
     """
 
     def __init__(self, names: Sequence[str], numeric: Sequence[int], missing: Sequence[str], most_values: int) -> None:
@@ -102,24 +106,27 @@ class Columns:
         self._most = most_values
 
     def learn(self, batches: Iterable[np.ndarray[Any, Any]]) -> Any:
-        """Means and deviations of the numbers, and the words of the others.
+        """Learns means and deviations of the numeric columns, and the words of the others.
 
         Args:
             batches: rows [b, columns] of strings.
+
+        Raises:
+            ConfigError: if a column has too many words, or numbers too large for a mean.
         """
         moments = Moments.from_columns(len(self._numeric))
         values = [ColumnValues() for _ in self._words]
         for rows in batches:
             tensor = tf.constant(rows, tf.string)
-            there = np.logical_not(is_missing(tensor, self._missing).numpy())
+            is_present = np.logical_not(is_missing(tensor, self._missing).numpy())
             if self._numeric:
                 numbers = tf.gather(tensor, self._numeric, axis=1)
-                present = there[:, self._numeric]
-                moments.add(as_numbers(tf.where(present, numbers, "0")).numpy(), present)
-            for found, n in zip(values, self._words, strict=True):
-                found.seen.update(tf.unique(tf.boolean_mask(tensor[:, n], there[:, n])).y.numpy().tolist())
-                found.missing |= not there[:, n].all()
-                self._check(n, found)
+                is_numeric_present = is_present[:, self._numeric]
+                moments.add(as_numbers(tf.where(is_numeric_present, numbers, "0")).numpy(), is_numeric_present)
+            for column, n in zip(values, self._words, strict=True):
+                column.seen.update(tf.unique(tf.boolean_mask(tensor[:, n], is_present[:, n])).y.numpy().tolist())
+                column.missing |= not is_present[:, n].all()
+                self._check(n, column)
         for n, is_finite in zip(self._numeric, np.isfinite(moments.squares), strict=True):
             if not is_finite:
                 raise ConfigError(
@@ -130,8 +137,8 @@ class Columns:
             "mean": moments.mean.tolist(),
             "deviation": moments.deviation().tolist(),
             "missing": moments.missing.tolist(),
-            "words": [sorted(word.decode() for word in found.seen) for found in values],
-            "words_missing": [bool(found.missing) for found in values],
+            "words": [sorted(word.decode() for word in column.seen) for column in values],
+            "words_missing": [bool(column.missing) for column in values],
         }
 
     def _check(self, column: int, found: ColumnValues) -> None:
@@ -139,12 +146,12 @@ class Columns:
             raise ConfigError(too_many_values_error(self._names[column], self._most))
 
     def features(self, learned: Any) -> Inputs:
-        """[features] float32."""
+        """Describes the features: [features] float32."""
         words = sum(1 + len(w) + m for w, m in zip(learned["words"], learned["words_missing"], strict=True))
         return Inputs((len(self._numeric) + sum(learned["missing"]) + words,), "float32")
 
     def layer(self, learned: Any) -> keras.Model:
-        """Rows [b, columns] of strings -> [b, features] float32."""
+        """Builds the model rows [b, columns] of strings -> [b, features] float32."""
         rows = keras.Input((len(self._names),), dtype="string", name="row")
         missing = ops.reshape(self._is_missing(ops.reshape(rows, (-1,))), (-1, len(self._names)))
         parts = []
@@ -164,29 +171,29 @@ class Columns:
         return ops.greater(lookup(flat), 0)
 
     def _numbers(self, rows: keras.KerasTensor, missing: keras.KerasTensor, learned: Any) -> list[keras.KerasTensor]:
-        """Standardised numbers, and which of them are missing."""
+        """Returns the standardised numbers, and the indicators of missing ones."""
         absent = ops.take(missing, self._numeric, axis=1)
-        given = ops.reshape(ops.where(absent, "0", ops.take(rows, self._numeric, axis=1)), (-1,))
-        numbers = ops.reshape(refuse_unparsable(given, parse_numbers(given)), (-1, len(self._numeric)))
+        strings = ops.reshape(ops.where(absent, "0", ops.take(rows, self._numeric, axis=1)), (-1,))
+        numbers = ops.reshape(refuse_unparsable(strings, parse_numbers(strings)), (-1, len(self._numeric)))
         mean, deviation = np.array(learned["mean"]), np.array(learned["deviation"])
-        standard = ops.divide(ops.subtract(numbers, mean), deviation)  # Keras's own layers for it round to float32
-        standard = ops.where(absent, ops.zeros_like(numbers), standard)
-        parts = [ops.cast(standard, "float32")]
-        told = [n for n, has in zip(self._numeric, learned["missing"], strict=True) if has]
-        if told:
-            parts.append(ops.cast(ops.take(missing, told, axis=1), "float32"))
+        standardised = ops.divide(ops.subtract(numbers, mean), deviation)  # Keras's layers for this round to float32
+        standardised = ops.where(absent, ops.zeros_like(numbers), standardised)
+        parts = [ops.cast(standardised, "float32")]
+        with_missing = [n for n, has in zip(self._numeric, learned["missing"], strict=True) if has]
+        if with_missing:
+            parts.append(ops.cast(ops.take(missing, with_missing, axis=1), "float32"))
         return parts
 
     def _one_hot(
         self, n: int, rows: keras.KerasTensor, missing: keras.KerasTensor, words: list[str], has_missing: bool
     ) -> keras.KerasTensor:
-        """[b, 1 + words (+ 1)]."""
+        """Returns one-hot codes [b, 1 + words (+ 1)]."""
         index = ops.zeros_like(ops.cast(missing[:, n], "int32"))
         if words:
             lookup = keras.layers.StringLookup(vocabulary=words, num_oov_indices=1, name=f"words_{n}")
             index = ops.cast(lookup(rows[:, n]), "int32")
-        place = (1 + len(words)) if has_missing else 0
-        index = ops.where(missing[:, n], place, index)
+        missing_index = (1 + len(words)) if has_missing else 0
+        index = ops.where(missing[:, n], missing_index, index)
         return ops.one_hot(index, 1 + len(words) + has_missing, dtype="float32")
 
 
@@ -202,19 +209,19 @@ def is_number(text: str) -> bool:
 
 
 def is_missing(strings: tf.Tensor, missing: Sequence[str]) -> tf.Tensor:
-    """Traced: which of the strings stand for a missing value."""
+    """Returns which strings mean a missing value. Traced."""
     if not missing:
         return tf.zeros(tf.shape(strings), tf.bool)
     return tf.reduce_any(tf.equal(strings[..., None], tf.constant(list(missing))), axis=-1)
 
 
 def are_numbers(strings: tf.Tensor) -> tf.Tensor:
-    """Traced: which of the strings are numbers."""
+    """Returns which strings are numbers. Traced."""
     return tf.strings.regex_full_match(strings, NUMBER) & (tf.strings.length(strings) <= LONGEST)
 
 
 def as_numbers(strings: tf.Tensor) -> tf.Tensor:
-    """Traced: numbers as float64, in the input pipeline, where TensorFlow's own way is at hand."""
+    """Parses strings to float64 in the input pipeline, where TensorFlow's own parser is available. Traced."""
     return tf.strings.to_number(strings, tf.float64)
 
 
@@ -224,10 +231,10 @@ def as_numbers(strings: tf.Tensor) -> tf.Tensor:
 
 
 def parse_numbers(strings: keras.KerasTensor) -> keras.KerasTensor:
-    """[n] strings -> [n] float64; NaN for what is no number. To about 1e-15 of it.
+    """Parses strings [n] to float64 [n], with a relative error of about 1e-15; NaN if a string is not a number.
 
-    Keras has no operation for it, and a layer of our own, or a Lambda, would not load elsewhere. So each string is
-    divided into characters; digits are multiplied by their powers of ten and summed, the exponent likewise.
+    Keras has no such operation, and a custom layer or a Lambda would not load without scaleflow. So this splits each
+    string into characters, and sums digits times powers of ten; the same for the exponent.
     """
     characters = keras.layers.TextVectorization(
         standardize=None,
@@ -238,70 +245,70 @@ def parse_numbers(strings: keras.KerasTensor) -> keras.KerasTensor:
         name="characters",
     )(strings)
     x = ops.cast(characters, "int32") - FIRST  # [n, LONGEST + 1]
-    is_there = x > PADDING - FIRST
+    is_present = x > PADDING - FIRST
     is_digit = ops.logical_and(x >= 0, x <= 9)
     is_point = ops.equal(x, CHARACTERS.index("."))
     is_minus = ops.equal(x, CHARACTERS.index("-"))
     is_sign = ops.logical_or(is_minus, ops.equal(x, CHARACTERS.index("+")))
     is_e = x >= CHARACTERS.index("e")
     in_exponent = ops.cumsum(ops.cast(is_e, "int32"), axis=1) > 0
-    behind_point = ops.cumsum(ops.cast(is_point, "int32"), axis=1) > 0
+    after_point = ops.cumsum(ops.cast(is_point, "int32"), axis=1) > 0
 
     in_mantissa = ops.logical_and(is_digit, ops.logical_not(in_exponent))
     exponent_digits = ops.logical_and(is_digit, in_exponent)
     mantissa = to_whole_number(x, in_mantissa) * to_sign(is_minus, ops.logical_not(in_exponent))
     exponent = to_whole_number(x, exponent_digits) * to_sign(is_minus, in_exponent)
-    decimals = ops.cast(count_per_column(ops.logical_and(in_mantissa, behind_point)), "float64")
+    decimals = ops.cast(count_per_column(ops.logical_and(in_mantissa, after_point)), "float64")
     value = scale_by_power(mantissa, exponent - decimals)
 
-    before = ops.pad(x[:, :-1], [[0, 0], [1, 0]], constant_values=CHARACTERS.index("e"))  # at the start as behind an e
-    misplaced = ops.logical_and(is_sign, before < CHARACTERS.index("e"))
-    late_point = ops.logical_and(is_point, in_exponent)
-    unknown = ops.equal(x, 1 - FIRST)
-    wrong = ops.any(ops.logical_or(ops.logical_or(misplaced, late_point), unknown), axis=1)
-    wrong = ops.logical_or(wrong, ops.equal(count_per_column(in_mantissa), 0))
-    wrong = ops.logical_or(wrong, count_per_column(is_point) > 1)
-    wrong = ops.logical_or(wrong, ops.logical_or(count_per_column(is_e) > 1, count_per_column(exponent_digits) > 3))
-    wrong = ops.logical_or(wrong, ops.not_equal(count_per_column(is_e) > 0, count_per_column(exponent_digits) > 0))
-    wrong = ops.logical_or(wrong, is_there[:, LONGEST])
-    return ops.where(wrong, ops.full_like(value, float("nan")), value)
+    previous = ops.pad(x[:, :-1], [[0, 0], [1, 0]], constant_values=CHARACTERS.index("e"))  # start counts as e
+    is_misplaced = ops.logical_and(is_sign, previous < CHARACTERS.index("e"))
+    is_late_point = ops.logical_and(is_point, in_exponent)
+    is_unknown = ops.equal(x, 1 - FIRST)
+    invalid = ops.any(ops.logical_or(ops.logical_or(is_misplaced, is_late_point), is_unknown), axis=1)
+    invalid = ops.logical_or(invalid, ops.equal(count_per_column(in_mantissa), 0))
+    invalid = ops.logical_or(invalid, count_per_column(is_point) > 1)
+    invalid = ops.logical_or(invalid, ops.logical_or(count_per_column(is_e) > 1, count_per_column(exponent_digits) > 3))
+    invalid = ops.logical_or(invalid, ops.not_equal(count_per_column(is_e) > 0, count_per_column(exponent_digits) > 0))
+    invalid = ops.logical_or(invalid, is_present[:, LONGEST])
+    return ops.where(invalid, ops.full_like(value, float("nan")), value)
 
 
 def refuse_unparsable(strings: keras.KerasTensor, numbers: keras.KerasTensor) -> keras.KerasTensor:
-    """The same numbers; whatever was parsed as NaN raises an error that shows it.
+    """Returns the numbers unchanged, or raises an error that shows a string that was parsed as NaN.
 
-    NaN alone would not do: compiled for a CPU, ReLU makes 0 of it. A lookup that has no place for what it does not
-    know is the one of Keras's layers that raises.
+    Returning NaN is not enough: ReLU compiled for a CPU turns it into 0. A lookup without an index for unknown
+    strings is the only Keras layer that raises an error.
     """
-    wrong = ops.where(ops.isnan(numbers), strings, "0")
-    zero = keras.layers.StringLookup(vocabulary=["0"], num_oov_indices=0, name="only_numbers")(wrong)
+    invalid = ops.where(ops.isnan(numbers), strings, "0")
+    zero = keras.layers.StringLookup(vocabulary=["0"], num_oov_indices=0, name="only_numbers")(invalid)
     return numbers + ops.cast(zero, "float64")
 
 
 def count_per_column(chosen: keras.KerasTensor) -> keras.KerasTensor:
-    """[n, k] bool -> [n] int32."""
+    """Counts the chosen characters of each string: [n, k] bool -> [n] int32."""
     return ops.sum(ops.cast(chosen, "int32"), axis=1)
 
 
 def to_sign(is_minus: keras.KerasTensor, where: keras.KerasTensor) -> keras.KerasTensor:
-    """[n] float64: -1 where there is a minus, else 1."""
+    """Returns [n] float64: -1 if there is a minus at the positions `where`, else 1."""
     return 1.0 - 2.0 * ops.cast(ops.any(ops.logical_and(is_minus, where), axis=1), "float64")
 
 
 def to_whole_number(x: keras.KerasTensor, digits: keras.KerasTensor) -> keras.KerasTensor:
-    """The whole number [n] float64 that the chosen digits make, from left to right."""
+    """Returns the whole number [n] float64 that the chosen digits form, from left to right."""
     chosen = ops.cast(digits, "int32")
-    place = ops.flip(ops.cumsum(ops.flip(chosen, axis=1), axis=1), axis=1) - 1  # digits to the right of it
-    power = ops.take(POWERS, ops.maximum(place, 0), axis=0)
+    digits_to_the_right = ops.flip(ops.cumsum(ops.flip(chosen, axis=1), axis=1), axis=1) - 1
+    power = ops.take(POWERS, ops.maximum(digits_to_the_right, 0), axis=0)
     return ops.sum(ops.cast(x * chosen, "float64") * power, axis=1)
 
 
 def scale_by_power(mantissa: keras.KerasTensor, exponent: keras.KerasTensor) -> keras.KerasTensor:
-    """mantissa x 10^exponent, [n] float64; in two steps, since 10^-330 is 0 where 1e20 x 10^-330 is not."""
+    """Returns mantissa * 10^exponent, [n] float64, in two steps: 10^-330 is 0, but 1e20 * 10^-330 is not."""
     half = ops.floor(exponent / 2)
     ten = ops.full_like(exponent, 10.0)
     return mantissa * ops.power(ten, half) * ops.power(ten, exponent - half)
 
 
-#: Powers of ten that are exact in float64, or the nearest to them.
+#: Powers of ten, rounded to float64.
 POWERS = np.array([float(f"1e{n}") for n in range(LONGEST + 1)])

@@ -1,4 +1,4 @@
-"""Rows of CSV files."""
+"""Dataset source: rows of CSV files."""
 
 from __future__ import annotations
 
@@ -32,54 +32,54 @@ SUFFIXES = (".csv", ".tsv")
 KINDS = ("auto", "classification", "binary", "regression")
 MISSING = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
 
-#: `kind: auto` takes whole numbers for classes where there are no more different ones.
+#: `kind: auto` treats whole numbers as classes up to this many distinct values.
 FEW = 20
 
-#: A column in which so large a part of what is there is numbers is meant to hold numbers.
+#: A column with at least this fraction of numbers, but also other values, is rejected as ambiguous.
 MOSTLY = 0.9
 
-#: Stands for a quoted field while the fields of a line are counted.
+#: Replaces each quoted field while the fields of a line are counted.
 QUOTED = "\x01"
 
-#: A table of more columns has no pattern for a whole line: it would become too large.
+#: Up to this many columns, one regular expression checks a whole line. For more it would become too large.
 MOST_IN_PATTERN = 200
 
-#: Faults that are kept to be named.
+#: Maximum number of faults that are recorded with file and line.
 NAMED = 10
 
-#: Lines that are read, and rows that are decoded, in one call.
+#: Lines per batch when reading a file, and rows per call of `decode`.
 FILES_IN_PARALLEL = 1024
 DECODE_BATCH_SIZE = 256
 
 
 class Csv:
-    """One or several CSV files with the same header, a row to an example; quoted fields may not hold line breaks.
+    """Reads CSV files with the same header, one example per row. Quoted fields must not contain line breaks.
 
-    An input is a row of strings, the fields of the columns used with the blanks around them cut off; inside the saved
-    model they become numbers (`Columns`). A column is numeric where everything in it is a number or missing. A first
-    pass over the files counts the rows, checks them and finds that out, and keeps none of them.
+    An input is a row of strings: the fields of the used columns without surrounding blanks. `Columns` converts them
+    to numbers inside the saved model. A column is numeric if all its fields are numbers or missing. A first pass over
+    the files counts and checks the rows and determines the types of the columns; it stores no rows.
 
-    The target, with `kind: auto`: whole numbers of at most 20 different values, and words, are classes (binary where
-    there are two), named in `outputs.names` in their order; other numbers are values to regress to, as they are: a
-    target of large numbers needs a learning rate to match, or to be scaled in the file.
+    With `kind: auto`, words and whole numbers of at most 20 distinct values are classes (binary if there are two),
+    listed in `outputs.names` in sorted order. Other numbers are regression targets without scaling: large values need
+    a suitable learning rate, or scaling in the file.
 
     Args:
-        data_dir: a file, a glob, or a folder; subfolders `train`, `validation`, `test`, or files whose names begin so,
-            are the splits.
+        data_dir: a file, a glob, or a folder. In a folder, subfolders `train`, `validation`, `test`, or files whose
+            names begin with these words, are the splits.
         target: the column to predict.
-        kind: auto, classification, binary or regression.
-        columns: to use as inputs; null means all but the target.
+        kind: `auto`, `classification`, `binary` or `regression`.
+        columns: input columns; null means all but the target.
         drop: columns to leave out of those.
-        numeric, categorical: columns to take as numbers, or words, whatever they look like.
-        missing: what stands for a missing value.
-        delimiter: between fields.
-        header: the columns' names where the files do not begin with them.
-        most_values: how many different words a column, and classes the target, may have.
-        test: the part of the rows that is the test split, where names tell of no splits.
-        split_seed: decides which part.
+        numeric, categorical: columns to treat as numbers, or words, whatever they contain.
+        missing: strings that mean a missing value.
+        delimiter: character between fields.
+        header: names of the columns, if the files have no header line.
+        most_values: maximum number of distinct words in a column, and of classes.
+        test: fraction of the rows in the test split, if file names denote no splits.
+        split_seed: selects the test rows.
 
     Raises:
-        ConfigError: for files or columns that are not there, headers that differ, or an option that makes no sense.
+        ConfigError: if files or columns are missing, headers differ, or an option is invalid.
     """
 
     def __init__(
@@ -112,8 +112,8 @@ class Csv:
         self._columns = self._table.choose_inputs(columns, drop)
         as_numeric = self._table.find_columns(numeric, "dataset.numeric", self._columns)
         as_words = self._table.find_columns(categorical, "dataset.categorical", self._columns)
-        if both := set(as_numeric) & set(as_words):
-            raise ConfigError(f"dataset.numeric: {self._table.names[min(both)]} is in dataset.categorical, too")
+        if conflicts := set(as_numeric) & set(as_words):
+            raise ConfigError(f"dataset.numeric: {self._table.names[min(conflicts)]} is in dataset.categorical, too")
         learned_on = "train" if "train" in self._files else ALL
         survey = Survey(self._table, self._files[learned_on], self._most)
         self._numeric = [n for n in self._columns if n in as_numeric or (n not in as_words and survey.is_numeric(n))]
@@ -121,15 +121,15 @@ class Csv:
         self._surveys = {learned_on: survey}
         self.inputs = Inputs((len(self._columns),), "string")
         names = [self._table.names[n] for n in self._columns]
-        places = [self._columns.index(n) for n in self._numeric]
-        self.preprocessing = Columns(names, places, form.missing, self._most)
+        numeric_indices = [self._columns.index(n) for n in self._numeric]
+        self.preprocessing = Columns(names, numeric_indices, form.missing, self._most)
 
     @property
     def splits(self) -> Collection[str]:
         return list_splits(self._files, self._part)
 
     def load(self, split: str) -> Stream:
-        """Records are (the file's number, the line's in it, the line)."""
+        """Returns records (file index, line number, line)."""
         group = split if split in self._files else ALL
         if group not in self._surveys:
             self._surveys[group] = Survey(self._table, self._files[group], self._most)
@@ -146,7 +146,7 @@ class Csv:
         return Stream(records, length, self._decode, name, faults, at_once=DECODE_BATCH_SIZE)
 
     def _decode(self, file: tf.Tensor, line: tf.Tensor, text: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Traced: lines [b] -> (rows [b, columns] of strings, targets [b] or [b, 1])."""
+        """Decodes lines [b] to (rows [b, columns] of strings, targets [b] or [b, 1]). Traced."""
         table, outputs = self._table, self.outputs
         with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(is_utf8(text)), [NOT_UTF8])]):
             fields = table.fields(text)
@@ -155,8 +155,8 @@ class Csv:
         numbers = [*self._numeric, *([table.target] if outputs.kind == "regression" else [])]
         checks = [tf.debugging.Assert(~tf.reduce_any(missing[:, table.target]), ["its target is missing"])]
         if numbers:
-            wrong = ~are_numbers(tf.gather(fields, numbers, axis=1)) & ~tf.gather(missing, numbers, axis=1)
-            checks.append(tf.debugging.Assert(~tf.reduce_any(wrong), ["a column of numbers has something else"]))
+            is_invalid = ~are_numbers(tf.gather(fields, numbers, axis=1)) & ~tf.gather(missing, numbers, axis=1)
+            checks.append(tf.debugging.Assert(~tf.reduce_any(is_invalid), ["a column of numbers has something else"]))
         with tf.control_dependencies(checks):
             return tf.gather(fields, self._columns, axis=1), parse_target_field(outputs, target)
 
@@ -166,13 +166,13 @@ NOT_UTF8 = "it is not UTF-8"
 
 
 def parse_target_field(outputs: Outputs, target: tf.Tensor) -> tf.Tensor:
-    """Traced: the fields [b] of the target -> values [b, 1], or the numbers of their classes."""
+    """Converts target fields [b] to values [b, 1] (regression, binary) or class indices [b]. Traced."""
     if outputs.kind == "regression":
         return tf.cast(as_numbers(target), tf.float32)[:, None]
     is_class = tf.equal(target[:, None], tf.constant(outputs.names))
     is_known = tf.reduce_any(is_class, axis=1)
-    words = ["its target is no class of the training split:", tf.boolean_mask(target, ~is_known)]
-    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(is_known), words)]):
+    message = ["its target is no class of the training split:", tf.boolean_mask(target, ~is_known)]
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(is_known), message)]):
         label = tf.argmax(tf.cast(is_class, tf.int32), axis=1, output_type=tf.int32)
     return tf.cast(label, tf.float32)[:, None] if outputs.kind == "binary" else label
 
@@ -184,12 +184,12 @@ def parse_target_field(outputs: Outputs, target: tf.Tensor) -> tf.Tensor:
 
 @dataclass(frozen=True)
 class CsvFormat:
-    """How the files are written.
+    """Format of the files.
 
     Attributes:
-        delimiter: between fields.
-        header: the columns' names; empty where each file begins with them.
-        missing: what stands for a missing value.
+        delimiter: character between fields.
+        header: names of the columns; empty if each file begins with a header line.
+        missing: strings that mean a missing value.
     """
 
     delimiter: str
@@ -204,17 +204,17 @@ def parse_delimiter(delimiter: Any) -> str:
 
 
 def read_header(files: dict[str, list[str]], form: CsvFormat) -> tuple[str, ...]:
-    """The columns' names, the same in all files."""
+    """Returns the names of the columns, which must be the same in all files."""
     if form.header:
         return form.header
     first, *others = [path for group in files.values() for path in group]
     names = first_line(first, form)
     for path in others:
-        found = first_line(path, form)
-        if found != names:
-            differ = next((f"{b} for {a}" for a, b in zip(names, found, strict=False) if a != b), None)
-            said = differ or f"{len(found)} columns for {len(names)}"
-            raise ConfigError(f"dataset.data_dir: {path} has another header than {first}: {said}")
+        other_names = first_line(path, form)
+        if other_names != names:
+            difference = next((f"{b} for {a}" for a, b in zip(names, other_names, strict=False) if a != b), None)
+            detail = difference or f"{len(other_names)} columns for {len(names)}"
+            raise ConfigError(f"dataset.data_dir: {path} has another header than {first}: {detail}")
     return names
 
 
@@ -235,14 +235,14 @@ def first_line(path: str, form: CsvFormat) -> tuple[str, ...]:
 
 
 class CsvTable:
-    """The columns of the files, and how a line is divided into them."""
+    """The columns of the files, and how lines are split into them."""
 
     def __init__(self, form: CsvFormat, names: Sequence[str], target: Any) -> None:
         self.form = form
         self.names = tuple(names)
-        twice = next((name for n, name in enumerate(names) if name in names[:n]), None)
-        if twice is not None:
-            raise ConfigError(f"dataset.data_dir: two columns are called {twice!r}; name them apart")
+        duplicate = next((name for n, name in enumerate(names) if name in names[:n]), None)
+        if duplicate is not None:
+            raise ConfigError(f"dataset.data_dir: two columns are called {duplicate!r}; name them apart")
         self.target = self.find_column(target, "dataset.target")
 
     def find_column(self, name: Any, key: str) -> int:
@@ -251,35 +251,35 @@ class CsvTable:
         return self.names.index(name)
 
     def choose_inputs(self, columns: Any, drop: Any) -> list[int]:
-        """The places of the columns that are inputs."""
-        wanted = [self.find_column(name, "dataset.columns") for name in parse_words(columns, "dataset.columns")]
-        left = {self.find_column(name, "dataset.drop") for name in parse_words(drop, "dataset.drop")}
-        if self.target in wanted:
+        """Returns the indices of the input columns."""
+        selected = [self.find_column(name, "dataset.columns") for name in parse_words(columns, "dataset.columns")]
+        dropped = {self.find_column(name, "dataset.drop") for name in parse_words(drop, "dataset.drop")}
+        if self.target in selected:
             raise ConfigError(f"dataset.columns: {self.names[self.target]} is the target")
-        found = [n for n in wanted or range(len(self.names)) if n != self.target and n not in left]
-        if not found:
+        inputs = [n for n in selected or range(len(self.names)) if n != self.target and n not in dropped]
+        if not inputs:
             raise ConfigError("dataset.columns: there is no column left beside the target")
-        return found
+        return inputs
 
     def find_columns(self, given: Any, key: str, among: Sequence[int]) -> list[int]:
-        """The places of columns that an option names."""
-        found = [self.find_column(name, key) for name in parse_words(given, key)]
-        for n in found:
+        """Returns the indices of the columns that an option names; all of them must be in `among`."""
+        indices = [self.find_column(name, key) for name in parse_words(given, key)]
+        for n in indices:
             if n not in among:
                 raise ConfigError(f"{key}: {self.names[n]} is no input column")
-        return found
+        return indices
 
     def lines(self, files: Sequence[str]) -> tf.data.Dataset:
-        """(file int64, number of the line int64, line) [b] of all lines that are not blank, the header left out.
+        """Reads all lines that are not blank, without headers, as (file int64, line number int64, line), each [b].
 
-        They come as batches of up to `FILES_IN_PARALLEL`: a call to each line would take longer than all else.
+        They are yielded in batches of up to `FILES_IN_PARALLEL`: a call per line would dominate the run time.
         """
-        before = 0 if self.form.header else 1
+        header_lines = 0 if self.form.header else 1
 
         def read_file(file: tf.Tensor, path: tf.Tensor) -> tf.data.Dataset:
             def number_lines(batch: tf.Tensor, texts: tf.Tensor) -> Any:
                 numbers = batch * FILES_IN_PARALLEL + tf.range(tf.shape(texts, tf.int64)[0]) + 1
-                is_row = (numbers > before) & (tf.strings.length(tf.strings.strip(texts)) > 0)
+                is_row = (numbers > header_lines) & (tf.strings.length(tf.strings.strip(texts)) > 0)
                 return file + tf.zeros_like(numbers[is_row]), numbers[is_row], texts[is_row]
 
             return tf.data.TextLineDataset(path).batch(FILES_IN_PARALLEL).enumerate().map(number_lines)
@@ -287,56 +287,56 @@ class CsvTable:
         return interleave_files(files, read_file, block=1)
 
     def fields(self, lines: tf.Tensor) -> tf.Tensor:
-        """Traced: [...] lines -> [..., columns], without the blanks around them."""
-        found = tf.io.decode_csv(lines, [[""]] * len(self.names), field_delim=self.form.delimiter)
-        return tf.strings.strip(tf.stack(found, axis=-1))
+        """Splits lines [...] into fields [..., columns] without surrounding blanks. Traced."""
+        columns = tf.io.decode_csv(lines, [[""]] * len(self.names), field_delim=self.form.delimiter)
+        return tf.strings.strip(tf.stack(columns, axis=-1))
 
     def is_well_formed(self, lines: tf.Tensor) -> tf.Tensor:
-        """Traced: [b] lines -> which of them have a field to each column, their quotes closed, in UTF-8."""
+        """Returns which lines [b] are UTF-8, with closed quotes and one field per column. Traced."""
         if len(self.names) > MOST_IN_PATTERN:
             return self._has_closed_fields(lines) & is_utf8(lines)
-        letter = rf'[^"{re.escape(self.form.delimiter)}\x{{80}}-\x{{10FFFF}}]*'
-        pattern = f"(?s)(?:{letter}{re.escape(self.form.delimiter)}){{{len(self.names) - 1}}}{letter}"
+        plain_field = rf'[^"{re.escape(self.form.delimiter)}\x{{80}}-\x{{10FFFF}}]*'
+        pattern = f"(?s)(?:{plain_field}{re.escape(self.form.delimiter)}){{{len(self.names) - 1}}}{plain_field}"
         is_plain = tf.strings.regex_full_match(lines, pattern)
         return check_slowly(is_plain, lines, lambda rest: self._has_closed_fields(rest) & is_utf8(rest))
 
     def _has_closed_fields(self, lines: tf.Tensor) -> tf.Tensor:
-        """Traced: the same of lines with quotes in them."""
-        comma = re.escape(self.form.delimiter)
-        bare = tf.strings.regex_replace(lines, f'(^|{comma})"(?:[^"]|"")*"', rf"\1{QUOTED}")
-        closed = ~tf.strings.regex_full_match(bare, f'(?s).*(?:"|{QUOTED}[^{comma}]).*')
-        commas = tf.strings.length(bare) - tf.strings.length(tf.strings.regex_replace(bare, comma, ""))
-        return closed & (commas == len(self.names) - 1)
+        """Returns which lines have closed quotes and one field per column; lines may contain quotes. Traced."""
+        delimiter = re.escape(self.form.delimiter)
+        bare = tf.strings.regex_replace(lines, f'(^|{delimiter})"(?:[^"]|"")*"', rf"\1{QUOTED}")
+        closed = ~tf.strings.regex_full_match(bare, f'(?s).*(?:"|{QUOTED}[^{delimiter}]).*')
+        delimiters = tf.strings.length(bare) - tf.strings.length(tf.strings.regex_replace(bare, delimiter, ""))
+        return closed & (delimiters == len(self.names) - 1)
 
     def reason(self, line: bytes) -> str:
-        """What is wrong with a line that is not well formed."""
+        """Explains why a line is not well formed."""
         try:
             text = line.decode()
-            found = next(csv.reader([text], delimiter=self.form.delimiter, strict=True))
+            fields = next(csv.reader([text], delimiter=self.form.delimiter, strict=True))
         except UnicodeDecodeError:
             return NOT_UTF8
         except csv.Error:
             return UNCLOSED
-        if len(found) == len(self.names):
+        if len(fields) == len(self.names):
             return UNCLOSED
-        return f"it has {len(found)} column(s), expected {len(self.names)}"
+        return f"it has {len(fields)} column(s), expected {len(self.names)}"
 
 
 UNCLOSED = "its quotes do not match; a field cannot hold a line break, and a quote in a field is written twice"
 
 
 def is_utf8(strings: tf.Tensor) -> tf.Tensor:
-    """Traced: which of the strings are valid UTF-8."""
+    """Returns which strings are valid UTF-8, with a fast path for ASCII. Traced."""
     return check_slowly(tf.strings.regex_full_match(strings, r"[\x00-\x7F]*"), strings, is_transcoded)
 
 
 def is_transcoded(strings: tf.Tensor) -> tf.Tensor:
-    """Traced: which of the strings are valid UTF-8, by the slower way."""
+    """Returns which strings are valid UTF-8, without the fast path. Traced."""
     return tf.equal(tf.strings.unicode_transcode(strings, "UTF-8", "UTF-8", errors="replace"), strings)
 
 
 def check_slowly(found: tf.Tensor, strings: tf.Tensor, check: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
-    """Traced: [b] what was found, or what a slower check says of those of which nothing was."""
+    """Returns `found` [b], after a slower check of the strings for which it is False. Traced."""
     rest = tf.where(~found)
     return tf.tensor_scatter_nd_update(found, rest, check(tf.gather_nd(strings, rest)))
 
@@ -348,12 +348,12 @@ def check_slowly(found: tf.Tensor, strings: tf.Tensor, check: Callable[[tf.Tenso
 
 @dataclass
 class ColumnSurvey:
-    """What one column of the rows that are well formed holds.
+    """Counts of the fields of one column, over all well-formed rows.
 
     Attributes:
-        numbers, others: how many fields are numbers, and how many neither that nor missing.
-        missing: how many are.
-        first_others, first_missing: the first of these: (file and line, the field).
+        numbers, others: fields that are numbers, and fields that are neither numbers nor missing.
+        missing: missing fields.
+        first_others, first_missing: the first of these, as (file and line, field).
     """
 
     numbers: int = 0
@@ -364,12 +364,12 @@ class ColumnSurvey:
 
 
 class Survey:
-    """One pass over files of a split: how many rows, what is wrong with them, what the columns hold.
+    """One pass over the files of a split: counts the rows, finds faults, and determines what the columns contain.
 
     Args:
         table: the columns.
         files: of the split.
-        most: the different targets that are kept.
+        most: once there are more distinct targets than this, no more are recorded.
     """
 
     def __init__(self, table: CsvTable, files: Sequence[str], most: int) -> None:
@@ -379,12 +379,17 @@ class Survey:
         self._most = most
         self._columns = [ColumnSurvey() for _ in table.names]
         self._malformed: list[str] = []
-        self._targets: dict[bytes, str] = {}  # and where each is first
+        self._targets: dict[bytes, str] = {}  # -> file and line of the first occurrence
         for batch in table.lines(files).map(self._inspect, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True):
             self._add(*batch)
 
     def _inspect(self, file: tf.Tensor, line: tf.Tensor, text: tf.Tensor) -> Any:
-        """Traced: (file, line, text, which rows are well formed, their fields, which of these are missing, numbers)."""
+        """Checks lines [b]. Traced.
+
+        Returns:
+            (file, line, text, is well formed) [b], and (fields, is missing, is a number) [well-formed lines,
+                columns].
+        """
         good = self._table.is_well_formed(text)
         fields = self._table.fields(tf.boolean_mask(text, good))
         return file, line, text, good, fields, is_missing(fields, self._table.form.missing), are_numbers(fields)
@@ -401,46 +406,46 @@ class Survey:
             self._malformed.append(f"{place(row)}: {self._table.reason(text[int(row)].numpy())}")
         rows = good.nonzero()[0]
         others = ~missing & ~numbers
-        for n, found in enumerate(self._columns):
-            found.missing += int(missing[:, n].sum())
-            found.others += int(others[:, n].sum())
-            found.numbers += int((numbers[:, n] & ~missing[:, n]).sum())
-            collect_first(found.first_others, others[:, n], rows, place, fields[:, n])
-            collect_first(found.first_missing, missing[:, n], rows, place, fields[:, n])
+        for n, column in enumerate(self._columns):
+            column.missing += int(missing[:, n].sum())
+            column.others += int(others[:, n].sum())
+            column.numbers += int((numbers[:, n] & ~missing[:, n]).sum())
+            collect_first(column.first_others, others[:, n], rows, place, fields[:, n])
+            collect_first(column.first_missing, missing[:, n], rows, place, fields[:, n])
         self._add_targets(fields[:, self._table.target], missing[:, self._table.target], rows, place)
 
     def _add_targets(self, targets: Any, missing: Any, rows: Any, place: Any) -> None:
         if len(self._targets) > self._most:
             return
-        different, numbers = tf.unique(targets)
-        _, first = np.unique(numbers, return_index=True)
-        for value, index in zip(different.numpy().tolist(), first, strict=True):
+        values, occurrences = tf.unique(targets)
+        _, first = np.unique(occurrences, return_index=True)
+        for value, index in zip(values.numpy().tolist(), first, strict=True):
             if value not in self._targets and not missing[index]:
                 self._targets[value] = place(rows[index])
 
     def is_numeric(self, n: int) -> bool:
-        """Whether a column is one of numbers.
+        """Returns whether all fields of a column are numbers or missing.
 
         Raises:
-            ConfigError: if nearly all of it is.
+            ConfigError: if nearly all of them are numbers, but not all.
         """
-        found = self._columns[n]
-        if found.others and found.numbers >= MOSTLY * (found.numbers + found.others):
+        column = self._columns[n]
+        if column.others and column.numbers >= MOSTLY * (column.numbers + column.others):
             name = self._table.names[n]
-            (where, value), key = found.first_others[0], "kind" if n == self._table.target else "numeric"
+            (where, value), key = column.first_others[0], "kind" if n == self._table.target else "numeric"
             raise ConfigError(
-                f"dataset.{key}: the column {name} has {value!r} ({where}), and {found.numbers} of its "
-                f"{found.numbers + found.others} values are numbers; add it to dataset.missing, or "
+                f"dataset.{key}: the column {name} has {value!r} ({where}), and {column.numbers} of its "
+                f"{column.numbers + column.others} values are numbers; add it to dataset.missing, or "
                 + (
                     "say what it is with dataset.kind"
                     if key == "kind"
                     else f"put {name} in dataset.numeric (then it is a bad example) or dataset.categorical"
                 )
             )
-        return not found.others and bool(found.numbers)
+        return not column.others and bool(column.numbers)
 
     def outputs(self, kind: str) -> Outputs:
-        """What the target is."""
+        """Describes the target; raises `ConfigError` if its values do not fit `kind`."""
         target = self._table.target
         if kind == "regression":
             return Outputs("regression", (1,))
@@ -458,36 +463,36 @@ class Survey:
             )
         is_binary = kind == "binary" or (kind == "auto" and len(self._targets) == 2)
         names = tuple(sorted((value.decode() for value in self._targets), key=number_sort_key))
-        found: Kind = "binary" if is_binary else "classification"
-        return Outputs(found, (1,) if is_binary else (len(names),), names)
+        resolved_kind: Kind = "binary" if is_binary else "classification"
+        return Outputs(resolved_kind, (1,) if is_binary else (len(names),), names)
 
     def _has_few_whole_numbers(self) -> bool:
         return len(self._targets) <= FEW and all(re.fullmatch(rb"[+-]?\d+", value) for value in self._targets)
 
     def faults(self, numeric: Sequence[int], outputs: Outputs) -> tuple[str, ...]:
-        """The first rows that are bad examples, in words."""
+        """Describes the first rows that are bad examples."""
         target = self._table.target
         name = self._table.names[target]
-        found = list(self._malformed)
-        found += [f"{where}: its target {name} is missing" for where, _ in self._columns[target].first_missing]
+        messages = list(self._malformed)
+        messages += [f"{where}: its target {name} is missing" for where, _ in self._columns[target].first_missing]
         for n in [*numeric, *([target] if outputs.kind == "regression" else [])]:
             others = self._columns[n].first_others
-            found += [f"{where}: {self._table.names[n]} is {value!r}, expected a number" for where, value in others]
+            messages += [f"{where}: {self._table.names[n]} is {value!r}, expected a number" for where, value in others]
         if outputs.names:
             unknown = {value: where for value, where in self._targets.items() if value.decode() not in outputs.names}
-            found += [
+            messages += [
                 f"{where}: its target {name} is {value.decode()!r}, no class of the training split"
                 for value, where in unknown.items()
             ]
-        return tuple(found[:NAMED])
+        return tuple(messages[:NAMED])
 
 
 def collect_first(first: list[tuple[str, str]], chosen: Any, rows: Any, place: Any, fields: Any) -> None:
-    """Adds the first of the chosen fields, with their places."""
+    """Appends the first of the chosen fields, with file and line, up to `NAMED` in all."""
     for index in chosen.nonzero()[0][: NAMED - len(first)]:
         first.append((place(rows[index]), fields[int(index)].numpy().decode(errors="replace")))
 
 
 def number_sort_key(name: str) -> tuple[bool, float, str]:
-    """Sorts numbers by their value, before words."""
+    """Returns a sort key: numbers by value, then words."""
     return (False, float(name), name) if is_number(name) else (True, 0.0, name)

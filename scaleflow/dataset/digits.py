@@ -1,7 +1,7 @@
-"""Handwritten digits that ship inside scikit-learn.
+"""Dataset source: handwritten digits that are part of scikit-learn.
 
-1797 images of 8 x 8 pixels, from the UCI repository's "Optical Recognition of Handwritten Digits"
-(Alpaydin and Kaynak 1998).
+1797 images of 8 x 8 pixels, from the UCI repository's "Optical Recognition of Handwritten Digits" (Alpaydin and
+Kaynak 1998).
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import Any
 
 import numpy as np
 
+from scaleflow.dataset.files import TEST_FRACTION
 from scaleflow.interfaces import Arrays, Inputs, Outputs
 
-TEST_FRACTION = 0.2
 SPLIT_SEED = 20
 
 
 class Digits:
-    """The digits, a fifth of them (359) always the same test split, whatever the run's seed."""
+    """The digits. The test split is always the same fifth of them (359), whatever the run's seed."""
 
     inputs = Inputs(shape=(8, 8, 1), dtype="float32", scale=1 / 16)
     outputs = Outputs(kind="classification", shape=(10,))
     splits: Collection[str] = ("train", "test")
 
     def load(self, split: str) -> Arrays:
-        """Images [n, 8, 8, 1] float32 in 0..16, and digits [n] int32."""
+        """Returns images [n, 8, 8, 1] float32 in 0..16, and digits [n] int32."""
         images, digits = self._examples
         order = np.random.default_rng(SPLIT_SEED).permutation(len(images))
         held_out = round(TEST_FRACTION * len(images))
@@ -42,14 +42,13 @@ class Digits:
 
 
 def read_rows() -> np.ndarray[Any, Any]:
-    """[1797, 65]: 64 pixels and the digit.
+    """Reads [1797, 65]: 64 pixels and the digit.
 
-    The file is read where scikit-learn keeps it: importing scikit-learn for it would take longer than
-    the rest of a short run.
+    It reads scikit-learn's file directly: importing scikit-learn would take longer than the rest of a short run.
     """
     spec = importlib.util.find_spec("sklearn")
-    for place in (spec and spec.submodule_search_locations) or ():
-        path = Path(place) / "datasets" / "data" / "digits.csv.gz"
+    for folder in (spec and spec.submodule_search_locations) or ():
+        path = Path(folder) / "datasets" / "data" / "digits.csv.gz"
         if path.is_file():
             return np.loadtxt(path, delimiter=",")
     from sklearn.datasets import load_digits

@@ -1,4 +1,4 @@
-"""From a split to its feed."""
+"""Chooses the feed for a split and a strategy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scaleflow.dataset.parameter_server_feeds import (
 )
 from scaleflow.interfaces import Arrays, Batching, Examples, Feed
 
-#: The part of a device's memory up to which a split that is in memory is copied to each device.
+#: A split in memory is copied to each device if it takes at most this fraction of the device's memory.
 DEVICE_SHARE = 0.25
 
 
@@ -29,29 +29,29 @@ def make_feed(
     threads: int | None = None,
     device_bytes: float | None = None,
 ) -> Feed:
-    """The feed of one split.
+    """Makes the feed of one split.
 
     Args:
         examples: the split.
         batching: how a global batch is divided.
-        strategy: whose replicas read; a parameter server strategy's workers are sent portions by the coordinator.
+        strategy: whose replicas read. With parameter servers, the coordinator provides the workers' data.
         shuffle_seed: reshuffles every epoch; None keeps the order.
-        transform: the preprocessing of a stream's inputs; that of arrays is done already.
-        buffer, threads: `dataset.shuffle`, of a stream, and `dataset.threads`.
-        device_bytes: the memory of the smallest device; None if it is the host's.
+        transform: preprocessing of a stream's inputs; arrays are preprocessed already.
+        buffer, threads: `dataset.shuffle` (streams only) and `dataset.threads`.
+        device_bytes: memory of the smallest device; None if devices use the host's memory.
 
     Raises:
-        ConfigError: if the examples are of a kind, or too many, for the strategy.
+        ConfigError: if the strategy cannot take such examples, or so many.
     """
     if isinstance(strategy, tf.distribute.TPUStrategy):
         check_static_shapes(examples, transform)
     if isinstance(examples, Arrays):
         return make_array_feed(examples, batching, strategy, shuffle_seed, threads, device_bytes)
-    chosen = (shuffle_seed, transform, buffer, threads)
+    options = (shuffle_seed, transform, buffer, threads)
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
-        here = tf.distribute.get_strategy()  # it is this process that reads
-        return ParameterServerStreamFeed(examples, batching, here, *chosen)
-    return StreamFeed(examples, batching, strategy, *chosen)
+        local_strategy = tf.distribute.get_strategy()  # only this process reads
+        return ParameterServerStreamFeed(examples, batching, local_strategy, *options)
+    return StreamFeed(examples, batching, strategy, *options)
 
 
 def make_array_feed(
@@ -62,7 +62,7 @@ def make_array_feed(
     threads: int | None,
     device_bytes: float | None,
 ) -> Feed:
-    """The feed of a split in memory, or in a file."""
+    """Makes the feed of a split in memory or in a memory-mapped file."""
     size = arrays.inputs.nbytes + arrays.targets.nbytes
     has_room = device_bytes is None or size <= device_bytes * DEVICE_SHARE
     is_file = isinstance(arrays.inputs, np.memmap)

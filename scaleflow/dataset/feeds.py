@@ -1,8 +1,7 @@
-"""Splits as the compiled loop reads them: from a position (epoch, step) to a padded batch.
+"""Feeds: map a position (epoch, step) in a split to a padded batch, for the compiled training loop.
 
-The order of examples is a pure function of (seed, epoch), the place in it one of (step, replica): so
-the same global batch holds the same examples on any number of replicas, and a run can go on from
-any step without having kept an iterator.
+The order of examples is a pure function of (seed, epoch), and the position in it one of (step, replica). So a global
+batch holds the same examples on any number of replicas, and a run can resume at any step without a saved iterator.
 """
 
 from __future__ import annotations
@@ -18,16 +17,15 @@ from scaleflow.dataset.shuffle import Mine, ShuffledOrder, shuffle_position
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Arrays, Batching, Examples, Stream
 
-#: Up to this size the next batch is read while a step computes, on cores that the small operations of such a
-#: step leave idle (measured: 1.07x). Copying a larger one takes cores from the step itself (0.95x).
+#: A replica's share of a batch up to this size is read while the previous step computes: small steps leave cores
+#: idle (measured: 1.07x as fast). To copy a larger one takes cores from the step (0.95x).
 READ_AHEAD_BYTES = 1 << 20
 
 
 class ArrayFeed:
-    """Examples in memory, gathered by index inside the compiled step.
+    """Gathers examples by index inside the compiled step, from arrays that each replica holds on its device."""
 
-    Each replica holds the arrays on its device, so that nothing is copied in a step.
-    """
+    _can_read_ahead = True
 
     def __init__(
         self,
@@ -39,21 +37,28 @@ class ArrayFeed:
     ) -> None:
         self.examples = len(arrays)
         self.batching = batching
-        self.ahead = batching.accumulate == 1 and self._share_bytes(arrays) <= READ_AHEAD_BYTES
+        share_bytes = batching.share * (arrays.inputs.nbytes + arrays.targets.nbytes) // len(arrays)
+        self.ahead = self._can_read_ahead and batching.accumulate == 1 and share_bytes <= READ_AHEAD_BYTES
         self._seed = shuffle_seed
         self._strategy = strategy
         self._options = tf_data_options(threads)
         self._arrays = self._hold(arrays)
 
     def _hold(self, arrays: Arrays) -> Any:
-        return copy_to_replicas(self._strategy, arrays)
+        """Copies (inputs, targets) to the devices of this worker's replicas."""
+        devices = replica_devices(self._strategy)
 
-    def _share_bytes(self, arrays: Arrays) -> int:
-        """The size of one replica's share of a global batch."""
-        return self.batching.share * (arrays.inputs.nbytes + arrays.targets.nbytes) // len(arrays)
+        def distribute(array: np.ndarray[Any, Any]) -> Any:
+            def copy_to_replica(context: tf.distribute.experimental.ValueContext) -> tf.Tensor:
+                with tf.device(devices[context.replica_id_in_sync_group % len(devices)]):  # ids count over all workers
+                    return tf.constant(array)
+
+            return self._strategy.experimental_distribute_values_from_function(copy_to_replica)
+
+        return distribute(arrays.inputs), distribute(arrays.targets)
 
     def reorder(self, seed: int) -> ArrayFeed:
-        """The same examples in the order of another seed; what is in memory is there once."""
+        """Returns a feed of the same examples in the order of another seed; it shares the arrays."""
         other = copy.copy(self)
         other._seed = seed
         return other
@@ -83,19 +88,19 @@ class ArrayFeed:
         return batches.prefetch(tf.data.AUTOTUNE).with_options(self._options)
 
     def _on_host(self) -> Any:
-        """The arrays in the host's memory."""
+        """Returns the arrays in the host's memory."""
         with tf.device("CPU"):
-            return tuple(tf.identity(self._strategy.experimental_local_results(each)[0]) for each in self._arrays)
+            return tuple(tf.identity(self._strategy.experimental_local_results(values)[0]) for values in self._arrays)
 
     def _gather(
         self, arrays: Any, epoch: tf.Tensor, first: tf.Tensor, size: int
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """The examples at `size` places of an epoch's order from `first` on: (inputs, targets, mask)."""
+        """Returns the examples at `size` positions of an epoch's order from `first` on: (inputs, targets, mask)."""
         position = first + tf.range(size, dtype=tf.int64)
         mask = tf.ones([size])
-        if self.examples % self.batching.global_size:  # there is a partial batch
+        if self.examples % self.batching.global_size:  # the last batch is partial
             mask = tf.cast(position < self.examples, tf.float32)
-        position %= self.examples  # the padding, and what is read ahead: the first ones of the epoch once more
+        position %= self.examples  # padding and read-ahead repeat the epoch's first examples
         if self._seed is not None:
             position = shuffle_position(position, self._seed, epoch, self.examples)
         return *self._take(arrays, position), mask
@@ -105,46 +110,35 @@ class ArrayFeed:
         return tf.gather(inputs, position), tf.gather(targets, position)
 
 
-class HostArrayFeed(ArrayFeed):
-    """The same batches, put together on the host.
-
-    For a TPU, since XLA, which compiles its step, knows no `index_shuffle`, and for arrays that are too large for a
-    device's memory.
+class SharesFeed:
+    """Base of feeds whose batches are built on the host by tf.data, which also reads ahead.
 
     An element is one replica's share of one global batch: (inputs, targets, mask).
     """
 
-    def __init__(
-        self,
-        arrays: Arrays,
-        batching: Batching,
-        strategy: tf.distribute.Strategy,
-        shuffle_seed: int | None,
-        threads: int | None = None,
-    ) -> None:
-        super().__init__(arrays, batching, strategy, shuffle_seed, threads)
-        self.ahead = False  # tf.data reads ahead itself
-
-    def _hold(self, arrays: Arrays) -> Any:
-        with tf.device("CPU:0"):
-            return tf.constant(arrays.inputs), tf.constant(arrays.targets)
+    examples: int
+    batching: Batching
+    _strategy: tf.distribute.Strategy
+    _options: tf.data.Options
 
     def open(self, epoch: int, step: int) -> Any:
-        """A distributed iterator over the rest of the epoch."""
-        replicas, share = self.batching.replicas, self.batching.share
+        """Returns a distributed iterator over the rest of the epoch."""
+        replicas = self.batching.replicas
         numbers = tf.data.Dataset.range(step * replicas, self.batching.steps(self.examples) * replicas)
-        this_epoch = tf.constant(epoch, tf.int64)
-
-        def share_at(number: tf.Tensor) -> Any:
-            return self._gather(self._arrays, this_epoch, number * share, share)
 
         def make_worker_dataset(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            mine = worker_positions(1, context)
-            own = numbers if mine is None else numbers.filter(mine)
-            shares = own.map(share_at, num_parallel_calls=tf.data.AUTOTUNE)
+            is_mine = worker_positions(1, context)
+            worker_numbers = numbers if is_mine is None else numbers.filter(is_mine)
+            shares = self._read_shares(epoch, step, worker_numbers, context)
             return shares.prefetch(tf.data.AUTOTUNE).with_options(self._options)
 
         return iter(self._strategy.distribute_datasets_from_function(make_worker_dataset))
+
+    def _read_shares(
+        self, epoch: int, step: int, numbers: tf.data.Dataset, context: tf.distribute.InputContext
+    ) -> tf.data.Dataset:
+        """Returns a worker's shares from a step on; `numbers` are their indices among all shares of the epoch."""
+        raise NotImplementedError
 
     def fetch(self, opened: Any) -> Any:
         return next(opened)
@@ -155,8 +149,31 @@ class HostArrayFeed(ArrayFeed):
         return slice_micro_batch(fetched, self.batching.batch_size, index)
 
 
+class HostArrayFeed(SharesFeed, ArrayFeed):
+    """Gathers examples from arrays in the host's memory.
+
+    It is used for TPUs, because XLA does not implement `index_shuffle`, and for arrays that are too large for a device.
+    """
+
+    _can_read_ahead = False  # tf.data does
+
+    def _hold(self, arrays: Arrays) -> Any:
+        with tf.device("CPU:0"):
+            return tf.constant(arrays.inputs), tf.constant(arrays.targets)
+
+    def _read_shares(
+        self, epoch: int, step: int, numbers: tf.data.Dataset, context: tf.distribute.InputContext
+    ) -> tf.data.Dataset:
+        share = self.batching.share
+
+        def share_at(number: tf.Tensor) -> Any:
+            return self._gather(self._arrays, tf.constant(epoch, tf.int64), number * share, share)
+
+        return numbers.map(share_at, num_parallel_calls=tf.data.AUTOTUNE)
+
+
 class FileFeed(HostArrayFeed):
-    """The same batches from arrays in a file, of which memory holds what is being read."""
+    """Builds the batches from memory-mapped arrays, so that memory holds only what is being read."""
 
     def _hold(self, arrays: Arrays) -> Any:
         return arrays
@@ -165,21 +182,21 @@ class FileFeed(HostArrayFeed):
         return self._arrays
 
     def _take(self, arrays: Any, position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        both = (arrays.inputs, arrays.targets)
-        taken = tf.numpy_function(
-            lambda places: tuple(np.asarray(array[places]) for array in both),
+        sources = (arrays.inputs, arrays.targets)
+        gathered = tf.numpy_function(
+            lambda places: tuple(np.asarray(array[places]) for array in sources),
             [position],
-            [array.dtype for array in both],
+            [array.dtype for array in sources],
             stateful=False,
         )
         inputs, targets = (
-            tf.ensure_shape(t, [*position.shape, *a.shape[1:]]) for t, a in zip(taken, both, strict=True)
+            tf.ensure_shape(t, [*position.shape, *a.shape[1:]]) for t, a in zip(gathered, sources, strict=True)
         )
         return inputs, targets
 
 
 def check_static_shapes(examples: Examples, transform: Transform | None = None) -> None:
-    """Refuses what a TPU can't take: text, and shapes that differ from one example to the next."""
+    """Rejects examples that a TPU cannot take: text, and shapes that are not static."""
     if isinstance(examples, Stream):
         specs = [(spec.dtype, spec.shape) for spec in batch_spec(examples, transform)]
     else:
@@ -187,48 +204,34 @@ def check_static_shapes(examples: Examples, transform: Transform | None = None) 
         specs = [(tf.as_dtype(array.dtype), tf.TensorShape(array.shape[1:])) for array in arrays]
     for name, (dtype, shape) in zip(("inputs", "targets"), specs, strict=False):
         if dtype == tf.string or not shape.is_fully_defined():
-            found = "are text" if dtype == tf.string else f"have the shape {shape}"
+            problem = "are text" if dtype == tf.string else f"have the shape {shape}"
             raise ConfigError(
-                f"strategy=tpu with a dataset whose {name} {found}: a TPU takes numbers of one shape that is known "
+                f"strategy=tpu with a dataset whose {name} {problem}: a TPU takes numbers of one shape that is known "
                 "beforehand; make them so in the dataset, or use strategy=mirrored"
             )
 
 
-def copy_to_replicas(strategy: tf.distribute.Strategy, arrays: Arrays) -> Any:
-    """(inputs, targets) as constants on each replica's device."""
-    devices = replica_devices(strategy)  # this worker's; the replicas are numbered over all of them
-
-    def place(array: np.ndarray[Any, Any]) -> Any:
-        def value(context: tf.distribute.experimental.ValueContext) -> tf.Tensor:
-            with tf.device(devices[context.replica_id_in_sync_group % len(devices)]):
-                return tf.constant(array)
-
-        return strategy.experimental_distribute_values_from_function(value)
-
-    return place(arrays.inputs), place(arrays.targets)
-
-
 def replica_devices(strategy: tf.distribute.Strategy) -> tuple[str, ...]:
-    """The devices of this worker's replicas; for the default strategy TensorFlow's choice, the first."""
+    """Returns the devices of this worker's replicas; one "" (TensorFlow chooses) for the default strategy."""
     try:
         return tuple(strategy.extended.worker_devices)
     except RuntimeError:  # the default strategy has none
         return ("",)
 
 
-class StreamFeed:
-    """Examples that are read as they come, batched and padded by tf.data.
-
-    An element is one replica's share of one global batch: (inputs, targets, mask).
+class StreamFeed(SharesFeed):
+    """Reads examples from a stream, and batches and pads them with tf.data.
 
     Args:
-        stream: what is read.
+        stream: the examples.
         batching: how a global batch is divided.
         strategy: whose replicas read.
         shuffle_seed: reshuffles every epoch; None keeps the order.
-        transform: the preprocessing of its inputs.
+        transform: preprocessing of the inputs.
         buffer, threads: `dataset.shuffle` and `dataset.threads`.
     """
+
+    ahead = False  # tf.data reads ahead
 
     def __init__(
         self,
@@ -242,7 +245,6 @@ class StreamFeed:
     ) -> None:
         self.examples = len(stream)
         self.batching = batching
-        self.ahead = False  # tf.data reads ahead itself
         self._stream = stream
         self._buffer = buffer
         self._order = ShuffledOrder(stream, shuffle_seed, buffer)
@@ -251,24 +253,18 @@ class StreamFeed:
         self._options = tf_data_options(threads)
 
     def reorder(self, seed: int) -> StreamFeed:
-        """The same examples in the order of another seed."""
+        """Returns a feed of the same examples in the order of another seed."""
         other = copy.copy(self)
         other._order = ShuffledOrder(self._stream, seed, self._buffer)
         return other
 
-    def open(self, epoch: int, step: int) -> Any:
-        """A distributed iterator over the rest of the epoch."""
-        size, share, replicas = self.batching.global_size, self.batching.share, self.batching.replicas
-        steps = self.batching.steps(self.examples)
-        numbers = tf.data.Dataset.range(step * replicas, steps * replicas)
-
-        def make_worker_dataset(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            is_mine = worker_positions(1, context)
-            own = numbers if is_mine is None else numbers.filter(is_mine)
-            examples = self._order.examples(epoch, step * size, steps * size, worker_positions(share, context))
-            return self._shares(examples, own, share).prefetch(tf.data.AUTOTUNE).with_options(self._options)
-
-        return iter(self._strategy.distribute_datasets_from_function(make_worker_dataset))
+    def _read_shares(
+        self, epoch: int, step: int, numbers: tf.data.Dataset, context: tf.distribute.InputContext
+    ) -> tf.data.Dataset:
+        size, share = self.batching.global_size, self.batching.share
+        last = self.batching.steps(self.examples) * size
+        examples = self._order.examples(epoch, step * size, last, worker_positions(share, context))
+        return self._shares(examples, numbers, share)
 
     def batches(self, epochs: int, steps_per_epoch: int) -> tf.data.Dataset:
         size, steps = self.batching.global_size, self.batching.steps(self.examples)
@@ -281,14 +277,14 @@ class StreamFeed:
         return dataset.prefetch(tf.data.AUTOTUNE).with_options(self._options)
 
     def _shares(self, examples: tf.data.Dataset, numbers: tf.data.Dataset, share: int) -> tf.data.Dataset:
-        """Batches of `share` examples with their mask, which is 0 for padding.
+        """Batches examples, and adds a mask that is 0 for padding.
 
-        The padding repeats real examples: one of zeros could make a model's loss NaN, and NaN x 0 is NaN.
+        Padding repeats real examples: with zeros a model's loss could be NaN, and NaN * 0 is NaN.
 
         Args:
             examples: padded to whole batches.
-            numbers: the place of each batch among all batches of the epoch.
-            share: examples in a batch.
+            numbers: index of each batch in the epoch.
+            share: examples per batch.
         """
 
         def masked(batch: Any, number: tf.Tensor) -> Any:
@@ -296,40 +292,32 @@ class StreamFeed:
             return *batch, tf.cast(is_real, tf.float32)
 
         batches = preprocess_batches(examples.batch(share, drop_remainder=True), self._transform)
-        both = tf.data.Dataset.zip(batches, numbers)
-        return both.map(masked, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-
-    def fetch(self, opened: Any) -> Any:
-        return next(opened)
-
-    def micro_batch(
-        self, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, replica: tf.Tensor, index: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        return slice_micro_batch(fetched, self.batching.batch_size, index)
+        numbered = tf.data.Dataset.zip(batches, numbers)
+        return numbered.map(masked, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
 
 def slice_micro_batch(fetched: Any, size: int, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """One micro-batch of a replica's share: (inputs, targets, mask)."""
+    """Returns one micro-batch of a replica's share: (inputs, targets, mask)."""
 
     def part(tensor: tf.Tensor) -> tf.Tensor:
-        rest = tensor.shape[1:]  # of a `tensor[first : first + size]` in a loop XLA does not see that its size is fixed
-        return tf.slice(tensor, [index * size, *[0] * rest.rank], [size, *(-1 if n is None else n for n in rest)])
+        shape = tensor.shape[1:]  # in a loop, XLA does not infer the static size of `tensor[first : first + size]`
+        return tf.slice(tensor, [index * size, *[0] * shape.rank], [size, *(-1 if n is None else n for n in shape)])
 
     inputs, targets, mask = (part(tensor) for tensor in fetched)
     return inputs, targets, mask
 
 
 def tf_data_options(threads: int | None) -> tf.data.Options:
-    """How tf.data works: in an order that is always the same, with so many threads of its own."""
-    chosen = tf.data.Options()
-    chosen.deterministic = True
+    """Returns the options of tf.data: a deterministic order, and a thread pool of that size if one is given."""
+    options = tf.data.Options()
+    options.deterministic = True
     if threads is not None:
-        chosen.threading.private_threadpool_size = threads
-    return chosen
+        options.threading.private_threadpool_size = threads
+    return options
 
 
 def worker_positions(share: int, context: tf.distribute.InputContext) -> Mine | None:
-    """Which places of an epoch's order are those of one worker's replicas; None where it is alone."""
+    """Returns which positions of an epoch's order one worker's replicas read; None for a single worker."""
     workers, worker = context.num_input_pipelines, context.input_pipeline_id
     local = context.num_replicas_in_sync // workers
     return None if workers == 1 else lambda place: (place // (share * local)) % workers == worker

@@ -1,10 +1,10 @@
-"""What can be told of a split without going through all of it: its digest, its targets where they are at hand."""
+"""Fingerprints of splits from a sample of their examples, and targets that are cheap to read."""
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +14,11 @@ import tensorflow as tf
 from scaleflow.dataset.records import Records, decode, decode_records, to_record
 from scaleflow.interfaces import Arrays, Examples, Stream
 
-#: A digest is made of so many examples, and of arrays of so many bytes at most.
+#: A digest covers this many examples; of arrays more, if they fit in so many bytes.
 SAMPLE = 32
 SAMPLE_BYTES = 1 << 20
 
-#: How long looking for targets may take.
+#: Time limit for reading targets.
 SECONDS = 5.0
 
 Array = np.ndarray[Any, Any]
@@ -26,12 +26,12 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What a split looks like.
+    """What identifies a split.
 
     Attributes:
-        examples: how many.
-        digest: 16 hexadecimal digits; of the number of examples, and the values of some that are spread over the
-            split (of a stream whose records are not in memory: the first ones).
+        examples: their number.
+        digest: 16 hexadecimal digits: a hash of the split's name and size, and of a sample spread evenly over it (of
+            a stream whose records are not in memory, its first examples).
         inputs, targets: (dtype, shape of one example).
     """
 
@@ -42,44 +42,46 @@ class Fingerprint:
 
 
 def fingerprint_split(split: str, examples: Examples) -> Fingerprint:
-    """Looks at a few raw examples of a split; of those that can be read."""
+    """Computes the fingerprint of a split from a sample of its raw examples, except unreadable ones."""
     inputs, targets = sample_examples(examples)
-    seen = hashlib.blake2b(f"{split} {len(examples)}".encode(), digest_size=8)
+    digest = hashlib.blake2b(f"{split} {len(examples)}".encode(), digest_size=8)
     for values in (inputs, targets):
-        seen.update(f"{dtype_name(values)} {values.shape}".encode())
-        seen.update(to_bytes(values))
-    of_one = ((dtype_name(values), list(values.shape[1:])) for values in (inputs, targets))
-    return Fingerprint(len(examples), seen.hexdigest(), *of_one)
+        digest.update(f"{dtype_name(values)} {values.shape}".encode())
+        digest.update(to_bytes(values))
+    specs = ((dtype_name(values), list(values.shape[1:])) for values in (inputs, targets))
+    return Fingerprint(len(examples), digest.hexdigest(), *specs)
 
 
 def sample_examples(examples: Examples) -> tuple[Array, Array]:
-    """A few examples: (inputs, targets), each [n, ...]."""
+    """Returns a sample of the examples: (inputs, targets), each [n, ...]."""
     if isinstance(examples, Arrays):
-        of_one = max(1, (examples.inputs.nbytes + examples.targets.nbytes) // len(examples))
-        at = spread_evenly(len(examples), max(SAMPLE, SAMPLE_BYTES // of_one))
-        return examples.inputs[at], examples.targets[at]
-    few = examples.select(spread_evenly(len(examples), SAMPLE)) if isinstance(examples, Records) else examples
-    readable = decode_records(few, few.dataset.take(SAMPLE)).ignore_errors()  # what is bad is for others to tell of
+        example_bytes = max(1, (examples.inputs.nbytes + examples.targets.nbytes) // len(examples))
+        indices = spread_evenly(len(examples), max(SAMPLE, SAMPLE_BYTES // example_bytes))
+        return examples.inputs[indices], examples.targets[indices]
+    subset = examples.select(spread_evenly(len(examples), SAMPLE)) if isinstance(examples, Records) else examples
+    readable = decode_records(
+        subset, subset.dataset.take(SAMPLE)
+    ).ignore_errors()  # bad examples are reported elsewhere
     pairs = list(readable.as_numpy_iterator())
     if not pairs:
-        of_inputs, of_targets = decode_records(examples).element_spec
-        return empty_examples(of_inputs), empty_examples(of_targets)
+        input_spec, target_spec = decode_records(examples).element_spec
+        return empty_examples(input_spec), empty_examples(target_spec)
     inputs, targets = zip(*pairs, strict=True)
     return stack_values(inputs), stack_values(targets)
 
 
 def empty_examples(spec: tf.TensorSpec) -> Array:
-    """No example."""
+    """Returns an array [0, ...] of no examples."""
     return np.empty([0, *(size or 0 for size in spec.shape)], spec.dtype.as_numpy_dtype)
 
 
 def spread_evenly(length: int, count: int) -> Array:
-    """Places from the first to the last, as evenly as can be."""
+    """Returns up to `count` indices, spread evenly from the first to the last."""
     return np.unique(np.linspace(0, length - 1, min(length, count)).astype(np.int64))
 
 
 def stack_values(values: Sequence[Any]) -> Array:
-    """[n, ...]; of examples that differ in shape their values one after the other."""
+    """Returns [n, ...]; flattens and concatenates examples that differ in shape."""
     if len({np.shape(value) for value in values}) == 1:
         return np.asarray(values)
     return np.concatenate([np.ravel(value) for value in values])
@@ -97,29 +99,25 @@ def to_bytes(values: Array) -> bytes:
 
 
 def read_cheap_targets(examples: Examples) -> Array | None:
-    """All targets of a split [n, ...]; None where they are had only by reading it, or not in a few seconds.
+    """Returns all targets of a split [n, ...], or None if they can't be read within `SECONDS` or without reading the
+    split.
 
-    Of records in memory the decoding is traced and its graph pruned to what makes the target: a file
-    that only the input comes from is not read.
+    For records in memory, tf.data traces `decode` and prunes its graph to what the target needs: a file that only the
+    input comes from is not read.
     """
     if isinstance(examples, Arrays):
         return examples.targets
     if not isinstance(examples, Records):
         return None
     stream: Stream = examples
-    alone = stream.dataset.map(lambda *record: decode(stream, to_record(record))[1], num_parallel_calls=2)
+    targets = stream.dataset.map(lambda *record: decode(stream, to_record(record))[1], num_parallel_calls=2)
     deadline = time.monotonic() + SECONDS
-    found = []
+    batches = []
     try:
-        for batch in alone.batch(1024).as_numpy_iterator():
-            found.append(batch)
+        for batch in targets.batch(1024).as_numpy_iterator():
+            batches.append(batch)
             if time.monotonic() > deadline:
                 return None
-    except tf.errors.OpError:  # an example that is bad is for training to tell of
+    except tf.errors.OpError:  # training reports bad examples
         return None
-    return np.concatenate(found)
-
-
-def fingerprint_splits(splits: Mapping[str, Examples]) -> dict[str, Fingerprint]:
-    """Of each split, by its name."""
-    return {name: fingerprint_split(name, examples) for name, examples in splits.items()}
+    return np.concatenate(batches)

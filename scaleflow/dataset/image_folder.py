@@ -1,37 +1,36 @@
-"""Pictures in a folder to each class."""
+"""Dataset source: image files in one folder per class."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from scaleflow.dataset.class_folders import ClassFolders
 from scaleflow.dataset.files import TEST_FRACTION
 from scaleflow.dataset.images import SUFFIXES, make_image_decoder
-from scaleflow.interfaces import Inputs, Stream
+from scaleflow.interfaces import Inputs
 
 
-class ImageFolder:
-    """JPEG, PNG, BMP and GIF files (of an animation the first frame), brought to one size.
+class ImageFolder(ClassFolders):
+    """Reads JPEG, PNG, BMP and GIF files (the first frame of an animation), resized to one size.
 
-    Inputs are [height, width, channels] uint8; the model scales them to [0, 1]. The classes are named by their
-    folders. What can't be decoded is a bad example, named by its path.
+    Inputs are [height, width, channels] uint8; the model scales them to [0, 1]. The folders name the classes. A file
+    that can't be decoded is a bad example, named by its path.
 
     Args:
-        data_dir: folders `train`, `validation` (or `val`), `test` with the classes' folders in them, or the classes'
-            folders themselves.
+        data_dir: contains the folders `train`, `validation` (or `val`) and `test`, each with one folder per class, or
+            contains the class folders directly.
         size: [height, width].
-        resize: `stretch`, `pad_batch` (black, keeps the proportions) or `crop` (the middle).
+        resize: `stretch`, `pad` (with black, keeps the aspect ratio) or `crop` (the middle).
         channels: 3, or 1 for grey.
-        classes: the folders to use; null means all, sorted.
+        classes: class folders to use; null means all, sorted.
         kind: `auto` (binary for two classes), `classification` or `binary`.
-        test: the part of each class that is the test split, where there are no folders of splits.
-        split_seed: decides which part, and the order that `dataset.limit` takes the first examples of.
+        test: fraction of each class in the test split, if there are no split folders.
+        split_seed: selects the test files, and the order from which `dataset.limit` takes the first examples.
 
     Raises:
-        ConfigError: for a folder that is missing or empty, or an option that makes no sense.
+        ConfigError: if a folder is missing or empty, or an option is invalid.
     """
 
     def __init__(
@@ -47,17 +46,8 @@ class ImageFolder:
     ) -> None:
         self._decode = make_image_decoder(size, resize, channels)
         self.inputs = Inputs((*size, channels), "uint8", scale=1 / 255)
-        self._folders = ClassFolders(data_dir, SUFFIXES, classes, kind, test, split_seed)
-        self.outputs = self._folders.outputs
+        super().__init__(data_dir, SUFFIXES, classes, kind, test, split_seed)
 
-    @property
-    def splits(self) -> Collection[str]:
-        return self._folders.splits
-
-    def load(self, split: str) -> Stream:
-        """Records are (path, number of the class)."""
-
-        def read(path: tf.Tensor) -> Any:
-            return self._decode(tf.io.read_file(path))
-
-        return self._folders.stream(split, read)
+    def read(self, path: tf.Tensor) -> tf.Tensor:
+        """Reads and decodes an image file. Traced."""
+        return self._decode(tf.io.read_file(path))

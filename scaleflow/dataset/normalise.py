@@ -1,4 +1,4 @@
-"""Inputs with a mean of 0 and a deviation of 1 in each channel, as the training split has them."""
+"""Scales inputs to mean 0 and standard deviation 1 in each channel of the training split."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import numpy as np
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs
 
-#: A channel that hardly varies is not blown up.
+#: Lower bound of the deviation, so that a constant channel is not amplified.
 LEAST_DEVIATION = 1e-6
 
 
 class Normalise:
     """Preprocesses numbers: (x - mean) / deviation, along the last axis.
 
-    It is no augmentation, which training alone has: what is validated, tested and served has to be seen as the training
-    examples were, so it is a part of the saved model.
+    It is not an augmentation of the training split: validated, tested and served examples need it, too. So it is a
+    part of the saved model.
 
     Args:
-        inputs: raw numbers, of any shape.
+        inputs: raw numbers of any shape.
 
     Raises:
         ConfigError: for text.
@@ -36,24 +36,24 @@ class Normalise:
         self._inputs = inputs
 
     def learn(self, batches: Iterable[np.ndarray[Any, Any]]) -> dict[str, list[float]]:
-        """The mean and the deviation of each channel, over all examples and places."""
+        """Returns the mean and the deviation of each channel, over all examples and positions."""
         count, mean, squares = 0, np.zeros(self._inputs.shape[-1]), np.zeros(self._inputs.shape[-1])
         for batch in batches:
             values = batch.reshape(-1, batch.shape[-1]).astype(np.float64)
-            here = values.mean(axis=0)
-            away, total = here - mean, count + len(values)
-            mean = mean + away * len(values) / total  # Chan, Golub and LeVeque 1979: exact over any division in batches
-            squares = squares + ((values - here) ** 2).sum(axis=0) + away**2 * count * len(values) / total
+            batch_mean = values.mean(axis=0)
+            delta, total = batch_mean - mean, count + len(values)
+            mean = mean + delta * len(values) / total  # Chan, Golub and LeVeque 1979
+            squares = squares + ((values - batch_mean) ** 2).sum(axis=0) + delta**2 * count * len(values) / total
             count = total
         deviation = np.maximum(np.sqrt(squares / max(count, 1)), LEAST_DEVIATION)
         return {"mean": mean.tolist(), "deviation": deviation.tolist()}
 
     def features(self, learned: Any) -> Inputs:
-        """The raw inputs' shape, float32, near [-1, 1]."""
+        """Describes the features: the raw shape, float32, near [-1, 1]."""
         return Inputs(shape=self._inputs.shape, dtype="float32")
 
     def layer(self, learned: Any) -> keras.Layer:
-        """Raw inputs [b, ...] -> [b, ...] float32."""
+        """Returns the layer raw inputs [b, ...] -> [b, ...] float32."""
         deviation = np.asarray(learned["deviation"])
         offset = -np.asarray(learned["mean"]) / deviation
         return keras.layers.Rescaling((1 / deviation).tolist(), offset.tolist(), dtype="float32", name="normalise")

@@ -1,4 +1,4 @@
-"""Arrays in a numpy `.npz` file."""
+"""Dataset source: arrays in a NumPy `.npz` file."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from scaleflow.dataset.files import (
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Arrays, Inputs, Kind, Outputs
 
-#: What an array's name ends in, and the split that it belongs to.
+#: Suffix of an array's name -> its split.
 ENDINGS: Mapping[str, str] = {"_train": "train", "_val": "validation", "_validation": "validation", "_test": "test"}
 
-#: Integer targets that reach so far are rather values than classes: the user has to say.
+#: `kind: auto` rejects integers from here on: they are probably not classes.
 MOST_CLASSES = 10_000
 
 Array = np.ndarray[Any, Any]
 
 
 class Npz:
-    """Inputs and targets from arrays such as x_train, y_train, x_test, y_test, or x and y.
+    """Reads inputs and targets from arrays such as x_train, y_train, x_test, y_test, or x and y.
 
-    Arrays that `numpy.savez` wrote uncompressed are mapped: only what is used is read. They stay so, unless
-    `dataset.cache` brings them into memory or a part of their examples is held out. Inputs keep their dtype, but for
-    float64, float16 and booleans, which become float32; images of dtype uint8 are scaled to [0, 1] in the model.
+    Uncompressed arrays (`numpy.savez`) are memory-mapped, so only what is used is read. They stay mapped unless
+    `dataset.cache` reads them into memory, their dtype is converted, or part of their examples is held out. Inputs
+    keep their dtype, except that float64, float16 and bool become float32. The model scales uint8 images to [0, 1].
 
     Args:
         data_dir: the file.
-        inputs, targets: the names of the arrays, without the `_train`, `_val` or `_validation`, `_test` behind them.
-        kind: of the targets; `auto` takes integers for classes (binary where they are 0 and 1 alone) and floats for
-            values to regress to; integers of shape [n, k] of 0 and 1 for labels.
-        test: the part of the examples that is the test split, where there are arrays without endings only.
-        split_seed: decides which part.
+        inputs, targets: names of the arrays, without the suffixes `_train`, `_val` or `_validation`, `_test`.
+        kind: of the targets. With `auto`, integers are classes (binary if there are only 0 and 1), floats are
+            regression targets, and integers [n, k] of 0 and 1 are labels.
+        test: fraction of the examples in the test split, if the arrays have no suffixes.
+        split_seed: selects the test examples.
 
     Raises:
-        ConfigError: for a file or an array that is missing, is no array of numbers, or does not fit the others.
+        ConfigError: if the file or an array is missing, is not numeric, or does not fit the others.
     """
 
     def __init__(
@@ -62,9 +62,9 @@ class Npz:
         self._seed = parse_count(split_seed, "dataset.split_seed")
         arrays = open_arrays(data_dir)
         pairs = find_pairs(data_dir, arrays, inputs, targets)
-        found = resolve_kind(kind, {name: y for name, (_, y) in pairs.items()})
+        resolved_kind = resolve_kind(kind, {name: y for name, (_, y) in pairs.items()})
         self.inputs = describe_inputs(data_dir, {name: x for name, (x, _) in pairs.items()})
-        self.outputs = describe_outputs(found, [y for _, y in pairs.values()])
+        self.outputs = describe_outputs(resolved_kind, [y for _, y in pairs.values()])
         self._splits = divide_pairs(pairs, self._part, self._seed)
 
     @property
@@ -83,7 +83,7 @@ class Npz:
 def divide_pairs(
     pairs: Mapping[str, tuple[Array, Array]], part: float, seed: int
 ) -> dict[str, tuple[Array, Array, Array | None]]:
-    """(inputs, targets, which of them or None for all) of each split."""
+    """Returns {split: (inputs, targets, mask of the examples or None for all)}."""
     if set(pairs) != {"all"}:
         return {split: (x, y, None) for split, (x, y) in pairs.items()}
     x, y = pairs["all"]
@@ -99,8 +99,8 @@ def divide_pairs(
 
 
 def open_arrays(data_dir: Any) -> dict[str, Array]:
-    """The arrays of a file by their names, mapped where they are not compressed."""
-    path = Path(expand_data_dir(data_dir))
+    """Returns the arrays of a file by name; memory-maps those that are not compressed."""
+    path = expand_data_dir(data_dir)
     if not path.is_file():
         raise ConfigError(f"dataset.data_dir={data_dir}: there is no such file; expected what numpy.savez writes")
     try:
@@ -115,7 +115,7 @@ def open_arrays(data_dir: Any) -> dict[str, Array]:
 
 
 def open_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
-    """One array of a file."""
+    """Opens one array of a file."""
     with archive.open(info) as file:
         try:
             shape, fortran, dtype = read_array_header(file)
@@ -134,7 +134,7 @@ def open_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> 
 
 
 def read_array_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """(shape, whether the first index runs fastest, dtype), read from the beginning of an array."""
+    """Reads (shape, whether it is in Fortran order, dtype) from the beginning of an array."""
     version = np.lib.format.read_magic(file)
     if version == (1, 0):
         return np.lib.format.read_array_header_1_0(file)
@@ -142,7 +142,7 @@ def read_array_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[
 
 
 def member_offset(path: Path, info: zipfile.ZipInfo) -> int:
-    """Where a member that is not compressed begins: behind its local header, whose extra field may differ."""
+    """Returns where the data of an uncompressed member begins: after its local header, with its own extra field."""
     with path.open("rb") as file:
         file.seek(info.header_offset + 26)
         name, extra = (int.from_bytes(file.read(2), "little") for _ in range(2))
@@ -150,7 +150,7 @@ def member_offset(path: Path, info: zipfile.ZipInfo) -> int:
 
 
 def find_pairs(data_dir: Any, arrays: Mapping[str, Array], x: str, y: str) -> dict[str, tuple[Array, Array]]:
-    """(inputs, targets) of each split; of `all` where the names tell of none."""
+    """Returns (inputs, targets) of each split, or of `all` if the names have no suffixes."""
     pairs: dict[str, tuple[Array, Array]] = {}
     for ending, split in ENDINGS.items():
         if x + ending in arrays:
@@ -172,9 +172,9 @@ def find_pair(data_dir: Any, arrays: Mapping[str, Array], x: str, y: str) -> tup
         if name not in arrays:
             raise ConfigError(f"dataset.data_dir={data_dir}: there is no array {name}; there is {', '.join(arrays)}")
         if arrays[name].dtype.kind not in "biuf" or not arrays[name].ndim:
-            found = arrays[name]
+            array = arrays[name]
             raise ConfigError(
-                f"dataset.data_dir={data_dir}: the array {name} is {found.dtype} of shape {found.shape}, expected "
+                f"dataset.data_dir={data_dir}: the array {name} is {array.dtype} of shape {array.shape}, expected "
                 "numbers, [examples, ...]"
             )
     if len(arrays[x]) != len(arrays[y]):
@@ -192,49 +192,49 @@ def find_pair(data_dir: Any, arrays: Mapping[str, Array], x: str, y: str) -> tup
 
 
 def describe_inputs(data_dir: Any, arrays: Mapping[str, Array]) -> Inputs:
-    """What an input is, alike in all splits."""
-    forms = {split: (x.shape[1:], x.dtype) for split, x in arrays.items()}
-    if len(set(forms.values())) > 1:
-        said = ", ".join(f"{dtype} {shape} in {split}" for split, (shape, dtype) in forms.items())
-        raise ConfigError(f"dataset.data_dir={data_dir}: the inputs differ: {said}")
-    shape, dtype = next(iter(forms.values()))
+    """Describes the inputs, which must have the same shape and dtype in all splits."""
+    specs = {split: (x.shape[1:], x.dtype) for split, x in arrays.items()}
+    if len(set(specs.values())) > 1:
+        description = ", ".join(f"{dtype} {shape} in {split}" for split, (shape, dtype) in specs.items())
+        raise ConfigError(f"dataset.data_dir={data_dir}: the inputs differ: {description}")
+    shape, dtype = next(iter(specs.values()))
     if dtype == np.uint8 and len(shape) >= 2:
         return Inputs(shape, "uint8", scale=1 / 255)
     return Inputs(shape, "float32" if dtype.kind in "fb" else dtype.name)
 
 
 def resolve_kind(kind: str, targets: Mapping[str, Array]) -> Kind:
-    """The kind of target, from all splits' targets where it is to be found out."""
+    """Returns the kind of the targets; `auto` derives it from the targets of all splits."""
     if kind != "auto":
-        found: Kind = kind  # type: ignore[assignment]  # checked by the caller
-        return found
+        explicit_kind: Kind = kind  # type: ignore[assignment]  # checked by the caller
+        return explicit_kind
     arrays = list(targets.values())
     is_row = any(y.ndim > 1 and y.shape[1:] != (1,) for y in arrays)
     if any(y.dtype.kind == "f" for y in arrays):
         return "regression"
-    least, most = min(int(y.min()) for y in arrays), max(int(y.max()) for y in arrays)
-    if is_row and (least, most) == (0, 1):
+    low, high = min(int(y.min()) for y in arrays), max(int(y.max()) for y in arrays)
+    if is_row and (low, high) == (0, 1):
         if all((y.reshape(len(y), -1).sum(axis=1) == 1).all() for y in arrays):
             raise ConfigError(
                 "dataset.kind=auto: each row of the targets has a single 1; write dataset.kind=classification where "
                 "that is the class, or dataset.kind=multi_label"
             )
         return "multi_label"
-    if is_row or least < 0 or most >= MOST_CLASSES:
+    if is_row or low < 0 or high >= MOST_CLASSES:
         raise ConfigError(
-            f"dataset.kind=auto: the targets are integers from {least} to {most}, of shape {arrays[0].shape[1:]} each; "
+            f"dataset.kind=auto: the targets are integers from {low} to {high}, of shape {arrays[0].shape[1:]} each; "
             "say what they mean with dataset.kind"
         )
-    return "binary" if most <= 1 else "classification"
+    return "binary" if high <= 1 else "classification"
 
 
 def describe_outputs(kind: Kind, targets: list[Array]) -> Outputs:
-    """What a model has to return."""
+    """Describes what a model must return."""
     shape = targets[0].shape[1:] or (1,)
     if any((y.shape[1:] or (1,)) != shape for y in targets):
         raise ConfigError("dataset: the targets of the splits differ in shape")
     if kind == "classification":
-        if shape != (1,):  # one place to each class
+        if shape != (1,):  # one-hot
             for y in targets:
                 one_hot_classes(y)
             return Outputs(kind, shape)
@@ -247,7 +247,7 @@ def describe_outputs(kind: Kind, targets: list[Array]) -> Outputs:
 
 
 def convert_targets(outputs: Outputs, targets: Array) -> Array:
-    """[n] int32 for classes, else [n, *outputs.shape] float32."""
+    """Returns [n] int32 for classes, else [n, *outputs.shape] float32."""
     if outputs.kind == "classification":
         if targets.shape[1:] == outputs.shape and outputs.shape != (1,):
             targets = one_hot_classes(targets)
@@ -256,12 +256,12 @@ def convert_targets(outputs: Outputs, targets: Array) -> Array:
 
 
 def one_hot_classes(targets: Array) -> Array:
-    """The class of each row that has a single 1."""
+    """Returns the class of each one-hot row."""
     rows = targets.reshape(len(targets), -1)
-    wrong = np.flatnonzero((rows != 0).sum(axis=1) != 1)
-    if len(wrong):
+    invalid = np.flatnonzero((rows != 0).sum(axis=1) != 1)
+    if len(invalid):
         raise ConfigError(
-            f"dataset.kind=classification: row {wrong[0]} of the targets has no single 1; expected [n] integers or "
+            f"dataset.kind=classification: row {invalid[0]} of the targets has no single 1; expected [n] integers or "
             "[n, classes] with one 1 in each row"
         )
     return np.asarray(rows.argmax(axis=1))

@@ -1,7 +1,7 @@
-"""Feeds of a coordinator, whose workers take batches in any order and at any time.
+"""Feeds for a parameter server coordinator, whose workers take batches in any order and at any time.
 
-From memory, every worker holds the arrays and is told positions; of a stream, which only the coordinator
-reads, it is sent the batches themselves. So every example is used once an epoch, whichever worker takes it.
+Arrays in memory are copied to each worker, which then receives only positions. Streams and memory-mapped arrays are
+read by the coordinator, which sends the batches. So each example is used once per epoch, whichever worker takes it.
 """
 
 from __future__ import annotations
@@ -14,32 +14,23 @@ from scaleflow.dataset.feeds import ArrayFeed, FileFeed, StreamFeed, slice_micro
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Arrays, Batching
 
-#: Protocol Buffers' limit, less what else is in the message that takes the arrays to a worker.
+#: Protocol Buffers' limit, less room for the rest of the message that sends the arrays to a worker.
 LARGEST_BYTES = (2 << 30) - (16 << 20)
 
 
 class ParameterServerArrayFeed(ArrayFeed):
-    """Arrays that each worker holds, also one that is started again."""
+    """Arrays that each worker holds, also after a restart."""
 
-    def __init__(
-        self,
-        arrays: Arrays,
-        batching: Batching,
-        strategy: tf.distribute.Strategy,
-        shuffle_seed: int | None,
-        threads: int | None = None,
-    ) -> None:
+    _can_read_ahead = False  # little to gain: the variables come over the network
+
+    def _hold(self, arrays: Arrays) -> Any:
+        """Returns an iterator per worker that always yields the whole (inputs, targets), without a copy."""
         size = arrays.inputs.nbytes + arrays.targets.nbytes
         if size > LARGEST_BYTES:
             raise ConfigError(
                 f"strategy=parameter_server: the training split's {size / 2**30:.1f} GiB in memory are more than the "
                 "2 GiB a worker can be sent at once; use dataset.limit, a dataset that streams, or another strategy"
             )
-        super().__init__(arrays, batching, strategy, shuffle_seed, threads)
-        self.ahead = False  # the variables come over the network: what there is to gain is little
-
-    def _hold(self, arrays: Arrays) -> Any:
-        """An iterator on each worker that gives (inputs, targets), whole and without a copy, every time."""
 
         def whole() -> tf.data.Dataset:
             return tf.data.Dataset.from_tensors((tf.constant(arrays.inputs), tf.constant(arrays.targets))).repeat()
@@ -55,12 +46,12 @@ class ParameterServerArrayFeed(ArrayFeed):
 
 
 class ParameterServerFeed:
-    """Batches that the coordinator reads: each portion of steps is sent its own."""
+    """The coordinator reads the batches, and sends each worker those of its steps."""
 
     batching: Batching
 
     def worker_argument(self, opened: Any, first: int, steps: int) -> Any:
-        """(the first step, inputs [steps, share, ...], targets, mask); of no steps, one that is not used."""
+        """Returns (first step, inputs [steps, share, ...], targets, mask); for 0 steps, one step that is not used."""
         elements = [next(opened) for _ in range(max(1, steps))]
         return tf.constant(first, tf.int64), *(tf.stack(tensors) for tensors in zip(*elements, strict=True))
 
@@ -79,4 +70,4 @@ class ParameterServerStreamFeed(ParameterServerFeed, StreamFeed):
 
 
 class ParameterServerFileFeed(ParameterServerFeed, FileFeed):
-    """Arrays in a file that the coordinator reads."""
+    """Memory-mapped arrays that the coordinator reads."""

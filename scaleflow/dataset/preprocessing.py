@@ -1,4 +1,4 @@
-"""Preprocessing: learned once by the chief from the training split, and done by the input pipeline."""
+"""Preprocessing: the chief learns it from the training split, and the input pipeline applies it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ BATCH = 256
 
 
 def learn_on_chief(preprocessing: Preprocessing, train: Examples, workers: Workers) -> Any:
-    """What the chief learns, on every worker.
+    """Learns the preprocessing on the chief, and returns the result on every worker.
 
     Raises:
-        ConfigError: for an example that cannot be read.
+        ConfigError: if an example cannot be read.
     """
 
     def learn() -> str:
@@ -34,7 +34,7 @@ def learn_on_chief(preprocessing: Preprocessing, train: Examples, workers: Worke
 
 
 def raw_batches(examples: Examples) -> Iterator[np.ndarray[Any, Any]]:
-    """The raw inputs in their order, [b, *Source.inputs.shape]."""
+    """Yields the raw inputs in their order, [b, *Source.inputs.shape]."""
     if isinstance(examples, Arrays):
         for first in range(0, len(examples), BATCH):
             yield examples.inputs[first : first + BATCH]
@@ -44,14 +44,14 @@ def raw_batches(examples: Examples) -> Iterator[np.ndarray[Any, Any]]:
 
 
 def make_layer(preprocessing: Preprocessing, learned: Any) -> keras.Layer:
-    """The layer, in float32 whatever the model computes in."""
+    """Returns the layer, in float32 whatever the model's dtype policy is."""
     with use_float32():
         return preprocessing.layer(learned)
 
 
 @contextlib.contextmanager
 def use_float32() -> Iterator[None]:
-    """Layers made here compute in float32."""
+    """Sets the dtype policy float32 for layers that are made in this context."""
     policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy("float32")
     try:
@@ -63,18 +63,18 @@ def use_float32() -> Iterator[None]:
 def make_transform(
     preprocessing: Preprocessing, learned: Any, sample: np.ndarray[Any, Any], features: Inputs
 ) -> Transform:
-    """The preprocessing for the input pipeline, on the host.
+    """Returns the preprocessing function of the input pipeline, on the CPU.
 
     Raises:
-        ConfigError: if what comes out is not what it says.
+        ConfigError: if the layer turns `sample` (raw inputs) into another shape or dtype than `features`.
     """
     with tf.device("CPU:0"), use_float32():
         layer = preprocessing.layer(learned)
-        found = layer(tf.constant(sample))
-    if (tuple(found.shape[1:]), found.dtype.name) != (tuple(features.shape), features.dtype):
+        output = layer(tf.constant(sample))
+    if (tuple(output.shape[1:]), output.dtype.name) != (tuple(features.shape), features.dtype):
         name = type(preprocessing).__name__
         raise ConfigError(
-            f"dataset: {name}.layer gives {found.dtype.name} of shape {tuple(found.shape[1:])}, and its features say "
+            f"dataset: {name}.layer gives {output.dtype.name} of shape {tuple(output.shape[1:])}, and its features say "
             f"{features.dtype} of shape {tuple(features.shape)}"
         )
 

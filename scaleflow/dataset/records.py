@@ -1,4 +1,4 @@
-"""Streams as the pipeline reads them: records, which are cheap, and the examples that they are decoded to."""
+"""Records of streams, which are cheap to read and store, and their decoding to examples."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import tensorflow as tf
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Outputs, Stream
 
-#: Records that are kept in memory, and a buffer that a stream is shuffled through, are at most so large.
+#: Maximum size of the records held in memory, and of a shuffle buffer.
 RECORD_BYTES = 256 << 20
 
-#: The size of all is taken from so many.
+#: Number of records from which the size of all is estimated.
 SAMPLE = 100
 
-#: What a string costs in memory beside its bytes.
+#: Memory that a string takes in addition to its bytes.
 STRING_BYTES = 24
 
 READ_BATCH_SIZE = 1024
@@ -25,7 +25,7 @@ READ_BATCH_SIZE = 1024
 
 @dataclass(frozen=True)
 class Records(Stream):
-    """A stream whose records are in memory, so that any of them can be had by its place.
+    """A stream whose records are all in memory, for access by index.
 
     Attributes:
         components: the flat components of all records, each [length, ...].
@@ -34,12 +34,12 @@ class Records(Stream):
     components: tuple[tf.Tensor, ...] = ()
 
     def at(self, index: tf.Tensor) -> Any:
-        """Traced: the record at a place."""
+        """Returns the record at an index. Traced."""
         flat = [tf.gather(component, index) for component in self.components]
         return tf.nest.pack_sequence_as(self.dataset.element_spec, flat)
 
     def select(self, places: np.ndarray[Any, Any]) -> Records:
-        """Those at some places, in that order."""
+        """Returns the records at these indices, in this order."""
         with tf.device("CPU:0"):
             components = tuple(tf.gather(component, places) for component in self.components)
         return make_records(replace(self, length=len(places)), components)
@@ -52,72 +52,79 @@ def make_records(stream: Stream, components: tuple[tf.Tensor, ...]) -> Records:
 
 
 def decode(stream: Stream, record: Any) -> Any:
-    """Traced: a record as (input, target)."""
+    """Decodes a record to (input, target). Traced."""
     if stream.at_once is None:
         return call_decode(stream, record)
-    several = call_decode(stream, tf.nest.map_structure(lambda tensor: tensor[None], record))
-    return tf.nest.map_structure(lambda tensor: tensor[0], several)
+    batch = call_decode(stream, tf.nest.map_structure(lambda tensor: tensor[None], record))
+    return tf.nest.map_structure(lambda tensor: tensor[0], batch)
 
 
 def call_decode(stream: Stream, record: Any) -> Any:
-    """Traced: what `decode` makes of a record, or of as many as it takes at once."""
+    """Calls `Stream.decode` on a record, or on a batch of them if the stream has `at_once`. Traced."""
     if stream.decode is None:
         return record
     return stream.decode(*record) if isinstance(record, tuple) else stream.decode(record)
 
 
 def decode_records(stream: Stream, dataset: tf.data.Dataset | None = None) -> tf.data.Dataset:
-    """The examples (input, target) of a stream's records, or of some, decoded in parallel and in their order."""
+    """Decodes a stream's records, or those of `dataset`, to (input, target), in parallel and in their order."""
     dataset = stream.dataset if dataset is None else dataset
     if stream.decode is None:
         return dataset
-    portions = dataset if stream.at_once is None else dataset.batch(stream.at_once)
-    examples = portions.map(
+    batches = dataset if stream.at_once is None else dataset.batch(stream.at_once)
+    examples = batches.map(
         lambda *record: call_decode(stream, to_record(record)), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
     )
     return examples if stream.at_once is None else examples.unbatch()
 
 
 def to_record(arguments: tuple[Any, ...]) -> Any:
-    """The record that tf.data has handed over as arguments."""
+    """Returns the record that tf.data passes as arguments."""
     return arguments if len(arguments) > 1 else arguments[0]
 
 
 def check_decoded_targets(stream: Stream, outputs: Outputs) -> Stream:
-    """The same stream, decoded with a check that its targets are what their kind allows."""
-    if outputs.kind == "regression":
+    """Returns the stream with a check that decoded targets are valid for their kind."""
+    last = largest_target(outputs)
+    if last is None:
         return stream
-    last = outputs.shape[-1] - 1 if outputs.kind == "classification" else 1
 
     def decode_checked(*record: Any) -> tuple[Any, Any]:
         inputs, target = call_decode(stream, to_record(record))
-        within = tf.reduce_all((target >= 0) & (target <= last))
-        words = f"its {outputs.kind} target is not from 0 to {last}"
-        with tf.control_dependencies([tf.debugging.Assert(within, [words, target])]):
+        is_valid = tf.reduce_all((target >= 0) & (target <= last))
+        message = f"its {outputs.kind} target is not from 0 to {last}"
+        with tf.control_dependencies([tf.debugging.Assert(is_valid, [message, target])]):
             return inputs, tf.identity(target)
 
     return replace(stream, decode=decode_checked)
 
 
+def largest_target(outputs: Outputs) -> int | None:
+    """Returns the largest valid target; None if any value is valid."""
+    if outputs.kind == "regression":
+        return None
+    return outputs.shape[-1] - 1 if outputs.kind == "classification" else 1
+
+
 def cache_records(split: str, stream: Stream) -> Stream:
-    """The same with its records in memory, where they are small and decoded late.
+    """Returns the stream with its records in memory, if they are small and have a `decode`.
 
     Raises:
-        ConfigError: if there are fewer than the source says.
+        ConfigError: if there are fewer records than the source says.
     """
     if isinstance(stream, Records) or stream.decode is None or record_bytes(stream) * len(stream) > RECORD_BYTES:
         return stream
     components = read_all(stream)
     if components is None:
         return stream
-    found = int(components[0].shape[0])
-    if found != len(stream):
-        raise ConfigError(f"dataset: the stream of {split!r} holds {found} examples, and the source says {len(stream)}")
+    count = int(components[0].shape[0])
+    if count != len(stream):
+        raise ConfigError(f"dataset: the stream of {split!r} holds {count} examples, and the source says {len(stream)}")
     return make_records(stream, components)
 
 
 def read_all(stream: Stream) -> tuple[tf.Tensor, ...] | None:
-    """All records; None where they are larger together than the first ones were."""
+    """Reads all records; returns None if they exceed twice `RECORD_BYTES`."""
     parts: list[list[tf.Tensor]] = []
     size = 0.0
     for batch in stream.dataset.take(len(stream)).batch(READ_BATCH_SIZE):
@@ -127,11 +134,11 @@ def read_all(stream: Stream) -> tuple[tf.Tensor, ...] | None:
             return None
         parts.append(flat)
     with tf.device("CPU:0"):
-        return tuple(tf.concat(each, axis=0) for each in zip(*parts, strict=True))
+        return tuple(tf.concat(component, axis=0) for component in zip(*parts, strict=True))
 
 
 def record_bytes(stream: Stream) -> float:
-    """About how large a record is; infinite where they differ in shape."""
+    """Estimates the size of a record; infinite if shapes are not static."""
     spec = tf.nest.flatten(stream.dataset.element_spec)
     if not all(isinstance(s, tf.TensorSpec) and s.shape.is_fully_defined() for s in spec):
         return float("inf")
@@ -142,7 +149,7 @@ def record_bytes(stream: Stream) -> float:
 
 
 def static_bytes(spec: Any) -> float:
-    """The size of one element; infinite where that is not known."""
+    """Returns the size of one element; infinite if it is not static."""
     flat = tf.nest.flatten(spec)
     if not all(s.shape.is_fully_defined() and s.dtype != tf.string for s in flat):
         return float("inf")

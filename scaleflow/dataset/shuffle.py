@@ -1,4 +1,4 @@
-"""The order in which a stream's records are read, from any place of any epoch on, and which of them a worker reads."""
+"""The order in which a stream's records are read from any position on, and which of them a worker reads."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import tensorflow as tf
 from scaleflow.dataset.records import RECORD_BYTES, Records, decode_records, record_bytes, to_record
 from scaleflow.interfaces import Stream
 
-#: Where it is not known how large a record is, a stream is shuffled through a buffer of so many.
+#: Size of the shuffle buffer in records, if the size of a record is unknown.
 SHUFFLE_BUFFER = 10_000
 
-#: So many records in memory are gathered in one call.
+#: Number of records in memory that are gathered in one call.
 GATHER_BATCH_SIZE = 256
 
-#: A place in the epoch's order [] int64 -> whether the example there is this worker's.
+#: Position in the epoch's order [] int64 -> whether this worker reads it.
 Mine = Callable[[tf.Tensor], tf.Tensor]
 
 
 def shuffle_position(place: tf.Tensor, seed: int, epoch: tf.Tensor | int, count: int) -> tf.Tensor:
-    """Which example stands at a place of an epoch's order: the same for arrays and for records in memory."""
+    """Returns the index of the example at a position of an epoch's order; the same for arrays and records in memory."""
     seeds = tf.stack([tf.constant(seed, tf.int64), tf.cast(epoch, tf.int64)])
     return tf.random.experimental.index_shuffle(place, seeds, tf.constant(count - 1, tf.int64))
 
@@ -29,14 +29,14 @@ def shuffle_position(place: tf.Tensor, seed: int, epoch: tf.Tensor | int, count:
 class ShuffledOrder:
     """A stream's examples in the order of an epoch.
 
-    Records in memory are had by their place, so that a worker reads no other's, and a run goes on from any
-    place at once. Of any other stream a worker reads all records, and decodes its own.
+    Records in memory are accessed by index: a worker reads only its own, and a run can start at any position
+    immediately. Of any other stream, a worker reads all records and decodes its own.
 
     Args:
-        stream: what is read.
+        stream: the records.
         seed: reshuffles every epoch; None keeps the order.
-        buffer: how many records a stream that is not in memory is shuffled through; None for as many as fit in
-            `RECORD_BYTES`.
+        buffer: size of the shuffle buffer in records, for streams that are not in memory; None means as many as fit
+            in `RECORD_BYTES`.
     """
 
     def __init__(self, stream: Stream, seed: int | None, buffer: int | None = None) -> None:
@@ -46,13 +46,13 @@ class ShuffledOrder:
         self._buffer = 0 if self._is_held or seed is None else buffer_size(stream, buffer)
 
     def examples(self, epoch: tf.Tensor | int, first: int, last: int, mine: Mine | None = None) -> tf.data.Dataset:
-        """The examples (input, target) at the places [first, last) of an epoch.
+        """Returns the examples (input, target) at the positions [first, last) of an epoch.
 
-        Places after the last example are padding. Records in memory go on with the first ones of the epoch; any other
-        stream goes on with its own first records, so that its buffer is not filled again.
+        Positions after the last example are padding. Records in memory repeat the first ones of the epoch. Any other
+        stream repeats its first records unshuffled, so that its buffer is not filled again.
         """
-        places = self._read_from_memory if self._is_held else self._read_through_buffer
-        return decode_records(self._stream, places(epoch, first, last, mine))
+        read_records = self._read_from_memory if self._is_held else self._read_through_buffer
+        return decode_records(self._stream, read_records(epoch, first, last, mine))
 
     def _read_from_memory(self, epoch: tf.Tensor | int, first: int, last: int, mine: Mine | None) -> tf.data.Dataset:
         stream, seed = self._stream, self._seed
@@ -63,9 +63,9 @@ class ShuffledOrder:
             place %= count
             return stream.at(place if seed is None else shuffle_position(place, seed, epoch, count))
 
-        places = tf.data.Dataset.range(first, last)
-        wanted = places if mine is None else places.filter(mine)
-        return wanted.batch(GATHER_BATCH_SIZE).map(gather).unbatch()
+        positions = tf.data.Dataset.range(first, last)
+        worker_positions = positions if mine is None else positions.filter(mine)
+        return worker_positions.batch(GATHER_BATCH_SIZE).map(gather).unbatch()
 
     def _read_through_buffer(self, epoch: tf.Tensor | int, first: int, last: int, mine: Mine | None) -> tf.data.Dataset:
         count = len(self._stream)
@@ -82,7 +82,7 @@ class ShuffledOrder:
 
 
 def buffer_size(stream: Stream, wanted: int | None) -> int:
-    """How many records a stream is shuffled through."""
+    """Returns the size of the shuffle buffer in records."""
     if wanted is not None:
         return min(wanted, len(stream))
     size = record_bytes(stream)
@@ -91,5 +91,5 @@ def buffer_size(stream: Stream, wanted: int | None) -> int:
 
 
 def epoch_seed(seed: int, epoch: tf.Tensor | int) -> tf.Tensor:
-    """The seed of one epoch's order, for what shuffles by a single number."""
+    """Derives the seed of one epoch for operations that take a single number."""
     return shuffle_position(tf.constant(0, tf.int64), seed, epoch, 2**31)

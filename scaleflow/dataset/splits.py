@@ -1,4 +1,4 @@
-"""From a source to the three splits of a run: limited, the validation split taken off, bad examples left out."""
+"""Turns a source into the splits of a run: checks, limits, preprocesses, holds out validation, drops bad examples."""
 
 from __future__ import annotations
 
@@ -12,16 +12,23 @@ import numpy as np
 
 from scaleflow.dataset.cache import Transform, cache_split, refuse_unreadable
 from scaleflow.dataset.files import draw
-from scaleflow.dataset.fingerprint import Fingerprint, fingerprint_splits
+from scaleflow.dataset.fingerprint import Fingerprint, fingerprint_split
 from scaleflow.dataset.normalise import Normalise
 from scaleflow.dataset.preprocessing import learn_on_chief, make_layer, make_transform
-from scaleflow.dataset.records import Records, cache_records, check_decoded_targets, decode_records, record_bytes
+from scaleflow.dataset.records import (
+    Records,
+    cache_records,
+    check_decoded_targets,
+    decode_records,
+    largest_target,
+    record_bytes,
+)
 from scaleflow.dataset.unreadable import describe_examples, drop_records, find_unreadable
 from scaleflow.errors import ConfigError
+from scaleflow.events import Emit, Event, Note
 from scaleflow.interfaces import (
     Arrays,
     Dataset,
-    Emit,
     Examples,
     Inputs,
     Kind,
@@ -32,24 +39,24 @@ from scaleflow.interfaces import (
     Workers,
 )
 
-#: Records of a stream up to this size, on average, are read twice so that the validation split can be drawn from all.
+#: Validation is drawn from all records of a stream up to this average size; both splits then read all of them.
 SMALL_RECORD_BYTES = 16 << 10
 
-#: How many bad examples a note names.
+#: Maximum number of bad examples that a message names.
 NAMED = 5
 
 
 @dataclass(frozen=True)
 class Splits:
-    """What a run trains, validates and tests on; the last two may be missing.
+    """The training, validation and test split of a run; the last two are optional.
 
     Attributes:
-        inputs, outputs: what the model takes, behind the preprocessing, and what it returns.
+        inputs, outputs: what the model takes, after the preprocessing, and what it returns.
         sample: a few raw inputs of the training split.
-        transform: the preprocessing of what is read as it goes; that of arrays is done.
-        preprocessing_model: makes the preprocessing anew, as the first part of a saved model.
-        fingerprints: what each raw split looks like, by its name.
-        is_drawn_as_read: whether the validation split is drawn from a stream as its records are read.
+        transform: preprocessing of streams; arrays are preprocessed already.
+        preprocessing_model: makes a new preprocessing layer, as the first part of a saved model.
+        fingerprints: of each raw split, by name.
+        is_drawn_as_read: whether the validation split is drawn from a stream while its records are read.
     """
 
     train: Examples
@@ -67,7 +74,7 @@ class Splits:
         return {name: len(examples) for name, examples in self.by_name().items()}
 
     def by_name(self) -> Mapping[str, Examples]:
-        """Those that there are."""
+        """Returns the splits that exist."""
         roles = {"train": self.train, "validation": self.validation, "test": self.test}
         return {name: examples for name, examples in roles.items() if examples is not None}
 
@@ -82,8 +89,8 @@ class SingleProcess:
         return found
 
 
-def ignore_event(event: str, /, **fields: Any) -> None:
-    """An `Emit` to which nothing matters."""
+def ignore_event(event: Event) -> None:
+    """An `Emit` that ignores all events."""
 
 
 def prepare_splits(
@@ -97,45 +104,45 @@ def prepare_splits(
     """Loads, checks and preprocesses the splits.
 
     Args:
-        source: any object that keeps the contract.
-        options: what the pipeline does with it.
-        seed: decides which examples of the training split are held out for validation.
-        workers: those that train in step; the chief learns the preprocessing for all.
-        emit: is told what was left out.
-        preprocesses: False leaves the inputs raw, for a saved model, which preprocesses them itself.
+        source: any object with the interface `Source`.
+        options: of the pipeline.
+        seed: selects the training examples that are held out for validation.
+        workers: all workers of the run; the chief learns the preprocessing for them.
+        emit: receives notes about what was left out.
+        preprocesses: False leaves the inputs raw, for a saved model that preprocesses them itself.
 
     Raises:
-        ConfigError: if the source does not keep the contract, a split that was named is missing, or an example that has
-        to
-            be read at the start can't be.
+        ConfigError: if the source violates its interface, a named split is missing, or an example that is read at the
+            start cannot be read.
     """
     for note in getattr(source, "notes", ()):
-        emit("note", text=note)
+        emit(Note(note))
     check_contract(source)
     workers = workers or SingleProcess()
-    given = {name: clean_split(source, name, options, workers, emit) for name in list_needed_splits(source, options)}
-    if "validation" in source.splits and "validation" not in given:
-        emit("note", text="the dataset's split 'validation' is not used; dataset.validation=validation would use it")
-    train, validation, is_drawn = given["train"], None, False
+    splits = {name: clean_split(source, name, options, workers, emit) for name in list_needed_splits(source, options)}
+    if "validation" in source.splits and "validation" not in splits:
+        emit(Note("the dataset's split 'validation' is not used; dataset.validation=validation would use it"))
+    train, validation, is_drawn = splits["train"], None, False
     if isinstance(options.validation, str):
-        validation = given[options.validation]
+        validation = splits[options.validation]
     else:
         train, validation, is_drawn = hold_out_examples(train, options.validation or 0.0, seed, emit)
     sample = first_inputs(train, 8)
-    raw = Splits(train, validation, given.get("test"), source.inputs, source.outputs, sample)
-    raw = replace(raw, fingerprints=fingerprint_splits(raw.by_name()), is_drawn_as_read=is_drawn)
-    own = choose_preprocessing(source, options) if preprocesses else None
-    return cache_splits(preprocess_splits(own, raw, workers), options.cache, workers)
+    raw = Splits(train, validation, splits.get("test"), source.inputs, source.outputs, sample)
+    fingerprints = {name: fingerprint_split(name, examples) for name, examples in raw.by_name().items()}
+    raw = replace(raw, fingerprints=fingerprints, is_drawn_as_read=is_drawn)
+    preprocessing = choose_preprocessing(source, options) if preprocesses else None
+    return cache_splits(preprocess_splits(preprocessing, raw, workers), options.cache, workers)
 
 
 def list_needed_splits(source: Source, options: Dataset) -> list[str]:
-    """The splits that are read, each once."""
+    """Returns the names of the splits to read, without duplicates."""
     names = ["train", *([options.validation] if isinstance(options.validation, str) else [])]
     return list(dict.fromkeys([*names, *(["test"] if "test" in source.splits else [])]))
 
 
 def clean_split(source: Source, split: str, options: Dataset, workers: Workers, emit: Emit) -> Examples:
-    """One split, checked and limited, without what is to be skipped."""
+    """Loads, checks and limits one split, and drops unreadable examples for `dataset.on_bad_example=skip`."""
     examples = load_split(source, split)
     if isinstance(examples, Stream):
         if options.on_bad_example == "raise":
@@ -149,44 +156,44 @@ def clean_split(source: Source, split: str, options: Dataset, workers: Workers, 
 
 
 def refuse_faults(split: str, stream: Stream) -> None:
-    """Refuses examples of which the source has said that they cannot be read."""
+    """Rejects a stream whose source knows that examples cannot be read."""
     if stream.faults:
-        named = "; ".join(stream.faults[:NAMED])
-        raise ConfigError(f"dataset: {split!r} has bad examples: {named}; dataset.on_bad_example=skip leaves such out")
+        faults = "; ".join(stream.faults[:NAMED])
+        raise ConfigError(f"dataset: {split!r} has bad examples: {faults}; dataset.on_bad_example=skip leaves such out")
 
 
 def drop_unreadable(split: str, stream: Stream, workers: Workers, emit: Emit) -> Stream:
-    """The stream without the examples that cannot be read, which a note counts and names."""
-    places = json.loads(workers.from_chief(lambda: json.dumps(find_unreadable(stream))))
-    if not places:
+    """Returns the stream without unreadable examples; a note counts and names them."""
+    indices = json.loads(workers.from_chief(lambda: json.dumps(find_unreadable(stream))))
+    if not indices:
         return stream
-    if len(places) == len(stream):
-        first = describe_examples(stream, places[:1])[0]
+    if len(indices) == len(stream):
+        first = describe_examples(stream, indices[:1])[0]
         raise ConfigError(
             f"dataset.on_bad_example=skip: none of the {len(stream)} examples of {split!r} can be read: {first}"
         )
-    named = ", ".join(map(str, describe_examples(stream, places[:NAMED])))
-    more = f" and {len(places) - NAMED} more" if len(places) > NAMED else ""
-    skipped = f"left out {len(places)} of the {len(stream)} examples of {split!r} that cannot be read"
-    emit("note", text=f"dataset.on_bad_example=skip: {skipped}: {named}{more}")
-    return drop_records(stream, places)
+    names = ", ".join(map(str, describe_examples(stream, indices[:NAMED])))
+    more = f" and {len(indices) - NAMED} more" if len(indices) > NAMED else ""
+    skipped = f"left out {len(indices)} of the {len(stream)} examples of {split!r} that cannot be read"
+    emit(Note(f"dataset.on_bad_example=skip: {skipped}: {names}{more}"))
+    return drop_records(stream, indices)
 
 
 def choose_preprocessing(source: Source, options: Dataset) -> Preprocessing | None:
-    """The source's own preprocessing, or what the config asks for."""
-    own: Preprocessing | None = getattr(source, "preprocessing", None)
+    """Returns the source's own preprocessing, or the one that the config asks for."""
+    preprocessing: Preprocessing | None = getattr(source, "preprocessing", None)
     if not options.normalise:
-        return own
-    if own is not None:
+        return preprocessing
+    if preprocessing is not None:
         raise ConfigError(
             f"dataset.normalise=true: {type(source).__name__} preprocesses its inputs itself, with "
-            f"{type(own).__name__}; leave it away"
+            f"{type(preprocessing).__name__}; leave it away"
         )
     return Normalise(source.inputs)
 
 
 def preprocess_splits(preprocessing: Preprocessing | None, splits: Splits, workers: Workers) -> Splits:
-    """The splits with what their preprocessing is, learned from the training split."""
+    """Adds the preprocessing to the splits, learned from the training split."""
     if preprocessing is None:
         return splits
     learned = learn_on_chief(preprocessing, splits.train, workers)
@@ -198,17 +205,19 @@ def preprocess_splits(preprocessing: Preprocessing | None, splits: Splits, worke
 
 
 def cache_splits(splits: Splits, cache: str, workers: Workers) -> Splits:
-    """The splits, those that `dataset.cache` keeps as arrays; one with two roles is kept once."""
-    done: dict[int, Examples] = {}
+    """Applies `dataset.cache` to all splits; a split with two roles is cached once."""
+    cached: dict[int, Examples] = {}
     for name, examples in splits.by_name().items():
-        if id(examples) not in done:
-            done[id(examples)] = cache_split(name, examples, cache, splits.transform, workers)
-    held, test = (None if examples is None else done[id(examples)] for examples in (splits.validation, splits.test))
-    return replace(splits, train=done[id(splits.train)], validation=held, test=test)
+        if id(examples) not in cached:
+            cached[id(examples)] = cache_split(name, examples, cache, splits.transform, workers)
+    validation, test = (
+        None if examples is None else cached[id(examples)] for examples in (splits.validation, splits.test)
+    )
+    return replace(splits, train=cached[id(splits.train)], validation=validation, test=test)
 
 
 def first_inputs(examples: Examples, count: int) -> np.ndarray[Any, Any]:
-    """A few raw inputs of the training split, [count, *shape]."""
+    """Returns the first raw inputs of the training split, [count, *shape]."""
     if isinstance(examples, Arrays):
         return np.array(examples.inputs[:count])
     with refuse_unreadable("train", examples):
@@ -216,12 +225,12 @@ def first_inputs(examples: Examples, count: int) -> np.ndarray[Any, Any]:
 
 
 def check_contract(source: Any) -> None:
-    """Refuses an object that is no `Source`, naming what it lacks."""
+    """Rejects an object that is not a `Source`; the error names what is missing."""
     name = type(source).__name__
     for attribute, kind in (("inputs", Inputs), ("outputs", Outputs)):
-        # What fails inside a property is not taken for its absence.
-        found = getattr(source, attribute) if hasattr(type(source), attribute) else getattr(source, attribute, None)
-        if not isinstance(found, kind):
+        # Without getattr's default, an AttributeError inside a property is not mistaken for a missing property.
+        value = getattr(source, attribute) if hasattr(type(source), attribute) else getattr(source, attribute, None)
+        if not isinstance(value, kind):
             raise ConfigError(f"dataset: {name}.{attribute} must be a scaleflow.interfaces.{kind.__name__}")
     if "train" not in (getattr(source, "splits", None) or ()):
         raise ConfigError(f"dataset: {name}.splits must name the splits, 'train' among them")
@@ -246,34 +255,36 @@ def load_split(source: Source, split: str) -> Examples:
 
 
 def check_shapes(source: Source, split: str, examples: Examples) -> None:
-    """Refuses examples that are not what the source says they are."""
+    """Rejects examples whose shapes or dtype differ from the source's description."""
     target_shape = () if source.outputs.kind == "classification" else tuple(source.outputs.shape)
-    found = describe_arrays(split, examples) if isinstance(examples, Arrays) else describe_stream(split, examples)
-    for what, shape, said in zip(("inputs", "targets"), found[:2], (source.inputs.shape, target_shape), strict=True):
-        if shape != tuple(said):
-            raise ConfigError(f"dataset: {what} of {split!r} have shape {shape}, and the source says {tuple(said)}")
-    if found[2] != source.inputs.dtype:
-        raise ConfigError(f"dataset: inputs of {split!r} are {found[2]}, and the source says {source.inputs.dtype}")
+    actual = describe_arrays(split, examples) if isinstance(examples, Arrays) else describe_stream(split, examples)
+    for what, shape, expected in zip(
+        ("inputs", "targets"), actual[:2], (source.inputs.shape, target_shape), strict=True
+    ):
+        if shape != tuple(expected):
+            raise ConfigError(f"dataset: {what} of {split!r} have shape {shape}, and the source says {tuple(expected)}")
+    if actual[2] != source.inputs.dtype:
+        raise ConfigError(f"dataset: inputs of {split!r} are {actual[2]}, and the source says {source.inputs.dtype}")
     if isinstance(examples, Arrays):
         check_targets(source.outputs, split, examples.targets)
 
 
 def check_targets(outputs: Outputs, split: str, targets: np.ndarray[Any, Any]) -> None:
-    """Refuses targets in memory that their kind does not allow."""
+    """Rejects targets in memory that are invalid for their kind."""
     kind = outputs.kind
     if targets.dtype.kind not in ("iu" if kind == "classification" else "iufb"):
         expected = "integers" if kind == "classification" else "numbers"
         raise ConfigError(f"dataset: {kind} targets of {split!r} are {targets.dtype.name}, expected {expected}")
-    if kind == "regression":
+    last = largest_target(outputs)
+    if last is None:
         return
-    least, most = targets.min(), targets.max()
-    last = outputs.shape[-1] - 1 if kind == "classification" else 1
-    if least < 0 or most > last:
-        raise ConfigError(f"dataset: {kind} targets of {split!r} reach from {least} to {most}, expected 0 to {last}")
+    low, high = targets.min(), targets.max()
+    if low < 0 or high > last:
+        raise ConfigError(f"dataset: {kind} targets of {split!r} reach from {low} to {high}, expected 0 to {last}")
 
 
 def describe_arrays(split: str, examples: Arrays) -> tuple[Any, Any, str]:
-    """(input shape, target shape, input dtype) of examples in memory."""
+    """Returns (input shape, target shape, input dtype) of examples in memory."""
     inputs, targets = examples.inputs, examples.targets
     for what, array in (("inputs", inputs), ("targets", targets)):
         if not isinstance(array, np.ndarray):
@@ -284,7 +295,7 @@ def describe_arrays(split: str, examples: Arrays) -> tuple[Any, Any, str]:
 
 
 def describe_stream(split: str, examples: Stream) -> tuple[Any, Any, str]:
-    """(input shape, target shape, input dtype) of a stream."""
+    """Returns (input shape, target shape, input dtype) of a stream."""
     spec = decode_records(examples).element_spec
     if not (isinstance(spec, tuple) and len(spec) == 2 and all(hasattr(s, "shape") for s in spec)):
         raise ConfigError(f"dataset: the stream of {split!r} must yield (input, target), and yields {spec}")
@@ -298,7 +309,7 @@ def describe_stream(split: str, examples: Stream) -> tuple[Any, Any, str]:
 
 
 def limit_examples(examples: Examples, limit: int | None) -> Examples:
-    """The first `limit` examples."""
+    """Returns the first `limit` examples; all for None."""
     if limit is None or limit >= len(examples):
         return examples
     if isinstance(examples, Arrays):
@@ -311,13 +322,13 @@ def limit_examples(examples: Examples, limit: int | None) -> Examples:
 def hold_out_examples(
     examples: Examples, fraction: float, seed: int, emit: Emit
 ) -> tuple[Examples, Examples | None, bool]:
-    """Divides a training split.
+    """Divides a training split into training and validation.
 
-    Which examples are held out is drawn from `seed`. Of a stream of large records they are the first ones, since a draw
-    would read all of it at each validation.
+    `seed` draws the validation examples. Of a stream of large records the first ones are held out, because a draw
+    would read the whole stream at each validation.
 
     Returns:
-        (train, validation, whether it is drawn from a stream as its records are read).
+        (train, validation, whether validation is drawn from a stream while its records are read).
     """
     count = round(len(examples) * fraction)
     if not count:
@@ -333,17 +344,18 @@ def hold_out_examples(
 def hold_out_of_stream(
     stream: Stream, count: int, fraction: float, seed: int, emit: Emit
 ) -> tuple[Stream, Stream, bool]:
-    """The same for a stream whose records are not in memory."""
+    """Does the same for a stream whose records are not in memory."""
     dataset = stream.dataset.take(len(stream))
     is_drawn = record_bytes(stream) <= SMALL_RECORD_BYTES
     if is_drawn:
         rest, held_out = (draw(dataset, len(stream), count, (seed, 1), which) for which in (False, True))
     else:
         emit(
-            "note",
-            text=f"dataset.validation={fraction}: the first {count} examples of the stream are held out, because its "
-            "records are too large to read all of them again at each validation; if they are sorted, by class for "
-            "example, shuffle the files or name a split: dataset.validation=NAME",
+            Note(
+                f"dataset.validation={fraction}: the first {count} examples of the stream are held out, because its "
+                "records are too large to read all of them again at each validation; if they are sorted, by class for "
+                "example, shuffle the files or name a split: dataset.validation=NAME",
+            )
         )
         rest, held_out = dataset.skip(count), dataset.take(count)
     train = replace(stream, dataset=rest, length=len(stream) - count)

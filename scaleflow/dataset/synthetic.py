@@ -1,6 +1,6 @@
-"""Random examples with targets that can be learned: for trying things, and for measuring.
+"""Dataset source: random examples with learnable targets, for trials and benchmarks.
 
-In memory they cost next to nothing to feed, so a run on them shows what everything else costs.
+They are in memory and cost almost nothing to feed, so a run on them shows what everything else costs.
 """
 
 from __future__ import annotations
@@ -10,29 +10,28 @@ from typing import Any, get_args
 
 import numpy as np
 
+from scaleflow.dataset.files import TEST_FRACTION, is_shape, parse_choice, parse_count
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Arrays, Inputs, Kind, Outputs
 
-TEST_FRACTION = 0.2
-
-#: The size of a pattern beside noise of size 1: enough to be learned in an epoch or two.
+#: Standard deviation of a pattern, relative to noise of 1: enough to learn it in an epoch or two.
 SIGNAL = 0.5
 
 Array = np.ndarray[Any, Any]
 
 
 class Synthetic:
-    """Normal noise with a fixed random pattern added for each output; the targets say how much of it.
+    """Normal noise plus a fixed random pattern per output; the targets are the amounts of the patterns.
 
     Args:
-        examples: train and test together; a fifth of them is the test split.
+        examples: of train and test together; a fifth of them is the test split.
         shape: of one input.
-        kind: what the targets mean.
-        outputs: classes, labels or values; 1 for `binary`.
+        kind: of the targets.
+        outputs: number of classes, labels or values; 1 for `binary`.
         seed: of the noise, the patterns and the targets.
 
     Raises:
-        ConfigError: for a size that makes no sense.
+        ConfigError: if an option is invalid.
     """
 
     splits: Collection[str] = ("train", "test")
@@ -52,7 +51,7 @@ class Synthetic:
         self._seed = seed
 
     def load(self, split: str) -> Arrays:
-        """Inputs [n, *shape] float32; targets as `kind` asks for."""
+        """Returns inputs [n, *shape] float32, and targets as `Arrays` requires for the kind."""
         test = split == "test"
         held_out = max(1, round(TEST_FRACTION * self._examples))
         count = held_out if test else self._examples - held_out
@@ -64,7 +63,7 @@ class Synthetic:
         return Arrays(inputs.reshape(count, *self.inputs.shape), targets)
 
     def _targets(self, random: np.random.Generator, count: int) -> tuple[Array, Array]:
-        """How much of each pattern is in each input [count, outputs], and the targets that say so."""
+        """Returns the amount of each pattern in each input [count, outputs], and the targets."""
         width = self.outputs.shape[0]
         if self.outputs.kind == "classification":
             classes = random.integers(width, size=count, dtype=np.int32)
@@ -74,17 +73,9 @@ class Synthetic:
 
 
 def check_synthetic(examples: Any, shape: Any, kind: Any, outputs: Any) -> None:
-    """Refuses arguments that describe no dataset."""
-    if not is_count(examples) or examples < 2:
-        raise ConfigError(f"dataset.examples={examples}: expected an integer, at least 2")
-    if isinstance(shape, str) or not isinstance(shape, Sequence) or not shape or not all(map(is_count, shape)):
+    """Rejects invalid options."""
+    parse_count(examples, "dataset.examples", 2)
+    if not shape or not is_shape(shape):
         raise ConfigError(f"dataset.shape={shape}: expected a list of sizes, such as [32, 32, 3]")
-    if kind not in get_args(Kind):
-        raise ConfigError(f"dataset.kind={kind}: expected one of {', '.join(get_args(Kind))}")
-    least = 2 if kind == "classification" else 1
-    if not is_count(outputs) or outputs < least:
-        raise ConfigError(f"dataset.outputs={outputs}: expected an integer, at least {least}")
-
-
-def is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    parse_choice(kind, "dataset.kind", get_args(Kind))
+    parse_count(outputs, "dataset.outputs", 2 if kind == "classification" else 1)

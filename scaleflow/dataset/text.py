@@ -1,4 +1,4 @@
-"""Text as numbers, one to a word: Keras's TextVectorization, its vocabulary learned from the training split."""
+"""Preprocessing of text: Keras's TextVectorization with a vocabulary learned from the training split."""
 
 from __future__ import annotations
 
@@ -8,40 +8,37 @@ from typing import Any, get_args
 import keras
 import numpy as np
 
-from scaleflow.errors import ConfigError
+from scaleflow.dataset.files import parse_choice, parse_count
 from scaleflow.interfaces import Inputs, Standardize
 
-#: Padding and unknown words are numbers, too.
+#: Number of reserved token ids: padding and unknown words.
 SPECIAL = 2
 
 
 class Text:
-    """Preprocesses a text, a string of shape (), to the numbers of its first words.
+    """Converts a text, a string of shape (), to the token ids of its first words.
 
-    0 is padding, 1 a word that is not in the vocabulary; the others are numbered by how frequent they are.
+    0 is padding, 1 an unknown word; other words are numbered by descending frequency.
 
     Args:
-        vocabulary: so many numbers at most.
-        tokens: words of a text that are kept; a shorter one is padded.
-        standardize: what is done to it before it is split at white space.
+        vocabulary: maximum number of token ids.
+        tokens: words per text; shorter texts are padded.
+        standardize: applied to the text before it is split at white space.
 
     Raises:
-        ConfigError: for sizes that make no sense.
+        ConfigError: if an option is invalid.
     """
 
     def __init__(
         self, vocabulary: int = 10_000, tokens: int = 250, standardize: Standardize = "lower_and_strip_punctuation"
     ) -> None:
-        check_size("dataset.vocabulary", vocabulary, SPECIAL + 1)
-        check_size("dataset.tokens", tokens, 1)
-        if standardize not in get_args(Standardize):
-            raise ConfigError(f"dataset.standardize={standardize}: expected one of {', '.join(get_args(Standardize))}")
-        self._vocabulary = vocabulary
-        self._tokens = tokens
+        self._vocabulary = parse_count(vocabulary, "dataset.vocabulary", SPECIAL + 1)
+        self._tokens = parse_count(tokens, "dataset.tokens", 1)
+        parse_choice(standardize, "dataset.standardize", get_args(Standardize))
         self._standardize = None if standardize == "none" else standardize
 
     def learn(self, batches: Iterable[np.ndarray[Any, Any]]) -> list[str]:
-        """The most frequent words, the most frequent one first."""
+        """Returns the most frequent words, in descending order of frequency."""
         layer = self._layer(max_tokens=self._vocabulary)
         for batch in batches:
             layer.update_state(batch)
@@ -49,11 +46,11 @@ class Text:
         return [str(word) for word in layer.get_vocabulary(include_special_tokens=False)]
 
     def features(self, learned: Any) -> Inputs:
-        """[tokens] int32, below the size of what was learned."""
+        """Describes the features: [tokens] int32, below the size of the vocabulary."""
         return Inputs(shape=(self._tokens,), dtype="int32", vocabulary=len(learned) + SPECIAL)
 
     def layer(self, learned: Any) -> keras.Layer:
-        """Texts [b] -> [b, tokens] int32."""
+        """Returns the model texts [b] -> [b, tokens] int32."""
         raw = keras.Input((), dtype="string", name="text")
         numbers = self._layer(vocabulary=learned)(raw)
         return keras.Model(raw, keras.ops.cast(numbers, "int32"), name="text")
@@ -62,8 +59,3 @@ class Text:
         return keras.layers.TextVectorization(
             standardize=self._standardize, output_sequence_length=self._tokens, **options
         )
-
-
-def check_size(key: str, value: Any, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{key}={value}: expected an integer, at least {least}")

@@ -1,18 +1,17 @@
-"""Datasets through tensorflow-datasets: prepared ones from a folder, others downloaded to it.
+"""Dataset source: tensorflow-datasets, prepared in a folder or downloaded to it.
 
-A prepared dataset says itself what its examples are, so the code that prepared it is not imported, and no network is
-needed. https://www.tensorflow.org/datasets
+A prepared dataset describes its own examples, so it needs neither the code that prepared it nor a network.
+https://www.tensorflow.org/datasets
 """
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import importlib.util
 import os
 import re
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,37 +21,37 @@ import numpy as np
 import tensorflow as tf
 from filelock import FileLock
 
-from scaleflow.dataset.text import Text, check_size
+from scaleflow.dataset.files import interleave_files, parse_count
+from scaleflow.dataset.text import Text
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Outputs, Preprocessing, Standardize, Stream
 
-#: Files that are read at once.
-FILES_IN_PARALLEL = 8
-
-#: How long a host that is to be downloaded from has to answer.
+#: Timeout for a connection to the host of a download.
 PROBE_SECONDS = 5.0
 
-#: The types that are left as they are; other numbers become float32.
+#: Input dtypes that are kept; other numbers become float32.
 KEPT_TYPES = ("uint8", "int32", "float32")
 
 
 class Tfds:
     """One dataset of tensorflow-datasets.
 
-    What its targets mean follows from the feature: a class label is classification (binary where there are two),
-    several class labels are multi-label, numbers are regression.
+    The kind of the targets follows from the feature: a class label is classification (binary for two classes), a
+    sequence of class labels is multi-label, numbers are regression.
 
     Args:
-        name: as tensorflow-datasets calls it: `mnist`, `glue/cola`.
-        data_dir: the folder that prepared datasets are in; null is tensorflow-datasets's own.
-        version: null takes the newest that is prepared, or else the newest there is.
-        splits: what `train`, `test` and others are made of: `train[:90%]`. The dataset's own splits keep their names.
-        input, target: the features; null takes those that the dataset names as supervised.
-        size: (height, width) that images are resized to; null leaves theirs, if it is the same for all.
+        name: in tensorflow-datasets, such as `mnist` or `glue/cola`.
+        data_dir: folder of prepared datasets; null means that of tensorflow-datasets.
+        version: null means the newest prepared version, or else the newest one that exists.
+        splits: name -> slice of the dataset's splits, such as `train[:90%]`. The dataset's own splits keep their
+            names.
+        input, target: names of the features; null means the dataset's supervised keys.
+        size: (height, width) to resize images to; null keeps their size, which must be the same for all.
         vocabulary, tokens, standardize: of text, see `Text`.
 
     Raises:
-        ConfigError: if tensorflow-datasets is not installed, or what is named is not there and can't be had.
+        ConfigError: if tensorflow-datasets is not installed, or what an option names does not exist and can't be
+            downloaded.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class Tfds:
         prepared = find_prepared(self._folder, self._name, self._version)
         self.notes = () if prepared else (f"dataset.name={name}: not in {self._folder} yet; it is downloaded to there",)
 
-    # What the dataset says --------------------------------------------------------------------
+    # Description of the examples --------------------------------------------------------------
 
     @cached_property
     def inputs(self) -> Inputs:
@@ -115,26 +114,30 @@ class Tfds:
         return self._text if self.inputs.dtype == "string" else None
 
     def load(self, split: str) -> Stream:
-        """Serialized examples, decoded late."""
-        chosen = self._splits.get(split, split)
+        """Returns records (file, row, serialized example)."""
+        instruction = self._splits.get(split, split)
         try:
-            info = self._builder.info.splits[chosen]
+            info = self._builder.info.splits[instruction]
         except (ValueError, KeyError) as error:
-            raise ConfigError(f"dataset.splits.{split}={chosen}: {str(error).splitlines()[0]}") from None
+            raise ConfigError(f"dataset.splits.{split}={instruction}: {str(error).splitlines()[0]}") from None
         parts = [(part.filename, part.skip, part.take) for part in info.file_instructions]
-        return Stream(read_files(parts), info.num_examples, self._decoder(), name_record)
 
-    # How an example becomes what is trained on ------------------------------------------------
+        def name(file: bytes, row: int, serialized: bytes) -> str:
+            return f"{file.decode()}, example {row}"
+
+        return Stream(read_files(parts), info.num_examples, self._decoder(), name)
+
+    # Decoding ---------------------------------------------------------------------------------
 
     def _decoder(self) -> Callable[..., Any]:
         import tensorflow_datasets as tfds
 
         key, target = self._chosen_keys
         features = self._builder.info.features
-        both = tfds.features.FeaturesDict({key: features[key], target: features[target]})
+        used_features = tfds.features.FeaturesDict({key: features[key], target: features[target]})
 
         def decode(file: tf.Tensor, row: tf.Tensor, serialized: tf.Tensor) -> Any:
-            example = both.deserialize_example(serialized)
+            example = used_features.deserialize_example(serialized)
             return self._input_of(example[key]), self._target_of(example[target])
 
         return decode
@@ -159,7 +162,7 @@ class Tfds:
 
     @cached_property
     def _builder(self) -> Any:
-        """The prepared dataset; what is missing is downloaded, by the first process that finds it so."""
+        """The prepared dataset. The first process that needs it downloads it if it is missing."""
         import tensorflow_datasets as tfds
 
         prepared = find_prepared(self._folder, self._name, self._version)
@@ -176,16 +179,16 @@ class Tfds:
     @cached_property
     def _chosen_keys(self) -> tuple[str, str]:
         features, supervised = self._builder.info.features, self._builder.info.supervised_keys
-        there = list(features.keys()) if hasattr(features, "keys") else []
-        default = supervised if supervised and all(isinstance(key, str) for key in supervised) else (None, None)
-        found = []
-        for name, own, usual in zip(("input", "target"), self._keys, default[:2], strict=True):
-            key = own or usual
-            if key is None or key not in there:
-                asked = f"dataset.{name}={'null' if own is None else own}"
-                raise ConfigError(f"{asked}: name a feature of {self._name}: {', '.join(there)}")
-            found.append(key)
-        return found[0], found[1]
+        available = list(features.keys()) if hasattr(features, "keys") else []
+        default_keys = supervised if supervised and all(isinstance(key, str) for key in supervised) else (None, None)
+        keys = []
+        for name, chosen, supervised_key in zip(("input", "target"), self._keys, default_keys[:2], strict=True):
+            key = chosen or supervised_key
+            if key is None or key not in available:
+                option = f"dataset.{name}={'null' if chosen is None else chosen}"
+                raise ConfigError(f"{option}: name a feature of {self._name}: {', '.join(available)}")
+            keys.append(key)
+        return keys[0], keys[1]
 
     @cached_property
     def _features(self) -> tuple[Any, Any]:
@@ -225,9 +228,8 @@ def check_image_size(size: Any) -> tuple[int, int] | None:
         return None
     if isinstance(size, str) or not isinstance(size, Sequence) or len(size) != 2:
         raise ConfigError(f"dataset.size={size}: expected [height, width]")
-    for side in size:
-        check_size("dataset.size", side, 1)
-    return int(size[0]), int(size[1])
+    height, width = (parse_count(side, "dataset.size", 1) for side in size)
+    return height, width
 
 
 def is_image(feature: Any) -> bool:
@@ -250,7 +252,7 @@ def is_sequence(feature: Any) -> bool:
 
 
 def find_class_label(feature: Any) -> Any:
-    """The class label that a feature is, or is a sequence of."""
+    """Returns the class label of a feature or of the elements of a sequence, if there is one."""
     import tensorflow_datasets as tfds
 
     inner = feature.feature if is_sequence(feature) else feature
@@ -267,47 +269,42 @@ def class_names(labels: Any) -> tuple[str, ...]:
 
 
 def read_files(parts: Sequence[tuple[str, int, int]]) -> tf.data.Dataset:
-    """Records (file, row, serialized example) of parts (file, rows to leave out, rows to take), read in parallel."""
-    files, skips, takes = (list(column) for column in zip(*parts, strict=True))
+    """Returns records (file, row, serialized example) of parts (file, rows to skip, rows to take), read in parallel."""
+    files, skips, takes = zip(*parts, strict=True)
 
-    def rows(file: tf.Tensor, skip: tf.Tensor, take: tf.Tensor) -> tf.data.Dataset:
+    def read_part(index: tf.Tensor, file: tf.Tensor) -> tf.data.Dataset:
+        skip, take = (tf.gather(tf.constant(counts, tf.int64), index) for counts in (skips, takes))
         numbered = tf.data.TFRecordDataset(file).enumerate().skip(skip).take(take)
         return numbered.map(lambda row, serialized: (file, row, serialized))
 
-    names = tf.data.Dataset.from_tensor_slices((files, np.array(skips, np.int64), np.array(takes, np.int64)))
-    return names.interleave(
-        rows, cycle_length=FILES_IN_PARALLEL, block_length=16, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
-    )
-
-
-def name_record(file: bytes, row: int, serialized: bytes) -> str:
-    return f"{file.decode()}, example {row}"
+    return interleave_files(files, read_part)
 
 
 # ---------------------------------------------------------------------------------------------
-# What is prepared, and what is downloaded
+# Prepared datasets, and downloads
 # ---------------------------------------------------------------------------------------------
 
 
 def find_datasets_folder(data_dir: str | None) -> Path:
-    """The folder of prepared datasets."""
+    """Returns the folder of prepared datasets."""
     if data_dir is not None:
         return Path(data_dir).expanduser()
     return Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()
 
 
 def find_prepared(folder: Path, name: str, version: str | None) -> Path | None:
-    """Where a dataset is prepared: `folder/name/version` or, of one with configs, `folder/name/config/version`.
+    """Returns the folder of a prepared dataset: `folder/name/version`, or `folder/name/config/version` if it has
+    configs.
 
     Raises:
-        ConfigError: if several configs are, and none was named.
+        ConfigError: if several configs are prepared, and `name` contains none.
     """
     root = folder / name
-    found = find_newest_version(root, version)
-    if found is not None or "/" in name:
-        return found
+    prepared = find_newest_version(root, version)
+    if prepared is not None or "/" in name:
+        return prepared
     configs = {
-        path.name: there for path in list_entries(root) if (there := find_newest_version(path, version)) is not None
+        path.name: newest for path in list_entries(root) if (newest := find_newest_version(path, version)) is not None
     }
     if len(configs) > 1:
         raise ConfigError(
@@ -317,12 +314,12 @@ def find_prepared(folder: Path, name: str, version: str | None) -> Path | None:
 
 
 def find_newest_version(root: Path, version: str | None) -> Path | None:
-    """The prepared version, or the highest one."""
+    """Returns the folder of the prepared version, or of the newest one for None."""
     versions = [path for path in list_entries(root) if re.fullmatch(r"\d+\.\d+\.\d+", path.name)]
-    there = [path for path in versions if (path / "dataset_info.json").is_file()]
+    prepared = [path for path in versions if (path / "dataset_info.json").is_file()]
     if version is not None:
-        there = [path for path in there if path.name == version]
-    return max(there, key=lambda path: [int(part) for part in path.name.split(".")], default=None)
+        prepared = [path for path in prepared if path.name == version]
+    return max(prepared, key=lambda path: [int(part) for part in path.name.split(".")], default=None)
 
 
 def list_entries(folder: Path) -> list[Path]:
@@ -330,15 +327,15 @@ def list_entries(folder: Path) -> list[Path]:
 
 
 def download_dataset(folder: Path, name: str, version: str | None) -> Path:
-    """Downloads and prepares a dataset, unless another process has done so meanwhile; progress goes to the log.
+    """Downloads and prepares a dataset, unless another process does so first; progress goes to the log.
 
     Raises:
-        ConfigError: if there is no such dataset, no network, or no room.
+        ConfigError: if there is no such dataset, no network, or no space. It says where to put a prepared copy.
     """
     import tensorflow_datasets as tfds
 
     where = f"{folder / name / (version or 'VERSION')} (dataset_info.json, features.json, the .tfrecord files)"
-    with refuse_failed_download(name, version, where):
+    try:
         builder = tfds.builder(name, data_dir=str(folder), **({} if version is None else {"version": version}))
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / f".{name.replace('/', '-')}.lock"):
@@ -347,36 +344,29 @@ def download_dataset(folder: Path, name: str, version: str | None) -> Path:
                 check_reachable(builder.url_infos)
                 builder.download_and_prepare()
         return prepared or Path(builder.data_dir)
-
-
-@contextlib.contextmanager
-def refuse_failed_download(name: str, version: str | None, where: str) -> Iterator[None]:
-    """Around a download: whatever fails in it is refused, and the user told what to put where."""
-    import tensorflow_datasets as tfds
-
-    try:
-        yield
     except tfds.core.registered.DatasetNotFoundError:
-        near = difflib.get_close_matches(name.partition("/")[0], tfds.list_builders(with_community_datasets=False), n=1)
-        meant = f"did you mean {near[0]}? Or put" if near else "put"
+        similar = difflib.get_close_matches(
+            name.partition("/")[0], tfds.list_builders(with_community_datasets=False), n=1
+        )
+        hint = f"did you mean {similar[0]}? Or put" if similar else "put"
         raise ConfigError(
-            f"dataset.name={name}: tensorflow-datasets has none of that name; {meant} a prepared one at {where}, or "
+            f"dataset.name={name}: tensorflow-datasets has none of that name; {hint} a prepared one at {where}, or "
             "name its folder: dataset.data_dir"
         ) from None
-    except Exception as error:  # a dataset's own code downloads and prepares it
-        asked = f"dataset.name={name}" + ("" if version is None else f" with dataset.version={version}")
+    except Exception as error:  # the dataset's own code can raise anything
+        options = f"dataset.name={name}" + ("" if version is None else f" with dataset.version={version}")
         reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         raise ConfigError(
-            f"{asked}: is not prepared, and could not be downloaded ({reason}); put a prepared copy at {where}, or "
+            f"{options}: is not prepared, and could not be downloaded ({reason}); put a prepared copy at {where}, or "
             "name its folder: dataset.data_dir"
         ) from error
 
 
 def check_reachable(urls: Iterable[str]) -> None:
-    """Finds out at once that there is no network, which tensorflow-datasets tries for minutes.
+    """Checks that the first host of a download answers: without a network, tensorflow-datasets retries for minutes.
 
     Raises:
-        ConnectionError: if the first of the hosts does not answer.
+        ConnectionError: if it does not answer.
     """
     if any(name.lower() in ("http_proxy", "https_proxy", "all_proxy") for name in os.environ):
         return

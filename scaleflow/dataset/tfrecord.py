@@ -1,4 +1,4 @@
-"""Examples from TFRecord files."""
+"""Dataset source: TFRecord files."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ from scaleflow.dataset.files import (
     divide_records,
     find_files,
     interleave_files,
+    is_shape,
     list_splits,
     parse_choice,
     parse_count,
     parse_fraction,
     parse_words,
 )
+from scaleflow.dataset.records import largest_target
 from scaleflow.dataset.unreadable import FAILURES
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Kind, Outputs, Stream
@@ -32,7 +34,7 @@ from scaleflow.interfaces import Inputs, Kind, Outputs, Stream
 SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec")
 COMPRESSION = ("none", "gzip", "zlib")
 
-#: What a feature's keys may be, by its kind.
+#: Keys of a feature's spec, by its kind.
 KEYS: Mapping[str, Sequence[str]] = {
     "fixed": ("shape", "dtype"),
     "padded": ("shape", "dtype"),
@@ -42,25 +44,25 @@ KEYS: Mapping[str, Sequence[str]] = {
 STORED = ("int64", "float32", "string")
 RAW = ("uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64")
 
-#: What is said of the record that a file ends in, where that is not whole.
+#: Message for the record at which a damaged file ends.
 LOST = "the file is cut off or damaged from here on"
 WRONG_TARGET = "its target is missing, of another form or out of range"
 
-#: Few: a record may be large.
+#: Small, because a record may be large.
 READ_BATCH_SIZE = 16
 
-#: Faults that are kept to be named; the number of all is counted.
+#: Maximum number of faults that are recorded.
 NAMED = 10
 
 
 @dataclass(frozen=True)
 class Feature:
-    """One feature of the spec.
+    """Parser of one feature of the spec.
 
     Attributes:
-        stored: what `tf.io.parse_single_example` reads it as.
-        finish: traced: what was read -> what it stands for.
-        shape, dtype: of that.
+        stored: spec for `tf.io.parse_single_example`.
+        finish: parsed feature -> value. Traced.
+        shape, dtype: of the value.
     """
 
     stored: Any
@@ -70,30 +72,30 @@ class Feature:
 
 
 class TFRecord:
-    """`tf.train.Example`s in TFRecord files.
+    """Reads `tf.train.Example`s from TFRecord files.
 
-    A first pass over the files counts the records, checks their checksums and targets, and needs no more memory
-    than a few records.
+    A first pass over the files counts the records, and checks their checksums and targets. It holds only a few
+    records in memory.
 
     Args:
-        data_dir: a file, a glob, or a folder; subfolders `train`, `validation`, `test`, or files whose names begin so,
-            are the splits.
-        features: a spec to each feature by its name:
+        data_dir: a file, a glob, or a folder. In a folder, subfolders `train`, `validation`, `test`, or files whose
+            names begin with these words, are the splits.
+        features: name -> spec of the feature:
             `{kind: fixed, shape: [...], dtype: int64, float32 or string}` (the default kind);
-            `{kind: padded, ...}`, of any length, padded with zeros or cut to the shape [length];
-            `{kind: raw, shape: [...], dtype: uint8}`, the bytes of an array;
-            `{kind: image, size: [height, width], resize: stretch, channels: 3}`, an encoded image.
-        input, target: which of them is the input, and which the target.
+            `{kind: padded, ...}`: any length, padded with zeros or cut to the shape [length];
+            `{kind: raw, shape: [...], dtype: uint8}`: the bytes of an array;
+            `{kind: image, size: [height, width], resize: stretch, channels: 3}`: an encoded image.
+        input, target: names of the input and target features.
         kind: of the target.
-        classes: for classification, how many; for the other kinds it follows from the target's shape.
+        classes: number of classes, for classification; other kinds take the shape of the target.
         names: of the classes, labels or values; null for none.
-        scale: what the model multiplies inputs by; `auto` is 1/255 for uint8, and nothing for others.
-        compression: none, gzip or zlib.
-        test: the part of the records that is the test split, where names tell of no splits.
-        split_seed: decides which part.
+        scale: the model multiplies inputs by it; `auto` is 1/255 for uint8, and nothing for other dtypes.
+        compression: `none`, `gzip` or `zlib`.
+        test: fraction of the records in the test split, if file names denote no splits.
+        split_seed: selects the test records.
 
     Raises:
-        ConfigError: for files that are not there or not whole, or a spec that does not describe them.
+        ConfigError: if files are missing or unreadable, or the spec does not describe them.
     """
 
     def __init__(
@@ -119,8 +121,8 @@ class TFRecord:
         self._compression = "" if compression == "none" else compression.upper()
         self._part = parse_fraction(test)
         self._seed = parse_count(split_seed, "dataset.split_seed")
-        found = self._features[input]
-        self.inputs = Inputs(found.shape, found.dtype, parse_scale(scale, found))
+        input_feature = self._features[input]
+        self.inputs = Inputs(input_feature.shape, input_feature.dtype, parse_scale(scale, input_feature))
         self.outputs = describe_outputs(kind, classes, names, self._features[target])
         self._files = find_files(data_dir, SUFFIXES)
         self._counted: dict[str, FileCounts] = {}
@@ -130,66 +132,65 @@ class TFRecord:
         return list_splits(self._files, self._part)
 
     def load(self, split: str) -> Stream:
-        """Records are (the file's number, the record's in it, the serialized example)."""
+        """Returns records (file index, record index in the file, serialized example)."""
         group = split if split in self._files else ALL
+        files = self._files[group]
         if group not in self._counted:
-            self._counted[group] = self._count(self._files[group])
-        counted = self._counted[group]
-        records, length = self._records(self._files[group], counted), counted.total
+            self._counted[group] = self._count(files)
+        counts = self._counted[group]
+        records, length = self._records(files, counts), counts.total
         if group == ALL:
             records, length = divide_records(records, length, split, self._part, self._seed)
-        return Stream(records, length, self._decode, self._make_namer(self._files[group]), counted.faults)
+
+        def name(file: Any, place: Any, record: Any) -> str:
+            return f"{files[int(file)]}, record {int(place) if place >= 0 else -1 - int(place)}"
+
+        return Stream(records, length, self._decode, name, counts.faults)
 
     def _records(self, files: Sequence[str], counted: FileCounts) -> tf.data.Dataset:
-        """The records of all files; one that is not whole ends in a record numbered below zero, for what is lost."""
+        """Returns the records of all files; a damaged file ends in one with a negative index, for what is lost."""
         intact = tf.constant(counted.intact, tf.int64)
         broken = tf.constant([n in counted.broken for n in range(len(files))], tf.int64)
 
         def read_file(file: tf.Tensor, path: tf.Tensor) -> tf.data.Dataset:
             count = tf.gather(intact, file)
-            whole = tf.data.TFRecordDataset(path, self._compression).take(count)
-            places = tf.data.Dataset.range(count), whole
+            records_of_file = tf.data.TFRecordDataset(path, self._compression).take(count)
+            indexed = tf.data.Dataset.range(count), records_of_file
             lost = tf.data.Dataset.from_tensors((file, -1 - count, tf.constant(b""))).take(tf.gather(broken, file))
-            return tf.data.Dataset.zip((tf.data.Dataset.from_tensors(file).repeat(), *places)).concatenate(lost)
+            return tf.data.Dataset.zip((tf.data.Dataset.from_tensors(file).repeat(), *indexed)).concatenate(lost)
 
         records = interleave_files(files, read_file)
         return records.apply(tf.data.experimental.assert_cardinality(counted.total))
 
     def _decode(self, file: tf.Tensor, place: tf.Tensor, record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Traced: a record -> (input, target)."""
-        is_there = tf.debugging.Assert(place >= 0, [LOST])
-        with tf.control_dependencies([is_there]):
+        """Decodes a record to (input, target). Traced."""
+        is_intact = tf.debugging.Assert(place >= 0, [LOST])
+        with tf.control_dependencies([is_intact]):
             record = tf.identity(record)
         used = {name: self._features[name] for name in (self._input, self._target)}
-        found = tf.io.parse_single_example(record, {name: each.stored for name, each in used.items()})
-        inputs = used[self._input].finish(found[self._input])
-        return inputs, convert_target(self.outputs, used[self._target].finish(found[self._target]))
-
-    def _make_namer(self, files: Sequence[str]) -> Callable[..., str]:
-        def name(file: Any, place: Any, record: Any) -> str:
-            return f"{files[int(file)]}, record {int(place) if place >= 0 else -1 - int(place)}"
-
-        return name
+        parsed = tf.io.parse_single_example(record, {name: feature.stored for name, feature in used.items()})
+        inputs = used[self._input].finish(parsed[self._input])
+        return inputs, convert_target(self.outputs, used[self._target].finish(parsed[self._target]))
 
     def _count(self, files: Sequence[str]) -> FileCounts:
-        """One pass over the files, several at once: how many records each has, and what is wrong with them."""
+        """Reads the files once, several in parallel: counts records, and finds faults."""
         with ThreadPoolExecutor(min(len(files), os.cpu_count() or 1)) as pool:
             results = list(pool.map(self._count_file, files))
-        faults = [fault for _, found in results for fault in found]
-        broken = {n for n, (_, found) in enumerate(results) if any(LOST in fault for fault in found)}
+        faults = [fault for _, file_faults in results for fault in file_faults]
+        broken = {n for n, (_, file_faults) in enumerate(results) if any(LOST in fault for fault in file_faults)}
         return FileCounts([count for count, _ in results], frozenset(broken), tuple(faults[:NAMED]))
 
     def _count_file(self, path: str) -> tuple[int, list[str]]:
-        """(whole records, what is wrong with the file and with targets in it)."""
+        """Returns (number of intact records, faults of the file and of targets in it)."""
         records = tf.data.TFRecordDataset(path, self._compression)
         try:
             return self._count_good(records), []
         except FAILURES as error:
             if isinstance(error, tf.errors.NotFoundError | tf.errors.PermissionDeniedError):
                 raise ConfigError(f"dataset.data_dir: {path} cannot be read ({error.message})") from error
-        whole = records.ignore_errors()
-        count = int(whole.reduce(tf.constant(0, tf.int64), lambda total, _: total + 1))
-        faults = [f"{path}, record {place}: {WRONG_TARGET}" for place in self._wrong_targets(whole, count)]
+        intact = records.ignore_errors()
+        count = int(intact.reduce(tf.constant(0, tf.int64), lambda total, _: total + 1))
+        faults = [f"{path}, record {index}: {WRONG_TARGET}" for index in self._wrong_targets(intact, count)]
         try:
             for _ in records.batch(READ_BATCH_SIZE):
                 pass
@@ -198,42 +199,42 @@ class TFRecord:
         return count, faults
 
     def _count_good(self, records: tf.data.Dataset) -> int:
-        """How many records there are; fails where one is not whole, or its target is wrong."""
+        """Returns the number of records; raises if a record is damaged or its target is wrong."""
         sizes = records.batch(READ_BATCH_SIZE).map(self._check_targets, num_parallel_calls=tf.data.AUTOTUNE)
         return int(sizes.reduce(tf.constant(0, tf.int64), lambda total, size: total + size))
 
     def _check_targets(self, records: tf.Tensor) -> tf.Tensor:
-        """Traced: how many serialized examples there are, once their targets are found right."""
+        """Returns the number of serialized examples, after a check of their targets. Traced."""
         feature = self._features[self._target]
-        found = tf.io.parse_example(records, {self._target: feature.stored})[self._target]
+        targets = tf.io.parse_example(records, {self._target: feature.stored})[self._target]
         checks = []
         last = largest_target(self.outputs)
         if last is not None and isinstance(feature.stored, tf.io.FixedLenFeature) and feature.stored.dtype != tf.string:
-            checks.append(tf.debugging.Assert(tf.reduce_all((found >= 0) & (found <= last)), [WRONG_TARGET]))
+            checks.append(tf.debugging.Assert(tf.reduce_all((targets >= 0) & (targets <= last)), [WRONG_TARGET]))
         with tf.control_dependencies(checks):
             return tf.shape(records, tf.int64)[0]
 
     def _wrong_targets(self, records: tf.data.Dataset, count: int) -> list[int]:
-        """The places of the first few records whose targets are missing or out of range."""
+        """Returns the indices of the first records whose targets are missing or out of range."""
 
         def if_good(place: tf.Tensor, record: tf.Tensor) -> tf.Tensor:
             with tf.control_dependencies([self._check_targets(record[None])]):
                 return tf.identity(place)
 
         good = np.zeros(count, bool)
-        for places in records.enumerate().map(if_good).ignore_errors().batch(READ_BATCH_SIZE).as_numpy_iterator():
-            good[places] = True
+        for indices in records.enumerate().map(if_good).ignore_errors().batch(READ_BATCH_SIZE).as_numpy_iterator():
+            good[indices] = True
         return [int(place) for place in np.flatnonzero(~good)[:NAMED]]
 
 
 @dataclass(frozen=True)
 class FileCounts:
-    """What the first pass has found.
+    """Result of the first pass.
 
     Attributes:
-        intact: whole records in each file.
-        broken: the numbers of the files that are not whole.
-        faults: the first few things that are wrong, in words.
+        intact: number of intact records in each file.
+        broken: indices of the damaged files.
+        faults: the first faults, in words.
     """
 
     intact: list[int]
@@ -242,7 +243,7 @@ class FileCounts:
 
     @property
     def total(self) -> int:
-        """Records, with one for each file that is not whole."""
+        """Number of records, including one for each damaged file."""
         return sum(self.intact) + len(self.broken)
 
 
@@ -252,7 +253,7 @@ class FileCounts:
 
 
 def read_spec(features: Any) -> dict[str, Feature]:
-    """`dataset.features` as parsers of its features."""
+    """Converts `dataset.features` to parsers."""
     if not isinstance(features, Mapping) or not features:
         raise ConfigError(
             f"dataset.features={features}: expected a spec to each feature, such as "
@@ -313,8 +314,7 @@ def make_raw_feature(key: str, shape: tuple[int, ...], dtype: Any) -> Feature:
 
 
 def parse_shape(shape: Any, key: str) -> tuple[int, ...]:
-    is_list = isinstance(shape, Sequence) and not isinstance(shape, str)
-    if not is_list or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in shape):
+    if not is_shape(shape):
         raise ConfigError(f"{key}={shape}: expected a list of sizes; [] for a single value")
     return tuple(shape)
 
@@ -330,36 +330,28 @@ def parse_scale(scale: Any, feature: Feature) -> float | None:
 
 
 def describe_outputs(kind: Any, classes: Any, names: Any, feature: Feature) -> Outputs:
-    """What the targets are."""
-    found: Any = parse_choice(kind, "dataset.kind", get_args(Kind))
+    """Describes the targets."""
+    checked_kind: Any = parse_choice(kind, "dataset.kind", get_args(Kind))
     size = max(1, math.prod(feature.shape))
     if feature.dtype == "string":
         raise ConfigError("dataset.target: is text; a TFRecord's targets are numbers")
     if kind in ("classification", "binary") and size != 1:
         raise ConfigError(f"dataset.kind={kind}: the target has the shape {list(feature.shape)}, expected one number")
-    said = parse_words(names, "dataset.names")
-    if kind != "classification":
-        if classes is not None:
-            raise ConfigError(f"dataset.classes={classes}: is for kind=classification")
-        expected = 2 if kind == "binary" else size
-        outputs = Outputs(found, feature.shape or (1,), tuple(said) or None)
-    else:
-        if classes is None and not said:
+    labels = parse_words(names, "dataset.names")
+    if kind == "classification":
+        if classes is None and not labels:
             raise ConfigError(
                 "dataset.classes: is missing; say how many classes there are, or their names in dataset.names"
             )
-        expected = parse_count(len(said) if classes is None else classes, "dataset.classes", 2)
-        outputs = Outputs(found, (expected,), tuple(said) or None)
-    if said and len(said) != expected:
-        raise ConfigError(f"dataset.names={said}: are {len(said)}, expected {expected}")
-    return outputs
-
-
-def largest_target(outputs: Outputs) -> int | None:
-    """The largest target there may be; None for any."""
-    if outputs.kind == "regression":
-        return None
-    return outputs.shape[-1] - 1 if outputs.kind == "classification" else 1
+        expected = parse_count(len(labels) if classes is None else classes, "dataset.classes", 2)
+        shape: tuple[int, ...] = (expected,)
+    else:
+        if classes is not None:
+            raise ConfigError(f"dataset.classes={classes}: is for kind=classification")
+        expected, shape = 2 if kind == "binary" else size, feature.shape or (1,)
+    if labels and len(labels) != expected:
+        raise ConfigError(f"dataset.names={labels}: are {len(labels)}, expected {expected}")
+    return Outputs(checked_kind, shape, tuple(labels) or None)
 
 
 def convert_target(outputs: Outputs, target: tf.Tensor) -> tf.Tensor:

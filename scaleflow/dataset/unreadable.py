@@ -1,4 +1,4 @@
-"""Finds the examples that cannot be read, and names them."""
+"""Finds and names examples that cannot be read."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from scaleflow.interfaces import Examples, Stream
 
 DECODE_BATCH_SIZE = 16
 
-#: What TensorFlow writes around an operation's own words.
+#: Text that TensorFlow adds around an operation's own message.
 AROUND_WORDS = re.compile(r"^(\{\{.*?\}\}\s*)?(Error in user-defined function passed to .*?Iterator::\S+:\s*)?")
 ASSERTED = re.compile(r"assertion failed: \[(.*)\]$")
 
-
-#: What TensorFlow raises; the last, where its own message quotes bytes that are no text.
+#: Errors that TensorFlow raises; the last, if its own message quotes bytes that are not UTF-8.
 FAILURES = (tf.errors.OpError, UnicodeDecodeError)
 
-#: What `assert_cardinality` raises for a stream that ends too early.
+#: Message of `assert_cardinality` for a stream that ends too early.
 SHORT = re.compile(r"expected to contain (\d+) elements? but contained only (\d+)")
 
 
@@ -34,9 +33,9 @@ class UnreadableExample:
     """One example that cannot be read.
 
     Attributes:
-        place: in its split, from 0.
-        name: what a user knows it by.
-        reason: what TensorFlow says of it.
+        place: its index in the split.
+        name: for the user, such as a file and a row.
+        reason: TensorFlow's error message.
     """
 
     place: int
@@ -48,47 +47,47 @@ class UnreadableExample:
 
 
 def find_unreadable(stream: Stream) -> list[int]:
-    """The places of the records that cannot be decoded: one pass over the stream, in parallel."""
+    """Returns the indices of the records that cannot be decoded, in one parallel pass over the stream."""
     good = np.zeros(len(stream), bool)
-    for places, _ in () if stream.at_once is None else readable_batches(stream).as_numpy_iterator():
-        good[places] = True
+    for indices, _ in () if stream.at_once is None else readable_batches(stream).as_numpy_iterator():
+        good[indices] = True
     if not good.all():
-        for places, _ in readable_records(stream, ~good if good.any() else None).batch(1024).as_numpy_iterator():
-            good[places] = True
-    return [int(place) for place in np.flatnonzero(~good)]
+        for indices, _ in readable_records(stream, ~good if good.any() else None).batch(1024).as_numpy_iterator():
+            good[indices] = True
+    return [int(index) for index in np.flatnonzero(~good)]
 
 
 def find_first_unreadable(stream: Stream) -> UnreadableExample | None:
-    """The first record that cannot be decoded, if there is one."""
+    """Returns the first record that cannot be decoded, or None."""
     if stream.at_once is not None:
         return next(iter(describe_examples(stream, find_unreadable(stream)[:1])), None)
-    place = -1
-    for place, (found, _) in enumerate(readable_records(stream).as_numpy_iterator()):
-        if found != place:
+    index = -1
+    for index, (readable_index, _) in enumerate(readable_records(stream).as_numpy_iterator()):
+        if readable_index != index:
             break
     else:
-        place += 1
-    return None if place == len(stream) else next(iter(describe_examples(stream, [place])), None)
+        index += 1
+    return None if index == len(stream) else next(iter(describe_examples(stream, [index])), None)
 
 
 def readable_batches(stream: Stream) -> tf.data.Dataset:
-    """(places [b], witness) of the portions of records that can be decoded as a whole."""
+    """Returns (indices [b], witness) of the batches of records that can be decoded as a whole."""
 
     def places_if_read(places: tf.Tensor, records: Any) -> tuple[tf.Tensor, tf.Tensor]:
         return places, witness(call_decode(stream, records))
 
-    portions = stream.dataset.take(len(stream)).enumerate().batch(stream.at_once)
-    return portions.map(places_if_read, num_parallel_calls=tf.data.AUTOTUNE).ignore_errors()
+    batches = stream.dataset.take(len(stream)).enumerate().batch(stream.at_once)
+    return batches.map(places_if_read, num_parallel_calls=tf.data.AUTOTUNE).ignore_errors()
 
 
 def readable_records(stream: Stream, doubtful: np.ndarray[Any, Any] | None = None) -> tf.data.Dataset:
-    """(place, witness) of the records that can be decoded, in order.
+    """Returns (index, witness) of the records that can be decoded, in order.
 
-    What fails before the decoding fails here, too.
+    Errors that are raised before the decoding are raised here, too.
 
     Args:
-        stream: what is read.
-        doubtful: look only at these places, [length] bool.
+        stream: the records.
+        doubtful: [length] bool; check only these records.
     """
 
     def place_if_read(place: tf.Tensor, record: Any) -> tuple[tf.Tensor, tf.Tensor]:
@@ -99,24 +98,25 @@ def readable_records(stream: Stream, doubtful: np.ndarray[Any, Any] | None = Non
 
     numbered = stream.dataset.take(len(stream)).enumerate() if doubtful is None else number_records(stream, doubtful)
     parallel = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
-    if isinstance(stream, Records):  # to read them cannot fail
+    if isinstance(stream, Records):  # only their decoding can fail
         return numbered.map(place_if_read, **parallel).ignore_errors()
     return numbered.interleave(alone, cycle_length=DECODE_BATCH_SIZE, **parallel)
 
 
 def witness(example: Any) -> tf.Tensor:
-    """A little of an example, as text: what nobody asks for, TensorFlow would not decode."""
+    """Returns a little of an example, as text: tf.data would prune a decoding whose result is not used."""
     first = [tf.reshape(tensor, [-1])[:1] for tensor in tf.nest.flatten(example)]
-    words = [value if value.dtype == tf.string else tf.strings.as_string(value) for value in first]
-    return tf.strings.reduce_join(tf.concat(words, axis=0))
+    texts = [value if value.dtype == tf.string else tf.strings.as_string(value) for value in first]
+    return tf.strings.reduce_join(tf.concat(texts, axis=0))
 
 
 def explain_read_error(error: Exception, splits: Mapping[str, Examples]) -> Exception:
-    """The error, or one that names the example it came from: the splits that are read as they go are read again.
+    """Returns an error that names the cause in the data, or else the original error. Reads the streams again to find
+    it.
 
     Args:
-        error: what ended the training.
-        splits: by their names.
+        error: the error that ended the training.
+        splits: by name.
     """
     is_from_input = isinstance(error, FAILURES) and ("terator" in str(error) or isinstance(error, UnicodeDecodeError))
     if not is_from_input:
@@ -125,21 +125,21 @@ def explain_read_error(error: Exception, splits: Mapping[str, Examples]) -> Exce
     if short:
         return RunError(f"the dataset gave {short[2]} examples where its source had promised {short[1]}")
     for split, examples in splits.items():
-        with contextlib.suppress(*FAILURES):  # it is not an example's decoding that fails
-            bad = find_first_unreadable(examples) if isinstance(examples, Stream) else None
-            if bad is not None:
-                return RunError(unreadable_message(split, bad))
+        with contextlib.suppress(*FAILURES):  # reading fails before the decoding
+            example = find_first_unreadable(examples) if isinstance(examples, Stream) else None
+            if example is not None:
+                return RunError(unreadable_message(split, example))
     return error
 
 
 def unreadable_message(split: str, example: UnreadableExample) -> str:
-    """The message that names an example."""
-    words = f"dataset: {example.name} of {split!r} cannot be read: {example.reason}"
-    return f"{words}; dataset.on_bad_example=skip leaves such out"
+    """Formats the message that names an example."""
+    message = f"dataset: {example.name} of {split!r} cannot be read: {example.reason}"
+    return f"{message}; dataset.on_bad_example=skip leaves such out"
 
 
 def describe_examples(stream: Stream, places: Sequence[int]) -> list[UnreadableExample]:
-    """Some bad records with their names and reasons."""
+    """Returns the names and reasons of some unreadable records."""
     return [
         describe_record(stream, place, record)
         for place, record in zip(places, select_records(stream, places), strict=False)
@@ -150,8 +150,8 @@ def select_records(stream: Stream, places: Sequence[int]) -> Iterable[Any]:
     if isinstance(stream, Records):
         return [stream.at(tf.constant(place)) for place in places]
     wanted = tf.constant(sorted(places), tf.int64)
-    chosen = stream.dataset.enumerate().filter(lambda place, *_: tf.reduce_any(tf.equal(place, wanted)))
-    return [record for _, record in chosen.take(len(places))]
+    matches = stream.dataset.enumerate().filter(lambda place, *_: tf.reduce_any(tf.equal(place, wanted)))
+    return [record for _, record in matches.take(len(places))]
 
 
 def describe_record(stream: Stream, place: int, record: Any) -> UnreadableExample:
@@ -168,7 +168,7 @@ def describe_record(stream: Stream, place: int, record: Any) -> UnreadableExampl
 
 
 def operation_message(error: Exception) -> str:
-    """What an operation says, without what TensorFlow writes around it."""
+    """Returns an operation's own message, without what TensorFlow adds."""
     if not isinstance(error, tf.errors.OpError):
         return "it cannot be read"
     line = AROUND_WORDS.sub("", str(error.message).strip()).partition("\n")[0].strip()
@@ -179,7 +179,7 @@ def operation_message(error: Exception) -> str:
 
 
 def drop_records(stream: Stream, places: Sequence[int]) -> Stream:
-    """The same stream without the records at some places."""
+    """Returns the stream without the records at some indices."""
     good = np.setdiff1d(np.arange(len(stream)), np.asarray(places, np.int64))
     if isinstance(stream, Records):
         return stream.select(good)
@@ -190,7 +190,7 @@ def drop_records(stream: Stream, places: Sequence[int]) -> Stream:
 
 
 def number_records(stream: Stream, wanted: np.ndarray[Any, Any]) -> tf.data.Dataset:
-    """(place, record) of the records at the places that are wanted, [length] bool."""
+    """Returns (index, record) of the records for which `wanted` [length] is True."""
     keep = tf.constant(wanted)
     numbered = stream.dataset.take(len(stream)).enumerate()
     if stream.at_once is None:
@@ -200,4 +200,4 @@ def number_records(stream: Stream, wanted: np.ndarray[Any, Any]) -> tf.data.Data
         is_kept = tf.gather(keep, places)
         return tf.nest.map_structure(lambda tensor: tf.boolean_mask(tensor, is_kept), (places, records))
 
-    return numbered.batch(stream.at_once).map(is_kept).unbatch()  # a call to each small record would take longer
+    return numbered.batch(stream.at_once).map(is_kept).unbatch()  # a call per small record would take longer

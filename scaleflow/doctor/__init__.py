@@ -1,6 +1,5 @@
-"""`python -m scaleflow.doctor`: what is on this machine, and what works on it.
+"""`python -m scaleflow.doctor`: reports what this machine has, and which options work on it.
 
-`machine` and `probe` look, `judge_option` draws conclusions, `report` tells. Nothing but `probe`, which runs in a
-process of
-its own, imports TensorFlow.
+`machine` and `tensorflow_probe` collect facts, `verdicts` judges the options, `report` prints. Only
+`tensorflow_probe`, which runs in its own process, imports TensorFlow.
 """

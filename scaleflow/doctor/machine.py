@@ -1,4 +1,4 @@
-"""What this machine is and what its environment says, told without TensorFlow, Hydra or MLflow."""
+"""Reads facts about this machine and its environment, without TensorFlow, Hydra or MLflow."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from scaleflow.cluster import TF_CONFIG, parse_tf_config
 from scaleflow.cluster.tpu import VARIABLES as TPU_VARIABLES
 from scaleflow.secret_masking import mask_secrets
 
 PACKAGES = ("scaleflow", "tensorflow", "keras", "mlflow", "hydra-core", "numpy")
 
-#: The variables that say who started this process and what it may use, by who sets them.
+#: Environment variables that say who started this process and what it may use, by who sets them.
 VARIABLES: Mapping[str, tuple[str, ...]] = {
     "slurm": (
         *("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES", "SLURM_NTASKS", "SLURM_PROCID"),
@@ -33,18 +35,18 @@ VARIABLES: Mapping[str, tuple[str, ...]] = {
     ),
 }
 
-#: Set on every machine, and so telling only beside what they belong to.
+#: Variables that every machine sets -> the variable without which they are not reported.
 BESIDE = {"HOSTNAME": "KUBERNETES_SERVICE_HOST"}
 
 NVIDIA_SMI = ("nvidia-smi", "--query-gpu=index,name,memory.total,memory.free,driver_version")
 NVIDIA_SECONDS = 10
 
-#: A limit in old cgroups of which there is none: the largest count of whole pages.
+#: cgroup v1 writes "no limit" as the largest multiple of the page size, which is above this.
 UNLIMITED = 1 << 60
 
 
 def read_versions() -> dict[str, str | None]:
-    """Python's, and those of the packages that matter; null where one is not installed."""
+    """Returns the versions of Python and of `PACKAGES`, None for a package that is not installed."""
     return {"python": platform.python_version(), **{name: read_version(name) for name in PACKAGES}}
 
 
@@ -63,13 +65,8 @@ def describe_system() -> str:
     return f"{platform.system()} {platform.release()} {platform.machine()}" + (f", {name}" if name else "")
 
 
-# ---------------------------------------------------------------------------------------------
-# Cores and memory
-# ---------------------------------------------------------------------------------------------
-
-
 def describe_cpu(root: Path = Path("/")) -> dict[str, Any]:
-    """The cores that there are and those that this process may use, and its way to bfloat16."""
+    """Returns the CPU's cores, how many this process may use, and whether the CPU computes bfloat16 natively."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     limit = cpu_limit(root)
     info = read_kernel_file(root / "proc/cpuinfo")
@@ -85,34 +82,29 @@ def describe_cpu(root: Path = Path("/")) -> dict[str, Any]:
 
 
 def describe_memory(root: Path = Path("/")) -> dict[str, int | None]:
-    """The host's memory and its limit for this process, in MiB."""
-    info = dict(re.findall(r"^(\w+):\s+(\d+) kB$", read_kernel_file(root / "proc/meminfo"), re.M))
-    limit = memory_limit(root)
-
-    def mib(key: str) -> int | None:
-        return int(info[key]) // 1024 if key in info else None
-
+    """Returns the host's memory and this process's limit, in MiB."""
+    memory, limit = psutil.virtual_memory(), memory_limit(root)
     return {
-        "total_mb": mib("MemTotal"),
-        "available_mb": mib("MemAvailable"),
+        "total_mb": memory.total >> 20,
+        "available_mb": memory.available >> 20,
         "limit_mb": None if limit is None else limit >> 20,
     }
 
 
 def cpu_limit(root: Path) -> float | None:
-    """The cores' worth of time that control groups leave, the smallest on the way up; None where they don't limit."""
-    found = []
+    """Returns the smallest CPU quota of the process's control groups, in cores, None if there is no quota."""
+    quotas = []
     for folder in control_groups(root, "cpu"):
         quota, _, period = read_kernel_file(folder / "cpu.max").partition(" ")
         quota = quota or read_kernel_file(folder / "cpu.cfs_quota_us")
         period = period or read_kernel_file(folder / "cpu.cfs_period_us")
         if quota.strip().isdigit() and period.strip().isdigit():
-            found.append(int(quota) / int(period))
-    return min(found, default=None)
+            quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
 
 
 def memory_limit(root: Path) -> int | None:
-    """The bytes that control groups leave; None where they don't limit."""
+    """Returns the smallest memory limit of the process's control groups, in bytes, None if there is no limit."""
     texts = [
         read_kernel_file(folder / name).strip()
         for folder in control_groups(root, "memory")
@@ -122,20 +114,20 @@ def memory_limit(root: Path) -> int | None:
 
 
 def control_groups(root: Path, controller: str) -> list[Path]:
-    """The folders of this process's control group and of those it is in, new (one tree) and old (one each)."""
+    """Returns the folders of the process's control group and its parents: cgroup v2 (one tree), v1 (one for each)."""
     base = root / "sys/fs/cgroup"
-    found = {base, base / controller}
+    folders = {base, base / controller}
     for line in read_kernel_file(root / "proc/self/cgroup").splitlines():
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if not controllers or controller in controllers.split(","):
             top = base / controller if controllers else base
-            own = top / path.strip("/")
-            found |= {own, *(parent for parent in own.parents if parent.is_relative_to(base))}
-    return sorted(found)
+            group = top / path.strip("/")
+            folders |= {group, *(parent for parent in group.parents if parent.is_relative_to(base))}
+    return sorted(folders)
 
 
 def read_kernel_file(path: Path) -> str:
-    """A file of the kernel's, empty where there is none."""
+    """Returns the text of a kernel's file, "" if it cannot be read."""
     try:
         return path.read_text(errors="replace")
     except OSError:
@@ -143,48 +135,45 @@ def read_kernel_file(path: Path) -> str:
 
 
 def query_nvidia(run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run) -> list[dict[str, Any]]:
-    """The GPUs as NVIDIA's driver tells of them; TensorFlow does not say how much memory one has.
+    """Returns the GPUs that nvidia-smi lists, none if it is not installed, with their memory in MiB.
 
     Raises:
-        OSError: where its tool fails, which it does where the driver is broken.
+        OSError: if nvidia-smi fails, as with a broken driver.
+        subprocess.TimeoutExpired: if it does not end within `NVIDIA_SECONDS`.
     """
     if shutil.which(NVIDIA_SMI[0]) is None:
         return []
-    words = [*NVIDIA_SMI, "--format=csv,noheader,nounits"]
-    done = run(words, capture_output=True, text=True, timeout=NVIDIA_SECONDS, check=False)
-    if done.returncode:
-        raise OSError(f"nvidia-smi: {(done.stdout + done.stderr).strip().splitlines()[0]}")
+    command = [*NVIDIA_SMI, "--format=csv,noheader,nounits"]
+    process = run(command, capture_output=True, text=True, timeout=NVIDIA_SECONDS, check=False)
+    if process.returncode:
+        lines = (process.stdout + process.stderr).strip().splitlines()
+        raise OSError(f"nvidia-smi: {lines[0] if lines else f'exit status {process.returncode}'}")
     keys = ("index", "name", "memory_mb", "free_mb", "driver")
-    rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
+    rows = [[cell.strip() for cell in line.split(",")] for line in process.stdout.splitlines() if line.strip()]
     return [{key: int(cell) if cell.isdigit() else cell for key, cell in zip(keys, row, strict=False)} for row in rows]
 
 
-# ---------------------------------------------------------------------------------------------
-# The environment
-# ---------------------------------------------------------------------------------------------
-
-
 def read_variables() -> dict[str, dict[str, str]]:
-    """What is set of the variables that matter, secrets masked."""
+    """Returns those of `VARIABLES` that are set, with secrets masked."""
     return {
-        who: {name: mask_secrets(os.environ[name], name) for name in names if is_telling(name)}
+        who: {
+            name: mask_secrets(os.environ[name], name)
+            for name in names
+            if name in os.environ and BESIDE.get(name, name) in os.environ
+        }
         for who, names in VARIABLES.items()
     }
 
 
-def is_telling(name: str) -> bool:
-    return name in os.environ and BESIDE.get(name, name) in os.environ
-
-
 def describe_tf_config() -> dict[str, Any] | None:
-    """TF_CONFIG as a run would read it; None where it is not set.
+    """Returns TF_CONFIG as a run would read it, None if it is not set.
 
     Raises:
-        ConfigError: what is wrong with it.
+        ConfigError: if it is invalid.
     """
     text = os.environ.get(TF_CONFIG)
     if not text:
         return None
-    place = parse_tf_config(text)
+    task_info = parse_tf_config(text)
     task = json.loads(text)["task"]
-    return {"role": task["type"], "index": task["index"], "worker": place.worker, "peers": list(place.peers)}
+    return {"role": task["type"], "index": task["index"], "worker": task_info.worker, "peers": list(task_info.peers)}

@@ -30,7 +30,7 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from importlib.resources import files
 from pathlib import Path
@@ -39,39 +39,33 @@ from urllib.parse import urlsplit
 
 from scaleflow.cluster import explain_no_tpu, explain_unreachable, find_tpu
 from scaleflow.config.parse import suggest
-from scaleflow.config.plan import make_plan
 from scaleflow.doctor import machine
-from scaleflow.doctor.verdicts import MachineFacts, Verdict, judge_precision, judge_strategy
+from scaleflow.doctor.verdicts import PRECISIONS, STRATEGIES, Judge, MachineFacts, judge_option
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan, Tracking
+from scaleflow.launcher.prepare import make_plan
 from scaleflow.launcher.worker_process import describe_exit, inherit_environment
 from scaleflow.secret_masking import mask_secrets
 from scaleflow.tracking.uri import PROBE_SECONDS, resolve_store
 
 FLAGS = ("--json", "--help")
 
-#: TensorFlow takes seconds to import, on a machine that is busy many.
+#: Importing TensorFlow takes seconds, many on a busy machine.
 TENSORFLOW_SECONDS = 90.0
 
-#: What the probe answers.
+#: The keys of the probe's answer.
 ANSWERS = ("versions", "devices", "cuda", "kind", "strategy", "mixed", "computes")
 
 Report = dict[str, Any]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Examines the machine and tells.
-
-    Args:
-        argv: the words behind `scaleflow.doctor`; `sys.argv` where None.
-
-    Returns:
-        The exit code.
-    """
-    words = list(sys.argv[1:] if argv is None else argv)
+def main() -> int:
+    """Examines the machine and prints the report. Returns the exit code: 0, or 2 for a wrong argument."""
+    words = sys.argv[1:]
     for word in words:
         if word not in (*FLAGS, "-h"):
-            print(f"scaleflow: {mask_secrets(word)}: {refuse_argument(word)}", file=sys.stderr)
+            hint = suggest(word, FLAGS, "") + f" ({', '.join(FLAGS)})"
+            print(f"scaleflow: {mask_secrets(word)}: the doctor has no such flag{hint}", file=sys.stderr)
             return 2
     if {"--help", "-h"} & set(words):
         print(__doc__.replace("`", ""))
@@ -82,34 +76,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def entry() -> None:
-    """`python -m scaleflow.doctor`: a process of its own."""
+    """Runs the command `python -m scaleflow.doctor` and exits."""
     try:
         code = main()
         sys.stdout.flush()
     except KeyboardInterrupt:
         code = 130
-    except BrokenPipeError:  # whoever read it has seen enough
+    except BrokenPipeError:  # the reader has closed the pipe, such as `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     sys.exit(code)
 
 
-def refuse_argument(word: str) -> str:
-    return "the doctor has no such flag" + suggest(word, FLAGS, "") + f" ({', '.join(FLAGS)})"
-
-
-# ---------------------------------------------------------------------------------------------
-# The examination
-# ---------------------------------------------------------------------------------------------
-
-
 def examine(seconds: float = TENSORFLOW_SECONDS) -> Report:
-    """Everything that can be found out; nothing on the machine makes it raise.
-
-    Args:
-        seconds: how long TensorFlow may take to answer.
-    """
-    with start_tensorflow_probe() as process:  # while the rest is looked at
+    """Returns the report; faults of the machine are part of it and not raised. TensorFlow may take `seconds`."""
+    with start_tensorflow_probe() as process:  # runs while the rest is examined
         report: Report = {
             "versions": try_look(machine.read_versions),
             "system": try_look(machine.describe_system),
@@ -124,31 +105,29 @@ def examine(seconds: float = TENSORFLOW_SECONDS) -> Report:
         answer = read_answer(process, seconds)
     report["tensorflow"] = answer
     report["versions"] = {**report["versions"], **answer.pop("versions", {})}
-    found = gather_facts(report)
+    facts = gather_facts(report)
     report["auto"] = try_look(lambda: resolve_auto(answer))
-    report["strategies"] = try_look(lambda: judge_options("strategy", judge_strategy, found))
-    report["precisions"] = try_look(lambda: judge_options("precision", judge_precision, found))
-    for key in ("kind", "strategy", "mixed"):  # said under `auto`
+    report["strategies"] = try_look(lambda: judge_options("strategy", STRATEGIES, facts))
+    report["precisions"] = try_look(lambda: judge_options("precision", PRECISIONS, facts))
+    for key in ("kind", "strategy", "mixed"):  # reported under `auto`
         answer.pop(key, None)
     return report
 
 
 def try_look(look: Callable[[], Any]) -> Any:
-    """What `fingerprint_split` finds, or `{"error": why}`: whatever is broken is reported, and the rest is looked
-    at.
-    """
+    """Returns what `look` returns, or `{"error": reason}` if it raises, so that the rest is still examined."""
     try:
         return look()
     except Exception as error:
-        said = str(error).strip().splitlines() or [""]
+        lines = str(error).strip().splitlines() or [""]
         return {
-            "error": mask_secrets(said[0] if isinstance(error, ConfigError) else f"{type(error).__name__}: {said[0]}")
+            "error": mask_secrets(lines[0] if isinstance(error, ConfigError) else f"{type(error).__name__}: {lines[0]}")
         }
 
 
 @contextlib.contextmanager
 def start_tensorflow_probe() -> Iterator[subprocess.Popen[str]]:
-    """A process of its own that asks TensorFlow; what it logs does not get mixed with what it answers."""
+    """Starts the process that probes TensorFlow; kills it at the end. Its log and its answer have separate pipes."""
     with subprocess.Popen(
         [sys.executable, "-m", "scaleflow.doctor.tensorflow_probe"],
         stdin=subprocess.DEVNULL,
@@ -157,7 +136,7 @@ def start_tensorflow_probe() -> Iterator[subprocess.Popen[str]]:
         env=inherit_environment(),
         text=True,
         errors="replace",
-        process_group=0,  # Ctrl-C is the doctor's affair
+        process_group=0,  # keeps Ctrl-C from the child
     ) as process:
         try:
             yield process
@@ -166,7 +145,7 @@ def start_tensorflow_probe() -> Iterator[subprocess.Popen[str]]:
 
 
 def read_answer(process: subprocess.Popen[str], seconds: float) -> Report:
-    """What the process tells, or why it tells nothing."""
+    """Returns the probe's answer, or one that says why there is none."""
     try:
         out, err = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -185,22 +164,22 @@ def unfit_answer(reason: str) -> Report:
 
 
 def list_options_on_disk(group: str) -> list[str]:
-    """The options of a config group but `auto`, as they are on disk."""
-    found = files("scaleflow.conf").joinpath(group).iterdir()
-    names = {Path(entry.name).stem for entry in found if entry.name.endswith(".yaml")}
+    """Returns the options of a config group that have a file, except `auto`."""
+    entries = files("scaleflow.conf").joinpath(group).iterdir()
+    names = {Path(entry.name).stem for entry in entries if entry.name.endswith(".yaml")}
     return sorted(names - {"auto"})
 
 
-def judge_options(group: str, judge: Callable[[str, MachineFacts], Verdict], found: MachineFacts) -> dict[str, Any]:
-    return {option: vars(judge(option, found)) for option in list_options_on_disk(group)}
+def judge_options(group: str, judges: Mapping[str, Judge], facts: MachineFacts) -> dict[str, Any]:
+    return {option: vars(judge_option(option, facts, judges)) for option in list_options_on_disk(group)}
 
 
 def gather_facts(report: Report) -> MachineFacts:
-    """What the judgements rest on, out of what was found."""
+    """Extracts the facts that the verdicts need from the report."""
     tensorflow, config = report["tensorflow"], report["tf_config"] or {}
     gpus = [device for device in tensorflow["devices"] if device["kind"] == "GPU"]
     capabilities = [float(gpu["compute_capability"]) for gpu in gpus if gpu["compute_capability"]]
-    place, no_place = locate_tpu()
+    tpu, no_tpu = locate_tpu()
     return MachineFacts(
         failure=tensorflow["error"],
         gpus=len(gpus),
@@ -209,26 +188,26 @@ def gather_facts(report: Report) -> MachineFacts:
         has_bfloat16=report["cpu"].get("bfloat16", False),
         workers=len(config.get("peers", ())),
         tf_config=config.get("error"),
-        tpu=place,
-        no_tpu=no_place,
+        tpu=tpu,
+        no_tpu=no_tpu,
         fails={dtype: why for dtype, why in tensorflow["computes"].items() if why is not None},
     )
 
 
 def locate_tpu() -> tuple[str | None, str | None]:
-    """What tells of a TPU, and why there is none."""
+    """Returns (the TPU's address and where it is from, why it cannot be used); either may be None."""
     try:
-        place = find_tpu(None)
+        address = find_tpu(None)
     except ConfigError as refusal:
         return None, str(refusal)
-    if place is None:
+    if address is None:
         return None, explain_no_tpu()
-    reason = explain_unreachable(place)
-    return str(place), None if reason is None else f"{place}: {reason}"
+    reason = explain_unreachable(address)
+    return str(address), None if reason is None else f"{address}: {reason}"
 
 
 def resolve_auto(answer: Report) -> dict[str, Any]:
-    """What `strategy=auto hardware=auto precision=mixed` come to here, or the refusal."""
+    """Returns what `strategy=auto hardware=auto precision=mixed` resolve to here, or why they are refused."""
     try:
         plan = default_plan()
     except ConfigError as refusal:
@@ -240,7 +219,7 @@ def resolve_auto(answer: Report) -> dict[str, Any]:
 
 
 def default_plan() -> Plan:
-    """The plan of `python -m scaleflow`, without a look at the store, which has its own place in the report."""
+    """Returns the plan of `python -m scaleflow`. Does not contact the store, which the report checks separately."""
     from hydra import compose, initialize_config_module
     from omegaconf import OmegaConf
 
@@ -250,13 +229,8 @@ def default_plan() -> Plan:
     return make_plan({str(k): v for k, v in config.items()}, {}, look_outside=False)
 
 
-# ---------------------------------------------------------------------------------------------
-# The store
-# ---------------------------------------------------------------------------------------------
-
-
 def check_store() -> dict[str, Any]:
-    """The store that a command without a word records in, looked at and not made."""
+    """Checks the store of a command without arguments, without creating it."""
     asked = os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
     try:
         uri = resolve_store(Tracking()).uri or asked
@@ -284,7 +258,7 @@ def check_store_file(path: Path) -> tuple[bool, str]:
 
 
 def check_store_server(uri: str) -> tuple[bool, str]:
-    """Whether a server that takes connections answers as well."""
+    """Returns whether a server that accepts connections also answers, and details."""
     parts = urlsplit(uri)
     connect = HTTPSConnection if parts.scheme == "https" else HTTPConnection
     connection = connect(parts.hostname or "", parts.port, timeout=PROBE_SECONDS)
@@ -298,13 +272,8 @@ def check_store_server(uri: str) -> tuple[bool, str]:
     return True, "answers" if status < 400 else f"answers GET /health with {status}"
 
 
-# ---------------------------------------------------------------------------------------------
-# The report as text
-# ---------------------------------------------------------------------------------------------
-
-
 def format_report(report: Report) -> str:
-    """The report for eyes."""
+    """Formats the report as text."""
     blocks = [
         format_block("versions", report["versions"].items()),
         format_block("machine", machine_rows(report)),
@@ -335,15 +304,15 @@ def machine_rows(report: Report) -> Rows:
 
 
 def failure_of(found: Any) -> str | None:
-    """Why a part of the report could not be found out."""
+    """Returns why a part of the report is unknown, None if it is known."""
     return f"unknown: {found['error']}" if isinstance(found, Mapping) and found.get("error") else None
 
 
 def cpu_line(cpu: Mapping[str, Any]) -> str:
-    why = [f"{cpu['cores']} in the machine"]
-    why += [f"{cpu['allowed']} by affinity"] if cpu["allowed"] != cpu["cores"] else []
-    why += [f"{cpu['limit']:g} by control groups"] if cpu["limit"] is not None else []
-    return f"{cpu['usable']:g} cores usable ({', '.join(why)}), {cpu['model']}"
+    limits = [f"{cpu['cores']} in the machine"]
+    limits += [f"{cpu['allowed']} by affinity"] if cpu["allowed"] != cpu["cores"] else []
+    limits += [f"{cpu['limit']:g} by control groups"] if cpu["limit"] is not None else []
+    return f"{cpu['usable']:g} cores usable ({', '.join(limits)}), {cpu['model']}"
 
 
 def memory_line(memory: Mapping[str, Any]) -> str:
@@ -352,22 +321,22 @@ def memory_line(memory: Mapping[str, Any]) -> str:
 
 
 def tensorflow_rows(report: Report) -> Rows:
-    found = report["tensorflow"]
-    if not found["works"]:
-        return [("broken", found["error"])]
-    rows = [(d["name"], device_line(d, report["gpus"])) for d in found["devices"]]
-    rows += [("cuda", cuda_line(found["cuda"]))]
+    tensorflow = report["tensorflow"]
+    if not tensorflow["works"]:
+        return [("broken", tensorflow["error"])]
+    rows = [(d["name"], device_line(d, report["gpus"])) for d in tensorflow["devices"]]
+    rows += [("cuda", cuda_line(tensorflow["cuda"]))]
     rows += [("driver", reason)] if (reason := failure_of(report["gpus"])) else []
-    return rows + [(dtype, f"fails: {why}") for dtype, why in found["computes"].items() if why is not None]
+    return rows + [(dtype, f"fails: {why}") for dtype, why in tensorflow["computes"].items() if why is not None]
 
 
 def device_line(device: Mapping[str, Any], gpus: Any) -> str:
-    """A device of TensorFlow's; the memory of GPUs where the driver's are the same ones, one for one."""
+    """Formats a device of TensorFlow's. A GPU's memory is that of nvidia-smi's first GPU of the same model."""
     if device["kind"] != "GPU":
         return "the processor"
     known = gpus if isinstance(gpus, list) else []
-    own = [gpu for gpu in known if gpu["name"] == device["model"]]
-    memory = f", {own[0]['memory_mb']} MiB" if own else ""
+    matches = [gpu for gpu in known if gpu["name"] == device["model"]]
+    memory = f", {matches[0]['memory_mb']} MiB" if matches else ""
     return f"{device['model']}{memory}, compute capability {device['compute_capability']}"
 
 
@@ -376,7 +345,7 @@ def cuda_line(cuda: Mapping[str, Any]) -> str:
         return "TensorFlow was built without it"
     libraries = [(f"CUDA {cuda['cuda']}", cuda["cuda_found"]), (f"cuDNN {cuda['cudnn']}", cuda["cudnn_found"])]
     libraries += [("the driver", cuda["driver_found"])]
-    return "built for " + ", ".join(f"{name} ({'found' if there else 'not found'})" for name, there in libraries)
+    return "built for " + ", ".join(f"{name} ({'found' if is_found else 'not found'})" for name, is_found in libraries)
 
 
 def environment_rows(report: Report) -> Rows:
@@ -389,8 +358,8 @@ def environment_rows(report: Report) -> Rows:
         ("TF_CONFIG", "not set" if config is None else config.get("error") or peers),
         ("tracking", failure_of(store) or f"{store['uri']}: {reach[store['reachable']]}; {store['detail']}"),
     ]
-    found = report["variables"]
-    return rows + [(name, value) for who in found.values() if isinstance(who, Mapping) for name, value in who.items()]
+    groups = report["variables"]
+    return rows + [(name, value) for who in groups.values() if isinstance(who, Mapping) for name, value in who.items()]
 
 
 def verdict_rows(verdicts: Mapping[str, Any]) -> Rows:
@@ -404,9 +373,5 @@ def verdict_rows(verdicts: Mapping[str, Any]) -> Rows:
 def auto_rows(auto: Mapping[str, Any]) -> Rows:
     if reason := failure_of(auto) or (auto["refusal"] and f"refused: {auto['refusal']}"):
         return [("", reason)]
-    chosen = [
-        ("strategy=auto", auto["strategy"]),
-        ("hardware=auto", auto["hardware"]),
-        ("precision=mixed", auto["mixed"]),
-    ]
-    return [(word, value or "unknown") for word, value in chosen]
+    words = {"strategy=auto": "strategy", "hardware=auto": "hardware", "precision=mixed": "mixed"}
+    return [(word, auto[key] or "unknown") for word, key in words.items()]

@@ -1,8 +1,7 @@
-"""TensorFlow asked about this machine, in a process of its own: its libraries can hang, and crash.
+"""Probes TensorFlow on this machine, in its own process, because TensorFlow's libraries can hang or crash.
 
-`python -m scaleflow.doctor.tensorflow_probe` prints one JSON object in the last line of its standard output. It takes
-no memory of
-a GPU beyond what a small multiplication needs, and does not touch a TPU, which would take it away from who is using it.
+`python -m scaleflow.doctor.tensorflow_probe` prints one JSON object in the last line of its standard output. On a GPU
+it takes only the memory of a small multiplication. It does not touch a TPU, which would take it from its user.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from scaleflow.interfaces import Hardware, Precision, Strategy
-from scaleflow.worker.main import import_keras
+from scaleflow.worker.keras_import import import_keras
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -25,7 +24,7 @@ def main() -> None:
 
 
 def probe_tensorflow() -> dict[str, Any]:
-    """Versions, devices, libraries, and what `auto` and `mixed` come to by the devices alone."""
+    """Returns versions, devices, libraries, and what `auto` and `mixed` resolve to on these devices."""
     import_keras()
     import keras
     import tensorflow as tf
@@ -48,7 +47,7 @@ def probe_tensorflow() -> dict[str, Any]:
 
 
 def describe_device(device: Any) -> dict[str, Any]:
-    """A physical device, with what TensorFlow knows of a GPU."""
+    """Returns a physical device's name and kind, and a GPU's model and compute capability."""
     import tensorflow as tf
 
     details = tf.config.experimental.get_device_details(device) if device.device_type == "GPU" else {}
@@ -62,41 +61,35 @@ def describe_device(device: Any) -> dict[str, Any]:
 
 
 def multiplication_error(dtype: str, device: str) -> str | None:
-    """Why a small multiplication fails, or None where it gives what it should."""
+    """Returns why a small multiplication fails, None if its result is right."""
     import tensorflow as tf
 
     try:
         with tf.device(device):
-            found = tf.reduce_sum(tf.matmul(tf.ones([8, 8], dtype), tf.ones([8, 8], dtype))).numpy()
+            total = tf.reduce_sum(tf.matmul(tf.ones([8, 8], dtype), tf.ones([8, 8], dtype))).numpy()
     except Exception as error:
         return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
-    return None if float(found) == 512 else f"the sum of 8 x 8 eights came out as {found}"
+    return None if float(total) == 512 else f"the sum of 8 x 8 eights came out as {total}"
 
 
 def describe_cuda(build: dict[str, Any]) -> dict[str, Any]:
-    """What this TensorFlow was built for, and the libraries that are found where it looks for them."""
+    """Returns the CUDA and cuDNN versions that TensorFlow was built for, and which libraries it finds."""
     if not build.get("is_cuda_build"):
-        return {
-            "built": False,
-            "cuda": None,
-            "cudnn": None,
-            "cuda_found": None,
-            "cudnn_found": None,
-            "driver_found": None,
-        }
-    made, cudnn = str(build.get("cuda_version", "")), str(build.get("cudnn_version", ""))
+        absent = ("cuda", "cudnn", "cuda_found", "cudnn_found", "driver_found")
+        return {"built": False, **dict.fromkeys(absent)}
+    cuda, cudnn = str(build.get("cuda_version", "")), str(build.get("cudnn_version", ""))
     return {
         "built": True,
-        "cuda": made,
+        "cuda": cuda,
         "cudnn": cudnn,
-        "cuda_found": find_library("cuda_runtime", f"libcudart.so.{made.partition('.')[0]}"),
+        "cuda_found": find_library("cuda_runtime", f"libcudart.so.{cuda.partition('.')[0]}"),
         "cudnn_found": find_library("cudnn", f"libcudnn.so.{cudnn.partition('.')[0]}"),
         "driver_found": can_load("libcuda.so.1"),
     }
 
 
 def find_library(package: str, name: str) -> str | None:
-    """Where a library of CUDA's is: in NVIDIA's Python packages, or `system`."""
+    """Returns a library's path in NVIDIA's Python packages, `system` if the loader finds it elsewhere, or None."""
     spec = find_spec("nvidia")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         path = Path(folder, package, "lib", name)

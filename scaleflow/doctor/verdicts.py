@@ -1,6 +1,6 @@
-"""Which strategies and precisions work on a machine, each with its reason.
+"""Judges which strategies and precisions work on a machine, with reasons.
 
-A verdict is a judgement from what was found; `python -m scaleflow strategy=... training.max_steps=3` is a trial.
+A verdict follows from the facts and runs nothing. `python -m scaleflow strategy=... training.max_steps=3` tries one.
 """
 
 from __future__ import annotations
@@ -8,26 +8,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-#: NVIDIA's generations by compute capability (docs.nvidia.com/deeplearning/performance/mixed-precision-training):
-#: tensor cores take float16 from Volta on, and bfloat16 from Ampere on.
+#: The compute capability from which NVIDIA's tensor cores take a dtype: float16 from Volta on, bfloat16 from Ampere on
+#: (docs.nvidia.com/deeplearning/performance/mixed-precision-training).
 TENSOR_CORES = {"float16": 7.0, "bfloat16": 8.0}
 
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """What a judgement rests on.
+    """The facts that verdicts follow from.
 
     Attributes:
-        failure: why TensorFlow does not work here, if it does not.
-        gpus: how many TensorFlow finds.
-        capability: the lowest compute capability among them.
-        cores: of the CPU, that may be used.
-        has_bfloat16: whether the CPU multiplies bfloat16 itself.
-        workers: how many TF_CONFIG names; 0 where it is not set.
-        tf_config: what is wrong with TF_CONFIG, if something is.
-        tpu: what tells of a TPU, such as `TPU_NAME=local`; None where nothing does.
-        no_tpu: why there is none, or why it can't be reached.
-        fails: dtypes in which a small multiplication failed, and how.
+        failure: why TensorFlow does not work here; None if it works.
+        gpus: how many GPUs TensorFlow finds.
+        capability: the lowest compute capability of these GPUs; None if unknown.
+        cores: CPU cores that this process may use.
+        has_bfloat16: whether the CPU computes bfloat16 natively.
+        workers: how many processes TF_CONFIG names; 0 if it is not set.
+        tf_config: what is wrong with TF_CONFIG; None if nothing is.
+        tpu: the setting that names a TPU, such as `TPU_NAME=local`; None if there is none.
+        no_tpu: why there is no TPU, or why it cannot be reached.
+        fails: dtype -> how a small multiplication in it failed.
     """
 
     failure: str | None = None
@@ -48,7 +48,7 @@ class MachineFacts:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether an option works here, None where that can't be told, and why."""
+    """Whether an option works here (None: unknown), and why."""
 
     works: bool | None
     reason: str
@@ -57,27 +57,13 @@ class Verdict:
 Judge = Callable[[MachineFacts], Verdict]
 
 
-def judge_strategy(name: str, machine: MachineFacts) -> Verdict:
-    """The verdict on an option of the group `strategy`."""
-    return judge_option(name, machine, STRATEGIES)
-
-
-def judge_precision(name: str, machine: MachineFacts) -> Verdict:
-    """The verdict on an option of the group `precision`."""
-    return judge_option(name, machine, PRECISIONS)
-
-
 def judge_option(name: str, machine: MachineFacts, judges: Mapping[str, Judge]) -> Verdict:
+    """Returns the verdict on an option; `judges` is `STRATEGIES` or `PRECISIONS`."""
     if machine.failure is not None:
         return Verdict(False, machine.failure)
     if name not in judges:
         return Verdict(None, "the doctor does not know this option")
     return judges[name](machine)
-
-
-# ---------------------------------------------------------------------------------------------
-# Strategies
-# ---------------------------------------------------------------------------------------------
 
 
 def judge_one_device(machine: MachineFacts) -> Verdict:
@@ -93,21 +79,18 @@ def judge_mirrored(machine: MachineFacts) -> Verdict:
 
 
 def judge_multi_worker(machine: MachineFacts) -> Verdict:
-    if machine.tf_config is not None:
-        return Verdict(None, f"on this machine with cluster=local; cluster=tf_config is refused: {machine.tf_config}")
     if machine.workers > 1:
         return Verdict(True, f"TF_CONFIG names {machine.workers} workers; whether they answer shows at the start")
-    return Verdict(
-        True, f"processes on this machine, which share {describe_sharing(machine)}; several machines take TF_CONFIG"
-    )
+    return judge_parameter_server(machine)
 
 
 def judge_parameter_server(machine: MachineFacts) -> Verdict:
     if machine.tf_config is not None:
         return Verdict(None, f"on this machine with cluster=local; cluster=tf_config is refused: {machine.tf_config}")
-    return Verdict(
-        True, f"processes on this machine, which share {describe_sharing(machine)}; several machines take TF_CONFIG"
-    )
+    shared = f"{machine.cores:g} core{'s' if machine.cores != 1 else ''}"
+    if machine.gpus:
+        shared = f"{machine.gpus} GPU{'s' if machine.gpus > 1 else ''}, for which strategy=mirrored is made"
+    return Verdict(True, f"processes on this machine, which share {shared}; several machines take TF_CONFIG")
 
 
 def judge_tpu(machine: MachineFacts) -> Verdict:
@@ -124,13 +107,6 @@ def judge_pipeline(machine: MachineFacts) -> Verdict:
     return Verdict(True, "stages on the CPU with hardware.logical_devices=2, to try it")
 
 
-def describe_sharing(machine: MachineFacts) -> str:
-    """What processes of one machine share, in words."""
-    if machine.gpus:
-        return f"{machine.gpus} GPU{'s' if machine.gpus > 1 else ''}, for which strategy=mirrored is made"
-    return f"{machine.cores:g} core{'s' if machine.cores != 1 else ''}"
-
-
 STRATEGIES: Mapping[str, Judge] = {
     "one_device": judge_one_device,
     "mirrored": judge_mirrored,
@@ -141,30 +117,21 @@ STRATEGIES: Mapping[str, Judge] = {
 }
 
 
-# ---------------------------------------------------------------------------------------------
-# Precisions
-# ---------------------------------------------------------------------------------------------
-
-
 def judge_float32(machine: MachineFacts) -> Verdict:
     return dtype_failure("float32", machine) or Verdict(True, "everywhere")
 
 
 def judge_mixed_float16(machine: MachineFacts) -> Verdict:
-    if failed := dtype_failure("float16", machine):
-        return failed
-    if machine.gpus:
-        return Verdict(True, has_tensor_cores("float16", machine))
-    return Verdict(True, "right, but slow on a CPU; precision=mixed picks bfloat16 there" + explain_not_on_tpu(machine))
+    on_tpu = "; refused on the TPU" if machine.tpu and not machine.no_tpu else ""
+    on_cpu = f"right, but slow on a CPU; precision=mixed picks bfloat16 there{on_tpu}"
+    return judge_half_precision("float16", machine, on_cpu)
 
 
 def judge_mixed_bfloat16(machine: MachineFacts) -> Verdict:
-    if failed := dtype_failure("bfloat16", machine):
-        return failed
-    if machine.gpus:
-        return Verdict(True, has_tensor_cores("bfloat16", machine))
-    own = "the CPU multiplies bfloat16 itself" if machine.has_bfloat16 else "right, but slow: the CPU converts bfloat16"
-    return Verdict(True, own)
+    on_cpu = "right, but slow: the CPU converts bfloat16"
+    if machine.has_bfloat16:
+        on_cpu = "the CPU multiplies bfloat16 itself"
+    return judge_half_precision("bfloat16", machine, on_cpu)
 
 
 def judge_mixed(machine: MachineFacts) -> Verdict:
@@ -173,27 +140,27 @@ def judge_mixed(machine: MachineFacts) -> Verdict:
     return Verdict(verdict.works, f"{name}: {verdict.reason}")
 
 
-def dtype_failure(dtype: str, machine: MachineFacts) -> Verdict | None:
-    if dtype in machine.fails:
-        return Verdict(
-            False, f"a small multiplication in {dtype} on the {machine.device} failed: {machine.fails[dtype]}"
-        )
-    return None
-
-
-def has_tensor_cores(dtype: str, machine: MachineFacts) -> str:
+def judge_half_precision(dtype: str, machine: MachineFacts, on_cpu: str) -> Verdict:
+    """Returns the verdict on a 16-bit dtype; `on_cpu` is the reason on a machine without a GPU."""
+    if failed := dtype_failure(dtype, machine):
+        return failed
+    if not machine.gpus:
+        return Verdict(True, on_cpu)
     if machine.capability is None:
-        return "TensorFlow does not say what the GPU can"
+        return Verdict(True, "TensorFlow does not say what the GPU can")
     if machine.capability >= TENSOR_CORES[dtype]:
-        return f"in tensor cores (compute capability {machine.capability})"
-    return (
+        return Verdict(True, f"in tensor cores (compute capability {machine.capability})")
+    return Verdict(
+        True,
         f"right, but no faster: tensor cores take {dtype} from compute capability {TENSOR_CORES[dtype]} on, "
-        f"and this is {machine.capability}"
+        f"and this is {machine.capability}",
     )
 
 
-def explain_not_on_tpu(machine: MachineFacts) -> str:
-    return "; refused on the TPU" if machine.tpu and not machine.no_tpu else ""
+def dtype_failure(dtype: str, machine: MachineFacts) -> Verdict | None:
+    if dtype not in machine.fails:
+        return None
+    return Verdict(False, f"a small multiplication in {dtype} on the {machine.device} failed: {machine.fails[dtype]}")
 
 
 PRECISIONS: Mapping[str, Judge] = {

@@ -1,4 +1,4 @@
-"""Devices: which there are, and how TensorFlow is told to use them."""
+"""Selects and configures TensorFlow's devices, and returns their memory and peak speed."""
 
 from scaleflow.hardware.devices import Devices, configure_devices
 from scaleflow.hardware.memory import device_bytes

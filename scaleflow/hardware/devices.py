@@ -1,4 +1,4 @@
-"""Sets up TensorFlow's devices; has to run before any operation does."""
+"""Configures TensorFlow's devices. Must run before any TensorFlow operation."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from scaleflow.errors import ConfigError
-from scaleflow.hardware.tpu import connect_tpu
 from scaleflow.interfaces import Hardware
 
 
 @dataclass(frozen=True)
 class Devices:
-    """What a run computes on.
+    """The devices that a run computes on.
 
     Attributes:
         kind: `CPU`, `GPU` or `TPU`.
         names: the logical devices, such as `CPU:0`.
-        tpu: where the TPU is, for the strategy that is made over it.
+        tpu: the connected TPU, for its strategy.
     """
 
     kind: str
@@ -27,16 +26,16 @@ class Devices:
 
 
 def configure_devices(options: Hardware) -> Devices:
-    """Applies `hardware` and gives the logical devices.
+    """Applies the config group `hardware` and returns the logical devices.
 
     Raises:
-        ConfigError: if there are fewer or other devices than asked for.
+        ConfigError: if the machine does not have the devices, or they cannot be divided like that.
     """
     set_threads(options)
     if options.deterministic:
         tf.config.experimental.enable_op_determinism()
     if options.name == "tpu":
-        return configure_tpu(options)
+        return configure_tpu(options.tpu)
     kind = "GPU" if wants_gpu(options) else "CPU"
     if kind == "CPU":
         tf.config.set_visible_devices([], "GPU")
@@ -44,16 +43,31 @@ def configure_devices(options: Hardware) -> Devices:
     tf.config.set_visible_devices(chosen, kind)
     for device in chosen:
         divide_device(device, options, kind)
-    # Counted, not listed: listing starts the runtime, which a multi-worker strategy still has to configure.
+    # Listing logical devices would start the runtime, which a multi-worker strategy still has to configure.
     names = tuple(f"{kind}:{i}" for i in range(len(chosen) * options.logical_devices))
     return Devices(kind, names)
 
 
-def configure_tpu(options: Hardware) -> Devices:
-    """The cores of a TPU, all of them."""
-    if options.tpu is None:
+def configure_tpu(address: str | None) -> Devices:
+    """Connects this process to a TPU, initialises it and returns its cores.
+
+    If something other than a TPU listens at the address, TensorFlow waits for ever; the launcher then ends the process.
+
+    Args:
+        address: `grpc://HOST:PORT`, `local` or a name.
+    """
+    if address is None:
         raise ConfigError("hardware=tpu: there is no TPU; give hardware.tpu=grpc://HOST:8470, or use hardware=auto")
-    resolver = connect_tpu(options.tpu)
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=address)
+        tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+    except (tf.errors.OpError, OSError, RuntimeError, ValueError) as error:
+        reason = str(getattr(error, "message", None) or error).strip().splitlines() or [type(error).__name__]
+        raise ConfigError(
+            f"hardware.tpu={address}: TensorFlow {tf.__version__} finds no TPU there ({reason[0][:160]}); it takes a "
+            "TensorFlow that is built for TPUs, and a TPU that nobody else uses; or use strategy=mirrored"
+        ) from error
     cores = tf.config.list_logical_devices("TPU")
     return Devices("TPU", tuple(f"TPU:{i}" for i in range(len(cores))), resolver)
 
@@ -82,22 +96,22 @@ def wants_gpu(options: Hardware) -> bool:
 def choose_devices(
     physical: list[tf.config.PhysicalDevice], options: Hardware, kind: str
 ) -> list[tf.config.PhysicalDevice]:
-    """The physical devices that `hardware.devices` names, all of them where it is null."""
+    """Returns the physical devices that `hardware.devices` names, all of them if it is null."""
     if options.devices is None:
         return physical
     if max(options.devices) >= len(physical):
-        found = len(physical)
-        split = -(-len(options.devices) // found)
-        divided = f", or hardware.logical_devices={split} to divide {'it' if found == 1 else 'each'}"
+        count = len(physical)
+        logical_devices = -(-len(options.devices) // count)
+        divided = f", or hardware.logical_devices={logical_devices} to divide {'it' if count == 1 else 'each'}"
         raise ConfigError(
-            f"hardware.devices={options.devices}: found {found} {kind}{'s' if found != 1 else ''}; use "
-            f"hardware.devices={list(range(found))}{divided if split > 1 else ''}"
+            f"hardware.devices={options.devices}: found {count} {kind}{'s' if count != 1 else ''}; use "
+            f"hardware.devices={list(range(count))}{divided if logical_devices > 1 else ''}"
         )
     return [physical[i] for i in options.devices]
 
 
 def divide_device(device: tf.config.PhysicalDevice, options: Hardware, kind: str) -> None:
-    """Divides a physical device into its logical ones, and limits their memory."""
+    """Divides a physical device into logical devices and limits their memory."""
     if kind == "GPU" and options.memory_growth and options.memory_limit_mb is None:
         tf.config.experimental.set_memory_growth(device, True)
     if options.logical_devices > 1 or options.memory_limit_mb is not None:

@@ -1,4 +1,4 @@
-"""How much memory the devices have."""
+"""Reads how much memory the devices have."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ MIB = 1 << 20
 
 
 def device_bytes(kind: str, options: Hardware) -> float | None:
-    """The memory of the smallest GPU of this machine, or what `hardware.memory_limit_mb` leaves of it.
+    """Returns the bytes of the machine's smallest GPU, or of `hardware.memory_limit_mb` if it is set.
 
-    Returns:
-        None if the devices have no memory of their own, or if nvidia-smi does not say.
+    Returns None for a CPU or TPU, and if nvidia-smi fails.
     """
     if kind != "GPU":
         return None
     if options.memory_limit_mb is not None:
         return options.memory_limit_mb * MIB
     try:
-        found = subprocess.run(ASK, capture_output=True, text=True, timeout=ASK_SECONDS, check=True)
-        return min(float(line) for line in found.stdout.split()) * MIB
+        process = subprocess.run(ASK, capture_output=True, text=True, timeout=ASK_SECONDS, check=True)
+        return min(float(line) for line in process.stdout.split()) * MIB
     except (OSError, subprocess.SubprocessError, ValueError):
         return None

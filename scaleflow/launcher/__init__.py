@@ -1,1 +1,1 @@
-"""The launcher: it starts what computes, shows and records what that tells, and says how the run ended."""
+"""The launcher: prepares a run, supervises its processes, displays and records it, and reports how it ended."""

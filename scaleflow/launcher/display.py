@@ -1,4 +1,4 @@
-"""What a run looks like while it runs: a bar on a terminal, plain lines in a log."""
+"""Shows a run while it trains: a progress bar on a terminal, plain lines in a log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from scaleflow.events import Event
+from scaleflow.events import EpochEnded, Event, MetricsLogged, Note, RunEnded, RunReady
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -20,14 +20,19 @@ if TYPE_CHECKING:
 METRICS_SHOWN = ("train/loss", "train/accuracy", "train/mae", "val/loss", "val/accuracy", "val/mae")
 
 
-def display_for(stream: TextIO | None = None) -> Display:
-    """A bar where someone is looking, lines where nobody is."""
-    stream = stream or sys.stdout  # of now: a notebook has its own
-    return BarDisplay(stream) if stream.isatty() else Display(stream)
+def display_for(stream: TextIO | None = None, is_plain: bool = False) -> Display:
+    """Makes a display: a progress bar on a terminal, plain lines elsewhere.
+
+    Args:
+        stream: receives the output; None: standard output.
+        is_plain: whether to use plain lines on a terminal, too.
+    """
+    stream = stream or sys.stdout  # not a default argument, because a notebook replaces it
+    return BarDisplay(stream) if stream.isatty() and not is_plain else Display(stream)
 
 
 class Display:
-    """Plain lines: one to an epoch, one to a note, and the end."""
+    """Prints plain lines: one per epoch, one per note, and the summary."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -36,71 +41,79 @@ class Display:
         self._steps = 0
 
     def show_event(self, event: Event) -> None:
-        """Takes each event once, in order."""
-        method = getattr(self, f"_{event['event']}", None)
-        if method is not None:
-            method(event)
+        """Shows an event. Each event must be passed once, in order."""
+        match event:
+            case RunReady():
+                self._show_ready(event)
+            case MetricsLogged():
+                self._show_metrics(event)
+            case Note():
+                self.print_line(f"note: {event.text}", "yellow")
+            case EpochEnded():
+                self._show_epoch(event)
+            case RunEnded():
+                self._show_end()
 
     def print_line(self, text: str, style: str = "") -> None:
-        """Prints a line; when whoever was reading has gone, or the disk of a log is full, the run goes on unseen."""
+        """Prints a line. The run continues if nobody reads the output any more, or if the disk of a log is full."""
         try:
             self._print(text, style)
         except BrokenPipeError:
             self.close()
             silence_stream(self._stream)
-        except OSError:  # there may be room again for the next one
+        except OSError:  # the disk is full; there may be room for the next line
             pass
 
     def _print(self, text: str, style: str) -> None:
         print(text, file=self._stream, flush=True)
 
     def print_error(self, text: str) -> None:
-        """Says on standard error what went wrong."""
+        """Prints an error to standard error."""
         write_error(text)
 
     def print_summary(self, rows: Sequence[tuple[str, str]]) -> None:
-        """The last words: aligned rows of (word, value)."""
-        width = max(len(word) for word, _ in rows)
-        for word, value in rows:
-            self.print_line(f"{word:<{width}}  {value}")
+        """Prints the summary of the run: aligned rows of (label, value)."""
+        width = max(len(label) for label, _ in rows)
+        for label, value in rows:
+            self.print_line(f"{label:<{width}}  {value}")
 
     def close(self) -> None:
-        """No more events will come."""
+        """Ends the display: no more events will come."""
 
-    def _ready(self, event: Event) -> None:
-        self._steps = event["steps"]
+    def _show_ready(self, event: RunReady) -> None:
+        self._steps = event.steps
         self._begin = None
-        resolved = {k.removeprefix("resolved."): v for k, v in event["params"].items() if k.startswith("resolved.")}
-        if event.get("resumed"):
-            self.print_line(f"goes on at step {event['resumed']}")
+        resolved = {k.removeprefix("resolved."): v for k, v in event.params.items() if k.startswith("resolved.")}
+        if event.resumed:
+            self.print_line(f"goes on at step {event.resumed}")
         self.print_line(
-            f"{event['name']}: {resolved['parameters']} parameters, {resolved['replicas']} replica(s) on "
-            f"{resolved['hardware']}, global batch {resolved['global_batch_size']}, {event['steps']} steps"
+            f"{event.name}: {resolved['parameters']} parameters, {resolved['replicas']} replica(s) on "
+            f"{resolved['hardware']}, global batch {resolved['global_batch_size']}, {event.steps} steps"
         )
 
-    def _metrics(self, event: Event) -> None:
-        """Counts the time from the end of the first call, which makes ready what later ones find."""
-        if self._begin is None and "train/loss" in event["values"]:
+    def _show_metrics(self, event: MetricsLogged) -> None:
+        """Starts the clock after the first call of the training loop, which includes the compilation."""
+        if self._begin is None and "train/loss" in event.values:
             self._begin = time.monotonic()
-            self._first = event["step"]
+            self._first = event.step
 
-    def _note(self, event: Event) -> None:
-        self.print_line(f"note: {event['text']}", "yellow")
+    def _show_epoch(self, event: EpochEnded) -> None:
+        epochs = f"{event.epoch:>{len(str(event.epochs))}}/{event.epochs}"
+        left = self._time_left(event.step)
+        self.print_line(f"epoch {epochs}  {format_metrics(event.values)}" + (f"  {left} left" if left else ""))
 
-    def _epoch(self, event: Event) -> None:
-        epochs = f"{event['epoch']:>{len(str(event['epochs']))}}/{event['epochs']}"
-        left = self._time_left(event["step"])
-        self.print_line(f"epoch {epochs}  {format_metrics(event['values'])}" + (f"  {left} left" if left else ""))
+    def _show_end(self) -> None:
+        pass
 
     def _time_left(self, step: int) -> str:
-        """The time left, judged by the time taken so far."""
+        """Estimates the time left from the speed so far; empty if it is not known."""
         if self._begin is None or step <= self._first or step >= self._steps:
             return ""
         return format_duration((time.monotonic() - self._begin) / (step - self._first) * (self._steps - step))
 
 
 class JobDisplay(Display):
-    """One of several jobs: each line begins with its number, and the end is one line."""
+    """Shows one of several jobs: each line begins with the job's number, and the summary is one line."""
 
     def __init__(self, stream: TextIO, number: int) -> None:
         super().__init__(stream)
@@ -115,15 +128,15 @@ class JobDisplay(Display):
     def print_summary(self, rows: Sequence[tuple[str, str]]) -> None:
         (_, status), *rest = rows
         self.print_line(
-            "  ".join([status, *(f"{word} {value}" for word, value in rest if word in self.SAID or "test" in word)])
+            "  ".join([status, *(f"{label} {value}" for label, value in rest if label in self.SAID or "test" in label)])
         )
 
-    #: Of the last words; the rest is in the sweep's report.
+    #: Rows of the summary that are shown besides the status and the test metrics. The sweep's report has the others.
     SAID = ("output",)
 
 
 class BarDisplay(Display):
-    """The same lines above a progress bar, with a little colour."""
+    """Prints the same lines above a progress bar, with some colour."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
@@ -153,42 +166,42 @@ class BarDisplay(Display):
             self._progress.stop()
             self._progress = None
 
-    def _ready(self, event: Event) -> None:
+    def _show_ready(self, event: RunReady) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        super()._ready(event)
+        super()._show_ready(event)
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[text]}"), TimeRemainingColumn())
         self._progress = Progress(*columns, console=self._console, transient=True)
-        self._task = self._progress.add_task("", total=event["steps"], text="")
+        self._task = self._progress.add_task("", total=event.steps, text="")
         self._progress.start()
 
-    def _metrics(self, event: Event) -> None:
-        super()._metrics(event)
-        if self._progress is not None and self._task is not None and "train/loss" in event["values"]:
-            values = {**event["values"], "perf/examples_per_second": event.get("rate") or math.nan}
-            self._progress.update(self._task, completed=event["step"], text=format_metrics(values))
+    def _show_metrics(self, event: MetricsLogged) -> None:
+        super()._show_metrics(event)
+        if self._progress is not None and self._task is not None and "train/loss" in event.values:
+            values = {**event.values, "perf/examples_per_second": event.rate or math.nan}
+            self._progress.update(self._task, completed=event.step, text=format_metrics(values))
 
     def _time_left(self, step: int) -> str:
-        return ""  # the bar tells
+        return ""  # the progress bar shows it
 
-    def _end(self, event: Event) -> None:
+    def _show_end(self) -> None:
         self.close()
 
 
 def write_error(text: str) -> None:
-    """Says what is wrong where errors are read, if that can be written to."""
+    """Prints an error to standard error, if that can be written."""
     with contextlib.suppress(OSError):
         print(f"scaleflow: {text}", file=sys.stderr, flush=True)
 
 
 def silence_stream(stream: TextIO) -> None:
-    """Sends what is written to a closed pipe nowhere, Python's own last flush too."""
+    """Redirects a stream to a closed pipe to the null device, so that Python's last flush does not fail either."""
     with Path(os.devnull).open("w") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def format_metrics(values: Mapping[str, Any]) -> str:
-    """`loss 0.312 accuracy 0.91 val loss 0.35 ... 61,000 examples/s`."""
+    """Formats metrics as `loss 0.3120  accuracy 0.9100  val loss 0.3500  61,000 examples/s`."""
     shown = [f"{k.removeprefix('train/').replace('/', ' ')} {values[k]:.4f}" for k in METRICS_SHOWN if k in values]
     rate = values.get("perf/examples_per_second")
     if rate is not None and math.isfinite(rate):
@@ -197,7 +210,7 @@ def format_metrics(values: Mapping[str, Any]) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """`8 s`, `4 min 10 s`, `2 h 05 min`."""
+    """Formats a duration as `8 s`, `4 min 10 s` or `2 h 05 min`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -1,14 +1,13 @@
-"""A process that imports TensorFlow once and forks workers from then on: the second starts in milliseconds.
+"""The fork server: imports TensorFlow once and forks workers, which then start in milliseconds.
 
-Run as a module of its own, `python -m scaleflow.launcher.fork_server`, with a listening Unix socket for standard input;
-it
-ends when whoever holds the other end of the pipe that its argument names is gone. Nothing of TensorFlow's runtime is
-started before a fork, so each worker sets up devices of its own. A connection is made for each worker:
+`python -m scaleflow.launcher.fork_server FD` runs it, with a listening Unix socket as standard input. It ends when the
+launcher is gone, which holds the other end of the pipe FD. TensorFlow's runtime does not start before a fork, so each
+worker sets up its own devices. Each worker has its own connection, with messages of one JSON object per line:
 
-    launcher -> server   {"module": ..., "environment": ..., "folder": ...}, and three descriptors: the worker's
-                         input, output and errors; the module's `main` is what it does
-    server -> launcher   {"pid": ...}; later {"status": ...}, as `Popen.returncode` has it
-    launcher -> server   {"signal": ...}, sent on to a worker that has not ended
+    launcher -> server   {"module": ..., "environment": ..., "folder": ...} with three descriptors: the standard input,
+                         output and error of the worker, which runs the `main` of the module
+    server -> launcher   {"pid": ...}; later {"status": ...}, with the same meaning as `Popen.returncode`
+    launcher -> server   {"signal": ...}, forwarded to the worker unless it has ended
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-#: Longest first message: an environment and a path.
+#: Maximum bytes of a first message: an environment and a path.
 LONGEST = 4 * 2**20
 
-#: A worker whose launcher is gone saves and ends by itself; one that hangs in a call of TensorFlow's is ended.
+#: Seconds until a worker whose launcher is gone is killed. It ends by itself before that, unless TensorFlow hangs.
 SECONDS_TO_END = 35.0
 
 
 class ForkRequest:
-    """A connection: one worker that was, or will be, forked."""
+    """A connection for one worker, before and after the fork."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -45,7 +44,7 @@ class ForkRequest:
         self._descriptors: list[int] = []
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """Whole messages; None where the launcher is gone."""
+        """Receives complete messages; returns None if the launcher is gone."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self.connection, LONGEST, 3)
         except ConnectionError:
@@ -57,12 +56,12 @@ class ForkRequest:
         return [json.loads(line) for line in lines]
 
     def descriptors(self) -> list[int]:
-        """The worker's input, output and errors."""
-        given, self._descriptors = self._descriptors, []
-        return given
+        """Hands over the worker's standard input, output and error."""
+        descriptors, self._descriptors = self._descriptors, []
+        return descriptors
 
     def send(self, **message: Any) -> None:
-        with contextlib.suppress(OSError):  # nobody asks any more
+        with contextlib.suppress(OSError):  # the launcher is gone
             self.connection.sendall(json.dumps(message).encode() + b"\n")
 
     def close(self) -> None:
@@ -72,7 +71,12 @@ class ForkRequest:
 
 
 class ForkServer:
-    """Forks a worker for each connection, tells of its end, and hands on signals."""
+    """Forks a worker for each connection, reports how it ended, and forwards signals.
+
+    Args:
+        listener: accepts the connections.
+        alive: the descriptor of a pipe that becomes readable when the launcher is gone.
+    """
 
     def __init__(self, listener: socket.socket, alive: int) -> None:
         self._listener = listener
@@ -86,7 +90,7 @@ class ForkServer:
         self._waker = waker
 
     def run(self) -> None:
-        """Until the launcher is gone."""
+        """Serves until the launcher is gone."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -105,7 +109,7 @@ class ForkServer:
                     self._handle_messages(key.data)
 
     def _end_orphans(self) -> None:
-        """Ends workers whose launcher has been gone for long."""
+        """Kills workers whose launcher has been gone for `SECONDS_TO_END`."""
         for pid in [pid for pid, deadline in self._left.items() if time.monotonic() > deadline]:
             del self._left[pid]
             if pid in self._workers:
@@ -119,12 +123,12 @@ class ForkServer:
         with contextlib.suppress(BlockingIOError):
             while self._woken.recv(4096):
                 pass
-        for pid, asked in list(self._workers.items()):
+        for pid, request in list(self._workers.items()):
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
                 del self._workers[pid]
-                asked.pid = None
-                asked.send(status=os.waitstatus_to_exitcode(status))
+                request.pid = None
+                request.send(status=os.waitstatus_to_exitcode(status))
 
     def _handle_messages(self, asked: ForkRequest) -> None:
         messages = asked.receive()
@@ -136,7 +140,7 @@ class ForkServer:
             return
         for message in messages:
             if "signal" in message:
-                if asked.pid is not None:  # not reaped yet, so the number is still its own
+                if asked.pid is not None:  # not reaped yet, so the id still belongs to the worker
                     os.kill(asked.pid, message["signal"])
             else:
                 self._fork(asked, message)
@@ -154,7 +158,7 @@ class ForkServer:
         asked.send(pid=pid)
 
     def _leave_to_the_worker(self) -> None:
-        """In the child: what is the server's is closed, so that the launcher's pipes end when they should."""
+        """In the child: closes the server's descriptors, so that none of them keeps a pipe of the launcher open."""
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
@@ -168,7 +172,7 @@ class ForkServer:
 
 
 def become_worker(streams: Sequence[int], module: str, environment: dict[str, str], folder: str) -> NoReturn:
-    """In the child: a worker as if it had been started by itself, with TensorFlow imported already."""
+    """In the child: runs a worker as if it had been started by itself, but with TensorFlow already imported."""
     try:
         os.setpgid(0, 0)
         for target, source in enumerate(streams):
@@ -176,7 +180,7 @@ def become_worker(streams: Sequence[int], module: str, environment: dict[str, st
             os.close(source)
         os.environ.clear()
         os.environ.update(environment)
-        tempfile.tempdir = None  # it may be known from before, and is the environment's to say
+        tempfile.tempdir = None  # a cached value; the new environment may say otherwise
         os.chdir(folder)
         sys.path[0] = folder
         importlib.import_module(module).main()
@@ -186,8 +190,8 @@ def become_worker(streams: Sequence[int], module: str, environment: dict[str, st
 
 
 def import_tensorflow() -> None:
-    """Imports what every worker would import."""
-    from scaleflow.worker.main import import_keras
+    """Imports what every worker imports."""
+    from scaleflow.worker.keras_import import import_keras
 
     import_keras()
     import scaleflow.checkpoint
@@ -200,12 +204,12 @@ def import_tensorflow() -> None:
     import scaleflow.training
     import scaleflow.worker.build  # noqa: F401
 
-    gc.freeze()  # what is never collected stays shared between the workers
+    gc.freeze()  # memory that the collector does not touch stays shared between the workers
 
 
 def main() -> None:
-    """The process: standard input is the listener, the argument the descriptor of a pipe that the launcher holds."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # the launcher decides; an engine sends it to every process
+    """Runs the server. Standard input is the listener, the argument is `ForkServer`'s `alive`."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # cluster engines signal every process; the launcher decides
         signal.signal(number, signal.SIG_IGN)
     listener = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

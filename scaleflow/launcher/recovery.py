@@ -1,97 +1,181 @@
-"""A run's folder, when no command is at it: who may write there, and how a run ended that could not say so itself."""
+"""Repairs a run whose processes are gone: writes its missing end, and sends what the store lacks."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+import os
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Literal
 
-from filelock import FileLock, Timeout
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
+from scaleflow.config.parse import parse_section
 from scaleflow.errors import ConfigError
-from scaleflow.events import EVENTS, EventReader, EventWriter
-from scaleflow.worker.main import make_write_lock
-
-#: Held by the command that records a run, from before its workers are there until it has recorded their last word.
-RECORD_LOCK = "record.lock"
-
-#: How long a command waits for an earlier one that still records the run.
-SECONDS_TO_WAIT = 60.0
+from scaleflow.events import RunEnded
+from scaleflow.interfaces import Tracking
+from scaleflow.launcher.display import write_error
+from scaleflow.launcher.transfer import EventTransfer, format_error
+from scaleflow.runs import RunFolder, RunState
+from scaleflow.runs.event_log import append_event
+from scaleflow.runs.folder import FolderBusy
+from scaleflow.secret_masking import MASK, mask_secrets
+from scaleflow.tracking import NoTracker, make_tracker
+from scaleflow.tracking.uri import resolve_store
 
 LAUNCHER_DIED = "the launcher was killed"
 
+#: A store counts as unreachable after this many failures in a row, during which it took nothing.
+TRIES = 3
+SECONDS_BETWEEN_TRIES = 1.0
 
-class FolderBusy(ConfigError):
-    """A process is at work in the run's folder."""
+SyncResult = Literal["recorded", "complete", "not recorded", "under way", "no run", "not tracked"]
 
 
-@contextlib.contextmanager
-def claim_folder(folder: Path, seconds: float = SECONDS_TO_WAIT) -> Iterator[None]:
-    """A run's folder, in which no other command records as long as the block lasts.
+@dataclass(frozen=True)
+class SyncStatus:
+    """The state of a run after a repair, in its folder and in its store.
+
+    Attributes:
+        folder: the run's folder.
+        result: `recorded`: the store has it now; `complete`: the store had it before; `not recorded`: the store lacks
+            something; `under way`: a process of the run is alive, so nothing was done; `no run`: it was never ready;
+            `not tracked`: `tracking=none`.
+        status: FINISHED, FAILED or KILLED; None if the run has not ended, or if there is none.
+        was_open: whether the repair wrote the run's end.
+        run_id: the run's id in the store.
+        reason: why it is not recorded, or which process is alive.
+    """
+
+    folder: Path
+    result: SyncResult
+    status: str | None = None
+    was_open: bool = False
+    run_id: str | None = None
+    reason: str = ""
+
+
+def repair(folder: Path, uri: str | None = None, tries: int = TRIES) -> SyncStatus:
+    """Writes a run's end if it has none, and sends what the store has not taken.
 
     Args:
-        folder: the run's.
-        seconds: how long to wait for another command that is at it.
+        folder: the run's folder.
+        uri: the address of the store; None: the one in which the run was recorded, or which its config names.
+        tries: failures in a row, without anything taken, after which to give up.
+
+    Returns:
+        The new state. It reports a failure of the store, which is not raised.
+    """
+    folder = folder.absolute()
+    try:
+        files = RunFolder(folder)
+        with files.lock_recording(seconds=0), files.lock_writing():
+            was_open = finalize_run(folder)
+            state = RunState.read(folder)
+            status = SyncStatus(folder, "no run", state.status, was_open)
+            if not state.is_ready:
+                return status
+            transfer = EventTransfer(NoTracker(), files.events)
+            if transfer.is_complete and transfer.has_run:  # no store is needed to know this
+                return replace(status, result="complete", run_id=transfer.run_id)
+            try:
+                tracking = find_tracking_options(folder, uri)
+                if tracking.name == "none":
+                    return replace(status, result="not tracked")
+                return send_missing(status, tracking, tries)
+            except (ConfigError, OmegaConfBaseException) as refusal:
+                return replace(status, result="not recorded", reason=format_store_error(refusal))
+    except FolderBusy as busy:
+        return SyncStatus(folder, "under way", reason=str(busy).removeprefix(f"{folder}: "))
+    except OSError as error:
+        return SyncStatus(folder, "not recorded", reason=format_error(error))
+
+
+def repair_quietly(folder: Path) -> bool:
+    """Repairs a run, and prints an error if the store does not take everything.
+
+    Returns:
+        False if the store lacks something.
+    """
+    status = repair(folder)
+    if status.result == "not recorded":
+        where = os.path.relpath(folder)
+        write_error(f"the store has not taken everything: {status.reason}; python -m scaleflow.sync {where}")
+    return status.result != "not recorded"
+
+
+def send_missing(status: SyncStatus, tracking: Tracking, tries: int) -> SyncStatus:
+    """Sends what the store lacks; returns the new state."""
+    transfer = EventTransfer(make_tracker(tracking), RunFolder(status.folder).events, tries_of_a_file=max(1, tries - 1))
+    reason, left = "", tries
+    transfer.save_state()
+    while left:
+        before = transfer.taken
+        try:
+            transfer.open()
+            transfer.send(again=True)
+            break
+        except Exception as error:  # a store may raise anything
+            reason = format_store_error(error)
+            left = tries if transfer.taken > before else left - 1
+            if left:
+                time.sleep(SECONDS_BETWEEN_TRIES)
+    status = replace(status, run_id=transfer.run_id)
+    if transfer.is_complete:
+        return replace(status, result="recorded")
+    return replace(status, result="not recorded", reason=next(iter(transfer.aside.values()), reason))
+
+
+def format_store_error(error: Exception) -> str:
+    return mask_secrets(str(error)) if isinstance(error, ConfigError) else str(mask_secrets(format_error(error)))
+
+
+def find_tracking_options(folder: Path, uri: str | None) -> Tracking:
+    """Returns the options of a run's store: at `uri`, else at the address in `record.json`, else at the config's.
+
+    An address with masked credentials is replaced by MLFLOW_TRACKING_URI, or loses the masked part.
 
     Raises:
-        FolderBusy: if one still is then.
+        ConfigError: if the run's config cannot be read, or the store cannot be used.
     """
-    recording = FileLock(folder / RECORD_LOCK)
+    tracking = parse_section(Tracking, read_tracking_section(folder), "tracking")
+    address = uri or RunFolder(folder).read_record().get("uri") or tracking.uri
+    if address is not None and MASK in address:
+        address = os.environ.get("MLFLOW_TRACKING_URI") or drop_masked_credentials(address)
+    if tracking.name == "none" and uri is None:
+        return tracking
+    return resolve_store(replace(tracking, name="mlflow", uri=address, offline=False))
+
+
+def read_tracking_section(folder: Path) -> dict[str, Any]:
+    """Reads the section `tracking` of a run's config."""
     try:
-        recording.acquire(timeout=seconds)
-    except Timeout as error:
-        raise FolderBusy(f"{folder}: another command is recording this run") from error
-    try:
-        yield
-    finally:
-        recording.release()
+        config = OmegaConf.load(RunFolder(folder).config)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder}: its config.yaml can't be read: {error}") from error
+    section = OmegaConf.to_container(OmegaConf.select(config, "tracking"), resolve=True)
+    return {str(key): value for key, value in section.items()} if isinstance(section, dict) else {}
 
 
-@contextlib.contextmanager
-def exclude_workers(folder: Path) -> Iterator[None]:
-    """A run's folder, in which no worker writes as long as the block lasts.
-
-    Raises:
-        FolderBusy: if one does.
-    """
-    writing = make_write_lock(folder)
-    try:
-        writing.acquire(timeout=0)
-    except Timeout as error:
-        raise FolderBusy(f"{folder}: a worker of this run is still writing") from error
-    try:
-        yield
-    finally:
-        writing.release()
-
-
-def has_run(folder: Path) -> bool:
-    """Whether a run was ever ready in this folder."""
-    return any(event["event"] == "ready" for event in EventReader(folder / EVENTS).read())
+def drop_masked_credentials(uri: str) -> str:
+    """Removes masked credentials from an address: MLflow reads them from MLFLOW_TRACKING_USERNAME and so on."""
+    return uri.replace(f"{MASK}@", "")
 
 
 def finalize_run(folder: Path) -> bool:
-    """Gives the run in a folder its end, if it began and nobody is left to say how it ended.
+    """Writes the end of a run that has none, because its launcher was killed.
 
-    It ended when it was last heard of: FAILED if its chief had told of a fault, else KILLED.
+    The run ended at its newest event: FAILED if its chief had reported a fault, else KILLED.
 
     Args:
-        folder: claimed, and without workers.
+        folder: the run's folder. The caller holds its locks.
 
     Returns:
-        Whether it had no end.
+        Whether the run had no end.
     """
-    is_open, fault, last = False, "", 0
-    for event in EventReader(folder / EVENTS).read():
-        last = max(last, event["time"])
-        if event["event"] in ("ready", "restart"):
-            is_open, fault = is_open or event["event"] == "ready", ""
-        elif event["event"] == "fault":
-            fault = event["error"]
-        elif event["event"] == "end":
-            is_open = False
-    if is_open:
-        write = EventWriter(folder / EVENTS)
-        write("end", status="FAILED" if fault else "KILLED", error=fault or LAUNCHER_DIED, time=last)
-        write.close()
-    return is_open
+    state = RunState.read(folder)
+    if state.is_open:
+        end = RunEnded("FAILED" if state.fault else "KILLED", state.fault or LAUNCHER_DIED, time=state.time)
+        append_event(RunFolder(folder).events, end)
+    return state.is_open

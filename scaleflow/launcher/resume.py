@@ -1,7 +1,7 @@
-"""`resume=RUN`: the config of a run that goes on, and the folder it goes on in.
+"""`resume=RUN`: finds the run and makes its config.
 
-The saved config is the base, what is typed wins, and this command's defaults don't count. What the run has done so far
-has to mean the same afterwards: so only some of it may change.
+The base is the saved config. Typed overrides replace its values; the defaults of this command are ignored. The steps
+that the run has already taken must keep their meaning, so only some keys may change.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +17,16 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from scaleflow.config.parse import every_key, format_value, parse_section, suggest
-from scaleflow.config.plan import make_plan
 from scaleflow.errors import ConfigError
-from scaleflow.events import EVENTS, Event, EventReader
-from scaleflow.interfaces import Plan, Tracking
-from scaleflow.launcher.recorder import STATE, read_recorder_state
+from scaleflow.interfaces import Tracking
+from scaleflow.runs import RunFolder, RunState
 from scaleflow.secret_masking import MASK, find_secrets, mask_secrets, remember_secrets
 from scaleflow.tracking import make_tracker
 from scaleflow.tracking.uri import resolve_store
 
-#: Sections, and keys of `training`, that may change when a run goes on.
+#: Sections, and keys of `training`, that may change when a run is resumed.
 MAY_CHANGE = ("checkpoint", "profiler", "tracking", "strategy", "hardware", "cluster", "debug", "resume", "sweep")
 LENGTH = ("epochs", "max_steps")
-
-#: What only a sweep's folder holds.
-SWEEP = "sweep.json"
 
 RUN_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -40,87 +35,73 @@ Config = dict[str, Any]
 
 @dataclass(frozen=True)
 class ResumedRun:
-    """A run that goes on.
+    """A run that is resumed.
 
     Attributes:
-        folder: the run's.
-        config: the saved one with what was typed.
+        files: the run's folder.
+        config: the saved config with the typed keys.
         choices: the option chosen in each config group.
         search: the folders in which the run's modules were looked for.
-        changes: the typed overrides that make it another one than the saved.
-        number: how often it has gone on by a command of its own, this time included.
-        is_through: whether it is finished, and not asked to go further.
+        changes: the typed overrides, without `resume`.
+        number: how many commands have resumed the run, including this one.
+        is_finished: whether the run is finished, and the command does not make it longer.
     """
 
-    folder: Path
+    files: RunFolder
     config: Config
     choices: Mapping[str, str]
     search: Sequence[str]
     changes: Sequence[str]
     number: int
-    is_through: bool
-
-    def plan(self, search: Sequence[str]) -> Plan:
-        """Its checked plan; its weights are in its checkpoints, if there are some.
-
-        Args:
-            search: the folders in which this command's modules are looked for.
-
-        Raises:
-            ConfigError: naming the key, the value and what would work.
-        """
-        plan = make_plan(self.config, self.choices, list(dict.fromkeys((*search, *self.search))))
-        if any((self.folder / "checkpoints").glob("step-*")):
-            plan = replace(plan, model=replace(plan.model, init_from=None))
-        return plan
+    is_finished: bool
 
 
 def find_resumed_run(named: str, composed: Config, choices: Mapping[str, str], overrides: Sequence[str]) -> ResumedRun:
-    """Finds a run, and its config.
+    """Finds a run and makes its config.
 
     Args:
-        named: what `resume` says.
+        named: the value of `resume`: a folder or a run's id.
         composed: this command's config, interpolations resolved.
-        choices: this command's.
-        overrides: as typed.
+        choices: the option that this command chose in each config group.
+        overrides: the typed overrides.
 
     Raises:
-        ConfigError: if there is no such run, or something was typed that may not change.
+        ConfigError: if there is no such run, or if a typed key may not change.
     """
     folder = find_run_folder(named, composed)
-    events = list(EventReader(folder / EVENTS).read())
-    ready = next((event for event in events if event["event"] == "ready"), None)
-    if ready is None:
+    files = RunFolder(folder)
+    state = RunState.read(folder)
+    if state.ready is None:
         raise ConfigError(f"resume={named}: {folder} holds no run: it was never ready to train; start it anew")
     saved = load_saved_config(folder, composed)
-    saved_choices = {group: option for group, option in ready["params"].items() if group in choices}
+    saved_choices = {group: option for group, option in state.params.items() if group in choices}
     typed = [override for override in parse_typed_keys(overrides) if override.key_or_group != "resume"]
     keys = [override.key_or_group for override in typed]
     config = merge_config(saved, composed, keys)
     check_changes(saved, config, keys)
-    keep_batching(config, ready)
-    keep_store(config, folder)
+    keep_batching(config, state.params)
+    keep_store(config, files)
     config["resume"] = str(folder)
     chosen = {**saved_choices, **{o.key_or_group: choices[o.key_or_group] for o in typed if o.key_or_group in choices}}
     changes = [str(override.input_line).removeprefix("++") for override in typed]
-    number = 1 + len(list(folder.glob("resume-*.yaml")))
-    search = tuple(ready.get("search", ()))
-    is_through = read_last_status(events) == "FINISHED" and not is_longer(saved, config)
-    return ResumedRun(folder, config, chosen, search, changes, number, is_through)
+    is_finished = state.last_status == "FINISHED" and not is_longer(saved, config)
+    return ResumedRun(files, config, chosen, state.ready.search, changes, 1 + files.count_resumes(), is_finished)
 
 
 def find_run_folder(named: str, composed: Config) -> Path:
-    """The folder of a run, by its path or by its id in the store."""
+    """Returns the folder of a run, given its path or its id in the store."""
     folder = Path(named).expanduser()
-    if (folder / SWEEP).is_file():
+    if RunFolder(folder).ledger.is_file():
         raise ConfigError(
             f"resume={named}: that is a sweep's folder; its command goes on with it, with hydra.sweep.dir={named}"
         )
-    if (folder / EVENTS).is_file():
+    if RunFolder(folder).events.is_file():
         return folder.absolute()
     if not RUN_ID.fullmatch(named):
         if folder.is_dir():
-            raise ConfigError(f"resume={named}: there is no {EVENTS} in that folder, so it is not a run's")
+            raise ConfigError(
+                f"resume={named}: there is no {RunFolder(folder).events.name} in that folder, so it is not a run's"
+            )
         raise ConfigError(f"resume={named}: expected a run's folder, as it is printed at the run's end, or a run's id")
     options = resolve_store(parse_section(Tracking, composed.get("tracking", {}), "tracking"))
     if options.name == "none":
@@ -128,15 +109,15 @@ def find_run_folder(named: str, composed: Config) -> Path:
     tracker = make_tracker(options)
     tracker.connect()
     folder = Path(tracker.find_folder(named))
-    if not (folder / EVENTS).is_file():
+    if not RunFolder(folder).events.is_file():
         raise ConfigError(f"resume={named}: its folder {folder} is not here; a run goes on where its folder is")
     return folder
 
 
 def load_saved_config(folder: Path, composed: Config) -> Config:
-    """The run's config.yaml, resolved; what was masked in it is as this command has it."""
+    """Loads the run's config.yaml, resolved. Masked values are replaced by those of this command's config."""
     try:
-        loaded = OmegaConf.load(folder / "config.yaml")
+        loaded = OmegaConf.load(RunFolder(folder).config)
         saved = OmegaConf.to_container(loaded, resolve=True)
     except (OSError, ValueError) as error:
         raise ConfigError(f"resume={folder}: its config.yaml can't be read: {error}") from error
@@ -157,7 +138,7 @@ def parse_typed_keys(overrides: Sequence[str]) -> list[Any]:
 
 
 def merge_config(saved: Config, composed: Config, keys: Sequence[str]) -> Config:
-    """The saved config with the typed keys, or whole groups, as this command has them."""
+    """Returns the saved config with this command's values for the typed keys, which can be whole groups."""
     result = copy.deepcopy(saved)
     for key in keys:
         if key == "experiment":
@@ -165,20 +146,20 @@ def merge_config(saved: Config, composed: Config, keys: Sequence[str]) -> Config
         if key.startswith("hydra"):
             continue
         *parents, leaf = key.split(".")
-        place, source = result, composed
+        target, source = result, composed
         for parent in parents:
-            if not isinstance(place.get(parent), dict):
-                place[parent] = {}
-            place, source = place[parent], source.get(parent) or {}
+            if not isinstance(target.get(parent), dict):
+                target[parent] = {}
+            target, source = target[parent], source.get(parent) or {}
         if leaf in source:
-            place[leaf] = copy.deepcopy(source[leaf])
+            target[leaf] = copy.deepcopy(source[leaf])
         else:
-            place.pop(leaf, None)
+            target.pop(leaf, None)
     return result
 
 
 def check_changes(saved: Config, config: Config, typed: Sequence[str]) -> None:
-    """Refuses what would make another run of it."""
+    """Rejects changes that would give the steps already taken another meaning."""
     known = every_key(saved)
     for key, before, now in find_differences(saved, config):
         section, _, rest = key.partition(".")
@@ -194,7 +175,7 @@ def check_changes(saved: Config, config: Config, typed: Sequence[str]) -> None:
 
 
 def find_differences(saved: Any, config: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """(key, before, now) of each leaf that is another one."""
+    """Yields (key, saved value, new value) of each leaf that differs."""
     if isinstance(saved, Mapping) and isinstance(config, Mapping):
         for name in {**saved, **config}:
             yield from find_differences(saved.get(name), config.get(name), f"{key}.{name}" if key else str(name))
@@ -202,32 +183,33 @@ def find_differences(saved: Any, config: Any, key: str = "") -> Iterator[tuple[s
         yield key, saved, config
 
 
-def keep_batching(config: Config, ready: Event) -> None:
-    """A step stays what it was: on more replicas or fewer, and with more memory free or less."""
+def keep_batching(config: Config, params: Mapping[str, str]) -> None:
+    """Fixes the global batch size and the caching, so that they do not depend on the replicas and the memory here.
+
+    Args:
+        config: the config of the resumed run. It is changed in place.
+        params: the params of the run.
+    """
     training, dataset = config["training"], config["dataset"]
     if training.get("global_batch_size") is None:
-        training["global_batch_size"] = int(ready["params"]["resolved.global_batch_size"])
-    if dataset.get("cache") == "auto":  # a stream that is kept is shuffled otherwise than one that is not
-        dataset["cache"] = ready["params"]["resolved.cache"]
+        training["global_batch_size"] = int(params["resolved.global_batch_size"])
+    if dataset.get("cache") == "auto":  # a stream that is cached is shuffled in another way
+        dataset["cache"] = params["resolved.cache"]
 
 
-def keep_store(config: Config, folder: Path) -> None:
-    """The store that the run is in, wherever this command is given."""
+def keep_store(config: Config, files: RunFolder) -> None:
+    """Fixes the store that the run is recorded in, so that it does not depend on the current folder and environment."""
     tracking = config["tracking"]
-    known = read_recorder_state(folder / STATE).get("uri")
+    known = files.read_record().get("uri")
     if tracking.get("uri") is None and known and mask_secrets(known) == known and MASK not in known:
         tracking["uri"] = known
 
 
-def read_last_status(events: Sequence[Event]) -> str | None:
-    return next((event["status"] for event in reversed(events) if event["event"] == "end"), None)
-
-
 def is_longer(saved: Config, config: Config) -> bool:
-    """Whether the run is asked to be longer than it was."""
+    """Returns whether a config asks for more epochs or steps than the saved one."""
 
     def size(training: Mapping[str, Any], name: str) -> float:
         value = training.get(name)
-        return value if isinstance(value, int | float) else float("inf")  # another value is refused with the plan
+        return value if isinstance(value, int | float) else float("inf")  # `parse_plan` rejects other values
 
     return any(size(config["training"], name) > size(saved["training"], name) for name in LENGTH)

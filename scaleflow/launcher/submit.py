@@ -1,4 +1,4 @@
-"""`cluster.submit=print`: what starts a run on a cluster, made of the command that was typed."""
+"""`cluster.submit=print`: renders a Slurm script or a Kubernetes manifest that starts the typed command."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from scaleflow.cluster import count_processes, kubernetes, slurm
 from scaleflow.config.hydra_errors import override_key
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
-from scaleflow.launcher.supervisor import GRACE_SECONDS
+from scaleflow.launcher.stop import GRACE_SECONDS
 from scaleflow.secret_masking import mask_override
 
-#: What the script says itself, or what was for this command alone.
+#: Keys that the script sets itself, or that apply only to this command.
 OWN = ("cluster.submit", "cluster.workers", "hydra.run.dir")
 
-#: What a pod is given to stop in, beside what ends a run and what sends its last points to the store.
+#: Seconds added to a pod's termination grace period, after ending the run and sending its last events to the store.
 MORE_SECONDS = 30.0
 
 
 def render_submission(plan: Plan, words: Sequence[str]) -> str:
-    """The script of a run, or its manifest.
+    """Renders the script or the manifest of a run.
 
     Args:
-        plan: checked.
-        words: behind `scaleflow`, as they were typed.
+        plan: the checked plan.
+        words: the words after `scaleflow`, as they were typed.
 
     Raises:
-        ConfigError: if a word holds a secret, which has no place in a file, or a name is none for the engine.
+        ConfigError: if a word holds a secret, which must not be in a file, or if the engine does not allow a name.
     """
     for word in words:
         if mask_override(word) != word:
@@ -37,25 +37,25 @@ def render_submission(plan: Plan, words: Sequence[str]) -> str:
                 f"cluster.submit={plan.cluster.submit}: {mask_override(word)}: a script would hold this secret; "
                 "put it into an environment variable NAME, and write '${oc.env:NAME}'"
             )
-    kept = [word for word in words if override_key(word) not in OWN]
-    kept += [f"{key}=null" for key in recipe_settings(plan, words)]
+    arguments = [word for word in words if override_key(word) not in OWN]
+    arguments += [f"{key}=null" for key in recipe_settings(plan, words)]
     folder = next((word.partition("=")[2] for word in reversed(words) if override_key(word) == "hydra.run.dir"), None)
     if plan.cluster.name == "kubernetes":
         seconds = math.ceil(GRACE_SECONDS + plan.tracking.flush_seconds + MORE_SECONDS)
-        return kubernetes.manifest(plan.cluster, count_tasks(plan), kept, folder, seconds)
-    command = [shlex.quote(word) for word in (sys.executable, "-m", "scaleflow", *kept)]
+        return kubernetes.manifest(plan.cluster, count_tasks(plan), arguments, folder, seconds)
+    command = [shlex.quote(word) for word in (sys.executable, "-m", "scaleflow", *arguments)]
     return slurm.render_batch_script(
         " ".join(filter(None, ("scaleflow", plan.tracking.run_name))), count_tasks(plan), command, folder
     )
 
 
 def recipe_settings(plan: Plan, words: Sequence[str]) -> list[str]:
-    """What a recipe, and no word, says for this command alone."""
-    said = {"cluster.submit": plan.cluster.submit, "cluster.workers": plan.cluster.workers}
+    """Returns the keys that apply only to this command and that a recipe, not the user, has set."""
+    settings = {"cluster.submit": plan.cluster.submit, "cluster.workers": plan.cluster.workers}
     typed = [override_key(word) for word in words]
-    return [key for key, value in said.items() if value is not None and key not in typed]
+    return [key for key, value in settings.items() if value is not None and key not in typed]
 
 
 def count_tasks(plan: Plan) -> int:
-    """How many launchers a run has: one to each process."""
+    """Returns the number of launchers of a run: one per process."""
     return sum(count_processes(plan).values())

@@ -1,9 +1,8 @@
-"""System metrics: what this machine and each worker's process on it use, measured by the launcher as the run goes on.
+"""System metrics: the launcher measures this machine and the run's processes on it while the run trains.
 
-The names are MLflow's, so that its page shows them as system metrics; what is a worker's own has the worker's name in
-it. Workers know nothing of it, and the values go the way of all others, through `events.jsonl`. Where several
-launchers are one run, each measures its machine, by the machine's name, and the chief's adds what the others report
-into the run's folder, if that is one that all of them see.
+The names are MLflow's, so that its UI shows them as system metrics. Values of a process contain the process's name. All
+values go through `events.jsonl`. If a run has several launchers, each measures its machine, under the machine's name.
+The chief's launcher adds the values that the others write to the run's folder, if all machines see that folder.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from scaleflow.cluster import find_task
-from scaleflow.events import EventReader, EventWriter
-from scaleflow.worker.main import RunSpec
+from scaleflow.events import Event, ProcessStarted, RunReady, SystemMetrics
+from scaleflow.runs import EventReader, RunSpec
+from scaleflow.runs.event_log import append_event
 
 if TYPE_CHECKING:
     import psutil
 
-#: As often as MLflow's own.
+#: MLflow's own interval.
 SECONDS_BETWEEN_SAMPLES = 10.0
 
-#: The first are worth nothing while all processes begin.
+#: Seconds before the measurement begins: values from the start of the processes are useless.
 SECONDS_TO_BEGIN = 1.0
 
-#: Bytes of the last event, if it is the end.
+#: Bytes at the end of the file in which the event `end` is looked for.
 LONGEST_END = 1 << 16
 
 MEGABYTE = 1e6
@@ -41,28 +40,28 @@ class MeasuredProcess(Protocol):
     """A process of the run."""
 
     @property
-    def job(self) -> RunSpec: ...
+    def spec(self) -> RunSpec: ...
 
     @property
     def pid(self) -> int: ...
 
 
-#: What gives the values of now, once it has begun to look.
+#: Begins to measure; returns a function that returns the current values.
 Measuring = Callable[[], Callable[[], Values]]
 
 
 def make_machine_metrics(spec: RunSpec, processes: Sequence[MeasuredProcess]) -> Measuring:
-    """This machine, and the run's processes on it."""
-    if find_task(spec.plan) is None:
+    """Returns what measures this machine and the run's processes on it."""
+    if spec.plan.task is None:
         return lambda: MachineMetrics(spec.folder, processes).measure
     return lambda: SharedRunMetrics(spec, processes).measure
 
 
 @contextlib.contextmanager
 def record_system_metrics(spec: RunSpec, measuring: Measuring) -> Iterator[None]:
-    """Measures as long as the block lasts, where that is wanted."""
+    """Measures while the block lasts, if `tracking.system_metrics` is set."""
     is_wanted = spec.plan.tracking.system_metrics and spec.plan.tracking.name != "none"
-    if not is_wanted or not (spec.records or find_task(spec.plan)):
+    if not is_wanted or not (spec.records or spec.plan.task):
         yield
         return
     over = threading.Event()
@@ -76,7 +75,7 @@ def record_system_metrics(spec: RunSpec, measuring: Measuring) -> Iterator[None]
 
 
 def append_samples(spec: RunSpec, measuring: Measuring, over: threading.Event) -> None:
-    """Appends an event every ten seconds; what can't be measured or written is left out."""
+    """Appends an event every ten seconds. Events that cannot be written are dropped."""
     if over.wait(SECONDS_TO_BEGIN):
         return
     measure = measuring()
@@ -84,28 +83,26 @@ def append_samples(spec: RunSpec, measuring: Measuring, over: threading.Event) -
     while not over.wait(SECONDS_BETWEEN_SAMPLES):
         values = measure()
         if step is None:
-            step = next_sample(spec.events, "ready" if spec.records else "started")  # a run is the chief's
+            step = next_sample(spec.events, RunReady if spec.records else ProcessStarted)  # a run begins with its chief
         if step is None or has_ended(spec.events):
             continue
-        with contextlib.suppress(OSError):  # a full disk is the worker's to tell of
-            write = EventWriter(spec.events)
-            write("system", step=step, values=values)
-            write.close()
+        with contextlib.suppress(OSError):  # the worker reports a full disk
+            append_event(spec.events, SystemMetrics(step, values))
             step += 1
 
 
-def next_sample(events: Path, begin: str) -> int | None:
-    """The number of the next measurement; None before the event behind which there may be one."""
+def next_sample(events: Path, first: type[Event]) -> int | None:
+    """Returns the number of the next measurement; None before the event `first`."""
     step, is_ready = 1, False
     for event in EventReader(events).read():
-        is_ready = is_ready or event["event"] == begin
-        if event["event"] == "system":
-            step = event["step"] + 1
+        is_ready = is_ready or isinstance(event, first)
+        if isinstance(event, SystemMetrics):
+            step = event.step + 1
     return step if is_ready else None
 
 
 def has_ended(events: Path) -> bool:
-    """Whether the last event is how the run ended: the processes are only taken down, and nothing comes behind it."""
+    """Returns whether the last event is the end of the run, after which no event may follow."""
     with events.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_END))
         lines = file.read().splitlines()
@@ -113,50 +110,51 @@ def has_ended(events: Path) -> bool:
 
 
 def name_by_host(values: Values, spec: RunSpec, host: str) -> Values:
-    """Values by the machine's name, but for those of the process, which have its own."""
-    own = f"system/{spec.name.replace(' ', '-')}/"
+    """Adds the machine's name to the names of values, except those of the process, which contain the process's name."""
+    prefix = f"system/{spec.name.replace(' ', '-')}/"
     return {
-        key if key.startswith(own) else key.replace("system/", f"system/{host}/", 1): value
+        key if key.startswith(prefix) else key.replace("system/", f"system/{host}/", 1): value
         for key, value in values.items()
     }
 
 
 class SharedRunMetrics:
-    """What is measured of a machine whose launcher is one of several, by the machine's name.
+    """Measures a machine whose launcher is one of several, under the machine's name.
 
-    The chief's are the run's, too, and with them comes what the others report into its folder from now on.
+    The chief's launcher also gives its values MLflow's plain names, and adds the values that the others write to the
+    run's folder from now on.
     """
 
     def __init__(self, spec: RunSpec, processes: Sequence[MeasuredProcess]) -> None:
-        self._job = spec
+        self._spec = spec
         self._machine = MachineMetrics(spec.folder, processes)
         self._host = socket.gethostname()
         self._others = {path: EventReader(path, path.stat().st_size) for path in self._reports()}
 
     def measure(self) -> Values:
-        own = self._machine.measure()
-        named = name_by_host(own, self._job, self._host)
-        return {**own, **named, **self._read_latest()} if self._job.records else named
+        values = self._machine.measure()
+        named = name_by_host(values, self._spec, self._host)
+        return {**values, **named, **self._read_latest()} if self._spec.records else named
 
     def _read_latest(self) -> Values:
-        """The last that has come of each value since this was asked before."""
+        """Returns the newest value of each metric that the others have written since the last call."""
         values: Values = {}
         for path in self._reports():
             for event in self._others.setdefault(path, EventReader(path)).read():
-                if event["event"] == "system":
-                    values |= event["values"]
+                if isinstance(event, SystemMetrics):
+                    values |= event.values
         return values
 
     def _reports(self) -> list[Path]:
-        return sorted(self._job.folder.glob("events-*.jsonl"))
+        return self._spec.files.list_process_events()
 
 
 class MachineMetrics:
-    """What is measured of a machine and the run's processes on it.
+    """Measures a machine and the run's processes on it.
 
     Args:
-        folder: the run's, for the disk that it is on.
-        processes: handles with the number that the process has at that time, and its name.
+        folder: the run's folder. Its disk is measured.
+        processes: the processes. The id of one changes when it restarts.
     """
 
     def __init__(self, folder: Path, processes: Sequence[MeasuredProcess]) -> None:
@@ -169,15 +167,15 @@ class MachineMetrics:
         network = psutil.net_io_counters()
         self._received, self._sent = network.bytes_recv, network.bytes_sent
         self._devices = list_gpu_readers()
-        psutil.cpu_percent()  # the first gives nothing: it is over the time since the one before
+        psutil.cpu_percent()  # each call covers the time since the previous one, so the first has no value
         self.measure()
 
     def measure(self) -> Values:
-        """Values by MLflow's names: percentages, and megabytes of 10^6 bytes."""
+        """Returns the values by MLflow's names, in percent, megabytes (10^6 bytes) and watts."""
         values = self._of_host()
         for process in self._processes:
             with contextlib.suppress(self._psutil.Error):
-                name = process.job.name.replace(" ", "-")
+                name = process.spec.file_name
                 values |= {f"system/{name}/{key}": value for key, value in self._of_process(process.pid).items()}
         for index, device in enumerate(self._devices):
             values |= {f"system/gpu_{index}_{key}": value for key, value in device().items()}
@@ -197,7 +195,7 @@ class MachineMetrics:
         }
 
     def _of_process(self, pid: int) -> Values:
-        """Of one process; its share of the processor is in percent of one core."""
+        """Returns the values of a process. CPU utilization is in percent of one core, and unknown at the first call."""
         is_new = pid not in self._known
         process = self._known.setdefault(pid, self._psutil.Process(pid))
         with process.oneshot():
@@ -210,19 +208,19 @@ class MachineMetrics:
 
 
 def list_gpu_readers() -> list[Callable[[], Values]]:
-    """A function to each NVIDIA GPU that gives its values; none without a driver or without nvidia-ml-py."""
+    """Returns one function per NVIDIA GPU that reads its values; none without a driver or without nvidia-ml-py."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-    except Exception:  # no driver, or one that does not answer: nothing that a run has to end for
+    except Exception:  # no driver, or one that does not answer: no reason to end a run
         return []
     return [lambda handle=handle: read_gpu(pynvml, handle) for handle in handles]  # type: ignore[misc]
 
 
 def read_gpu(nvml: Any, handle: Any) -> Values:
-    """One GPU's values; what it does not tell is left out."""
+    """Reads the values of a GPU, without those that it does not report."""
     values: Values = {}
     with contextlib.suppress(nvml.NVMLError):
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)

@@ -1,4 +1,4 @@
-"""Worker processes: forked from a server that has imported TensorFlow, told what to do, watched, and ended."""
+"""Starts, watches and ends worker processes, and the fork server that forks them."""
 
 from __future__ import annotations
 
@@ -17,44 +17,44 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from scaleflow.cluster import TF_CONFIG
 from scaleflow.errors import WorkerDied
-from scaleflow.events import EventReader
-from scaleflow.worker.main import RunSpec
+from scaleflow.events import FaultReported, RunRefused
+from scaleflow.runs import EventReader, RunSpec
 
-#: The address of a server that forks workers, for commands that are not to start one of their own.
+#: The variable with the address of a running fork server. Commands that see it start none.
 SERVER = "SCALEFLOW_SERVER"
 
-#: What TensorFlow's runtime takes for its thread pools where the config leaves them open.
+#: The variables with the sizes of TensorFlow's thread pools. The config's sizes win over them.
 THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 
-#: Where a server's own output goes, beside its socket.
+#: The file with a server's own output, beside its socket.
 LOG = "log"
 
-#: How long a process that was killed, or the server that would tell of it, may take to be gone.
+#: Seconds to wait until the server reports the end of a process that was killed.
 SECONDS_TO_DIE = 10.0
 
-#: A Unix socket's path has 104 bytes or more; a name of ours within its folder takes 30.
+#: Maximum length of the folder for a socket. The path of a Unix socket may have 104 bytes; we add about 30.
 LONGEST_ADDRESS = 70
 
 
 class ForkedProcess:
-    """A process that a server forks; it reads what it has to do from its standard input, and ends when that does.
+    """A process forked by the fork server. It reads its task from standard input, and ends when that is closed.
 
     Args:
-        address: the server's.
-        log: takes its output.
-        environment: all of its environment.
-        module: whose `main` it runs.
-        streams: descriptors that take its output and its errors instead of the log.
+        address: the address of the server.
+        log: receives the output.
+        environment: the complete environment of the process.
+        module: the process runs its `main`.
+        streams: descriptors that receive standard output and error instead of the log.
 
     Attributes:
-        pid: its number; 0 until the server has told it.
-        returncode: how it ended, as `subprocess.Popen` has it; None as long as it lives.
-        has_server: whether the server was there when it was last heard.
+        pid: the process id; 0 until the server has reported it.
+        returncode: the exit status, as in `subprocess.Popen`; None while the process runs.
+        has_server: whether the server still answered at the last contact.
     """
 
     def __init__(
@@ -72,22 +72,22 @@ class ForkedProcess:
         self._rest = b""
         self._log = log
         self._log_of_server = Path(address).with_name(LOG)
-        given, self._input = os.pipe()
+        task, self._input = os.pipe()
         os.set_inheritable(self._input, False)
         self._server = socket.socket(socket.AF_UNIX)
         try:
             with log.open("ab") as output:
                 self._server.connect(address)
-                asked = {"module": module, "environment": dict(environment), "folder": str(Path.cwd())}
-                line = json.dumps(asked).encode() + b"\n"
-                sent = socket.send_fds(self._server, [line], [given, *(streams or [output.fileno()] * 2)])
+                request = {"module": module, "environment": dict(environment), "folder": str(Path.cwd())}
+                line = json.dumps(request).encode() + b"\n"
+                sent = socket.send_fds(self._server, [line], [task, *(streams or [output.fileno()] * 2)])
                 self._server.sendall(line[sent:])
         except OSError as error:
             self.returncode, self.has_server = 1, False
             with log.open("a") as output:
                 output.write(f"the server that forks workers is gone: {error}\n")
         finally:
-            os.close(given)
+            os.close(task)
 
     def send(self, line: bytes) -> None:
         data = memoryview(line)
@@ -103,18 +103,18 @@ class ForkedProcess:
         return self.returncode
 
     def _has_message(self, seconds: float) -> bool:
-        """Whether the server says something within this time; `select` would fail from descriptor 1024 on."""
+        """Waits for a message of the server. It uses `poll`, since `select` fails for descriptors from 1024 on."""
         poll = select.poll()
         poll.register(self._server, select.POLLIN)
         return bool(poll.poll(math.ceil(seconds * 1000)))
 
     def _give_up(self) -> None:
-        """The server does not tell of the end: it is stopped, or the process waits in the kernel for a disk."""
+        """Counts the process as dead. A suspended server reports no end, nor is there one while the disk hangs."""
         self._kill_without_server()
         self.returncode, self.has_server = -signal.SIGKILL, False
 
     def _kill_without_server(self) -> None:
-        """The number is still the process's own, since the server has not said that it took its end."""
+        """Kills the process by its id, which is still its own: the server has not reported its end."""
         if self.pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -122,13 +122,13 @@ class ForkedProcess:
     def wait(self, seconds: float | None = None) -> None:
         deadline = None if seconds is None else time.monotonic() + seconds
         while self.poll() is None:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if left == 0.0:
+            remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if remaining == 0.0:
                 return
-            self._has_message(1.0 if left is None else min(left, 1.0))
+            self._has_message(1.0 if remaining is None else min(remaining, 1.0))
 
     def _receive(self) -> None:
-        """Takes what the server says; that it is gone is an end, too."""
+        """Reads messages of the server. If the server is gone, the process counts as ended."""
         try:
             data = self._server.recv(4096)
         except ConnectionError:
@@ -142,10 +142,10 @@ class ForkedProcess:
             self.returncode = message.get("status", self.returncode)
 
     def _handle_lost_server(self) -> None:
-        """Nobody would tell how the worker ends: it is ended. Where there was none yet, the server's log says why."""
-        why = self._log_of_server.read_bytes() if self.pid == 0 and self._log_of_server.exists() else b""
+        """Kills the process, since nobody would report its end. If it was not forked yet, the server's log says why."""
+        server_log = self._log_of_server.read_bytes() if self.pid == 0 and self._log_of_server.exists() else b""
         with self._log.open("ab") as log:
-            log.write(why or b"the server that forks workers is gone\n")
+            log.write(server_log or b"the server that forks workers is gone\n")
         self._kill_without_server()
 
     def signal(self, number: int) -> None:
@@ -153,83 +153,91 @@ class ForkedProcess:
             self._server.sendall(json.dumps({"signal": int(number)}).encode() + b"\n")
 
     def kill(self) -> None:
-        """Ends it; what is not gone within `SECONDS_TO_DIE` counts as gone."""
+        """Kills the process. It counts as dead after `SECONDS_TO_DIE`, even if the server does not report its end."""
         self._killed = self._killed or time.monotonic()
         self.signal(signal.SIGKILL)
 
     def close(self) -> None:
-        """May be called more than once: the descriptor's number may be another file's by then."""
-        given, self._input = self._input, -1
-        if given >= 0:
-            os.close(given)
+        """Closes standard input and the connection. A second call must not close the same number again."""
+        descriptor, self._input = self._input, -1
+        if descriptor >= 0:
+            os.close(descriptor)
         self._server.close()
 
 
-class EndReason(NamedTuple):
-    """Why a process ended.
+@dataclass(frozen=True)
+class EndReason:
+    """Why the processes of a run ended.
 
     Attributes:
-        why: in a line.
-        is_reported: whether it said so itself: a refusal, or a fault that it reported.
-        follows: whether what it reported is that another process is gone, or does not answer.
+        why: one line.
+        is_reported: whether a worker reported the reason itself, as a refusal or a fault.
+        is_lost_peer: whether it reported that another process is gone or does not answer.
+        has_log: whether a log says more.
     """
 
     why: str
-    is_reported: bool
-    follows: bool = False
+    is_reported: bool = False
+    is_lost_peer: bool = False
+    has_log: bool = True
+
+    @property
+    def would_come_again(self) -> bool:
+        """Whether the same would happen after a restart."""
+        return self.is_reported and not self.is_lost_peer
 
 
 class RunProcess(ABC):
-    """A process of the run, wherever it is.
+    """A process of the run, on this machine or on another one.
 
     Args:
-        spec: what it is told.
+        spec: the task of the process.
 
     Attributes:
-        was_ended: whether this command ended it.
+        was_ended: whether this command killed it.
     """
 
     def __init__(self, spec: RunSpec) -> None:
-        self.job = spec
+        self.spec = spec
         self.was_ended = False
         if not spec.is_resumed:
             spec.log.unlink(missing_ok=True)
         self._begin()
 
     def _begin(self) -> None:
-        """What it says from here on is its own word, and no earlier one's."""
-        self._first_event = file_size(self.job.events)
-        self._first_word = file_size(self.job.log)
+        """Remembers where the events and the log of the new process begin."""
+        self._first_event = file_size(self.spec.events)
+        self._first_word = file_size(self.spec.log)
 
     @property
     @abstractmethod
     def returncode(self) -> int | None:
-        """How it ended, as `subprocess.Popen` has it; None as long as it lives."""
+        """The exit status, as in `subprocess.Popen`; None while the process runs."""
 
     @property
     @abstractmethod
     def pid(self) -> int:
-        """Its number, where it is."""
+        """The process id on its machine; 0 if it is not known yet."""
 
     @property
     @abstractmethod
     def has_server(self) -> bool:
-        """Whether what started it was there when it was last heard."""
+        """Whether the fork server or the actor that started it still answered at the last contact."""
 
     @abstractmethod
     def wait(self, seconds: float) -> None: ...
 
     @abstractmethod
     def stop(self) -> None:
-        """Asks it to end after the call that it is in."""
+        """Asks the process to save and end after the current call of the training loop."""
 
     @abstractmethod
     def kill(self) -> None:
-        """Ends it at once."""
+        """Kills the process."""
 
     @abstractmethod
     def start_again(self) -> str:
-        """Starts one that is lost again, at the same address and with the same log; gives how it was lost."""
+        """Restarts a lost process with the same address and log; returns how it was lost."""
 
     @property
     def is_alive(self) -> bool:
@@ -237,28 +245,30 @@ class RunProcess(ABC):
 
     @property
     def is_lost(self) -> bool:
-        """Whether it has ended otherwise than well."""
+        """Whether the process has ended with an error."""
         return self.returncode not in (None, 0)
 
     def describe_exit(self) -> str:
         return describe_exit(self.returncode or 0)
 
-    def reason(self) -> EndReason:
-        for event in reversed(list(EventReader(self.job.events, self._first_event).read())):
-            if event["event"] in ("refused", "fault"):
-                return EndReason(event.get("message") or event["error"], True, event.get("lost_peer", False))
-        words = last_lines(self.job.log, offset=self._first_word)
-        died = WorkerDied(self.describe_exit(), words, self.job.name)
-        return EndReason(str(died), False)
+    def find_reason(self) -> EndReason:
+        """Returns why the process ended: its own report, or the end of its log."""
+        for event in reversed(list(EventReader(self.spec.events, self._first_event).read())):
+            if isinstance(event, RunRefused):
+                return EndReason(event.message, is_reported=True)
+            if isinstance(event, FaultReported):
+                return EndReason(event.error, is_reported=True, is_lost_peer=event.lost_peer)
+        lines = last_lines(self.spec.log, offset=self._first_word)
+        return EndReason(str(WorkerDied(self.describe_exit(), lines, self.spec.name)))
 
 
 class WorkerProcess(RunProcess):
-    """One on this machine, that ends when the launcher does, its output in a log of its own.
+    """A process on this machine. It ends when the launcher ends, and has its own log.
 
     Args:
-        spec: what it is told.
-        environment: added to the launcher's, in which TF_CONFIG does not count.
-        server: the address of the server that forks it.
+        spec: the task of the process.
+        environment: variables to add to the launcher's environment, whose TF_CONFIG is ignored.
+        server: the address of the fork server.
     """
 
     def __init__(self, spec: RunSpec, environment: Mapping[str, str], server: str) -> None:
@@ -269,16 +279,16 @@ class WorkerProcess(RunProcess):
 
     def _start(self) -> ForkedProcess:
         environment = {**inherit_environment(), **self._environment}
-        process = ForkedProcess(self._server, self.job.log, environment)
-        process.send(self.job.to_json(environment).encode() + b"\n")
+        process = ForkedProcess(self._server, self.spec.log, environment)
+        process.send(self.spec.to_line(environment))
         return process
 
     def start_again(self) -> str:
-        how = self.describe_exit()
+        exit_description = self.describe_exit()
         self._process.close()
         self._begin()
         self._process = self._start()
-        return how
+        return exit_description
 
     @property
     def pid(self) -> int:
@@ -313,18 +323,20 @@ class WorkerProcess(RunProcess):
 def start_workers(
     jobs: Sequence[RunSpec], environments: Sequence[Mapping[str, str]], server: str
 ) -> Iterator[list[WorkerProcess]]:
-    """The workers of a run on this machine, the chief first; none outlives the block, nor do their temporary files.
+    """Starts the processes of a run on this machine, and yields them, the chief first.
+
+    After the block, the processes are dead and their temporary files are deleted.
 
     Args:
-        jobs: what each is told.
-        environments: what is added to each one's environment.
-        server: the address of the server that forks them.
+        jobs: the task of each process.
+        environments: the variables to add to the environment of each process.
+        server: the address of the fork server.
     """
     workers: list[WorkerProcess] = []
     temporary = tempfile.TemporaryDirectory(prefix="scaleflow-", ignore_cleanup_errors=True)
     try:
-        for job, environment in zip(jobs, environments, strict=True):
-            workers.append(WorkerProcess(job, {"TMPDIR": temporary.name, **environment}, server))
+        for spec, environment in zip(jobs, environments, strict=True):
+            workers.append(WorkerProcess(spec, {"TMPDIR": temporary.name, **environment}, server))
         yield workers
     finally:
         for worker in workers:
@@ -336,18 +348,18 @@ def start_workers(
 
 @contextlib.contextmanager
 def start_fork_server(there: str | None = None, lost: str | None = None) -> Iterator[str]:
-    """A server that forks workers, for as long as the block; gives its address.
+    """Starts a fork server for the block, unless one runs already; yields its address.
 
-    It imports TensorFlow in the meantime: whoever asks before waits.
+    The server imports TensorFlow first. Requests wait until then.
 
     Args:
-        there: the address of one that should run already; where none does, one is started.
-        lost: the address of one that is known to be gone. A server that is killed may be seen to have left its
-            workers a moment before its address is closed.
+        there: the address of a server that should run already. If it does not answer, another one is started.
+        lost: the address of a server that is known to be gone. A killed server loses its workers shortly before its
+            address stops to answer.
     """
-    found = os.environ.get(SERVER) if not there else there if there != lost and is_server_reachable(there) else None
-    if found:
-        yield found
+    existing = os.environ.get(SERVER) if not there else there if there != lost and is_server_reachable(there) else None
+    if existing:
+        yield existing
         return
     with (
         tempfile.TemporaryDirectory(prefix="scaleflow-", dir=find_socket_folder()) as folder,
@@ -369,33 +381,33 @@ def start_fork_server(there: str | None = None, lost: str | None = None) -> Iter
                 process_group=0,
             )
         os.close(ours)
-        listener.close()  # whoever asks when it is gone is told so
+        listener.close()  # so that connecting fails when the server is gone
         try:
             yield address
         finally:
             os.close(theirs)
-            server.kill()  # it may still import; its workers have ended, or end by themselves
+            server.kill()  # it may still be importing; its workers have ended, or end by themselves
             server.wait()
 
 
 def is_server_reachable(address: str) -> bool:
-    """Whether a server answers there."""
-    with socket.socket(socket.AF_UNIX) as asked:
-        return asked.connect_ex(address) == 0
+    """Returns whether a server answers at an address."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        return connection.connect_ex(address) == 0
 
 
 def find_socket_folder() -> str | None:
-    """Where to put a socket, whose path must not be long; None for where temporary files are."""
+    """Returns a folder for a socket, whose path must be short; None: the default folder for temporary files."""
     return None if len(tempfile.gettempdir()) < LONGEST_ADDRESS else "/tmp"
 
 
 def inherit_environment() -> dict[str, str]:
-    """The launcher's environment: Keras on TensorFlow whatever keras.json says, the log written as it comes.
+    """Returns the launcher's environment, with Keras on TensorFlow (whatever keras.json says) and unbuffered logs.
 
-    Without TF_CONFIG, which would make a strategy of one process wait for others.
+    It has no TF_CONFIG, which would make a strategy of one process wait for others.
     """
-    kept = {key: value for key, value in os.environ.items() if key != TF_CONFIG}
-    return {**kept, "KERAS_BACKEND": "tensorflow", "PYTHONUNBUFFERED": "1"}
+    inherited = {key: value for key, value in os.environ.items() if key != TF_CONFIG}
+    return {**inherited, "KERAS_BACKEND": "tensorflow", "PYTHONUNBUFFERED": "1"}
 
 
 def describe_exit(returncode: int) -> str:
@@ -412,12 +424,12 @@ def file_size(path: Path) -> int:
 
 
 def last_lines(log: Path, count: int = 3, offset: int = 0) -> str:
-    """The end of a log, without what TensorFlow's runtime says of itself, and nothing from before an offset."""
+    """Returns the last lines of a log after an offset, without messages of TensorFlow's runtime."""
     with log.open(errors="replace") as lines:
         lines.seek(offset)
-        own = (
+        messages = (
             line.strip()
             for line in lines
             if line.strip() and not re.match(r"[IWE]\d{4} |WARNING: All log|To enable the following", line)
         )
-        return " | ".join(deque(own, count))
+        return " | ".join(deque(messages, count))

@@ -1,5 +1,6 @@
-"""Models: factories that are called with the dataset's description in the strategy's scope."""
+"""Model factories, initial weights and export. Factories get the dataset's description, in the strategy's scope."""
 
+from scaleflow.model.broadcasting import correct_keras_add
 from scaleflow.model.export import keras_file_fault, write_model
 from scaleflow.model.initial import SavedWeights, copy_weights, initialize_from, read_weights
 from scaleflow.model.layers import entry, head, hidden
@@ -8,6 +9,7 @@ from scaleflow.model.make import find_batch_norm_warnings, find_logits_warning, 
 __all__ = [
     "SavedWeights",
     "copy_weights",
+    "correct_keras_add",
     "entry",
     "find_batch_norm_warnings",
     "find_logits_warning",

@@ -23,19 +23,19 @@ def build(
     dropout: float = 0.0,
     batch_norm: bool = False,
 ) -> keras.Model:
-    """3 x 3 convolutions with ReLU, each followed by 2 x 2 max-pooling, then dense layers.
+    """Builds 3 x 3 convolutions with ReLU, each followed by 2 x 2 max-pooling, then dense layers.
 
     Args:
-        inputs: images, of shape (height, width, channels).
-        outputs: what the model has to return.
-        filters: of each convolution.
+        inputs: images of shape (height, width, channels).
+        outputs: the outputs that the dataset needs.
+        filters: the number of filters of each convolution.
         units: the width of the dense layer, or of each of several.
-        padding: `same`, or `valid`.
-        dropout: the fraction dropped behind each dense layer.
-        batch_norm: normalize behind each convolution and dense layer, over all replicas.
+        padding: `same` or `valid`.
+        dropout: the fraction dropped after each dense layer.
+        batch_norm: normalize after each convolution and dense layer, over all replicas.
 
     Raises:
-        ConfigError: if the inputs are not images, or too small for so many convolutions.
+        ConfigError: if the inputs are not images or too small for the convolutions, or an argument is invalid.
     """
     check_images(inputs, filters, padding)
     raw, x = entry(inputs)
@@ -50,10 +50,10 @@ def check_images(inputs: Inputs, filters: Sequence[int], padding: str) -> None:
     check_shape(inputs, "cnn")
     if padding not in ("same", "valid"):
         raise ConfigError(f"model.padding={padding}: expected one of same, valid")
-    side = min(inputs.shape[:2])
+    size = min(inputs.shape[:2])
     for _ in widths(filters, "model.filters"):
-        side = (side if padding == "same" else side - 2) // 2
-    if side < 1:
+        size = (size if padding == "same" else size - 2) // 2
+    if size < 1:
         raise ConfigError(
             f"model.filters={filters}: nothing is left of images of shape {inputs.shape} behind so many "
             "convolutions; use fewer" + (", or model.padding=same" if padding == "valid" else "")

@@ -1,4 +1,4 @@
-"""Writes a trained model in both forms, and makes sure that what was written is what was trained."""
+"""Exports a trained model as a Keras file and a SavedModel, and checks that the SavedModel computes the same."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAVED_MODEL = "saved_model"
 SIGNATURE = "signature.json"
 EXAMPLE = "input_example.npy"
 
-#: How far the SavedModel may be from the live model, relative to the largest output.
+#: The largest allowed difference between SavedModel and live model, relative to the largest output (at least 1).
 TOLERANCE = {"float32": 1e-4, "mixed_float16": 1e-2, "mixed_bfloat16": 5e-2}
 
 
@@ -35,28 +35,28 @@ def write_model(
     on_host: bool = False,
     preprocessing_model: Callable[[], keras.Layer] | None = None,
 ) -> None:
-    """Exports the model into `folder`, loads the SavedModel again and compares.
+    """Exports the model into `folder`, loads the SavedModel again and compares the outputs.
 
-    The folder then holds `model.keras` (the Keras file; `model.weights.h5` if Keras cannot write one), `saved_model/`
-    (one endpoint `serve` from raw inputs [batch, *inputs.shape] to [batch, *outputs.shape] float32), `signature.json`
-    and `input_example.npy`.
+    The folder then holds `model.keras` (`model.weights.h5` if Keras cannot write a Keras file), `saved_model/` (one
+    endpoint `serve` from raw inputs [batch, *inputs.shape] to [batch, *outputs.shape] float32), `signature.json` and
+    `input_example.npy`.
 
     Args:
-        model: trained.
-        inputs, outputs: what the dataset says it takes and returns.
-        batch: a few raw inputs, to compare on and to keep as the example.
-        policy: the dtype policy it computes in, which decides how equal is equal.
-        folder: is made.
-        preprocessing_model: makes the preprocessing that the saved model begins with, so that it takes raw inputs.
-        on_host: compare in the host's memory, where the model is too large for a device.
+        model: the trained model.
+        inputs, outputs: the dataset's description of raw inputs and of outputs.
+        batch: raw inputs [b, *inputs.shape] for the comparison; the first two become the input example.
+        policy: the model's dtype policy, which sets the tolerance.
+        folder: created if missing.
+        on_host: compare in the host's memory, for a model that is too large for one device.
+        preprocessing_model: creates the preprocessing, which becomes the first part of the exported model.
 
     Raises:
-        ExportError: if the outputs differ.
+        ExportError: if the outputs differ by more than the tolerance.
     """
     folder.mkdir(parents=True, exist_ok=True)
     is_whole = keras_file_fault(model) is None
     if not is_whole:
-        model.save_weights(folder / WEIGHTS_FILE)  # without the preprocessing: that is for the model's own code
+        model.save_weights(folder / WEIGHTS_FILE)  # no preprocessing: the user's code loads them into the model alone
     if preprocessing_model is not None:
         model = add_preprocessing(preprocessing_model(), model, inputs)
     if is_whole:
@@ -76,9 +76,9 @@ def write_model(
 
 
 def write_saved_model(model: keras.Model, spec: tf.TensorSpec, folder: Path) -> None:
-    """Writes the model as it is in an evaluation.
+    """Writes a SavedModel that runs with `training=False`.
 
-    Keras's `model.export` leaves it to each layer whether it trains: its random layers (`RandomFlip`, ...) then do.
+    Keras's `model.export` sets no `training`, and random layers (`RandomFlip`, ...) then run in training mode.
     """
     archive = keras.export.ExportArchive()
     archive.track(model)
@@ -87,33 +87,32 @@ def write_saved_model(model: keras.Model, spec: tf.TensorSpec, folder: Path) -> 
 
 
 def keras_file_fault(model: keras.Model) -> str | None:
-    """Why Keras cannot write a model as a Keras file; None if it can. Looks at the config alone, no weights."""
+    """Returns why Keras cannot write a model as a Keras file, or None if it can. Checks the config, not the weights."""
     try:
         json.dumps(keras.saving.serialize_keras_object(model))
-    except Exception as error:  # whatever the `get_config` of a layer raises
+    except Exception as error:  # a user's `get_config` can raise anything
         reason = " ".join(str(error).split()).partition(". ")[0]
         return f"{type(error).__name__}: {reason}"
     return None
 
 
 def add_preprocessing(preprocessing_model: keras.Layer, model: keras.Model, inputs: Inputs) -> keras.Model:
-    """The model behind its preprocessing."""
-    own = keras.Input(inputs.shape, dtype=inputs.dtype)
-    first = keras.Model(
-        own, preprocessing_model(own), name=f"{model.name}_preprocessing"
-    )  # its layers may be called as the model is
+    """Returns a model that applies the preprocessing to raw inputs, then `model`."""
+    nested_raw = keras.Input(inputs.shape, dtype=inputs.dtype)
+    # A nested model, because a layer of the preprocessing may have the model's name.
+    preprocess = keras.Model(nested_raw, preprocessing_model(nested_raw), name=f"{model.name}_preprocessing")
     raw = keras.Input(inputs.shape, dtype=inputs.dtype, name="inputs")
-    return keras.Model(raw, model(first(raw)), name=f"{model.name}_on_raw_inputs")
+    return keras.Model(raw, model(preprocess(raw)), name=f"{model.name}_on_raw_inputs")
 
 
 def to_numpy_strings(batch: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Strings as numpy's own type, which a file holds without pickle."""
+    """Converts strings to numpy's `str` dtype, which `np.save` writes without pickle."""
     words = [word.decode(errors="replace") if isinstance(word, bytes) else str(word) for word in batch.ravel()]
     return np.array(words).reshape(batch.shape)
 
 
 def check_export(model: keras.Model, batch: np.ndarray[Any, Any], tolerance: float, folder: Path) -> None:
-    """Compares the SavedModel, loaded from disk, with the live model."""
+    """Compares the outputs of the SavedModel, loaded from disk, with the live model's."""
     live = tf.function(lambda x: model(x, training=False))(tf.constant(batch)).numpy()
     loaded = tf.saved_model.load(str(folder / SAVED_MODEL))  # keeps its variables alive
     saved = loaded.serve(tf.constant(batch)).numpy()

@@ -1,4 +1,4 @@
-"""Fine-tuning: a new model begins with the weights of a saved one, as far as their layers are the same."""
+"""Fine-tuning: copies a saved model's weights into the layers of a new model that have the same names and shapes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from scaleflow.errors import ConfigError
 
-#: How many layers a message names.
+#: A message names at most this many layers.
 NAMED = 6
 
 Array = np.ndarray[Any, Any]
@@ -22,11 +22,11 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class SavedWeights:
-    """What a Keras file holds.
+    """The weights of a Keras file.
 
     Attributes:
-        origin: where it is from, as the user said it.
-        layers: the weights of each layer, by its name behind those of the models that it is in.
+        origin: the user's value of `model.init_from`.
+        layers: each layer's weights by its path: the names of the models around it and its own, joined with `/`.
     """
 
     origin: str
@@ -37,14 +37,14 @@ def read_weights(path: str, origin: str) -> SavedWeights:
     """Reads a Keras file into the host's memory.
 
     Raises:
-        ConfigError: if it is none, or is damaged.
+        ConfigError: if it is missing, damaged or no Keras model.
     """
     try:
         with tf.device("CPU:0"):
             model = keras.models.load_model(path, compile=False)
-    except Exception as error:  # whatever zipfile, h5py and Keras raise for what is no such file
+    except Exception as error:  # zipfile, h5py and Keras raise many types
         reason = (str(error).strip().splitlines() or [""])[0]
-        if path.endswith(".keras") and not zipfile.is_zipfile(path):  # Keras says that it is not there
+        if path.endswith(".keras") and not zipfile.is_zipfile(path):  # Keras reports such a file as missing
             reason = "it is damaged, or none"
         raise ConfigError(
             f"model.init_from={origin}: cannot be read as a Keras model ({type(error).__name__}: {reason}); give a "
@@ -54,45 +54,45 @@ def read_weights(path: str, origin: str) -> SavedWeights:
 
 
 def initialize_from(model: keras.Model, saved: SavedWeights) -> str:
-    """Gives the layers of a new model the weights of those that have their name and shapes.
+    """Copies saved weights into the layers of a new model that have the same name and shapes.
 
     Call it in the strategy's scope, outside of the replicas.
 
     Returns:
-        How many were taken, for the user.
+        A message for the user: how many layers and numbers were copied.
 
     Raises:
-        ConfigError: if none fits.
+        ConfigError: if no layer matches.
     """
     layers = dict(list_layers(model))
-    found = {name: task for name in layers if (task := find_layer(name, layers, saved.layers)) is not None}
-    fits = {n: p for n, p in found.items() if list_shapes(layers[n].weights) == list_shapes(saved.layers[p])}
-    if not fits:
+    paths = {name: path for name in layers if (path := find_layer(name, layers, saved.layers)) is not None}
+    matches = {n: p for n, p in paths.items() if list_shapes(layers[n].weights) == list_shapes(saved.layers[p])}
+    if not matches:
         raise ConfigError(
             f"model.init_from={saved.origin}: none of its layers has the name and the shapes of one of this model's; "
             f"it has {format_first(saved.layers)}, this model "
             f"{format_first({n: layer.weights for n, layer in layers.items()})}"
         )
-    for name, task in fits.items():
-        for variable, value in zip(layers[name].weights, saved.layers[task], strict=True):
+    for name, path in matches.items():
+        for variable, value in zip(layers[name].weights, saved.layers[path], strict=True):
             assign_variable(variable, value)
-    fresh = [name for name in layers if name not in fits]
-    taken, total = (sum(int(np.prod(w.shape)) for n in names for w in layers[n].weights) for names in (fits, layers))
-    told = f"; fresh: {format_names(fresh)}" if fresh else ""
+    fresh = [name for name in layers if name not in matches]
+    taken, total = (sum(int(np.prod(w.shape)) for n in names for w in layers[n].weights) for names in (matches, layers))
+    fresh_note = f"; fresh: {format_names(fresh)}" if fresh else ""
     return (
-        f"model.init_from={saved.origin}: took the weights of {len(fits)} of {len(layers)} layers ({taken:,} of "
-        f"{total:,} numbers){told}"
+        f"model.init_from={saved.origin}: took the weights of {len(matches)} of {len(layers)} layers ({taken:,} of "
+        f"{total:,} numbers){fresh_note}"
     )
 
 
 def copy_weights(origin: keras.Model, model: keras.Model) -> None:
-    """Gives a model the weights of another one of the same factory."""
-    for mine, theirs in zip(model.weights, origin.weights, strict=True):
-        assign_variable(mine, np.asarray(theirs))
+    """Copies all weights from `origin` to a model of the same factory."""
+    for variable, source in zip(model.weights, origin.weights, strict=True):
+        assign_variable(variable, np.asarray(source))
 
 
 def list_layers(model: keras.Model, prefix: str = "") -> Iterator[tuple[str, keras.Layer]]:
-    """The layers that have weights, those of models inside the model one by one."""
+    """Yields (path, layer) of each layer that has weights. Enters nested models."""
     for layer in model.layers:
         if isinstance(layer, keras.Model):
             yield from list_layers(layer, f"{prefix}{layer.name}/")
@@ -101,14 +101,17 @@ def list_layers(model: keras.Model, prefix: str = "") -> Iterator[tuple[str, ker
 
 
 def find_layer(name: str, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
-    """Where a layer is in a saved model: under its whole name, or in another model inside if its own name is unique."""
+    """Returns a layer's path in the saved model: the same path, or the one that ends in its name, if that is unique.
+
+    `mine` and `theirs` are the layers of the new and of the saved model by path.
+    """
     if name in theirs:
         return name
-    own = last_part(name)
-    if Counter(map(last_part, mine))[own] > 1:
+    layer_name = last_part(name)
+    if Counter(map(last_part, mine))[layer_name] > 1:
         return None
-    places = [place for place in theirs if last_part(place) == own]
-    return places[0] if len(places) == 1 else None
+    candidates = [path for path in theirs if last_part(path) == layer_name]
+    return candidates[0] if len(candidates) == 1 else None
 
 
 def last_part(name: str) -> str:
@@ -120,16 +123,16 @@ def list_shapes(weights: Sequence[Any]) -> list[tuple[int, ...]]:
 
 
 def assign_variable(variable: keras.Variable, value: Array) -> None:
-    """Sets a variable, on every replica; of one that is divided among servers each part."""
+    """Assigns a value on every replica, or to the shards (along axis 0) of a variable on parameter servers."""
     shards = getattr(variable.value, "variables", None)
     if shards is None:
         variable.assign(value)
         return
-    first = 0
+    start = 0
     for shard in shards:
-        end = first + int(shard.shape[0])
-        shard.assign(value[first:end])
-        first = end
+        end = start + int(shard.shape[0])
+        shard.assign(value[start:end])
+        start = end
 
 
 def format_first(layers: Mapping[str, Sequence[Any]]) -> str:

@@ -1,4 +1,4 @@
-"""What our factories share, and a user's own may use."""
+"""Building blocks and argument checks of the built-in model factories. Users' factories may use them too."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from scaleflow.interfaces import Inputs, Outputs
 
 
 def entry(inputs: Inputs) -> tuple[keras.KerasTensor, keras.KerasTensor]:
-    """The model's input and the same brought near [0, 1].
+    """Creates the model's input, and scales it to about [0, 1] if `inputs.scale` is set.
 
     Returns:
-        (raw [batch, *shape] of the dataset's dtype, scaled [batch, *shape] of the layers' dtype).
+        (raw [batch, *shape] of the dataset's dtype, scaled [batch, *shape] of the layers' dtype). Both are the same
+        tensor without a scale.
     """
     raw = keras.Input(inputs.shape, dtype=inputs.dtype, name="inputs")
     return raw, raw if inputs.scale is None else keras.layers.Rescaling(inputs.scale)(raw)
@@ -25,7 +26,7 @@ def entry(inputs: Inputs) -> tuple[keras.KerasTensor, keras.KerasTensor]:
 def head(
     x: keras.KerasTensor, outputs: Outputs, regularizer: keras.regularizers.Regularizer | None = None
 ) -> keras.KerasTensor:
-    """A dense layer to [batch, *outputs.shape] logits or values, float32 whatever the precision."""
+    """Adds a dense layer to [batch, *outputs.shape] logits or values, in float32 under every dtype policy."""
     size = 1
     for width in outputs.shape:
         size *= width
@@ -34,21 +35,20 @@ def head(
 
 
 def average(x: keras.KerasTensor, tokens: keras.KerasTensor) -> keras.KerasTensor:
-    """[batch, tokens, width] -> [batch, width] float32: the mean over the words, without the padding.
+    """Averages over the words, without padding: [batch, tokens, width] -> [batch, width] float32.
 
-    Zeros where there is no word at all, for which Keras's GlobalAveragePooling1D with a mask has NaN.
+    A text without words gives zeros; Keras's GlobalAveragePooling1D with a mask gives NaN.
+
+    Args:
+        x: one vector to each token.
+        tokens: [batch, tokens] integers; 0 is padding.
     """
     counts = ops.expand_dims(ops.cast(ops.not_equal(tokens, 0), "float32"), axis=-1)
     return ops.sum(ops.cast(x, "float32") * counts, axis=1) / ops.maximum(ops.sum(counts, axis=1), 1.0)
 
 
-# ---------------------------------------------------------------------------------------------
-# What the dataset gives
-# ---------------------------------------------------------------------------------------------
-
-
 def check_numbers(inputs: Inputs, name: str) -> None:
-    """Refuses text, as characters or as the numbers of words, which mean nothing as quantities."""
+    """Rejects text, as strings or as word numbers, because word numbers are no quantities."""
     if inputs.dtype == "string":
         raise ConfigError(f"model={name}: takes numbers, and the dataset's inputs are text; {WAY_TO_TEXT}")
     if inputs.vocabulary is not None:
@@ -59,7 +59,7 @@ def check_numbers(inputs: Inputs, name: str) -> None:
 
 
 def check_tokens(inputs: Inputs, name: str) -> int:
-    """The vocabulary's size; refuses what is not text as numbers."""
+    """Returns the vocabulary's size. Rejects inputs that are not text as word numbers."""
     if inputs.dtype == "string":
         raise ConfigError(f"model={name}: takes text as numbers, and the dataset gives it as characters; {WAY_TO_TEXT}")
     if inputs.vocabulary is None or len(inputs.shape) != 1:
@@ -72,7 +72,7 @@ def check_tokens(inputs: Inputs, name: str) -> int:
 
 
 def check_shape(inputs: Inputs, name: str) -> None:
-    """Refuses what is no image."""
+    """Rejects inputs that are not images."""
     check_numbers(inputs, name)
     if len(inputs.shape) != 3:
         raise ConfigError(
@@ -81,80 +81,66 @@ def check_shape(inputs: Inputs, name: str) -> None:
         )
 
 
-#: How text comes to be numbers.
+#: How to turn text into word numbers, for messages.
 WAY_TO_TEXT = (
     "give the dataset a preprocessing that makes it int32 numbers of words with Inputs.vocabulary, and use model=text "
     "or model=transformer"
 )
 
 
-# ---------------------------------------------------------------------------------------------
-# Hyperparameters
-# ---------------------------------------------------------------------------------------------
-
-
 def whole(value: Any, key: str) -> int:
-    """A positive integer, or a refusal."""
+    """Returns a positive integer, or raises ConfigError."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(f"{key}={value}: expected an integer, at least 1")
     return value
 
 
 def not_negative(value: Any, key: str) -> float:
-    """A number from 0 on, or a refusal."""
+    """Returns a finite number of at least 0, or raises ConfigError."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
         raise ConfigError(f"{key}={value}: expected a number, at least 0")
     return float(value)
 
 
 def widths(units: Any, key: str = "model.units") -> list[int]:
-    """One width or several as a list.
-
-    Raises:
-        ConfigError: if they are not positive integers.
-    """
-    found = list(units) if isinstance(units, Sequence) and not isinstance(units, str) else [units]
-    if not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in found):
+    """Returns one width or several as a list of positive integers, or raises ConfigError."""
+    sizes = list(units) if isinstance(units, Sequence) and not isinstance(units, str) else [units]
+    if not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in sizes):
         raise ConfigError(f"{key}={units}: expected an integer, at least 1, or a list of them")
-    return found
+    return sizes
 
 
 def fraction(value: Any, key: str = "model.dropout") -> float:
-    """A rate in [0, 1), or a refusal."""
+    """Returns a rate in [0, 1), or raises ConfigError."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
         raise ConfigError(f"{key}={value}: expected a number from 0 to less than 1")
     return float(value)
 
 
 def flag(value: Any, key: str = "model.batch_norm") -> bool:
-    """True or false, or a refusal."""
+    """Returns a bool, or raises ConfigError."""
     if not isinstance(value, bool):
         raise ConfigError(f"{key}={value}: expected true or false")
     return value
 
 
-# ---------------------------------------------------------------------------------------------
-# Layers
-# ---------------------------------------------------------------------------------------------
-
-
 def rectified(
     x: keras.KerasTensor, layer: Callable[..., keras.Layer], size: int, batch_norm: bool, **options: Any
 ) -> keras.KerasTensor:
-    """A layer with ReLU, and BatchNorm between them if asked (Ioffe and Szegedy 2015).
+    """Adds a layer with ReLU and, if asked, BatchNorm between them (Ioffe and Szegedy 2015).
 
-    Its statistics are those of all replicas together: what each replica's own would be depends on their number.
+    The statistics are over all replicas, so that the result does not depend on the number of replicas.
     """
     if not flag(batch_norm):
         return layer(size, activation="relu", **options)(x)
-    x = layer(size, use_bias=False, **options)(x)  # the normalization has one
+    x = layer(size, use_bias=False, **options)(x)  # BatchNormalization adds the bias
     return keras.layers.ReLU()(keras.layers.BatchNormalization(synchronized=True)(x))
 
 
 def hidden(
     x: keras.KerasTensor, units: int | Sequence[int], dropout: float, batch_norm: bool = False
 ) -> keras.KerasTensor:
-    """Dense layers with ReLU, each followed by dropout where that is above 0."""
+    """Adds dense layers with ReLU, each followed by dropout if its rate is above 0."""
     rate = fraction(dropout)
     for width in widths(units):
         x = rectified(x, keras.layers.Dense, width, batch_norm)

@@ -9,19 +9,19 @@ from scaleflow.model.layers import check_numbers, entry, head, not_negative
 
 
 def build(inputs: Inputs, outputs: Outputs, l2: float = 0.0) -> keras.Model:
-    """One dense layer on the flattened input.
+    """Builds one dense layer on the flattened input.
 
-    With the loss that follows from the kind of target this is multinomial logistic regression
-    (classification), logistic regression (binary, multi_label) or least squares (regression).
+    The loss follows from the kind of target. So this is multinomial logistic regression (classification), logistic
+    regression (binary, multi_label) or least squares (regression).
 
     Args:
-        inputs: what an example is; any shape.
-        outputs: what the model has to return.
-        l2: times the sum of the squared weights, without the bias, is added to the loss (ridge; Hoerl and
+        inputs: numbers of any shape.
+        outputs: the outputs that the dataset needs.
+        l2: adds l2 times the sum of the squared weights, without the bias, to the loss (ridge regression; Hoerl and
             Kennard 1970).
 
     Raises:
-        ConfigError: if the inputs are text.
+        ConfigError: if the inputs are text or `l2` is negative.
     """
     check_numbers(inputs, "linear")
     penalty = not_negative(l2, "model.l2")

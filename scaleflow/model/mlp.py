@@ -17,17 +17,17 @@ def build(
     dropout: float = 0.0,
     batch_norm: bool = False,
 ) -> keras.Model:
-    """Flattens the input and passes it through dense layers.
+    """Builds dense layers with ReLU on the flattened input.
 
     Args:
-        inputs: what an example is; any shape.
-        outputs: what the model has to return.
+        inputs: numbers of any shape.
+        outputs: the outputs that the dataset needs.
         units: the width of the hidden layer, or of each of several.
-        dropout: the fraction dropped behind each hidden layer.
-        batch_norm: normalize behind each hidden layer, over all replicas.
+        dropout: the fraction dropped after each hidden layer.
+        batch_norm: normalize after each hidden layer, over all replicas.
 
     Raises:
-        ConfigError: if the inputs are text.
+        ConfigError: if the inputs are text, or an argument is invalid.
     """
     check_numbers(inputs, "mlp")
     raw, x = entry(inputs)

@@ -1,6 +1,6 @@
 """Residual networks, after He et al. 2015 ("Deep Residual Learning for Image Recognition", arXiv:1512.03385).
 
-The small ones are those of its section 4.2 for CIFAR-10, the one of depth 50 is `keras.applications.ResNet50`.
+The small ones are those of section 4.2 for CIFAR-10. The one of depth 50 is `keras.applications.ResNet50`.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Outputs
 from scaleflow.model.layers import check_shape, entry, head
 
-#: Depths of section 4.2, 6n + 2; n blocks of two convolutions to a stage.
+#: Depths of section 4.2: 6n + 2, with n blocks of two convolutions in each stage.
 SMALL = (20, 32, 44, 56, 110)
 
-#: Of the three stages.
+#: Filters in each of the three stages.
 FILTERS = (16, 32, 64)
 
-#: Keras's 0.99 would have an evaluation see the statistics of hundreds of updates ago.
+#: With Keras's default of 0.99 an evaluation would use statistics from hundreds of updates ago.
 MOMENTUM = 0.9
 
-#: What ResNet50 can be built for, at least.
+#: The smallest image side that Keras builds ResNet50 for, in pixels.
 SMALLEST_SIDE = 32
 
-#: ImageNet's mean colour, blue to red, which weights trained with Keras's ResNet50 expect to be taken off.
+#: ImageNet's mean colour (blue, green, red). Weights of Keras's ResNet50 expect images minus this colour.
 MEAN_COLOUR = (103.939, 116.779, 123.68)
 
 
 def build(inputs: Inputs, outputs: Outputs, depth: int = 20, weights: str | None = None) -> keras.Model:
-    """A residual network with BatchNorm over all replicas.
+    """Builds a residual network with BatchNorm over all replicas.
 
     Args:
-        inputs: images, of shape (height, width, channels).
-        outputs: what the model has to return.
+        inputs: images of shape (height, width, channels).
+        outputs: the outputs that the dataset needs.
         depth: 20, 32, 44, 56 or 110 as for CIFAR-10: a convolution of 16 filters, three stages of 16, 32 and 64
-            with shortcuts that have no parameters (option A), the average over the image, a dense layer. Or 50:
-            Keras's ResNet50 with an average and a dense layer at its end.
+            filters with shortcuts that have no parameters (option A), the average over the image, a dense layer. Or
+            50: Keras's ResNet50, the average and a dense layer.
         weights: depth 50: a local file with the weights of ResNet50 without its top, such as Keras's
-            `resnet50_weights_tf_dim_ordering_tf_kernels_notop.h5`. Images then go in as those weights expect: blue
-            before red, ImageNet's mean colour taken off.
+            `resnet50_weights_tf_dim_ordering_tf_kernels_notop.h5`. The model then converts images as these weights
+            expect: to BGR order, minus ImageNet's mean colour.
 
     Raises:
-        ConfigError: if the inputs are not images, or too small, there is no such depth, or the file does not fit.
+        ConfigError: if the inputs are not images or too small, or the depth or the file is invalid.
     """
     check_shape(inputs, "resnet")
     check_resnet(inputs, depth, weights)
@@ -77,13 +77,8 @@ def check_resnet(inputs: Inputs, depth: Any, weights: Any) -> None:
         raise ConfigError(f"model.weights={weights}: there is no such file; give a local .h5 file of weights, or null")
 
 
-# ---------------------------------------------------------------------------------------------
-# The small ones
-# ---------------------------------------------------------------------------------------------
-
-
 def build_small(x: Any, blocks: int) -> Any:
-    """[b, height, width, channels] -> [b, 64]."""
+    """Adds the CIFAR-10 network without its dense layer: [b, height, width, channels] -> [b, 64]."""
     x = keras.layers.ReLU()(convolve(x, FILTERS[0], 1, "first"))
     for stage, filters in enumerate(FILTERS, 1):
         for number in range(1, blocks + 1):
@@ -92,14 +87,14 @@ def build_small(x: Any, blocks: int) -> Any:
 
 
 def build_block(x: Any, filters: int, stride: int, name: str) -> Any:
-    """Two convolutions and the way around them."""
+    """Adds two convolutions and the shortcut around them."""
     y = keras.layers.ReLU()(convolve(x, filters, stride, f"{name}_1"))
     y = convolve(y, filters, 1, f"{name}_2")
     return keras.layers.ReLU()(y + make_shortcut(x, filters, stride))
 
 
 def convolve(x: Any, filters: int, stride: int, name: str) -> Any:
-    """A 3 x 3 convolution without bias, normalized."""
+    """Adds a 3 x 3 convolution without bias, and BatchNorm."""
     conv = keras.layers.Conv2D(
         filters,
         3,
@@ -113,20 +108,15 @@ def convolve(x: Any, filters: int, stride: int, name: str) -> Any:
 
 
 def make_shortcut(x: Any, filters: int, stride: int) -> Any:
-    """The shortcut, option A: every other pixel, and zeros for the channels that come in addition."""
+    """Adds the shortcut of option A: every `stride`-th pixel, and zeros in the additional channels."""
     if stride > 1:
         x = keras.layers.AveragePooling2D(1, strides=stride)(x)
-    more = filters - x.shape[-1]
-    return ops.pad(x, ((0, 0), (0, 0), (0, 0), (more // 2, more - more // 2))) if more else x
-
-
-# ---------------------------------------------------------------------------------------------
-# ResNet50
-# ---------------------------------------------------------------------------------------------
+    extra = filters - x.shape[-1]
+    return ops.pad(x, ((0, 0), (0, 0), (0, 0), (extra // 2, extra - extra // 2))) if extra else x
 
 
 def resnet50(inputs: Inputs, x: Any, weights: str | None) -> Any:
-    """[b, height, width, channels] near [0, 1] -> [b, 2048]."""
+    """Adds Keras's ResNet50 without its top: [b, height, width, channels] near [0, 1] -> [b, 2048]."""
     net = keras.applications.ResNet50(include_top=False, weights=None, input_shape=inputs.shape, pooling="avg")
     for layer in net.layers:
         if isinstance(layer, keras.layers.BatchNormalization):
@@ -138,14 +128,14 @@ def resnet50(inputs: Inputs, x: Any, weights: str | None) -> Any:
 
 
 def load_weights(net: keras.Model, weights: str) -> None:
-    """Reads the weights of a file.
+    """Loads the weights of a file.
 
     Raises:
-        ConfigError: if it is no such file, or of another network.
+        ConfigError: if it is no weights file, or one of another network.
     """
     try:
         net.load_weights(Path(weights).expanduser())
-    except Exception as error:  # whatever h5py, zipfile and Keras raise for what is no such file
+    except Exception as error:  # h5py, zipfile and Keras raise many types
         reason = (str(error).strip().splitlines() or [""])[0]
         raise ConfigError(
             f"model.weights={weights}: does not hold the weights of ResNet50 without its top "

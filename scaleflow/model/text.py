@@ -1,4 +1,4 @@
-"""Text by the average of its words' embeddings, after TensorFlow's IMDb tutorial.
+"""A text model on the average of its word embeddings, after TensorFlow's IMDb tutorial.
 
 https://www.tensorflow.org/tutorials/keras/text_classification
 """
@@ -21,23 +21,23 @@ def build(
     dropout: float = 0.0,
     ignore_padding: bool = True,
 ) -> keras.Model:
-    """An embedding of each word, their average, then dense layers with ReLU.
+    """Builds an embedding of each word, their average, then dense layers with ReLU.
 
     Args:
-        inputs: text as numbers, int32 of shape (tokens,) with a vocabulary; 0 is padding.
-        outputs: what the model has to return.
-        embedding: the numbers that a word is described by.
+        inputs: word numbers, int32 of shape (tokens,) with a vocabulary; 0 is padding.
+        outputs: the outputs that the dataset needs.
+        embedding: the size of a word's vector.
         units: the width of the dense layer, or of each of several.
-        dropout: the fraction dropped behind each dense layer.
-        ignore_padding: average over the words alone. The tutorial averages over the padding too, so that a short
-            text is near the same point whatever it says.
+        dropout: the fraction dropped after each dense layer.
+        ignore_padding: average over the words only. The tutorial averages over the padding too, which puts all short
+            texts near the same point.
 
     Raises:
-        ConfigError: if the inputs are not text as numbers.
+        ConfigError: if the inputs are not word numbers, or an argument is invalid.
     """
     vocabulary = check_tokens(inputs, "text")
     raw, tokens = entry(inputs)
     x = keras.layers.Embedding(vocabulary, whole(embedding, "model.embedding"), name="words")(tokens)
-    words_alone = flag(ignore_padding, "model.ignore_padding")
-    x = average(x, tokens) if words_alone else keras.layers.GlobalAveragePooling1D()(x)
+    skips_padding = flag(ignore_padding, "model.ignore_padding")
+    x = average(x, tokens) if skips_padding else keras.layers.GlobalAveragePooling1D()(x)
     return keras.Model(raw, head(hidden(x, units, dropout), outputs), name="text")

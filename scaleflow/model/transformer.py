@@ -21,51 +21,51 @@ def build(
     units: int = 128,
     dropout: float = 0.0,
 ) -> keras.Model:
-    """Word and position embeddings, encoder blocks, the average over the words, a dense layer.
+    """Builds word and position embeddings, encoder blocks, the average over the words, a dense layer.
 
-    A block is the paper's: self-attention and a feed-forward layer with ReLU, each followed by dropout (if any), the
-    addition of what went in, and layer normalization. Positions are learned, which the paper found as good as its
-    sinusoids; attention and the average leave out the padding.
+    A block is the paper's: self-attention and a feed-forward layer with ReLU, each followed by dropout (if any), a
+    residual connection and layer normalization. Positions are learned, which the paper found as good as its
+    sinusoids. Attention and the average ignore the padding.
 
     Args:
-        inputs: text as numbers, int32 of shape (tokens,) with a vocabulary; 0 is padding.
-        outputs: what the model has to return.
-        width: the numbers that a word is described by, through all blocks.
-        heads: of each block's attention; they share the width.
-        blocks: how many.
+        inputs: word numbers, int32 of shape (tokens,) with a vocabulary; 0 is padding.
+        outputs: the outputs that the dataset needs.
+        width: the size of a word's vector in all blocks.
+        heads: attention heads of each block; each has width / heads of the vector.
+        blocks: the number of blocks.
         units: the width of the feed-forward layer.
-        dropout: the fraction dropped behind the embedding, the attention and the feed-forward layer.
+        dropout: the fraction dropped after the embedding, the attention and the feed-forward layer.
 
     Raises:
-        ConfigError: if the inputs are not text as numbers, or the heads don't share the width evenly.
+        ConfigError: if the inputs are not word numbers, `width` is no multiple of `heads`, or an argument is invalid.
     """
     vocabulary = check_tokens(inputs, "transformer")
     check_transformer(width, heads)
     rate = fraction(dropout)
     raw, tokens = entry(inputs)
-    there = ops.expand_dims(ops.not_equal(tokens, 0), axis=1)  # [b, 1, tokens]: what each word may attend to
+    mask = ops.expand_dims(ops.not_equal(tokens, 0), axis=1)  # [b, 1, tokens]: the tokens that attention may use
     x = keras.layers.Embedding(vocabulary, width, name="words")(tokens)
     x = apply_dropout(
         x + keras.layers.Embedding(inputs.shape[0], width, name="positions")(make_positions(tokens)), rate
     )
     for number in range(1, whole(blocks, "model.blocks") + 1):
-        x = build_block(x, there, f"block{number}", heads, whole(units, "model.units"), rate)
+        x = build_block(x, mask, f"block{number}", heads, whole(units, "model.units"), rate)
     return keras.Model(raw, head(average(x, tokens), outputs), name="transformer")
 
 
 def build_block(x: Any, there: Any, name: str, heads: int, units: int, rate: float) -> Any:
-    """One encoder block, [b, tokens, width] -> the same."""
+    """Adds one encoder block: [b, tokens, width] -> the same shape."""
     width = x.shape[-1]
     attention = keras.layers.MultiHeadAttention(heads, width // heads, name=f"{name}_attention")
-    seen = apply_dropout(attention(x, x, attention_mask=there), rate)
-    x = keras.layers.LayerNormalization(epsilon=1e-6, name=f"{name}_norm1")(x + seen)
-    fed = keras.layers.Dense(units, activation="relu", name=f"{name}_feed1")(x)
-    fed = apply_dropout(keras.layers.Dense(width, name=f"{name}_feed2")(fed), rate)
-    return keras.layers.LayerNormalization(epsilon=1e-6, name=f"{name}_norm2")(x + fed)
+    attended = apply_dropout(attention(x, x, attention_mask=there), rate)
+    x = keras.layers.LayerNormalization(epsilon=1e-6, name=f"{name}_norm1")(x + attended)
+    feed = keras.layers.Dense(units, activation="relu", name=f"{name}_feed1")(x)
+    feed = apply_dropout(keras.layers.Dense(width, name=f"{name}_feed2")(feed), rate)
+    return keras.layers.LayerNormalization(epsilon=1e-6, name=f"{name}_norm2")(x + feed)
 
 
 def make_positions(tokens: Any) -> Any:
-    """[1, tokens]: 0, 1, 2, ... as a function of the input, which is what Keras can save."""
+    """Returns [1, tokens] of 0, 1, 2, ... computed from the input, so that Keras can save the model."""
     ones = ops.sum(ops.zeros_like(tokens), axis=0, keepdims=True) + 1
     return ops.cumsum(ones, axis=1) - 1
 

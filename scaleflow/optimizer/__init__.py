@@ -1,4 +1,4 @@
-"""The Keras optimizer that a config names, with the learning rate composed around it."""
+"""Creates the configured Keras optimizer and its learning rate schedule."""
 
 from scaleflow.optimizer.in_place import update_in_place
 from scaleflow.optimizer.make import create_optimizer

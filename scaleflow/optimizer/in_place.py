@@ -1,7 +1,7 @@
-"""An optimizer that works where the variables are, under the default strategy.
+"""Makes an optimizer update each variable on the variable's device, under the default strategy.
 
-There Keras leaves it open where an update is computed, and TensorFlow takes the first device: the
-gradients, the slots and the weights of all stages would travel there and back at every step.
+There Keras does not place an update, and TensorFlow uses the first device. The gradients, slots and weights of all
+pipeline stages would be copied there and back in each step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tensorflow as tf
 
 
 def update_in_place(optimizer: keras.optimizers.Optimizer) -> None:
-    """Has everything that concerns one variable computed on that variable's device."""
+    """Replaces the optimizer's methods by ones that compute each update on the variable's device."""
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         unscale_in_place(optimizer)
         optimizer = optimizer.inner_optimizer
@@ -34,7 +34,7 @@ def update_in_place(optimizer: keras.optimizers.Optimizer) -> None:
 
 
 def unscale_in_place(optimizer: keras.optimizers.LossScaleOptimizer) -> None:
-    """The same for loss scaling: whether a gradient is finite, and its division by the scale."""
+    """Does the same for loss scaling: the check for finite gradients and their division by the scale."""
     finish = optimizer._stateful_handle_finite_grads
 
     def check_finite(gradients: Sequence[Any]) -> tf.Tensor:
@@ -54,7 +54,7 @@ def unscale_in_place(optimizer: keras.optimizers.LossScaleOptimizer) -> None:
 
     optimizer.check_finite = check_finite
     optimizer._stateful_handle_finite_grads = handle_finite
-    optimizer._overwrite_variable_with_gradient = lambda variable: True  # "is not scaled": it has been divided above
+    optimizer._overwrite_variable_with_gradient = lambda variable: True  # keeps Keras from unscaling a second time
 
 
 def device_of(variable: Any) -> str:

@@ -1,4 +1,4 @@
-"""Makes the optimizer, and takes over what Keras does at the wrong moment."""
+"""Creates the optimizer, and replaces Keras's summing of gradients over the replicas."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from scaleflow.errors import ConfigError
 
-#: Keras clips each replica's gradient before they are summed, and its accumulation fails in a
-#: strategy's scope; the loop does both rightly, under these names.
+#: Keras's optimizer option -> scaleflow's. Keras clips each replica's gradient before the sum, and its accumulation
+#: fails in a strategy's scope.
 INSTEAD = {
     "clipnorm": "training.clip_norm",
     "global_clipnorm": "training.clip_norm",
@@ -24,22 +24,22 @@ INSTEAD = {
 def create_optimizer(
     factory: Callable[..., Any], rate: Any, loss_scaling: bool, takes_summed: bool = True
 ) -> keras.optimizers.Optimizer:
-    """The optimizer, to be given gradients that are summed over the replicas already, unless told otherwise.
-
-    Call it in the strategy's scope.
+    """Creates the optimizer. Call it in the strategy's scope.
 
     Args:
-        factory: a Keras optimizer's class, arguments but the rate bound.
+        factory: a Keras optimizer class with all arguments but `learning_rate` bound.
         rate: a float or a schedule.
-        loss_scaling: wrap it for float16 gradients (dynamic scale, Micikevicius et al. 2017).
-        takes_summed: whether the gradients are summed already; else it sums them itself, as Keras's do.
+        loss_scaling: wrap the optimizer for float16 gradients (dynamic scale, Micikevicius et al. 2017,
+            https://arxiv.org/abs/1710.03740).
+        takes_summed: whether the caller sums the gradients over the replicas; else the optimizer does.
 
     Raises:
-        ConfigError: if it is no optimizer, does not take the values of its keys, or is asked to do what the loop does.
+        ConfigError: if the factory makes no optimizer or rejects a value, or if an option of `INSTEAD` or `use_ema` is
+            set.
     """
     try:
         optimizer = factory(learning_rate=rate)
-    except ValueError as error:  # as Keras checks the values of an optimizer's keys
+    except ValueError as error:  # Keras rejects a value
         raise ConfigError(f"{keys_in(str(error), factory)}: {' '.join(str(error).split())}") from error
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ConfigError(
@@ -60,25 +60,25 @@ def create_optimizer(
 
 
 def keys_in(message: str, factory: Callable[..., Any]) -> str:
-    """The keys that an optimizer's message is about, with their values."""
+    """Lists the config keys that an error message of an optimizer names, with their values."""
     values: Mapping[str, Any] = getattr(factory, "keywords", {})
     return " with ".join(f"optimizer.{key}={value}" for key, value in values.items() if key in message) or "optimizer"
 
 
 def take_summed_gradients(optimizer: keras.optimizers.Optimizer) -> None:
-    """Keeps Keras from summing over the replicas a second time.
+    """Disables Keras's sum over the replicas, because the loop sums the gradients itself.
 
-    The loop sums the gradients itself, before clipping and before the check for overflow: Keras's
-    LossScaleOptimizer looks at the first replica's gradients only and takes them for the sum.
+    The loop does so before clipping and before the check for overflow: Keras's LossScaleOptimizer checks only the
+    first replica's gradients.
     """
     assert callable(getattr(optimizer, "_all_reduce_sum_gradients", None)), "Keras moved its all-reduce"
     optimizer._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars
 
 
 def sum_dense_gradients(optimizer: keras.optimizers.Optimizer) -> None:
-    """Has Keras sum over the replicas what is dense.
+    """Makes gradients dense before Keras sums them over the replicas.
 
-    Of an embedding's gradient, in which the same row comes many times, Adam would square the parts, not their sum.
+    An embedding's sparse gradient may contain a row several times. Adam would square these parts instead of their sum.
     """
     summed = optimizer._all_reduce_sum_gradients
     optimizer._all_reduce_sum_gradients = lambda grads_and_vars: summed(

@@ -1,4 +1,4 @@
-"""The learning rate as a function of the step: scaled, warmed up, and scheduled."""
+"""The learning rate as a function of the step: batch size scaling, warm-up and schedule."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from scaleflow.interfaces import Optimizer
 
 
 def scale_to_batch(options: Optimizer, global_batch_size: int) -> float:
-    """The rate at its height, scaled with the global batch.
+    """Scales the peak learning rate with the global batch size.
 
-    `linear` is the rule of Goyal et al. 2017 (https://arxiv.org/abs/1706.02677), `sqrt` keeps the
-    variance of the update (Krizhevsky 2014, https://arxiv.org/abs/1404.5997).
+    `linear` is the rule of Goyal et al. 2017 (https://arxiv.org/abs/1706.02677). `sqrt` keeps the variance of the
+    update constant (Krizhevsky 2014, https://arxiv.org/abs/1404.5997).
     """
     ratio = global_batch_size / options.base_batch_size
     factor = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[options.scale]
@@ -23,7 +23,7 @@ def scale_to_batch(options: Optimizer, global_batch_size: int) -> float:
 
 
 def make_learning_rate(options: Optimizer, global_batch_size: int, total_steps: int) -> float | Schedule:
-    """What to give a Keras optimizer as its `learning_rate`."""
+    """Returns the `learning_rate` argument for a Keras optimizer: a float if it is constant, else a schedule."""
     peak = scale_to_batch(options, global_batch_size)
     if options.schedule == "constant" and not options.warmup_steps:
         return peak
@@ -31,7 +31,7 @@ def make_learning_rate(options: Optimizer, global_batch_size: int, total_steps: 
 
 
 def find_warm_up_warning(options: Optimizer, total_steps: int) -> str | None:
-    """What the user should know of a warm-up that is longer than the run."""
+    """Returns a warning if the warm-up is not shorter than the run, else None."""
     if options.warmup_steps < total_steps:
         return None
     return f"optimizer.warmup_steps={options.warmup_steps}: the run has {total_steps} steps; the rate never gets there"
@@ -40,11 +40,11 @@ def find_warm_up_warning(options: Optimizer, total_steps: int) -> str | None:
 class Schedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]  # keras has no types
     """Linear warm-up from 0 to `peak`, then constant, cosine or step decay.
 
-    Cosine decay (Loshchilov and Hutter 2016, https://arxiv.org/abs/1608.03983) runs from the end of
-    the warm-up to `total_steps`; steps of decay are counted from the first update.
+    Cosine decay (Loshchilov and Hutter 2016, https://arxiv.org/abs/1608.03983) runs from the end of the warm-up to
+    `total_steps`. Step decay counts from the first update, including the warm-up.
 
     Attributes:
-        factor: all of it times this; what was traced before it was changed does not follow.
+        factor: multiplies the rate. Functions that are already traced do not see a change.
     """
 
     def __init__(self, peak: float, options: Optimizer, total_steps: int) -> None:
@@ -54,7 +54,7 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore
         self.factor = 1.0
 
     def __call__(self, step: Any) -> tf.Tensor:
-        """The rate of the update that follows `step` earlier ones, a float32 scalar."""
+        """Returns the rate, a float32 scalar, of the update after `step` updates."""
         step = tf.cast(step, tf.float32)
         rate = self.peak * self.factor * self._decay(step)
         warmup = self.options.warmup_steps

@@ -1,4 +1,4 @@
-"""The dtype that layers compute in."""
+"""Sets the dtype that layers compute in."""
 
 from scaleflow.precision.policy import apply_policy, resolve_policy
 

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: traced in the workers, read in a process of its own, told in words and a picture."""
+"""Shows where the time of a step goes: workers trace steps, a child process analyzes the trace and writes a summary."""
 
 from scaleflow.profiler.analysis_process import analyze_window
 

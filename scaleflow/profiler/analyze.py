@@ -1,6 +1,6 @@
-"""Reads a profile, in a process of its own and with the lowest priority: `python -m scaleflow.profiler.analyze`.
+"""Analyzes a trace in its own process with the lowest priority: `python -m scaleflow.profiler.analyze`.
 
-Standard input has the event `profile`; what is made of it is left beside the trace.
+Reads the event `profile` as JSON from standard input, and writes the results to the event's artifacts folder.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from scaleflow.events import StepsProfiled, parse_event
 from scaleflow.profiler.paths import PICTURE, SUMMARY, TRACE, WORDS, find_xplanes, worker_name
 from scaleflow.profiler.plot import draw_profile
 from scaleflow.profiler.step_breakdown import OF_STEP, Timeline, divide_steps, parse_timeline
@@ -27,26 +27,26 @@ PARTIAL = ".partial"
 def main() -> None:
     with contextlib.suppress(OSError):
         os.nice(19)
-    event = json.loads(sys.stdin.read())
-    analyze_profile(event, Path(event["folder"]).parent / event["artifacts"])
+    event = parse_event(json.loads(sys.stdin.read()))
+    assert isinstance(event, StepsProfiled)
+    analyze_profile(event, Path(event.folder).parent / event.artifacts)
 
 
-def analyze_profile(event: Mapping[str, Any], into: Path) -> Summary:
-    """Makes a trace for Perfetto, words, picture and summary of a window; the last says that all is there."""
+def analyze_profile(event: StepsProfiled, into: Path) -> None:
+    """Writes a trace for Perfetto, a Markdown page, a plot and `summary.json` of a window into a folder.
+
+    `summary.json` is renamed into place last: if it exists, the analysis is complete.
+    """
     into.mkdir(parents=True, exist_ok=True)
-    found = find_xplanes(Path(event["folder"]), (event["first"], event["last"]))
-    chief, *others = found
-    trace, line = chrome_trace(chief)
-    write_trace(into / TRACE, trace)
-    is_hidden = event["facts"].get("hardware") == "gpu" and not line.has_device
-    summary = summarise(event, divide_steps(line), list_longest_operations(chief))
-    summary["memory"] = {**event["facts"].get("memory", {}), **read_peak_memory(chief)}
-    summary["workers"] = [to_figures(worker_name(chief), summary)]
+    chief, *others = find_xplanes(Path(event.folder), (event.first, event.last))
+    timeline = write_trace(chief, into / TRACE)
+    summary = summarise(event, divide_steps(timeline), list_longest_operations(chief))
+    summary["memory"] = {**event.facts.get("memory", {}), **read_peak_memory(chief)}
+    summary["workers"] = [to_figures(chief, summary)]
     for other in others:
-        trace, line = chrome_trace(other)
-        write_trace(into / TRACE.replace(".json", f"-{worker_name(other)}.json"), trace)
-        summary["workers"].append(to_figures(worker_name(other), summarise(event, divide_steps(line), [])))
-    if is_hidden:
+        steps = divide_steps(write_trace(other, into / TRACE.replace(".json", f"-{worker_name(other)}.json")))
+        summary["workers"].append(to_figures(other, summarise(event, steps, [])))
+    if event.facts.get("hardware") == "gpu" and not timeline.has_device:
         summary["advice"].insert(
             0,
             "The trace has none of the GPU's own events, so that the host's operations stand for them: the driver "
@@ -57,32 +57,28 @@ def analyze_profile(event: Mapping[str, Any], into: Path) -> Summary:
     partial = into / (SUMMARY + PARTIAL)
     partial.write_text(json.dumps(summary, indent=1))
     partial.replace(into / SUMMARY)
-    return summary
 
 
-def to_figures(name: str, summary: Summary) -> dict[str, Any]:
-    """What is compared between processes."""
-    return {"name": name, "step_ms": summary["step_ms"]["p50"], "percent": summary["percent"]}
+def to_figures(xplane: Path, summary: Summary) -> dict[str, Any]:
+    """Returns the figures that the summary compares between processes."""
+    return {"name": worker_name(xplane), "step_ms": summary["step_ms"]["p50"], "percent": summary["percent"]}
 
 
-def chrome_trace(xplane: Path) -> tuple[dict[str, Any], Timeline]:
-    """A trace in Chrome's format, and what there is of steps in it."""
+def write_trace(xplane: Path, path: Path) -> Timeline:
+    """Converts an xplane file to Chrome's format for Perfetto; returns the timeline of its steps."""
     trace = json.loads(run_xprof_tool(xplane, "trace_viewer"))
-    return trace, parse_timeline(trace)
-
-
-def write_trace(path: Path, trace: Mapping[str, Any]) -> None:
     with gzip.open(path, "wt", compresslevel=5, encoding="utf-8") as file:
         json.dump(trace, file)
+    return parse_timeline(trace)
 
 
 def list_longest_operations(xplane: Path) -> list[dict[str, Any]]:
-    """Operations by their self time, the longest first; without the iterators of tf.data, which mostly wait."""
+    """Returns the operations, longest self time first. Leaves out tf.data's iterators, which mostly wait."""
     tables = json.loads(run_xprof_tool(xplane, "framework_op_stats"))
     columns = [column["id"] for column in tables[-1]["cols"]]
     rows = [dict(zip(columns, (cell.get("v") for cell in row["c"]), strict=True)) for row in tables[-1]["rows"]]
     rows = [row for row in rows if row["type"] not in ("Dataset", "IDLE")]
-    whole = sum(row["total_self_time"] for row in rows) or 1.0
+    total = sum(row["total_self_time"] for row in rows) or 1.0
     ops = [
         {
             "type": row["type"],
@@ -90,7 +86,7 @@ def list_longest_operations(xplane: Path) -> list[dict[str, Any]]:
             "where": row["host_or_device"].lower(),
             "count": int(row["occurrences"]),
             "self_ms": round(row["total_self_time"] / 1000, 4),
-            "percent": round(100 * row["total_self_time"] / whole, 2),
+            "percent": round(100 * row["total_self_time"] / total, 2),
             "in_step": bool(OF_STEP.search(row["operation"] + "/")),
         }
         for row in rows
@@ -99,15 +95,15 @@ def list_longest_operations(xplane: Path) -> list[dict[str, Any]]:
 
 
 def read_peak_memory(xplane: Path) -> dict[str, float]:
-    """The peak of each allocator of a device in the window, in MiB; a CPU's is no memory of a device."""
-    found = json.loads(run_xprof_tool(xplane, "memory_profile")).get("memoryProfilePerAllocator", {})
-    summaries = {name: each.get("profileSummary", {}) for name, each in found.items()}
-    peaks = {name: each.get("peakStats", {}).get("peakBytesInUse") for name, each in summaries.items()}
+    """Returns the peak of each device allocator in the window, in MiB. Leaves out the CPU's allocators."""
+    allocators = json.loads(run_xprof_tool(xplane, "memory_profile")).get("memoryProfilePerAllocator", {})
+    summaries = {name: entry.get("profileSummary", {}) for name, entry in allocators.items()}
+    peaks = {name: entry.get("peakStats", {}).get("peakBytesInUse") for name, entry in summaries.items()}
     return {name: int(peak) / MIB for name, peak in peaks.items() if peak and "cpu" not in name.lower()}
 
 
 def run_xprof_tool(xplane: Path, tool: str) -> str:
-    """What one of xprof's tools gives; what it keeps beside what it reads goes with a temporary folder."""
+    """Returns the output of one of xprof's tools. The temporary folder takes the cache files that xprof writes."""
     from xprof.convert import raw_to_tool_data
 
     with tempfile.TemporaryDirectory(prefix="scaleflow-profile-") as folder:

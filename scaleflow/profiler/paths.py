@@ -1,4 +1,4 @@
-"""The files of a profile, in the layout that TensorBoard looks for them in."""
+"""Paths of a profile's files, in the layout that TensorBoard expects."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ SUMMARY, WORDS, PICTURE, TRACE = "summary.json", "summary.md", "profile.png", "t
 
 
 def window_name(steps: tuple[int, int]) -> str:
-    """The name of a window by its first and last traced step."""
+    """Returns the name of the window (first step, last step)."""
     return f"steps_{steps[0]}-{steps[1]}"
 
 
 def xplane_path(folder: Path, steps: tuple[int, int], worker: str) -> Path:
-    """Where one worker's trace is, under a profile's folder."""
+    """Returns the path of one worker's trace under a profile's folder."""
     return folder / "plugins" / "profile" / window_name(steps) / f"{worker}{SUFFIX}"
 
 
 def find_xplanes(folder: Path, steps: tuple[int, int]) -> Sequence[Path]:
-    """The traces of a window, the chief's first."""
-    found = sorted(xplane_path(folder, steps, "x").parent.glob(f"*{SUFFIX}"), key=lambda path: (len(path.name), path))
-    return sorted(found, key=lambda path: not is_chief(path))
+    """Returns the traces of a window: the chief's, then the others in the order of their numbers."""
+    traces = xplane_path(folder, steps, "x").parent.glob(f"*{SUFFIX}")
 
+    def order(path: Path) -> tuple[bool, int, Path]:
+        return worker_name(path) not in ("worker-0", "coordinator"), len(path.name), path  # worker-2 before worker-10
 
-def is_chief(path: Path) -> bool:
-    return worker_name(path) in ("worker-0", "coordinator")
+    return sorted(traces, key=order)
 
 
 def worker_name(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""The picture of a profile. matplotlib is imported only when one is drawn, and without its windows."""
+"""Draws a profile. Imports matplotlib only when it draws, and without a window system."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LONGEST_NAME = 48
 
 
 def draw_profile(summary: dict[str, Any], picture: Path) -> bool:
-    """Draws the traced steps, divided, and the longest operations, as a PNG; False where there is no matplotlib."""
+    """Draws the parts of each traced step and the longest operations as a PNG. Returns False without matplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -22,18 +22,18 @@ def draw_profile(summary: dict[str, Any], picture: Path) -> bool:
     figure = Figure(figsize=(11, 7), layout="constrained")
     steps_axes, ops_axes = figure.subplots(2, 1)
     steps = summary["each_step"]
-    numbers = [step["number"] for step in steps]
-    below = [0.0] * len(steps)
+    step_numbers = [step["number"] for step in steps]
+    bottoms = [0.0] * len(steps)
     parts = PARTS if summary["percent"] is not None else ()
     for part in parts:
         heights = [step[part] for step in steps]
         label = f"{part} {summary['percent'][part]:.0f} %"
-        steps_axes.bar(numbers, heights, bottom=below, color=COLOURS[part], label=label, width=0.9)
-        below = [low + height for low, height in zip(below, heights, strict=True)]
+        steps_axes.bar(step_numbers, heights, bottom=bottoms, color=COLOURS[part], label=label, width=0.9)
+        bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
     if parts:
         steps_axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     else:
-        steps_axes.bar(numbers, [step["total"] for step in steps], color=COLOURS["host"], width=0.9)
+        steps_axes.bar(step_numbers, [step["total"] for step in steps], color=COLOURS["host"], width=0.9)
     steps_axes.set_xlabel("step")
     steps_axes.set_ylabel("ms")
     steps_axes.set_title(f"a step: {summary['step_ms']['p50']:.3g} ms (p50), {summary['step_ms']['p95']:.3g} ms (p95)")

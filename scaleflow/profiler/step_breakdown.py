@@ -1,9 +1,13 @@
-"""Where the time of a step went, by the events of a trace.
+"""Divides the time of a step into parts, from the events of a trace.
 
-Each instant between a step's marker's begin and end belongs to one of four: `compute` if any operation of the step
-computes then, on any device; else `allreduce` if gradients are being summed over the replicas; else `input` if the
-step waits for examples or puts them together; else `host`: Python, the start of the call, the time between operations.
-So what a device does while another still computes costs nothing here, and the parts sum to the whole.
+Each instant between the begin and the end of a step's marker belongs to the first of these parts that applies:
+
+- `compute`: an operation of the step computes on any device;
+- `allreduce`: gradients are summed over the replicas;
+- `input`: the step waits for examples or assembles them;
+- `host`: anything else, such as Python, the start of the call, the time between operations.
+
+So reading or summing that overlaps with computing counts as computing, and the parts sum to the step.
 """
 
 from __future__ import annotations
@@ -17,14 +21,14 @@ from scaleflow.interfaces import READ_SCOPE, STEP_SCOPE, SUM_SCOPE
 
 PARTS = ("input", "compute", "allreduce", "host")
 
-#: In the order in which they count where several are under way at once.
+#: Priority while several parts are under way.
 ORDER = ("compute", "allreduce", "input")
 
 OF_STEP = re.compile(rf"(^|/){STEP_SCOPE}(_\d+)?/")
 OF_READ = re.compile(rf"/{READ_SCOPE}(_\d+)?/")
 OF_SUM = re.compile(rf"/{SUM_SCOPE}(_\d+)?/")
 
-#: TensorFlow's own operations, whatever scope they are in.
+#: TensorFlow operations that are recognized by name, in any scope.
 COLLECTIVE = re.compile(r"Collective(Reduce|Gather|AllToAll)|Nccl", re.IGNORECASE)
 GET_NEXT = re.compile(r"\bIteratorGetNext")
 
@@ -33,7 +37,7 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class StepTimes:
-    """One traced step: its number, and milliseconds of it."""
+    """The number of a traced step, and its whole time and its parts in milliseconds."""
 
     number: int
     total: float
@@ -45,12 +49,12 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class Timeline:
-    """The events of one process's trace that its steps are divided by.
+    """The events of one process's trace that divide its steps. Times are in microseconds.
 
     Attributes:
-        markers: (number, begin, end) of each step, in microseconds, in order.
-        spans: (begin, end, part) of what is none of the host's, in order.
-        has_device: whether an accelerator's own events are there.
+        markers: (number, begin, end) of each step, in order.
+        spans: (begin, end, part) of every part but `host`, in order.
+        has_device: whether the trace has an accelerator's own events.
     """
 
     markers: Sequence[tuple[int, float, float]]
@@ -59,7 +63,7 @@ class Timeline:
 
 
 def parse_timeline(trace: Mapping[str, Any]) -> Timeline:
-    """What a trace in Chrome's format says, as xprof writes it."""
+    """Reads the steps and their parts from a trace in Chrome's format, as xprof writes it."""
     streams = device_streams(trace["traceEvents"])
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
     markers = [
@@ -77,16 +81,16 @@ def parse_timeline(trace: Mapping[str, Any]) -> Timeline:
 
 
 def device_streams(events: Iterable[Event]) -> set[tuple[int, int]]:
-    """The (process, thread) ids of what runs on accelerators."""
-    named = [event for event in events if event.get("ph") == "M"]
+    """Returns the (process, thread) ids of accelerators' streams."""
+    metadata = [event for event in events if event.get("ph") == "M"]
     devices = {
         event["pid"]
-        for event in named
+        for event in metadata
         if event["name"] == "process_name" and re.match(r"/device:(GPU|TPU)", event["args"]["name"])
     }
     return {
         (event["pid"], event["tid"])
-        for event in named
+        for event in metadata
         if event["name"] == "thread_name"
         and event["pid"] in devices
         and re.match(r"Stream #|XLA Ops", event["args"]["name"])
@@ -94,15 +98,13 @@ def device_streams(events: Iterable[Event]) -> set[tuple[int, int]]:
 
 
 def classify_host_event(event: Event, is_driver: bool) -> str | None:
-    """What an event of the host's threads is part of; None for what is not the step's work.
+    """Returns the part that an event of a host thread belongs to, None if it is no work of the step.
 
-    Args:
-        event: of the trace.
-        is_driver: whether what the step computes runs on an accelerator, which the host's operations only start.
+    If the host is only the driver of an accelerator, its operations launch kernels and do not count.
     """
     name, arguments = event["name"], event.get("args", {})
     operation = arguments.get("long_name", "")
-    if GET_NEXT.search(name) and "group_id" in arguments:  # tf.data's own threads belong to no step
+    if GET_NEXT.search(name) and "group_id" in arguments:  # tf.data's threads have no group_id
         return "input"
     if is_driver or not OF_STEP.search(operation):
         return None
@@ -110,7 +112,7 @@ def classify_host_event(event: Event, is_driver: bool) -> str | None:
 
 
 def classify_device_event(event: Event) -> str:
-    """What a kernel is part of; copies of examples to the device are input."""
+    """Returns the part that a device's event belongs to. Copies from the host are input."""
     arguments = event.get("args", {})
     operation = arguments.get("tf_op") or arguments.get("long_name") or arguments.get("name") or ""
     return "input" if event["name"].startswith("MemcpyH2D") else classify_kernel(event["name"], str(operation))
@@ -123,36 +125,36 @@ def classify_kernel(name: str, operation: str) -> str:
 
 
 def divide_steps(line: Timeline) -> list[StepTimes]:
-    """Each marked step, divided."""
-    found = []
+    """Divides each marked step into its parts."""
+    steps = []
     first = 0
     for number, begin, end in line.markers:
         while first < len(line.spans) and line.spans[first][1] <= begin and line.spans[first][0] < begin:
             first += 1
         inside = []
-        for at in range(first, len(line.spans)):
-            if line.spans[at][0] >= end:
+        for index in range(first, len(line.spans)):
+            if line.spans[index][0] >= end:
                 break
-            if line.spans[at][1] > begin:
-                inside.append(line.spans[at])
+            if line.spans[index][1] > begin:
+                inside.append(line.spans[index])
         parts = divide_interval(inside, begin, end)
         total = (end - begin) / 1000
-        found.append(StepTimes(number, total, host=max(0.0, total - sum(parts.values())), **parts))
-    return found
+        steps.append(StepTimes(number, total, host=max(0.0, total - sum(parts.values())), **parts))
+    return steps
 
 
 def divide_interval(spans: Iterable[tuple[float, float, str]], begin: float, end: float) -> dict[str, float]:
-    """Milliseconds of each part in [begin, end): an instant counts for the first in `ORDER` that is under way."""
+    """Returns the milliseconds of each part between two times in microseconds; `ORDER` decides between overlaps."""
     edges = []
     for start, stop, part in spans:
         edges += [(max(start, begin), 1, part), (min(stop, end), -1, part)]
     under_way = dict.fromkeys(ORDER, 0)
     sums = dict.fromkeys(ORDER, 0.0)
     last = begin
-    for at, change, part in sorted(edges):
-        now = next((each for each in ORDER if under_way[each]), None)
-        if now is not None:
-            sums[now] += at - last
+    for time, change, part in sorted(edges):
+        current = next((candidate for candidate in ORDER if under_way[candidate]), None)
+        if current is not None:
+            sums[current] += time - last
         under_way[part] += change
-        last = at
+        last = time
     return {part: micros / 1000 for part, micros in sums.items()}

@@ -1,4 +1,4 @@
-"""What a window of traced steps comes to, in figures and in words."""
+"""Summarizes a window of traced steps: figures, advice and a Markdown page."""
 
 from __future__ import annotations
 
@@ -7,95 +7,80 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from scaleflow.events import StepsProfiled
 from scaleflow.profiler.step_breakdown import PARTS, StepTimes
 
 Summary = dict[str, Any]
 
-#: From this share of a step on, waiting for input is what to look at first; below the other one, nothing to look at.
+#: Percent of a step that waits for input: a run is input-bound from the first on, and not below the second.
 INPUT_BOUND, NOT_INPUT_BOUND = 20.0, 5.0
 
-#: Other shares that are worth a word.
+#: Percent of a step from which there is advice about all-reduce and the host.
 MUCH_ALLREDUCE, MUCH_HOST = 15.0, 40.0
 
+#: Operations that the summary lists.
 OPS = 15
 
 
-def summarise(event: Mapping[str, Any], steps: Sequence[StepTimes], ops: Sequence[Mapping[str, Any]]) -> Summary:
-    """The figures of one process's trace.
+def summarise(event: StepsProfiled, steps: Sequence[StepTimes], ops: Sequence[Mapping[str, Any]]) -> Summary:
+    """Returns the figures of one process's trace, with advice; `ops` is as `list_longest_operations` returns it."""
+    import numpy as np
 
-    Args:
-        event: `profile`, as the worker told it.
-        steps: those that were traced, divided.
-        ops: operations with `type`, `name`, `count`, `self_ms` and `count_synchronous_workers`, the longest first.
-    """
     totals = [step.total for step in steps]
-    whole = sum(totals) or 1.0
-    shares = {part: round(100 * sum(getattr(step, part) for step in steps) / whole, 2) for part in PARTS}
+    p50, p95 = np.percentile(totals, (50, 95))
+    total = sum(totals) or 1.0
+    shares = {part: round(100 * sum(getattr(step, part) for step in steps) / total, 2) for part in PARTS}
     medians = {f"{part}_ms": round(statistics.median(getattr(step, part) for step in steps), 4) for part in PARTS}
-    is_elsewhere = event["facts"].get("strategy") == "parameter_server"
-    found: Summary = {
-        "first_step": event["first"],
-        "last_step": event["last"],
+    is_elsewhere = event.facts.get("strategy") == "parameter_server"
+    summary: Summary = {
+        "first_step": event.first,
+        "last_step": event.last,
         "steps": len(steps),
-        "step_ms": {"p50": round(percentile(totals, 50), 4), "p95": round(percentile(totals, 95), 4)},
+        "step_ms": {"p50": round(float(p50), 4), "p95": round(float(p95), 4)},
         "percent": None if is_elsewhere else shares,
         "median_ms": None if is_elsewhere else medians,
-        "usual_step_ms": event.get("usual_ms"),
+        "usual_step_ms": event.usual_ms,
         "ops": list(ops[:OPS]),
         "each_step": [{key: round(value, 4) for key, value in asdict(step).items()} for step in steps],
-        "facts": dict(event["facts"]),
+        "facts": dict(event.facts),
     }
-    found["advice"] = give_advice(found, ops)
-    return found
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """By linear interpolation, as numpy's default."""
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    summary["advice"] = give_advice(summary, ops)
+    return summary
 
 
 def to_metrics(summary: Summary) -> dict[str, float]:
-    """The metrics of a profile; where the work is done in other processes, there is but the time."""
-    found = {"profile/step_ms": summary["step_ms"]["p50"]}
+    """Returns the metrics of a profile: only the time of a step if other processes compute it (parameter_server)."""
+    metrics = {"profile/step_ms": summary["step_ms"]["p50"]}
     if summary["percent"] is not None:
-        found["profile/input_pct"] = summary["percent"]["input"]
-        found["profile/allreduce_pct"] = summary["percent"]["allreduce"]
-    return found
-
-
-# ---------------------------------------------------------------------------------------------
-# In words
-# ---------------------------------------------------------------------------------------------
+        metrics["profile/input_pct"] = summary["percent"]["input"]
+        metrics["profile/allreduce_pct"] = summary["percent"]["allreduce"]
+    return metrics
 
 
 def give_advice(summary: Summary, ops: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What to do about it, the most important first."""
+    """Returns advice, the most important first."""
     percent, facts = summary["percent"], summary["facts"]
     if percent is None:
         return [
             "The coordinator alone was traced: what it waits for is computed by its workers, and in the window one "
             "step is under way at a time. For the split of a step, profile the same run with strategy=one_device."
         ]
-    words = [advise_on_input(percent["input"], facts, ops)]
+    advice = [advise_on_input(percent["input"], facts, ops)]
     if percent["allreduce"] >= MUCH_ALLREDUCE:
-        words.append(
+        advice.append(
             f"{percent['allreduce']:.0f} % of a step sums gradients over the replicas: a larger training.batch_size or "
             "training.accumulate does that less often for the same examples"
             + ("; between GPUs, strategy.communication=nccl." if facts.get("strategy") == "multi_worker" else ".")
         )
     if percent["host"] >= MUCH_HOST:
-        words.append(advise_on_host(summary))
+        advice.append(advise_on_host(summary))
     if percent["compute"] == max(percent.values()):
-        words.append(advise_on_compute(percent["compute"], facts, ops))
-    return words
+        advice.append(advise_on_compute(percent["compute"], facts, ops))
+    return advice
 
 
 def advise_on_input(percent: float, facts: Mapping[str, Any], ops: Sequence[Mapping[str, Any]]) -> str:
-    """Whether steps wait for input, and what would help."""
+    """Returns whether steps wait for input, and what helps."""
     if percent < NOT_INPUT_BOUND:
         return f"{percent:.0f} % of a step waits for input: the run is not input-bound."
     if facts.get("input") == "memory" and percent < INPUT_BOUND:
@@ -110,23 +95,23 @@ def suggest_input_fix(facts: Mapping[str, Any], ops: Sequence[Mapping[str, Any]]
             "the examples are in memory, and what is left is to gather them: that is much only where a step has little "
             "else to do, so use a larger model or training.batch_size, and look at perf/step_ms outside the window"
         )
-    ways = []
+    fixes = []
     if facts.get("cache") == "none":
-        ways.append("dataset.cache=memory (or file) reads and prepares each example once")
-    ways.append("more parallel reads (dataset.threads, or more cores)")
+        fixes.append("dataset.cache=memory (or file) reads and prepares each example once")
+    fixes.append("more parallel reads (dataset.threads, or more cores)")
     slowest = next((op for op in ops if not op["in_step"]), None)
     if slowest is not None:
         python = ", which is Python and runs in one thread at a time: use TensorFlow's operations"
-        ways.append(f"the longest of the pipeline is {slowest['type']}{python * (slowest['type'] == 'PyFunc')}")
-    return "; ".join(ways)
+        fixes.append(f"the longest of the pipeline is {slowest['type']}{python * (slowest['type'] == 'PyFunc')}")
+    return "; ".join(fixes)
 
 
 def advise_on_host(summary: Summary) -> str:
-    usual, now = summary["usual_step_ms"], summary["step_ms"]["p50"]
+    usual, p50 = summary["usual_step_ms"], summary["step_ms"]["p50"]
     share = f"{summary['percent']['host']:.0f} % of a step is neither: Python and the start of the call"
-    if usual is not None and usual < 0.8 * now:
+    if usual is not None and usual < 0.8 * p50:
         return (
-            f"{share}. In the window each step is a call of its own ({now:.3g} ms); outside, where many are one call, "
+            f"{share}. In the window each step is a call of its own ({p50:.3g} ms); outside, where many are one call, "
             f"a step takes {usual:.3g} ms, so that most of this is not paid there."
         )
     return f"{share}: a larger training.batch_size gives a step more to do."
@@ -145,7 +130,7 @@ def advise_on_compute(percent: float, facts: Mapping[str, Any], ops: Sequence[Ma
 
 
 def to_markdown(summary: Summary) -> str:
-    """The page that people read."""
+    """Formats a summary as a Markdown page."""
     first, last = summary["first_step"], summary["last_step"]
     p50, p95 = summary["step_ms"]["p50"], summary["step_ms"]["p95"]
     lines = [f"# Steps {first} to {last}", "", f"A step took {p50:.3g} ms (p50), {p95:.3g} ms (p95)."]
@@ -163,7 +148,9 @@ def to_markdown(summary: Summary) -> str:
         ]
     if len(summary.get("workers", ())) > 1:
         lines += ["", "| process | step p50, ms | input | compute | all-reduce | host |", "|---|---|---|---|---|---|"]
-        lines += [worker_row(worker) for worker in summary["workers"]]
+        for worker in summary["workers"]:
+            shares = " | ".join(f"{worker['percent'][part]:.1f} %" for part in PARTS)
+            lines.append(f"| {worker['name']} | {worker['step_ms']:.3g} | {shares} |")
     if summary["memory"]:
         lines += ["", "| memory | peak, MiB |", "|---|---|"]
         lines += [f"| {name} | {value:,.0f} |" for name, value in summary["memory"].items()]
@@ -176,11 +163,6 @@ def to_markdown(summary: Summary) -> str:
     return "\n".join(lines) + "\n"
 
 
-def worker_row(worker: Mapping[str, Any]) -> str:
-    shares = " | ".join(f"{worker['percent'][part]:.1f} %" for part in PARTS)
-    return f"| {worker['name']} | {worker['step_ms']:.3g} | {shares} |"
-
-
 HOW = """\
 An instant of a step is `compute` if any of its operations computes then, on any device; else `allreduce` if gradients
 are being summed over the replicas; else `input` if it waits for examples; else `host`. The shares of operations are of
@@ -188,7 +170,7 @@ the self time of all that are listed in the trace, those of the input pipeline t
 
 
 def to_line(summary: Summary) -> str:
-    """For the end of a command."""
+    """Formats a summary as one line for the end of a command."""
     steps = f"steps {summary['first_step']} to {summary['last_step']}: {summary['step_ms']['p50']:.3g} ms a step"
     if summary["percent"] is None:
         return steps

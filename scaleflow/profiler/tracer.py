@@ -1,4 +1,4 @@
-"""Traces the steps of a window in a worker, with the markers by which they are told apart."""
+"""Traces the steps of a window in a worker, with a marker around each step."""
 
 from __future__ import annotations
 
@@ -18,31 +18,32 @@ from typing import Any
 
 import tensorflow as tf
 
-from scaleflow.interfaces import Emit, Profiler
+from scaleflow.events import Emit, Note, StepsProfiled
+from scaleflow.interfaces import Profiler
 from scaleflow.profiler.paths import window_name, xplane_path
 from scaleflow.profiler.windows import Window, Windows
 
-#: TensorFlow's own, of what is traced on the host; -1 where nothing is.
+#: The symbol of TensorFlow's trace level of the host; NOTHING while it does not trace.
 LEVEL = "_ZN3tsl8profiler8internal13g_trace_levelE"
 NOTHING = -1
 
 SECONDS_TO_COLLECT = 60.0
 SECONDS_BETWEEN_LOOKS = 0.01
 
-#: What x86-64 returns from a function by.
+#: The x86-64 instruction `ret`.
 RETURN = b"\xc3"
 
 
 class StepTracer:
-    """A `Tracer` that leaves each window's xplane where TensorBoard looks for it.
+    """A `Tracer` that writes each window's xplane file where TensorBoard looks for it.
 
     Args:
-        options: which steps.
-        folder: for what the run's profile is made of.
-        worker: this process's name, which its trace has.
-        emit: is told of each window; None in a worker that the run is not recorded by.
-        facts: gives what the words about a profile need to know of the run, as plain values.
-        apart: have a child process write what was traced.
+        options: the windows.
+        folder: the run's folder for traces.
+        worker: this process's name; the trace's file is named after it.
+        emit: gets an event `profile` for each window, and notes; None in a worker that records no events.
+        facts: returns what the summary needs to know about the run, as plain values.
+        apart: let a child process collect the trace (`stop_in_child`).
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class StepTracer:
         if self._under_way is None:
             yield True
             return
-        # `_r` has xprof count by these; inside is no loop, by whose rounds it would count instead.
+        # With `_r` xprof counts steps by these markers. The call has no loop inside, whose rounds it would count.
         with tf.profiler.experimental.Trace("train", step_num=step, _r=1):
             yield True
 
@@ -96,12 +97,12 @@ class StepTracer:
         self._windows.end_window(window)
         try:
             self._stop()
-            (found,) = Path(folder).rglob("*.xplane.pb")
-            where = xplane_path(self._folder, (first, self._last), self._worker)
-            where.parent.mkdir(parents=True, exist_ok=True)
-            shutil.move(found, where)
+            (xplane,) = Path(folder).rglob("*.xplane.pb")
+            path = xplane_path(self._folder, (first, self._last), self._worker)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(xplane, path)
             self._written.append((first, self._last))
-        except (tf.errors.OpError, OSError, ValueError) as error:  # a full disk, say: the training goes on
+        except (tf.errors.OpError, OSError, ValueError) as error:  # such as a full disk: training goes on
             self._note(f"profiler: the trace of steps {first} to {self._last} could not be written: {error}")
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -111,15 +112,16 @@ class StepTracer:
         if self._emit is None:
             return
         for first, last in written:
-            own = "profile" if self._is_alone else f"profile/{window_name((first, last))}"
+            artifacts = "profile" if self._is_alone else f"profile/{window_name((first, last))}"
             self._emit(
-                "profile",
-                folder=str(self._folder),
-                first=first,
-                last=last,
-                artifacts=own,
-                usual_ms=usual_ms,
-                facts=dict(self._facts()),
+                StepsProfiled(
+                    folder=str(self._folder),
+                    first=first,
+                    last=last,
+                    artifacts=artifacts,
+                    usual_ms=usual_ms,
+                    facts=dict(self._facts()),
+                )
             )
 
     def finish(self, step: int) -> None:
@@ -131,7 +133,7 @@ class StepTracer:
         folder = tempfile.mkdtemp(prefix="scaleflow-profile-")
         try:
             tf.profiler.experimental.start(folder)
-        except tf.errors.OpError as error:  # a callback of the user's traces already
+        except tf.errors.OpError as error:  # a user's callback already traces
             shutil.rmtree(folder, ignore_errors=True)
             self._windows.end_window(window)
             self._note(f"profiler: steps {window[0]} to {window[1]} are not traced: {error.message}")
@@ -141,37 +143,37 @@ class StepTracer:
 
     def _note(self, text: str) -> None:
         if self._emit is not None:
-            self._emit("note", text=text)
+            self._emit(Note(text))
 
 
 def stop_in_child() -> None:
-    """Ends the tracing, and has a child process write what was traced, which may die of it.
+    """Stops tracing, and lets a child process collect the trace, which can crash.
 
-    For a process that is one of several. An operation that begins in one thread and ends in another, as the reduction
-    over workers does, is put together from two events, of which TensorFlow 2.21 keeps the second by its place in
-    memory while it moves it elsewhere (`TraceMeRecorder::Consume`): one run in ten of two workers died of that, on
-    a loaded machine. A child that dies is followed by one that gives no memory back, so that what was left is there.
+    For runs of several processes. If an operation begins in one thread and ends in another, as the reduction over
+    workers does, TensorFlow joins two events. TensorFlow 2.21 keeps a pointer to the second event while it moves that
+    event elsewhere (`TraceMeRecorder::Consume`). On a loaded machine one of ten runs with two workers crashed. If the
+    first child crashes, a second one collects without freeing memory, so that the old location stays readable.
 
     Raises:
-        OSError: if no child has come through, or one has said why it can't.
+        OSError: if both children crash, or one of them reports an error.
     """
     level = trace_level()
     if level is None:
         tf.profiler.experimental.stop()
         return
-    traced, level.value = level.value, NOTHING
+    traced_level, level.value = level.value, NOTHING
     try:
-        ended = run_in_child(functools.partial(collect_trace, level, traced))
-        if ended is None:
-            ended = run_in_child(functools.partial(collect_trace, level, traced, frees=False))
+        error = run_in_child(functools.partial(collect_trace, level, traced_level))
+        if error is None:
+            error = run_in_child(functools.partial(collect_trace, level, traced_level, frees=False))
     finally:
         tf.profiler.experimental.stop(save=False)
-    if ended != "":
-        raise OSError(ended or "TensorFlow's profiler has crashed")
+    if error != "":
+        raise OSError(error or "TensorFlow's profiler has crashed")
 
 
 def collect_trace(level: ctypes.c_int, traced: int, frees: bool = True) -> None:
-    """In the child: goes on as if nothing had stopped the tracing, and ends it."""
+    """Runs in the child: restores the trace level, then stops tracing, which collects and writes the trace."""
     if not frees:
         disable_free()
     level.value = traced
@@ -179,7 +181,7 @@ def collect_trace(level: ctypes.c_int, traced: int, frees: bool = True) -> None:
 
 
 def disable_free() -> None:
-    """From here on `free` returns at once: for a process that has not long to live."""
+    """Makes `free` return immediately, on x86-64. Only for a process that exits soon."""
     if platform.machine() != "x86_64":
         return
     libc = ctypes.CDLL(None)
@@ -191,7 +193,7 @@ def disable_free() -> None:
 
 
 def trace_level() -> ctypes.c_int | None:
-    """What TensorFlow looks at before it records anything on the host; None where that can't be reached."""
+    """Returns TensorFlow's trace level of the host, writable, or None if its symbol is not found."""
     try:
         library = ctypes.CDLL(str(Path(tf.sysconfig.get_lib()) / "libtensorflow_framework.so.2"))
         return ctypes.c_int.in_dll(library, LEVEL)
@@ -200,24 +202,24 @@ def trace_level() -> ctypes.c_int | None:
 
 
 def run_in_child(work: Callable[[], None]) -> str | None:
-    """Works in a forked child; gives what it has to say against it ("" where that is nothing), None if it died."""
-    heard, says = os.pipe()
+    """Runs `work` in a forked child. Returns its error message ("" if there is none), None if the child died."""
+    read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             work()
         except BaseException as error:
-            os.write(says, str(error).encode()[:4000] or b"?")
+            os.write(write_end, str(error).encode()[:4000] or b"?")
         finally:
             os._exit(0)
-    os.close(says)
-    with os.fdopen(heard, "rb") as reader:
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as reader:
         status = wait_for_child(child)
         return reader.read().decode(errors="replace") if status == 0 else None
 
 
 def wait_for_child(child: int) -> int:
-    """Waits for a child's end, and makes it where it does not come."""
+    """Waits for a child's exit and returns its status. Kills it after `SECONDS_TO_COLLECT`."""
     deadline = time.monotonic() + SECONDS_TO_COLLECT
     while time.monotonic() < deadline:
         ended, status = os.waitpid(child, os.WNOHANG)

@@ -1,23 +1,23 @@
-"""Which steps are traced, and how the loop's calls are cut for it."""
+"""Decides which steps are traced, and how many steps each call of the loop may take."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-#: So many steps before a window are taken one by one, too.
+#: Steps right before a window that are single calls as well.
 WARM = 2
 
 Window = tuple[int, int]
 
 
 class Windows:
-    """The windows of a run that are still to come. Steps are counted from 1, a window is (first, last).
+    """The windows of a run that are not traced yet. Steps count from 1; a window is (first, last).
 
-    The first step that a process takes is a single one, too: that compiles the function for single steps. Right before
-    a window it would give the input pipeline time to read far ahead, and what is then traced would not wait for input.
+    The first step of a process is a single call, too: it compiles the function for single steps. If that happened
+    right before a window, the input pipeline would read far ahead, and the traced steps would not wait for input.
 
     Args:
-        windows: in order, none within another.
+        windows: in order, not nested.
     """
 
     def __init__(self, windows: Sequence[Window]) -> None:
@@ -25,38 +25,35 @@ class Windows:
         self._singles = 0
 
     def steps_left(self, step: int) -> int | None:
-        """How many steps the next call may take, behind `step`; None where it does not matter any more."""
-        zone = self._next(step + 1)
-        if zone is None:
+        """Returns how many steps the next call may take after `step`, None if no window is left."""
+        window = self._next(step + 1)
+        if window is None:
             return None
-        return max(1, zone[0] - WARM - step - 1) if self._singles else 1
+        return max(1, window[0] - WARM - step - 1) if self._singles else 1
 
     def is_single(self, step: int) -> bool:
-        """Whether a step is taken by itself."""
-        zone = self._next(step)
-        return zone is not None and (step >= zone[0] - WARM or not self._singles)
+        """Returns whether `step` has to be a call of its own."""
+        window = self._next(step)
+        return window is not None and (step >= window[0] - WARM or not self._singles)
 
     def find_window(self, step: int) -> Window | None:
-        """The window that a step is traced in; to be asked once for each single step, before it is taken.
+        """Returns the window in which `step` is traced, or None. Never traces the process's first single step.
 
-        The first one that this process takes is not.
+        Call it exactly once for each single step, before the step: it counts them.
         """
-        zone = self._next(step)
+        window = self._next(step)
         self._singles += 1
-        return zone if zone is not None and step >= zone[0] and self._singles > 1 else None
+        return window if window is not None and step >= window[0] and self._singles > 1 else None
 
     def end_window(self, window: Window) -> None:
-        """Nothing more is traced in a window, also if the run goes back to before it."""
+        """Drops a window: its steps are not traced any more, even if the run goes back to a step before it."""
         self._coming = [other for other in self._coming if other != window]
-
-    def end_all(self) -> None:
-        self._coming = []
 
     @property
     def coming(self) -> Sequence[Window]:
-        """Those that no step was traced in, or not all."""
+        """The windows of which not all steps are traced."""
         return self._coming
 
     def _next(self, step: int) -> Window | None:
-        """The first window that a step is not behind."""
+        """Returns the first window that does not end before `step`."""
         return next((window for window in self._coming if step <= window[1]), None)

@@ -1,4 +1,4 @@
-"""How the work is spread over devices: a `tf.distribute` strategy from its name."""
+"""Creates the `tf.distribute` strategy of a process from its name, and divides models into pipeline stages."""
 
 from scaleflow.strategy.make import create_strategy, resolve_strategy
 from scaleflow.strategy.pipeline import build_pipeline, variable_scope

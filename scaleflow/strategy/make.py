@@ -1,4 +1,4 @@
-"""The strategy object of a process, by its name."""
+"""Creates the strategy object of a process from its name."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ import tensorflow as tf
 from scaleflow.interfaces import Strategy
 from scaleflow.strategy.pipeline import create_pipeline
 from scaleflow.strategy.servers import create_parameter_server
-from scaleflow.strategy.tpu import create_tpu
-from scaleflow.strategy.workers import create_multi_worker
 
-NOTHING_SAID = Strategy()
+DEFAULTS = Strategy()
 
 
 def resolve_strategy(options: Strategy, devices: Sequence[str]) -> str:
-    """The strategy's name, `auto` decided: `mirrored` where there are several devices."""
+    """Returns the strategy's name; `auto` is `mirrored` if there are several devices, else `one_device`."""
     if options.name != "auto":
         return options.name
     return "mirrored" if len(devices) > 1 else "one_device"
@@ -25,29 +23,34 @@ def resolve_strategy(options: Strategy, devices: Sequence[str]) -> str:
 def create_strategy(
     name: str,
     devices: Sequence[str],
-    options: Strategy = NOTHING_SAID,
+    options: Strategy = DEFAULTS,
     tpu: tf.distribute.cluster_resolver.TPUClusterResolver | None = None,
 ) -> tuple[tf.distribute.Strategy, str | None]:
-    """Makes the one strategy object of this process.
+    """Creates the only strategy object of this process.
+
+    Call it before any TensorFlow operation: `multi_worker` configures the runtime. `multi_worker` and
+    `parameter_server` wait until all processes that TF_CONFIG names are reachable.
 
     Args:
         name: a resolved name.
-        devices: logical devices, such as `CPU:0`; a multi-worker strategy takes all there are.
-        options: what else the config says.
-        tpu: where the TPU is, for `tpu`.
+        devices: logical devices, such as `CPU:0`; `multi_worker`, `parameter_server` and `tpu` ignore them.
+        options: the config group `strategy`.
+        tpu: the connected TPU, for `tpu`.
 
     Returns:
-        The strategy, and what the user should know about it.
+        (the strategy, a note for the user or None).
     """
     if name == "one_device":
         note = f"strategy=one_device: uses {devices[0]} of {len(devices)} devices" if len(devices) > 1 else None
         return tf.distribute.OneDeviceStrategy(devices[0]), note
     if name == "multi_worker":
-        return create_multi_worker(options), None
+        communication = tf.distribute.experimental.CommunicationImplementation[options.communication.upper()]
+        communication_options = tf.distribute.experimental.CommunicationOptions(implementation=communication)
+        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=communication_options), None
     if name == "parameter_server":
         return create_parameter_server(options), None
     if name == "tpu":
-        return create_tpu(tpu), None
+        return tf.distribute.TPUStrategy(tpu), None
     if name == "pipeline":
         return create_pipeline(devices, options), None
     note = None

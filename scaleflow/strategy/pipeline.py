@@ -1,10 +1,8 @@
-"""A model whose stages are on a device each, and the batch that goes through them in parts.
+"""Pipeline parallelism: each stage of a model is on its own device, and a batch passes through them in micro-batches.
 
-The layers are divided over the devices; a stage's variables, its way forward and its way back are on
-its own. A batch is divided into micro-batches (GPipe; Huang et al. 2019, arXiv:1811.06965) that are
-unrolled in the graph: while one stage works on a micro-batch, the stage before works on the next,
-because nothing in the graph says that it should wait. With one micro-batch this is plain model
-parallelism.
+A stage's variables, forward pass and backward pass are on its device. The micro-batches (GPipe; Huang et al. 2019,
+arXiv:1811.06965) are unrolled in the graph. Stages work on different micro-batches at the same time, because the graph
+has no dependency that makes them wait. With one micro-batch this is plain model parallelism.
 """
 
 from __future__ import annotations
@@ -22,62 +20,64 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Objective, Strategy
 from scaleflow.strategy.stages import Graph, Stage, build_graph, divide_graph
 
-#: Where a model is born before its variables go to their stages: it may be too large for any one of them.
+#: The device on which a model is built before its variables move to the stages: it may be too large for each of them.
 HOST = "CPU:0"
 
 Batch = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
 
 
 def create_pipeline(devices: Sequence[str], options: Strategy) -> tf.distribute.Strategy:
-    """The default strategy: any other has its own mind about where variables are.
+    """Returns the default strategy, because the others place variables themselves.
 
     Raises:
-        ConfigError: if there is not one device to each stage.
+        ConfigError: if the number of devices is not the number of stages.
     """
-    stages, found = options.stages, len(devices)
-    if found == stages:
+    stages, count = options.stages, len(devices)
+    if count == stages:
         return tf.distribute.get_strategy()
     is_cpu = devices[0].startswith("CPU")
-    if found < stages:
+    if count < stages:
         more = f"hardware.logical_devices={stages}" if is_cpu else "more devices"
-        fewer = f"strategy.stages={found}" if found > 1 else "strategy=one_device"
-        there = "there is 1" if found == 1 else f"there are {found}"
-        raise ConfigError(f"strategy.stages={stages}: each stage needs a device, and {there}; use {more}, or {fewer}")
+        fewer = f"strategy.stages={count}" if count > 1 else "strategy=one_device"
+        available = "there is 1" if count == 1 else f"there are {count}"
+        raise ConfigError(
+            f"strategy.stages={stages}: each stage needs a device, and {available}; use {more}, or {fewer}"
+        )
     fewer = f"hardware.logical_devices={stages}" if is_cpu else f"hardware.devices={list(range(stages))}"
     raise ConfigError(
-        f"strategy.stages={stages}: there are {found} devices, and a pipeline is not replicated over data; use "
-        f"strategy.stages={found}, or {fewer}"
+        f"strategy.stages={stages}: there are {count} devices, and a pipeline is not replicated over data; use "
+        f"strategy.stages={count}, or {fewer}"
     )
 
 
 def variable_scope(name: str) -> contextlib.AbstractContextManager[Any]:
-    """Where the variables of a strategy's model are made."""
+    """Returns the device scope in which the variables of a strategy's model are created."""
     return tf.device(HOST) if name == "pipeline" else contextlib.nullcontext()
 
 
 def build_pipeline(
     model: keras.Model, objective: Objective, devices: Sequence[str], options: Strategy
 ) -> tuple[Pipeline, list[str]]:
-    """Divides a model, moves its variables to their stages' devices, and gives the way through them.
+    """Divides a model into stages and moves its variables to the stages' devices.
 
     Args:
-        model: new, so that no optimizer and no function knows its variables.
-        objective: what is minimised.
-        devices: one to each stage.
-        options: how it is divided.
+        model: a new model, whose variables no optimizer and no compiled function uses yet.
+        objective: the loss.
+        devices: one for each stage.
+        options: the config group `strategy`.
 
     Returns:
-        The passes, and what the user should know.
+        (the forward and backward pass, notes for the user).
 
     Raises:
-        ConfigError: if the model can't be divided so.
+        ConfigError: if the model cannot be divided like that.
     """
     graph = build_graph(model)
     stages = divide_graph(graph, len(devices), options.cuts)
     move_variables(stages, devices)
-    told = ", ".join(f"{s} on {d} ({s.parameters:,} parameters)" for s, d in zip(stages, devices, strict=True))
-    notes = [f"strategy=pipeline: {told}"]
-    if options.micro_batches > 1 and any(is_batch_norm(call.run) for call in graph.calls):
+    placement = ", ".join(f"{s} on {d} ({s.parameters:,} parameters)" for s, d in zip(stages, devices, strict=True))
+    notes = [f"strategy=pipeline: {placement}"]
+    if options.micro_batches > 1 and any(isinstance(call.run, keras.layers.BatchNormalization) for call in graph.calls):
         notes.append(
             f"strategy.micro_batches={options.micro_batches}: BatchNormalization takes its statistics over a "
             "micro-batch, so the result differs from that of strategy=one_device; with strategy.micro_batches=1 not"
@@ -85,12 +85,8 @@ def build_pipeline(
     return Pipeline(model, graph, stages, devices, objective, options.micro_batches), notes
 
 
-def is_batch_norm(layer: Any) -> bool:
-    return isinstance(layer, keras.layers.BatchNormalization)
-
-
 def move_variables(stages: Sequence[Stage], devices: Sequence[str]) -> None:
-    """Makes each variable again, with the value that it has, on its stage's device."""
+    """Creates each variable again on its stage's device, with the same value."""
     for stage, device in zip(stages, devices, strict=True):
         with tf.device(device):
             for variable in stage.variables:
@@ -99,13 +95,13 @@ def move_variables(stages: Sequence[Stage], devices: Sequence[str]) -> None:
 
 @dataclass
 class ForwardState:
-    """One micro-batch's way forward, and what its way back needs.
+    """The forward pass of one micro-batch, as its backward pass needs it.
 
     Attributes:
-        values: of all tensors, by number.
-        tapes: one to each stage.
-        stage_losses: what each stage adds to the loss, scaled; None where it adds nothing.
-        loss: the scalar sum of losses times weights.
+        values: all tensors by number.
+        tapes: one for each stage.
+        stage_losses: each stage's scalar part of the loss, scaled; None if it has none.
+        loss: the scalar sum of the examples' losses times their weights.
     """
 
     values: dict[int, Any]
@@ -115,16 +111,7 @@ class ForwardState:
 
 
 class Pipeline:
-    """The passes of a model in stages.
-
-    Args:
-        model: the whole, whose variables are on their stages' devices.
-        graph: its calls.
-        stages: those calls, divided.
-        devices: one to each stage.
-        objective: what is minimised.
-        micro_batches: parts of a batch.
-    """
+    """The forward and backward pass of a model in stages (a `ForwardBackward`). `build_pipeline` creates it."""
 
     def __init__(
         self,
@@ -136,8 +123,8 @@ class Pipeline:
         micro_batches: int,
     ) -> None:
         self.variables = list(model.trainable_variables)
-        where = {id(v): device for stage, device in zip(stages, devices, strict=True) for v in stage.variables}
-        self.devices = [where.get(id(v), "") for v in self.variables]
+        device_of = {id(v): device for stage, device in zip(stages, devices, strict=True) for v in stage.variables}
+        self.devices = [device_of.get(id(v), "") for v in self.variables]
         self._graph = graph
         self._stages = list(zip(stages, devices, strict=True))
         self._first, self._last = devices[0], devices[-1]
@@ -147,9 +134,9 @@ class Pipeline:
     def forward(self, inputs: tf.Tensor) -> tf.Tensor:
         size = inputs.shape[0]
         parts = self._count if size is not None and size % self._count == 0 else 1
-        ways = [self._outputs(part) for part in divide_tensor(inputs, parts, self._first)]
+        outputs = [self._outputs(part) for part in divide_tensor(inputs, parts, self._first)]
         with tf.device(self._last):
-            return tf.concat(ways, axis=0)
+            return tf.concat(outputs, axis=0)
 
     def backward(
         self, batch: tuple[tf.Tensor, tf.Tensor], weights: tf.Tensor, parts: int, scale: Callable[[Any], Any]
@@ -161,17 +148,19 @@ class Pipeline:
             divide_tensor(weights, self._count, self._last),
             strict=True,
         )
-        ways = [self._forward_micro_batch(share, parts, scale, counts_weights=i == 0) for i, share in enumerate(shares)]
+        states = [
+            self._forward_micro_batch(share, parts, scale, counts_weights=i == 0) for i, share in enumerate(shares)
+        ]
         sums: dict[int, tf.Tensor] = {}
-        for way in ways:
-            self._backward_micro_batch(way, sums)
+        for state in states:
+            self._backward_micro_batch(state, sums)
         with tf.device(self._last):
-            loss = tf.add_n([way.loss for way in ways])
-            outputs = tf.concat([way.values[self._graph.sink] for way in ways], axis=0)
+            loss = tf.add_n([state.loss for state in states])
+            outputs = tf.concat([state.values[self._graph.sink] for state in states], axis=0)
         return loss, outputs, [sums.get(id(v)) for v in self.variables]
 
     def _outputs(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Through all stages, for an evaluation."""
+        """Returns the outputs of all stages, for an evaluation."""
         values = {self._graph.source: inputs}
         for stage, device in self._stages:
             with tf.device(device):
@@ -181,74 +170,66 @@ class Pipeline:
     def _forward_micro_batch(
         self, share: Batch, parts: int, scale: Callable[[Any], Any], counts_weights: bool
     ) -> ForwardState:
-        """One micro-batch through all stages, each under a tape of its own.
+        """Runs one micro-batch through all stages, each under its own tape.
 
-        A tape around the whole would put every operation of the way back on one device.
-
-        Args:
-            share: (inputs, targets, weights) of one micro-batch.
-            parts: as `backward` has it.
-            scale: as `backward` has it.
-            counts_weights: whether the losses of weights count with it; they do once to a batch.
+        One tape around all stages would put all operations of the backward pass on one device. `counts_weights` adds
+        the regularization of weights, which counts once for each batch; the rest is as in `ForwardBackward.backward`.
         """
         inputs, targets, weights = share
         state = ForwardState({self._graph.source: inputs})
         for stage, device in self._stages:
             with tf.device(device), tf.GradientTape() as tape:
                 tape.watch(list_differentiable_inputs(stage, state))
-                own = stage.run(state.values, training=True)
-                aims = [tf.reduce_sum(tf.cast(loss, tf.float32)) / (parts * self._count) for loss in own]
+                layer_losses = stage.run(state.values, training=True)
+                losses = [tf.reduce_sum(tf.cast(loss, tf.float32)) / (parts * self._count) for loss in layer_losses]
                 if counts_weights:
-                    aims += [v.regularizer(v) / parts for v in stage.trainable if v.regularizer is not None]
+                    losses += [v.regularizer(v) / parts for v in stage.trainable if v.regularizer is not None]
                 if self._graph.sink in stage.outputs:
                     state.loss = tf.reduce_sum(self._loss(targets, state.values[self._graph.sink]) * weights)
-                    aims.append(state.loss)
-                state.stage_losses.append(scale(tf.add_n(aims)) if aims else None)
+                    losses.append(state.loss)
+                state.stage_losses.append(scale(tf.add_n(losses)) if losses else None)
             state.tapes.append(tape)
         return state
 
     def _backward_micro_batch(self, state: ForwardState, sums: dict[int, tf.Tensor]) -> None:
-        """The way back of one micro-batch, last stage first; adds its gradients to `sums`, by variable."""
-        arriving: dict[int, list[tf.Tensor]] = defaultdict(list)  # by tensor: one may have several numbers
-        for (stage, device), tape, aim in reversed(
+        """Runs the backward pass of one micro-batch, last stage first; adds gradients to `sums` by id(variable)."""
+        arriving: dict[int, list[tf.Tensor]] = defaultdict(list)  # by id(tensor): a tensor may have several numbers
+        for (stage, device), tape, loss in reversed(
             list(zip(self._stages, state.tapes, state.stage_losses, strict=True))
         ):
             with tf.device(device):
                 targets = [t for t in list_distinct_tensors(stage.outputs, state) if id(t) in arriving]
-                given = [tf.add_n(arriving.pop(id(t))) for t in targets]
-                if aim is not None:
-                    targets, given = [*targets, aim], [*given, tf.ones_like(aim)]
+                output_gradients = [tf.add_n(arriving.pop(id(t))) for t in targets]
+                if loss is not None:
+                    targets, output_gradients = [*targets, loss], [*output_gradients, tf.ones_like(loss)]
                 if not targets:
                     continue
-                takes = list_differentiable_inputs(stage, state)
-                sources = [*takes, *(v.value for v in stage.trainable)]
-                found = to_dense(tape.gradient(targets, sources, output_gradients=given))
-                for tensor, gradient in zip(takes, found, strict=False):
+                inputs = list_differentiable_inputs(stage, state)
+                sources = [*inputs, *(v.value for v in stage.trainable)]
+                gradients = tape.gradient(targets, sources, output_gradients=output_gradients)
+                # An embedding's gradient is `IndexedSlices`, whose sums and norms differ from a dense gradient's.
+                gradients = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
+                for tensor, gradient in zip(inputs, gradients, strict=False):
                     if gradient is not None:
                         arriving[id(tensor)].append(gradient)
-                for variable, gradient in zip(stage.trainable, found[len(takes) :], strict=True):
+                for variable, gradient in zip(stage.trainable, gradients[len(inputs) :], strict=True):
                     if gradient is not None:
                         key = id(variable)
                         sums[key] = sums[key] + gradient if key in sums else gradient
 
 
 def list_differentiable_inputs(stage: Stage, state: ForwardState) -> list[tf.Tensor]:
-    """Of what a stage takes from earlier ones, that which a gradient goes back to."""
+    """Returns a stage's inputs from earlier stages that have gradients."""
     return [tensor for tensor in list_distinct_tensors(stage.inputs, state) if tensor.dtype.is_floating]
 
 
 def list_distinct_tensors(numbers: Sequence[int], state: ForwardState) -> list[tf.Tensor]:
-    """The tensors of these numbers, each once: a layer that does nothing gives the tensor that it takes."""
+    """Returns the tensors of these numbers, each once: a layer without effect returns its input tensor."""
     return list({id(state.values[number]): state.values[number] for number in numbers}.values())
 
 
 def divide_tensor(tensor: tf.Tensor, parts: int, device: str) -> list[tf.Tensor]:
-    """Equal parts of a batch, on the device of the stage that they go to."""
+    """Splits a batch into equal parts, on the device of the stage that takes them."""
     with tf.device(device):
-        split: list[tf.Tensor] = tf.split(tensor, parts)
-        return split
-
-
-def to_dense(gradients: Sequence[Any]) -> list[tf.Tensor | None]:
-    """An embedding's gradient comes as rows, of which sums and norms are another thing."""
-    return [None if g is None else tf.convert_to_tensor(g) for g in gradients]
+        pieces: list[tf.Tensor] = tf.split(tensor, parts)
+        return pieces

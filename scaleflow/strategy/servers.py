@@ -1,7 +1,7 @@
 """The strategy in which workers train asynchronously on variables that parameter servers hold.
 
-A coordinator (TF_CONFIG's `chief`) schedules functions over the workers; the workers read variables from
-the servers and apply their updates there, none waiting for another (Li et al. 2014,
+A coordinator (TF_CONFIG's `chief`) schedules functions on the workers. Workers read variables from the servers and
+apply updates there without waiting for each other (Li et al. 2014,
 https://www.usenix.org/conference/osdi14/technical-sessions/presentation/li_mu).
 """
 
@@ -16,7 +16,7 @@ from scaleflow.interfaces import Hardware, Partitioner, Strategy
 
 
 def create_parameter_server(options: Strategy) -> tf.distribute.Strategy:
-    """Makes the coordinator's strategy, which waits until all processes that TF_CONFIG names are there."""
+    """Creates the coordinator's strategy."""
     return tf.distribute.ParameterServerStrategy(
         tf.distribute.cluster_resolver.TFConfigClusterResolver(rpc_layer="grpc"),
         variable_partitioner=partition(options.partitioner),
@@ -24,7 +24,7 @@ def create_parameter_server(options: Strategy) -> tf.distribute.Strategy:
 
 
 def partition(options: Partitioner) -> Any:
-    """How TensorFlow is to divide variables; None leaves them whole."""
+    """Returns TensorFlow's partitioner of variables, None if variables stay whole."""
     if options.max_shards is None:
         return None
     if options.min_shard_bytes is None:
@@ -33,7 +33,7 @@ def partition(options: Partitioner) -> Any:
 
 
 def serve(options: Hardware) -> None:
-    """Starts what TF_CONFIG says this process is, a worker or a parameter server; returns while it serves."""
+    """Starts the server of this process, a worker or a parameter server by TF_CONFIG. Returns while it runs."""
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver(rpc_layer="grpc")
     spec = resolver.cluster_spec()
     peers = sum(spec.num_tasks(role) for role in spec.jobs)
@@ -42,13 +42,11 @@ def serve(options: Hardware) -> None:
 
 
 def server_config(options: Hardware, peers: int, computes: bool) -> tf.compat.v1.ConfigProto:
-    """What `hardware` comes to for a process that serves: it has no tf.config, which is for a process's own operations.
+    """Converts `hardware` to a server's config, because `tf.config` applies only to a process's own operations.
 
-    Args:
-        options: `hardware`. With the threads left open, a coordinator, every worker and every server may have an
-            operation waiting here at once, each in a thread; with too few of them all wait.
-        peers: how many processes there are.
-        computes: whether this one is a worker, which is one replica on one device; a parameter server uses no GPU.
+    Without `inter_op_threads` there are more threads than processes (`peers`): the coordinator, each worker and each
+    server may have a waiting operation here, each in its own thread. With fewer threads all of them would wait. A
+    worker (`computes`) has one replica on one device; a parameter server uses no GPU.
     """
     config = tf.compat.v1.ConfigProto(
         inter_op_parallelism_threads=options.inter_op_threads or max(os.cpu_count() or 1, peers + 1),

@@ -1,8 +1,7 @@
-"""A model's graph of layers, divided into stages that follow each other.
+"""Divides a model's graph of layers into consecutive stages.
 
-Models inside the model are laid open, so that a cut may fall into them. A stage may take tensors of
-any earlier one: a connection that skips stages is no obstacle. What holds a stage together is its
-variables: all calls that use one of them are in the same stage.
+Nested models are expanded, so that a cut may be inside them. A stage may take tensors of any earlier stage, so skip
+connections can cross stages. All calls that use the same variable are in the same stage.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from scaleflow.errors import ConfigError
 
 @dataclass(frozen=True)
 class TensorRef:
-    """Stands in a call's arguments for a tensor that is known by its number."""
+    """Stands for a tensor, by its number, in the arguments of a call."""
 
     number: int
 
@@ -32,10 +31,11 @@ class Call:
     """One call of one layer.
 
     Attributes:
-        name: the layer's, behind those of the models that it is in.
-        run: the layer itself, or what stands at the entry of a model.
-        arguments: positional and by name, with a `TensorRef` for each tensor.
-        outputs: the numbers of its outputs.
+        name: the names of the models around the layer and its own, joined with `/`; the entry of a nested model ends
+            in `/`, that of the whole model is empty.
+        run: the layer, or the function that prepares a model's inputs.
+        arguments: (positional, by name), with a `TensorRef` for each tensor.
+        outputs: the numbers of the output tensors.
     """
 
     name: str
@@ -49,16 +49,16 @@ class Call:
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """All of them: weights, statistics, and the state of random numbers."""
+        """The layer's weights, statistics and states of random generators."""
         return list(self.run.variables) if isinstance(self.run, keras.layers.Layer) else []
 
     def __call__(self, values: dict[int, Any], training: bool) -> list[tf.Tensor]:
-        """Puts its outputs among the values; gives the losses that the layer adds of its own."""
+        """Runs the call, adds its outputs to `values`, and returns the losses that the layer adds."""
         args, named = keras.tree.map_structure(
             lambda leaf: values[leaf.number] if isinstance(leaf, TensorRef) else leaf, self.arguments
         )
         if "training" in getattr(self.run, "_call_context_args", ()):
-            named = {**named, "training": training}  # as Keras does, whatever the graph was recorded with
+            named = {**named, "training": training}  # as in Keras, overrides the recorded argument
         outputs = keras.tree.flatten(self.run(*args, **named))
         values.update(zip(self.outputs, outputs, strict=True))
         if not isinstance(self.run, keras.layers.Layer):
@@ -68,7 +68,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Graph:
-    """A model's calls, each behind those whose outputs it takes."""
+    """A model's calls, each after those whose outputs it takes; `source` and `sink` number its input and output."""
 
     calls: Sequence[Call]
     source: int
@@ -77,13 +77,12 @@ class Graph:
 
 @dataclass(frozen=True)
 class Stage:
-    """Calls that follow each other on one device.
+    """Consecutive calls on one device.
 
     Attributes:
-        inputs: tensors of earlier stages.
-        outputs: tensors that later stages take, and the model's output.
-        variables: of all its layers.
-        parameters: how many numbers its layers' weights are.
+        inputs: numbers of the tensors that it takes from earlier stages.
+        outputs: numbers of the tensors that later stages take, and of the model's output.
+        parameters: the number of parameters in its layers' weights.
     """
 
     calls: Sequence[Call]
@@ -97,54 +96,48 @@ class Stage:
         return [v for v in self.variables if v.trainable]
 
     def run(self, values: dict[int, Any], training: bool) -> list[tf.Tensor]:
-        """All calls in their order; gives the losses that layers add of their own, but for those of weights."""
+        """Runs all calls in order. Returns the losses that layers add, except the regularization of weights."""
         return [loss for call in self.calls for loss in call(values, training)]
 
     def __str__(self) -> str:
-        """From which layer to which."""
+        """Returns the names of the first and the last layer."""
         named = [call.name for call in self.calls if call.name and not call.name.endswith("/")]
         return named[0] if len(named) == 1 else f"{named[0]} to {named[-1]}"
 
 
 def divide_graph(graph: Graph, count: int, cuts: Sequence[str] | None = None) -> list[Stage]:
-    """The stages of a model, before each of the named layers or balanced by their parameters.
+    """Divides a model before each layer in `cuts`, or into `count` stages balanced by parameters.
 
     Raises:
-        ConfigError: if the model can't be cut so.
+        ConfigError: if the model cannot be cut there.
     """
     starts = find_named_starts(graph.calls, cuts) if cuts else find_balanced_starts(graph.calls, count)
-    bounds = itertools.pairwise([0, *starts, len(graph.calls)])
-    return list(make_stages(graph, [graph.calls[first:end] for first, end in bounds]))
-
-
-def make_stages(graph: Graph, parts: Sequence[Sequence[Call]]) -> Iterator[Stage]:
-    """Each part with what it takes from the parts before and gives to those behind."""
+    stages = []
     earlier: set[int] = set()
-    for index, calls in enumerate(parts):
-        given = {number for call in calls for number in call.outputs}
-        wanted = {graph.sink} | {number for part in parts[index + 1 :] for call in part for number in call.inputs}
-        taken = {number for call in calls for number in call.inputs}
+    for first, end in itertools.pairwise([0, *starts, len(graph.calls)]):
+        calls = graph.calls[first:end]
+        inputs = {number for call in calls for number in call.inputs}
+        outputs = {number for call in calls for number in call.outputs}
+        wanted_later = {graph.sink} | {number for call in graph.calls[end:] for number in call.inputs}
         variables = {id(v): v for call in calls for v in call.variables}
-        yield Stage(
-            calls=calls,
-            inputs=sorted(taken & earlier),
-            outputs=sorted(given & wanted),
-            variables=list(variables.values()),
-            parameters=sum(count_parameters(calls)),
+        stages.append(
+            Stage(
+                calls=calls,
+                inputs=sorted(inputs & earlier),
+                outputs=sorted(outputs & wanted_later),
+                variables=list(variables.values()),
+                parameters=sum(count_parameters(calls)),
+            )
         )
-        earlier |= given
-
-
-# ---------------------------------------------------------------------------------------------
-# The graph
-# ---------------------------------------------------------------------------------------------
+        earlier |= outputs
+    return stages
 
 
 def build_graph(model: keras.Model) -> Graph:
-    """The graph of a functional or sequential model.
+    """Returns the graph of a functional or sequential model.
 
     Raises:
-        ConfigError: if it is another kind, of which no graph is known.
+        ConfigError: if it is another kind of model, which has no graph of layers.
     """
     if find_functional(model) is None:
         raise ConfigError(
@@ -158,7 +151,7 @@ def build_graph(model: keras.Model) -> Graph:
 
 
 def find_functional(operation: Any) -> Functional | None:
-    """The graph that a functional or sequential model runs; None where its class runs something of its own."""
+    """Returns Keras's graph of a functional or sequential model, None if its class overrides `call`."""
     if isinstance(operation, keras.Sequential) and type(operation).call is keras.Sequential.call:
         return operation._functional
     return operation if isinstance(operation, Functional) and type(operation).call is Functional.call else None
@@ -167,57 +160,48 @@ def find_functional(operation: Any) -> Functional | None:
 def list_calls(
     model: keras.Model, given: Any, prefix: str, numbers: Iterator[int]
 ) -> tuple[list[Call], list[TensorRef]]:
-    """A model's calls, those of models inside it in their place, and its outputs.
+    """Returns a model's calls, with nested models expanded, and its outputs.
 
     Args:
-        model: one with a graph.
-        given: a `TensorRef` for each tensor that it is called with, in whatever structure.
-        prefix: of the names.
-        numbers: that no tensor has yet.
+        model: a model with a graph.
+        given: the structure of its inputs, with a `TensorRef` for each tensor.
+        prefix: the prefix of its layers' names.
+        numbers: yields unused tensor numbers.
     """
     graph = find_functional(model)
     assert graph is not None
     entries = [TensorRef(next(numbers)) for _ in graph.inputs]
-    calls = [
-        Call(
-            prefix,
-            functools.partial(standardize_inputs, model, graph),
-            ((given,), {}),
-            tuple(p.number for p in entries),
-        )
-    ]
-    places = dict(zip(map(id, graph.inputs), entries, strict=True))
-    for node in sort_nodes(graph):
-        more, outputs = list_node_calls(node, places, prefix, numbers)
-        calls += more
-        places.update(zip(map(id, node.outputs), outputs, strict=True))
-    return calls, [places[id(tensor)] for tensor in graph.outputs]
+    standardize = functools.partial(standardize_inputs, model, graph)
+    calls = [Call(prefix, standardize, ((given,), {}), tuple(ref.number for ref in entries))]
+    refs = dict(zip(map(id, graph.inputs), entries, strict=True))
+    depths = sorted(graph._nodes_by_depth, reverse=True)  # Keras runs the deepest nodes first
+    for node in itertools.chain.from_iterable(graph._nodes_by_depth[depth] for depth in depths):
+        if node.is_input:
+            continue
+        node_calls, outputs = list_node_calls(node, refs, prefix, numbers)
+        calls += node_calls
+        refs.update(zip(map(id, node.outputs), outputs, strict=True))
+    return calls, [refs[id(tensor)] for tensor in graph.outputs]
 
 
 def list_node_calls(
-    node: Any, places: Mapping[int, TensorRef], prefix: str, numbers: Iterator[int]
+    node: Any, refs: Mapping[int, TensorRef], prefix: str, numbers: Iterator[int]
 ) -> tuple[list[Call], list[TensorRef]]:
-    """What one node of a graph becomes: a call, or those of the model inside."""
+    """Returns the call of one node of a graph, or the calls of a nested model, and the node's outputs."""
     layer = node.operation
     args, named = keras.tree.map_structure(
-        lambda leaf: places[id(leaf)] if isinstance(leaf, keras.KerasTensor) else leaf,
+        lambda leaf: refs[id(leaf)] if isinstance(leaf, keras.KerasTensor) else leaf,
         (node.arguments.args, node.arguments.kwargs),
     )
-    more = [name for name, value in named.items() if value is not None and name != "training"]
-    if find_functional(layer) is not None and len(args) == 1 and not more:
+    extra_arguments = [name for name, value in named.items() if value is not None and name != "training"]
+    if find_functional(layer) is not None and len(args) == 1 and not extra_arguments:
         return list_calls(layer, args[0], f"{prefix}{layer.name}/", numbers)
     outputs = [TensorRef(next(numbers)) for _ in node.outputs]
     return [Call(prefix + layer.name, layer, (args, named), tuple(p.number for p in outputs))], outputs
 
 
-def sort_nodes(graph: Functional) -> Iterator[Any]:
-    """The nodes in the order in which Keras runs them, inputs left out."""
-    for depth in sorted(graph._nodes_by_depth, reverse=True):
-        yield from (node for node in graph._nodes_by_depth[depth] if not node.is_input)
-
-
 def standardize_inputs(model: keras.Model, graph: Functional, given: Any) -> list[tf.Tensor]:
-    """What Keras does with a model's inputs before its first layer."""
+    """Converts a model's inputs as Keras does before the first layer."""
     if model._convert_input_args:
         given = keras.tree.map_structure(
             lambda x: model.dtype_policy.convert_input(x, model.autocast, model.input_dtype), given
@@ -226,13 +210,8 @@ def standardize_inputs(model: keras.Model, graph: Functional, given: Any) -> lis
     return inputs
 
 
-# ---------------------------------------------------------------------------------------------
-# Where it is cut
-# ---------------------------------------------------------------------------------------------
-
-
 def count_parameters(calls: Sequence[Call]) -> list[int]:
-    """How many each call is the first to use."""
+    """Returns for each call the number of parameters that no earlier call uses."""
     seen: set[int] = set()
     counts = []
     for call in calls:
@@ -244,28 +223,31 @@ def count_parameters(calls: Sequence[Call]) -> list[int]:
 
 
 def find_shared_cuts(calls: Sequence[Call]) -> dict[int, str]:
-    """The places in which a cut would part two calls that use the same variable, with the layer's name."""
+    """Returns index -> layer name, of each call before which a cut would separate two users of a variable."""
     first: dict[int, int] = {}
-    held: dict[int, str] = {}
+    shared: dict[int, str] = {}
     for index, call in enumerate(calls):
         for variable in call.variables:
             begin = first.setdefault(id(variable), index)
-            held.update(dict.fromkeys(range(begin + 1, index + 1), call.name))
-    return held
+            shared.update(dict.fromkeys(range(begin + 1, index + 1), call.name))
+    return shared
 
 
 def find_balanced_starts(calls: Sequence[Call], count: int) -> list[int]:
-    """Where `count` stages begin, so that the largest has as few parameters as can be.
+    """Returns the first calls of all stages but the first, so that the largest stage is as small as possible.
 
-    A stage begins with a layer that has parameters: what has none, such as an activation or a
-    pooling, stays with the layer whose output it works on.
+    A stage begins with a layer that has parameters. Layers without, such as an activation or a pooling, stay with the
+    layer before them.
+
+    Raises:
+        ConfigError: if the model has fewer places to cut than `count` stages need.
     """
     parameters = count_parameters(calls)
-    held = find_shared_cuts(calls)
-    possible = [i for i, size in enumerate(parameters) if size and i not in held][1:]
+    shared = find_shared_cuts(calls)
+    possible = [i for i, size in enumerate(parameters) if size and i not in shared][1:]
     if len(possible) + 1 < count:
-        shared = sorted(set(held.values()))
-        because = f" (all calls of {', '.join(shared)} belong to one)" if shared else ""
+        names = sorted(set(shared.values()))
+        because = f" (all calls of {', '.join(names)} belong to one)" if names else ""
         most = len(possible) + 1
         instead = f"use strategy.stages={most} and as many devices" if most > 1 else "use strategy=one_device"
         raise ConfigError(
@@ -277,7 +259,7 @@ def find_balanced_starts(calls: Sequence[Call], count: int) -> list[int]:
 
 
 def balance_blocks(blocks: Sequence[int], count: int) -> tuple[int, ...]:
-    """The blocks with which groups but the first begin, of `count` groups whose largest is the smallest."""
+    """Divides blocks into `count` consecutive groups with the smallest maximum; returns the starts but the first."""
     total = [0, *itertools.accumulate(blocks)]
 
     @functools.cache
@@ -292,33 +274,36 @@ def balance_blocks(blocks: Sequence[int], count: int) -> tuple[int, ...]:
 
 
 def find_named_starts(calls: Sequence[Call], cuts: Sequence[str]) -> list[int]:
-    """Where stages begin that are named by their first layers."""
-    starts = [find_start(calls, name, cuts) for name in cuts]
-    told = f"strategy.cuts=[{', '.join(cuts)}]"
-    held = find_shared_cuts(calls)
-    for name, start, before in zip(cuts, starts, [0, *starts], strict=False):
-        if not list_layer_names(calls[before:start]):
+    """Returns the first calls of the stages that `cuts` names by their first layers.
+
+    Raises:
+        ConfigError: if a name is unknown or ambiguous, a stage is empty, or a cut separates users of a variable.
+    """
+    key = f"strategy.cuts=[{', '.join(cuts)}]"
+    starts = [find_start(calls, name, key) for name in cuts]
+    shared = find_shared_cuts(calls)
+    for name, start, previous in zip(cuts, starts, [0, *starts], strict=False):
+        if not list_layer_names(calls[previous:start]):
             raise ConfigError(
-                f"{told}: there is nothing between {name} and the cut before it; name the first layers of the second "
+                f"{key}: there is nothing between {name} and the cut before it; name the first layers of the second "
                 f"and later stages in the order in which they run: {', '.join(list_layer_names(calls)[1:])}"
             )
-        if start in held:
+        if start in shared:
             raise ConfigError(
-                f"{told}: a cut before {name} would part the calls of {held[start]}, whose variables can be on one "
+                f"{key}: a cut before {name} would part the calls of {shared[start]}, whose variables can be on one "
                 "device only; cut before the first of them or behind the last"
             )
     return starts
 
 
-def find_start(calls: Sequence[Call], name: str, cuts: Sequence[str]) -> int:
-    """The first call of the layer, or model inside the model, of that name."""
-    found = {call.name: i for i, call in reversed(list(enumerate(calls))) if is_named(call, name)}
-    if len(found) == 1:
-        return found.popitem()[1]
-    told = f"strategy.cuts=[{', '.join(cuts)}]"
-    if found:
-        raise ConfigError(f"{told}: {name} may be {' or '.join(sorted(found))}; write one of them")
-    raise ConfigError(f"{told}: the model has no layer {name}; it has {', '.join(list_layer_names(calls))}")
+def find_start(calls: Sequence[Call], name: str, key: str) -> int:
+    """Returns the first call of the layer or nested model of that name."""
+    matches = {call.name: i for i, call in reversed(list(enumerate(calls))) if is_named(call, name)}
+    if len(matches) == 1:
+        return matches.popitem()[1]
+    if matches:
+        raise ConfigError(f"{key}: {name} may be {' or '.join(sorted(matches))}; write one of them")
+    raise ConfigError(f"{key}: the model has no layer {name}; it has {', '.join(list_layer_names(calls))}")
 
 
 def is_named(call: Call, name: str) -> bool:
@@ -326,5 +311,5 @@ def is_named(call: Call, name: str) -> bool:
 
 
 def list_layer_names(calls: Sequence[Call]) -> list[str]:
-    """Of the layers, as a cut can name them."""
+    """Returns the layers' names as a cut may use them."""
     return [name for name in dict.fromkeys(call.name for call in calls) if name and not name.endswith("/")]

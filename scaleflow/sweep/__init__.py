@@ -1,4 +1,4 @@
-"""Many runs by one command: its jobs, which of them are to be run, how they share a machine, and what they show."""
+"""Runs the jobs of a sweep, many runs from one command: ledger, devices, report, and the parent run."""
 
 from scaleflow.sweep.runner import SweepRunner
 

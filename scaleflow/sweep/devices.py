@@ -1,4 +1,4 @@
-"""How jobs that run at the same time share a machine: each has its threads, or its GPUs, by its environment."""
+"""Divides the CPU cores and GPUs of a machine among jobs that run at the same time, with environment variables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from scaleflow.launcher.worker_process import THREADS
 
 
 def make_environments(count: int) -> list[dict[str, str]]:
-    """What is added to the environment of each of `count` jobs at a time; nothing where there is one."""
+    """Returns the variables to add to the environment of each of `count` concurrent jobs; none for a single job."""
     if count == 1:
         return [{}]
     gpus = visible_gpus()
@@ -21,5 +21,5 @@ def make_environments(count: int) -> list[dict[str, str]]:
 
 
 def count_cores() -> int:
-    """Those that this process may use."""
+    """Counts the CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

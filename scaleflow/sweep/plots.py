@@ -1,4 +1,4 @@
-"""Pictures of a sweep: throughput, results over each swept value, and the curves of all jobs."""
+"""Plots of a sweep: the throughput, a result over each swept key, and the losses of all jobs."""
 
 from __future__ import annotations
 
@@ -13,41 +13,51 @@ if TYPE_CHECKING:
 
     from scaleflow.sweep.report import Report
 
-#: Of more jobs bars and curves could not be told apart.
+#: The most jobs in a plot: more bars and curves are unreadable.
 MOST_SHOWN = 40
+#: In characters.
 LONGEST_LABEL = 48
 
 Labelled = Sequence[tuple[str, RepeatedJob]]
 
 
 def draw_plots(report: Report, jobs: Labelled, folder: Path) -> list[Path]:
-    """Draws what there is to draw, as PNG files in a folder; gives them."""
-    ready = [(label, told) for label, told in jobs if told.is_ready][:MOST_SHOWN]
+    """Draws the plots that the jobs have data for.
+
+    Args:
+        report: the report of the sweep.
+        jobs: (label, job). The first 40 that became ready are drawn.
+        folder: receives the PNG files.
+
+    Returns:
+        The files.
+    """
+    ready = [(label, job) for label, job in jobs if job.is_ready][:MOST_SHOWN]
     if not ready:
         return []
     figures = {"throughput": plot_throughput(ready), "curves": plot_curves(ready)}
     figures |= {f"over-{key.replace('/', '-')}": plot_over_key(key, ready) for key in report.choices}
-    found = []
+    paths = []
     for name, figure in figures.items():
         if figure is not None:
             path = folder / f"{name}.png"
             figure.savefig(path)
-            found.append(path)
-    return found
+            paths.append(path)
+    return paths
 
 
 def plot_throughput(jobs: Labelled) -> Figure | None:
-    """Examples a second of each job, as bars; of repeats the median, with a line from the least to the most."""
-    rated = [(label, told.rate, told.rates) for label, told in jobs if told.rate]
-    if not rated:
+    """Plots a bar for each job with its examples/s: the median over repeats, with an error bar from least to most."""
+    measured = [(label, job.rate, job.rates) for label, job in jobs if job.rate]
+    if not measured:
         return None
-    below = [rate - min(rates) for _, rate, rates in rated]
-    above = [max(rates) - rate for _, rate, rates in rated]
+    below = [rate - min(rates) for _, rate, rates in measured]
+    above = [max(rates) - rate for _, rate, rates in measured]
     spread = [below, above] if any((*below, *above)) else None
-    figure = make_figure(8.0, 1.2 + 0.4 * len(rated))
+    figure = make_figure(8.0, 1.2 + 0.4 * len(measured))
     axes = figure.add_subplot()
     bars = axes.barh(
-        [shorten_label(label) for label, *_ in rated], [rate for _, rate, _ in rated], xerr=spread, capsize=3
+        [shorten_label(label) for label, *_ in measured], [rate for _, rate, _ in measured], xerr=spread, capsize=3
     )
     axes.bar_label(bars, fmt="{:,.0f}", padding=3)
     axes.invert_yaxis()
@@ -57,15 +67,15 @@ def plot_throughput(jobs: Labelled) -> Figure | None:
 
 
 def plot_curves(jobs: Labelled) -> Figure | None:
-    """The training and validation losses of all jobs."""
-    keys = [key for key in ("train/loss", "val/loss") if any(key in told.curves for _, told in jobs)]
+    """Plots the training and validation losses of all jobs."""
+    keys = [key for key in ("train/loss", "val/loss") if any(key in job.curves for _, job in jobs)]
     if not keys:
         return None
     figure = make_figure(6.5 * len(keys), 5.0)
     for at, key in enumerate(keys, 1):
         axes = figure.add_subplot(1, len(keys), at)
-        for label, told in jobs:
-            if points := told.curves.get(key):
+        for label, job in jobs:
+            if points := job.curves.get(key):
                 steps, values = zip(*points, strict=True)
                 axes.plot(
                     steps, values, label=shorten_label(label), linewidth=1.2, marker="." if len(points) < 30 else None
@@ -77,34 +87,32 @@ def plot_curves(jobs: Labelled) -> Figure | None:
 
 
 def plot_over_key(key: str, jobs: Labelled) -> Figure | None:
-    """A result over the values of one swept key; numbers on an axis, words side by side."""
+    """Plots the main metric over the values of a swept key: on an axis if all are numbers, otherwise as categories."""
     metric = choose_main_metric(jobs)
-    found = [
-        (told.params[key], told.results[metric]) for _, told in jobs if key in told.params and metric in told.results
-    ]
-    if len({value for value, _ in found}) < 2:
+    points = [(job.params[key], job.results[metric]) for _, job in jobs if key in job.params and metric in job.results]
+    if len({value for value, _ in points}) < 2:
         return None
     figure = make_figure(6.0, 4.5)
     axes = figure.add_subplot()
-    numbers = [value for value in (parse_number(value) for value, _ in found) if value is not None]
-    if len(numbers) == len(found):
-        axes.plot(numbers, [result for _, result in found], "o")
+    numbers = [value for value in (parse_number(value) for value, _ in points) if value is not None]
+    if len(numbers) == len(points):
+        axes.plot(numbers, [result for _, result in points], "o")
         if min(numbers) > 0 and max(numbers) >= 50 * min(numbers):
             axes.set_xscale("log")
     else:
-        names = [shorten_label(value) for value, _ in found]
-        axes.plot(names, [result for _, result in found], "o")
-        axes.tick_params(axis="x", rotation=30 if max(map(len, names)) > 8 else 0)
+        categories = [shorten_label(value) for value, _ in points]
+        axes.plot(categories, [result for _, result in points], "o")
+        axes.tick_params(axis="x", rotation=30 if max(map(len, categories)) > 8 else 0)
     axes.set_xlabel(key)
     axes.set_ylabel(metric)
     return figure
 
 
 def choose_main_metric(jobs: Labelled) -> str:
-    """What jobs are compared by: their accuracy, or another metric, or the loss."""
-    keys = [*dict.fromkeys(key for _, told in jobs for key in told.results)]
-    better = [key for key in keys if not key.endswith("/loss")]
-    return next(iter([*better, *keys]), "")
+    """Returns the first metric of the results that is no loss; otherwise the first loss; empty if there are none."""
+    keys = [*dict.fromkeys(key for _, job in jobs for key in job.results)]
+    without_loss = [key for key in keys if not key.endswith("/loss")]
+    return next(iter([*without_loss, *keys]), "")
 
 
 def parse_number(text: str) -> float | None:
@@ -115,7 +123,7 @@ def parse_number(text: str) -> float | None:
 
 
 def make_figure(width: float, height: float) -> Figure:
-    """A figure without a window."""
+    """Makes a figure without a window, for files only. The size is in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

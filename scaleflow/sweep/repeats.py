@@ -1,4 +1,4 @@
-"""The jobs of a sweep that make the same choices, taken together: medians of what was measured."""
+"""Groups the jobs of a sweep that have the same config, and computes medians over these repeats."""
 
 from __future__ import annotations
 
@@ -7,43 +7,43 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from scaleflow.runs.state import RunHistory
 from scaleflow.sweep.ledger import LedgerEntry
-from scaleflow.sweep.run_summary import RunSummary
 
 
 @dataclass(frozen=True)
 class RepeatedJob:
-    """Jobs of one config, of which most sweeps have one.
+    """All jobs of one config; without repeats it is a single one.
 
     Attributes:
-        jobs: each with what its folder tells; those that warm up among them, which are in no figure.
+        jobs: the jobs with their runs, warm-ups included. Warm-ups do not count in metrics and curves.
     """
 
-    jobs: Sequence[tuple[LedgerEntry, RunSummary]]
+    jobs: Sequence[tuple[LedgerEntry, RunHistory]]
 
     @property
     def entry(self) -> LedgerEntry:
         return self.jobs[0][0]
 
     @property
-    def counted(self) -> list[RunSummary]:
-        """Those that figures are made of: of repeats those that finished, as far as any did."""
-        there = [told for entry, told in self.jobs if not entry.warms_up and told.is_ready]
-        return [told for told in there if told.status == "FINISHED"] or there
+    def counted(self) -> list[RunHistory]:
+        """The runs that count: those that finished; if none did, those that became ready. No warm-ups."""
+        ready = [run for entry, run in self.jobs if not entry.warms_up and run.is_ready]
+        return [run for run in ready if run.status == "FINISHED"] or ready
 
     @property
     def is_ready(self) -> bool:
-        return any(told.is_ready for _, told in self.jobs)
+        return any(run.is_ready for _, run in self.jobs)
 
     @property
     def is_finished(self) -> bool:
-        return any(told.status == "FINISHED" for told in self.counted)
+        return any(run.status == "FINISHED" for run in self.counted)
 
     @property
     def status(self) -> str:
-        """What they have in common, or how many have which."""
-        found = Counter(entry.status for entry, _ in self.jobs)
-        return next(iter(found)) if len(found) == 1 else ", ".join(f"{n} {status}" for status, n in found.items())
+        """The status that all jobs have, or the number of jobs with each: `2 FINISHED, 1 FAILED`."""
+        counts = Counter(entry.status for entry, _ in self.jobs)
+        return next(iter(counts)) if len(counts) == 1 else ", ".join(f"{n} {status}" for status, n in counts.items())
 
     @property
     def reason(self) -> str | None:
@@ -51,22 +51,22 @@ class RepeatedJob:
 
     @property
     def params(self) -> Mapping[str, str]:
-        return next((told.params for _, told in self.jobs if told.params), {})
+        return next((run.params for _, run in self.jobs if run.params), {})
 
     @property
     def curves(self) -> Mapping[str, Sequence[tuple[int, float]]]:
-        """Of one of them."""
-        return next((told.curves for told in self.counted), {})
+        """The (step, value) pairs of each metric, of the first run that counts."""
+        return next((run.curves for run in self.counted), {})
 
     @property
     def runs(self) -> str | None:
-        """Their ids in the store."""
-        return " ".join(told.run_id for _, told in self.jobs if told.run_id) or None
+        """The ids of the runs in the store, separated by spaces; None if there are none."""
+        return " ".join(run.run_id for _, run in self.jobs if run.run_id) or None
 
     @property
     def rates(self) -> list[float]:
-        """The examples a second of each that counts."""
-        return [told.rate for told in self.counted if told.rate]
+        """Examples per second of each run that counts."""
+        return [run.rate for run in self.counted if run.rate]
 
     @property
     def rate(self) -> float | None:
@@ -74,24 +74,24 @@ class RepeatedJob:
 
     @property
     def results(self) -> dict[str, float]:
-        """The metrics that tell how good it is."""
-        return compute_medians([told.results for told in self.counted])
+        """The medians of the metrics that say how good the model is."""
+        return compute_medians([run.results for run in self.counted])
 
     @property
-    def last(self) -> dict[str, float]:
-        """Each metric's last value."""
-        return compute_medians([told.last for told in self.counted])
+    def metrics(self) -> dict[str, float]:
+        """The medians of the last values of all metrics."""
+        return compute_medians([run.metrics for run in self.counted])
 
 
-def group_repeats(jobs: Sequence[tuple[LedgerEntry, RunSummary]]) -> list[RepeatedJob]:
-    """Jobs by their config."""
-    found: dict[str, list[tuple[LedgerEntry, RunSummary]]] = {}
-    for entry, told in jobs:
-        found.setdefault(entry.identity, []).append((entry, told))
-    return [RepeatedJob(of_one) for of_one in found.values()]
+def group_repeats(jobs: Sequence[tuple[LedgerEntry, RunHistory]]) -> list[RepeatedJob]:
+    """Groups jobs by their config, in the order of the first job of each."""
+    groups: dict[str, list[tuple[LedgerEntry, RunHistory]]] = {}
+    for entry, run in jobs:
+        groups.setdefault(entry.identity, []).append((entry, run))
+    return [RepeatedJob(group) for group in groups.values()]
 
 
 def compute_medians(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of each metric that any has."""
+    """Computes the median of each metric over the mappings that have it."""
     keys = dict.fromkeys(key for each in values for key in each)
     return {key: median([each[key] for each in values if key in each]) for key in keys}

@@ -1,4 +1,4 @@
-"""What compares the jobs of a sweep: a table in three forms, and pictures."""
+"""The report of a sweep: a table of its jobs as Markdown, CSV and JSON, on the terminal, and as plots."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from scaleflow.config.hydra_errors import override_key
+from scaleflow.runs.state import RunHistory
 from scaleflow.sweep.ledger import LedgerEntry, is_under
 from scaleflow.sweep.loss_check import LossCheck
 from scaleflow.sweep.repeats import RepeatedJob, group_repeats
-from scaleflow.sweep.run_summary import RunSummary
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,13 +24,13 @@ Cell = str | int | float | None
 #: The files that a report is written to, in the sweep's folder.
 MARKDOWN, CSV, TABLE = "report.md", "report.csv", "report.json"
 
-#: Where MLflow's UI looks for the tables of a run.
+#: The tag in which MLflow's UI looks for the tables of a run.
 TABLES = "mlflow.loggedArtifacts"
 
-#: Sections that say on how much hardware a job ran: without them two jobs do the same work.
+#: Sections that decide how much hardware a job uses, but not what work it does.
 OF_SCALE = ("strategy", "hardware", "cluster")
 
-#: What a job is measured by: a column's name, and the metric behind it.
+#: The metric of each column of measurements.
 MEASURED = {
     "examples/s": "perf/examples_per_second",
     "step ms": "perf/step_ms",
@@ -41,34 +41,36 @@ MEASURED = {
     "device MB": "perf/peak_device_mb",
 }
 
-#: Columns of words.
+#: Columns of text.
 WORDS = ("status", "first losses")
 
 #: Columns that a terminal has no room for.
 HIDDEN = ("run", "reason", "host MB", "device MB", "replicas")
 
-#: Further metrics of a job's results that a terminal has no room for.
+#: The most metrics of a job's results in the table, so that it fits a terminal.
 MOST_RESULTS = 4
 
 
 class Report:
-    """The jobs that there are, side by side; repeats of one are a row, with their medians.
+    """A table with a row for each job. The repeats of a job share a row with their medians.
 
     Args:
-        jobs: each with what its folder tells.
+        jobs: the jobs with their runs.
         swept: the keys and groups that vary.
-        same_losses: whether those that do the same work have to begin with the same losses.
+        same_losses: whether jobs that do the same work must start with the same losses.
 
     Attributes:
-        differences: a line for each job that does not.
-        reason: why there is no efficiency.
+        differences: a line for each job that starts with different losses.
+        reason: why there is no efficiency; empty if there is one.
+        rows: the cells of each row by column.
+        columns: the columns that have values.
     """
 
     def __init__(
-        self, jobs: Sequence[tuple[LedgerEntry, RunSummary]], swept: Sequence[str], same_losses: bool = False
+        self, jobs: Sequence[tuple[LedgerEntry, RunHistory]], swept: Sequence[str], same_losses: bool = False
     ) -> None:
         self._jobs = group_repeats(jobs)
-        self._choices = choose_columns([told for _, told in jobs], swept)
+        self._choices = choose_columns([run for _, run in jobs], swept)
         self._swept = swept
         self._are_repeated = any(len(each.jobs) > 1 for each in self._jobs)
         self._losses = LossCheck(jobs, lambda entry: make_label(entry, swept)) if same_losses else None
@@ -78,7 +80,7 @@ class Report:
         self.columns = [key for key in dict.fromkeys(k for row in self.rows for k in row) if self._has_values(key)]
 
     def _has_values(self, column: str) -> bool:
-        """Whether a column says anything; the efficiency is there to say why it can't be told."""
+        """Whether a column has values. The efficiency is always shown, since a note explains why it is blank."""
         return column == "efficiency" or any(row.get(column) is not None for row in self.rows)
 
     def _row(self, jobs: RepeatedJob) -> dict[str, Cell]:
@@ -89,9 +91,9 @@ class Report:
         if self._losses is not None:
             row["first losses"] = self._losses.worst_verdict([entry for entry, _ in jobs.jobs])
         row |= dict(list(jobs.results.items())[:MOST_RESULTS])
-        last = jobs.last
+        metrics = jobs.metrics
         for column, key in MEASURED.items():
-            row[column] = jobs.rate if column == "examples/s" else last.get(key)
+            row[column] = jobs.rate if column == "examples/s" else metrics.get(key)
             if column == "examples/s" and self._are_repeated:
                 row |= {"least": min(jobs.rates, default=None), "most": max(jobs.rates, default=None)}
                 row["counted"] = len(jobs.rates)
@@ -102,43 +104,43 @@ class Report:
         return row
 
     def _one_replica(self) -> tuple[dict[tuple[str, ...], float], str]:
-        """The examples a second of the jobs with one replica, by what else they do; and why there are none."""
-        found: dict[tuple[str, ...], float] = {}
+        """Returns the highest examples/s on one replica for each kind of work, and why there are none."""
+        rates: dict[tuple[str, ...], float] = {}
         for jobs in self._jobs:
             if jobs.params.get("resolved.replicas") == "1" and jobs.rate and jobs.is_finished:
                 key = self._work(jobs)
-                found[key] = max(jobs.rate, found.get(key, 0.0))
-        return found, "" if found else "no finished job of the sweep has one replica"
+                rates[key] = max(jobs.rate, rates.get(key, 0.0))
+        return rates, "" if rates else "no finished job of the sweep has one replica"
 
     def _work(self, jobs: RepeatedJob) -> tuple[str, ...]:
-        """What a job does, but for the hardware that it does it on."""
+        """Returns what identifies the work of a job: the values that vary, except those of `OF_SCALE`."""
         return tuple(jobs.params.get(key, "") for key in self._choices if not is_under(key, OF_SCALE))
 
     def _efficiency(self, jobs: RepeatedJob) -> float | None:
-        """Their examples a second for each replica, over those of the same work on one."""
-        one = self._base.get(self._work(jobs))
+        """Returns examples/s per replica, divided by those of the same work on one replica; None if not known."""
+        single_rate = self._base.get(self._work(jobs))
         replicas = jobs.params.get("resolved.replicas")
-        return jobs.rate / (int(replicas) * one) if jobs.rate and replicas and one else None
+        return jobs.rate / (int(replicas) * single_rate) if jobs.rate and replicas and single_rate else None
 
     # -----------------------------------------------------------------------------------------
-    # Its forms
+    # Output
     # -----------------------------------------------------------------------------------------
 
     def write(self, folder: Path) -> list[Path]:
-        """Writes the table as Markdown, as CSV, and as MLflow's UI shows tables; gives the files."""
+        """Writes the table as Markdown, as CSV and as JSON for MLflow's UI; returns the files."""
         forms = {MARKDOWN: self.markdown(), CSV: self.csv(), TABLE: self.table()}
         for name, text in forms.items():
             (folder / name).write_text(text)
         return [folder / name for name in forms]
 
     def draw(self, folder: Path) -> list[Path]:
-        """Draws the pictures; gives the files."""
+        """Draws the plots; returns the files."""
         from scaleflow.sweep.plots import draw_plots
 
         return draw_plots(self, [(make_label(jobs.entry, self._swept), jobs) for jobs in self._jobs], folder)
 
     def tags(self) -> Mapping[str, str]:
-        """What makes MLflow's UI show the table."""
+        """The tags with which MLflow's UI shows the table."""
         return {TABLES: json.dumps([{"path": TABLE, "type": "table"}])}
 
     @property
@@ -152,8 +154,8 @@ class Report:
             f"| {' | '.join(escape_cell(format_cell(row.get(key), key)) for key in self.columns)} |"
             for row in self.rows
         ]
-        note = ["", *self._notes(), *(f"THE FIRST LOSSES DIFFER: {line}" for line in self.differences)]
-        return "\n".join([*head, *rows, *note]) + "\n"
+        notes = ["", *self._notes(), *(f"THE FIRST LOSSES DIFFER: {line}" for line in self.differences)]
+        return "\n".join([*head, *rows, *notes]) + "\n"
 
     def _notes(self) -> list[str]:
         blank = f"; blank: {self.reason}" if self.reason else ""
@@ -170,13 +172,13 @@ class Report:
         return text.getvalue()
 
     def table(self) -> str:
-        """JSON as `mlflow.log_table` writes it, its figures as MLflow's UI has room for; the CSV has all digits."""
+        """Returns JSON as `mlflow.log_table` writes it, with five digits to fit MLflow's UI. The CSV has all digits."""
         data = [[format_figure(row.get(key)) for key in self.columns] for row in self.rows]
         columns = [key.replace(".", "/") for key in self.columns]  # a column with a dot is blank in MLflow's UI
         return json.dumps({"columns": columns, "data": data})
 
     def show(self, stream: TextIO) -> None:
-        """Prints it; in colour on a terminal."""
+        """Prints the table, in colour on a terminal. Leaves out the columns of `HIDDEN`."""
         from rich.console import Console
         from rich.table import Table
 
@@ -198,36 +200,36 @@ def has_failed(row: Mapping[str, Cell]) -> bool:
     return row.get("first losses") == "DIFFER"
 
 
-def choose_columns(jobs: Sequence[RunSummary], swept: Sequence[str]) -> list[str]:
-    """The parameters that vary: what was asked to, then what else differs in a recipe that was."""
-    asked = [key for key in swept if key not in ("experiment", "seed")]
+def choose_columns(jobs: Sequence[RunHistory], swept: Sequence[str]) -> list[str]:
+    """Lists the params that vary: the swept keys, and for a swept `experiment` all keys that differ."""
+    keys = [key for key in swept if key not in ("experiment", "seed")]
     if "experiment" in swept:
-        asked += find_varying_keys(
+        keys += find_varying_keys(
             jobs, lambda key: "." in key and not key.startswith(("resolved.", "tracking.", "sweep."))
         )
-    return [*dict.fromkeys([*asked, *(["seed"] if "seed" in swept else [])])]
+    return [*dict.fromkeys([*keys, *(["seed"] if "seed" in swept else [])])]
 
 
-def find_varying_keys(jobs: Sequence[RunSummary], wanted: Callable[[str], bool]) -> list[str]:
-    ready = [told.params for told in jobs if told.params]
-    keys = dict.fromkeys(key for params in ready for key in params if wanted(key))
-    return [key for key in keys if len({params.get(key) for params in ready}) > 1]
+def find_varying_keys(jobs: Sequence[RunHistory], wanted: Callable[[str], bool]) -> list[str]:
+    params_of_runs = [run.params for run in jobs if run.params]
+    keys = dict.fromkeys(key for params in params_of_runs for key in params if wanted(key))
+    return [key for key in keys if len({params.get(key) for params in params_of_runs}) > 1]
 
 
 def find_typed_value(entry: LedgerEntry, key: str) -> str | None:
-    """The value that a job's overrides give a key: for one that never was ready."""
-    found = [o.partition("=")[2] for o in entry.overrides if override_key(o) == key]
-    return found[-1] if found else None
+    """Returns the value that a job's overrides give a key. A job that never became ready has no params."""
+    values = [o.partition("=")[2] for o in entry.overrides if override_key(o) == key]
+    return values[-1] if values else None
 
 
 def make_label(entry: LedgerEntry, swept: Sequence[str]) -> str:
-    """A job in a picture."""
+    """Returns the label of a job in plots and messages."""
     words = [o for o in entry.overrides if is_under(override_key(o), swept)]
     return " ".join(words) or f"job {entry.number}"
 
 
 def format_cell(value: Any, column: str = "") -> str:
-    """A cell: figures with as many digits as are worth reading."""
+    """Formats a cell for people: four significant digits, or whole numbers from 1000."""
     if value is None:
         return ""
     if not isinstance(value, float):
@@ -238,7 +240,7 @@ def format_cell(value: Any, column: str = "") -> str:
 
 
 def format_figure(value: Cell) -> Cell:
-    """A figure with five digits; none for what JSON has no word for."""
+    """Rounds a number to five digits; None for NaN and infinity, which JSON lacks."""
     if not isinstance(value, float):
         return value
     return float(f"{value:.5g}") if math.isfinite(value) else None

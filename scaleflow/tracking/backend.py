@@ -1,11 +1,11 @@
-"""An MLflow project backend: `mlflow run . --backend scaleflow --backend-config cluster.json`.
+"""Defines an MLflow project backend: `mlflow run . --backend scaleflow --backend-config cluster.json`.
 
-It runs the project on this machine, as MLflow's own `local` does, with the `cluster` settings that the file names:
+Like MLflow's `local` backend, it runs the project on this machine. The file contains `cluster` settings:
 
     {"cluster": "local", "cluster.workers": 2, "cluster.max_restarts": 3}
     {"cluster": {"workers": 2, "max_restarts": 3}}
 
-They become overrides of the command, so that they are checked as such, and are params of the run.
+They become overrides of the command, so that scaleflow validates them and logs them as params of the run.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from mlflow.projects.backend.local import LocalBackend
 
 GROUP = "cluster"
 
-#: What MLflow puts into the same dictionary.
+#: Keys that MLflow adds to the same dictionary.
 MLFLOWS = frozenset(value for name, value in vars(utils).items() if name.startswith("PROJECT_"))
 
 
-class Backend(LocalBackend):  # type: ignore[misc]  # MLflow has no types that hold
-    """MLflow's local backend with a command's `cluster` settings from a file."""
+class Backend(LocalBackend):  # type: ignore[misc]  # MLflow's types are incomplete
+    """MLflow's local backend, which adds `cluster` settings from a file to the command."""
 
     def run(
         self,
@@ -38,26 +38,26 @@ class Backend(LocalBackend):  # type: ignore[misc]  # MLflow has no types that h
         tracking_uri: str,
         experiment_id: str,
     ) -> Any:
-        """Called by MLflow; comes back when the run has ended.
+        """Runs the project and returns when the run has ended; MLflow calls it.
 
         Raises:
-            ExecutionException: if it failed, or the file says something else than `cluster` settings.
+            ExecutionException: if the run failed, or the file has a key that is not a `cluster` setting.
         """
-        own = {key: value for key, value in backend_config.items() if key not in MLFLOWS}
-        words = [*([params["overrides"]] if params.get("overrides") else []), *map(shlex.quote, to_overrides(own))]
-        given = {**params, "overrides": " ".join(words)} if words else params
-        waits = {**backend_config, utils.PROJECT_SYNCHRONOUS: True}
-        submitted = super().run(project_uri, entry_point, given, version, waits, tracking_uri, experiment_id)
+        settings = {key: value for key, value in backend_config.items() if key not in MLFLOWS}
+        words = [*([params["overrides"]] if params.get("overrides") else []), *map(shlex.quote, to_overrides(settings))]
+        project_params = {**params, "overrides": " ".join(words)} if words else params
+        config = {**backend_config, utils.PROJECT_SYNCHRONOUS: True}
+        submitted = super().run(project_uri, entry_point, project_params, version, config, tracking_uri, experiment_id)
         if not backend_config.get(utils.PROJECT_SYNCHRONOUS):
-            _wait_for(submitted)  # raises where it failed: the exit code of `mlflow run` is to tell
+            _wait_for(submitted)  # raises if the run failed, so that `mlflow run` exits with an error
         return submitted
 
 
 def to_overrides(config: Mapping[str, Any]) -> list[str]:
-    """A command's words for the settings of a file.
+    """Converts the settings of a file to Hydra overrides.
 
     Raises:
-        ExecutionException: which MLflow shows, for a key that is no setting of the group `cluster`.
+        ExecutionException: if a key is not a setting of the group `cluster`. MLflow prints the message.
     """
     words: list[str] = []
     for key, value in config.items():
@@ -74,5 +74,5 @@ def to_overrides(config: Mapping[str, Any]) -> list[str]:
 
 
 def parse_yaml_value(value: Any) -> str:
-    """A value as Hydra reads it."""
+    """Returns a value as text that Hydra parses; strings stay unquoted."""
     return value if isinstance(value, str) else json.dumps(value)

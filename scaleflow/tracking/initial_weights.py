@@ -1,15 +1,13 @@
-"""Where the weights of `model.init_from` come from: a Keras file here, or a model in MLflow, which is fetched.
+"""Locates the weights of `model.init_from`: a local Keras file, or a model that is downloaded from MLflow.
 
-It is the launcher that looks and fetches; its worker knows no store. MLflow is imported only for a URI.
+The launcher does this, since workers have no access to the store. MLflow is imported only for a URI.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import tempfile
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,17 +15,15 @@ from pathlib import Path
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan, Tracking
 from scaleflow.secret_masking import mask_secrets
-from scaleflow.tracking.uri import resolve_store
-
-#: There is one of MLflow's own in a process, whichever thread asks.
-ONE_STORE = threading.Lock()
+from scaleflow.tracking.connection import migration_lock, set_mlflow_defaults, use_store
+from scaleflow.tracking.uri import resolve_store, sqlite_file
 
 SCHEMES = ("runs:/", "models:/")
 
-#: Where a folder that scaleflow, MLflow or a run left has its Keras file.
+#: Where scaleflow's export, an MLflow model and a run's folder have the Keras file.
 PLACES = ("model.keras", "data/model.keras", "model/model.keras")
 
-#: What is exported of a model that Keras cannot write as such a file.
+#: The file that is exported instead if Keras cannot write a model as a .keras file.
 WEIGHTS_FILE = "model.weights.h5"
 
 WHAT_WORKS = (
@@ -38,57 +34,51 @@ WHAT_WORKS = (
 
 @contextlib.contextmanager
 def locate_weights(plan: Plan) -> Iterator[Plan]:
-    """The plan with the file that its `model.init_from` comes to; one that was fetched is there as long as the block.
+    """Yields the plan with `model.init_from` replaced by the path of a local Keras file.
+
+    A downloaded file is deleted when the context ends.
 
     Raises:
         ConfigError: if there is no such file, or no such model in the store.
     """
-    said = plan.model.init_from
-    if said is None:
+    source = plan.model.init_from
+    if source is None:
         yield plan
-    elif said.startswith(SCHEMES):
+    elif source.startswith(SCHEMES):
         with tempfile.TemporaryDirectory(prefix="scaleflow-init-") as folder:
-            yield set_initial_weights(plan, download_weights(said, plan.tracking, Path(folder)))
+            yield set_initial_weights(plan, download_weights(source, plan.tracking, Path(folder)))
     else:
-        yield set_initial_weights(plan, find_keras_file(Path(said).expanduser(), said))
+        yield set_initial_weights(plan, find_keras_file(Path(source).expanduser(), source))
 
 
 def set_initial_weights(plan: Plan, file: Path) -> Plan:
     return replace(plan, model=replace(plan.model, init_from=str(file.absolute())))
 
 
-def find_keras_file(path: Path, said: str) -> Path:
-    """The Keras file that a path is, or that a folder holds."""
+def find_keras_file(path: Path, source: str) -> Path:
+    """Returns the path itself if it is a file, or the Keras file in a folder; raises ConfigError if there is none."""
     if path.is_file():
         return path
     if not path.exists():
-        raise ConfigError(f"model.init_from={said}: there is no such file or folder; {WHAT_WORKS}")
-    found = [path / place for place in PLACES if (path / place).is_file()] or sorted(path.rglob("*.keras"))
-    weights = sorted(path.rglob(WEIGHTS_FILE))
-    if not found and weights:
+        raise ConfigError(f"model.init_from={source}: there is no such file or folder; {WHAT_WORKS}")
+    files = [path / place for place in PLACES if (path / place).is_file()] or sorted(path.rglob("*.keras"))
+    if files:
+        return files[0]
+    if weights := sorted(path.rglob(WEIGHTS_FILE)):
         raise ConfigError(
-            f"model.init_from={said}: holds a model that Keras could not write as a .keras file, only its weights; in "
-            f"the code that builds the model, load_weights can take them ({weights[0].relative_to(path)})"
+            f"model.init_from={source}: holds a model that Keras could not write as a .keras file, only its weights; "
+            f"in the code that builds the model, load_weights can take them ({weights[0].relative_to(path)})"
         )
-    if not found:
-        raise ConfigError(f"model.init_from={said}: holds no Keras file (.keras); {WHAT_WORKS}")
-    return found[0]
+    raise ConfigError(f"model.init_from={source}: holds no Keras file (.keras); {WHAT_WORKS}")
 
 
 def download_weights(uri: str, tracking: Tracking, folder: Path) -> Path:
-    """Downloads the Keras file of a model in the run's store, or in the default one where nothing is tracked.
-
-    Raises:
-        ConfigError: if the store can't be used, or there is no such model.
-    """
+    """Downloads the Keras file of a model from the run's store, or from the default store if the run is not tracked."""
     store = tracking.uri or resolve_store(Tracking()).uri
     assert store is not None
-    if store.startswith("sqlite:///") and not Path(store.removeprefix("sqlite:///")).exists():
+    if (database := sqlite_file(store)) and not database.exists():
         raise ConfigError(f"model.init_from={uri}: there is no store {store}; name another by tracking.uri")
-    from scaleflow.tracking.store import PATIENCE, QUIET, migration_lock
-
-    for key, value in (PATIENCE | QUIET).items():
-        os.environ.setdefault(key, value)
+    set_mlflow_defaults()
     from mlflow.artifacts import download_artifacts
     from mlflow.exceptions import MlflowException
 
@@ -97,7 +87,7 @@ def download_weights(uri: str, tracking: Tracking, folder: Path) -> Path:
 
     with migration_lock(store), use_store(store):
         with contextlib.suppress(MlflowException, OSError):
-            return download(f"{uri.rstrip('/')}/data/model.keras")  # without the SavedModel beside it
+            return download(f"{uri.rstrip('/')}/data/model.keras")  # skips the SavedModel of the same model
         shutil.rmtree(folder)
         try:
             return find_keras_file(download(uri), uri)
@@ -106,19 +96,3 @@ def download_weights(uri: str, tracking: Tracking, folder: Path) -> Path:
             raise ConfigError(
                 f"model.init_from={uri}: cannot be had from {mask_secrets(store)}: {mask_secrets(reason)}"
             ) from error
-
-
-@contextlib.contextmanager
-def use_store(store: str) -> Iterator[None]:
-    """MLflow's own store for a while: what a `runs:/` leads to is looked for there, whatever a call says."""
-    from mlflow.tracking._tracking_service.utils import _use_tracking_uri
-
-    with ONE_STORE:
-        before = os.environ.get("MLFLOW_TRACKING_URI")
-        try:
-            with _use_tracking_uri(store):
-                yield
-        finally:  # it is not put back where it was set by the environment alone
-            os.environ.pop("MLFLOW_TRACKING_URI", None)
-            if before is not None:
-                os.environ["MLFLOW_TRACKING_URI"] = before

@@ -1,4 +1,4 @@
-"""A dataset as MLflow shows it among a run's inputs, from what a worker tells: made without TensorFlow or pandas."""
+"""Converts the event `data` of a worker to MLflow dataset inputs, without TensorFlow or pandas."""
 
 from __future__ import annotations
 
@@ -11,29 +11,31 @@ from mlflow.entities import Dataset, DatasetInput, InputTag
 from mlflow.types import Schema, TensorSpec
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
-#: What MLflow's store takes of a profile or a source.
+from scaleflow.events import DatasetDescribed
+
+#: Longest profile or source that MLflow's store accepts, in characters.
 LONGEST = 16_000
 
 
-def make_dataset_inputs(told: Mapping[str, Any]) -> list[DatasetInput]:
-    """One to each split; the tag `mlflow.data.context` says which it is."""
+def make_dataset_inputs(data: DatasetDescribed) -> list[DatasetInput]:
+    """Returns one input per split. The tag `mlflow.data.context` names the split."""
     return [
-        DatasetInput(describe_split(told, split), [InputTag(MLFLOW_DATASET_CONTEXT, name)])
-        for name, split in told["splits"].items()
+        DatasetInput(describe_split(data, split), [InputTag(MLFLOW_DATASET_CONTEXT, name)])
+        for name, split in data.splits.items()
     ]
 
 
-def describe_split(told: Mapping[str, Any], split: Mapping[str, Any]) -> Dataset:
-    source_type, source = make_dataset_source(told["source"])
-    profile = {"num_rows": split["examples"], "kind": told["kind"]}
-    if told["classes"]:
-        profile["classes"] = told["classes"]
+def describe_split(data: DatasetDescribed, split: Mapping[str, Any]) -> Dataset:
+    source_type, source = make_dataset_source(data.source)
+    profile = {"num_rows": split["examples"], "kind": data.kind}
+    if data.classes:
+        profile["classes"] = list(data.classes)
     if len(json.dumps(profile)) > LONGEST:
-        profile["classes"] = len(told["classes"])
+        profile["classes"] = len(data.classes)
     tensors = {name: to_tensor_spec(split[name]).to_json() for name in ("inputs", "targets")}
     schema = {"mlflow_tensorspec": {"features": tensors["inputs"], "targets": tensors["targets"]}}
     return Dataset(
-        name=told["name"],
+        name=data.name,
         digest=split["digest"],
         source_type=source_type,
         source=json.dumps(source)[:LONGEST],
@@ -42,14 +44,14 @@ def describe_split(told: Mapping[str, Any], split: Mapping[str, Any]) -> Dataset
     )
 
 
-def make_dataset_source(told: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """A kind of source that MLflow knows, and what it needs: a path, or else the code that gives the data."""
-    if told["path"] is not None:
-        return "local", {"uri": told["path"]}
-    arguments = {key: json.dumps(value, default=str) for key, value in told["arguments"].items()}
-    return "code", {"tags": {"_target_": told["target"], **arguments}}
+def make_dataset_source(source: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Returns one of MLflow's source types and its content: the path of the data, or the code that loads it."""
+    if source["path"] is not None:
+        return "local", {"uri": source["path"]}
+    arguments = {key: json.dumps(value, default=str) for key, value in source["arguments"].items()}
+    return "code", {"tags": {"_target_": source["target"], **arguments}}
 
 
-def to_tensor_spec(told: Mapping[str, Any]) -> Schema:
-    kind = np.dtype(object if told["dtype"] == "string" else told["dtype"])
-    return Schema([TensorSpec(kind, (-1, *told["shape"]))])
+def to_tensor_spec(spec: Mapping[str, Any]) -> Schema:
+    dtype = np.dtype(object if spec["dtype"] == "string" else spec["dtype"])
+    return Schema([TensorSpec(dtype, (-1, *spec["shape"]))])

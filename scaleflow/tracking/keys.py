@@ -1,52 +1,51 @@
-"""Names as MLflow takes them: other characters replaced, long ones cut, and no two that become the same."""
+"""Converts keys to names that MLflow accepts: replaces characters, shortens long names and keeps them distinct."""
 
 from __future__ import annotations
 
 import hashlib
 import posixpath
 import re
+from collections import Counter
 from collections.abc import Mapping
 
 LONGEST_KEY = 250
 
-#: Of what stands for the whole key where a name had to be cut, or would be another's.
+#: Hexadecimal digits of the hash that is appended to a name that was shortened or is not unique.
 DIGITS = 8
 
 
 def to_allowed_key(key: str) -> str:
-    """A key with what MLflow does not take in one replaced; one that is cut ends in what tells it from others."""
+    """Replaces characters that MLflow rejects in a key. A name that is too long is cut and ends in a hash."""
     name = re.sub(r"[^/\w.\- :]", "_", key) or "_"
     if name.startswith(("/", "..")) or posixpath.normpath(name) != name:
-        name = name.replace("/", "_")  # it is a path to MLflow, and has to be a plain one
+        name = name.replace("/", "_")  # MLflow accepts only normalized relative paths
     if name == "." or name.startswith(".."):
         name = name.replace(".", "_", 2)
     return name if len(name) <= LONGEST_KEY else add_suffix(name, key)
 
 
 def add_suffix(name: str, key: str) -> str:
-    """A name that no other key has."""
-    mark = hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()[:DIGITS]
-    return f"{name[: LONGEST_KEY - DIGITS - 1]}-{mark}"
+    """Appends a hash of the key, so that the name differs from those of other keys."""
+    digest = hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()[:DIGITS]
+    return f"{name[: LONGEST_KEY - DIGITS - 1]}-{digest}"
 
 
 def to_distinct_keys(values: Mapping[str, object]) -> dict[str, str]:
-    """Values as text, by names that MLflow takes: as many as there were, each key's the same every time.
+    """Returns the values as text, under distinct names that MLflow accepts.
 
-    A key that can stay as it is has its name; of others that would become the same, each gets a mark.
+    A key that is already allowed keeps its name. If other keys map to the same name, each of them gets a hash. So a
+    key's name does not depend on the order of the keys.
     """
     names = {key: to_allowed_key(key) for key in values}
-    wanted: dict[str, int] = {}
-    for key, name in names.items():
-        wanted[name] = wanted.get(name, 0) + (2 if key == name else 1)
-    result: dict[str, str] = {}
-    for key, value in values.items():
-        is_own = key == names[key] or wanted[names[key]] == 1
-        result[names[key] if is_own else add_suffix(names[key], key)] = str(value)
-    return result
+    counts = Counter(names.values())
+    return {
+        name if key == name or counts[name] == 1 else add_suffix(name, key): str(values[key])
+        for key, name in names.items()
+    }
 
 
 class MetricKeys(dict[str, str]):
-    """The names of metrics, which come one after the other: the first that becomes a name has it, others get a mark."""
+    """Maps metric keys to distinct names as they arrive: the first key gets the plain name, later ones get a hash."""
 
     def __init__(self) -> None:
         super().__init__()

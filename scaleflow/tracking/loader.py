@@ -1,6 +1,6 @@
 """Loads a scaleflow model for `mlflow.pyfunc`.
 
-A copy of this file travels in each logged model, so it imports nothing of scaleflow.
+Each logged model contains a copy of this file, so it must not import scaleflow.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tensorflow as tf
 
 
 class SavedModel:
-    """The SavedModel behind `mlflow.pyfunc`'s predict."""
+    """Implements `mlflow.pyfunc`'s predict with a SavedModel."""
 
     def __init__(self, folder: str) -> None:
         self._loaded = tf.saved_model.load(folder)
@@ -21,13 +21,13 @@ class SavedModel:
         self._spec = spec
 
     def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> np.ndarray[Any, Any]:
-        """Logits or values, [batch, ...] float32.
+        """Returns logits or values, [batch, ...] float32.
 
         Args:
-            model_input: raw inputs [batch, ...] as an array, (nested) lists, or a DataFrame with a row to an
-                example, whose cells are put together in the order of its columns. Where the model takes text,
-                numbers are written out, and what is missing is empty.
-            params: MLflow passes them; there are none.
+            model_input: raw inputs [batch, ...] as an array, (nested) lists, or a DataFrame with one row per example,
+                whose columns are concatenated in order. For a text model, numbers become text and missing values
+                become empty strings.
+            params: unused; MLflow passes it.
         """
         values = model_input.to_numpy() if hasattr(model_input, "to_numpy") else np.asarray(model_input)
         if self._spec.dtype == tf.string:
@@ -40,10 +40,10 @@ class SavedModel:
 
 
 def to_text(value: Any) -> str | bytes:
-    """A cell as text."""
+    """Converts a cell to text; None and NaN become an empty string."""
     if isinstance(value, str | bytes):
         return value
-    is_missing = value is None or value != value  # NaN is not itself
+    is_missing = value is None or value != value  # NaN differs from itself
     return "" if is_missing else str(value)
 
 

@@ -1,7 +1,7 @@
-"""Makes an MLflow model of what a worker exported, without TensorFlow.
+"""Packages a model that a worker exported as an MLflow model, without TensorFlow.
 
-MLflow's own savers write either the Keras file or the SavedModel. Ours holds both, and a loader of its
-own in `code/`, so that where it is served scaleflow is not needed:
+MLflow's own savers write either the Keras file or the SavedModel. This model contains both, and a loader in `code/`, so
+that a server does not need scaleflow:
 
     MLmodel  requirements.txt  python_env.yaml  conda.yaml  input_example.json
     code/scaleflow_loader.py
@@ -32,10 +32,10 @@ def write_mlflow_model(exported: Path, folder: Path, *, run_id: str, model_id: s
 
     Args:
         exported: the folder that `scaleflow.model.export` wrote.
-        folder: empty; becomes the model.
+        folder: an empty folder, which becomes the model.
         run_id, model_id: written into MLmodel.
     """
-    described = json.loads((exported / "signature.json").read_text())
+    metadata = json.loads((exported / "signature.json").read_text())
     data = folder / "data"
     data.mkdir(parents=True)
     for file in exported.glob("model.*"):
@@ -44,25 +44,22 @@ def write_mlflow_model(exported: Path, folder: Path, *, run_id: str, model_id: s
     code = folder / "code"
     code.mkdir()
     shutil.copy(Path(__file__).with_name("loader.py"), code / f"{LOADER}.py")
-    requirements = write_environment(folder, described["tensorflow"])
-    model = Model(artifact_path="model", run_id=run_id, model_id=model_id, signature=make_signature(described))
+    requirements = write_environment(folder, metadata["tensorflow"])
+    signature = ModelSignature(make_tensor_schema(metadata["inputs"]), make_tensor_schema(metadata["outputs"]))
+    model = Model(artifact_path="model", run_id=run_id, model_id=model_id, signature=signature)
     _save_example(model, np.load(exported / "input_example.npy"), str(folder))
     add_to_model(
         model, loader_module=LOADER, data="data", code="code", conda_env="conda.yaml", python_env="python_env.yaml"
     )
-    model.metadata = {"tensorflow": described["tensorflow"], "keras": described["keras"], "requirements": requirements}
+    model.metadata = {"tensorflow": metadata["tensorflow"], "keras": metadata["keras"], "requirements": requirements}
     model.save(str(folder / "MLmodel"))
 
 
-def make_signature(described: dict[str, Any]) -> ModelSignature:
-    return ModelSignature(make_tensor_schema(described["inputs"]), make_tensor_schema(described["outputs"]))
-
-
 def make_tensor_schema(tensor: dict[str, Any]) -> Schema:
-    """What MLflow checks inputs against before the loader gets them.
+    """Returns the schema that MLflow checks inputs against before it calls the loader.
 
-    It takes text for no tensor's type: a single one is a column, which may be a list, an array or a DataFrame, and
-    a row of them are objects, so that a DataFrame may have numbers in it.
+    MLflow's tensor schemas have no string type. One text per example becomes a string column, which may be a list, an
+    array or a DataFrame. Several texts per example become objects, so that a DataFrame may also have numbers.
     """
     if tensor["dtype"] != "string":
         return Schema([TensorSpec(np.dtype(tensor["dtype"]), tuple(tensor["shape"]))])
@@ -72,7 +69,7 @@ def make_tensor_schema(tensor: dict[str, Any]) -> Schema:
 
 
 def write_environment(folder: Path, tensorflow: str) -> list[str]:
-    """What a server has to install, in MLflow's three files."""
+    """Writes a server's requirements in MLflow's three files, and returns them."""
     requirements = [f"mlflow=={version('mlflow')}", f"tensorflow=={tensorflow}", f"keras=={version('keras')}"]
     (folder / "requirements.txt").write_text("\n".join(requirements) + "\n")
     _PythonEnv.current().to_yaml(str(folder / "python_env.yaml"))

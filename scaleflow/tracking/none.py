@@ -1,57 +1,46 @@
-"""No store: what a run reports stays in its folder."""
+"""Implements `tracking=none`: no store, a run's reports stay in its folder."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from scaleflow.errors import ConfigError
+from scaleflow.events import DatasetDescribed
 from scaleflow.interfaces import Point, Status
 
 
 class NoTracker:
-    """Takes everything and keeps nothing."""
+    """A tracker that ignores every call; config.yaml and events.jsonl hold the same data."""
 
     run_id: str | None = None
     adopted: str | None = None
     uri: str | None = None
 
-    def connect(self) -> None:
-        """Nothing to open."""
+    def connect(self) -> None: ...
 
     def find_folder(self, run_id: str) -> str:
         raise ConfigError(f"tracking=none: knows no run {run_id}")
 
-    def adopt(self, run_id: str) -> None:
-        """No run."""
+    def adopt(self, run_id: str) -> None: ...
 
-    def reopen(self) -> None:
-        """No run."""
+    def reopen(self) -> None: ...
 
-    def start(self, name: str, tags: Mapping[str, str], began: int) -> None:
-        """No run."""
+    def start(self, name: str, tags: Mapping[str, str], began: int) -> None: ...
 
-    def log_params(self, values: Mapping[str, str]) -> None:
-        """Not kept; config.yaml has them."""
+    def log_params(self, values: Mapping[str, str]) -> None: ...
 
-    def log_metrics(self, points: Sequence[Point]) -> None:
-        """Not kept; events.jsonl has them."""
+    def log_metrics(self, points: Sequence[Point]) -> None: ...
 
-    def set_tags(self, values: Mapping[str, str]) -> None:
-        """Not kept."""
+    def set_tags(self, values: Mapping[str, str]) -> None: ...
 
-    def log_artifact(self, path: Path, folder: str | None) -> None:
-        """Stays where it is."""
+    def log_artifact(self, path: Path, folder: str | None) -> None: ...
 
-    def log_dataset(self, told: Mapping[str, Any]) -> None:
-        """Not kept; events.jsonl has it."""
+    def log_dataset(self, data: DatasetDescribed) -> None: ...
 
-    def log_model(self, path: Path, step: int) -> None:
-        """Stays where it is."""
+    def log_model(self, path: Path, step: int) -> None: ...
 
-    def finish(self, status: Status, ended: int) -> None:
-        """Nothing to end."""
+    def finish(self, status: Status, ended: int) -> None: ...
 
     def describe_links(self) -> Sequence[tuple[str, str]]:
         return ()

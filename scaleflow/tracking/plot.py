@@ -1,26 +1,26 @@
-"""Pictures beside the tables of a run. matplotlib is imported only when one is drawn, and without its windows."""
+"""Draws the tables of a run as pictures. matplotlib is imported only when needed, and without a GUI."""
 
 from __future__ import annotations
 
 import csv
 from pathlib import Path
 
-#: Of more classes there is a table alone: nobody could read their names.
+#: With more classes there is no picture: nobody could read their names.
 MOST_CLASSES = 100
 
-#: Up to so many classes the counts are written into the picture.
+#: With more classes the counts are not written into the picture.
 MOST_NUMBERED = 30
 
 
 def draw_confusion(table: Path, split: str) -> Path | None:
-    """Draws a table of which classes were taken for which, as a PNG beside it.
+    """Draws a confusion matrix as a PNG next to its table.
 
     Args:
-        table: CSV; a header, then a row to each true class: its name and the counts.
-        split: what was evaluated, for the title.
+        table: a CSV file: a header, then one row per true class with its name and the counts.
+        split: the evaluated split, for the title.
 
     Returns:
-        The picture; None where there are too many classes, or no matplotlib.
+        The path of the picture; None if there are too many classes or matplotlib is not installed.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -36,18 +36,19 @@ def draw_confusion(table: Path, split: str) -> Path | None:
     is_numbered = len(names) <= MOST_NUMBERED
     side = max(4.5, 2.0 + (0.42 if is_numbered else 0.14) * len(names))
     size = 10 if is_numbered else 6
-    turned = 90 if not is_numbered else 45 if longest_name(names) > 3 else 0
+    rotation = 90 if not is_numbered else 45 if max(map(len, names)) > 3 else 0
+    labels = [name if len(name) <= 20 else name[:19] + "\u2026" for name in names]
     figure = Figure(figsize=(side + 1.0, side), layout="constrained")
     axes = figure.add_subplot()
-    shown = axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0)
-    figure.colorbar(shown, ax=axes, label="share of the true class", shrink=0.8)
-    axes.set_xticks(range(len(names)), [shorten_name(name) for name in names], rotation=turned, fontsize=size)
-    axes.set_yticks(range(len(names)), [shorten_name(name) for name in names], fontsize=size)
+    image = axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0)
+    figure.colorbar(image, ax=axes, label="share of the true class", shrink=0.8)
+    axes.set_xticks(range(len(names)), labels, rotation=rotation, fontsize=size)
+    axes.set_yticks(range(len(names)), labels, fontsize=size)
     axes.set_xlabel("predicted")
     axes.set_ylabel("true")
-    right = sum(row[i] for i, row in enumerate(counts))
+    correct = sum(row[i] for i, row in enumerate(counts))
     total = sum(map(sum, counts))
-    axes.set_title(f"{split}: {right:,} of {total:,} right")
+    axes.set_title(f"{split}: {correct:,} of {total:,} right")
     if is_numbered:
         for i, row in enumerate(counts):
             for j, n in enumerate(row):
@@ -57,11 +58,3 @@ def draw_confusion(table: Path, split: str) -> Path | None:
     FigureCanvasAgg(figure)
     figure.savefig(picture)
     return picture
-
-
-def shorten_name(name: str) -> str:
-    return name if len(name) <= 20 else name[:19] + "\u2026"
-
-
-def longest_name(names: list[str]) -> int:
-    return max(map(len, names))

@@ -1,23 +1,23 @@
-"""The logged model as a new version of a registered model: once, whatever is asked how often."""
+"""Registers a logged model as a new version of a registered model. Repeated calls have no further effect."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from scaleflow.tracking.initial_weights import use_store
+from scaleflow.tracking.connection import use_store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 
 def register_model(client: MlflowClient, name: str, alias: str | None, run_id: str, model_id: str) -> str:
-    """Makes the version, unless it is there, and moves the alias to it, unless that is at a newer one.
+    """Creates the version if it is missing, and moves the alias to it unless the alias points to a newer version.
 
     Args:
-        client: of the store, which is the registry, too, unless MLFLOW_REGISTRY_URI says otherwise.
-        name: the registered model's; made where there is none.
-        alias: of that model, or None.
-        run_id, model_id: whose model it is.
+        client: client of the store, which is also the registry unless MLFLOW_REGISTRY_URI names another.
+        name: name of the registered model, which is created if it is missing.
+        alias: alias to move, or None.
+        run_id, model_id: the run and its logged model.
 
     Returns:
         The version.
@@ -30,13 +30,13 @@ def register_model(client: MlflowClient, name: str, alias: str | None, run_id: s
         if error.error_code not in ("RESOURCE_ALREADY_EXISTS", "ALREADY_EXISTS"):
             raise
     source = f"models:/{model_id}"
-    known = client.search_model_versions(f"name = '{name}' AND run_id = '{run_id}'")
-    own = next((found for found in known if found.model_id == model_id or found.source == source), None)
-    if own is None:
-        with use_store(client.tracking_uri):  # where the registry is a database, it looks for the model there
-            own = client.create_model_version(name, source, run_id, model_id=model_id, await_creation_for=0)
+    versions = client.search_model_versions(f"name = '{name}' AND run_id = '{run_id}'")
+    version = next((known for known in versions if known.model_id == model_id or known.source == source), None)
+    if version is None:
+        with use_store(client.tracking_uri):  # a database registry looks up the model with the global tracking URI
+            version = client.create_model_version(name, source, run_id, model_id=model_id, await_creation_for=0)
     if alias is not None:
-        present = client.get_registered_model(name).aliases.get(alias)
-        if present is None or int(present) < int(own.version):
-            client.set_registered_model_alias(name, alias, own.version)
-    return str(own.version)
+        current = client.get_registered_model(name).aliases.get(alias)
+        if current is None or int(current) < int(version.version):
+            client.set_registered_model_alias(name, alias, version.version)
+    return str(version.version)

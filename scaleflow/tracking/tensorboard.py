@@ -1,6 +1,6 @@
-"""TensorBoard as a second place to look: a run's events as an event file, written by the launcher without TensorFlow.
+"""Writes a run's events as a TensorBoard event file, in the launcher, without TensorFlow.
 
-Everything is in `events.jsonl`, so that a run that goes on writes the file anew, and nothing is in it twice.
+A resumed run replaces the file, since `events.jsonl` still has all events. So no point is in it twice.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from scaleflow.errors import ConfigError
-
-FOLDER = "tensorboard"
+from scaleflow.events import Event, MetricsLogged, WeightHistograms
 
 
 def check_tensorboard(wanted: bool) -> None:
-    """Refuses what takes a package that is not there, before anything is started."""
+    """Raises ConfigError if `tracking.tensorboard` is set and the package tensorboard is not installed."""
     if wanted and importlib.util.find_spec("tensorboard") is None:
         raise ConfigError(
             "tracking.tensorboard=true: tensorboard is not installed; pip install 'scaleflow[tensorboard]', "
@@ -27,25 +26,25 @@ def check_tensorboard(wanted: bool) -> None:
 
 
 class TensorBoardWriter:
-    """Writes one event file; opens it with the first event.
+    """Writes one event file, which it opens with the first event.
 
     Args:
-        folder: the run's `tensorboard`; event files that are there already are of the same run, and go.
+        folder: the run's folder `tensorboard`. Event files in it, which are of the same run, are deleted.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._records: Any = None
 
-    def write_events(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """Writes what of the events TensorBoard shows: metrics, and the distribution of weights."""
+    def write_events(self, events: Iterable[Event]) -> None:
+        """Writes the events that TensorBoard can show: metrics, and histograms of weights."""
         for event in events:
-            if event["event"] == "metrics" and event["values"]:
-                self._write(event, [{"tag": key, "simple_value": value} for key, value in event["values"].items()])
-            elif event["event"] == "weights":
+            if isinstance(event, MetricsLogged) and event.values:
+                self._write(event, [{"tag": key, "simple_value": value} for key, value in event.values.items()])
+            elif isinstance(event, WeightHistograms):
                 self._write(
                     event,
-                    [{"tag": key, "histo": to_tensorboard_histogram(found)} for key, found in event["values"].items()],
+                    [{"tag": key, "histo": to_tensorboard_histogram(bins)} for key, bins in event.values.items()],
                 )
         if self._records is not None:
             self._records.flush()
@@ -55,19 +54,19 @@ class TensorBoardWriter:
             self._records.close()
             self._records = None
 
-    def _write(self, event: Mapping[str, Any], values: list[dict[str, Any]]) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
+    def _write(self, event: MetricsLogged | WeightHistograms, values: list[dict[str, Any]]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event as Record
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         if self._records is None:
             self._records = open_event_file(self.folder)
-        told = Event(wall_time=event["time"] / 1000, step=event["step"])
-        told.summary.CopyFrom(Summary(value=[Summary.Value(**value) for value in values]))
-        self._records.write(told.SerializeToString())
+        record = Record(wall_time=event.time / 1000, step=event.step)
+        record.summary.CopyFrom(Summary(value=[Summary.Value(**value) for value in values]))
+        self._records.write(record.SerializeToString())
 
 
 def open_event_file(folder: Path) -> Any:
-    """A new event file in a folder that has no other."""
+    """Deletes the event files in a folder and opens a new one."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -80,16 +79,16 @@ def open_event_file(folder: Path) -> Any:
     return records
 
 
-def to_tensorboard_histogram(found: Mapping[str, Any]) -> Any:
-    """TensorBoard's form of what a worker counted: `limits` are the upper ends of the buckets."""
+def to_tensorboard_histogram(histogram: Mapping[str, Any]) -> Any:
+    """Converts a worker's histogram to TensorBoard's message; `limits` are the upper limits of the buckets."""
     from tensorboard.compat.proto.histogram_pb2 import HistogramProto
 
     return HistogramProto(
-        min=found["min"],
-        max=found["max"],
-        num=sum(found["counts"]),
-        sum=found["sum"],
-        sum_squares=found["sum_squares"],
-        bucket_limit=found["limits"],
-        bucket=found["counts"],
+        min=histogram["min"],
+        max=histogram["max"],
+        num=sum(histogram["counts"]),
+        sum=histogram["sum"],
+        sum_squares=histogram["sum_squares"],
+        bucket_limit=histogram["limits"],
+        bucket=histogram["counts"],
     )

@@ -1,4 +1,4 @@
-"""Runs that are in a store already: what was tracked of them. What is read here was written by who knows whom."""
+"""Reads runs from a store and logs evaluations to them. The contents of a store are untrusted input."""
 
 from __future__ import annotations
 
@@ -7,34 +7,38 @@ import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from scaleflow.errors import ConfigError
+from scaleflow.events import ConfusionWritten, DatasetDescribed, Event, MetricsLogged
 from scaleflow.interfaces import Tracking
 from scaleflow.secret_masking import mask_secrets
-from scaleflow.tracking.initial_weights import PLACES, use_store
-from scaleflow.tracking.uri import resolve_store
+from scaleflow.tracking.connection import use_store
+from scaleflow.tracking.initial_weights import PLACES
+from scaleflow.tracking.keys import to_allowed_key
+from scaleflow.tracking.plot import draw_confusion
+from scaleflow.tracking.store import MLFLOWS_NAME, MlflowTracker, explain_unusable
+from scaleflow.tracking.uri import resolve_store, sqlite_file
 
 if TYPE_CHECKING:
     from scaleflow.profiler.analysis_process import Profile
-    from scaleflow.tracking.store import MlflowTracker
 
-#: A config that is longer is none of ours.
+#: Largest size of a config.yaml, in bytes; a run's config is much smaller.
 LONGEST_CONFIG = 4 << 20
 
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """A run of scaleflow's that was tracked.
+    """A tracked run of scaleflow.
 
     Attributes:
-        run_id, name: MLflow's.
+        run_id, name: MLflow's ID and name of the run.
         config: the text of its config.yaml.
-        params: as logged, the options chosen among them.
-        steps: updates that its model has had.
-        model_id: of its logged model, the newest; None where it has none.
+        params: the logged params, which include the chosen options.
+        steps: number of updates of its newest logged model; 0 if there is none.
+        model_id: ID of its newest logged model; None if there is none.
     """
 
     run_id: str
@@ -46,29 +50,27 @@ class TrackedRun:
 
 
 def choose_store(options: Tracking) -> Tracking:
-    """The store that a command reads from; an SQLite file has to be there.
+    """Returns the options of the store that a command reads from.
 
     Raises:
-        ConfigError: if there is none.
+        ConfigError: if the store's SQLite file does not exist.
     """
-    found = resolve_store(options if options.name == "mlflow" else Tracking())
-    assert found.uri is not None
-    if found.uri.startswith("sqlite:///") and not Path(found.uri.removeprefix("sqlite:///")).exists():
+    store = resolve_store(options if options.name == "mlflow" else Tracking())
+    assert store.uri is not None
+    if (file := sqlite_file(store.uri)) and not file.exists():
         raise ConfigError(
-            f"tracking.uri={found.uri}: there is no store; name the one that has the run by tracking.uri=..."
+            f"tracking.uri={store.uri}: there is no store; name the one that has the run by tracking.uri=..."
         )
-    return found
+    return store
 
 
 def find_run(run_id: str, store: Tracking) -> tuple[MlflowTracker, TrackedRun]:
-    """A run, and the tracker that has it.
+    """Returns a run, and a tracker that is connected to it.
 
     Raises:
-        ConfigError: if the store has no such run, or it is none of scaleflow's.
+        ConfigError: if the store can't be used, has no such run, or the run is a sweep's or not scaleflow's.
     """
     from mlflow.exceptions import MlflowException
-
-    from scaleflow.tracking.store import MlflowTracker
 
     tracker = MlflowTracker(store)
     tracker.connect()
@@ -76,10 +78,7 @@ def find_run(run_id: str, store: Tracking) -> tuple[MlflowTracker, TrackedRun]:
         tracker.adopt(run_id, "RUN_ID")
         run = tracker.fetch_run()
     except MlflowException as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ConfigError(
-            f"tracking.uri={mask_secrets(store.uri)}: the store can't be used: {mask_secrets(reason)}"
-        ) from error
+        raise explain_unusable(tracker.uri, error) from error
     if "scaleflow.folder" not in run.data.tags:
         raise ConfigError(f"{run_id}: that run is none of scaleflow's: it has no tag scaleflow.folder")
     if "scaleflow.swept" in run.data.tags:
@@ -100,17 +99,15 @@ def find_run(run_id: str, store: Tracking) -> tuple[MlflowTracker, TrackedRun]:
 
 
 def describe_opened_run(past: TrackedRun, store: Tracking) -> None:
-    """Names the run that `mlflow run . -e evaluate` has opened, which stays empty, and puts it below what it is of."""
+    """Renames the empty run that `mlflow run . -e evaluate` opened, and makes it a child of the evaluated run."""
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
-
-    from scaleflow.tracking.store import MLFLOWS_NAME
 
     opened = os.environ.get("MLFLOW_RUN_ID")
     if not opened or opened == past.run_id:
         return
     client = MlflowClient(tracking_uri=store.uri)
-    with contextlib.suppress(MlflowException):  # it is in another store, or gone: it may stay as it is
+    with contextlib.suppress(MlflowException):  # the run may be in another store or deleted; then nothing is renamed
         run = client.get_run(opened)
         if run.data.tags.get("mlflow.project.entryPoint") != "evaluate":
             return
@@ -120,7 +117,7 @@ def describe_opened_run(past: TrackedRun, store: Tracking) -> None:
 
 
 def load_config_text(run_id: str, store: str) -> str:
-    """The text of a run's config.yaml."""
+    """Downloads a run's config.yaml and returns its text."""
     with tempfile.TemporaryDirectory(prefix="scaleflow-") as folder:
         path = download_artifact(f"runs:/{run_id}/config.yaml", store, Path(folder))
         if path is None:
@@ -134,24 +131,24 @@ def download_model(tracker: MlflowTracker, run: TrackedRun, store: Tracking, fol
     """Downloads the Keras file of a run's logged model.
 
     Raises:
-        ConfigError: if the run has logged none.
+        ConfigError: if the run has no logged model, or the model has no Keras file.
     """
-    where = f"{run.run_id}: the run {run.name}"
+    subject = f"{run.run_id}: the run {run.name}"
     if run.model_id is None:
         raise ConfigError(
-            f"{where} has logged no model; a run logs it when it is finished (resume=... goes on with it)"
+            f"{subject} has logged no model; a run logs it when it is finished (resume=... goes on with it)"
         )
     path = download_artifact(f"{tracker.model_uri(run.model_id).rstrip('/')}/{PLACES[1]}", str(store.uri), folder)
     if path is None:
         raise ConfigError(
-            f"{where} has a model {run.model_id} without {PLACES[1]}: it is one that Keras could not write as a "
+            f"{subject} has a model {run.model_id} without {PLACES[1]}: it is one that Keras could not write as a "
             f".keras file, or none of scaleflow's; mlflow.pyfunc.load_model('models:/{run.model_id}') loads it"
         )
     return path
 
 
 def download_artifact(uri: str, store: str, folder: Path) -> Path | None:
-    """An artifact, downloaded; None where there is none."""
+    """Downloads an artifact and returns its path, or None if that fails."""
     from mlflow.artifacts import download_artifacts
     from mlflow.exceptions import MlflowException
 
@@ -164,57 +161,47 @@ def log_evaluation(
     tracker: MlflowTracker,
     run: TrackedRun,
     name: str,
-    events: Sequence[Mapping[str, Any]],
+    events: Sequence[Event],
     tag: str,
     profiles: Sequence[Profile] = (),
 ) -> dict[str, float]:
-    """Puts an evaluation into the run that the model is of, and at the model.
+    """Logs an evaluation to the run that trained the model, and to the model.
 
     Args:
-        tracker: has taken the run.
+        tracker: tracker that is connected to the run.
         run: the run.
-        name: what was evaluated on.
-        events: the worker's.
-        tag: how, in words.
-        profiles: of windows of its batches.
+        name: name of the evaluation, which is part of the metrics' names.
+        events: the events of the evaluating worker.
+        tag: value of the tag `scaleflow.evaluate.NAME`, which describes the evaluation.
+        profiles: profiles of some of its batches.
 
     Returns:
-        The metrics, by the names that they have there.
+        The metrics, by their names in the store.
     """
     from mlflow.entities import Metric
 
-    from scaleflow.tracking.keys import to_allowed_key
-    from scaleflow.tracking.plot import draw_confusion
+    logged: dict[str, float] = {}
 
-    told = next(event for event in events if event["event"] == "data")
-    (look,) = told["splits"].values()
-    tracker.log_dataset({**told, "splits": {"evaluate": look}})
-    values: dict[str, float] = {}
+    def log_values(values: Mapping[str, float], time_ms: int, **dataset: str) -> None:
+        metrics = {to_allowed_key(f"{folder}/{key}"): value for key, value in values.items()}
+        links = {"model_id": run.model_id, **dataset}
+        tracker.log_batch([Metric(key, value, time_ms, run.steps, **links) for key, value in metrics.items()])
+        logged.update(metrics)
+
+    folder = f"evaluate/{name}"
+    data = next(event for event in events if isinstance(event, DatasetDescribed))
+    (split,) = data.splits.values()
+    tracker.log_dataset(replace(data, splits={"evaluate": split}))
     for event in events:
-        if event["event"] == "metrics":
-            about = {"model_id": run.model_id, "dataset_name": told["name"], "dataset_digest": look["digest"]}
-            found = {to_allowed_key(f"evaluate/{name}/{key}"): value for key, value in event["values"].items()}
-            tracker.log_batch([Metric(key, value, event["time"], run.steps, **about) for key, value in found.items()])
-            values |= found
-        elif event["event"] == "confusion":
-            table = Path(event["path"])
+        if isinstance(event, MetricsLogged):
+            log_values(event.values, event.time, dataset_name=data.name, dataset_digest=split["digest"])
+        elif isinstance(event, ConfusionWritten):
+            table = Path(event.path)
             for path in filter(None, (draw_confusion(table, name), table)):
-                tracker.log_artifact(path, f"evaluate/{name}")
+                tracker.log_artifact(path, folder)
     for profile in profiles:
-        values |= log_profile(tracker, run, name, profile)
+        log_values(profile.values, int(time.time() * 1000))
+        for path, subfolder in profile.files:
+            tracker.log_artifact(path, f"{folder}/{subfolder}")
     tracker.set_tags({f"scaleflow.evaluate.{name}": tag})
-    return values
-
-
-def log_profile(tracker: MlflowTracker, run: TrackedRun, name: str, profile: Profile) -> dict[str, float]:
-    """Puts a profile of an evaluation beside its metrics; gives its own, by the names that they have there."""
-    from mlflow.entities import Metric
-
-    from scaleflow.tracking.keys import to_allowed_key
-
-    now = int(time.time() * 1000)
-    values = {to_allowed_key(f"evaluate/{name}/{key}"): value for key, value in profile.values.items()}
-    tracker.log_batch([Metric(key, value, now, run.steps, model_id=run.model_id) for key, value in values.items()])
-    for path, folder in profile.files:
-        tracker.log_artifact(path, f"evaluate/{name}/{folder}")
-    return values
+    return logged

@@ -1,4 +1,4 @@
-"""Tracking URIs, looked at from outside: no MLflow is imported, and an unreachable server costs seconds."""
+"""Resolves and checks tracking URIs without importing MLflow. An unreachable server costs seconds, not minutes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ PROBE_SECONDS = 3.0
 
 
 def resolve_store(tracking: Tracking) -> Tracking:
-    """The tracking options with an absolute URI, its store looked at from outside.
+    """Returns the tracking options with an absolute URI, after checking the store from outside.
 
     Raises:
-        StoreUnreachable: if it is not there, and not allowed to be away.
-        ConfigError: if there can't be one, or none that takes a model by the name asked for.
+        StoreUnreachable: if the store is unavailable and `tracking.offline` is false.
+        ConfigError: if the URI can't be a store, or MLflow would reject the name of the registered model or its alias.
     """
     if tracking.name == "none":
         return tracking
@@ -31,8 +31,8 @@ def resolve_store(tracking: Tracking) -> Tracking:
     scheme = uri.partition(":")[0].lower() if ":" in uri else ""
     if uri in ("sqlite://", "sqlite:///:memory:"):
         raise ConfigError(f"{origin}={uri}: would be gone with the run; use sqlite:///mlflow.db")
-    if uri.startswith("sqlite:///"):
-        uri = absolute_sqlite(uri, origin, tracking.offline)
+    if file := sqlite_file(uri):
+        uri = absolute_sqlite(file, uri, origin, tracking.offline)
     elif scheme in ("http", "https"):
         if not tracking.offline:
             probe_server(uri, origin)
@@ -44,11 +44,7 @@ def resolve_store(tracking: Tracking) -> Tracking:
 
 
 def check_names(tracking: Tracking) -> None:
-    """Refuses a registered model's name or alias that MLflow would, at the end of the run.
-
-    Raises:
-        ConfigError: if it would.
-    """
+    """Raises ConfigError for a registered model's name or alias that MLflow would reject at the end of the run."""
     name, alias = tracking.register_as, tracking.alias
     if name is not None and (not name.strip() or set(name) & set("/:'\"%\n") or name.startswith("..") or name == "."):
         raise ConfigError(f"tracking.register_as={name}: expected a name without / : % and quotes, such as digits-mlp")
@@ -60,8 +56,13 @@ def check_names(tracking: Tracking) -> None:
         raise ConfigError(f"tracking.alias={alias}: MLflow keeps that name for itself; choose another, such as newest")
 
 
-def absolute_sqlite(uri: str, origin: str, offline: bool = False) -> str:
-    path = Path(uri.removeprefix("sqlite:///")).expanduser().absolute()
+def sqlite_file(uri: str) -> Path | None:
+    """Returns the file of an SQLite store, which need not exist; None for another store."""
+    return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
+
+
+def absolute_sqlite(file: Path, uri: str, origin: str, offline: bool) -> str:
+    path = file.expanduser().absolute()
     if path.is_dir():
         raise ConfigError(f"{origin}={uri}: {path} is a folder; name a file in it, such as {path}/mlflow.db")
     if offline:
@@ -74,7 +75,7 @@ def absolute_sqlite(uri: str, origin: str, offline: bool = False) -> str:
 
 
 def probe_server(uri: str, origin: str) -> None:
-    """Opens a TCP connection to the server, so that an unreachable one costs seconds, not minutes."""
+    """Raises StoreUnreachable if the server accepts no TCP connection within `PROBE_SECONDS`."""
     try:
         parts = urlsplit(uri)
         port = parts.port or (443 if parts.scheme == "https" else 80)

@@ -1,7 +1,8 @@
-"""The loop: many steps to one compiled call, on every strategy; and Keras's `fit` beside it."""
+"""Training engines: the compiled loop (many steps per call, on every strategy) and Keras's `fit`."""
 
 from scaleflow.training.baseline import baselines
 from scaleflow.training.callbacks import check_callback
+from scaleflow.training.checkpointing import Checkpointing
 from scaleflow.training.debug import apply_debug
 from scaleflow.training.engine import Engine
 from scaleflow.training.evaluation import Evaluation
@@ -9,20 +10,25 @@ from scaleflow.training.fit import FitEngine, choose_steps_per_execution
 from scaleflow.training.forward_backward import TapeForwardBackward, make_loss_step
 from scaleflow.training.loop import Loop
 from scaleflow.training.memory import measure_peaks
+from scaleflow.training.metrics_log import MetricsLog
+from scaleflow.training.monitor import check_monitor
 from scaleflow.training.objective import objective_for
 from scaleflow.training.parameter_server_loop import ParameterServerLoop
-from scaleflow.training.session import Length, Session, SessionResult, check_monitor, compute_length
+from scaleflow.training.session import Feeds, Length, Session, SessionResult, compute_length
 from scaleflow.training.step import CustomUpdateLoop, add_checks, check_own_updates
 from scaleflow.training.worker_sync import WorkerSync
 from scaleflow.training.xla import check_xla
 
 __all__ = [
+    "Checkpointing",
     "CustomUpdateLoop",
     "Engine",
     "Evaluation",
+    "Feeds",
     "FitEngine",
     "Length",
     "Loop",
+    "MetricsLog",
     "ParameterServerLoop",
     "Session",
     "SessionResult",

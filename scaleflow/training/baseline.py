@@ -1,7 +1,7 @@
-"""What a model has to beat: the values of one that knows the training targets alone, and no input.
+"""Baselines: the metrics of a constant prediction that uses the training targets only.
 
-It says the majority class, the labels that most examples have, or the mean; and for the loss, how frequent each
-class or label is.
+The prediction is the majority class, the more frequent value of each label, or the mean target. For the loss it is
+the frequency of each class or label.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ Array = np.ndarray[Any, Any]
 
 
 def baseline(outputs: Outputs, train: Array, evaluated: Array) -> Mapping[str, float]:
-    """The metrics of the kind of target, and the loss where it is finite.
+    """Computes the metrics of the constant prediction, and its loss if that is finite.
 
     Args:
-        outputs: whose kind decides.
-        train: the training split's targets, [n] for classification, else [n, *outputs.shape].
-        evaluated: those of the split that is evaluated.
+        outputs: its `kind` selects the metrics.
+        train: targets of the training split: [n] for classification, else [n, *outputs.shape].
+        evaluated: targets of the evaluated split, in the same form.
     """
     if outputs.kind == "classification":
         return classes_baseline(outputs.shape[-1], train, evaluated)
@@ -34,23 +34,23 @@ def baseline(outputs: Outputs, train: Array, evaluated: Array) -> Mapping[str, f
 
 def classes_baseline(classes: int, train: Array, evaluated: Array) -> dict[str, float]:
     counts = np.bincount(train.astype(np.int64), minlength=classes)
-    there = counts[evaluated.astype(np.int64)]
+    target_counts = counts[evaluated.astype(np.int64)]
     values = {"accuracy": float(np.mean(evaluated == counts.argmax()))}
-    if there.all():  # else an example is of a class that the training split never had
-        values["loss"] = float(-np.mean(np.log(there / counts.sum())))
+    if target_counts.all():  # a class that the training split lacks makes the loss infinite
+        values["loss"] = float(-np.mean(np.log(target_counts / counts.sum())))
     return values
 
 
 def labels_baseline(train: Array, evaluated: Array) -> dict[str, float]:
     frequency = train.mean(axis=0, dtype=np.float64)
-    right = (evaluated > 0.5) == (frequency > 0.5)
+    correct = (evaluated > 0.5) == (frequency > 0.5)
     values = {
-        "accuracy": float(right.mean()),
-        "exact_match": float(right.reshape(len(right), -1).all(axis=1).mean()),
+        "accuracy": float(correct.mean()),
+        "exact_match": float(correct.reshape(len(correct), -1).all(axis=1).mean()),
     }
-    chance = np.where(evaluated > 0.5, frequency, 1 - frequency)
-    if chance.all():
-        values["loss"] = float(-np.mean(np.log(chance)))
+    probability = np.where(evaluated > 0.5, frequency, 1 - frequency)
+    if probability.all():
+        values["loss"] = float(-np.mean(np.log(probability)))
     return values
 
 
@@ -61,15 +61,15 @@ def values_baseline(train: Array, evaluated: Array) -> dict[str, float]:
 
 
 def baselines(outputs: Outputs, train: Array, validation: Array | None, test: Array | None) -> Mapping[str, float]:
-    """Values under the names that a run tells them by, from the splits' targets.
+    """Computes the finite baselines under their metric names, from the targets of the splits.
 
-    `baseline/<metric>` is over the split that the curves are of, which is validation, or else test; where there
+    `baseline/<metric>` is over the validation split, or over the test split if there is no validation split. If there
     are both, `baseline/test/<metric>` is over the test split.
     """
-    named = {"baseline": test} if validation is None else {"baseline": validation, "baseline/test": test}
+    splits = {"baseline": test} if validation is None else {"baseline": validation, "baseline/test": test}
     return {
         f"{prefix}/{name}": value
-        for prefix, targets in named.items()
+        for prefix, targets in splits.items()
         if targets is not None
         for name, value in baseline(outputs, train, targets).items()
         if np.isfinite(value)

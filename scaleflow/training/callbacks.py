@@ -1,4 +1,4 @@
-"""Keras's callbacks in both engines, told of what the host's half knows: the ends of calls, and epochs."""
+"""Keras callbacks in both engines. The session calls their hooks for epochs and for calls of the compiled loop."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from scaleflow.training.engine import Engine
 
 
 class CallbackModel:
-    """What a callback has as its `model`: the engine's, with its optimizer, and `stop_training`.
+    """The `model` attribute of a callback: the engine's model with its optimizer and `stop_training`.
 
-    Its weights are those of now; on parameter servers a copy of them.
+    Its weights are current. On parameter servers they are a copy.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -24,7 +24,7 @@ class CallbackModel:
 
     @property
     def optimizer(self) -> Any:
-        return getattr(self._engine, "optimizer", None)
+        return self._engine.optimizer
 
     @property
     def trainable(self) -> bool:
@@ -39,54 +39,62 @@ class CallbackModel:
 
 
 class Callbacks:
-    """Several callbacks as one.
+    """Calls the hooks of several callbacks.
 
-    A batch hook is called at the end of each call of the compiled loop, with the number of the last batch in the epoch,
-    and before the next one. The logs are as Keras's: `loss`, `accuracy`, `val_loss`.
+    Batch hooks run before and after each call of the compiled loop, not for each step. After a call they get the
+    index of its last batch in the epoch. Logs have Keras's names: `loss`, `accuracy`, `val_loss`.
 
     Args:
-        callbacks: made already.
-        engine: what trains.
-        epochs, steps: of the run, and of an epoch.
+        callbacks: `keras.callbacks.Callback` objects.
+        engine: the engine that trains.
+        epochs, steps: the length of the run in epochs, and of an epoch in steps.
+
+    Raises:
+        ConfigError: if a callback changes what is trainable in `set_model`.
     """
 
     def __init__(self, callbacks: Sequence[Any], engine: Engine, epochs: int, steps: int) -> None:
         self._all = list(callbacks)
         self._watched = CallbackModel(engine)
-        model = engine.gather_model()
-        self._trainable = [(part, part.trainable) for part in (*model._flatten_layers(), *model.variables)]
+        self._trainable: list[tuple[Any, bool]] = []
+        if callbacks:
+            model = engine.gather_model()
+            self._trainable = [(part, part.trainable) for part in (*model._flatten_layers(), *model.variables)]
         for callback in self._all:
             callback.set_params({"verbose": 0, "epochs": epochs, "steps": steps})
             callback.set_model(self._watched)
             if change := self._change_by(callback):
                 raise ConfigError(change)
 
+    def __len__(self) -> int:
+        return len(self._all)
+
     @property
     def wants_end(self) -> bool:
-        """Whether one of them has set `model.stop_training`."""
+        """Whether a callback has set `model.stop_training`."""
         return bool(self._watched.stop_training)
 
     def call_hook(self, hook: str, *arguments: Any) -> dict[str, float]:
-        """Calls one hook of all of them: `train_begin`, `epoch_end` and so on.
+        """Calls one hook of all callbacks: `train_begin`, `epoch_end` and so on.
 
         Returns:
-            The numbers that they have added to the logs, by our names of metrics.
+            The numbers that the callbacks added to the logs, under our metric names.
 
         Raises:
-            RunError: if one changes what is trained, which would have no effect.
+            RunError: if a callback changes what is trainable, which would have no effect.
         """
         logs = arguments[-1] if arguments and isinstance(arguments[-1], dict) else {}
-        given = set(logs)
+        original_names = set(logs)
         for callback in self._all:
             getattr(callback, f"on_{hook}")(*arguments)
             if hook != "train_end" and (change := self._change_by(callback)):
                 raise RunError(change)
-        return metrics_of({name: value for name, value in logs.items() if name not in given})
+        return metrics_of({name: value for name, value in logs.items() if name not in original_names})
 
     def _change_by(self, callback: Any) -> str | None:
-        """Says which layer or variable a callback has frozen or made trainable; None where it has not."""
-        for part, was in self._trainable:
-            if part.trainable != was:
+        """Returns an error text if a callback has changed `trainable` of a layer or variable, else None."""
+        for part, was_trainable in self._trainable:
+            if part.trainable != was_trainable:
                 name = part.path if isinstance(part, keras.Variable) else part.name
                 return (
                     f"training.callbacks: {type(callback).__name__} has set {name}.trainable to "
@@ -96,18 +104,22 @@ class Callbacks:
         return None
 
     def state(self) -> list[Any]:
-        """What each that has a method `get_state` wants to be kept in a checkpoint: what JSON can hold."""
+        """Returns the state of each callback for a checkpoint, as JSON values; None without a method `get_state`."""
         return [callback.get_state() if hasattr(callback, "get_state") else None for callback in self._all]
 
     def restore(self, states: Sequence[Any]) -> None:
-        """Gives that back to each by its method `set_state`."""
+        """Passes each saved state to its callback's method `set_state`."""
         for callback, state in zip(self._all, states, strict=False):
             if state is not None:
                 callback.set_state(state)
 
 
 def check_callback(callback: Any, path: str) -> Any:
-    """The same, if it is one of Keras's kind."""
+    """Returns the callback that the class or function `path` made.
+
+    Raises:
+        ConfigError: if it is not a `keras.callbacks.Callback`.
+    """
     if not isinstance(callback, keras.callbacks.Callback):
         raise ConfigError(
             f"training.callbacks: {path} made a {type(callback).__name__}, expected a keras.callbacks.Callback"
@@ -116,16 +128,16 @@ def check_callback(callback: Any, path: str) -> Any:
 
 
 def to_keras_logs(values: Mapping[str, float]) -> dict[str, float]:
-    """Our names of metrics as Keras's: `train/loss` is `loss`, `val/loss` is `val_loss`."""
+    """Renames our metrics to Keras's logs: `train/loss` to `loss`, `val/loss` to `val_loss`."""
     return {name.removeprefix("train/").replace("/", "_"): value for name, value in values.items()}
 
 
 def metrics_of(logs: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers among logs of Keras's by our names of metrics: `val_loss` is `val/loss`, `lr` is `train/lr`."""
-    found = {}
+    """Renames Keras's logs to our metrics, numbers only: `val_loss` to `val/loss`, `lr` to `train/lr`."""
+    metrics = {}
     for name, value in logs.items():
         metric = f"val/{name.removeprefix('val_')}" if name.startswith("val_") else f"train/{name}"
         if not isinstance(value, str | bytes):
             with contextlib.suppress(TypeError, ValueError):
-                found[metric] = float(value)
-    return found
+                metrics[metric] = float(value)
+    return metrics

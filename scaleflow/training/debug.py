@@ -1,4 +1,4 @@
-"""What TensorFlow can be told to show of itself (`debug`)."""
+"""TensorFlow's debugging switches (config group `debug`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from scaleflow.interfaces import Debug
 
 
 def apply_debug(debug: Debug) -> None:
-    """Sets up the process; before any operation runs."""
+    """Configures this process. Call it before any operation runs."""
     if debug.placement:
         tf.debugging.set_log_device_placement(True)
     if debug.nan:

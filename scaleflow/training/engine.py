@@ -1,105 +1,160 @@
-"""What an engine and the host's half of training know of each other: the engine drives, the host watches."""
+"""The base class of engines, which run compiled steps, and the interface of their host, which decides and reports."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import keras
 import numpy as np
+import tensorflow as tf
 
-from scaleflow.interfaces import Feed
+from scaleflow.interfaces import Feed, Objective
+from scaleflow.training import state
+from scaleflow.training.evaluation import Evaluation
+from scaleflow.training.metric_sums import MetricSums
+from scaleflow.training.synchronized import keep_losses_apart, synchronized_layers
 
 
 class Host(Protocol):
-    """The host's half of a run, to be told of each call and epoch."""
+    """Decides how many steps each call takes, and records each call and epoch. `Session` implements it."""
 
     @property
     def epochs(self) -> int:
-        """How many the run has, if nothing ends it before."""
+        """Epochs of the run, unless something ends it earlier."""
 
     @property
     def epoch(self) -> int:
-        """The one that the next step is in, from 0: where the run begins, or goes on."""
+        """The epoch of the next step, counted from 0; not 0 at the start of a resumed run."""
 
     @property
     def steps_per_epoch(self) -> int: ...
 
     @property
     def step(self) -> int:
-        """Updates of the whole run so far."""
+        """Steps of the whole run so far."""
 
     @property
     def first(self) -> int:
-        """The next step's place in its epoch, from 0."""
+        """The next step's index in its epoch, from 0."""
 
     def begin_epoch(self, epoch: int) -> None:
-        """An epoch begins, counted from 0."""
+        """Begins an epoch, counted from 0."""
 
     def next_steps(self) -> int:
-        """How many steps the next call takes; 0 where the epoch or the run is over."""
+        """Returns how many steps the next call takes; 0 if the epoch or the run is over."""
 
     def trace_call(self) -> AbstractContextManager[bool]:
-        """Around a call, whose result has to be there at the end; gives whether it is to be of a single step."""
+        """Wraps a call, whose result must be available before the exit. Yields whether it must take a single step."""
 
     def end_call(self, steps: int, means: Mapping[str, float], seconds: float, waited: float = 0.0) -> None:
-        """A call has taken so many steps in so many seconds; `means` are those over the epoch so far.
+        """Records a call.
 
         Args:
-            waited: seconds before the call in which the epoch's input was started.
+            steps: steps of the call.
+            means: the loss and metrics, averaged over the epoch so far.
+            seconds: duration of the call.
+            waited: seconds spent before the call to open the epoch's input.
         """
 
     def end_epoch(self) -> bool:
-        """An epoch is over; gives whether another one follows."""
+        """Ends an epoch; returns whether another one follows."""
 
 
-class Engine(Protocol):
-    """What trains and evaluates one model under one strategy."""
+class Engine(ABC):
+    """Trains and evaluates one model under one strategy.
+
+    Args:
+        strategy: its replicas share each global batch.
+        model: built; returns float32.
+        optimizer: not built yet; None if the training step has its own.
+        objective: the loss and the metrics.
+        evaluation: evaluates splits.
+        variables: the variables to update; the shards of partitioned ones.
+
+    Attributes:
+        flops_per_example: operations of a training step per example; None before `trace`, or if they cannot be counted.
+    """
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer | None,
+        objective: Objective,
+        evaluation: Evaluation,
+        variables: Sequence[Any],
+    ) -> None:
+        self.strategy = strategy
+        self.model = model
+        self.optimizer: Any = optimizer
+        self.objective = objective
+        self.flops_per_example: float | None = None
+        self._evaluation = evaluation
+        self._metric_sums = MetricSums(objective)
+        self._slots = None if optimizer is None else state.Slots(optimizer, variables, model)
+        self._synchronized = synchronized_layers(model, strategy)
+        if self._synchronized:
+            keep_losses_apart(model)
 
     @property
     def loss_scale(self) -> float | None:
-        """The dynamic loss scale, where there is one."""
+        """The dynamic loss scale; None if there is none."""
+        scale = getattr(self.optimizer, "dynamic_scale", None)
+        return None if scale is None else float(np.asarray(scale.numpy()))
 
-    @property
-    def flops_per_example(self) -> float | None:
-        """Operations that a step computes for an example, once it is traced; None where they can't be counted."""
-
+    @abstractmethod
     def run(self, feed: Feed, host: Host) -> None:
-        """Trains until the host says that it is enough."""
-
-    @property
-    def model(self) -> keras.Model:
-        """What is trained."""
+        """Trains until the host ends the run."""
 
     def trace(self, train: Feed, *others: Feed | None) -> None:
-        """Compiles for these feeds without running anything, so that a model's faults show early."""
+        """Compiles for these feeds without taking a step, so that errors of the model show early."""
+        self._trace_training(train)
+        for feed in filter(None, others):
+            self._evaluation.trace(feed)
+
+    @abstractmethod
+    def _trace_training(self, feed: Feed) -> None: ...
 
     def evaluate(self, feed: Feed) -> Mapping[str, float]:
-        """The loss and metrics over a whole split, every example once."""
+        """Computes the loss and metrics over a whole split, every example once."""
+        return self._evaluation(feed)
 
     def read_confusion(self, feed: Feed) -> np.ndarray[Any, Any] | None:
-        """Of a split's last evaluation: how many examples of each class (row) were taken for each (column)."""
+        """Returns the confusion matrix of a split's last evaluation, as `Evaluation.read_confusion` does."""
+        return self._evaluation.read_confusion(feed)
 
     def gather_model(self) -> keras.Model:
-        """The model with the weights of now, in this process and in one piece."""
+        """Returns the model with its current weights, unpartitioned and in this process."""
+        return self.model
 
     def count_updates(self, done: int) -> int:
-        """The optimizer's updates after so many steps were taken."""
+        """Returns the number of optimizer updates after `done` steps."""
+        return done
 
+    @abstractmethod
     def read_state(self) -> Mapping[str, np.ndarray[Any, Any]]:
-        """Copies of all variables, and of the sums of the epoch so far. All workers have to call it."""
+        """Copies all variables, and the sums of the epoch so far. All workers must call it."""
 
+    @abstractmethod
     def restore(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        """Puts back what `state` gave, under whatever strategy that was."""
-
-    def set_rate_factor(self, factor: float, held: float) -> None:
-        """From now on the learning rate is `factor` times what the config says.
-
-        Args:
-            factor: this.
-            held: the factor that is in the state that was put back, where the rate is part of it.
-        """
+        """Restores what `read_state` returned, under any strategy."""
 
     def restore_model(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        """The same for the model alone."""
+        """Restores the variables of the model only."""
+        state.write_variables(state.name_model_variables(self.model), values)
+
+    @abstractmethod
+    def set_rate_factor(self, factor: float, held: float) -> None:
+        """Sets the learning rate to `factor` times the configured one.
+
+        Args:
+            factor: the new factor.
+            held: the factor that the restored state already contains, if the rate is part of that state.
+        """
+
+    def _variables_by_name(self) -> dict[str, list[Any]]:
+        """Returns the variables that a checkpoint needs."""
+        return {**state.name_model_variables(self.model), **(self._slots.by_name() if self._slots else {})}

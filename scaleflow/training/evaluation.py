@@ -1,4 +1,4 @@
-"""The compiled evaluation of a split, every example once."""
+"""Compiled evaluation of a split: the loss, the metrics and the confusion matrix, every example once."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from scaleflow.interfaces import READ_SCOPE, STEP_SCOPE, Feed, Objective, Tracer
 from scaleflow.training.graph_loop import repeat_in_graph
 from scaleflow.training.metric_sums import MetricSums
 
-#: Of more classes than so many it is not counted which are taken for which: the counts would be as large as the model.
+#: With more classes there is no confusion matrix: it would be as large as the model.
 MOST_CLASSES = 1000
 
 
 class Evaluation:
-    """Evaluates one model under one strategy; compiled once for each split.
+    """Evaluates one model under one strategy, with one compiled function per split.
 
-    With the metrics it counts, where examples are of classes, which are taken for which.
+    For classes it also counts the confusion matrix.
 
     Args:
-        strategy: whose replicas work.
-        forward: from inputs to outputs.
-        objective: what is watched.
+        strategy: its replicas share the batches.
+        forward: maps inputs [b, ...] to outputs [b, ...].
+        objective: the loss and the metrics.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Evaluation:
         self._strategy = strategy
         self._forward = forward
         self._loss = objective.loss
-        self._tally = MetricSums(objective)
+        self._metric_sums = MetricSums(objective)
         self._decide = objective.decide
         self._classes = objective.classes if (objective.classes or 0) <= MOST_CLASSES else None
         self._functions: dict[int, Any] = {}
@@ -45,36 +45,38 @@ class Evaluation:
         self._function(feed).get_concrete_function(feed.open(0, 0), count)
 
     def __call__(self, feed: Feed) -> Mapping[str, float]:
-        """The loss and metrics over a whole split."""
+        """Computes the loss and metrics over a whole split."""
         steps = feed.batching.steps(feed.examples)
         sums, *counts = self._function(feed)(feed.open(0, 0), tf.constant(steps, tf.int64))
-        for each in counts:
-            self._confusions[id(feed)] = np.reshape(each.numpy(), [self._classes or 0, -1]).astype(np.int64)
-        return self._tally.means(sums.numpy(), feed.examples)
+        for count in counts:
+            self._confusions[id(feed)] = np.reshape(count.numpy(), [self._classes or 0, -1]).astype(np.int64)
+        return self._metric_sums.means(sums.numpy(), feed.examples)
 
     def profile(self, feed: Feed, tracer: Tracer) -> None:
-        """Goes through a split batch by batch, as often as it takes until there is nothing left to trace."""
+        """Evaluates a split batch by batch, repeatedly, until the tracer has no window left."""
         steps, done = feed.batching.steps(feed.examples), 0
         one = self._compile_one(feed)
         opened: Any = None
         while tracer.steps_left(done) is not None:
             opened = feed.open(0, 0) if done % steps == 0 else opened
             with tracer.trace_call(done + 1):
-                for each in one(opened, tf.constant(done % steps, tf.int64)):
-                    each.numpy()
+                for tensor in one(opened, tf.constant(done % steps, tf.int64)):
+                    tensor.numpy()
             done += 1
             tracer.count_steps(done)
             tracer.report(None)
 
     @property
     def traces(self) -> int:
-        """How often it was traced, for tests: once for each feed."""
+        """How often the evaluation was traced (for tests): once per feed."""
         return sum(f.experimental_get_tracing_count() for f in self._functions.values())
 
     def read_confusion(self, feed: Feed) -> np.ndarray[Any, Any] | None:
-        """Of a split's last evaluation: how many examples of each class (row) were taken for each (column).
+        """Returns the confusion matrix of a split's last evaluation.
 
-        None where there are no classes, too many, or it was not evaluated.
+        Returns:
+            [classes, classes] int64: row = true class, column = predicted class. None if there are no classes, more
+            than `MOST_CLASSES`, or if the split was not evaluated.
         """
         return self._confusions.get(id(feed))
 
@@ -96,7 +98,7 @@ class Evaluation:
         return evaluate
 
     def _compile_one(self, feed: Feed) -> Any:
-        """One batch to a call, to be traced: what is in no loop is what xprof finds the markers of."""
+        """Compiles one batch per call, to be traced: xprof finds the name scopes of operations outside loops only."""
 
         @tf.function(autograph=False)
         def one(opened: Any, step: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -110,26 +112,26 @@ class Evaluation:
         return one
 
     def _zero_sums(self) -> tuple[tf.Tensor, ...]:
-        """What a replica carries from batch to batch: sums [count, loss, *metrics], and of classes their confusion."""
-        sums = tf.zeros([self._tally.size], tf.float64)
+        """Returns a replica's loop state: sums [count, loss, *metrics] and, for classes, the flat confusion matrix."""
+        sums = tf.zeros([self._metric_sums.size], tf.float64)
         return (sums,) if self._classes is None else (sums, tf.zeros([self._classes**2], tf.float64))
 
     def _step(
         self, feed: Feed, fetched: Any, step: tf.Tensor, sums: tf.Tensor, *counts: tf.Tensor
     ) -> tuple[tf.Tensor, ...]:
-        """One batch, in a replica; gives what it carries on."""
+        """Evaluates one batch in a replica; returns the new loop state."""
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         first = tf.constant(0, tf.int64)
         with tf.name_scope(READ_SCOPE):
             inputs, targets, mask = feed.micro_batch(fetched, first, step, replica, first)
         outputs = self._forward(inputs)
         loss = tf.reduce_sum(self._loss(targets, outputs) * mask)
-        more = tuple(each + self._count_confusion(targets, outputs, mask, each.dtype) for each in counts)
-        return sums + tf.cast(self._tally.compute(targets, outputs, loss, mask), sums.dtype), *more
+        new_counts = tuple(count + self._count_confusion(targets, outputs, mask, count.dtype) for count in counts)
+        return sums + tf.cast(self._metric_sums.compute(targets, outputs, loss, mask), sums.dtype), *new_counts
 
     def _count_confusion(self, targets: tf.Tensor, outputs: tf.Tensor, mask: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-        """One batch's counts [classes * classes], a row of them to each true class."""
+        """Counts one batch's confusion matrix, flat [classes * classes], in the order of the true classes."""
         assert self._classes is not None
         assert self._decide is not None
-        true, taken_for = self._decide(targets, outputs)
-        return tf.math.unsorted_segment_sum(tf.cast(mask, dtype), true * self._classes + taken_for, self._classes**2)
+        true, predicted = self._decide(targets, outputs)
+        return tf.math.unsorted_segment_sum(tf.cast(mask, dtype), true * self._classes + predicted, self._classes**2)

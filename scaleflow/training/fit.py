@@ -1,12 +1,13 @@
-"""The second engine: Keras's own `fit`, on one device or mirrored.
+"""The engine that trains with Keras's `fit`, on one device or mirrored.
 
-The same batches, weights, metrics and events as the loop's, so that a run with the one can be compared with a run
-with the other. Forward, backward, the sum over the replicas and the update are Keras's.
+Batches, example weights, metrics and events equal the loop's, so that runs of both engines can be compared. Keras
+does the forward and backward pass, the sum over the replicas and the update.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
 from collections.abc import Mapping
@@ -19,49 +20,46 @@ import tensorflow as tf
 from scaleflow.errors import ConfigError, NotFinite
 from scaleflow.interfaces import STEP_SCOPE, Feed, Objective
 from scaleflow.training import state
-from scaleflow.training.engine import Host
+from scaleflow.training.engine import Engine, Host
 from scaleflow.training.evaluation import Evaluation
 from scaleflow.training.flops import flops_per_example
-from scaleflow.training.forward_backward import TapeForwardBackward, make_loss_step, own_loss
-from scaleflow.training.loop import read_loss_scale
+from scaleflow.training.forward_backward import own_loss
 from scaleflow.training.metric_sums import MetricSums
-from scaleflow.training.synchronized import keep_losses_apart, synchronized_layers
 
 
 def choose_steps_per_execution(setting: int | str, epoch: int, total: int) -> int:
-    """Keras's word for `training.steps_per_loop`; `auto` is one, as it is Keras's.
+    """Converts `training.steps_per_loop` to Keras's `steps_per_execution`; `auto` means 1, Keras's default.
 
     Args:
-        setting: what the config says.
-        epoch, total: the steps of an epoch and of the run, at whose ends an execution has to end.
+        setting: the configured value.
+        epoch, total: the steps of an epoch and of the run. Executions must divide both.
 
     Raises:
-        ConfigError: if it does not: Keras would take the next epoch's steps for this one's.
+        ConfigError: if they do not. Keras would then count steps of the next epoch to this one.
     """
     if isinstance(setting, str):
         return 1
-    divides = [number for number in range(1, setting + 1) if math.gcd(epoch, total) % number == 0]
-    if setting in divides:
+    divisors = [number for number in range(1, setting + 1) if math.gcd(epoch, total) % number == 0]
+    if setting in divisors:
         return setting
     raise ConfigError(
         f"training.steps_per_loop={setting} with training.engine=fit: Keras takes whole executions, and an epoch has "
-        f"{epoch} steps, the run {total}; use {divides[-1]}, or training.engine=loop"
+        f"{epoch} steps, the run {total}; use {divisors[-1]}, or training.engine=loop"
     )
 
 
-#: The steps of the epoch so far whose loss was finite.
+#: Name of the saved count of steps before the epoch's first loss that was not finite.
 GOOD = "training/good"
 
 
-class FitEngine:
+class FitEngine(Engine):
     """Trains one model under one strategy with `keras.Model.fit`.
 
     Args:
-        strategy: whose replicas work.
-        model: built; returns float32.
-        optimizer: sums its gradients over the replicas itself, as Keras's do.
-        objective: what is minimised and watched.
-        steps_per_execution: steps to one call of Keras's compiled function.
+        strategy: one device or mirrored.
+        model, objective: as for `Engine`.
+        optimizer: sums its gradients over the replicas, as Keras's optimizers do by default.
+        steps_per_execution: steps per call of Keras's compiled function.
     """
 
     def __init__(
@@ -73,42 +71,29 @@ class FitEngine:
         objective: Objective,
         steps_per_execution: int = 1,
     ) -> None:
-        self.strategy = strategy
-        self.model = model
-        self.optimizer = optimizer
-        self.objective = objective
-        self._evaluation = Evaluation(
-            strategy, TapeForwardBackward(model, make_loss_step(objective)).forward, objective
-        )
-        self._tally = MetricSums(objective)
+        evaluation = Evaluation(strategy, functools.partial(model, training=False), objective)
+        super().__init__(strategy, model, optimizer, objective, evaluation, model.trainable_variables)
         self._per_execution = steps_per_execution
-        self._slots = state.Slots(optimizer, model.trainable_variables, model)
-        if synchronized_layers(model, strategy):
-            keep_losses_apart(model)
         self._restored: Mapping[str, np.ndarray[Any, Any]] = {}
-        self.flops_per_example: float | None = None
 
-    def trace(self, train: Feed, *others: Feed | None) -> None:
-        """Compiles for these feeds without running anything, so that a model's faults show early."""
+    def _trace_training(self, feed: Feed) -> None:
         with self.strategy.scope():
-            self._sums = EpochSums(self._tally)
-        # Not made in the scope: there `fit` would build it again, from the mean of a batch, and text has none.
+            self._sums = EpochSums(self._metric_sums)
+        # Made outside the scope: inside it `fit` would rebuild it from the mean of a batch, which text does not have.
         self._fitted = FitModel(self.model, self.objective, self._sums)
         with self.strategy.scope():
             self._fitted.compile(self.optimizer, steps_per_execution=self._per_execution, jit_compile=False)
-            batches = self.strategy.experimental_distribute_dataset(add_weights(train.batches(1, 1)))
+            batches = self.strategy.experimental_distribute_dataset(add_weights(feed.batches(1, 1)))
 
             @tf.function(autograph=False)
             def step(batch: Any) -> Any:
                 return self.strategy.run(self._fitted.train_step, args=(batch,))
 
             graph = step.get_concrete_function(batches.element_spec).graph
-            self.flops_per_example = flops_per_example(graph, self.strategy, train.batching)
-        for feed in filter(None, others):
-            self._evaluation.trace(feed)
+            self.flops_per_example = flops_per_example(graph, self.strategy, feed.batching)
 
     def run(self, feed: Feed, host: Host) -> None:
-        """Trains until the host says that it is enough; an epoch that was begun is a `fit` of its own."""
+        """Trains until the host ends the run. A resumed epoch takes a call of `fit` of its own."""
         begun = host.step - host.epoch * host.steps_per_epoch
         if begun and not self._fit(feed, host, host.epoch + 1, begun):
             return
@@ -116,10 +101,10 @@ class FitEngine:
             self._fit(feed, host, host.epochs, 0)
 
     def _fit(self, feed: Feed, host: Host, epochs: int, begun: int) -> bool:
-        """Trains up to so many epochs, from a step of the host's epoch on; gives whether to go on."""
+        """Calls `fit` from step `begun` of the host's epoch up to epoch `epochs`; returns whether to go on."""
         report = FitCallback(self, feed, host, begun)
         steps = host.steps_per_epoch - begun
-        if not steps:  # all that was left of the epoch is its validation
+        if not steps:  # only the epoch's validation is left
             self._restored = {}
             host.begin_epoch(host.epoch)
             return host.end_epoch()
@@ -137,7 +122,7 @@ class FitEngine:
         return report.wants_more
 
     def begin_sums(self) -> None:
-        """Goes on with the sums of an epoch that was begun before; Keras has just reset them."""
+        """Restores the sums of a resumed epoch, which Keras resets when an epoch begins."""
         if self._restored:
             state.write_variables(self._sums_by_name(), self._restored)
             self._restored = {}
@@ -149,58 +134,36 @@ class FitEngine:
         state.write_variables(self._variables_by_name(), values)
         self._restored = {name: values[name] for name in self._sums_by_name() if name in values}
 
-    def restore_model(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        state.write_variables(state.name_model_variables(self.model), values)
-
     def set_rate_factor(self, factor: float, held: float) -> None:
         raise NotImplementedError("training.on_nan=rollback with Keras's fit is refused")
-
-    def _variables_by_name(self) -> dict[str, list[Any]]:
-        return {**state.name_model_variables(self.model), **self._slots.by_name()}
 
     def _sums_by_name(self) -> dict[str, list[Any]]:
         return {state.SUMS: state.list_variables(self._sums.sums), GOOD: state.list_variables(self._sums.good)}
 
     def means(self, feed: Feed, taken: int, before: int) -> Mapping[str, float]:
-        """The loss and metrics averaged over this epoch's examples so far.
+        """Returns the loss and metrics averaged over this epoch's examples so far.
 
         Args:
-            feed: what is trained on.
-            taken: this epoch's steps so far.
-            before: those of the epochs before, to name a step by.
+            feed: the training split.
+            taken: steps of this epoch so far.
+            before: steps of the epochs before, for the step number in an error.
 
         Raises:
             NotFinite: if the loss of a step was NaN or Inf.
         """
-        good = min(int(each.numpy()) for each in self.strategy.experimental_local_results(self._sums.good.value))
+        good = min(int(value.numpy()) for value in self.strategy.experimental_local_results(self._sums.good.value))
         if good < taken:
             raise NotFinite(before + good + 1)
-        return self._tally.means(self._sums.sums.numpy(), min(taken * feed.batching.global_size, feed.examples))
-
-    def evaluate(self, feed: Feed) -> Mapping[str, float]:
-        return self._evaluation(feed)
-
-    def read_confusion(self, feed: Feed) -> np.ndarray[Any, Any] | None:
-        return self._evaluation.read_confusion(feed)
-
-    def gather_model(self) -> keras.Model:
-        return self.model
-
-    def count_updates(self, done: int) -> int:
-        return done
-
-    @property
-    def loss_scale(self) -> float | None:
-        return read_loss_scale(self.optimizer)
+        return self._metric_sums.means(self._sums.sums.numpy(), min(taken * feed.batching.global_size, feed.examples))
 
 
 def add_weights(batches: tf.data.Dataset) -> tf.data.Dataset:
-    """Global batches with each example's weight, 1 / (valid examples), in place of the mask."""
+    """Replaces the mask of each global batch by the examples' weights, 1 / (valid examples)."""
     return batches.map(lambda inputs, targets, mask: (inputs, targets, mask / tf.reduce_sum(mask)))
 
 
 class FitModel(keras.Model):  # type: ignore[misc]  # keras has no types
-    """The model as `fit` trains it: the loss weighted and summed, the metrics in our sums."""
+    """Wraps the model for `fit`: a weighted sum as the loss, and the metrics in `EpochSums`."""
 
     def __init__(self, model: keras.Model, objective: Objective, sums: EpochSums) -> None:
         super().__init__()
@@ -219,7 +182,7 @@ class FitModel(keras.Model):  # type: ignore[misc]  # keras has no types
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
     ) -> tf.Tensor:
-        """This replica's part of the global batch's mean; Keras sums the gradients."""
+        """Computes this replica's part of the global batch's mean loss. Keras sums the gradients."""
         loss = tf.reduce_sum(self._loss_of(y, y_pred) * sample_weight)
         return loss + own_loss(self.losses) / tf.distribute.get_strategy().num_replicas_in_sync
 
@@ -229,39 +192,39 @@ class FitModel(keras.Model):  # type: ignore[misc]  # keras has no types
 
     @property
     def metrics(self) -> list[Any]:
-        """All that is reset at an epoch's begin and logged; Keras's own mean would count padding."""
+        """What Keras resets at the start of an epoch and logs, without its own mean, which would count padding."""
         return [self._sums]
 
 
 class EpochSums(keras.metrics.Metric):  # type: ignore[misc]  # keras has no types
-    """The tally of an epoch so far, summed over the replicas when it is read."""
+    """The metric sums of the epoch so far; a read sums them over the replicas."""
 
     def __init__(self, metric_sums: MetricSums) -> None:
         super().__init__(name="sums")
-        self._tally = metric_sums
+        self._metric_sums = metric_sums
         self.sums = self.add_variable((metric_sums.size,), "zeros", dtype="float64", name="sums")
         self.good = self.add_variable((), "zeros", dtype="float64", name="good")
 
     def update_state(self, y: Any, y_pred: Any, losses: Any, weights: Any) -> None:
-        """Adds a batch, in a replica; `good` counts the steps as long as the sum is finite."""
+        """Adds a batch in a replica. `good` counts steps while the sum of the losses stays finite."""
         mask = tf.cast(weights > 0, tf.float32)
-        sums = self.sums + tf.cast(self._tally.compute(y, y_pred, tf.reduce_sum(losses * mask), mask), tf.float64)
+        sums = self.sums + tf.cast(self._metric_sums.compute(y, y_pred, tf.reduce_sum(losses * mask), mask), tf.float64)
         self.sums.assign(sums)
         self.good.assign(self.good + tf.cast(tf.math.is_finite(sums[1]), tf.float64))
 
     def result(self) -> dict[str, tf.Tensor]:
-        """The means, for Keras's logs."""
+        """Returns the means for Keras's logs."""
         sums = tf.convert_to_tensor(self.sums)
-        return self._tally.finish(
-            {name: tf.math.divide_no_nan(sums[i + 1], sums[0]) for i, name in enumerate(self._tally.names)}
+        return self._metric_sums.finish(
+            {name: tf.math.divide_no_nan(sums[i + 1], sums[0]) for i, name in enumerate(self._metric_sums.names)}
         )
 
 
 class FitCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
-    """Tells the host of what `fit` does, and `fit` of what the host says.
+    """Reports the epochs and batches of `fit` to the host, and stops `fit` when the host ends the run.
 
     Attributes:
-        wants_more: whether the host wants another epoch.
+        wants_more: whether another epoch follows.
     """
 
     def __init__(self, engine: FitEngine, feed: Feed, host: Host, begun: int) -> None:

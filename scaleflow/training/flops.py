@@ -1,8 +1,8 @@
-"""What a training step computes, counted in the graph that was traced of it.
+"""Counts the floating-point operations of a training step in its traced graph.
 
-Multiplications of matrices and convolutions, forward and backward, a multiplication and an addition as two operations:
-that is what a device's peak is about, and nearly all that a network does. What is elementwise (activations, norms, the
-optimizer's update) is not counted, nor are lookups in tables.
+Counted are matrix multiplications and convolutions, forward and backward, with a multiply-add as two operations. They
+are nearly all that a network computes, and what a device's peak refers to. Elementwise operations (activations,
+norms, the optimizer's update) and table lookups are not counted.
 """
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ from scaleflow.interfaces import Batching
 
 
 class Uncountable(Exception):
-    """A shape, or how often a loop goes round, is not known before it runs."""
+    """The graph does not contain a shape or the number of iterations of a loop."""
 
 
 def count_flops(graph: Any, rounds: tuple[int, ...] = ()) -> float | None:
-    """The operations of one run of a graph, its functions included; None where that can't be known.
+    """Counts the operations of one run of a graph and of the functions that it calls.
 
     Args:
-        graph: a function's.
-        rounds: how often the loops in it go round, the outermost first; deeper ones have an unknown number of rounds.
+        graph: the graph of a concrete function.
+        rounds: iterations of the nested loops, the outermost first. The iterations of deeper loops are unknown.
+
+    Returns:
+        The operations, or None if they cannot be counted.
     """
     try:
         return float(count_operations(graph, rounds))
-    except Exception:  # what can't be counted, or not as TensorFlow is today, is no reason not to train
+    except Exception:  # whatever fails here, also after a change of TensorFlow's internals, must not stop the training
         return None
 
 
@@ -38,32 +41,36 @@ def count_operations(graph: Any, rounds: tuple[int, ...]) -> int:
 
 
 def list_used_operations(graph: Any) -> list[tf.Operation]:
-    """The operations that something depends on; what a tape makes beside, such as the images' gradient, is not run."""
-    found: dict[str, tf.Operation] = {}
-    waiting = [*(tensor.op for tensor in graph.outputs), *graph.control_outputs]
-    while waiting:
-        operation = waiting.pop()
-        if operation.name not in found:
-            found[operation.name] = operation
-            waiting += [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
-    return list(found.values())
+    """Lists the operations that the outputs need. TensorFlow prunes the others, such as the gradient of the images."""
+    used: dict[str, tf.Operation] = {}
+    pending = [*(tensor.op for tensor in graph.outputs), *graph.control_outputs]
+    while pending:
+        operation = pending.pop()
+        if operation.name not in used:
+            used[operation.name] = operation
+            pending += [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
+    return list(used.values())
 
 
 def flops_per_example(
     graph: Any, strategy: tf.distribute.Strategy, batching: Batching, is_unrolled: bool = False
 ) -> float | None:
-    """Of a graph that takes a step in each of this process's replicas, in a loop or not.
+    """Counts the operations per example of a graph that takes a step in each replica of this process.
 
     Args:
-        graph: a function's; the micro-batches of a step are the rounds of an innermost loop, unless unrolled.
-        strategy: whose replicas they are.
+        graph: the graph of a concrete function. The step may be in a loop; its micro-batches are the iterations of an
+            inner loop, unless unrolled.
+        strategy: the strategy of the replicas.
         batching: how a step's examples are divided.
-        is_unrolled: whether the micro-batches follow each other in the graph, without a loop.
+        is_unrolled: whether the micro-batches are unrolled.
+
+    Returns:
+        The operations, or None if there are none or they cannot be counted.
     """
     inner = (batching.accumulate,) if batching.accumulate > 1 and not is_unrolled else ()
     is_loop = any(operation.type in ("While", "StatelessWhile") for operation in list_used_operations(graph))
-    found = count_flops(graph, (1, *inner) if is_loop else inner)
-    return found / batching.share / local_replicas(strategy) if found else None
+    flops = count_flops(graph, (1, *inner) if is_loop else inner)
+    return flops / batching.share / local_replicas(strategy) if flops else None
 
 
 def local_replicas(strategy: tf.distribute.Strategy) -> int:
@@ -92,11 +99,11 @@ def count_operation(operation: tf.Operation, graph: Any, rounds: tuple[int, ...]
 
 
 def find_function(operation: tf.Operation, graph: Any, attribute: str) -> Any:
-    """The graph of a function that an operation calls."""
-    found = graph._get_function(operation.get_attr(attribute).name)
-    if found is None or getattr(found, "graph", None) is None:
+    """Returns the graph of the function that an operation names in an attribute."""
+    function = graph._get_function(operation.get_attr(attribute).name)
+    if function is None or getattr(function, "graph", None) is None:
         raise Uncountable(operation.name)
-    return found.graph
+    return function.graph
 
 
 def read_dimensions(tensor: tf.Tensor) -> list[int]:
@@ -106,7 +113,7 @@ def read_dimensions(tensor: tf.Tensor) -> list[int]:
 
 
 def count_matmul(operation: tf.Operation) -> int:
-    """[m, k] x [k, n], or so transposed; also in batches."""
+    """Counts [m, k] x [k, n], either factor possibly transposed, with or without batch dimensions."""
     is_transposed = next(
         operation.get_attr(name) for name in ("transpose_a", "adj_x") if name in operation.node_def.attr
     )
@@ -115,7 +122,7 @@ def count_matmul(operation: tf.Operation) -> int:
 
 
 def count_einsum(operation: tf.Operation) -> int:
-    """The product of all dimensions that the equation names."""
+    """Counts the product of all dimensions that the equation names."""
     equation = operation.get_attr("equation").decode()
     sizes: dict[str, int] = {}
     for labels, tensor in zip(equation.partition("->")[0].split(","), operation.inputs, strict=True):
@@ -124,30 +131,23 @@ def count_einsum(operation: tf.Operation) -> int:
         rest = len(shape) - len(head) - len(tail)
         names = [*head, *(f"...{number}" for number in range(rest, 0, -1)), *tail] if dots else list(labels)
         for name, size in zip(names, shape, strict=True):
-            sizes[name] = max(size, sizes.get(name, 1))  # what the dots stand for is broadcast
+            sizes[name] = max(size, sizes.get(name, 1))  # the dimensions of an ellipsis are broadcast
     return (2 if len(operation.inputs) > 1 else 0) * math.prod(sizes.values())
 
 
 def count_convolution(operation: tf.Operation) -> int:
-    """[n, ..., out channels], and a filter [..., in channels of a group, out channels]."""
-    return count_products(read_dimensions(operation.outputs[0]), read_dimensions(operation.inputs[1]))
+    """Counts a convolution, or its gradient with respect to the inputs or to the filter.
 
-
-def count_convolution_to_input(operation: tf.Operation) -> int:
-    return count_products(read_dimensions(operation.inputs[2]), read_dimensions(operation.inputs[1]))
-
-
-def count_convolution_to_filter(operation: tf.Operation) -> int:
-    return count_products(read_dimensions(operation.inputs[2]), read_dimensions(operation.outputs[0]))
-
-
-def count_products(outputs: list[int], filters: list[int]) -> int:
-    return 2 * math.prod(outputs) * math.prod(filters[:-1])
-
-
-def count_depthwise(operation: tf.Operation, outputs: tf.Tensor, filters: tf.Tensor) -> int:
-    """Each output is of one input channel; the filter is [height, width, in channels, multiplier]."""
-    return 2 * math.prod(read_dimensions(outputs)) * math.prod(read_dimensions(filters)[:2])
+    Outputs are [n, ..., out channels]. The filter is [..., in channels of a group, out channels], or, if it is
+    depthwise, [height, width, in channels, multiplier], where each output depends on one input channel.
+    """
+    outputs, filters = operation.outputs[0], operation.inputs[1]
+    if "BackpropInput" in operation.type:
+        outputs = operation.inputs[2]
+    elif "BackpropFilter" in operation.type:
+        outputs, filters = operation.inputs[2], operation.outputs[0]
+    summed_axes = read_dimensions(filters)[: -2 if "Depthwise" in operation.type else -1]
+    return 2 * math.prod(read_dimensions(outputs)) * math.prod(summed_axes)
 
 
 COUNTS: dict[str, Callable[[tf.Operation], int]] = {
@@ -157,12 +157,12 @@ COUNTS: dict[str, Callable[[tf.Operation], int]] = {
     "BatchMatMulV3": count_matmul,
     "Einsum": count_einsum,
     "Conv2D": count_convolution,
-    "Conv2DBackpropInput": count_convolution_to_input,
-    "Conv2DBackpropFilter": count_convolution_to_filter,
+    "Conv2DBackpropInput": count_convolution,
+    "Conv2DBackpropFilter": count_convolution,
     "Conv3D": count_convolution,
-    "Conv3DBackpropInputV2": count_convolution_to_input,
-    "Conv3DBackpropFilterV2": count_convolution_to_filter,
-    "DepthwiseConv2dNative": lambda o: count_depthwise(o, o.outputs[0], o.inputs[1]),
-    "DepthwiseConv2dNativeBackpropInput": lambda o: count_depthwise(o, o.inputs[2], o.inputs[1]),
-    "DepthwiseConv2dNativeBackpropFilter": lambda o: count_depthwise(o, o.inputs[2], o.outputs[0]),
+    "Conv3DBackpropInputV2": count_convolution,
+    "Conv3DBackpropFilterV2": count_convolution,
+    "DepthwiseConv2dNative": count_convolution,
+    "DepthwiseConv2dNativeBackpropInput": count_convolution,
+    "DepthwiseConv2dNativeBackpropFilter": count_convolution,
 }

@@ -1,4 +1,4 @@
-"""Forward and backward over one micro-batch, by one tape around the whole model."""
+"""The forward and backward pass of a whole model over one micro-batch, with a gradient tape."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from scaleflow.interfaces import LossStep, Objective
 
 
 class TapeForwardBackward:
-    """The passes of a model that is in one piece.
+    """Implements `ForwardBackward` for a model that is not split into stages.
 
     Args:
         model: built; returns float32.
-        loss: the training step's way from a batch to its loss.
-        variables: what is trained, where that is not the model's own list.
+        loss: computes the loss and the outputs of a batch.
+        variables: the trained variables; None for `model.trainable_variables`.
     """
 
     def __init__(self, model: keras.Model, loss: LossStep, variables: Sequence[Any] | None = None) -> None:
@@ -36,25 +36,25 @@ class TapeForwardBackward:
             loss, outputs = self._loss(self._model, batch, weights)
             total = scale(loss + own_loss(self._model.losses) / parts)
         gradients = tape.gradient(total, [to_tf_variable(v) for v in self.variables])
-        # Dense: of IndexedSlices with a row twice, neither the norm nor Adam's square is that of their sum.
+        # Dense: IndexedSlices may hold a row twice, which makes the norm and Adam's square wrong.
         return loss, outputs, [None if g is None else tf.convert_to_tensor(g) for g in gradients]
 
 
 def own_loss(losses: Sequence[Any]) -> tf.Tensor:
-    """The sum of what layers add to the loss (regularizers, `add_loss`), in float32.
+    """Sums the losses that layers add (regularizers, `add_loss`), in float32.
 
-    A layer of half precision adds a tensor of its own dtype. Like Keras, this sums a tensor that is not a scalar.
+    A half-precision layer adds a tensor of its own dtype. Like Keras, this sums tensors that are not scalars.
     """
     return tf.add_n([tf.constant(0.0), *(tf.reduce_sum(tf.cast(loss, tf.float32)) for loss in losses)])
 
 
 def to_tf_variable(variable: Any) -> Any:
-    """TensorFlow's variable of a Keras variable."""
+    """Returns the TensorFlow variable of a Keras variable; anything else unchanged."""
     return getattr(variable, "value", variable) if isinstance(variable, keras.Variable) else variable
 
 
 def make_loss_step(objective: Objective) -> LossStep:
-    """The training step of a loss that is a function of targets and outputs."""
+    """Makes the default training step, for a loss that is a function of targets and outputs."""
 
     def step(model: Any, batch: tuple[Any, Any], weights: Any) -> tuple[Any, Any]:
         inputs, targets = batch

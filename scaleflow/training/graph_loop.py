@@ -1,4 +1,4 @@
-"""Loops in the graph."""
+"""Helpers for loops in a TensorFlow graph."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import tensorflow as tf
 
 
 def repeat_in_graph(body: Callable[..., Any], first: tf.Tensor, count: tf.Tensor, state: Any) -> Any:
-    """`state = body(index, *state)` for `count` indices from `first` on, in the graph; gives the last state.
+    """Runs `state = body(index, *state)` for `count` indices from `first` on, in the graph; returns the last state.
 
-    One round at a time. Where rounds overlap, a kernel computes several at once, and oneDNN's convolution into which
-    TensorFlow fuses a bias and a sum keeps what it works on in the kernel: it then reads freed memory, and ends the
-    process, hangs, or is wrong (measured with TF 2.21: ten rounds at once end an evaluation on a CPU by SIGSEGV).
-    What is to overlap, `body` does ahead and carries on.
+    Iterations run one at a time (`parallel_iterations=1`). If they overlap, one kernel runs several times at once.
+    oneDNN's convolution with a fused bias and sum keeps its working data in the kernel, so it then reads freed memory:
+    it crashes, hangs, or is wrong (TF 2.21: an evaluation on a CPU with ten parallel iterations ends with SIGSEGV).
+    For work that must overlap, `body` does it one iteration ahead and passes it on in the state.
     """
     last = first + count
     return tf.while_loop(
@@ -28,16 +28,16 @@ def repeat_in_graph(body: Callable[..., Any], first: tf.Tensor, count: tf.Tensor
 
 @contextlib.contextmanager
 def keep_devices() -> Iterator[None]:
-    """What a loop carries on stays on the device that it was computed on.
+    """Keeps the state of the loops in this context on the devices that computed it.
 
-    TensorFlow passes the results of a loop's body through identities without a device, which are
-    then the first device's: without this they travel there and back in each round.
+    TensorFlow passes the results of a loop's body through identities without a device and places those on the first
+    device. Without this context the state is copied there and back in each iteration.
     """
     with tf.compat.v1.get_default_graph().device(find_input_device):
         yield
 
 
 def find_input_device(operation: tf.Operation) -> str:
-    """The device of an operation, which for an identity without one is its input's."""
-    passes_on = operation.type == "Identity" and not operation.device
-    return str(operation.inputs[0].device if passes_on else operation.device)
+    """Returns the device of an operation, or of its input for an identity without a device."""
+    uses_input_device = operation.type == "Identity" and not operation.device
+    return str(operation.inputs[0].device if uses_input_device else operation.device)

@@ -1,4 +1,4 @@
-"""How the weights of a model are distributed, for pictures of it."""
+"""Histograms of a model's weights, for plots."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ BUCKETS = 30
 
 
 def compute_histograms(model: keras.Model) -> Mapping[str, Mapping[str, Any]]:
-    """Of each trained variable that is finite, by `weights/<path>`, as plain values."""
-    found = {f"weights/{v.path}": np.asarray(v.numpy(), np.float64) for v in model.trainable_variables}
-    return {name: compute_histogram(values) for name, values in found.items() if np.isfinite(values).all()}
+    """Computes a histogram of each finite trainable variable, as JSON values, under `weights/<path>`."""
+    weights = {f"weights/{v.path}": np.asarray(v.numpy(), np.float64) for v in model.trainable_variables}
+    return {name: compute_histogram(values) for name, values in weights.items() if np.isfinite(values).all()}
 
 
 def compute_histogram(values: np.ndarray[Any, Any]) -> Mapping[str, Any]:
-    """Of values that are finite; `limits` are the upper ends of the buckets."""
+    """Computes the histogram of finite values; `limits` are the upper ends of the buckets."""
     counts, edges = np.histogram(values, BUCKETS)
     return {
         "min": float(values.min()),

@@ -1,7 +1,6 @@
-"""The compiled half of training: one function that takes many steps.
+"""The default engine: a compiled function that takes many training steps per call.
 
-It is traced once. Position and number of steps are tensors, so that neither a longer stretch nor
-another epoch traces again.
+It is traced once per feed. The position and the number of steps are tensors, so that other values do not retrace it.
 """
 
 from __future__ import annotations
@@ -18,37 +17,29 @@ import tensorflow as tf
 from scaleflow.errors import NotFinite
 from scaleflow.interfaces import READ_SCOPE, STEP_SCOPE, SUM_SCOPE, Feed, ForwardBackward, Objective
 from scaleflow.training import state
-from scaleflow.training.engine import Host
+from scaleflow.training.engine import Engine, Host
 from scaleflow.training.evaluation import Evaluation
 from scaleflow.training.flops import flops_per_example
-from scaleflow.training.forward_backward import TapeForwardBackward, make_loss_step
+from scaleflow.training.forward_backward import TapeForwardBackward, make_loss_step, to_tf_variable
 from scaleflow.training.graph_loop import keep_devices, repeat_in_graph
-from scaleflow.training.metric_sums import MetricSums
-from scaleflow.training.rate import scale_rate
-from scaleflow.training.synchronized import keep_losses_apart, synchronized_layers
 from scaleflow.training.xla import with_xla
 
 NEVER = np.iinfo(np.int64).max
 
 
-class Loop:
-    """Trains and evaluates one model under one strategy.
+class Loop(Engine):
+    """The default engine. Construct it in the strategy's scope.
 
-    Every example has the weight 1 / (valid examples in its global batch), and gradients are summed
-    over micro-batches and replicas: so the update is the mean over the global batch, however it was
-    divided, and a partial last batch counts what it holds.
-
-    Make it in the strategy's scope.
+    Each example has the weight 1 / (valid examples in its global batch). Gradients are summed over micro-batches and
+    replicas. So an update uses the mean over the global batch, however the batch is divided, also for a partial one.
 
     Args:
-        strategy: whose replicas work.
-        model: built; returns float32.
-        optimizer: takes gradients that are summed over the replicas; None where `_update` does without it.
-        objective: what is minimised and watched.
-        clip_norm: the global norm that the gradient of the global batch is clipped to.
+        strategy, model, objective: as for `Engine`.
+        optimizer: takes gradients that are summed over the replicas; None if a subclass's `_update` needs none.
+        clip_norm: the largest global norm of the global batch's gradient; None for no clipping.
         xla: compile the model's forward and backward pass with XLA.
-        passes: the way forward and backward, where it is not that of a model in one piece.
-        evaluation: where that is not done under the strategy, in the forward pass.
+        passes: the forward and backward pass; None for a gradient tape around the whole model.
+        evaluation: evaluates splits; None for the forward pass under the strategy.
     """
 
     def __init__(
@@ -63,29 +54,17 @@ class Loop:
         passes: ForwardBackward | None = None,
         evaluation: Evaluation | None = None,
     ) -> None:
-        self.strategy = strategy
-        self.model = model
-        self.optimizer: Any = optimizer
-        self.objective = objective
         self.passes = passes or TapeForwardBackward(model, make_loss_step(objective))
         forward = with_xla(self.passes.forward) if xla else self.passes.forward
-        self._evaluation = evaluation or Evaluation(strategy, forward, objective)
+        evaluation = evaluation or Evaluation(strategy, forward, objective)
+        super().__init__(strategy, model, optimizer, objective, evaluation, self.passes.variables)
         self._clip_norm = clip_norm
         self._differentiate = with_xla(self._gradients) if xla else self._gradients
-        self._tally = MetricSums(objective)
-        self._epoch = np.zeros(self._tally.size)
+        self._epoch = np.zeros(self._metric_sums.size)
         self._functions: dict[tuple[int, bool], Any] = {}
         self._is_alone = False
-        self._is_unrolled = bool(synchronized_layers(model, strategy))
-        if self._is_unrolled:
-            keep_losses_apart(model)
-        self.flops_per_example: float | None = None
-        self._slots = None if optimizer is None else state.Slots(optimizer, self.passes.variables, model)
-
-    # What the host calls ---------------------------------------------------------------------
 
     def run(self, feed: Feed, host: Host) -> None:
-        """Trains until the host says that it is enough."""
         for epoch in range(host.epoch, host.epochs):
             host.begin_epoch(epoch)
             begin = time.perf_counter()
@@ -102,55 +81,37 @@ class Loop:
             if not host.end_epoch():
                 return
 
-    def trace(self, train: Feed, *others: Feed | None) -> None:
-        """Compiles for these feeds without running anything, so that a model's faults show early."""
-        arguments = train.open(0, 0), tf.constant(0, tf.int64), tf.constant(0, tf.int64), tf.constant(1, tf.int64)
-        graph = self._function(train).get_concrete_function(*arguments).graph
-        self.flops_per_example = flops_per_example(graph, self.strategy, train.batching, self._is_unrolled)
-        for feed in filter(None, others):
-            self._evaluation.trace(feed)
+    def _trace_training(self, feed: Feed) -> None:
+        zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
+        graph = self._function(feed).get_concrete_function(feed.open(0, 0), zero, zero, one).graph
+        self.flops_per_example = flops_per_example(graph, self.strategy, feed.batching, bool(self._synchronized))
 
     def start_epoch(self) -> None:
-        """Forgets the sums of the epoch before."""
+        """Resets the sums of the epoch."""
         self._epoch[:] = 0
 
     def train(self, feed: Feed, opened: Any, epoch: int, first: int, steps: int, done: int) -> Mapping[str, float]:
-        """Takes `steps` updates from step `first` of `epoch` on, in one call.
+        """Takes `steps` steps from step `first` of `epoch` on, in one call.
 
         Args:
-            feed: what to train on.
-            opened: what `feed.open` gave for this epoch.
+            feed: the training split.
+            opened: the result of `feed.open` for this epoch.
             epoch: counted from 0.
-            first: the first step's place in its epoch, from 0.
-            steps: how many.
-            done: updates of the whole run so far, to name a step by.
+            first: index of the first step in its epoch, from 0.
+            steps: number of steps.
+            done: steps of the whole run so far, for the step number in an error.
 
         Returns:
             The loss and metrics averaged over this epoch's examples so far.
 
         Raises:
-            NotFinite: if the loss of an update was NaN or Inf.
+            NotFinite: if the loss of a step was NaN or Inf.
         """
         sums, bad = self._take(feed, opened, epoch, first, steps)
         if bad != NEVER:
             raise NotFinite(done + bad - first + 1)
         self._epoch += sums
-        return self._tally.means(self._epoch, min((first + steps) * feed.batching.global_size, feed.examples))
-
-    def evaluate(self, feed: Feed) -> Mapping[str, float]:
-        """The loss and metrics over a whole split, every example once."""
-        return self._evaluation(feed)
-
-    def read_confusion(self, feed: Feed) -> np.ndarray[Any, Any] | None:
-        return self._evaluation.read_confusion(feed)
-
-    def gather_model(self) -> keras.Model:
-        """The model with the weights of now, in this process and in one piece."""
-        return self.model
-
-    def count_updates(self, done: int) -> int:
-        """The optimizer's updates after so many steps were taken."""
-        return done
+        return self._metric_sums.means(self._epoch, min((first + steps) * feed.batching.global_size, feed.examples))
 
     def read_state(self) -> Mapping[str, np.ndarray[Any, Any]]:
         return {**state.read_variables(self._variables_by_name()), state.SUMS: self._epoch.copy()}
@@ -159,34 +120,29 @@ class Loop:
         state.write_variables(self._variables_by_name(), values)
         self._epoch[:] = values[state.SUMS]
 
-    def restore_model(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        state.write_variables(state.name_model_variables(self.model), values)
-
     def set_rate_factor(self, factor: float, held: float) -> None:
-        if scale_rate(self.optimizer, factor, held):
-            self._functions.clear()  # they hold the schedule as it was when they were traced
-
-    def _variables_by_name(self) -> dict[str, list[Any]]:
-        """All variables that a run needs to go on."""
-        return {**state.name_model_variables(self.model), **(self._slots.by_name() if self._slots else {})}
-
-    @property
-    def loss_scale(self) -> float | None:
-        return read_loss_scale(self.optimizer)
+        inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+        schedule = inner._learning_rate
+        if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+            schedule.factor = factor  # `scaleflow.optimizer`'s schedule multiplies its result by it
+            self._functions.clear()  # traced functions contain the old factor
+        else:  # a constant rate is a variable of the run's state
+            rate = to_tf_variable(inner.learning_rate)
+            rate.assign(float(rate.read_value().numpy()) * factor / held)
 
     @property
     def traces(self) -> int:
-        """How often training and evaluation were traced, for tests: each once for each feed."""
+        """How often training and evaluation were traced (for tests): once per feed each."""
         of_training: int = sum(f.experimental_get_tracing_count() for f in self._functions.values())
         return of_training + self._evaluation.traces
 
     def _take(self, feed: Feed, opened: Any, epoch: int, first: int, steps: int) -> tuple[np.ndarray[Any, Any], int]:
-        """Takes steps; gives the sums over their examples, and the first step whose loss was bad."""
+        """Takes steps; returns the sums over their examples, and the first step with a bad loss, or `NEVER`."""
         position = (tf.constant(value, tf.int64) for value in (epoch, first, steps))
         sums, bad = self._function(feed)(opened, *position)
         return sums.numpy(), int(bad)
 
-    # What is compiled ------------------------------------------------------------------------
+    # Compiled functions ----------------------------------------------------------------------
 
     def _function(self, feed: Feed) -> Any:
         key = id(feed), self._is_alone
@@ -195,8 +151,7 @@ class Loop:
         return self._functions[key]
 
     def _compile_one(self, feed: Feed) -> Any:
-        """One step to a call, to be traced: what is in no loop is what xprof finds the markers of."""
-        read_in_step = ReadInStep(feed)
+        """Compiles one step per call, to be traced: xprof finds the name scopes of operations outside loops only."""
 
         @tf.function(autograph=False, reduce_retracing=True)
         def one(opened: Any, epoch: tf.Tensor, step: tf.Tensor, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -204,19 +159,19 @@ class Loop:
                 with tf.name_scope(READ_SCOPE):
                     fetched = feed.fetch(opened)
                 state = *self.strategy.run(self._zero_sums), ()
-                sums, first_bad, _ = self.strategy.run(self._step, args=(read_in_step, fetched, epoch, step, *state))
+                arguments = feed, False, fetched, epoch, step, *state
+                sums, first_bad, _ = self.strategy.run(self._step, args=arguments)
             total = self.strategy.reduce(tf.distribute.ReduceOp.SUM, sums, axis=None)
             return total, self.strategy.experimental_local_results(first_bad)[0]
 
         return one
 
     def _compile(self, feed: Feed) -> Any:
-        @tf.function(
-            autograph=False, reduce_retracing=True
-        )  # converting all that is called below takes longer than tracing it
+        # No autograph: converting all functions called below takes longer than tracing them.
+        @tf.function(autograph=False, reduce_retracing=True)
         def call(opened: Any, epoch: tf.Tensor, first: tf.Tensor, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             def update(step: tf.Tensor, *state: Any) -> Any:
-                return self.strategy.run(self._step, args=(feed, feed.fetch(opened), epoch, step, *state))
+                return self.strategy.run(self._step, args=(feed, feed.ahead, feed.fetch(opened), epoch, step, *state))
 
             ahead = self.strategy.run(self._batch, args=(feed, opened, epoch, first)) if feed.ahead else ()
             sums, first_bad, _ = repeat_in_graph(update, first, steps, (*self.strategy.run(self._zero_sums), ahead))
@@ -226,11 +181,11 @@ class Loop:
         return call
 
     def _zero_sums(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """What a replica carries from step to step: sums [count, loss, *metrics], and the first bad step."""
-        return tf.zeros([self._tally.size], tf.float64), tf.constant(NEVER, tf.int64)
+        """Returns a replica's initial loop state: sums [count, loss, *metrics], and the first step with a bad loss."""
+        return tf.zeros([self._metric_sums.size], tf.float64), tf.constant(NEVER, tf.int64)
 
     def _batch(self, feed: Feed, fetched: Any, epoch: tf.Tensor, step: tf.Tensor) -> Any:
-        """The one batch of a step, in a replica: (inputs, targets, mask)."""
+        """Reads a step's batch in a replica, (inputs, targets, mask), if the step has a single micro-batch."""
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         with tf.name_scope(READ_SCOPE):
             return feed.micro_batch(fetched, epoch, step, replica, tf.constant(0, tf.int64))
@@ -238,6 +193,7 @@ class Loop:
     def _step(
         self,
         feed: Feed,
+        reads_ahead: bool,
         fetched: Any,
         epoch: tf.Tensor,
         step: tf.Tensor,
@@ -245,30 +201,30 @@ class Loop:
         first_bad: tf.Tensor,
         ahead: Any,
     ) -> tuple[tf.Tensor, tf.Tensor, Any]:
-        """One update, in a replica; gives what it carries on."""
-        following = self._batch(feed, fetched, epoch, step + 1) if feed.ahead else ()
+        """Takes one step in a replica; returns the new loop state, with the next batch if it reads ahead."""
+        next_batch = self._batch(feed, fetched, epoch, step + 1) if reads_ahead else ()
         weight = 1.0 / tf.cast(self._count_valid(feed, step), tf.float32)
-        here, loss = self._update(feed, fetched, epoch, step, weight, ahead)
+        step_sums, loss = self._update(feed, fetched, epoch, step, weight, ahead)
         bad = tf.where(tf.math.is_finite(loss), tf.constant(NEVER, tf.int64), step)
-        return sums + tf.cast(here, sums.dtype), tf.minimum(first_bad, bad), following
+        return sums + tf.cast(step_sums, sums.dtype), tf.minimum(first_bad, bad), next_batch
 
     def _update(
         self, feed: Feed, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, weight: tf.Tensor, ahead: Any
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Moves the weights; gives this replica's sums, and the loss of the global batch."""
+        """Updates the weights; returns this replica's sums, and the loss of the global batch."""
         if feed.batching.accumulate == 1:
             batch = ahead or self._batch(feed, fetched, epoch, step)
-            gradients, here = self._differentiate(feed, batch, weight)
+            gradients, sums = self._differentiate(feed, batch, weight)
         else:
-            gradients, here = self._accumulate(feed, fetched, epoch, step, weight)
-        gradients, loss = self._sum_over_replicas(gradients, here[1] * weight)
+            gradients, sums = self._accumulate(feed, fetched, epoch, step, weight)
+        gradients, loss = self._sum_over_replicas(gradients, sums[1] * weight)
         if self._clip_norm is not None:
             gradients = self._clip(gradients, self._clip_norm)
         self.optimizer.apply(gradients, self.passes.variables)
-        return here, loss
+        return sums, loss
 
     def _count_valid(self, feed: Feed, step: tf.Tensor) -> tf.Tensor:
-        """How many real examples the global batch at `step` holds."""
+        """Counts the examples of the global batch at `step`, without padding."""
         size = tf.constant(feed.batching.global_size, tf.int64)
         if feed.examples % feed.batching.global_size == 0:
             return size
@@ -277,46 +233,46 @@ class Loop:
     def _accumulate(
         self, feed: Feed, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, weight: tf.Tensor
     ) -> tuple[list[tf.Tensor | None], tf.Tensor]:
-        """This replica's part of the gradient, summed over its micro-batches, and its sums."""
+        """Returns this replica's gradients, summed over its micro-batches, and its metric sums."""
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         unused: set[int] = set()  # filled while `add` is traced
 
         def add(index: tf.Tensor, sums: tf.Tensor, gradients: list[tf.Tensor]) -> tuple[Any, list[tf.Tensor]]:
             batch = feed.micro_batch(fetched, epoch, step, replica, index)
-            more, more_sums = self._differentiate(feed, batch, weight)
-            unused.update(i for i, m in enumerate(more) if m is None)
-            return sums + more_sums, self._map_on_devices(tf.add, gradients, more)
+            new_gradients, new_sums = self._differentiate(feed, batch, weight)
+            unused.update(i for i, new in enumerate(new_gradients) if new is None)
+            return sums + new_sums, self._map_on_devices(tf.add, gradients, new_gradients)
 
         zeros = []
-        for variable, place in zip(self.passes.variables, self.passes.devices, strict=True):
-            with tf.device(place):
+        for variable, device in zip(self.passes.variables, self.passes.devices, strict=True):
+            with tf.device(device):
                 zeros.append(tf.zeros(variable.shape, variable.dtype))
-        start = tf.zeros([self._tally.size]), zeros
-        rounds = unrolled if self._is_unrolled else looped
+        start = tf.zeros([self._metric_sums.size]), zeros
+        repeat = unrolled if self._synchronized else looped
         with keep_devices() if any(self.passes.devices) else contextlib.nullcontext():
-            sums, gradients = rounds(add, feed.batching.accumulate, *start)
-        kept = self._map_on_devices(tf.identity, gradients)  # a loop's results have no device of their own
-        return [None if i in unused else g for i, g in enumerate(kept)], sums
+            sums, gradients = repeat(add, feed.batching.accumulate, *start)
+        placed = self._map_on_devices(tf.identity, gradients)  # the results of a loop have no device
+        return [None if i in unused else g for i, g in enumerate(placed)], sums
 
     def _map_on_devices(
         self, operation: Callable[..., tf.Tensor], gradients: list[tf.Tensor], *more: list[tf.Tensor | None]
     ) -> list[tf.Tensor]:
-        """The operation on each gradient, on its variable's device; the gradient itself where another is None."""
+        """Applies the operation to each gradient on its variable's device; keeps the gradient if another is None."""
         results = []
-        for place, gradient, *others in zip(self.passes.devices, gradients, *more, strict=True):
-            with tf.device(place):
+        for device, gradient, *others in zip(self.passes.devices, gradients, *more, strict=True):
+            with tf.device(device):
                 results.append(gradient if any(o is None for o in others) else operation(gradient, *others))
         return results
 
     def _gradients(self, feed: Feed, batch: Any, weight: tf.Tensor) -> tuple[list[tf.Tensor | None], tf.Tensor]:
-        """One micro-batch's part of the gradient, and its sums [count, loss, *metrics]."""
+        """Returns one micro-batch's part of the gradients, and its sums [count, loss, *metrics]."""
         inputs, targets, mask = batch
         parts = feed.batching.accumulate * feed.batching.replicas
         loss, outputs, gradients = self.passes.backward((inputs, targets), mask * weight, parts, self._scale_loss)
-        return gradients, self._tally.compute(targets, outputs, loss / weight, mask)
+        return gradients, self._metric_sums.compute(targets, outputs, loss / weight, mask)
 
     def _scale_loss(self, value: tf.Tensor) -> tf.Tensor:
-        """Times the loss scale, where there is one."""
+        """Multiplies by the loss scale, if there is one."""
         is_scaled = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
         return self.optimizer.scale_loss(value) if is_scaled else value
 
@@ -326,50 +282,32 @@ class Loop:
         """All-reduces the gradients and, in the same call, the loss."""
         if self.strategy.num_replicas_in_sync == 1:
             return gradients, loss
-        there = [g for g in gradients if g is not None]
+        present = [g for g in gradients if g is not None]
         with tf.name_scope(SUM_SCOPE):
-            *summed, loss = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, [*there, loss])
-        rest = iter(summed)
-        return [None if g is None else next(rest) for g in gradients], loss
+            *summed, loss = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, [*present, loss])
+        remaining = iter(summed)
+        return [None if g is None else next(remaining) for g in gradients], loss
 
     def _clip(self, gradients: list[tf.Tensor | None], norm: float) -> list[tf.Tensor | None]:
-        """Clips to a global norm; scaled gradients to the scaled norm, which is the same."""
+        """Clips to a global norm. Scaled gradients are clipped to the scaled norm, which is equivalent."""
         limit = self._scale_loss(tf.constant(norm, tf.float32))
         clipped: list[tf.Tensor | None] = tf.clip_by_global_norm(gradients, limit)[0]
         return clipped
 
 
 def looped(add: Callable[..., Any], count: int, sums: tf.Tensor, gradients: list[tf.Tensor]) -> Any:
-    """Adds up `count` micro-batches in a loop of the graph, one at a time: there is memory for one only."""
+    """Sums `count` micro-batches in a loop of the graph, one at a time, to hold only one in memory."""
     zero = tf.constant(0, tf.int64)
     return repeat_in_graph(add, zero, tf.constant(count, tf.int64), (sums, gradients))
 
 
 def unrolled(add: Callable[..., Any], count: int, sums: tf.Tensor, gradients: list[tf.Tensor]) -> Any:
-    """The same without a loop, in which replicas cannot meet.
+    """Sums `count` micro-batches without a loop: TensorFlow does not allow synchronized layers in a loop.
 
-    Reading a micro-batch waits for the gradients of the one before, so that memory is needed for one only.
+    Each micro-batch is read after the gradients of the one before are computed, to hold only one in memory.
     """
     for number in range(count):
         with tf.control_dependencies([sums, *gradients]):
             index = tf.identity(tf.constant(number, tf.int64))
         sums, gradients = add(index, sums, gradients)
     return sums, gradients
-
-
-def read_loss_scale(optimizer: Any) -> float | None:
-    """The dynamic loss scale, where there is one."""
-    scale = getattr(optimizer, "dynamic_scale", None)
-    return None if scale is None else float(np.asarray(scale.numpy()))
-
-
-class ReadInStep:
-    """A feed of which each step reads its own batch, as a step by itself does."""
-
-    ahead = False
-
-    def __init__(self, feed: Feed) -> None:
-        self._feed = feed
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._feed, name)

@@ -1,4 +1,4 @@
-"""The most memory that this process has held, on the host and on its devices."""
+"""Peak memory of this process, on the host and on its devices."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ MIB = 1 << 20
 
 
 def measure_peaks() -> dict[str, float]:
-    """In MiB: resident on the host since the process began, and of each kind of device the fullest one's.
+    """Returns the peaks since the process began, in MiB: resident host memory, and the largest of the GPUs.
 
-    TensorFlow keeps no such count for a CPU as a device, nor for a TPU.
+    TensorFlow keeps no such count for CPU and TPU devices.
     """
-    found = {"perf/peak_host_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT / MIB}
-    used = [peak for peak in map(measure_device_peak, list_gpus()) if peak is not None]
-    return found | ({"perf/peak_device_mb": max(used) / MIB} if used else {})
+    host = {"perf/peak_host_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT / MIB}
+    device_peaks = [peak for peak in map(measure_device_peak, list_gpus()) if peak is not None]
+    return host | ({"perf/peak_device_mb": max(device_peaks) / MIB} if device_peaks else {})
 
 
 def measure_device_peak(device: str) -> int | None:
-    """In bytes; None of a device that does not count."""
+    """Returns the peak of a device in bytes; None if TensorFlow does not count it."""
     try:
         return int(tf.config.experimental.get_memory_info(device)["peak"])
     except ValueError:

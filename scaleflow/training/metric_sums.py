@@ -1,4 +1,4 @@
-"""What is summed over examples, and the means that it makes."""
+"""Sums of the loss and the metrics over examples, and the means computed from them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scaleflow.interfaces import Objective
 
 
 class MetricSums:
-    """Sums [count, loss, *metrics] over examples, float64 where they are carried on."""
+    """Computes sums [count, loss, *metrics] over examples. Callers accumulate them in float64."""
 
     def __init__(self, objective: Objective) -> None:
         self._metrics = objective.metrics
@@ -25,24 +25,32 @@ class MetricSums:
         return 1 + len(self.names)
 
     def compute(self, targets: tf.Tensor, outputs: tf.Tensor, loss: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-        """One batch's sums, float32.
+        """Computes one batch's sums [count, loss, *metrics], float32.
 
         Args:
             targets, outputs: [b, ...].
-            loss: the sum over the examples that count.
-            mask: [b] float32, 1 for those.
+            loss: scalar, summed over the valid examples.
+            mask: [b] float32, 1 for valid examples and 0 for padding.
         """
         values = (metric(targets, outputs) for metric in self._metrics.values())
         sums = [tf.reduce_sum(tf.cast(v, tf.float32) * mask) for v in values]
         return tf.stack([tf.reduce_sum(mask), loss, *sums])
 
     def means(self, sums: np.ndarray[Any, Any], expected: int) -> Mapping[str, float]:
-        """Sums as means, once they are seen to hold as many examples as the source had promised."""
-        found = round(float(sums[0]))
-        if found != expected:
-            raise RunError(f"the dataset gave {found} examples where its source had promised {expected}")
+        """Converts sums to means.
+
+        Args:
+            sums: [count, loss, *metrics].
+            expected: the number of examples according to the dataset's source.
+
+        Raises:
+            RunError: if the count is not the expected number.
+        """
+        count = round(float(sums[0]))
+        if count != expected:
+            raise RunError(f"the dataset gave {count} examples where its source had promised {expected}")
         return self.finish({name: float(v / sums[0]) for name, v in zip(self.names, sums[1:], strict=True)})
 
     def finish(self, means: Mapping[str, Any]) -> dict[str, Any]:
-        """Means, numbers or tensors, as the values that are told."""
+        """Converts means (numbers or tensors) to the reported values."""
         return {**means, **{name: finish(means[name]) for name, finish in self._finish.items()}}

@@ -1,4 +1,4 @@
-"""The loss and the metrics that follow from the kind of target."""
+"""The loss and the metrics of each kind of target. Models return logits (or values), never probabilities."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scaleflow.interfaces import Objective, Outputs
 
 
 def objective_for(outputs: Outputs) -> Objective:
-    """What to minimise and to watch; models return logits (or values), never probabilities."""
+    """Returns the loss and the metrics for `outputs.kind`."""
     if outputs.kind == "classification":
         count = outputs.shape[-1]
         return Objective(crossentropy, {"accuracy": class_accuracy}, classes=count, decide=largest_classes)
@@ -29,14 +29,14 @@ def objective_for(outputs: Outputs) -> Objective:
 
 
 def crossentropy(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-    """Of classes as integers [b], or of their shares [b, classes], which mixup makes."""
+    """Computes the loss [b] from integer classes [b], or from mixup's shares of the classes [b, classes]."""
     if is_shares(targets, outputs):
         return keras.losses.categorical_crossentropy(targets, outputs, from_logits=True)
     return keras.losses.sparse_categorical_crossentropy(targets, outputs, from_logits=True)
 
 
 def class_accuracy(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-    """Of shares, the class with the largest one counts."""
+    """Computes the accuracy [b]; with shares, the class with the largest share is the true one."""
     if is_shares(targets, outputs):
         return keras.metrics.categorical_accuracy(targets, outputs)
     return keras.metrics.sparse_categorical_accuracy(targets, outputs)
@@ -52,23 +52,26 @@ def binary_crossentropy(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
 
 
 def binary_accuracy(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-    right = tf.equal(tf.cast(targets, tf.float32) > 0.5, outputs > 0)
-    return average_outputs(tf.cast(right, tf.float32))
+    return average_outputs(tf.cast(find_correct(targets, outputs), tf.float32))
 
 
 def exact_match(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-    """1 where all labels of an example are right."""
-    right = tf.equal(tf.cast(targets, tf.float32) > 0.5, outputs > 0)
-    return tf.cast(tf.reduce_all(tf.reshape(right, [tf.shape(right)[0], -1]), axis=1), tf.float32)
+    """Returns 1 for each example [b] with all labels correct, else 0."""
+    correct = find_correct(targets, outputs)
+    return tf.cast(tf.reduce_all(tf.reshape(correct, [tf.shape(correct)[0], -1]), axis=1), tf.float32)
+
+
+def find_correct(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+    return tf.equal(tf.cast(targets, tf.float32) > 0.5, outputs > 0)
 
 
 def largest_classes(targets: tf.Tensor, outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The class [b] of a target, and of the largest logit."""
+    """Returns the true classes [b], and those of the largest logits [b]."""
     return tf.cast(targets, tf.int32), tf.argmax(outputs, axis=-1, output_type=tf.int32)
 
 
 def positive_outputs(targets: tf.Tensor, outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """0 or 1 [b] of a target [b, 1], and of a logit's sign."""
+    """Returns 0 or 1 for targets [b, 1] and for the signs of the logits [b, 1], both as [b]."""
     return tf.cast(tf.cast(targets[:, 0], tf.float32) > 0.5, tf.int32), tf.cast(outputs[:, 0] > 0, tf.int32)
 
 
@@ -85,5 +88,5 @@ def absolute_error(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
 
 
 def average_outputs(values: tf.Tensor) -> tf.Tensor:
-    """[batch, ...] -> [batch]: the mean over what one example puts out."""
+    """Averages [b, ...] over the outputs of each example, to [b]."""
     return tf.reduce_mean(tf.reshape(values, [tf.shape(values)[0], -1]), axis=1)

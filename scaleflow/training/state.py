@@ -1,8 +1,7 @@
-"""All that an engine's variables hold, whole and by names that do not depend on the strategy.
+"""Reads and writes an engine's variables as whole arrays, under names that do not depend on the strategy.
 
-Under a strategy a variable may be a copy to each replica, or divided among parameter servers; its optimizer's slots
-follow it. What is read here is one array for each variable and slot, so that what was saved under one strategy is
-restored under another.
+A strategy may mirror a variable and its optimizer slots, or divide them among parameter servers. Here each is one
+array, so that a state saved under one strategy can be restored under another.
 """
 
 from __future__ import annotations
@@ -17,27 +16,27 @@ import tensorflow as tf
 from scaleflow.errors import ConfigError
 from scaleflow.training.forward_backward import to_tf_variable
 
-#: Name -> the TensorFlow variables that hold its parts along the first axis; most often one.
+#: Name -> the TensorFlow variables that hold its shards along the first axis; usually one.
 Named = Mapping[str, Sequence[Any]]
 
 
-#: The sums of the epoch so far.
+#: Name of the metric sums of the epoch so far.
 SUMS = "training/sums"
 
 
 def list_variables(variable: Any) -> list[Any]:
-    """TensorFlow's variables behind one of Keras's: its shards, where it is partitioned."""
+    """Lists the TensorFlow variables of a Keras variable: its shards if it is partitioned."""
     value = to_tf_variable(variable)
     return list(getattr(value, "variables", None) or [value])
 
 
 class Slots:
-    """Builds an optimizer, and notes which of its variables belongs to which of the model's.
+    """Builds an optimizer, and records which of the model's variables each of its slots belongs to.
 
     Args:
         optimizer: not built yet.
-        variables: what it updates; of a partitioned one its shards.
-        model: whose variables they are.
+        variables: the variables to update; the shards of partitioned ones.
+        model: the model that owns the variables.
     """
 
     def __init__(self, optimizer: keras.optimizers.Optimizer, variables: Sequence[Any], model: keras.Model) -> None:
@@ -50,9 +49,9 @@ class Slots:
         make = inner.add_variable_from_reference
 
         def note_slot(reference_variable: Any, name: str | None = None, initializer: Any = "zeros") -> Any:
-            made = make(reference_variable, name=name, initializer=initializer)
-            self._made.append((id(to_tf_variable(reference_variable)), name or "slot", made))
-            return made
+            slot = make(reference_variable, name=name, initializer=initializer)
+            self._made.append((id(to_tf_variable(reference_variable)), name or "slot", slot))
+            return slot
 
         inner.add_variable_from_reference = note_slot
         try:
@@ -61,39 +60,39 @@ class Slots:
             del inner.add_variable_from_reference
 
     def by_name(self) -> dict[str, list[Any]]:
-        """The optimizer's variables: slots by the model's variable that they belong to, the others by their place."""
-        found: dict[str, list[Any]] = {}
-        for reference, name, made in self._made:
-            found.setdefault(f"optimizer/{name}/{self._places[reference]}", []).append(to_tf_variable(made))
-        slots = {id(to_tf_variable(made)) for _, _, made in self._made}
-        others = [v for v in self._optimizer.variables if id(to_tf_variable(v)) not in slots]
-        return found | {f"optimizer/{index}": list_variables(v) for index, v in enumerate(others)}
+        """Returns the optimizer's variables: slots under the index of the model's variable, others under their own."""
+        named: dict[str, list[Any]] = {}
+        for reference, name, slot in self._made:
+            named.setdefault(f"optimizer/{name}/{self._places[reference]}", []).append(to_tf_variable(slot))
+        slot_ids = {id(to_tf_variable(slot)) for _, _, slot in self._made}
+        others = [v for v in self._optimizer.variables if id(to_tf_variable(v)) not in slot_ids]
+        return named | {f"optimizer/{index}": list_variables(v) for index, v in enumerate(others)}
 
 
 def name_model_variables(model: keras.Model) -> dict[str, list[Any]]:
-    """The model's variables, those of its random generators too."""
+    """Names the model's variables, including those of its random generators."""
     return {f"model/{index}": list_variables(v) for index, v in enumerate(model.variables)}
 
 
 def read_variables(named: Named) -> dict[str, np.ndarray[Any, Any]]:
-    """Copies of all of them on the host. Under a strategy of several processes each has to call it."""
-    found = {}
-    for name, pieces in named.items():
-        values = [np.array(piece.read_value().numpy()) for piece in pieces]
-        found[name] = values[0] if len(values) == 1 else np.concatenate(values, axis=0)
-    return found
+    """Copies all variables to the host. Under a strategy with several processes, all of them must call it."""
+    values = {}
+    for name, shards in named.items():
+        parts = [np.array(shard.read_value().numpy()) for shard in shards]
+        values[name] = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=0)
+    return values
 
 
 def write_variables(named: Named, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """Puts values into all of them.
+    """Assigns values to all variables.
 
     Raises:
-        ConfigError: if one is missing, or has another shape.
+        ConfigError: if a value is missing, or has another shape.
     """
-    for name, pieces in named.items():
+    for name, shards in named.items():
         value = values.get(name)
-        length = sum(piece.shape[0] for piece in pieces) if len(pieces) > 1 else None
-        shape = tuple(pieces[0].shape) if length is None else (length, *pieces[0].shape[1:])
+        length = sum(shard.shape[0] for shard in shards) if len(shards) > 1 else None
+        shape = tuple(shards[0].shape) if length is None else (length, *shards[0].shape[1:])
         if value is None or value.shape != shape:
             raise ConfigError(
                 f"resume: the checkpoint has {'no ' if value is None else ''}{name}"
@@ -101,7 +100,7 @@ def write_variables(named: Named, values: Mapping[str, np.ndarray[Any, Any]]) ->
                 + "; has the model's code changed since?"
             )
         first = 0
-        for piece in pieces:
-            last = first + piece.shape[0] if length is not None else None
-            piece.assign(tf.cast(value if last is None else value[first:last], piece.dtype))
+        for shard in shards:
+            last = first + shard.shape[0] if length is not None else None
+            shard.assign(tf.cast(value if last is None else value[first:last], shard.dtype))
             first = last or 0

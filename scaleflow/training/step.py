@@ -1,4 +1,4 @@
-"""A user's own training step: what it is checked for, and the loop around one that applies its own optimizers."""
+"""Training steps from user code: their checks, and the loop for steps that apply their own optimizers."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ KEY = "training.step._target_"
 
 
 def add_checks(step: LossStep, name: str, outputs: Outputs) -> LossStep:
-    """The same step, what it returns checked while it is traced.
+    """Wraps a step to check its results while it is traced.
 
     Args:
         step: (model, batch, weights) -> (loss, outputs).
-        name: what the config calls it.
-        outputs: what the dataset's targets need.
+        name: the configured `training.step._target_`.
+        outputs: the outputs that the dataset's targets need.
 
-    Raises:
-        ConfigError: by the step, if the loss is not a real scalar, or the outputs have another shape.
+    Returns:
+        The wrapped step. It raises ConfigError if the loss is not a real scalar, or the outputs have another shape. It
+        casts both to float32.
     """
 
     def call_checked(model: Any, batch: tuple[Any, Any], weights: Any) -> tuple[tf.Tensor, tf.Tensor]:
@@ -38,11 +39,11 @@ def add_checks(step: LossStep, name: str, outputs: Outputs) -> LossStep:
                 f"{KEY}={name}: returned a loss of shape {loss.shape} and type {loss.dtype.name}, expected a real "
                 "scalar: tf.reduce_sum(losses * weights)"
             )
-        wanted = (*weights.shape, *outputs.shape)
-        if not values.shape.is_compatible_with(wanted):
+        expected = (*weights.shape, *outputs.shape)
+        if not values.shape.is_compatible_with(expected):
             raise ConfigError(
                 f"{KEY}={name}: returned outputs of shape {values.shape}, and the dataset's {outputs.kind} targets "
-                f"need {wanted}"
+                f"need {expected}"
             )
         return tf.cast(loss, tf.float32), tf.cast(values, tf.float32)
 
@@ -50,28 +51,24 @@ def add_checks(step: LossStep, name: str, outputs: Outputs) -> LossStep:
 
 
 def describe_result(returned: Any) -> str:
-    """What came, in words."""
+    """Describes the type of a returned value for a message."""
     if isinstance(returned, tuple | list):
         return "(" + ", ".join(type(part).__name__ for part in returned) + ")"
     return f"a {type(returned).__name__}"
 
 
 class CustomUpdateLoop(Loop):
-    """The loop around a step that applies its own optimizers: it feeds, counts, reports and stops.
-
-    Make it in the strategy's scope.
+    """The loop for a step that applies its own optimizers. Construct it in the strategy's scope.
 
     Args:
-        strategy: whose replicas work.
-        model: built; returns float32.
-        objective: what an evaluation looks at.
-        outputs: what the dataset's targets need.
+        strategy, model, objective: as for `Engine`. The objective's loss is used in evaluations only.
+        outputs: the outputs that the dataset's targets need.
         own: the step.
-        name: what the config calls it.
-        make_optimizer: what it makes its optimizers with.
+        name: the configured `training.step._target_`.
+        make_optimizer: makes the step's optimizers.
 
     Raises:
-        ConfigError: if it is no such step.
+        ConfigError: if `own` lacks the methods of `OwnUpdates`.
     """
 
     def __init__(
@@ -93,14 +90,14 @@ class CustomUpdateLoop(Loop):
 
     @property
     def own_variables(self) -> list[tf.Variable]:
-        """What the step keeps from one update to the next beside the model: its optimizers' state, other models."""
-        models = {id(variable.value) for variable in self.model.variables}
-        found = {id(variable): variable for variable in list_variables_in(vars(self._own))}
-        return [variable for key, variable in found.items() if key not in models]
+        """The step's variables outside the model, such as the state of its optimizers and other models."""
+        model_ids = {id(variable.value) for variable in self.model.variables}
+        by_id = {id(variable): variable for variable in list_variables_in(vars(self._own))}
+        return [variable for key, variable in by_id.items() if key not in model_ids]
 
     def _variables_by_name(self) -> dict[str, list[Any]]:
-        own = {f"step/{index}": [variable] for index, variable in enumerate(self.own_variables)}
-        return {**super()._variables_by_name(), **own}
+        named = {f"step/{index}": [variable] for index, variable in enumerate(self.own_variables)}
+        return {**super()._variables_by_name(), **named}
 
     def _update(
         self, feed: Feed, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, weight: tf.Tensor, ahead: Any
@@ -108,11 +105,11 @@ class CustomUpdateLoop(Loop):
         inputs, targets, mask = ahead or self._batch(feed, fetched, epoch, step)
         loss, outputs = self._own_update(self.model, (inputs, targets), mask * weight)
         _, total = self._sum_over_replicas([], loss)
-        return self._tally.compute(targets, outputs, loss / weight, mask), total
+        return self._metric_sums.compute(targets, outputs, loss / weight, mask), total
 
 
 def check_methods(own: Any, name: str) -> None:
-    """Refuses an object that is no `OwnUpdates`."""
+    """Raises ConfigError if an object lacks the methods of `OwnUpdates`."""
     for method, arguments in (("build", "model, make_optimizer"), ("update", "model, batch, weights")):
         if not accepts_arguments(getattr(own, method, None), arguments.count(",") + 1):
             raise ConfigError(
@@ -123,7 +120,7 @@ def check_methods(own: Any, name: str) -> None:
 
 
 def accepts_arguments(method: Callable[..., Any] | None, count: int) -> bool:
-    """Whether it can be called with so many positional arguments."""
+    """Returns whether a method can be called with `count` positional arguments."""
     if not callable(method):
         return False
     try:
@@ -134,36 +131,39 @@ def accepts_arguments(method: Callable[..., Any] | None, count: int) -> bool:
 
 
 def check_own_updates(options: Training, policy: str, xla: bool, name: str) -> None:
-    """Refuses beside a step with its own optimizers what the loop would do to the gradients.
+    """Rejects options that act on the loop's gradients, which a step with its own optimizers does not use.
 
     Args:
-        options: the config's `training`.
-        policy: the precision that was resolved.
-        xla: whether the model's passes are to be compiled.
-        name: what the config calls the step.
+        options: the config group `training`.
+        policy: the resolved precision policy.
+        xla: the value of `hardware.xla`.
+        name: the configured `training.step._target_`.
+
+    Raises:
+        ConfigError: if one of these options is set.
     """
     if xla:
         raise ConfigError(
             f"hardware.xla=true with {KEY}={name}: its update applies optimizers, which XLA does not compile here; use "
             "hardware.xla=false, or write a function (model, batch, weights) -> (loss, outputs)"
         )
-    beside = {
+    conflicts = {
         f"training.accumulate={options.accumulate}": options.accumulate > 1,
         f"training.clip_norm={options.clip_norm}": options.clip_norm is not None,
         f"precision={policy}": policy == "mixed_float16",
         f"training.on_nan={options.on_nan}": options.on_nan != "stop",
     }
-    for found, applies in beside.items():
+    for setting, applies in conflicts.items():
         if applies:
             raise ConfigError(
-                f"{found} with {KEY}={name}: it applies its own optimizers, so the loop has no gradient to accumulate, "
-                "clip or scale, and no rate to lower; do that in its update and leave this away, or write a function "
-                "(model, batch, weights) -> (loss, outputs)"
+                f"{setting} with {KEY}={name}: it applies its own optimizers, so the loop has no gradient to "
+                "accumulate, clip or scale, and no rate to lower; do that in its update and leave this away, or write "
+                "a function (model, batch, weights) -> (loss, outputs)"
             )
 
 
 def list_variables_in(value: Any) -> Iterator[tf.Variable]:
-    """TensorFlow's variables in a value, in its containers, and in the Keras objects there."""
+    """Yields the TensorFlow variables in a value: itself, in nested containers, and in Keras objects."""
     if isinstance(value, keras.Variable):
         yield value.value
     elif isinstance(value, tf.Variable):

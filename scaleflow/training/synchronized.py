@@ -1,4 +1,4 @@
-"""Layers that compute with the other replicas in the middle of the forward pass."""
+"""Layers that communicate with other replicas in the forward pass, such as a synchronized BatchNormalization."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-#: Under these, replicas meet in a call that TensorFlow allows neither in a loop of the graph nor in a compiled part.
+#: Under these, replicas communicate with a call that TensorFlow allows neither in a graph loop nor in an XLA program.
 STRATEGIES_THAT_MEET = (
     tf.distribute.MirroredStrategy,
     tf.distribute.MultiWorkerMirroredStrategy,
@@ -19,9 +19,9 @@ STRATEGIES_THAT_MEET = (
 
 
 def synchronized_layers(model: keras.Model, strategy: tf.distribute.Strategy) -> list[str]:
-    """The names of the layers, at any depth, whose training step waits for the other replicas.
+    """Names the layers, at any depth, that communicate with the other replicas in a training step.
 
-    A frozen BatchNormalization uses its stored statistics, so it waits for nobody.
+    A frozen BatchNormalization uses its stored statistics, so it does not communicate.
     """
     if not isinstance(strategy, STRATEGIES_THAT_MEET):
         return []
@@ -30,17 +30,17 @@ def synchronized_layers(model: keras.Model, strategy: tf.distribute.Strategy) ->
 
 
 def keep_losses_apart(model: keras.Model) -> None:
-    """Gives each replica a list of its own for the losses that layers add.
+    """Gives each replica its own list of the losses that layers add.
 
-    Keras has one list in each layer. Replicas that meet in the forward pass take turns in it, each in its own thread,
-    so one would clear the losses of another, or take them for its own.
+    Keras has one list per layer. Replicas that synchronize in the forward pass run it interleaved, each in its own
+    thread. With a shared list, one replica would clear or use the losses of another.
     """
     for layer in model._flatten_layers():
         object.__setattr__(layer, "_losses", ReplicaLosses())
 
 
 class ReplicaLosses(threading.local):
-    """The losses that a layer has added in this thread, as the list that Keras expects."""
+    """The losses that a layer adds in this thread, with the methods of a list that Keras calls."""
 
     def __init__(self) -> None:
         self._losses: list[Any] = []

@@ -1,9 +1,8 @@
-"""What every worker has to decide alike, though each has measured something else."""
+"""Decisions that all workers must make alike, from values that differ between them."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Callable
 
 import numpy as np
@@ -11,67 +10,61 @@ import tensorflow as tf
 
 
 class WorkerSync:
-    """Makes one of the workers' durations and stop signals.
+    """Combines the workers' durations and stop signals. All workers must make the same calls, in the same order.
 
-    The steps of the next call follow from the last call's duration, and a stop ends the loop: workers
-    that decided for themselves would wait for each other in different collectives, for ever.
+    The next call's number of steps depends on the last call's duration, and a stop ends the loop. Workers that decide
+    alone would wait for each other in different collectives forever.
 
     Args:
-        strategy: whose workers agree.
-        workers: how many there are.
-        should_stop: whether this one was.
+        strategy: the strategy of the workers.
+        workers: the number of workers.
+        should_stop: returns whether this worker received a stop signal.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, workers: int, should_stop: Callable[[], bool]) -> None:
         self._strategy = strategy
         self._workers = workers
-        self._told_to_stop = should_stop
+        self._should_stop = should_stop
 
     def __call__(self, seconds: float) -> tuple[float, bool]:
-        """Gives (the mean duration, whether any worker was told to stop); all workers have to call it."""
-        stop = self._told_to_stop()
+        """Returns (the mean duration in seconds, whether any worker received a stop signal)."""
+        stop = self._should_stop()
         if self._workers == 1:
             return seconds, stop
-        mean, told = self._sum(tf.constant([seconds, float(stop)])).numpy() / self._strategy.num_replicas_in_sync
-        return float(mean), told > 0
+        mean, stops = self._sum(tf.constant([seconds, float(stop)])).numpy() / self._strategy.num_replicas_in_sync
+        return float(mean), stops > 0
 
-    def any(self, said: bool) -> bool:
-        """Whether any worker says so; all have to call it."""
-        return said if self._workers == 1 else float(self._sum(tf.constant(float(said)))) > 0
+    def any(self, found: bool) -> bool:
+        """Returns whether the argument is true on any worker."""
+        return not self.all(not found)
 
     def is_same(self, text: str) -> bool:
-        """Whether every worker gave the same text; all have to call it, and all get the same answer."""
-        if self._workers == 1:
-            return True
-        number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
-        replicas = self._strategy.num_replicas_in_sync
-        differs = int(self._sum(tf.constant(number, tf.int64))) != number * replicas
-        return int(self._sum(tf.constant(differs, tf.int64))) == 0  # the mean may equal one of them
+        """Returns whether all workers gave the same text; all get the same answer."""
+        return self.all(self.from_chief(lambda: text) == text)
 
     def all(self, found: bool) -> bool:
-        """Whether every worker has found so; all have to call it."""
+        """Returns whether the argument is true on all workers."""
         if self._workers == 1:
             return found
         return int(self._sum(tf.constant(int(not found), tf.int64))) == 0
 
     def from_chief(self, make: Callable[[], str]) -> str:
-        """The text that the chief makes, on every worker; all have to call it, the others wait."""
+        """Returns the text that the chief makes, on every worker."""
         if self._workers == 1:
             return make()
-        own = make().encode() if self._strategy.extended.should_save_summary else b""
-        local = self._strategy.num_replicas_in_sync // self._workers
-        length = int(self._sum(tf.constant(len(own), tf.int64))) // local
-        numbers = np.zeros(length, np.float32)  # a byte to a number: what is summed over each device's replica is exact
-        numbers[: len(own)] = np.frombuffer(own, np.uint8)
-        summed = self._sum(tf.constant(numbers)).numpy() / local
+        data = make().encode() if self._strategy.extended.should_save_summary else b""
+        local_replicas = self._strategy.num_replicas_in_sync // self._workers
+        length = int(self._sum(tf.constant(len(data), tf.int64))) // local_replicas
+        numbers = np.zeros(length, np.float32)  # one byte per number, so that sums over the replicas are exact
+        numbers[: len(data)] = np.frombuffer(data, np.uint8)
+        summed = self._sum(tf.constant(numbers)).numpy() / local_replicas
         return bytes(summed.astype(np.uint8)).decode()
 
     def leave(self) -> None:
-        """Leaves the others; all have to call it, as their last word.
+        """Makes it safe for the process to end; the last call of all workers.
 
-        Who leaves right behind a collective may take the last part of its result away from a slower
-        worker. Who has passed this one knows that every worker has the result of the one before, and
-        it does not matter whether this one itself reaches them all.
+        A worker that ends right after a collective may cut off a slower worker's result of it. After this call, every
+        worker has the result of the collective before. Its own result may be lost, so errors are ignored.
         """
         with contextlib.suppress(tf.errors.OpError):
             self(0.0)

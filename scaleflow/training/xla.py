@@ -1,4 +1,4 @@
-"""hardware.xla: the model's forward and backward pass as one XLA program."""
+"""`hardware.xla`: compiles the model's forward and backward pass with XLA."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from scaleflow.training.synchronized import synchronized_layers
 
 
 def with_xla(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as one XLA program for each shape of its tensors.
+    """Compiles a function to one XLA program per combination of input shapes.
 
-    Around what a replica computes alone: XLA takes neither what reads data nor, on a CPU, what speaks with other
-    replicas.
+    Use it only for what a replica computes alone. XLA compiles neither the reading of data nor, on a CPU,
+    communication between replicas.
     """
     compiled: Callable[..., Any] = tf.function(function, autograph=False, jit_compile=True)
     return compiled
 
 
 def check_xla(model: keras.Model, inputs: Inputs, strategy: tf.distribute.Strategy) -> None:
-    """Refuses what is known not to compile, which would show in the first step only.
+    """Rejects what is known not to compile. Otherwise the error would come in the first step only.
 
     Raises:
-        ConfigError: if the inputs are text, or if layers speak with other replicas.
+        ConfigError: if the inputs are text, or if layers communicate with other replicas.
     """
     if inputs.dtype == "string":
         raise ConfigError("hardware.xla=true: the dataset's inputs are text, and XLA has none; use hardware.xla=false")

@@ -1,1 +1,1 @@
-"""The worker: builds what a plan says, trains it, and tells of it; it knows no tracker."""
+"""The worker: one process of a run. It builds what the plan says, trains, and reports events; it uses no store."""

@@ -1,4 +1,4 @@
-"""From a plan to what trains it: the one place where the groups meet, in the order in which TensorFlow needs them."""
+"""Builds everything that a plan describes, in the order that TensorFlow requires. Only here the groups meet."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from scaleflow.config.rules import check_rules, resolve_choices
 from scaleflow.config.targets import bind_target, is_class_target
 from scaleflow.config.trust import check_origins
 from scaleflow.errors import ConfigError
+from scaleflow.events import Emit, Note, PeersMet, Waiting
 from scaleflow.interfaces import (
     Batching,
     Debug,
-    Emit,
     Examples,
     Feed,
     ForwardBackward,
@@ -54,21 +54,28 @@ if TYPE_CHECKING:
     from scaleflow.dataset import Splits
     from scaleflow.training import Engine, FitEngine, Length, Loop, WorkerSync
 
-PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
-#: Examples to a step of an evaluation, over all replicas, if a training step does not have more.
+#: Minimum number of examples per step of an evaluation, over all replicas.
 EVALUATION_BATCH = 256
 
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """Everything a run needs, checked and traced.
+    """Everything that a run needs, checked and traced.
 
     Attributes:
-        explain: an error that ended the training, or one that names the example it came from.
-        facts: what the words about a profile need to know.
-        peak_flops: the most operations a second that the devices of all workers can compute, where that is known.
-        is_drawn_as_read: whether the validation split is drawn from a stream as its records are read.
+        train, validation, test: the feeds of the splits; None if there is no such split.
+        export: writes the trained model to a folder.
+        callbacks: the user's callbacks.
+        explain: turns an error of the training into one that names the example that caused it, if one did.
+        resolved: the values that replace `auto` and the like, for the `resolved.` params.
+        counts: the number of examples, by split.
+        metadata: the description of the data and the model; None in processes other than the chief.
+        facts: values that the analysis of a profile uses.
+        peak_flops: floating-point operations per second that the devices of all workers can do at most; None if
+            unknown.
+        is_drawn_as_read: whether the validation split is drawn from a stream while its records are read.
     """
 
     strategy: tf.distribute.Strategy
@@ -89,15 +96,15 @@ class TrainingSetup:
 
 
 def build_training(plan: Plan, emit: Emit, startup_timer: StartupTimer | None = None) -> TrainingSetup:
-    """Makes everything, and compiles it: what is wrong with a model or a dataset shows here, before there is a run.
+    """Builds and traces everything, so that errors of a model or a dataset occur before there is a run.
 
     Args:
-        plan: checked.
-        emit: takes notes.
-        startup_timer: measures how long the parts of it take.
+        plan: the checked plan.
+        emit: receives notes.
+        startup_timer: measures the parts of the start.
 
     Raises:
-        ConfigError: where what was asked for can't work.
+        ConfigError: if something in the plan cannot work.
     """
     startup_timer = startup_timer or StartupTimer(time.time())
     sys.path[:0] = [folder for folder in plan.search if folder not in sys.path]
@@ -114,59 +121,59 @@ def build_training(plan: Plan, emit: Emit, startup_timer: StartupTimer | None = 
     train, validation, test = make_feeds(splits, runtime, plan)
     startup_timer.end_part("data")
 
-    run = training.compute_length(plan.training, train)
+    length = training.compute_length(plan.training, train)
     metrics = training.objective_for(source.outputs).metrics
-    watched = {"training.early_stopping": plan.training.early_stopping, "checkpoint.best": plan.checkpoint.sought}
+    monitors = {"training.early_stopping": plan.training.early_stopping, "checkpoint.best": plan.checkpoint.sought}
     validates = validation is not None and plan.evaluator != "elsewhere"
-    for key, monitored in watched.items():
-        training.check_monitor(key, monitored, metrics, validates)
+    for key, monitor in monitors.items():
+        training.check_monitor(key, monitor, metrics, validates)
     make_model = make_model_maker(plan, splits.inputs, source.outputs, emit)
-    engine, about_stages = make_engine(plan, runtime, make_model, source.outputs, run)
+    engine, stage_notes = make_engine(plan, runtime, make_model, source.outputs, length)
     if plan.hardware.xla:
         training.check_xla(engine.model, splits.inputs, runtime.strategy)
     startup_timer.end_part("build")
     engine.trace(train, validation, test)
     startup_timer.end_part("trace")
-    doubts = (
-        *about_stages,
+    warnings = (
+        *stage_notes,
         model.find_logits_warning(engine.model),
         model.keras_file_doubt(engine.model),
         *model.find_batch_norm_warnings(engine.model, runtime.batching),
-        optimizer.find_warm_up_warning(plan.optimizer, run.total),
+        optimizer.find_warm_up_warning(plan.optimizer, length.total),
     )
-    for note in filter(None, doubts):
-        emit("note", text=note)
+    for note in filter(None, warnings):
+        emit(Note(note))
     resolved = {
         **runtime.to_values(),
         "workers": count_workers(plan),
         "learning_rate": optimizer.scale_to_batch(plan.optimizer, runtime.batching.global_size),
         "cache": resolve_cache(plan, splits),
-        "steps": run.total,
-        "steps_per_epoch": run.steps_per_epoch,
-        "epochs": run.epochs,
+        "steps": length.total,
+        "steps_per_epoch": length.steps_per_epoch,
+        "epochs": length.epochs,
         "parameters": engine.model.count_params(),
     }
 
     def export(folder: Path) -> None:
-        described = source.inputs, source.outputs, splits.sample, runtime.policy, folder
+        arguments = source.inputs, source.outputs, splits.sample, runtime.policy, folder
         model.write_model(
             engine.gather_model(),
-            *described,
+            *arguments,
             on_host=runtime.is_divided,
             preprocessing_model=splits.preprocessing_model,
         )
 
-    about = collect_metadata(plan, source.outputs, splits, engine.model) if is_chief(plan) else None
+    metadata = collect_metadata(plan, source.outputs, splits, engine.model) if is_chief(plan) else None
     callbacks = [training.check_callback(bind_target(each)(), each.path) for each in plan.training.callbacks or ()]
     explain = functools.partial(dataset.explain_read_error, splits=splits.by_name())
-    trained = runtime.strategy, engine, train, validation, test, export, callbacks
+    parts = runtime.strategy, engine, train, validation, test, export, callbacks
     facts = list_profile_facts(resolved, splits)
-    known = dict(splits.counts()), source.outputs, about, facts, compute_peak(plan, runtime), splits.is_drawn_as_read
-    return TrainingSetup(*trained, explain, resolved, *known)
+    rest = dict(splits.counts()), source.outputs, metadata, facts, compute_peak(plan, runtime), splits.is_drawn_as_read
+    return TrainingSetup(*parts, explain, resolved, *rest)
 
 
 def make_model_maker(plan: Plan, inputs: Inputs, outputs: Outputs, emit: Emit) -> Callable[[], keras.Model]:
-    """Makes the config's model, with the weights that it is to begin with; to be called in the strategy's scope."""
+    """Returns a function that makes the model with its initial weights. Call it in the strategy's scope."""
     from scaleflow import model
 
     make = functools.partial(model.make_model, bind_target(plan.model.target, given=2), inputs, outputs)
@@ -175,17 +182,17 @@ def make_model_maker(plan: Plan, inputs: Inputs, outputs: Outputs, emit: Emit) -
     import keras
 
     saved = model.read_weights(plan.model.init_from, plan.config["model"]["init_from"])
-    keras.utils.set_random_seed(plan.seed)  # reading it took from the random numbers
+    keras.utils.set_random_seed(plan.seed)  # reading the weights has used random numbers
     first: list[keras.Model] = []
 
     def initialize() -> keras.Model:
-        made = make()
-        if first:  # a coordinator makes its model twice; Keras names the layers of the second otherwise
-            model.copy_weights(first[0], made)
+        new_model = make()
+        if first:  # a coordinator makes its model twice; the layers of the second have other names
+            model.copy_weights(first[0], new_model)
         else:
-            emit("note", text=model.initialize_from(made, saved))
-            first.append(made)
-        return made
+            emit(Note(model.initialize_from(new_model, saved)))
+            first.append(new_model)
+        return new_model
 
     return initialize
 
@@ -198,10 +205,10 @@ def make_model_maker(plan: Plan, inputs: Inputs, outputs: Outputs, emit: Emit) -
 def make_engine(
     plan: Plan, runtime: Runtime, make_model: Callable[[], keras.Model], outputs: Outputs, run: Length
 ) -> tuple[Engine, list[str]]:
-    """What trains: a loop, or Keras's fit, around a model that is made in the strategy's scope.
+    """Makes the engine, a loop or Keras's `fit`, and the model in the strategy's scope.
 
     Returns:
-        The engine, and what the user should know of how the model is divided.
+        The engine, and notes for the user on how the model is divided into stages.
     """
     from scaleflow import strategy
 
@@ -218,71 +225,71 @@ def make_engine(
 
 
 def make_loop(plan: Plan, runtime: Runtime, net: keras.Model, outputs: Outputs, run: Length) -> tuple[Loop, list[str]]:
-    """The loop around a model in one piece, or in stages."""
+    """Makes the loop for a whole model, or for one in stages. Returns it with notes for the user."""
     from scaleflow import optimizer, strategy, training
 
     objective = training.objective_for(outputs)
-    step = make_optimizer(plan, runtime, run.total)
+    model_optimizer = make_optimizer(plan, runtime, run.total)
     passes: ForwardBackward
     if runtime.is_divided:
-        optimizer.update_in_place(step)
+        optimizer.update_in_place(model_optimizer)
         passes, notes = strategy.build_pipeline(net, objective, runtime.devices, plan.strategy)
     else:
         passes, notes = training.TapeForwardBackward(net, make_loss_step(plan, outputs)), []
     options = plan.training.clip_norm, plan.hardware.xla
-    return training.Loop(runtime.strategy, net, step, objective, *options, passes=passes), notes
+    return training.Loop(runtime.strategy, net, model_optimizer, objective, *options, passes=passes), notes
 
 
 def make_parameter_server_loop(
     plan: Plan, runtime: Runtime, make_model: Callable[[], keras.Model], outputs: Outputs, run: Length
 ) -> Loop:
-    """The loop of a coordinator, which has the model twice: on the servers, and whole for itself.
+    """Makes the loop of a coordinator, which has the model twice: on the servers, and unpartitioned in its process.
 
     Raises:
-        ConfigError: for a step that applies its own optimizers: it would have to know of servers.
+        ConfigError: if `training.step` is a class: its optimizers would not update the variables on the servers.
     """
     import keras
 
     from scaleflow import training
 
-    own = plan.training.step
-    if own is not None and is_class_target(own):
+    step = plan.training.step
+    if step is not None and is_class_target(step):
         raise ConfigError(
-            f"training.step._target_={own.path} with strategy=parameter_server: a class applies its own optimizers, "
+            f"training.step._target_={step.path} with strategy=parameter_server: a class applies its own optimizers, "
             "which know nothing of servers; use a function (model, batch, weights) -> (loss, outputs)"
         )
     with runtime.evaluation_strategy.scope():
-        whole = make_model()
-    keras.utils.set_random_seed(plan.seed)  # the same weights again, as everywhere
+        local = make_model()
+    keras.utils.set_random_seed(plan.seed)  # so that both models have the same initial weights
     with runtime.strategy.scope():
         parts = (runtime.strategy, make_model(), make_optimizer(plan, runtime, run.total))
         objective = training.objective_for(outputs)
         loss = make_loss_step(plan, outputs)
         return training.ParameterServerLoop(
-            *parts, objective, plan.training.clip_norm, loss, count_workers(plan), whole, runtime.evaluation_strategy
+            *parts, objective, plan.training.clip_norm, loss, count_workers(plan), local, runtime.evaluation_strategy
         )
 
 
 def make_custom_update_loop(plan: Plan, runtime: Runtime, net: keras.Model, outputs: Outputs, run: Length) -> Loop:
-    """The loop around a step of the user's that applies its own optimizers."""
+    """Makes the loop for a training step of the user that applies its own optimizers."""
     from scaleflow import training
 
-    own = plan.training.step
-    assert own is not None
-    training.check_own_updates(plan.training, runtime.policy, plan.hardware.xla, own.path)
+    step = plan.training.step
+    assert step is not None
+    training.check_own_updates(plan.training, runtime.policy, plan.hardware.xla, step.path)
     return training.CustomUpdateLoop(
         strategy=runtime.strategy,
         model=net,
         objective=training.objective_for(outputs),
         outputs=outputs,
-        own=bind_target(own)(),
-        name=own.path,
+        own=bind_target(step)(),
+        name=step.path,
         make_optimizer=make_optimizer_maker(plan, runtime, run.total),
     )
 
 
 def make_fit_engine(plan: Plan, runtime: Runtime, net: keras.Model, outputs: Outputs, run: Length) -> FitEngine:
-    """Keras's own engine."""
+    """Makes the engine that uses Keras's `fit`."""
     from scaleflow import training
 
     per_execution = training.choose_steps_per_execution(plan.training.steps_per_loop, run.steps_per_epoch, run.total)
@@ -296,17 +303,17 @@ def make_fit_engine(plan: Plan, runtime: Runtime, net: keras.Model, outputs: Out
 
 
 def make_loss_step(plan: Plan, outputs: Outputs) -> Any:
-    """The way from a batch to its loss: the user's, or the one that follows from the kind of target."""
+    """Returns the function that computes the loss of a batch: the user's, or the one for the kind of target."""
     from scaleflow import training
 
-    own = plan.training.step
-    if own is not None:
-        return training.add_checks(bind_target(own, given=3), own.path, outputs)
+    step = plan.training.step
+    if step is not None:
+        return training.add_checks(bind_target(step, given=3), step.path, outputs)
     return training.make_loss_step(training.objective_for(outputs))
 
 
 def make_optimizer(plan: Plan, runtime: Runtime, steps: int, takes_summed: bool = True) -> keras.optimizers.Optimizer:
-    """The config's optimizer for a run of so many steps."""
+    """Makes the config's optimizer for a run of `steps` steps."""
     from scaleflow import optimizer
 
     rate = optimizer.make_learning_rate(plan.optimizer, runtime.batching.global_size, steps)
@@ -317,32 +324,36 @@ def make_optimizer(plan: Plan, runtime: Runtime, steps: int, takes_summed: bool 
 
 
 def make_optimizer_maker(plan: Plan, runtime: Runtime, steps: int) -> MakeOptimizer:
-    """What a training step of the user's makes its optimizers with: each sums gradients over the replicas itself."""
+    """Returns the function for user training steps that makes optimizers. These sum gradients over the replicas."""
     from scaleflow import optimizer
 
     def make(variables: Sequence[Any], rate_factor: float = 1.0) -> keras.optimizers.Optimizer:
         options = dataclasses.replace(plan.optimizer, learning_rate=plan.optimizer.learning_rate * rate_factor)
         rate = optimizer.make_learning_rate(options, runtime.batching.global_size, steps)
-        made = optimizer.create_optimizer(
+        new_optimizer = optimizer.create_optimizer(
             bind_target(plan.optimizer.target), rate, loss_scaling=False, takes_summed=False
         )
-        made.build(list(variables))
-        return made
+        new_optimizer.build(list(variables))
+        return new_optimizer
 
     return make
 
 
 # ---------------------------------------------------------------------------------------------
-# What it stands on
+# The runtime
 # ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """What everything else is built on: devices, the strategy over them, the precision, the portions of a batch.
+    """The basis of everything else: devices, the strategy over them, the precision, the division of a batch.
 
     Attributes:
-        evaluation_strategy: the strategy under which splits are evaluated; a coordinator does so itself.
+        kind: the kind of the devices, such as `CPU`.
+        devices: the names of the devices of this process.
+        strategy_name: the resolved option of `strategy`.
+        evaluation_strategy: the strategy for evaluations; a coordinator evaluates in its own process.
+        policy: the name of the Keras dtype policy.
     """
 
     kind: str
@@ -356,7 +367,7 @@ class Runtime:
 
     @property
     def is_divided(self) -> bool:
-        """Whether the model is in stages on several devices, so that none needs to hold the whole."""
+        """Whether the model is divided into stages on several devices."""
         return self.strategy_name == "pipeline"
 
     def to_values(self) -> dict[str, Any]:
@@ -370,11 +381,12 @@ class Runtime:
 
 
 def setup_runtime(plan: Plan, emit: Emit) -> Runtime:
-    """Sets up the process: nothing of TensorFlow may have run before it."""
+    """Sets up TensorFlow and Keras in this process. No operation of TensorFlow may have run before."""
     import keras
 
-    from scaleflow import hardware, precision, strategy, training
+    from scaleflow import hardware, model, precision, strategy, training
 
+    model.correct_keras_add()
     training.apply_debug(plan.debug)
     with guard_tpu_connection(plan, emit):
         devices = hardware.configure_devices(assigned_hardware(plan.hardware, os.environ))
@@ -382,25 +394,25 @@ def setup_runtime(plan: Plan, emit: Emit) -> Runtime:
     policy = precision.resolve_policy(plan.precision, devices.kind)
     warnings = check_rules(resolve_choices(plan, name, devices.kind.lower(), policy))
     with guard_rendezvous(plan, emit):
-        spread, about_strategy = strategy.create_strategy(name, devices.names, plan.strategy, devices.tpu)
-        agree = training.WorkerSync(spread, count_synchronous_workers(plan), bool)
-        if not agree.is_same(digest_plan(plan)):
-            agree.leave()
+        tf_strategy, strategy_note = strategy.create_strategy(name, devices.names, plan.strategy, devices.tpu)
+        worker_sync = training.WorkerSync(tf_strategy, count_synchronous_workers(plan), bool)
+        if not worker_sync.is_same(digest_plan(plan)):
+            worker_sync.leave()
             raise ConfigError(
                 "strategy=multi_worker: the workers were not all started with the same config, TensorFlow version and "
                 "model.init_from; give each the same command"
             )
     keras.utils.set_random_seed(plan.seed)
     precision.apply_policy(policy)
-    for note in filter(None, (about_strategy, *warnings)):
-        emit("note", text=note)
-    here = strategy.create_strategy("one_device", devices.names)[0] if name == "parameter_server" else spread
-    portions = make_batching(plan.training, spread.num_replicas_in_sync, is_resumed=plan.resume is not None)
-    return Runtime(devices.kind, devices.names, name, spread, here, policy, portions, agree)
+    for note in filter(None, (strategy_note, *warnings)):
+        emit(Note(note))
+    local = strategy.create_strategy("one_device", devices.names)[0] if name == "parameter_server" else tf_strategy
+    batching = make_batching(plan.training, tf_strategy.num_replicas_in_sync, is_resumed=plan.resume is not None)
+    return Runtime(devices.kind, devices.names, name, tf_strategy, local, policy, batching, worker_sync)
 
 
 def apply_debug_subset(splits: Splits, debug: Debug, batching: Batching) -> Splits:
-    """The splits of `debug=overfit` and `debug=fast`."""
+    """Reduces the splits for `debug=overfit` and `debug=fast`."""
     from scaleflow import dataset
 
     if debug.overfit:
@@ -411,19 +423,19 @@ def apply_debug_subset(splits: Splits, debug: Debug, batching: Batching) -> Spli
 
 
 def make_feeds(splits: Splits, runtime: Runtime, plan: Plan) -> tuple[Feed, Feed | None, Feed | None]:
-    """The training split reshuffled from the seed, and the others in their order, in whole shares."""
+    """Makes the feeds: training shuffled by the seed, validation and test in order and without micro-batches."""
     from scaleflow import dataset, hardware
 
-    whole = make_evaluation_batching(runtime.batching)
-    room = hardware.device_bytes(runtime.kind, plan.hardware)
+    evaluation_batching = make_evaluation_batching(runtime.batching)
+    device_bytes = hardware.device_bytes(runtime.kind, plan.hardware)
     read = functools.partial(
-        dataset.make_feed, transform=splits.transform, threads=plan.dataset.threads, device_bytes=room
+        dataset.make_feed, transform=splits.transform, threads=plan.dataset.threads, device_bytes=device_bytes
     )
 
     def in_order(examples: Examples | None) -> Feed | None:
-        return None if examples is None else read(examples, whole, runtime.evaluation_strategy)
+        return None if examples is None else read(examples, evaluation_batching, runtime.evaluation_strategy)
 
-    seed = None if plan.debug.overfit else plan.seed  # each of its batches is the same
+    seed = None if plan.debug.overfit else plan.seed  # all its batches are the same
     train = read(splits.train, runtime.batching, runtime.strategy, seed, buffer=plan.dataset.shuffle)
     train = dataset.augment_feed(train, plan.dataset.augment, plan.seed, splits.inputs, splits.outputs)
     validation = in_order(splits.validation)
@@ -432,7 +444,7 @@ def make_feeds(splits: Splits, runtime: Runtime, plan: Plan) -> tuple[Feed, Feed
 
 @contextlib.contextmanager
 def guard_rendezvous(plan: Plan, emit: Emit) -> Iterator[None]:
-    """Around what makes processes wait for each other."""
+    """Wraps the code in which processes wait for each other. The launcher may kill a process that waits too long."""
     if len(process_names(plan)) == 1:
         yield
         return
@@ -442,7 +454,7 @@ def guard_rendezvous(plan: Plan, emit: Emit) -> Iterator[None]:
 
 @contextlib.contextmanager
 def guard_tpu_connection(plan: Plan, emit: Emit) -> Iterator[None]:
-    """Around what waits for ever where something else than a TPU answers at a TPU's address."""
+    """Wraps the connection to a TPU, which waits forever if something else answers at the address."""
     if plan.hardware.name != "tpu":
         yield
         return
@@ -454,35 +466,35 @@ def guard_tpu_connection(plan: Plan, emit: Emit) -> Iterator[None]:
 
 @contextlib.contextmanager
 def allow_kill(emit: Emit, **what: Any) -> Iterator[None]:
-    """Around a call of TensorFlow's that may never come back, during which no thread of this process runs."""
-    emit("waiting", **what)
-    end_with_parent(signal.SIGKILL)  # the thread that watches for the launcher's end is stopped too
+    """Wraps a call of TensorFlow that may never return, and during which no Python thread of this process runs."""
+    emit(Waiting(**what))
+    end_with_parent(signal.SIGKILL)  # the thread that watches the launcher does not run either
     yield
     end_with_parent(0)
-    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))  # TensorFlow's runtime has put its own there
-    emit("met")
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))  # TensorFlow's runtime has replaced the handler
+    emit(PeersMet())
 
 
 def end_with_parent(number: int) -> None:
-    """Has the kernel send this process a signal when its launcher is gone; 0 for none. Linux only."""
+    """Makes the kernel send this process a signal when its parent ends; 0 for none. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def is_chief(plan: Plan) -> bool:
-    """Whether this process's events are the run's."""
+    """Returns whether the events of this process are those of the run."""
     return len(process_names(plan)) == 1 or parse_tf_config(os.environ.get(TF_CONFIG)).worker == 0
 
 
 def digest_plan(plan: Plan) -> str:
-    """What has to be the same on every worker: the config but for where each records, and TensorFlow's version."""
-    own = ("tracking", "cluster", "resume")
-    config = {key: value for key, value in plan.config.items() if key not in own}
+    """Returns a text that must be the same on all workers: the config, TensorFlow's version, the initial weights."""
+    excluded = ("tracking", "cluster", "resume")
+    config = {key: value for key, value in plan.config.items() if key not in excluded}
     return json.dumps([config, version("tensorflow"), digest_file(plan.model.init_from)], sort_keys=True)
 
 
 def digest_file(file: str | None) -> str | None:
-    """Of a file's content."""
+    """Computes the SHA-256 of a file's content; None without a file."""
     if file is None:
         return None
     with Path(file).open("rb") as content:
@@ -490,37 +502,37 @@ def digest_file(file: str | None) -> str | None:
 
 
 def resolve_cache(plan: Plan, splits: Splits) -> str:
-    """What `dataset.cache=auto` came to for the training split."""
+    """Returns `dataset.cache`, with `auto` replaced by what the training split uses."""
     if plan.dataset.cache != "auto":
         return plan.dataset.cache
     return {"stream": "none", "memory": "memory", "file": "file"}[place_of_split(splits.train)]
 
 
 def compute_peak(plan: Plan, runtime: Runtime) -> float | None:
-    """The most operations a second that the devices of all workers can compute, as far as it is known."""
+    """Computes the peak of all workers' devices in floating-point operations per second; None if unknown."""
     from scaleflow import hardware
 
     if runtime.strategy_name == "parameter_server":
-        return None  # the coordinator sees none of its workers' devices
-    together = count_synchronous_workers(plan)
-    used = plan.strategy.stages if runtime.is_divided else runtime.batching.replicas // together
-    here = hardware.process_peak(runtime.kind, runtime.policy, -(-used // plan.hardware.logical_devices))
-    return None if here is None else here * together
+        return None  # the coordinator does not see the devices of its workers
+    workers = count_synchronous_workers(plan)
+    devices = plan.strategy.stages if runtime.is_divided else runtime.batching.replicas // workers
+    local_peak = hardware.process_peak(runtime.kind, runtime.policy, -(-devices // plan.hardware.logical_devices))
+    return None if local_peak is None else local_peak * workers
 
 
 def list_profile_facts(resolved: Mapping[str, Any], splits: Splits) -> dict[str, Any]:
-    """What the words about a profile need to know, as plain values."""
-    known = ("strategy", "precision", "hardware", "replicas", "global_batch_size", "cache")
-    return {name: resolved[name] for name in known} | {"input": find_example_location(splits.train)}
+    """Returns the values that the analysis of a profile uses, as plain data."""
+    names = ("strategy", "precision", "hardware", "replicas", "global_batch_size", "cache")
+    return {name: resolved[name] for name in names} | {"input": find_example_location(splits.train)}
 
 
 def find_example_location(examples: Examples) -> str:
-    """Where the steps find their examples: in `memory`, or in a `stream`."""
+    """Returns where the steps find their examples: in `memory`, or in a `stream`."""
     return "memory" if place_of_split(examples) == "memory" else "stream"
 
 
 def place_of_split(examples: Examples) -> str:
-    """`stream`, `file` for arrays that are mapped from one, or `memory`."""
+    """Returns `stream`, `file` for memory-mapped arrays, or `memory`."""
     import numpy as np
 
     if isinstance(examples, Stream):
@@ -529,5 +541,5 @@ def place_of_split(examples: Examples) -> str:
 
 
 def make_evaluation_batching(batching: Batching) -> Batching:
-    """Evaluation takes a replica's whole share at once: without gradients there is memory for it."""
+    """Returns the division of evaluation batches: no micro-batches, since there are no gradients to hold in memory."""
     return Batching(max(batching.share, EVALUATION_BATCH // batching.replicas), 1, batching.replicas)

@@ -1,7 +1,7 @@
-"""TF_CONFIG's evaluator: a process beside those that train, which evaluates each new checkpoint into the same run.
+"""TF_CONFIG's evaluator: a process that evaluates each new checkpoint while other processes train.
 
-It sees of the others only the checkpoints' folder. There it appends what it finds to `evaluations.jsonl`, and the
-chief, whose events are the run's, hands that on; the chief's `end.json` there says that nothing more will come.
+The processes share only the folder of the checkpoints. The evaluator appends its metrics to `evaluations.jsonl` there.
+The chief adds them to the events of the run, and writes `end.json` when no more checkpoints will come.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from scaleflow.events import EventReader, EventWriter
-from scaleflow.interfaces import Emit
+from scaleflow.events import Emit, Event, MetricsLogged, Note
+from scaleflow.interfaces import Status
+from scaleflow.runs import EventReader, EventWriter
 
 if TYPE_CHECKING:
     from scaleflow.worker.build import TrainingSetup
@@ -25,41 +27,43 @@ SECONDS_BETWEEN_LOOKS = 0.5
 
 def run_evaluator(
     setup: TrainingSetup, folder: Path, emit: Emit, should_stop: Callable[[], bool], is_alone: Callable[[], bool]
-) -> str:
-    """Evaluates each checkpoint that comes into a folder, until it is said that no more will come.
+) -> Status:
+    """Evaluates each checkpoint that appears in a folder, until `end.json` says that there will be no more.
 
     Args:
-        setup: with a validation split.
-        folder: the checkpoints'.
-        emit: takes the same metrics for this process's own record.
-        should_stop: whether it was.
-        is_alone: whether those that train are gone; asked now and then.
+        setup: everything that was built, with a validation split.
+        folder: holds the checkpoints.
+        emit: receives the same metrics, for the events of this process.
+        should_stop: returns whether the user asked for the end.
+        is_alone: returns whether the processes that train are gone.
 
     Returns:
-        The run's status, as far as this process knows.
+        The status of this process.
     """
     from scaleflow import checkpoint
 
-    shelf = checkpoint.CheckpointStore(str(folder))
+    store = checkpoint.CheckpointStore(str(folder))
     folder.mkdir(parents=True, exist_ok=True)
-    tell = EventWriter(folder / EVALUATIONS)
-    seen = {event["checkpoint"] for event in EventReader(folder / EVALUATIONS).read()} & set(shelf.steps())
+    file = folder / EVALUATIONS
+    write = EventWriter(file)
+    evaluated = {event.checkpoint for event in EventReader(file).read() if isinstance(event, MetricsLogged)}
+    seen = {step for step in store.steps() if step in evaluated}
     while True:
-        is_over = (folder / END).is_file()  # before the look, so that the last one is seen
-        new = [step for step in shelf.steps() if step not in seen]
+        is_over = (folder / END).is_file()  # read before the steps are listed, so that the last one is not missed
+        new = [step for step in store.steps() if step not in seen]
         for step in new:
             seen.add(step)
             try:
-                snapshot = shelf.read(step)
-            except checkpoint.DamagedCheckpoint:  # or dropped meanwhile: a newer one is there
+                snapshot = store.read(step)
+            except checkpoint.DamagedCheckpoint:  # or it was deleted because there are newer ones
                 continue
             setup.engine.restore_model(snapshot.tensors)
             assert setup.validation is not None
             values = {f"val/{name}": value for name, value in setup.engine.evaluate(setup.validation).items()}
-            found = {"step": snapshot.host["updates"], "values": values}
-            tell("metrics", checkpoint=step, **found)
-            emit("metrics", **found)
-            emit("note", text=f"checkpoint at step {step}: " + ", ".join(f"{k} {v:.4f}" for k, v in values.items()))
+            metrics = MetricsLogged(snapshot.host["updates"], values)
+            write(replace(metrics, checkpoint=step))
+            emit(metrics)
+            emit(Note(f"checkpoint at step {step}: " + ", ".join(f"{k} {v:.4f}" for k, v in values.items())))
         if should_stop():
             return "KILLED"
         if not new:
@@ -69,36 +73,37 @@ def run_evaluator(
 
 
 class EvaluationRelay:
-    """The chief's reports, and among them what the evaluator has found.
+    """Adds the metrics of the evaluator to the events of the chief.
 
     Args:
-        folder: the checkpoints'.
-        emit: takes both.
-        is_resumed: whether what is found there already is of this run.
+        folder: holds the checkpoints.
+        emit: receives the events of both.
+        is_resumed: whether metrics that are already in the folder belong to this run.
     """
 
     def __init__(self, folder: Path, emit: Emit, is_resumed: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / END).unlink(missing_ok=True)  # of the run's life before
-        found = folder / EVALUATIONS
+        (folder / END).unlink(missing_ok=True)  # of an earlier attempt
+        file = folder / EVALUATIONS
         self._folder = folder
-        self._reader = EventReader(found, 0 if is_resumed or not found.exists() else found.stat().st_size)
+        self._reader = EventReader(file, 0 if is_resumed or not file.exists() else file.stat().st_size)
         self._emit = emit
         self._lock = threading.Lock()
         self._last = -1
 
-    def __call__(self, event: str, /, **fields: Any) -> None:
+    def __call__(self, event: Event) -> None:
         with self._lock:
             self._forward()
-            self._emit(event, **fields)
+            self._emit(event)
 
     def _forward(self) -> None:
-        for found in self._reader.read():
-            self._last = max(self._last, found["checkpoint"])
-            self._emit("metrics", step=found["step"], values=found["values"])
+        for event in self._reader.read():
+            if isinstance(event, MetricsLogged) and event.checkpoint is not None:
+                self._last = max(self._last, event.checkpoint)
+                self._emit(MetricsLogged(event.step, event.values))
 
     def wait_for(self, step: int, seconds: float) -> bool:
-        """Until the checkpoint at a step was evaluated, but not longer than that; gives whether it was."""
+        """Waits at most `seconds` until the checkpoint at `step` is evaluated; returns whether it is."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             with self._lock:
@@ -109,5 +114,5 @@ class EvaluationRelay:
         return False
 
     def end(self) -> None:
-        """Says that no more checkpoints will come."""
+        """Tells the evaluator that there will be no more checkpoints."""
         (self._folder / END).write_text("{}\n")

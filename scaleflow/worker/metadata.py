@@ -1,4 +1,4 @@
-"""What a run tells of its data and its model beside the numbers: before the first step, and behind the last."""
+"""Describes the data and the model of a run when it is ready, and its confusion matrix at the end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scaleflow.interfaces import Emit, Outputs, Plan
+from scaleflow.events import ArtifactWritten, ConfusionWritten, DatasetDescribed, Emit, MetricsLogged, Note
+from scaleflow.interfaces import Outputs, Plan
+from scaleflow.runs import RunFolder
 from scaleflow.secret_masking import mask_secrets
 
 if TYPE_CHECKING:
@@ -19,42 +21,40 @@ if TYPE_CHECKING:
     from scaleflow.dataset import Splits
     from scaleflow.training import Engine, Evaluation
 
-SUMMARY = "model_summary.txt"
-PLOTS = "plots"
 CONFUSION = "confusion_matrix.csv"
 
-#: A summary's lines are so wide.
+#: The width of the lines of a summary.
 SUMMARY_WIDTH = 120
 
 
 @dataclass(frozen=True)
 class RunMetadata:
-    """What is told once there is a run.
+    """The description of a run's data and model.
 
     Attributes:
         data: the event `data`.
-        summary: the model's layers, as text.
-        baseline: metrics of what knows the training targets alone.
-        notes: what the user should know of these.
+        summary: the layers of the model, as text.
+        baseline: the metrics of a predictor that knows only the training targets.
+        notes: notes for the user.
     """
 
-    data: Mapping[str, Any]
+    data: DatasetDescribed
     summary: str
     baseline: Mapping[str, float]
     notes: Sequence[str] = field(default_factory=list)
 
 
 def collect_metadata(plan: Plan, outputs: Outputs, splits: Splits, model: keras.Model) -> RunMetadata:
-    """Looks at a run's data and model, at a few examples or what is in memory."""
+    """Describes a run's data and model. It reads targets only if they are in memory or cheap to read."""
     from scaleflow import dataset, training
 
-    there = dict(splits.by_name())
+    examples_of = dict(splits.by_name())
     if splits.test is splits.validation:
-        there.pop("test", None)
-    targets = {name: dataset.read_cheap_targets(examples) for name, examples in there.items()}
+        examples_of.pop("test", None)
+    targets = {name: dataset.read_cheap_targets(examples) for name, examples in examples_of.items()}
     baseline: Mapping[str, float] = {}
     notes = []
-    if any(found is None for found in targets.values()):
+    if any(values is None for values in targets.values()):
         notes.append(
             "no baseline: the dataset's targets are known only once its examples are read; with dataset.cache=memory "
             "there is one"
@@ -64,38 +64,34 @@ def collect_metadata(plan: Plan, outputs: Outputs, splits: Splits, model: keras.
     return RunMetadata(describe_data(plan, outputs, splits), summarize_model(model), baseline, notes)
 
 
-def describe_data(plan: Plan, outputs: Outputs, splits: Splits) -> dict[str, Any]:
-    """Which dataset it is, where it comes from, and each split's size and digest."""
-    return {
-        "name": describe_name(plan),
-        "source": describe_source(plan),
-        "kind": outputs.kind,
-        "classes": list(outputs.names or ()),
-        "splits": {
-            split: {
-                "examples": look.examples,
-                "digest": look.digest,
-                "inputs": {"dtype": look.inputs[0], "shape": list(look.inputs[1])},
-                "targets": {"dtype": look.targets[0], "shape": list(look.targets[1])},
-            }
-            for split, look in splits.fingerprints.items()
-        },
+def describe_data(plan: Plan, outputs: Outputs, splits: Splits) -> DatasetDescribed:
+    """Describes the dataset: its name, its source, and the size and digest of each split."""
+    fingerprints = {
+        split: {
+            "examples": fingerprint.examples,
+            "digest": fingerprint.digest,
+            "inputs": {"dtype": fingerprint.inputs[0], "shape": list(fingerprint.inputs[1])},
+            "targets": {"dtype": fingerprint.targets[0], "shape": list(fingerprint.targets[1])},
+        }
+        for split, fingerprint in splits.fingerprints.items()
     }
+    names = list(outputs.names or ())
+    return DatasetDescribed(describe_name(plan), describe_source(plan), outputs.kind, names, fingerprints)
 
 
 def describe_name(plan: Plan) -> str:
-    """The chosen option's name, and what it was asked for by name."""
+    """Returns the name of the option and the argument `name`, if there is one, such as `tfds mnist`."""
     target = plan.dataset.target
     chosen = plan.choices.get("dataset") or target.path.rpartition(".")[2]
-    asked = target.arguments.get("name")
-    return f"{chosen} {asked}" if isinstance(asked, str) and asked != chosen else chosen
+    name = target.arguments.get("name")
+    return f"{chosen} {name}" if isinstance(name, str) and name != chosen else chosen
 
 
 def describe_source(plan: Plan) -> dict[str, Any]:
-    """A path where the dataset has one, and the class and arguments that read it, secrets masked."""
+    """Returns the dataset's path, if it has one, and the class and arguments that read it, with secrets masked."""
     target = plan.dataset.target
-    place = target.arguments.get("data_dir")
-    path = str(Path(place).expanduser().absolute()) if isinstance(place, str) else None
+    data_dir = target.arguments.get("data_dir")
+    path = str(Path(data_dir).expanduser().absolute()) if isinstance(data_dir, str) else None
     return {"path": path, "target": target.path, "arguments": mask_secrets(dict(target.arguments))}
 
 
@@ -105,45 +101,46 @@ def summarize_model(model: keras.Model) -> str:
     return "\n".join(lines)
 
 
-def report_metadata(metadata: RunMetadata, folder: Path, emit: Emit) -> None:
-    """Tells of it, behind `ready`; the summary is left in the run's folder."""
-    emit("data", **metadata.data)
-    (folder / SUMMARY).write_text(metadata.summary, encoding="utf-8")
-    emit("artifact", path=str(folder / SUMMARY))
+def report_metadata(metadata: RunMetadata, files: RunFolder, emit: Emit) -> None:
+    """Reports the data and the model after `ready`, and writes the model's summary to the run's folder."""
+    emit(metadata.data)
+    files.model_summary.write_text(metadata.summary, encoding="utf-8")
+    emit(ArtifactWritten(str(files.model_summary)))
     if metadata.baseline:
-        emit("metrics", step=0, values=metadata.baseline)
+        emit(MetricsLogged(0, metadata.baseline))
     for note in metadata.notes:
-        emit("note", text=note)
+        emit(Note(note))
 
 
 def report_confusion(
-    engine: Engine | Evaluation, splits: Mapping[str, Any], outputs: Outputs, folder: Path, emit: Emit
+    engine: Engine | Evaluation, splits: Mapping[str, Any], outputs: Outputs, files: RunFolder, emit: Emit
 ) -> None:
-    """Which classes were taken for which in the last evaluation of the test split, or else of the validation split.
+    """Writes the confusion matrix of the last evaluation of the test split, or else of the validation split.
 
     Args:
-        engine: has evaluated.
-        splits: the feeds that were evaluated, by the names of their splits.
-        outputs: what the dataset says of its classes.
-        folder: the run's.
-        emit: is told of the table.
+        engine: the engine that evaluated the split.
+        splits: the feeds, by the name of the split.
+        outputs: the outputs, with the names of the classes.
+        files: the run's folder.
+        emit: receives an event about the file.
     """
     split, feed = next(((name, splits[name]) for name in ("test", "validation") if splits.get(name)), (None, None))
     counts = None if feed is None else engine.read_confusion(feed)
     if counts is None:
         return
-    path = folder / PLOTS / CONFUSION
+    path = files.plots / CONFUSION
     path.parent.mkdir(exist_ok=True)
     write_table(path, counts, outputs.names)
-    emit("confusion", path=str(path), folder=PLOTS, split=split)
+    assert split is not None
+    emit(ConfusionWritten(str(path), files.plots.name, split))
     if importlib.util.find_spec("matplotlib") is None:
-        emit("note", text=f"no picture of {PLOTS}/{CONFUSION}: matplotlib is not installed; pip install matplotlib")
+        emit(Note(f"no picture of {files.plots.name}/{CONFUSION}: matplotlib is not installed; pip install matplotlib"))
 
 
 def write_table(path: Path, counts: np.ndarray[Any, Any], names: Sequence[str] | None) -> None:
-    """Counts as CSV: a row to each true class, a column to each that it was taken for."""
-    words = list(names) if names is not None and len(names) == len(counts) else [str(n) for n in range(len(counts))]
+    """Writes counts as CSV: a row for each true class, a column for each predicted class."""
+    labels = list(names) if names is not None and len(names) == len(counts) else [str(n) for n in range(len(counts))]
     with path.open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
-        rows.writerow(["true \\ predicted", *words])
-        rows.writerows([word, *row] for word, row in zip(words, counts.tolist(), strict=True))
+        rows.writerow(["true \\ predicted", *labels])
+        rows.writerows([label, *row] for label, row in zip(labels, counts.tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""What to say where a device's memory is not enough: the same global batch in smaller parts."""
+"""Explains that a device is out of memory, and suggests the same global batch in smaller parts."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ ALLOCATION = re.compile(r"allocating tensor with shape\[([\d,]*)\] and type (\w+
 
 
 def explain_out_of_memory(message: str, plan: Plan, resolved: Mapping[str, Any]) -> str:
-    """The error in a line, and what would work.
+    """Formats the error as one line, with advice.
 
     Args:
-        message: TensorFlow's.
-        plan: what was asked.
-        resolved: what it came to: `replicas` and `global_batch_size`.
+        message: TensorFlow's message.
+        plan: the plan of the run.
+        resolved: the resolved values, with `replicas` and `global_batch_size`.
     """
-    found = ALLOCATION.search(message)
-    device = found[3].rpartition("/")[2].removeprefix("device:") if found else "a device"
-    wanted = f", for a tensor of shape [{found[1]}] and type {found[2]}" if found else ""
-    replicas, whole, parts = int(resolved["replicas"]), int(resolved["global_batch_size"]), plan.training.accumulate
-    size = whole // replicas // parts
+    allocation = ALLOCATION.search(message)
+    device = allocation[3].rpartition("/")[2].removeprefix("device:") if allocation else "a device"
+    tensor = f", for a tensor of shape [{allocation[1]}] and type {allocation[2]}" if allocation else ""
+    replicas, total, parts = int(resolved["replicas"]), int(resolved["global_batch_size"]), plan.training.accumulate
+    size = total // replicas // parts
     batch = (
-        f"training.batch_size={size} x {replicas} replica(s) x training.accumulate={parts} is a global batch of {whole}"
+        f"training.batch_size={size} x {replicas} replica(s) x training.accumulate={parts} is a global batch of {total}"
     )
-    return f"out of memory on {device}{wanted}: {batch}; {suggest_batch_size(plan, size, parts)}"
+    return f"out of memory on {device}{tensor}: {batch}; {suggest_batch_size(plan, size, parts)}"
 
 
 def suggest_batch_size(plan: Plan, size: int, parts: int) -> str:
-    """The next smaller portions, where there are some."""
+    """Suggests a smaller micro-batch than `size` examples, and more than `parts` micro-batches per step."""
     if size == 1:
         return "a portion is one example already: use a smaller model, or a device with more memory"
     if plan.strategy.name == "pipeline" and size % (2 * plan.strategy.micro_batches) == 0:

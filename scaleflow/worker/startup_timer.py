@@ -1,4 +1,4 @@
-"""How long a run takes to its first step, and what of it is what."""
+"""Measures the time from the start of a command to the first training step, and its parts."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import time
 
 
 class StartupTimer:
-    """Divides the time since the command began into named parts; what is measured elsewhere is taken out of the first.
+    """Divides the time since the command began into named parts.
 
     Args:
         began: when the command began, in seconds since the epoch.
-        known: parts that are over already, in seconds.
+        known: parts that were measured elsewhere, in seconds. They do not count towards the part that ends first.
     """
 
     def __init__(self, began: float, **known: float) -> None:
@@ -19,13 +19,13 @@ class StartupTimer:
         self.seconds: dict[str, float] = dict(known)
 
     def end_part(self, part: str) -> None:
-        """A part is over; what the same name was measured for before is added to."""
+        """Ends a part, which began when the previous one ended. Several parts of one name are added up."""
         now = time.time()
         self.seconds[part] = self.seconds.get(part, 0.0) + max(0.0, now - self._last)
         self._last = now
 
     def values(self) -> dict[str, float]:
-        """Metrics: the whole, and the parts, which sum to it."""
+        """Returns the metrics: the whole time and its parts, in seconds."""
         parts = {f"{TOTAL}_{part}": seconds for part, seconds in self.seconds.items()}
         return {TOTAL: sum(self.seconds.values())} | parts
 

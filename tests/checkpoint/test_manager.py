@@ -20,7 +20,7 @@ def kept(folder: str, options: Checkpoint, saves: list[tuple[int, bool]]) -> tup
     from scaleflow.checkpoint import CheckpointManager, CheckpointStore
 
     told: list[int] = []
-    keeper = CheckpointManager(options, folder, lambda event, **fields: told.append(fields["step"]))
+    keeper = CheckpointManager(options, folder, lambda event: told.append(event.step))
     known = None
     for step, is_best in saves:
         known = step if is_best else known
@@ -157,7 +157,7 @@ def write_for_ever(place: str) -> list[Any]:
 
     manager_module.SECONDS_TO_NOTE = 0.0
     told: list[str] = []
-    kept = CheckpointManager(Checkpoint(write_seconds=0.3), place, lambda event, **fields: told.append(fields["text"]))
+    kept = CheckpointManager(Checkpoint(write_seconds=0.3), place, lambda event: told.append(event.text))
     begun, never = threading.Event(), threading.Event()
 
     def write(snapshot: Snapshot) -> str:

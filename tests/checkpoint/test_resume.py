@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from scaleflow.errors import ConfigError
+from scaleflow.events import Event, MetricsLogged, Note
 from scaleflow.interfaces import Plan
 from tests.conftest import Command
-from tests.training.fake_engine import ignore
+from tests.training.fake_engine import ignore, make_session
 
 #: 80 examples make 5 steps an epoch; calls of two steps end at 1, 3, 5 | 7, 9, 10 | 12, 14, 15.
 BASE = (
@@ -46,30 +47,28 @@ def course(
     With `damage` the best checkpoint, the first of two, is cut off before it is read.
     """
     from scaleflow import checkpoint, training
-    from scaleflow.worker.main import build_training
+    from scaleflow.worker.build import build_training
 
     points: list[tuple[int, dict[str, float]]] = []
     notes: list[str] = []
     calls = [0]
 
-    def emit(event: str, /, **fields: Any) -> None:
-        values = {k: v for k, v in fields.get("values", {}).items() if not k.startswith("perf/")}
-        if event == "metrics" and values:
-            points.append((fields["step"], values))
-        elif event == "note":
-            notes.append(fields["text"])
+    def emit(event: Event) -> None:
+        if isinstance(event, MetricsLogged):
+            if values := {k: v for k, v in event.values.items() if not k.startswith("perf/")}:
+                points.append((event.step, values))
+        elif isinstance(event, Note):
+            notes.append(event.text)
 
-    def agree(seconds: float) -> tuple[float, bool]:
+    def should_stop() -> bool:
         calls[0] += 1
-        return seconds, calls[0] == stop_after
+        return calls[0] == stop_after
 
     built = build_training(plan, ignore)
     options = plan.checkpoint
     keeper = checkpoint.CheckpointManager(options, folder, emit)
-    session = training.Session(
-        built.engine, plan.training, built.train, built.validation, built.test, emit=emit, started=0.0, agree=agree,
-        checkpoints=keeper, best=options.sought, ends_as_best=options.export == "best",
-    )  # fmt: skip
+    checkpointing = training.Checkpointing(keeper, options.sought, options.export == "best")
+    session = make_session(plan, built, emit, should_stop, checkpointing=checkpointing)
     if goes_on:
         session.restore(keeper.load_newest())
     if damage:
@@ -229,16 +228,12 @@ def test_a_damaged_best_checkpoint_leaves_the_model_of_the_last_step(
 def confusions(plan: Plan, folder: str) -> list[Any]:
     """Of a run without a test split: what it counted, and what its model gives when it is evaluated again."""
     from scaleflow import checkpoint, training
-    from scaleflow.worker.main import build_training
+    from scaleflow.worker.build import build_training
 
-    built = build_training(plan, ignore)
-    session = training.Session(
-        built.engine, plan.training, built.train, built.validation, None, emit=ignore, started=0.0,
-        agree=lambda seconds: (seconds, False),
-        checkpoints=checkpoint.CheckpointManager(plan.checkpoint, folder, ignore),
-        best=plan.checkpoint.sought, ends_as_best=True,
-    )  # fmt: skip
-    session.run()
+    built = replace(build_training(plan, ignore), test=None)
+    manager = checkpoint.CheckpointManager(plan.checkpoint, folder, ignore)
+    checkpointing = training.Checkpointing(manager, plan.checkpoint.sought, ends_as_best=True)
+    make_session(plan, built, ignore, checkpointing=checkpointing).run()
     counted = built.engine.read_confusion(built.validation)
     built.engine.evaluate(built.validation)
     return [counted, built.engine.read_confusion(built.validation)]

@@ -114,9 +114,7 @@ def newest_of_damaged(folder: str, damages: list[Callable[[Path], None]]) -> lis
         shelf.write(snapshot(1))
         damage(Path(shelf.write(snapshot(2))))
         notes: list[str] = []
-        keeper = CheckpointManager(
-            Checkpoint(), shelf.folder, lambda event, notes=notes, **fields: notes.append(fields["text"])
-        )
+        keeper = CheckpointManager(Checkpoint(), shelf.folder, lambda event, notes=notes: notes.append(event.text))
         newest = keeper.load_newest()
         found.append((newest and newest.step, len(notes), "step 2 is damaged" in notes[0], shelf.steps()))
     return found

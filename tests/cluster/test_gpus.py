@@ -13,9 +13,9 @@ from scaleflow.cluster import assigned_hardware, gpu_environments
 from scaleflow.cluster.gpus import GPUS, GROWTH
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Hardware, Plan
-from scaleflow.launcher.supervisor import make_worker_specs
+from scaleflow.launcher.local_host import make_worker_specs
 from scaleflow.launcher.worker_process import SERVER
-from scaleflow.worker.main import RunSpec
+from scaleflow.runs import RunSpec
 
 STEPPING = {"worker": 2}
 SERVED = {"chief": 1, "worker": 2, "ps": 1}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ import pytest
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
 from scaleflow.launcher.worker_process import SERVER
-from scaleflow.worker.main import RunSpec
+from scaleflow.runs import RunSpec
 from tests.cluster.machines import Machines, machines
 from tests.conftest import Command
 from tests.launcher.test_supervisor import LongRun, only_run
@@ -129,32 +130,6 @@ def test_a_cluster_of_this_machine_alone_ends_with_the_run(command: Command) -> 
 
 
 @pytest.mark.slow
-def test_where_no_path_is_shared_what_the_run_has_written_comes_here(cluster: Machines, command: Command) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("a folder of its own is given to a node by root")
-    away = cluster.join(cores=2, host="127.0.0.4", before=f"mount -t tmpfs none {command.folder}", **{SERVER: ""})
-    try:
-        one = (*SMALL, address(cluster), "strategy=one_device", "cluster.cpus=2", "training.epochs=2")
-        refused = command(*one, **cluster.token)
-        assert refused.returncode == 2
-        assert re.search(r"checkpoint=default: .*is not on a path that .* shares", refused.stderr), refused.stderr
-        ended = command(
-            *one, "checkpoint=none", "profiler=trace", "profiler.start_step=20", "profiler.steps=5", **cluster.token
-        )
-        assert ended.returncode == 0, ended.stderr
-    finally:
-        cluster.lose(away)
-        away.wait(30)
-    folder = command.run_folder()
-    found = only_run(command.folder)
-    assert found.info.status == "FINISHED"
-    assert found.data.metrics["train/loss"] > 0
-    assert all(path.stat().st_size for path in (folder / "model").rglob("saved_model.pb"))
-    assert list(folder.glob("profile/**/*.xplane.pb"))
-    assert [event["event"] for event in command.events()].count("end") == 1
-
-
-@pytest.mark.slow
 def test_a_sweep_has_its_jobs_placed_over_the_cluster(cluster: Machines, command: Command) -> None:
     ended = command(
         *("-m", *SMALL[:-1], "hydra/launcher=ray", "+cluster.address=" + cluster.address, "training.epochs=1"),
@@ -204,6 +179,28 @@ def test_more_than_the_cluster_has_is_refused(cluster: Machines, command: Comman
     assert "3 process(es) with 1 CPU each do not fit: there are 2 CPU on 2 machine(s)" in ended.stderr
 
 
+@pytest.mark.slow
+def test_a_machine_that_does_not_see_the_folders_is_refused(
+    cluster: Machines, command: Command, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("a folder of its own is given to a node by root")
+    away = cluster.join(cores=2, host="127.0.0.4", before=f"mount -t tmpfs none {command.folder}", **{SERVER: ""})
+    shared = tmp_path_factory.mktemp("shared") / "run"
+    words = (*SMALL, address(cluster), "strategy=one_device", "cluster.cpus=2")
+    try:
+        run = command(*words, "hydra.run.dir=run", **cluster.token)
+        saved = command(*words, f"hydra.run.dir={shared}", f"checkpoint.folder={command.folder}/saved", **cluster.token)
+    finally:
+        cluster.lose(away)
+        away.wait(30)
+    host = re.escape(socket.gethostname())
+    assert (run.returncode, saved.returncode) == (2, 2)
+    assert re.search(rf"{host} does not see the run's folder, \S+/run; use hydra.run.dir=PATH", run.stderr), run.stderr
+    assert re.search(rf"checkpoint=default: \S+/saved is not on a path that {host} shares", saved.stderr), saved.stderr
+    assert not (command.folder / "run").exists()
+
+
 def test_ray_that_is_not_installed_is_named_with_its_extra(command: Command) -> None:
     (command.folder / "sitecustomize.py").write_text(
         "import importlib.util as u\nfind = u.find_spec\n"
@@ -218,9 +215,9 @@ def test_ray_that_is_not_installed_is_named_with_its_extra(command: Command) -> 
 # ---------------------------------------------------------------------------------------------
 
 
-def begun(workers: int, replicas: int, size: int) -> dict[str, Any]:
+def begun(workers: int, replicas: int, size: int) -> dict[str, str]:
     resolved = {"workers": workers, "replicas": replicas, "global_batch_size": size, "cache": "memory"}
-    return {"event": "ready", "params": {f"resolved.{key}": str(value) for key, value in resolved.items()}}
+    return {f"resolved.{key}": str(value) for key, value in resolved.items()}
 
 
 class Actor:
@@ -266,31 +263,31 @@ def error_of_call() -> Exception:
 def test_what_an_actor_raises_is_told(
     error: Callable[[], Exception], failing: Callable[[Exception], Actor], plan: Any, tmp_path: Path
 ) -> None:
-    from scaleflow.launcher.ray_supervisor import ActorUnanswered, RayProcess, call_actors
+    from scaleflow.launcher.ray_host import ActorUnanswered, RayProcess, call_actors
 
     actor = failing(error())
     with pytest.raises(ConfigError, match="a machine can't take its part: OSError: no space left") as refused:
-        call_actors([actor], "spot", None)
+        call_actors([actor], "locate", None)
     assert not isinstance(refused.value, ActorUnanswered)  # no other try
     spec = RunSpec(plan("tracking=none"), tmp_path, 0.0)
-    process = RayProcess(spec, actor, {}, True, "node-1")
+    process = RayProcess(spec, actor, {}, "node-1")
     assert process.describe_exit() == "was lost with its place on node-1: OSError: no space left"
 
 
 def test_a_machine_that_is_gone_has_no_words_of_its_own(failing: Callable[[Exception], Actor]) -> None:
     from ray.exceptions import ActorDiedError
 
-    from scaleflow.launcher.ray_supervisor import ActorUnanswered, call_actors
+    from scaleflow.launcher.ray_host import ActorUnanswered, call_actors
 
     with pytest.raises(ActorUnanswered, match="do not answer"):
-        call_actors([failing(ActorDiedError())], "spot", None)
+        call_actors([failing(ActorDiedError())], "locate", None)
 
 
 @pytest.mark.parametrize(("there", "least", "goes_on"), [(3, 1, 2), (3, 3, 0), (2, 2, 2), (1, 1, 1)])
 def test_the_workers_that_are_left_divide_the_same_global_batch(
     plan: Any, there: int, least: int, goes_on: int
 ) -> None:
-    from scaleflow.launcher.ray_supervisor import resize_plan
+    from scaleflow.launcher.ray_host import resize_plan
 
     four: Plan = plan("strategy=multi_worker", "cluster=ray", "cluster.workers=4", "hardware=cpu")
     ready = begun(4, 4, 64)

@@ -171,5 +171,5 @@ def test_a_job_that_is_stopped_has_a_checkpoint_and_goes_on_when_it_is_queued_ag
         subprocess.run(["scancel", job], env={**command.environment, **slurm}, timeout=20, check=False)
     ended = only_run(command.folder)
     assert ended.info.status == "FINISHED", log()
-    lives = [event for event in map(json.loads, reported.read_text().splitlines()) if event["event"] == "ready"]
-    assert [life.get("resumed", 0) > 0 for life in lives] == [False, True]
+    ready = [event for event in map(json.loads, reported.read_text().splitlines()) if event["event"] == "ready"]
+    assert [event.get("resumed", 0) > 0 for event in ready] == [False, True]

@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from scaleflow.config.parse import parse_section
-from scaleflow.config.plan import make_plan
 from scaleflow.interfaces import (
     Checkpoint,
     Cluster,
@@ -27,6 +26,7 @@ from scaleflow.interfaces import (
     Tracking,
     Training,
 )
+from scaleflow.launcher.prepare import make_plan
 
 ROOT = Path(__file__).parent.parent.parent
 CONF = ROOT / "conf"
@@ -184,7 +184,8 @@ def test_a_command_without_a_word_is_as_promised(compose: Compose) -> None:
 
 
 def test_every_section_is_in_the_plan_and_the_other_way_round(compose: Compose) -> None:
-    in_plan = {field.name for field in dataclasses.fields(Plan)} - {"choices", "config", "search", "evaluator", "chief"}
+    from_elsewhere = {"choices", "config", "search", "evaluator", "chief", "task", "tf_config"}
+    in_plan = {field.name for field in dataclasses.fields(Plan)} - from_elsewhere
     own = {"seed", "resume", "sweep", "trusted_modules"}
     assert set(compose()) == in_plan == {*WITHOUT_TARGET, *WITH_TARGET, *own}
 

@@ -14,7 +14,7 @@ from tests.conf.test_conf import EXPERIMENTS
 from tests.conftest import Command
 from tests.dataset import test_tfds
 from tests.processes import call
-from tests.training.fake_engine import ignore
+from tests.training.fake_engine import ignore, make_session
 
 SHORT = ("training.max_steps=2", "training.epochs=1", "dataset.limit=40", "tracking=none")
 
@@ -70,15 +70,13 @@ def prepare(folder: str) -> None:
 
 
 def few_steps(plan: Any) -> tuple[int, list[str]]:
-    from scaleflow import training
-    from scaleflow.worker.main import build_training
+    from scaleflow.worker.build import build_training
 
     seen: set[str] = set()
     built = build_training(plan, ignore)
-    session = training.Session(
-        built.engine, plan.training, built.train, built.validation, built.test, started=0.0, agree=lambda s: (s, False),
-        emit=lambda event, **fields: seen.update(fields.get("values", ())), callbacks=built.callbacks,
-    )  # fmt: skip
+    session = make_session(
+        plan, built, lambda event: seen.update(getattr(event, "values", ())), callbacks=built.callbacks
+    )
     return session.run().steps, sorted(name for name in seen if name.endswith("loss"))
 
 

@@ -9,9 +9,10 @@ import pytest
 
 from scaleflow.cluster.local import free_ports
 from scaleflow.config.parse import unknown_option_error
-from scaleflow.config.plan import make_batching, make_plan
+from scaleflow.config.plan import make_batching
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EarlyStopping, Plan, Target, Training
+from scaleflow.launcher.prepare import make_plan
 
 Make = Callable[..., Plan]
 Compose = Callable[..., dict[str, Any]]

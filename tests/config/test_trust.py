@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 import yaml
 
-from scaleflow.config.compose import ComposedConfig, compose_config, to_plain
+from scaleflow.config.compose import ComposedConfig, compose_config, resolve_config
 from scaleflow.config.from_mlflow import RerunCommand, reuse_config
-from scaleflow.config.plan import make_plan
 from scaleflow.config.trust import check_origins, check_targets
 from scaleflow.errors import ConfigError
+from scaleflow.launcher.prepare import make_plan
 
 RUN = "0123456789abcdef0123456789abcdef"
 
 
 @functools.cache
 def default_config() -> str:
-    return yaml.safe_dump(to_plain(compose_config(["tracking=none"]).config))
+    return yaml.safe_dump(resolve_config(compose_config(["tracking=none"]).config))
 
 
 def tracked_config(**changes: Any) -> str:
@@ -71,8 +71,8 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["optimizer._target_=keras.optimizers.Adam.__init__"],
     ),
     "scaleflow's own, which is no factory": (
-        {"model": {"_target_": "scaleflow.launcher.supervisor.discard_folder"}},
-        ["model._target_=scaleflow.launcher.supervisor.discard_folder"],
+        {"model": {"_target_": "scaleflow.launcher.launch.discard_folder"}},
+        ["model._target_=scaleflow.launcher.launch.discard_folder"],
     ),
     "what a module of scaleflow's has imported": (
         {"dataset": {"_target_": "scaleflow.dataset.tfds.os.system"}},
@@ -158,7 +158,7 @@ def test_what_is_not_followed_is_refused_by_its_name(
 )
 def test_a_config_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
-        make_plan(to_plain(made_again(text, "tracking=none").config) | {"x": 1}, {}, look_outside=False)
+        make_plan(resolve_config(made_again(text, "tracking=none").config) | {"x": 1}, {}, look_outside=False)
 
 
 def test_a_tracked_run_does_not_say_what_is_trusted(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_what_is_typed_counts_and_what_was_typed_elsewhere_leaves_nothing(
     )
     typed = ("dataset.data_dir=${oc.env:MY_DATA}", "model.api_key=hunter2", "training.epochs=3", "hydra.run.dir=here")
     made = made_again(text, *typed, "+model.units=[8]", "~dataset.threads")
-    config = to_plain(made.config)
+    config = resolve_config(made.config)
     assert made.folder == Path("here")
     assert (config["checkpoint"]["folder"], config["tracking"]["uri"], config["seed"]) == (None, None, 7)
     assert (config["dataset"]["data_dir"], config["model"]["api_key"]) == ("/data", "hunter2")
@@ -220,7 +220,7 @@ def test_what_is_typed_counts_and_what_was_typed_elsewhere_leaves_nothing(
 def test_a_typed_option_replaces_what_was_tracked(tmp_path: Path) -> None:
     text = tracked_config(model={"_target_": "os.system", "command": "x"}, training__epochs=7)
     made = made_again(text, "model=cnn", "model.dropout=0.5")
-    config = to_plain(made.config)
+    config = resolve_config(made.config)
     assert config["model"]["_target_"] == "scaleflow.model.cnn.build"
     assert "command" not in config["model"]
     assert (config["model"]["dropout"], config["training"]["epochs"]) == (0.5, 7)
@@ -237,8 +237,8 @@ def test_masked_secrets_come_from_this_machines_options(tmp_path: Path, monkeypa
     text = tracked_config(model={"_target_": "my_models.build", "_partial_": True, "api_key": "****", "units": 5})
     words = RerunCommand(RUN, (), [str(tmp_path)], ["my_models"])
     made = reuse_config(text, {**PARAMS, "model": "mine"}, words)
-    assert to_plain(made.config)["model"]["api_key"] == "hunter2"
-    assert to_plain(made.config)["model"]["units"] == 5
+    assert resolve_config(made.config)["model"]["api_key"] == "hunter2"
+    assert resolve_config(made.config)["model"]["units"] == 5
     assert made.choices["model"] == "mine"
     assert str(tmp_path) in made.search
 
@@ -251,7 +251,7 @@ def test_what_our_own_options_interpolate_follows_what_is_typed() -> None:
         }
     )
     made = reuse_config(text, {**PARAMS, "dataset": "synthetic"}, RerunCommand(RUN, ("seed=9",)))
-    assert to_plain(made.config)["dataset"]["seed"] == 9
+    assert resolve_config(made.config)["dataset"]["seed"] == 9
 
 
 @pytest.mark.parametrize(
@@ -265,6 +265,7 @@ def test_what_our_own_options_interpolate_follows_what_is_typed() -> None:
         ("resume=x", "python -m scaleflow resume=... does that"),
         ("hydra.job.chdir=true", "hydra.job.chdir: of Hydra's own keys only hydra.run.dir counts here"),
         ("~model.widht", "model.widht: there is no such key"),
+        ("~profiler", "~profiler: a group cannot be left out; write profiler=OPTION (none"),
         ("a b", "a b: cannot be read as KEY=VALUE"),
     ],
 )

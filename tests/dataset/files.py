@@ -40,9 +40,7 @@ def prepared(make: Callable[[], Any], **changes: Any) -> tuple[dict[str, int], l
 
     notes: list[str] = []
     try:
-        splits = dataset.prepare_splits(
-            make(), options(**changes), 0, emit=lambda event, **fields: notes.append(fields["text"])
-        )
+        splits = dataset.prepare_splits(make(), options(**changes), 0, emit=lambda event: notes.append(event.text))
     except ConfigError as refusal:
         return str(refusal)
     return dict(splits.counts()), notes

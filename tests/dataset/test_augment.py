@@ -115,6 +115,7 @@ def real(batches: Any) -> tuple[Any, Any]:
     return tuple(np.concatenate([batch[part][batch[2] == 1] for batch in batches]) for part in (0, 1))  # type: ignore
 
 
+@pytest.mark.slow
 def test_what_is_drawn_is_the_same_on_any_division_and_after_any_start(isolated: Callable[..., Any]) -> None:
     one = isolated(course)
     for (form, options), (first, second, rest, fitted, _) in one.items():

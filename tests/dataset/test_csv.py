@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.dataset.files import examples, holds, names, options, prepared, refused, write
 
 HOUSES = '''area,rooms,town,price
@@ -79,6 +81,7 @@ def kinds(base: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_the_kind_follows_from_the_target(isolated: Callable[..., Any], tmp_path: Path) -> None:
     for name, (outputs, targets) in isolated(kinds, tmp_path).items():
         values, kind, classes, _ = KINDS[name]
@@ -107,6 +110,7 @@ def several(base: Path) -> Any:
     return parts, again, splits, read(chosen)["test"][0][0], list(learned["mean"]), len(learned["words"]), called
 
 
+@pytest.mark.slow
 def test_several_files_have_one_header_and_each_row_comes_once(isolated: Callable[..., Any], tmp_path: Path) -> None:
     parts, again, splits, row, numeric, categorical, called = isolated(several, tmp_path)
     assert sorted(parts["train"] + parts["test"]) == list(range(40))
@@ -155,6 +159,7 @@ def faulty(base: Path) -> tuple[list[Any], Any, Any]:
     return found, skipped, (prepared(classes), prepared(classes, on_bad_example="skip"))
 
 
+@pytest.mark.slow
 def test_rows_that_cannot_be_read_are_named_or_left_out(isolated: Callable[..., Any], tmp_path: Path) -> None:
     found, (counts, (note,)), (unknown, (left, (about_unknown,))) = isolated(faulty, tmp_path)
     for refusal, (name, (_, said)) in zip(found, WRONG.items(), strict=True):

@@ -47,7 +47,7 @@ def trained(base: Path, plans: dict[str, Plan]) -> dict[str, Any]:
     """By dataset: (the losses of 12 updates, what the saved model gives for raw inputs, and those)."""
     import tensorflow as tf
 
-    from scaleflow.worker.main import build_training
+    from scaleflow.worker.build import build_training
     from tests.training.fake_engine import ignore, take
 
     for n in range(2):
@@ -63,6 +63,7 @@ def trained(base: Path, plans: dict[str, Plan]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_files_of_every_kind_train_and_are_served_raw(
     isolated: Callable[..., Any], plan: Callable[..., Plan], tmp_path: Path
 ) -> None:

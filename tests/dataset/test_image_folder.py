@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.dataset.files import examples, holds, names, picture, plain, prepared, refused, write
 
@@ -131,6 +132,7 @@ def bad_pictures(base: Path) -> list[Any]:
     return [prepared(make, cache="memory"), prepared(make, on_bad_example="skip", cache="memory")]
 
 
+@pytest.mark.slow
 def test_a_corrupt_picture_is_named_or_left_out(isolated: Callable[..., Any], tmp_path: Path) -> None:
     good = [picture(tmp_path / name / f"{n}.png", plain(RED)) for name in "ab" for n in range(4)]
     cut, text = write(tmp_path / "a/cut.png", good[0].read_bytes()[:40]), write(tmp_path / "b/text.jpg", "hello")

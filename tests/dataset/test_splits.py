@@ -95,7 +95,7 @@ def of_stream(width: int) -> list[Any]:
     for seed in (0, 0, 1):
         notes: list[str] = []
         wanted = options(validation=0.3, limit=40, cache="none")
-        splits = prepare_splits(source, wanted, seed, emit=lambda event, text, notes=notes: notes.append(text))
+        splits = prepare_splits(source, wanted, seed, emit=lambda event, notes=notes: notes.append(event.text))
         found.append((numbers(splits.train), numbers(splits.validation), splits.is_drawn_as_read, notes))
     return found
 

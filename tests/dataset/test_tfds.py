@@ -96,6 +96,7 @@ def read_one(case: dict[str, Any]) -> Any:
     return source.inputs, source.outputs, source.splits, splits.inputs, arrays
 
 
+@pytest.mark.slow
 def test_a_prepared_dataset_is_read_as_its_features_say(prepared: Path, isolated: Callable[..., Any]) -> None:
     kinds = {"name": "kinds", "data_dir": str(prepared)}
     parts = {"train": "train[:75%]", "held": "train[75%:]"}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.dataset.files import examples, holds, names, prepared, refused
 
@@ -146,6 +147,7 @@ def several(base: Path) -> Any:
     )
 
 
+@pytest.mark.slow
 def test_several_files_are_read_at_once_in_one_order_each_record_once(
     isolated: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -190,6 +192,7 @@ def faulty(base: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_records_that_cannot_be_read_are_named_or_left_out(isolated: Callable[..., Any], tmp_path: Path) -> None:
     found = isolated(faulty, tmp_path)
     lost = "the file is cut off or damaged from here on"

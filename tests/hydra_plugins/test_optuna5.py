@@ -132,8 +132,8 @@ def test_our_own_jobs_are_stopped_where_they_do_worse(
     words += ["seed=int(interval(0,1000000))", *(f"hydra.sweeper.{word}" for word in looked)]
     assert ours(fake, *words) == 0
     assert {plan.cluster.name for plan in fake.plans} == {"ray" if launcher == "ray" else "local"}
-    assert "7 of 8 FINISHED" in (said := capsys.readouterr().out)
-    assert "go on" not in said  # a job that was pruned is through
+    assert "7 of 8 FINISHED" in (output := capsys.readouterr().out)
+    assert "go on" not in output  # a job that was pruned is through
     states = [trial.state.name for trial in study(tmp_path / "s").trials]
     assert states == ["COMPLETE"] * 6 + ["PRUNED", "COMPLETE"]
     assert (tmp_path / "s" / "optimization_results.yaml").is_file()

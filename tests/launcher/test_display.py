@@ -6,27 +6,34 @@ import pty
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from scaleflow.events import (
+    ArtifactWritten,
+    EpochEnded,
+    Event,
+    MetricsLogged,
+    ModelExported,
+    Note,
+    RunEnded,
+    RunReady,
+)
 from scaleflow.launcher import display as display_module
 from scaleflow.launcher.display import BarDisplay, Display, display_for, format_duration, format_metrics
 
-READY = {
-    "event": "ready",
-    "name": "digits-mlp",
-    "steps": 100,
-    "epochs": 10,
-    "tags": {},
-    "params": {
+READY = RunReady(
+    "digits-mlp",
+    params={
         "model": "mlp",
         "resolved.parameters": "9610",
         "resolved.replicas": "2",
         "resolved.hardware": "cpu",
         "resolved.global_batch_size": "64",
     },
-}
+    steps=100,
+    epochs=10,
+)
 ESCAPE = "\x1b"
 
 
@@ -56,23 +63,23 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def epoch(number: int, step: int, **values: float) -> dict[str, Any]:
-    return {"event": "epoch", "epoch": number, "epochs": 10, "step": step, "values": values}
+def epoch(number: int, step: int, **values: float) -> EpochEnded:
+    return EpochEnded(number, 10, step, values)
 
 
-def metrics(step: int, values: Mapping[str, float], **more: float) -> dict[str, Any]:
-    return {"event": "metrics", "step": step, "values": values, **more}
+def metrics(step: int, values: Mapping[str, float], rate: float | None = None) -> MetricsLogged:
+    return MetricsLogged(step, values, rate)
 
 
-def shown_by(display: Display, *events: Mapping[str, Any]) -> None:
+def show(display: Display, *events: Event) -> None:
     for event in events:
-        display.show_event(dict(event))
+        display.show_event(event)
     display.close()
 
 
-def plain(*events: Mapping[str, Any]) -> list[str]:
+def plain(*events: Event) -> list[str]:
     stream = io.StringIO()
-    shown_by(Display(stream), *events)
+    show(Display(stream), *events)
     return stream.getvalue().splitlines()
 
 
@@ -83,7 +90,7 @@ def test_lines_where_nobody_looks_and_a_bar_where_someone_does() -> None:
 
 def test_plain_lines_have_no_escape_codes() -> None:
     values = {"train/loss": 0.5, "train/accuracy": 0.9}
-    lines = plain(READY, metrics(10, values, rate=5.0), epoch(1, 10, **values), {"event": "note", "text": "[bold]x"})
+    lines = plain(READY, metrics(10, values, rate=5.0), epoch(1, 10, **values), Note("[bold]x"))
     assert not any(ESCAPE in line or "\r" in line for line in lines)
 
 
@@ -118,11 +125,11 @@ def test_no_time_is_left_after_the_last_step(clock: Clock) -> None:
 
 
 def test_a_note_is_a_line_as_it_is() -> None:
-    assert plain({"event": "note", "text": "took [2] of 3"}) == ["note: took [2] of 3"]
+    assert plain(Note("took [2] of 3")) == ["note: took [2] of 3"]
 
 
 def test_an_event_that_is_not_for_the_terminal_shows_nothing() -> None:
-    assert plain({"event": "model", "path": "/x", "step": 1}, {"event": "artifact", "path": "/x"}) == []
+    assert plain(ModelExported("/x", 1), ArtifactWritten("/x")) == []
 
 
 def test_the_summary_is_aligned() -> None:
@@ -134,7 +141,7 @@ def test_the_summary_is_aligned() -> None:
 def test_each_line_is_flushed_at_once() -> None:
     reader, writer = os.pipe()
     with os.fdopen(writer, "w") as stream:
-        Display(stream).show_event({"event": "note", "text": "now"})
+        Display(stream).show_event(Note("now"))
         assert os.read(reader, 100) == b"note: now\n"
     os.close(reader)
 
@@ -143,12 +150,12 @@ def test_a_run_goes_on_unseen_when_its_reader_has_gone() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as stream:
-        shown_by(Display(stream), READY, {"event": "note", "text": "x" * 100_000}, epoch(1, 10, **{"train/loss": 0.5}))
+        show(Display(stream), READY, Note("x" * 100_000), epoch(1, 10, **{"train/loss": 0.5}))
 
 
-def bar(*events: Mapping[str, Any]) -> str:
+def bar(*events: Event) -> str:
     stream = Terminal()
-    shown_by(BarDisplay(stream), *events)
+    show(BarDisplay(stream), *events)
     return stream.getvalue()
 
 
@@ -174,8 +181,8 @@ def test_the_bar_counts_steps_beside_the_latest_figures() -> None:
 @pytest.mark.usefixtures("colours")
 def test_the_same_lines_stand_above_the_bar_but_the_time_left() -> None:
     values = {"train/loss": 0.5}
-    text = without_codes(bar(READY, metrics(10, values), epoch(1, 10, **values), {"event": "note", "text": "a [b] c"}))
-    for line in plain(READY, {"event": "note", "text": "a [b] c"}):
+    text = without_codes(bar(READY, metrics(10, values), epoch(1, 10, **values), Note("a [b] c")))
+    for line in plain(READY, Note("a [b] c")):
         assert line in text
     assert "epoch  1/10  loss 0.5000" in text
     assert "left" not in text
@@ -183,7 +190,7 @@ def test_the_same_lines_stand_above_the_bar_but_the_time_left() -> None:
 
 @pytest.mark.usefixtures("colours")
 def test_the_bar_is_gone_and_the_cursor_back_at_the_end() -> None:
-    text = bar(READY, metrics(10, {"train/loss": 0.5}), {"event": "end", "status": "FINISHED"})
+    text = bar(READY, metrics(10, {"train/loss": 0.5}), RunEnded("FINISHED"))
     assert text.count(f"{ESCAPE}[?25l") == text.count(f"{ESCAPE}[?25h") == 2  # while it starts, and while it runs
 
 
@@ -210,7 +217,7 @@ def test_a_bar_on_a_real_terminal() -> None:
     with os.fdopen(end, "w") as stream:
         display = display_for(stream)
         assert type(display) is BarDisplay
-        shown_by(display, READY, metrics(100, {"train/loss": 0.5}), {"event": "end", "status": "FINISHED"})
+        show(display, READY, metrics(100, {"train/loss": 0.5}), RunEnded("FINISHED"))
     text = read_all(controller)
     assert ESCAPE in text
     assert "9610 parameters" in text

@@ -8,11 +8,15 @@ from typing import Any
 import pytest
 
 from scaleflow.errors import ConfigError
-from scaleflow.events import EventWriter
+from scaleflow.events import DatasetDescribed, StepsProfiled
 from scaleflow.interfaces import IDENTITY, Point, Status, Tracker
 from scaleflow.launcher import recorder as recorder_module
-from scaleflow.launcher.recorder import EventTransfer, Recorder
+from scaleflow.launcher import transfer as transfer_module
+from scaleflow.launcher.recorder import Recorder
+from scaleflow.launcher.transfer import EventTransfer
 from scaleflow.profiler.analysis_process import Profile
+from scaleflow.runs import RunFolder
+from tests.event_files import EventWriter
 
 Call = tuple[Any, ...]
 BEGAN = 1_700_000_000_000
@@ -64,8 +68,8 @@ class FakeTracker:
     def log_artifact(self, path: Path, folder: str | None) -> None:
         self.take("artifact", path, folder)
 
-    def log_dataset(self, told: Mapping[str, Any]) -> None:
-        self.take("data", told["name"])
+    def log_dataset(self, dataset: DatasetDescribed) -> None:
+        self.take("data", dataset.name)
 
     def log_model(self, path: Path, step: int) -> None:
         self.take("model", path, step)
@@ -88,7 +92,7 @@ class Setting:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "events.jsonl"
-        self.state = folder / recorder_module.STATE
+        self.state = RunFolder(folder).record
         self.tracker = FakeTracker()
         self.write = EventWriter(self.path)
 
@@ -260,6 +264,19 @@ def test_no_run_is_made_for_what_was_refused(setting: Setting) -> None:
     assert setting.tracker.words() == ["connect"]
 
 
+def test_an_event_that_this_version_does_not_know_counts_as_sent(setting: Setting) -> None:
+    unknown = b'{"event": "of-a-later-version", "time": 1}\n'
+    setting.ready()
+    for write in (lambda: setting.metrics(1), lambda: setting.write("artifact", path="/x/plot.png"), setting.end):
+        setting.path.write_bytes(setting.path.read_bytes() + unknown)
+        write()
+    setting.path.write_bytes(setting.path.read_bytes() + unknown)
+    assert setting.begin().finish(2)
+    assert setting.tracker.words() == ["connect", "start", "params", "metrics", "artifact", "tags", "finish"]
+    assert setting.known["offset"] == setting.path.stat().st_size
+    assert EventTransfer(setting.tracker, setting.path).is_complete
+
+
 @pytest.mark.parametrize("word", ["start", "params", "metrics", "artifact", "model", "tags", "finish"])
 def test_what_failed_is_sent_again_verbatim_and_nothing_is_skipped(setting: Setting, word: str) -> None:
     setting.tracker.fails = Times(word, 2)
@@ -282,7 +299,7 @@ def test_what_failed_is_sent_again_verbatim_and_nothing_is_skipped(setting: Sett
 def test_what_was_taken_before_the_failing_portion_is_not_sent_again(
     setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorder_module, "EVENTS_A_PASS", 3)
+    monkeypatch.setattr(transfer_module, "EVENTS_A_PASS", 3)
 
     def after_step_5(call: Call) -> None:
         if call[0] == "metrics" and call[1][-1].step > 5 and len(setting.tracker.tried) < 12:
@@ -297,7 +314,7 @@ def test_what_was_taken_before_the_failing_portion_is_not_sent_again(
 
 
 def test_a_run_has_its_end_also_where_the_store_takes_no_tensorboard_files(setting: Setting) -> None:
-    board = setting.path.parent / recorder_module.TENSORBOARD / "events.out"
+    board = setting.path.parent / "tensorboard" / "events.out"
     board.parent.mkdir()
     board.touch()
     setting.tracker.fails = lambda call: unreachable(call) if call[0] == "artifact" else None
@@ -312,7 +329,7 @@ def test_a_run_has_its_end_also_where_the_store_takes_no_tensorboard_files(setti
     transfer = EventTransfer(setting.tracker, setting.path)
     transfer.send(again=True)
     assert transfer.is_complete
-    assert setting.tracker.calls[-1] == ("artifact", board, recorder_module.TENSORBOARD)
+    assert setting.tracker.calls[-1] == ("artifact", board, "tensorboard")
 
 
 class Profiles:
@@ -321,7 +338,7 @@ class Profiles:
     def __init__(self) -> None:
         self.begun, self.may_end = threading.Event(), threading.Event()
 
-    def read(self, event: Mapping[str, Any]) -> Profile:
+    def read(self, event: StepsProfiled) -> Profile:
         self.begun.set()
         assert self.may_end.wait(10)
         return Profile([(Path("/x/trace"), "profile")], {"profile/step_ms": 2.0}, "steps 2 to 3: 2 ms")
@@ -337,7 +354,7 @@ def profiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[Profiles]:
 
 def test_metrics_and_the_end_do_not_wait_for_a_profile_to_be_read(setting: Setting, profiles: Profiles) -> None:
     setting.ready()
-    setting.write("profile", first=2, last=3)
+    setting.write("profile", folder="/x", first=2, last=3, artifacts="profile")
     setting.metrics(4)
     recorder = setting.begin()
     until(profiles.begun.is_set)
@@ -355,7 +372,7 @@ def test_metrics_and_the_end_do_not_wait_for_a_profile_to_be_read(setting: Setti
 
 def test_a_profile_that_takes_too_long_is_named(setting: Setting, profiles: Profiles) -> None:
     setting.ready()
-    setting.write("profile", first=2, last=3)
+    setting.write("profile", folder="/x", first=2, last=3, artifacts="profile")
     setting.end()
     recorder = setting.begin()
     until(lambda: "finish" in setting.tracker.words())
@@ -517,7 +534,7 @@ def test_finish_does_not_wait_for_the_next_pass(setting: Setting, monkeypatch: p
 
 
 def test_the_file_is_read_in_portions(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder_module, "EVENTS_A_PASS", 10)
+    monkeypatch.setattr(transfer_module, "EVENTS_A_PASS", 10)
     setting.ready()
     setting.metrics(*range(1, 96))
     setting.end()

@@ -14,11 +14,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from scaleflow.cli import main
-from scaleflow.config.compose import compose_config, to_plain
-from scaleflow.events import EVENTS, EventWriter
-from scaleflow.launcher.recovery import LAUNCHER_DIED
-from scaleflow.launcher.resume import find_resumed_run
-from scaleflow.sync import repair
+from scaleflow.config.compose import compose_config
+from scaleflow.events import RunEnded, RunReady
+from scaleflow.launcher.prepare import RunCommand, prepare_run
+from scaleflow.launcher.recovery import LAUNCHER_DIED, repair
+from scaleflow.runs import EventWriter
 from tests.conftest import Command
 from tests.launcher.test_supervisor import LongRun, only_run, wait_for
 
@@ -61,8 +61,8 @@ def weights_of(model: Path) -> list[np.ndarray[Any, Any]]:
 
 
 def weights(command: Command, isolated: Callable[..., Any]) -> list[np.ndarray[Any, Any]]:
-    found: list[np.ndarray[Any, Any]] = isolated(weights_of, command.run_folder() / "model")
-    return found
+    values: list[np.ndarray[Any, Any]] = isolated(weights_of, command.run_folder() / "model")
+    return values
 
 
 def test_what_was_preempted_and_killed_and_extended_is_the_run_that_was_not(
@@ -98,8 +98,8 @@ def test_what_was_preempted_and_killed_and_extended_is_the_run_that_was_not(
     worker.wait(10)
     assert events_in(folder)[-1]["event"] != "end"
     assert only_run(parts.folder).info.status == "RUNNING"
-    standing = repair(folder)
-    assert (standing.result, standing.status, standing.was_open) == ("recorded", "KILLED", True), standing
+    status = repair(folder)
+    assert (status.result, status.status, status.was_open) == ("recorded", "KILLED", True), status
     run = only_run(parts.folder)
     assert (run.info.status, run.data.tags["scaleflow.error"]) == ("KILLED", LAUNCHER_DIED)
 
@@ -212,24 +212,24 @@ def folder_of_other_options(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished run whose options have keys that the default options do not have."""
     words = ["model=cnn", "strategy=pipeline", "hardware.logical_devices=2", "tracking=none"]
     words += ["training.early_stopping={monitor: val/loss, patience: 2}"]
-    made = compose_config(words)
+    composed = compose_config(words)
     folder = tmp_path_factory.mktemp("other")
-    OmegaConf.save(made.config, folder / "config.yaml")
-    params = {**made.choices, "resolved.global_batch_size": "32", "resolved.cache": "none"}
-    emit = EventWriter(folder / EVENTS)
-    emit("ready", params=params, search=[], name="", tags={}, steps=1, epochs=1, began=0)
-    emit("end", status="FINISHED")
+    OmegaConf.save(composed.config, folder / "config.yaml")
+    params = {**composed.choices, "resolved.global_batch_size": "32", "resolved.cache": "none"}
+    emit = EventWriter(folder / "events.jsonl")
+    emit(RunReady("", params=params, steps=1, epochs=1))
+    emit(RunEnded("FINISHED"))
     emit.close()
     return folder
 
 
 def test_a_key_that_only_the_runs_own_options_have_may_change(folder_of_other_options: Path) -> None:
-    made = compose_config([f"resume={folder_of_other_options}", "strategy.micro_batches=2"])
-    went = find_resumed_run(
-        str(folder_of_other_options), to_plain(made.config), made.choices, ["strategy.micro_batches=2"]
-    )
-    assert went.plan([]).strategy.micro_batches == 2
-    assert went.plan([]).choices["model"] == "cnn"
+    composed = compose_config([f"resume={folder_of_other_options}", "strategy.micro_batches=2"])
+    run = prepare_run(RunCommand(composed, ["strategy.micro_batches=2"], 0.0))
+    assert run.spec.plan.strategy.micro_batches == 2
+    assert run.spec.plan.choices["model"] == "cnn"
+    assert run.spec.folder == folder_of_other_options
+    assert (run.resume_number, run.is_finished, run.overrides) == (1, True, ["strategy.micro_batches=2"])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The launcher's life with real processes, real signals and a real store."""
+"""The launcher with real processes, real signals and a real store."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -19,20 +20,16 @@ import pytest
 
 from scaleflow.config.folders import create_folder
 from scaleflow.errors import ConfigError
-from scaleflow.events import EventReader, EventWriter
-from scaleflow.interfaces import Emit, Plan
+from scaleflow.events import Emit, MetricsLogged, RunEnded, RunReady, Waiting
+from scaleflow.interfaces import Plan
 from scaleflow.launcher.display import Display
-from scaleflow.launcher.supervisor import (
-    REFUSED,
-    StopRequest,
-    WorkerRun,
-    choose_reason,
-    discard_folder,
-    find_lost,
-    launch_run,
-)
+from scaleflow.launcher.launch import discard_folder, launch_run
+from scaleflow.launcher.monitor import REFUSED, RunMonitor
+from scaleflow.launcher.prepare import PreparedRun
+from scaleflow.launcher.stop import StopRequest
+from scaleflow.launcher.supervisor import Supervisor, choose_reason, find_lost
 from scaleflow.launcher.worker_process import EndReason
-from scaleflow.worker.main import RunSpec
+from scaleflow.runs import EventReader, EventWriter, RunSpec
 from tests.conftest import Command
 from tests.launcher.test_display import READY, Clock, Terminal
 from tests.launcher.test_recorder import FakeTracker
@@ -89,9 +86,9 @@ class LongRun:
 def processes(folder: Path) -> list[psutil.Process]:
     """Those that have reported themselves and are alive: the chief, then workers, then servers, by their numbers."""
     lines = [line for path in sorted(folder.glob("events*.jsonl")) for line in path.read_text().splitlines()]
-    told = [event for event in map(json.loads, lines) if event["event"] == "started"]
-    told.sort(key=lambda event: (event["name"] != "coordinator", not event["name"].startswith("worker"), event["name"]))
-    return [psutil.Process(event["pid"]) for event in told if psutil.pid_exists(event["pid"])]
+    events = [event for event in map(json.loads, lines) if event["event"] == "started"]
+    events.sort(key=lambda e: (e["name"] != "coordinator", not e["name"].startswith("worker"), e["name"]))
+    return [psutil.Process(event["pid"]) for event in events if psutil.pid_exists(event["pid"])]
 
 
 def only_run(folder: Path) -> Any:
@@ -213,7 +210,7 @@ class Refusing(FakeTracker):
 
 
 class Training:
-    """Stands in for the worker: builds, says so, and takes steps until it is told to stop."""
+    """Replaces the worker: builds, reports that, and takes steps until it has to stop."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -221,15 +218,15 @@ class Training:
 
     def work(self, spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> bool:
         self.calls.append("build")
-        emit("ready", began=0, search=[], **{k: v for k, v in READY.items() if k != "event"})
+        emit(READY)
         self.calls.append("train")
         for step in range(1, 1001):
             if should_stop():
                 break
             time.sleep(0.005)
-            emit("metrics", step=step, values={"train/loss": 1.0})
+            emit(MetricsLogged(step, {"train/loss": 1.0}))
             self.each_step()
-        emit("end", status="KILLED", error="stopped")
+        emit(RunEnded("KILLED", "stopped"))
         return True
 
 
@@ -237,14 +234,15 @@ class Training:
 def inline(
     plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Training, Refusing], tuple[int, list[str], Path]]:
-    """Runs a training in this process with a store; gives the exit code, what was said and the run's folder."""
+    """Runs a training in this process with a store; gives the exit code, the refusals and the run's folder."""
 
     def run(training: Training, tracker: Refusing) -> tuple[int, list[str], Path]:
-        monkeypatch.setattr("scaleflow.launcher.supervisor.run_worker", training.work)
-        monkeypatch.setattr("scaleflow.launcher.supervisor.make_tracker", lambda *a, **k: tracker)
-        folder, said = tmp_path / "run", list[str]()
+        monkeypatch.setattr("scaleflow.launcher.inline.run_worker", training.work)
+        monkeypatch.setattr("scaleflow.launcher.launch.make_tracker", lambda *a, **k: tracker)
+        folder, refusals = tmp_path / "run", list[str]()
         folder.mkdir()
-        return launch_run(plan("debug=inline", "tracking=none"), {}, [], folder, 0.0, refused=said.append), said, folder
+        spec = RunSpec(plan("debug=inline", "tracking=none"), folder, 0.0)
+        return launch_run(PreparedRun(spec, {}, []), refuse=refusals.append), refusals, folder
 
     return run
 
@@ -254,22 +252,22 @@ def test_inline_does_not_train_what_the_store_refuses(
     word: str, calls: list[str], inline: Callable[..., tuple[int, list[str], Path]]
 ) -> None:
     training = Training()
-    code, said, folder = inline(training, Refusing(word))
-    assert (code, said, training.calls) == (REFUSED, [f"the store refuses to {word}"], calls)
+    code, refusals, folder = inline(training, Refusing(word))
+    assert (code, refusals, training.calls) == (REFUSED, [f"the store refuses to {word}"], calls)
     assert not (folder / "events.jsonl").exists()
 
 
 def test_what_was_trained_inline_before_a_slow_store_refused_it_stays(
     inline: Callable[..., tuple[int, list[str], Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scaleflow.launcher.supervisor.SECONDS_TO_OPEN", 0.0)
+    monkeypatch.setattr("scaleflow.launcher.inline.SECONDS_TO_OPEN", 0.0)
     training, tracker = Training(), Refusing("start")
     tracker.may.clear()
     training.each_step = tracker.may.set
-    code, said, folder = inline(training, tracker)
+    code, refusals, folder = inline(training, tracker)
     assert code == REFUSED
-    assert re.match(r"the store refuses to start\nwhat was trained until step \d+ is in .*run; ", said[0])
-    assert [event["event"] for event in EventReader(folder / "events.jsonl").read()][-1] == "end"
+    assert re.match(r"the store refuses to start\nwhat was trained until step \d+ is in .*run; ", refusals[0])
+    assert isinstance(list(EventReader(folder / "events.jsonl").read())[-1], RunEnded)
     assert (folder / "config.yaml").exists()
 
 
@@ -278,69 +276,110 @@ class Lost:
 
     is_lost, was_ended = True, False
 
-    def __init__(self, *found: Any) -> None:
-        self.reason = lambda: EndReason(*found)
+    def __init__(self, why: str, is_reported: bool = False, is_lost_peer: bool = False) -> None:
+        self.find_reason = lambda: EndReason(why, is_reported, is_lost_peer)
 
 
 @pytest.mark.parametrize(
-    ("reasons", "told"),
+    ("reasons", "why", "would_come_again"),
     [
-        ([("peer is away", True, True)], ("peer is away", False)),
-        ([("peer is away", True, True), ("killed", False)], ("killed", False)),
-        ([("peer is away", True, True), ("no such file", True)], ("no such file", True)),
-        ([("no such file", True), ("killed", False)], ("killed", False)),
+        ([("peer is away", True, True)], "peer is away", False),
+        ([("peer is away", True, True), ("killed", False)], "killed", False),
+        ([("peer is away", True, True), ("no such file", True)], "no such file", True),
+        ([("no such file", True), ("killed", False)], "killed", False),
     ],
 )
-def test_the_reason_is_what_the_others_follow_from(reasons: list[Any], told: tuple[str, bool]) -> None:
-    assert choose_reason([Lost(*found) for found in reasons]) == told  # type: ignore[list-item]
+def test_the_reason_is_what_the_others_follow_from(reasons: list[Any], why: str, would_come_again: bool) -> None:
+    chosen = choose_reason([Lost(*reason) for reason in reasons])  # type: ignore[misc]
+    assert (chosen.why, chosen.would_come_again) == (why, would_come_again)
 
 
 def test_who_was_ended_did_not_die() -> None:
     """Workers that end with a stalled coordinator are not started again by themselves."""
-    ended, lost = Lost("ended", False), Lost("killed", False)
+    ended, lost = Lost("ended"), Lost("killed")
     ended.was_ended = True
     assert find_lost([ended, lost]) == [lost]  # type: ignore[list-item]
-
-
-class Process:
-    """A worker that only counts how often it is ended."""
-
-    killed = 0
-
-    def kill(self) -> None:
-        self.killed += 1
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
+    monkeypatch.setattr("scaleflow.launcher.monitor.time", clock)
     monkeypatch.setattr("scaleflow.launcher.supervisor.time", clock)
     return clock
+
+
+def monitor_of(plan: Plan, folder: Path) -> RunMonitor:
+    recorder = SimpleNamespace(refusal=None)
+    return RunMonitor(RunSpec(plan, folder, 0.0), recorder, Display(io.StringIO()), StopRequest())  # type: ignore[arg-type]
+
+
+WAITING = Waiting(8, vain="the TPU does not answer")
 
 
 @pytest.mark.parametrize("behind", [3600, 0, -3600])
 def test_progress_counts_from_when_it_is_heard_whatever_the_chiefs_clock_says(
     behind: int, plan: Callable[..., Plan], tmp_path: Path, clock: Clock
 ) -> None:
-    spec = RunSpec(plan("strategy=multi_worker", "cluster.stall_seconds=5", "tracking=none"), tmp_path, 0.0)
-    run, process = WorkerRun(spec, None, Display(io.StringIO()), StopRequest()), Process()  # type: ignore[arg-type]
-    waiting = {"event": "waiting", "peers": [], "seconds": 8, "vain": "the TPU does not answer"}
-    for event in ({"event": "ready", **READY}, waiting):
-        with spec.events.open("a") as file:
-            file.write(json.dumps({**event, "time": (clock.now - behind) * 1000}) + "\n")
-    run._show_events()
-
-    def ended() -> int:
-        run._end_stalled([process])  # type: ignore[list-item]
-        run._end_futile_wait(process)  # type: ignore[arg-type]
-        return process.killed
-
+    monitor = monitor_of(plan("strategy=multi_worker", "cluster.stall_seconds=5", "tracking=none"), tmp_path)
+    write = EventWriter(monitor.spec.events)
+    for event in (READY, WAITING):
+        write(replace(event, time=int(clock.now - behind) * 1000))
+    monitor.follow()
     clock.now += 4
-    assert ended() == 0
+    assert (monitor.find_stall(0.0), monitor.find_futile_wait()) == (None, None)
     clock.now += 2
-    assert ended() == 1, "stalled"
+    assert monitor.find_stall(0.0) == EndReason("no progress for cluster.stall_seconds=5, at step 0")
+    assert monitor.find_futile_wait() is None
     clock.now += 3
-    assert ended() == 3, "waits in vain, too"
+    assert monitor.find_futile_wait() == EndReason("the TPU does not answer", is_reported=True)
+
+
+class Process:
+    """A worker that does nothing until it is killed; waiting for it takes a second each time."""
+
+    is_lost, was_ended = False, False
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.killed_at: float | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        return self.killed_at is None
+
+    def wait(self, seconds: float) -> None:
+        self._clock.now += 1
+
+    def kill(self) -> None:
+        self.killed_at = self._clock.now
+
+
+@pytest.mark.parametrize(
+    ("words", "why", "seconds"),
+    [
+        (["cluster.stall_seconds=5"], "no progress for cluster.stall_seconds=5, at step 0", [6, 6]),
+        (["cluster.stall_seconds=null"], "the TPU does not answer", [8, None]),
+    ],
+)
+def test_a_stall_ends_all_processes_and_a_futile_wait_the_chief(
+    words: list[str],
+    why: str,
+    seconds: list[float | None],
+    plan: Callable[..., Plan],
+    tmp_path: Path,
+    clock: Clock,
+) -> None:
+    monitor = monitor_of(plan("strategy=multi_worker", "tracking=none", *words), tmp_path)
+    write = EventWriter(monitor.spec.events)
+    write(READY)
+    write(WAITING)
+    processes, began = [Process(clock), Process(clock)], clock.now
+    supervisor = Supervisor(monitor, None)  # type: ignore[arg-type]
+    supervisor._watch(processes)  # type: ignore[arg-type]
+    assert [process.killed_at and process.killed_at - began for process in processes] == seconds
+    assert supervisor._reason is not None
+    assert supervisor._reason.why == why
 
 
 OWN_LOAD = """
@@ -409,10 +448,11 @@ def test_a_refusal_closes_the_progress_bar(
     shown = Terminal()
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setattr(sys, "stdout", shown)
-    EventWriter(tmp_path / "events.jsonl")("ready", name="a-run")
-    said: list[str] = []
-    assert launch_run(plan("tracking=none"), {}, [], tmp_path, 0.0, refused=said.append) == REFUSED
-    assert "holds a run already" in said[0]
+    EventWriter(tmp_path / "events.jsonl")(RunReady("a-run"))
+    refusals: list[str] = []
+    run = PreparedRun(RunSpec(plan("tracking=none"), tmp_path, 0.0), {}, [])
+    assert launch_run(run, refuse=refusals.append) == REFUSED
+    assert "holds a run already" in refusals[0]
     assert shown.getvalue().count("\x1b[?25l") == shown.getvalue().count("\x1b[?25h") == 1
 
 

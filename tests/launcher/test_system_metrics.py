@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from scaleflow.cluster import EXAMPLE
-from scaleflow.events import EventReader, EventWriter
+from scaleflow.events import ProcessStarted, RunEnded, RunReady, SystemMetrics
 from scaleflow.interfaces import Plan
 from scaleflow.launcher import system_metrics
 from scaleflow.launcher.system_metrics import (
@@ -25,7 +25,7 @@ from scaleflow.launcher.system_metrics import (
     make_machine_metrics,
     record_system_metrics,
 )
-from scaleflow.worker.main import RunSpec
+from scaleflow.runs import EventReader, EventWriter, RunSpec
 from tests.launcher.test_supervisor import wait_for
 
 OF_HOST = {
@@ -42,12 +42,12 @@ OF_PROCESS = ("cpu_utilization_percentage", "memory_usage_megabytes", "threads")
 
 @dataclass
 class Handle:
-    job: Any
+    spec: Any
     pid: int
 
 
 @pytest.fixture
-def job(plan: Callable[..., Plan], tmp_path: Path) -> RunSpec:
+def spec(plan: Callable[..., Plan], tmp_path: Path) -> RunSpec:
     return RunSpec(plan(), tmp_path, 0.0)
 
 
@@ -66,8 +66,8 @@ def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_machine_and_each_process_are_measured_by_name(tmp_path: Path, busy: subprocess.Popen[bytes]) -> None:
     """One that is gone is left out, and one that was started again is measured as the new one."""
-    chief = Handle(SimpleNamespace(name="worker 0"), os.getpid())
-    other = Handle(SimpleNamespace(name="worker 1"), busy.pid)
+    chief = Handle(SimpleNamespace(file_name="worker-0"), os.getpid())
+    other = Handle(SimpleNamespace(file_name="worker-1"), busy.pid)
     machine = MachineMetrics(tmp_path, [chief, other])
     wait_for(lambda: machine.measure()["system/worker-1/cpu_utilization_percentage"] > 5)
     values = machine.measure()
@@ -127,25 +127,25 @@ def of_this_process(spec: RunSpec) -> Measuring:
 
 
 def measured(spec: RunSpec) -> list[int]:
-    return [event["step"] for event in EventReader(spec.events).read() if event["event"] == "system"]
+    return [event.step for event in EventReader(spec.events).read() if isinstance(event, SystemMetrics)]
 
 
-def test_measurements_are_counted_from_when_there_is_a_run_and_on_when_it_goes_on(job: RunSpec, often: None) -> None:
-    write = EventWriter(job.events)
-    with record_system_metrics(job, of_this_process(job)):
+def test_measurements_are_counted_from_when_there_is_a_run_and_on_when_it_goes_on(spec: RunSpec, often: None) -> None:
+    write = EventWriter(spec.events)
+    with record_system_metrics(spec, of_this_process(spec)):
         threading.Event().wait(0.3)
-        assert measured(job) == []
-        write("ready", name="run")
-        wait_for(lambda: len(measured(job)) > 1)
-        write("end", status="KILLED")
+        assert measured(spec) == []
+        write(RunReady("run"))
+        wait_for(lambda: len(measured(spec)) > 1)
+        write(RunEnded("KILLED"))
         threading.Event().wait(0.3)
-        assert [event["event"] for event in EventReader(job.events).read()][-1] == "end"
-    first = measured(job)
+        assert isinstance(list(EventReader(spec.events).read())[-1], RunEnded)
+    first = measured(spec)
     assert first == list(range(1, len(first) + 1))
-    with record_system_metrics(replace(job, attempt=1), of_this_process(job)):
-        write("ready", name="run", resumed=1)
-        wait_for(lambda: len(measured(job)) > len(first) + 1)
-    steps = measured(job)
+    with record_system_metrics(replace(spec, attempt=1), of_this_process(spec)):
+        write(RunReady("run", resumed=1))
+        wait_for(lambda: len(measured(spec)) > len(first) + 1)
+    steps = measured(spec)
     assert steps == list(range(1, len(steps) + 1))
     assert "system metrics" not in {thread.name for thread in threading.enumerate()}
 
@@ -159,15 +159,16 @@ def test_a_launcher_of_each_machine_measures_it_by_its_name_and_the_chiefs_has_a
     chief = RunSpec(plan("cluster=tf_config", "strategy=multi_worker"), tmp_path, 0.0)
     other = replace(chief, worker=1)
     before = EventWriter(other.events)
-    before("system", step=1, values={"system/gone.example/disk_usage_percentage": 1.0})  # of an earlier life
+    before(SystemMetrics(1, {"system/gone.example/disk_usage_percentage": 1.0}))  # of an earlier attempt
     with record_system_metrics(chief, of_this_process(chief)):
         wait_for(lambda: len(names) == 1)
         with record_system_metrics(other, of_this_process(other)):
-            before("started", name=other.name, pid=os.getpid())
-            EventWriter(chief.events)("ready", name="run")
+            before(ProcessStarted(other.name, os.getpid()))
+            EventWriter(chief.events)(RunReady("run"))
 
             def seen() -> set[str]:
-                return {key for e in EventReader(chief.events).read() if e["event"] == "system" for key in e["values"]}
+                samples = [e for e in EventReader(chief.events).read() if isinstance(e, SystemMetrics)]
+                return {key for sample in samples for key in sample.values}
 
             wait_for(lambda: "system/worker-1/threads" in seen())
     of_machine = {key.removeprefix("system/") for key in OF_HOST}

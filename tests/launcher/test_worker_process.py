@@ -8,16 +8,12 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from scaleflow import secret_masking
-from scaleflow.interfaces import Plan
 from scaleflow.launcher import worker_process
 from scaleflow.launcher.worker_process import ForkedProcess, describe_exit, last_lines
-from scaleflow.worker.main import RunSpec
 
 
 def test_the_last_lines_of_a_log_are_the_programs_own(tmp_path: Path) -> None:
@@ -79,29 +75,3 @@ def test_a_process_is_watched_also_where_many_files_are_open(tmp_path: Path) -> 
             assert forked.returncode == 3
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_a_process_is_sent_only_the_secrets_of_its_config_and_environment(
-    plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        secret_masking, "_known", {"of-the-launcher", "of-the-config", "of-the-environment", "of-the-store"}
-    )
-    made = plan("+optimizer.api_key=of-the-config", "tracking.uri=http://me:of-the-store@host", "tracking.offline=true")
-    sent = RunSpec(made, tmp_path, 0.0).to_json({"HUB": "of-the-environment"})
-    assert json.loads(sent)["secrets"] == ["of-the-config", "of-the-environment"]
-    assert "of-the-store" not in sent
-    assert "of-the-launcher" not in sent
-    assert RunSpec.from_json(sent).plan.tracking.uri == "http://****@host"
-
-
-def test_a_password_of_the_store_that_is_also_a_word_of_the_config_masks_no_other_key(
-    plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(secret_masking, "_known", {"mlflow"})
-    monkeypatch.setattr(
-        secret_masking, "_compile_known", secret_masking._compile_known.__wrapped__
-    )  # without its cache
-    made = plan("tracking.uri=http://mlflow:mlflow@host", "tracking.offline=true")
-    received = RunSpec.from_json(RunSpec(made, tmp_path, 0.0).to_json()).plan.tracking
-    assert (received.name, received.uri) == ("mlflow", "http://****@host")

@@ -18,7 +18,7 @@ from tests.training.fake_engine import ignore
 
 def trained(plan: Any, folder: Path) -> np.ndarray[Any, Any]:
     """Trains a few steps and exports; gives the live model's outputs for the sample."""
-    from scaleflow.worker.main import build_training
+    from scaleflow.worker.build import build_training
 
     built = build_training(plan, ignore)
     built.engine.start_epoch()

@@ -45,6 +45,7 @@ def built() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_the_networks_are_of_the_size_that_their_sources_say(isolated: Callable[..., Any]) -> None:
     found = isolated(built)
     assert {name: parameters for name, (parameters, _) in found.items()} == {
@@ -163,6 +164,7 @@ def weighted(folder: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_resnet50_takes_the_weights_of_a_file_and_images_as_those_expect_them(
     isolated: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -67,7 +67,7 @@ def test_the_rate_scales_with_the_global_batch(isolated: Callable[..., Any]) -> 
 
 def applied(plan: Any) -> tuple[float, list[float]]:
     """The resolved rate, and the rate that each of three updates was made with, seen on the bias."""
-    from scaleflow.worker.main import build_training
+    from scaleflow.worker.build import build_training
     from tests.training.fake_engine import ignore
 
     built = build_training(plan, ignore)

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from scaleflow.events import StepsProfiled
 from scaleflow.profiler.step_breakdown import divide_interval, divide_steps, parse_timeline
-from scaleflow.profiler.summary import percentile, summarise, to_line, to_markdown, to_metrics
+from scaleflow.profiler.summary import summarise, to_line, to_markdown, to_metrics
 
 Json = dict[str, Any]
 
@@ -84,7 +85,7 @@ def summary(waiting: float, compute: float, allreduce: float = 0.0, usual: float
         {"type": "MatMul", "name": "train_step/MatMul", "count": 3, "self_ms": 1.0, "percent": 20.0, "in_step": True},
     ]
     known = {"strategy": "one_device", "hardware": "cpu", "input": "stream", "cache": "none", **facts}
-    event = {"first": 50, "last": 59, "usual_ms": usual, "facts": known}
+    event = StepsProfiled("", 50, 59, "", usual, known)
     return {**summarise(event, steps, ops), "memory": {"host": 5.0}, "workers": []}
 
 
@@ -128,9 +129,3 @@ def test_of_a_coordinator_there_is_the_time_of_a_step_and_no_more() -> None:
     assert to_metrics(found) == {"profile/step_ms": 10.0}
     assert "workers" in found["advice"][0]
     assert "input" not in to_line(found)
-
-
-def test_percentiles_are_between_the_values() -> None:
-    assert percentile([3.0, 1.0, 2.0], 50) == 2.0
-    assert percentile([1.0, 2.0], 95) == pytest.approx(1.95)
-    assert percentile([4.0], 95) == 4.0

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
+from scaleflow.events import Event, MetricsLogged, Note, StepsProfiled
 from scaleflow.profiler import analysis_process
 from scaleflow.profiler.paths import xplane_path
+from scaleflow.runs import RunSpec
 from tests.conftest import Command
 
-Event = dict[str, Any]
+E = TypeVar("E", bound=Event)
 
 SHORT = ("tracking=none", "hardware=cpu", "checkpoint=none", "dataset.validation=null", "training.epochs=1")
 TRACE = ("profiler=trace", "profiler.start_step=30", "profiler.steps=6")
@@ -29,26 +32,21 @@ COMPUTE_BOUND = (
 ENDS_WITHIN = ("dataset.limit=40", "training.batch_size=4", "profiler.start_step=[5,40]")
 
 
-def trained(plan: Any, folder: Path) -> list[Event]:
+def train(plan: Any, folder: Path) -> list[Event]:
     """A run's events; it is trained in this process as a worker does it."""
-    import time
-
-    from scaleflow.worker.main import RunSpec, begin_training, build_training, make_worker_sync
+    from scaleflow.worker.build import build_training
+    from scaleflow.worker.train import begin_training, make_worker_sync
 
     folder.mkdir()
     events: list[Event] = []
-
-    def emit(event: str, /, **fields: Any) -> None:
-        events.append({"event": event, **fields})
-
-    job = RunSpec(plan, folder, time.time())
-    built = build_training(plan, emit)
-    begin_training(job, built, make_worker_sync(job, built, bool), emit).run()
+    spec = RunSpec(plan, folder, time.time())
+    setup = build_training(plan, events.append)
+    begin_training(spec, setup, make_worker_sync(spec, setup, bool), events.append).run()
     return events
 
 
-def profiled(plans: dict[str, Any], folder: Path) -> dict[str, list[Event]]:
-    return {name: trained(plan, folder / name) for name, plan in plans.items()}
+def train_each(plans: dict[str, Any], folder: Path) -> dict[str, list[Event]]:
+    return {name: train(plan, folder / name) for name, plan in plans.items()}
 
 
 @pytest.fixture(scope="module")
@@ -72,49 +70,50 @@ def runs(isolated: Callable[..., Any], plan: Callable[..., Any], folder: Path) -
     """The events of all runs, which share one process and one training each."""
     if not _events:
         plans = {name: plan(*SHORT, "strategy=one_device", *words) for name, words in RUNS.items()}
-        _events.update(isolated(profiled, plans, folder))
+        _events.update(isolated(train_each, plans, folder))
     return _events
 
 
-def told(events: list[Event], kind: str) -> list[Event]:
-    return [event for event in events if event["event"] == kind]
+def of_kind(kind: type[E], events: list[Event]) -> list[E]:
+    return [event for event in events if isinstance(event, kind)]
 
 
-def summary_of(event: Event) -> dict[str, Any]:
-    found = analysis_process.analyze_window(event)
-    (path,) = [path for path, _ in found.files if path.name == "summary.json"]
+def summary_of(event: StepsProfiled) -> dict[str, Any]:
+    profile = analysis_process.analyze_window(event)
+    (path,) = [path for path, _ in profile.files if path.name == "summary.json"]
     summary: dict[str, Any] = json.loads(path.read_text())
     return summary
 
 
+@pytest.mark.slow
 def test_an_input_bound_run_s_profile_says_so_and_a_compute_bound_one_s_does_not(
     runs: dict[str, list[Event]],
 ) -> None:
-    (slow,), (fast,), (fit,) = (told(runs[name], "profile") for name in ("slow", "fast", "fit"))
+    (slow,), (fast,), (fit,) = (of_kind(StepsProfiled, runs[name]) for name in ("slow", "fast", "fit"))
     for event in (slow, fit):
-        found = summary_of(event)
-        assert found["percent"]["input"] > 50
-        assert "the run is input-bound" in found["advice"][0]
-        assert "PyFunc" in found["advice"][0]
+        summary = summary_of(event)
+        assert summary["percent"]["input"] > 50
+        assert "the run is input-bound" in summary["advice"][0]
+        assert "PyFunc" in summary["advice"][0]
     busy = summary_of(fast)
     assert busy["percent"]["input"] < 20
     assert busy["percent"]["compute"] > 50
     assert "the run is not input-bound" in busy["advice"][0]
     assert any(op["in_step"] and "MatMul" in op["type"] for op in busy["ops"])
-    for found in (busy, summary_of(slow)):
-        assert [step["number"] for step in found["each_step"]] == list(range(30, 36))
-        assert sum(found["percent"].values()) == pytest.approx(100, abs=0.1)
-        assert found["memory"]["perf/peak_host_mb"] > 0
+    for summary in (busy, summary_of(slow)):
+        assert [step["number"] for step in summary["each_step"]] == list(range(30, 36))
+        assert sum(summary["percent"].values()) == pytest.approx(100, abs=0.1)
+        assert summary["memory"]["perf/peak_host_mb"] > 0
 
 
 def test_a_profile_is_complete(runs: dict[str, list[Event]]) -> None:
-    (event,) = told(runs["fast"], "profile")
-    found = analysis_process.analyze_window(event)
-    by_name = {path.name: (path, place) for path, place in found.files}
+    (event,) = of_kind(StepsProfiled, runs["fast"])
+    profile = analysis_process.analyze_window(event)
+    by_name = {path.name: (path, folder) for path, folder in profile.files}
     assert set(by_name) == {"worker-0.xplane.pb", "summary.json", "summary.md", "profile.png", "trace.json.gz"}
     assert by_name["worker-0.xplane.pb"][1] == "profile/plugins/profile/steps_30-35"
     assert by_name["summary.md"][1] == "profile"
-    assert set(found.values) == {"profile/step_ms", "profile/input_pct", "profile/allreduce_pct"}
+    assert set(profile.values) == {"profile/step_ms", "profile/input_pct", "profile/allreduce_pct"}
     with gzip.open(by_name["trace.json.gz"][0], "rt") as file:
         trace = json.load(file)["traceEvents"]
     assert [e["name"] for e in trace if e.get("ph") == "X" and e["name"].startswith("train ")] == [
@@ -122,7 +121,7 @@ def test_a_profile_is_complete(runs: dict[str, list[Event]]) -> None:
     ]
     written = by_name["summary.json"][0].stat().st_mtime_ns
     assert (
-        analysis_process.analyze_window(event) == found
+        analysis_process.analyze_window(event) == profile
     )  # what the store did not take is sent again, and not read again
     assert by_name["summary.json"][0].stat().st_mtime_ns == written
     beside = by_name["worker-0.xplane.pb"][0].parent.iterdir()
@@ -133,8 +132,8 @@ def test_tensorboard_s_profiler_finds_the_markers(runs: dict[str, list[Event]]) 
     from scaleflow.profiler.analyze import run_xprof_tool
 
     for name in ("slow", "fast", "fit"):
-        (event,) = told(runs[name], "profile")
-        xplane = xplane_path(Path(event["folder"]), (event["first"], event["last"]), "worker-0")
+        (event,) = of_kind(StepsProfiled, runs[name])
+        xplane = xplane_path(Path(event.folder), (event.first, event.last), "worker-0")
         tables = json.loads(run_xprof_tool(xplane, "input_pipeline_analyzer"))
         (steps,) = [table for table in tables if table.get("p", {}).get("steptime_ms_average")]
         assert float(steps["p"]["steptime_ms_average"]) > 0
@@ -143,38 +142,37 @@ def test_tensorboard_s_profiler_finds_the_markers(runs: dict[str, list[Event]]) 
 
 def test_what_is_trained_does_not_depend_on_it(runs: dict[str, list[Event]]) -> None:
     def losses(name: str) -> dict[int, float]:
-        return {
-            e["step"]: e["values"]["train/loss"] for e in told(runs[name], "metrics") if "train/loss" in e["values"]
-        }
+        logged = of_kind(MetricsLogged, runs[name])
+        return {event.step: event.values["train/loss"] for event in logged if "train/loss" in event.values}
 
     fast, plain = losses("fast"), losses("plain")
     both = set(fast) & set(plain)
     assert max(both) == max(plain)
     assert [fast[step] for step in both] == pytest.approx([plain[step] for step in both], rel=1e-5)
-    assert not told(runs["plain"], "profile")
+    assert not of_kind(StepsProfiled, runs["plain"])
     steps = sorted(fast)
     assert set(range(28, 36)) <= set(steps)  # two to warm up, then the window
-    assert len(steps) < steps[-1]  # and many steps a call behind it
+    assert len(steps) < steps[-1]  # and many steps a call after it
 
 
 def test_a_run_that_ends_before_a_window_says_so_and_one_of_two_has_a_folder_of_its_own(
     runs: dict[str, list[Event]],
 ) -> None:
-    (event,) = told(runs["short"], "profile")
-    assert (event["first"], event["last"], event["artifacts"]) == (5, 10, "profile/steps_5-10")
-    notes = [note["text"] for note in told(runs["short"], "note")]
+    (event,) = of_kind(StepsProfiled, runs["short"])
+    assert (event.first, event.last, event.artifacts) == (5, 10, "profile/steps_5-10")
+    notes = [note.text for note in of_kind(Note, runs["short"])]
     assert "profiler: nothing of steps 40 to 45 was traced: the run ended at step 10" in notes
 
 
 def test_without_xprof_the_trace_is_kept_and_the_line_says_what_to_install(
     runs: dict[str, list[Event]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (event,) = told(runs["slow"], "profile")
+    (event,) = of_kind(StepsProfiled, runs["slow"])
     monkeypatch.setattr(analysis_process, "is_readable", lambda: False)
-    found = analysis_process.analyze_window(event)
-    assert [path.name for path, _ in found.files] == ["worker-0.xplane.pb"]
-    assert found.values == {}
-    assert "pip install 'scaleflow[profile]'" in found.line
+    profile = analysis_process.analyze_window(event)
+    assert [path.name for path, _ in profile.files] == ["worker-0.xplane.pb"]
+    assert profile.values == {}
+    assert "pip install 'scaleflow[profile]'" in profile.line
 
 
 def test_a_trace_that_cannot_be_read_is_kept(tmp_path: Path) -> None:
@@ -182,10 +180,10 @@ def test_a_trace_that_cannot_be_read_is_kept(tmp_path: Path) -> None:
     broken = xplane_path(tmp_path / "profile", steps, "worker-0")
     broken.parent.mkdir(parents=True)
     broken.write_bytes(b"no trace")
-    event = {"folder": str(tmp_path / "profile"), "first": 2, "last": 3, "artifacts": "profile", "facts": {}}
-    found = analysis_process.analyze_window(event)
-    assert [path for path, _ in found.files] == [broken]
-    assert found.line.startswith("steps 2 to 3: the trace could not be read")
+    event = StepsProfiled(str(tmp_path / "profile"), 2, 3, "profile")
+    profile = analysis_process.analyze_window(event)
+    assert [path for path, _ in profile.files] == [broken]
+    assert profile.line.startswith("steps 2 to 3: the trace could not be read")
 
 
 @pytest.mark.slow

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from scaleflow.config.plan import make_plan
 from scaleflow.errors import ConfigError
+from scaleflow.launcher.prepare import make_plan
 from scaleflow.profiler.windows import Windows
 
 Taken = list[tuple[int, int, bool]]

@@ -38,10 +38,10 @@ Make = Callable[..., Plan]
 
 def followed(plan: Plan, steps: int) -> tuple[Course, dict[str, float], list[str]]:
     """The course of training, how the test split then is, and the notes."""
-    from scaleflow.worker.main import build_training
+    from scaleflow.worker.build import build_training
 
     notes: list[str] = []
-    built = build_training(plan, lambda event, **fields: notes.append(fields.get("text", "")))
+    built = build_training(plan, lambda event: notes.append(getattr(event, "text", "")))
     course = take(built.engine, built.train, steps)
     assert built.test is not None
     return course, dict(built.engine.evaluate(built.test)), notes
@@ -79,6 +79,7 @@ def test_mixed_precision_equals_one_device_within_its_rounding(
     assert far(found.weights, wanted.weights) < tolerance
 
 
+@pytest.mark.slow
 def test_batch_norm_is_equal_where_there_are_no_micro_batches_and_said_to_differ_where_there_are(
     isolated: Isolated, plan: Make
 ) -> None:
@@ -106,9 +107,9 @@ def placed(plan: Plan) -> tuple[Places, dict[str, int]]:
     """(operation, name) of what ran on each device in two steps, and the bytes of variables and slots there."""
     from tensorflow.python.eager import context
 
-    from scaleflow.worker.main import build_training
+    from scaleflow.worker.build import build_training
 
-    built = build_training(plan, lambda event, **fields: None)
+    built = build_training(plan, lambda event: None)
     loop = built.engine
     context.enable_run_metadata()
     loop.train(built.train, built.train.open(0, 0), 0, 0, 2, 0)
@@ -127,6 +128,7 @@ def of(operations: list[tuple[str, str]], kind: str, part: str = "") -> list[str
     return [name for operation, name in operations if kind in operation and part in name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("precision", "optimizer", "assigned"), [("float32", "adamw", 2), ("mixed_float16", "adam", 1)]
 )
@@ -165,9 +167,9 @@ def exported(plan: Plan, folder: Path) -> np.ndarray[Any, Any]:
     """Trains a few steps and exports; gives what comes out of the stages for the sample."""
     import tensorflow as tf
 
-    from scaleflow.worker.main import build_training
+    from scaleflow.worker.build import build_training
 
-    built = build_training(plan, lambda event, **fields: None)
+    built = build_training(plan, lambda event: None)
     built.engine.train(built.train, built.train.open(0, 0), 0, 0, 3, 0)
     built.export(folder)
     return np.asarray(tf.function(built.engine.passes.forward)(tf.constant(np.load(folder / "input_example.npy"))))
@@ -184,6 +186,7 @@ def reloaded(folder: Path, batch: int) -> tuple[np.ndarray[Any, Any], np.ndarray
     return saved.serve(tf.constant(sample)).numpy(), np.asarray(keras.models.load_model(folder / "model.keras")(sample))
 
 
+@pytest.mark.slow
 def test_the_exported_model_is_whole_and_does_on_one_device_what_the_stages_do(
     isolated: Isolated, plan: Make, tmp_path: Path
 ) -> None:
@@ -210,10 +213,10 @@ def test_the_default_job_finishes_and_is_accurate(command: Command) -> None:
 
 
 def refusal(plan: Plan) -> str:
-    from scaleflow.worker.main import build_training
+    from scaleflow.worker.build import build_training
 
     try:
-        build_training(plan, lambda event, **fields: None)
+        build_training(plan, lambda event: None)
     except ConfigError as refused:
         return str(refused)
     return ""

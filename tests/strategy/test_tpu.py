@@ -59,9 +59,11 @@ def put_double(calls: list[str]) -> None:
 
 
 def whole_run(plan: Plan, folder: Path) -> tuple[list[str], list[dict[str, Any]], str]:
-    """A worker's life on the double: the calls, the events, and the feed that was used."""
+    """A whole run of a worker on the double: the calls, the events, and the feed that was used."""
     from scaleflow import dataset
-    from scaleflow.worker.main import RunSpec, run_worker
+    from scaleflow.events import to_fields
+    from scaleflow.runs import RunSpec
+    from scaleflow.worker.train import run_worker
 
     calls: list[str] = []
     events: list[dict[str, Any]] = []
@@ -75,9 +77,7 @@ def whole_run(plan: Plan, folder: Path) -> tuple[list[str], list[dict[str, Any]]
         return made
 
     dataset.make_feed = feed
-    run_worker(
-        RunSpec(plan, folder, time.time()), lambda event, **fields: events.append({"event": event, **fields}), bool
-    )
+    run_worker(RunSpec(plan, folder, time.time()), lambda event: events.append(to_fields(event)), bool)
     return calls, events, feeds[0]
 
 
@@ -102,7 +102,7 @@ def test_a_run_goes_the_way_to_a_tpu_before_anything_else(
         "strategy over Resolver",
     ]
     assert [event["event"] for event in events[:2]] == ["waiting", "met"]
-    assert events[-1] == {"event": "end", "status": "FINISHED"}
+    assert (events[-1]["event"], events[-1]["status"], events[-1]["error"]) == ("end", "FINISHED", "")
     (ready,) = [event for event in events if event["event"] == "ready"]
     resolved = {
         key: ready["params"][f"resolved.{key}"] for key in ("strategy", "hardware", "precision", "replicas", "workers")
@@ -208,7 +208,7 @@ def compiled(policy: str, accumulate: int) -> tuple[list[np.ndarray[Any, Any]], 
             @tf.function(jit_compile=by_xla, autograph=False)
             def in_replica(fetched: Any, epoch: tf.Tensor, number: tf.Tensor) -> Any:
                 ahead = loop._batch(feed, fetched, epoch, number) if feed.ahead else ()
-                return loop._step(feed, fetched, epoch, number, *loop._zero_sums(), ahead)
+                return loop._step(feed, feed.ahead, fetched, epoch, number, *loop._zero_sums(), ahead)
 
             return strategy.run(in_replica, args=(fetched, epoch, number))
 
@@ -311,6 +311,7 @@ def worker_without_tpu() -> Iterator[str]:
         server.kill()
 
 
+@pytest.mark.slow
 def test_a_server_without_a_tpu_is_connected_to_and_refused(command: Command, worker_without_tpu: str) -> None:
     ended = command("strategy=tpu", f"hardware.tpu=grpc://{worker_without_tpu}", "tracking=none")
     assert ended.returncode == 2, ended.stderr

@@ -1,79 +1,81 @@
-"""Jobs that do not train: what a sweep does with them is tested without TensorFlow."""
+"""Jobs that do not train, to test without TensorFlow what a sweep does with its jobs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
-from scaleflow.events import EVENTS, EventWriter
-from scaleflow.interfaces import Plan
-from scaleflow.launcher.supervisor import SweepContext
+from omegaconf import OmegaConf
+
+from scaleflow.events import Event, MetricsLogged, RunEnded, RunReady
+from scaleflow.interfaces import Plan, Status
+from scaleflow.launcher.launch import SweepContext
+from scaleflow.launcher.prepare import PreparedRun
+from scaleflow.runs import EventWriter
 from scaleflow.sweep.ledger import flatten
 
-CODES = {"FINISHED": 0, "FAILED": 1, "KILLED": 143, "REFUSED": 2}
+Outcome = Status | Literal["REFUSED"]
+
+CODES: Mapping[Outcome, int] = {"FINISHED": 0, "FAILED": 1, "KILLED": 143, "REFUSED": 2}
 
 
 class FakeLaunch:
-    """In the place of `launch`: reports what a run would, and ends as it is told.
+    """Replaces `launch_run`: writes and reports the events of a run that ends with a given status.
 
     Args:
-        statuses: how each job ends, in the order in which they are launched; behind them all are FINISHED.
-        measured: a plan's metrics.
+        statuses: how each job ends, in the order in which they are launched; all others are FINISHED.
+        measured: gives the metrics of a plan.
+
+    Attributes:
+        runs: the prepared runs, in the order in which they were launched.
+        contexts: what the sweep passed with each of them.
     """
 
     def __init__(
-        self, statuses: Sequence[str] = (), measured: Callable[[Plan], Mapping[str, float]] | None = None
+        self, statuses: Sequence[Outcome] = (), measured: Callable[[Plan], Mapping[str, float]] | None = None
     ) -> None:
         self._statuses = list(statuses)
         self._measured = measured or (lambda plan: {"val/loss": 1.0 / plan.training.epochs})
-        self.plans: list[Plan] = []
-        self.folders: list[Path] = []
-        self.lives: list[int] = []
-        self.withins: list[SweepContext] = []
+        self.runs: list[PreparedRun] = []
+        self.contexts: list[SweepContext] = []
 
-    def __call__(
-        self,
-        plan: Plan,
-        config: Any,
-        overrides: Any,
-        folder: Path,
-        began: float,
-        life: int,
-        sweep_context: SweepContext,
-    ) -> int:
-        self.plans.append(plan)
-        self.folders.append(folder)
-        self.lives.append(life)
-        self.withins.append(sweep_context)
+    @property
+    def plans(self) -> list[Plan]:
+        return [run.spec.plan for run in self.runs]
+
+    @property
+    def folders(self) -> list[Path]:
+        return [run.spec.folder for run in self.runs]
+
+    @property
+    def resume_numbers(self) -> list[int]:
+        return [run.resume_number for run in self.runs]
+
+    def __call__(self, run: PreparedRun, sweep: SweepContext, refuse: Callable[[str], None]) -> int:
+        self.runs.append(run)
+        self.contexts.append(sweep)
         status = self._statuses.pop(0) if self._statuses else "FINISHED"
         if status == "REFUSED":
+            refuse("the test refuses it")
             return CODES[status]
-        write = EventWriter(folder / EVENTS)
+        plan, files = run.spec.plan, run.spec.files
+        write = EventWriter(files.events)
+
+        def emit(event: Event) -> None:
+            write(event)
+            sweep.on_event(event)
+
         params = {key: str(value) for key, value in flatten(plan.config).items()} | dict(plan.choices)
         params |= {"resolved.replicas": "1", "resolved.global_batch_size": "32", "resolved.cache": "none"}
-        event = {
-            "parent": str(sweep_context.parent),
-            "name": "fake",
-            "tags": {},
-            "params": params,
-            "began": 0,
-            "steps": 1,
-            "epochs": 1,
-            "search": [],
-        }
-        write("ready", **event, **({"resumed": 0} if life else {}))
-        sweep_context.on_event({"event": "ready", "time": 0, **event})
-        values = dict(self._measured(plan))
-        write("metrics", step=1, values=values)
-        sweep_context.on_event({"event": "metrics", "time": 0, "step": 1, "values": values})
-        status = "KILLED" if sweep_context.stop.is_set() else status
-        write("end", status=status, **({"error": "it is told to"} if status == "FAILED" else {}))
+        resumed = 0 if run.resume_number else None
+        emit(RunReady("fake", params=params, steps=1, epochs=1, parent=str(sweep.parent), resumed=resumed))
+        emit(MetricsLogged(1, dict(self._measured(plan))))
+        status = "KILLED" if sweep.stop.is_set() else status
+        write(RunEnded(status, "the test lets it fail" if status == "FAILED" else ""))
         write.close()
-        if life:
-            (folder / f"resume-{life}.yaml").write_text("[]\n")
+        if run.resume_number:
+            files.resume_overrides(run.resume_number).write_text("[]\n")
         else:
-            from omegaconf import OmegaConf
-
-            (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
+            files.config.write_text(OmegaConf.to_yaml(OmegaConf.create(run.config)))
         return CODES[status]

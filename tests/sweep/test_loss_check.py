@@ -7,23 +7,26 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from scaleflow.events import RunReady
+from scaleflow.runs.state import RunHistory
 from scaleflow.sweep.ledger import LedgerEntry
 from scaleflow.sweep.loss_check import LOSS
 from scaleflow.sweep.report import Report
-from scaleflow.sweep.run_summary import RunSummary
 
 Points = Sequence[tuple[int, float]]
 
 
-def job(number: int, points: Points, **params: str) -> tuple[LedgerEntry, RunSummary]:
-    summary = RunSummary(is_ready=True, status="FINISHED", epoch_steps=2, curves={LOSS: list(points)})
-    summary.params = {"resolved.replicas": "1", "resolved.global_batch_size": "32", "precision": "float32", **params}
+def job(number: int, points: Points, **params: str) -> tuple[LedgerEntry, RunHistory]:
     words = [f"{key}={value}" for key, value in params.items() if not key.startswith("resolved")]
-    return LedgerEntry(number, identity=str(number), overrides=words, folder=str(number), status="FINISHED"), summary
+    params = {"resolved.replicas": "1", "resolved.global_batch_size": "32", "precision": "float32", **params}
+    history = RunHistory(
+        RunReady("fake", params=params), last_status="FINISHED", epoch_steps=2, curves={LOSS: list(points)}
+    )
+    return LedgerEntry(number, identity=str(number), overrides=words, folder=str(number), status="FINISHED"), history
 
 
 def verdicts(
-    *jobs: tuple[LedgerEntry, RunSummary], swept: Sequence[str] = ("strategy", "precision", "seed")
+    *jobs: tuple[LedgerEntry, RunHistory], swept: Sequence[str] = ("strategy", "precision", "seed")
 ) -> list[str]:
     report = Report(jobs, swept, same_losses=True)
     assert len(report.differences) == sum(row["first losses"] == "DIFFER" for row in report.rows)
@@ -32,7 +35,7 @@ def verdicts(
 
 def pair(
     first: Points, second: Points, **params: str
-) -> tuple[tuple[LedgerEntry, RunSummary], tuple[LedgerEntry, RunSummary]]:
+) -> tuple[tuple[LedgerEntry, RunHistory], tuple[LedgerEntry, RunHistory]]:
     return job(0, first, strategy="one_device", **params), job(1, second, strategy="mirrored", **params)
 
 
@@ -43,7 +46,7 @@ def pair(
         ([(1, 2.0)], [(1, 2.01)], "DIFFER"),
         ([(1, 2.0)], [(1, math.nan)], "DIFFER"),
         ([(1, 2.0), (2, 1.0)], [(1, 2.0), (2, 1.1)], "DIFFER"),
-        ([(1, 2.0), (3, 1.0)], [(1, 2.0), (3, 1.1)], "same"),  # behind the first epoch
+        ([(1, 2.0), (3, 1.0)], [(1, 2.0), (3, 1.1)], "same"),  # after the first epoch
     ],
 )
 def test_losses_are_compared_through_the_first_epoch(first: Points, second: Points, verdict: str) -> None:

@@ -141,8 +141,8 @@ def last_step(folder: Path) -> int:
 def test_two_sweeps_at_once_share_a_new_store(command: Command) -> None:
     words = ("-m", *SMALL, "training.epochs=1", "hydra.launcher.n_jobs=4", "seed=0,1,2,3")
     sweeps = [command.start(*words, f"hydra.sweep.dir={name}", f"model.units={name}", **NEW_STORE) for name in (8, 16)]
-    told = [sweep.communicate(timeout=200) for sweep in sweeps]
-    assert [sweep.returncode for sweep in sweeps] == [0, 0], told
+    outputs = [sweep.communicate(timeout=200) for sweep in sweeps]
+    assert [sweep.returncode for sweep in sweeps] == [0, 0], outputs
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{command.folder}/mlflow.db")
@@ -168,8 +168,8 @@ def test_another_launcher_of_hydras_runs_each_job_as_a_command_of_its_own(comman
     last = [json.loads(path.read_text().splitlines()[-1]) for path in sorted(folder.glob("?/events.jsonl"))]
     assert [event["status"] for event in last] == ["FINISHED"]
     if launcher.startswith("submitit"):  # it keeps what jobs print
-        told = "".join(path.read_text() for path in folder.glob(".submitit/*/*log.*"))
+        output = "".join(path.read_text() for path in folder.glob(".submitit/*/*log.*"))
     else:
-        told = ended.stdout + ended.stderr
-    assert told.count("FINISHED") == 1
-    assert "optimizer.learning_rate=-1: expected a number, above 0.0" in told
+        output = ended.stdout + ended.stderr
+    assert output.count("FINISHED") == 1
+    assert "optimizer.learning_rate=-1: expected a number, above 0.0" in output

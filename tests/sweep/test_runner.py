@@ -1,4 +1,4 @@
-"""Sweeps of jobs that do not train: which of them are run, in which folders, and what is said of them."""
+"""Sweeps of jobs that do not train: which of them run, in which folders, and what the report says."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ from scaleflow.cli import main
 from scaleflow.cluster import share
 from scaleflow.interfaces import Plan
 from scaleflow.launcher.worker_process import SERVER
+from scaleflow.runs import RunFolder
 from scaleflow.sweep import runner
 from scaleflow.sweep.devices import make_environments
 from scaleflow.sweep.jobs import abbreviate_override
 from scaleflow.sweep.ledger import Ledger
-from scaleflow.worker.main import make_run_name
+from scaleflow.worker.train import make_run_name
 from tests.launcher.test_supervisor import wait_for
-from tests.sweep.fake_runs import FakeLaunch
+from tests.sweep.fake_runs import FakeLaunch, Outcome
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["scaleflow"])
-    monkeypatch.setenv(SERVER, "nobody forks here")
+    monkeypatch.setenv(SERVER, "no server is needed")
     return tmp_path
 
 
-def sweep(monkeypatch: pytest.MonkeyPatch, *words: str, statuses: Sequence[str] = (), **more: Any) -> FakeLaunch:
+def sweep(monkeypatch: pytest.MonkeyPatch, *words: str, statuses: Sequence[Outcome] = (), **more: Any) -> FakeLaunch:
     """Sends a sweep without a store into the folder `s`; its exit code is the fake's `code`."""
     fake = FakeLaunch(statuses, **more)
     monkeypatch.setattr(runner, "launch_run", fake)
@@ -43,7 +44,7 @@ def sweep(monkeypatch: pytest.MonkeyPatch, *words: str, statuses: Sequence[str] 
 
 
 def statuses_in(folder: Path) -> list[str]:
-    return [entry.status for entry in Ledger.load(folder / "s").entries]
+    return [entry.status for entry in Ledger.load(RunFolder(folder / "s")).entries]
 
 
 @pytest.mark.parametrize(
@@ -56,12 +57,14 @@ def statuses_in(folder: Path) -> list[str]:
     ],
 )
 def test_the_exit_code_tells_of_the_jobs(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, statuses: list[str], code: int
+    folder: Path, monkeypatch: pytest.MonkeyPatch, statuses: list[Outcome], code: int
 ) -> None:
     fake = sweep(monkeypatch, "training.epochs=1,2", statuses=statuses)
     assert fake.code == code  # type: ignore[attr-defined]
     assert statuses_in(folder) == statuses
     assert [path.name for path in fake.folders] == ["0", "1"]
+    entries = Ledger.load(RunFolder(folder / "s")).entries
+    assert {entry.reason for entry in entries if entry.status == "REFUSED"} <= {"the test refuses it"}
 
 
 def test_a_job_that_cannot_work_is_refused_and_the_others_run(
@@ -84,6 +87,19 @@ def test_a_sweep_of_which_nothing_can_run_is_refused_and_leaves_nothing(
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [("resume=outputs/a", "training.epochs=1,2"), ("resume=outputs/a,outputs/b",)])
+def test_a_sweep_that_resumes_one_run_is_refused_with_what_to_do(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, words: Sequence[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = sweep(monkeypatch, *words)
+    assert (fake.code, fake.plans) == (2, [])  # type: ignore[attr-defined]
+    error = capsys.readouterr().err
+    assert "resume=outputs/a: resumes one run, and this is a sweep" in error
+    assert "leave -m away" in error
+    assert "hydra.sweep.dir=FOLDER" in error
+    assert not (folder / "s").exists()
+
+
 def test_sent_again_what_is_finished_is_skipped_and_the_rest_goes_on(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,8 +107,8 @@ def test_sent_again_what_is_finished_is_skipped_and_the_rest_goes_on(
     assert first.code == 1  # type: ignore[attr-defined]
     again = sweep(monkeypatch, "training.epochs=4,3,2,1")
     assert again.code == 0  # type: ignore[attr-defined]
-    assert [(path.name, number) for path, number in zip(again.folders, again.lives, strict=True)] == [
-        ("3", 0),  # new, behind those that there were
+    assert [(path.name, number) for path, number in zip(again.folders, again.resume_numbers, strict=True)] == [
+        ("3", 0),  # new, after the others
         ("2", 1),
         ("1", 1),
     ]
@@ -105,7 +121,7 @@ def test_sent_again_what_is_finished_is_skipped_and_the_rest_goes_on(
 @pytest.mark.parametrize("batch", [(), ("hydra.sweeper.max_batch_size=1",)])
 @pytest.mark.parametrize(("status", "code"), [("FINISHED", 0), ("FAILED", 1)])
 def test_a_value_that_is_given_twice_is_one_job(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, batch: Sequence[str], status: str, code: int
+    folder: Path, monkeypatch: pytest.MonkeyPatch, batch: Sequence[str], status: Outcome, code: int
 ) -> None:
     returned: list[Any] = []
     launch = runner.SweepRunner.launch
@@ -125,7 +141,7 @@ def test_a_value_that_is_given_twice_is_one_job(
 
 
 class DiedError(Exception):
-    """In the place of a kill."""
+    """Stands for a kill."""
 
 
 def test_sent_again_what_was_not_recorded_is(
@@ -134,16 +150,17 @@ def test_sent_again_what_was_not_recorded_is(
     from mlflow import MlflowClient
 
     def die(sweep: runner.SweepRunner) -> None:
-        assert sweep._recorder is not None
-        wait_for(lambda: sweep._recorder.recorded > 0)  # type: ignore[union-attr]
-        sweep._recorder.stop()
+        recorder = sweep._parent._recorder
+        assert recorder is not None
+        wait_for(lambda: recorder.recorded > 0)
+        recorder.stop()
         raise DiedError
 
     shutil.copy(empty_store, folder / "mlflow.db")
     words = ("-m", "tracking.uri=sqlite:///mlflow.db", "hydra.sweep.dir=s", "training.epochs=1,2")
     monkeypatch.setattr(runner, "launch_run", FakeLaunch())  # which records nothing
     with monkeypatch.context() as patch:
-        patch.setattr(runner.SweepRunner, "_report_end", die)
+        patch.setattr(runner.SweepRunner, "_end_parent", die)
         with pytest.raises(DiedError):
             main(words)
     assert main(words) == 0
@@ -189,23 +206,23 @@ def test_two_commands_do_not_share_a_folder(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "s").mkdir()
-    with runner.lock_sweep(folder / "s"):
+    with RunFolder(folder / "s").lock_sweep():
         assert sweep(monkeypatch, "training.epochs=1,2").code == 2  # type: ignore[attr-defined]
     assert "another command works on the sweep there" in capsys.readouterr().err
 
 
 def test_a_sweeps_folder_is_free_when_the_command_is_through(tmp_path: Path) -> None:
-    first = runner.lock_sweep(tmp_path)  # the garbage collector does not see it before the end of this test
+    first = RunFolder(tmp_path).lock_sweep()  # the garbage collector does not see it before the end of this test
     with first:
         pass
-    with runner.lock_sweep(tmp_path):
+    with RunFolder(tmp_path).lock_sweep():
         pass
 
 
 def test_several_jobs_at_a_time_share_the_threads(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = sweep(monkeypatch, "training.epochs=1,2,3", "hydra.launcher.n_jobs=2")
     assert fake.code == 0  # type: ignore[attr-defined]
-    assert {within.environment["TF_NUM_INTRAOP_THREADS"] for within in fake.withins} == {
+    assert {context.environment["TF_NUM_INTRAOP_THREADS"] for context in fake.contexts} == {
         make_environments(2)[0]["TF_NUM_INTRAOP_THREADS"]
     }
     assert statuses_in(folder) == ["FINISHED"] * 3
@@ -238,7 +255,7 @@ def test_the_report_compares_the_jobs(folder: Path, monkeypatch: pytest.MonkeyPa
     assert [row["examples/s"] for row in rows] == [100.0, 200.0]
     assert [row["test/loss"] for row in rows] == [1.0, 0.5]
     assert [row["status"] for row in rows] == ["FINISHED", "FAILED"]
-    assert rows[1]["reason"] == "it is told to"
+    assert rows[1]["reason"] == "the test lets it fail"
     assert (folder / "s" / "report.csv").read_text().count("\n") == 3
     assert "| 1 | 2 |" in (folder / "s" / "report.md").read_text()
     assert (folder / "s" / "throughput.png").read_bytes().startswith(b"\x89PNG")
@@ -256,7 +273,7 @@ def test_the_report_compares_the_jobs(folder: Path, monkeypatch: pytest.MonkeyPa
 def test_a_job_is_named_by_what_varies(
     folder: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], labels: list[str]
 ) -> None:
-    assert [within.label for within in sweep(monkeypatch, *words).withins] == labels
+    assert [context.label for context in sweep(monkeypatch, *words).contexts] == labels
 
 
 def test_a_run_is_named_by_what_varies_before_the_rest(plan: Callable[..., Plan]) -> None:
@@ -272,8 +289,8 @@ def test_a_run_is_named_by_what_varies_before_the_rest(plan: Callable[..., Plan]
 REPEATED = ("training.epochs=1,2", "sweep.repeat=3", "sweep.warm_up=1")
 
 
-def rates_in_turn(*rates: float) -> Any:
-    """Measures these, job by job."""
+def rates_in_order(*rates: float) -> Any:
+    """Measures one of these rates for each job, in the order of the jobs."""
     left = iter(rates)
     return lambda plan: {"test/loss": 1.0, "perf/examples_per_second": next(left)}
 
@@ -286,11 +303,11 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 def test_repeats_alternate_and_the_report_has_their_medians(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    measured = rates_in_turn(1, 1, 20, 50, 10, 70, 40, 60)
+    measured = rates_in_order(1, 1, 20, 50, 10, 70, 40, 60)
     fake = sweep(monkeypatch, *REPEATED, measured=measured)
     assert [plan.training.epochs for plan in fake.plans] == [1, 2] * 4
     assert [path.name for path in fake.folders] == [*"01234567"]
-    assert [within.label for within in fake.withins] == [
+    assert [context.label for context in fake.contexts] == [
         f"epochs={epochs} {turn}" for turn in ("warm-up", "repeat 1", "repeat 2", "repeat 3") for epochs in (1, 2)
     ]
     rows = rows_of(folder)
@@ -309,7 +326,7 @@ def test_repeats_are_jobs_of_their_own_when_the_sweep_is_sent_again(
     assert [row["status"] for row in rows_of(folder)] == ["1 FINISHED, 1 FAILED", "FINISHED"]
     again = sweep(monkeypatch, "training.epochs=1,2", "sweep.repeat=3")
     assert again.code == 0  # type: ignore[attr-defined]
-    assert [(path.name, life) for path, life in zip(again.folders, again.lives, strict=True)] == [
+    assert [(path.name, number) for path, number in zip(again.folders, again.resume_numbers, strict=True)] == [
         ("2", 1),
         ("4", 0),
         ("5", 0),
@@ -322,7 +339,7 @@ def test_a_sweeper_is_told_the_median_of_repeats(folder: Path, monkeypatch: pyte
     ran = runner.SweepRunner.launch
     monkeypatch.setattr(runner.SweepRunner, "launch", lambda *args: returned.extend(ran(*args)) or returned)
     losses = iter([3.0, 9.0, 1.0, 9.0, 2.0, 9.0])
-    ends = ["FINISHED", "FAILED"]
+    ends: list[Outcome] = ["FINISHED", "FAILED"]
     words = ("training.epochs=1,2", "sweep.repeat=3")
     sweep(monkeypatch, *words, statuses=ends, measured=lambda plan: {"val/loss": next(losses)})
     assert [job.return_value for job in returned] == [2.0, pytest.approx(float("nan"), nan_ok=True)]
@@ -358,9 +375,9 @@ def test_first_losses_that_differ_are_named_and_stay_wrong_when_the_sweep_is_sen
     for _ in range(2):
         fake = sweep(monkeypatch, *STRATEGIES, measured=losing(2.0, 2.1))
         assert fake.code == 1  # type: ignore[attr-defined]
-        told = capsys.readouterr()
-        assert f"the first losses differ: {line}" in told.err
-        assert "DIFFER" in told.out
+        output = capsys.readouterr()
+        assert f"the first losses differ: {line}" in output.err
+        assert "DIFFER" in output.out
     assert f"THE FIRST LOSSES DIFFER: {line}" in (folder / "s" / "report.md").read_text()
     end = json.loads((folder / "s" / "events.jsonl").read_text().splitlines()[-1])
     assert (end["status"], end["error"]) == ("FAILED", f"the first losses differ: {line}")
@@ -388,3 +405,14 @@ def test_a_sweep_leaves_no_password_behind(folder: Path, monkeypatch: pytest.Mon
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert [path for path in files if "sesame" in path.read_text()] == []
     assert any(path.name == "sweep.json" for path in files)
+
+
+def test_a_warm_up_that_fails_does_not_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    returned: list[Any] = []
+    ran = runner.SweepRunner.launch
+    monkeypatch.setattr(runner.SweepRunner, "launch", lambda *args: returned.extend(ran(*args)) or returned)
+    losses = iter([9.0, 3.0, 1.0])
+    ends: list[Outcome] = ["FAILED"]
+    words = ("training.epochs=1", "sweep.repeat=2", "sweep.warm_up=1")
+    sweep(monkeypatch, *words, statuses=ends, measured=lambda plan: {"val/loss": next(losses)})
+    assert [job.return_value for job in returned] == [2.0]

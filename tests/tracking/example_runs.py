@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from scaleflow.events import EventWriter
+from tests.event_files import EventWriter
 
 BEGAN = 1_700_000_000_000
 
@@ -38,8 +38,8 @@ class MadeRun:
         self.write = EventWriter(self.events)
 
     def ready(self, params: Mapping[str, str] | None = None, **more: Any) -> MadeRun:
-        told = {"params": params or {"model": "mlp"}, "tags": {"team": "vision"}, "steps": 9, "epochs": 3}
-        self.write("ready", name=self.folder.name, began=BEGAN, **told, **more)
+        fields = {"params": params or {"model": "mlp"}, "tags": {"team": "vision"}, "steps": 9, "epochs": 3}
+        self.write("ready", name=self.folder.name, began=BEGAN, **fields, **more)
         return self
 
     def train(self, first: int, last: int) -> MadeRun:

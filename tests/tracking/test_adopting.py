@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import IDENTITY, Tracking
-from scaleflow.launcher.supervisor import explain_not_adopted
+from scaleflow.interfaces import IDENTITY, Plan, Tracking
+from scaleflow.launcher.launch import describe_part
+from scaleflow.runs import RunSpec
 from scaleflow.tracking import make_tracker
 from tests.conftest import Command
 
@@ -102,12 +104,15 @@ def test_an_experiment_that_is_not_there_is_refused(uri: str, monkeypatch: pytes
         started(uri, None, monkeypatch)
 
 
-def test_a_run_that_goes_on_says_that_it_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_goes_on_says_that_it_is_another(
+    plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = RunSpec(plan(), tmp_path, 0.0)
     (tmp_path / "record.json").write_text('{"run_id": "abc", "offset": 1}')
     monkeypatch.setenv("MLFLOW_RUN_ID", "def")
-    assert explain_not_adopted(tmp_path) == "note: MLFLOW_RUN_ID=def is not used: the run that goes on is abc"
+    assert describe_part(spec, True) == ["note: MLFLOW_RUN_ID=def is not used: the run that goes on is abc"]
     monkeypatch.setenv("MLFLOW_RUN_ID", "abc")
-    assert explain_not_adopted(tmp_path) is None
+    assert describe_part(spec, True) == []
 
 
 @pytest.mark.slow

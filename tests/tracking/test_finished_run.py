@@ -148,7 +148,7 @@ def test_metrics_have_the_promised_names_and_steps(client: Any, run: Any) -> Non
 def test_every_point_that_the_worker_wrote_is_in_the_store(
     finished: tuple[Command, Any], client: Any, run: Any
 ) -> None:
-    told = {
+    written = {
         (key, event["step"], event["time"], value)
         for event in finished[0].events()
         if event["event"] in ("metrics", "system")
@@ -159,7 +159,7 @@ def test_every_point_that_the_worker_wrote_is_in_the_store(
         for key in run.data.metrics
         for m in client.get_metric_history(run.info.run_id, key)
     }
-    assert told == kept
+    assert written == kept
 
 
 def test_artifacts_hold_the_config_the_overrides_and_the_environment(client: Any, run: Any) -> None:
@@ -224,22 +224,25 @@ def test_a_run_can_begin_with_the_models_weights(
     client.create_registered_model("digits")
     client.create_model_version("digits", logged.artifact_location, run.info.run_id, model_id=logged.model_id)
     uris = f"runs:/{run.info.run_id}/model", f"models:/{logged.model_id}", "models:/digits/1"
-    for said in (*uris, finished[0].run_folder()):
-        with locate_weights(plan(store, f"model.init_from={said}")) as found:
+    for origin in (*uris, finished[0].run_folder()):
+        with locate_weights(plan(store, f"model.init_from={origin}")) as found:
             file = Path(found.model.init_from)
             assert file.read_bytes() == exported.read_bytes()
-            assert found.config["model"]["init_from"] == str(said)
+            assert found.config["model"]["init_from"] == str(origin)
         assert file.exists() == (file == exported)
 
 
-@pytest.mark.parametrize("said", ["runs:/0123456789abcdef0123456789abcdef/model", "models:/nothing/1"])
+@pytest.mark.parametrize("origin", ["runs:/0123456789abcdef0123456789abcdef/model", "models:/nothing/1"])
 def test_weights_that_the_store_has_not_are_refused(
-    finished: tuple[Command, Any], plan: Callable[..., Any], said: str
+    finished: tuple[Command, Any], plan: Callable[..., Any], origin: str
 ) -> None:
     from scaleflow.tracking import locate_weights
 
-    there = plan(f"tracking.uri=sqlite:///{finished[0].folder}/mlflow.db", f"model.init_from={said}")
-    with pytest.raises(ConfigError, match=f"model.init_from={said}: cannot be had from sqlite"), locate_weights(there):
+    there = plan(f"tracking.uri=sqlite:///{finished[0].folder}/mlflow.db", f"model.init_from={origin}")
+    with (
+        pytest.raises(ConfigError, match=f"model.init_from={origin}: cannot be had from sqlite"),
+        locate_weights(there),
+    ):
         pass
 
 

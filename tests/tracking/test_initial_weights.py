@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from scaleflow.errors import ConfigError
+from scaleflow.runs import RunSpec
 from scaleflow.tracking import locate_weights
-from scaleflow.worker.main import RunSpec
 
 Make = Callable[..., Any]
 
@@ -41,10 +41,10 @@ def test_what_is_not_there_is_refused_without_mlflow(
         str(tmp_path): "holds no Keras file",
         "models:/mine/1": f"there is no store sqlite:///{tmp_path}/mlflow.db",
     }
-    for said, words in wanted.items():
+    for origin, words in wanted.items():
         with (
-            pytest.raises(ConfigError, match=f"model.init_from={said}: {words}"),
-            locate_weights(plan(f"model.init_from={said}")),
+            pytest.raises(ConfigError, match=f"model.init_from={origin}: {words}"),
+            locate_weights(plan(f"model.init_from={origin}")),
         ):
             pass
 
@@ -61,6 +61,6 @@ def test_a_folder_with_weights_alone_is_refused_with_what_they_are_good_for(plan
 def test_the_worker_is_told_the_file_and_the_config_keeps_what_was_said(plan: Make, tmp_path: Path) -> None:
     (tmp_path / "model.keras").write_text("weights")
     with locate_weights(plan(f"model.init_from={tmp_path}")) as found:
-        told = RunSpec.from_json(RunSpec(found, tmp_path, 0.0).to_json()).plan
-    assert told.model.init_from == str(tmp_path / "model.keras")
-    assert told.config["model"]["init_from"] == str(tmp_path)
+        sent = RunSpec.from_line(RunSpec(found, tmp_path, 0.0).to_line()).plan
+    assert sent.model.init_from == str(tmp_path / "model.keras")
+    assert sent.config["model"]["init_from"] == str(tmp_path)

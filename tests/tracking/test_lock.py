@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scaleflow.tracking.store import migration_lock
+from scaleflow.tracking.connection import migration_lock
 
 SECRETS = ("ada", "sesame")
 

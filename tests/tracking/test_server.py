@@ -18,6 +18,7 @@ import pytest
 
 from scaleflow.interfaces import Tracking
 from scaleflow.launcher import recorder as recorder_module
+from scaleflow.launcher import transfer as transfer_module
 from scaleflow.launcher.recorder import Recorder
 from scaleflow.tracking.store import MlflowTracker
 from tests.conftest import Command
@@ -54,7 +55,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The recorder asks again soon, and sends little at a time."""
     monkeypatch.setattr(recorder_module, "SECONDS_BETWEEN_PASSES", 0.02)
     monkeypatch.setattr(recorder_module, "LONGEST_PAUSE", 0.1)
-    monkeypatch.setattr(recorder_module, "EVENTS_A_PASS", 25)
+    monkeypatch.setattr(transfer_module, "EVENTS_A_PASS", 25)
 
 
 def recording(made: MadeRun, uri: str, offline: bool = False, **options: Any) -> Recorder:
@@ -115,12 +116,12 @@ def test_a_server_that_is_slow_does_not_either(
     proxy.plan = lambda: "delay"
     made = MadeRun(tmp_path / "slow", uri=server.uri).ready().train(1, 200).end()
     with monkeypatch.context() as patch:
-        patch.setattr(recorder_module, "EVENTS_A_PASS", 2)
+        patch.setattr(transfer_module, "EVENTS_A_PASS", 2)
         recorder = recording(made, proxy.uri)
         end_too_soon(recorder)
     part = steps_of(server.uri, only_run(server.uri, "slow"), "train/loss")
     assert 0 < len(part) < 200
-    from scaleflow.sync import repair
+    from scaleflow.launcher.recovery import repair
 
     assert repair(made.folder, server.uri).result == "recorded"
     assert_is_all_there(server.uri, made)
@@ -184,10 +185,10 @@ def test_a_server_that_comes_late_and_goes_early_gets_the_rest_by_the_command_th
     server.stop()
     os.kill(long.launcher.pid, signal.SIGTERM)
     assert long.end() == 143, long.err.read_text()
-    told = long.err.read_text()
-    assert "Traceback" not in told
+    errors = long.err.read_text()
+    assert "Traceback" not in errors
     line = f"python -m scaleflow.sync {command.run_folder().relative_to(command.folder)}"
-    assert told.strip().endswith(line)
+    assert errors.strip().endswith(line)
     away = sync(command, *line.split()[3:])
     assert (away.returncode, away.stderr) == (1, "")
     assert "NOT RECORDED" in away.stdout

@@ -12,23 +12,22 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from scaleflow.config.plan import make_plan
 from scaleflow.errors import ConfigError
+from scaleflow.events import MetricsLogged, Note, WeightHistograms
+from scaleflow.launcher.prepare import make_plan
 from scaleflow.tracking import TensorBoardWriter
 from tests.conftest import Command
 
 METRICS = [
-    {"event": "metrics", "time": 1000, "step": 1, "values": {"perf/seconds_to_first_step": 2.5}},
-    {"event": "metrics", "time": 2000, "step": 8, "values": {"train/loss": 0.5, "train/accuracy": 0.25}},
-    {"event": "note", "time": 2500, "text": "nothing to see"},
-    {"event": "metrics", "time": 3000, "step": 16, "values": {"train/loss": 0.125}},
-    {"event": "metrics", "time": 3000, "step": 16, "values": {}},
+    MetricsLogged(1, {"perf/seconds_to_first_step": 2.5}, time=1000),
+    MetricsLogged(8, {"train/loss": 0.5, "train/accuracy": 0.25}, time=2000),
+    Note("nothing to see", time=2500),
+    MetricsLogged(16, {"train/loss": 0.125}, time=3000),
+    MetricsLogged(16, {}, time=3000),
 ]
-WEIGHTS = {
-    "event": "weights",
-    "time": 3000,
-    "step": 16,
-    "values": {
+WEIGHTS = WeightHistograms(
+    16,
+    {
         "weights/dense/kernel": {
             "min": -1.0,
             "max": 1.0,
@@ -38,7 +37,8 @@ WEIGHTS = {
             "counts": [1, 3],
         }
     },
-}
+    time=3000,
+)
 
 
 def seen(folder: Path) -> EventAccumulator:
@@ -78,6 +78,7 @@ def test_nothing_of_tensorflow_is_imported_for_it() -> None:
 
     code = f"""
 from pathlib import Path; import sys, tempfile
+from scaleflow.events import MetricsLogged, Note, WeightHistograms
 from scaleflow.tracking import TensorBoardWriter
 with tempfile.TemporaryDirectory() as folder: TensorBoardWriter(Path(folder)).write_events({METRICS + [WEIGHTS]!r})
 print("tensorflow" in sys.modules, "mlflow" in sys.modules)
@@ -119,8 +120,8 @@ def test_a_run_s_event_file_is_an_artifact(command: Command) -> None:
     )
     assert ended.returncode == 0, ended.stderr
     found = seen(command.run_folder() / "tensorboard")
-    told = [event for event in command.events() if event["event"] == "metrics"]
-    wanted = [(e["step"], e["values"]["train/loss"]) for e in told if "train/loss" in e["values"]]
+    logged = [event for event in command.events() if event["event"] == "metrics"]
+    wanted = [(e["step"], e["values"]["train/loss"]) for e in logged if "train/loss" in e["values"]]
     assert {step: value for step, value, _ in points(found, "train/loss")} == pytest.approx(dict(wanted), rel=1e-6)
     assert {"val/loss", "test/accuracy", "perf/step_ms_p95"} <= set(found.Tags()["scalars"])
     kernels = [tag for tag in found.Tags()["histograms"] if "kernel" in tag]

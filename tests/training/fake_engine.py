@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scaleflow.events import Emit, Event, to_fields
 from scaleflow.interfaces import Arrays, Batching, Examples, Feed, Hardware, Inputs, Kind, Outputs, Plan, Stream
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from scaleflow.training import Loop
+    from scaleflow.training import Loop, Session
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,34 @@ class Parts:
     loop: Loop
 
 
-def ignore(event: str, /, **fields: Any) -> None:
-    """An `Emit` to which nothing matters."""
+def ignore(event: Event) -> None:
+    """An `Emit` that drops all events."""
+
+
+def to_pair(event: Event) -> tuple[str, dict[str, Any]]:
+    """Returns an event's name and its fields."""
+    return event.event, to_fields(event)
+
+
+def make_session(
+    plan: Plan,
+    built: Any,
+    emit: Emit,
+    should_stop: Callable[[], bool] = lambda: False,
+    startup_timer: Any = None,
+    **options: Any,
+) -> Session:
+    """Makes the session of a single worker, which stops after the call at whose end `should_stop` is true."""
+    from scaleflow import training
+
+    return training.Session(
+        built.engine,
+        plan.training,
+        training.Feeds(built.train, built.validation, built.test),
+        training.MetricsLog(built.engine, emit, startup_timer),
+        training.WorkerSync(built.strategy, 1, should_stop),
+        **options,
+    )
 
 
 def spread_over(replicas: int) -> tf.distribute.Strategy:
@@ -111,7 +138,7 @@ def random_arrays(count: int, kind: Kind = "classification", size: int = 6, outp
 
 def follow(plan: Plan, steps: int) -> Course:
     """Takes the steps of a plan's run, one a call."""
-    from scaleflow.worker.main import build_training
+    from scaleflow.worker.build import build_training
 
     built = build_training(plan, ignore)
     return take(built.engine, built.train, steps)

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from scaleflow.events import Event, Note
+from tests.training.fake_engine import ignore, make_session
 from tests.training.test_session import BASE, SIZE
 
 WATCH = "training.callbacks=[{_target_: tests.training.watch.Watch, last: 1}]"
 
 
 def watched(plan: Any) -> tuple[list[Any], list[str], Any]:
-    from scaleflow import training
-    from scaleflow.worker.main import build_training
-    from tests.training.fake_engine import ignore
+    from scaleflow.worker.build import build_training
     from tests.training.watch import CALLED
 
     notes: list[str] = []
-    built = build_training(plan, ignore)
+    built = replace(build_training(plan, ignore), test=None)
+
+    def emit(event: Event) -> None:
+        if isinstance(event, Note):
+            notes.append(event.text)
 
     def session() -> Any:
-        return training.Session(
-            built.engine, plan.training, built.train, built.validation, None, started=0.0, agree=lambda s: (s, False),
-            emit=lambda event, **fields: notes.append(fields["text"]) if event == "note" else None,
-            callbacks=built.callbacks,
-        )  # fmt: skip
+        return make_session(plan, built, emit, callbacks=built.callbacks)
 
     first = session()
     first.run()
@@ -68,8 +69,7 @@ def test_what_is_no_callback_is_refused(isolated: Callable[..., Any], plan: Call
 
 def refusal_of(plan: Any) -> str:
     from scaleflow.errors import ConfigError
-    from scaleflow.worker.main import build_training
-    from tests.training.fake_engine import ignore
+    from scaleflow.worker.build import build_training
 
     try:
         build_training(plan, ignore)
@@ -80,22 +80,17 @@ def refusal_of(plan: Any) -> str:
 
 def frozen(plan: Any) -> tuple[str, str]:
     """What the run was ended with, and the last step that was taken."""
-    from scaleflow import training
     from scaleflow.errors import ScaleflowError
-    from scaleflow.worker.main import build_training
-    from tests.training.fake_engine import ignore
+    from scaleflow.worker.build import build_training
 
-    built = build_training(plan, ignore)
+    built = replace(build_training(plan, ignore), test=None)
     steps = [0]
 
-    def emit(event: str, /, **fields: Any) -> None:
-        steps.append(fields.get("step", 0))
+    def emit(event: Event) -> None:
+        steps.append(getattr(event, "step", 0))
 
     try:
-        training.Session(
-            built.engine, plan.training, built.train, built.validation, None, started=0.0, agree=lambda s: (s, False),
-            emit=emit, callbacks=built.callbacks,
-        ).run()  # fmt: skip
+        make_session(plan, built, emit, callbacks=built.callbacks).run()
         built.engine.read_state()
     except ScaleflowError as error:
         return f"{type(error).__name__}: {error}", str(steps[-1])

@@ -82,7 +82,7 @@ NORMALIZED = (
 
 def follow_all(plan: Any) -> tuple[list[float], list[np.ndarray[Any, Any]]]:
     """The losses, and all variables, the moving statistics among them."""
-    from scaleflow.worker.main import build_training
+    from scaleflow.worker.build import build_training
     from tests.training.fake_engine import ignore, take
 
     built = build_training(plan, ignore)

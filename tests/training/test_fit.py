@@ -14,7 +14,18 @@ from scaleflow.errors import ConfigError, NotFinite
 from scaleflow.interfaces import Examples, Inputs, Outputs, Stream
 from tests.conftest import Command
 from tests.launcher.test_supervisor import LongRun, only_run
-from tests.training.fake_engine import Parts, assemble, dense, far, ignore, random_arrays, spread_over, weights
+from tests.training.fake_engine import (
+    Parts,
+    assemble,
+    dense,
+    far,
+    ignore,
+    make_session,
+    random_arrays,
+    spread_over,
+    to_pair,
+    weights,
+)
 from tests.training.test_loop import active, embedded, regularized, tokens
 from tests.training.test_session import Event, calls, epochs
 
@@ -30,22 +41,16 @@ CNN = ("model=cnn", "model.filters=[4]", "model.units=8", "optimizer=sgd", "data
 
 def trained(plan: Any, stop_after: int | None = None) -> tuple[list[Event], Any, list[np.ndarray[Any, Any]]]:
     """A run's events, how it went, and its last weights."""
-    import time
-
-    from scaleflow import training
-    from scaleflow.worker.main import build_training
+    from scaleflow.worker.build import build_training
 
     events: list[Event] = []
-
-    def emit(event: str, /, **fields: Any) -> None:
-        events.append((event, fields))
-
     built = build_training(plan, ignore)
-    session = training.Session(
-        built.engine, plan.training, built.train, built.validation, built.test,
-        emit=emit, started=time.time(), agree=lambda seconds: (seconds, calls(events) + 1 == stop_after),
-    )  # fmt: skip
-    result = session.run()
+    result = make_session(
+        plan,
+        built,
+        lambda event: events.append(to_pair(event)),
+        should_stop=lambda: calls(events) + 1 == stop_after,
+    ).run()
     return events, result, [np.asarray(v) for v in built.engine.model.trainable_variables]
 
 
@@ -239,7 +244,7 @@ def test_a_loss_that_is_not_finite_is_named_by_its_step(isolated: Callable[..., 
 
 
 def refused(*plans: Any) -> list[str | None]:
-    from scaleflow.worker.main import build_training
+    from scaleflow.worker.build import build_training
 
     found: list[str | None] = []
     for plan in plans:

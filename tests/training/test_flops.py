@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from scaleflow.events import Event
 from scaleflow.worker.startup_timer import StartupTimer
 from tests.training.fake_engine import ignore
 
@@ -24,6 +25,7 @@ def counted(plans: list[Any]) -> list[float | None]:
     return [build_training(plan, ignore).engine.flops_per_example for plan in plans]
 
 
+@pytest.mark.slow
 def test_multiplications_are_counted_forward_and_backward_however_a_step_is_divided(
     isolated: Callable[..., Any], plan: Callable[..., Any]
 ) -> None:
@@ -109,15 +111,25 @@ def test_the_time_to_the_first_step_is_the_sum_of_its_parts(monkeypatch: pytest.
     }
 
 
-def clocked() -> Any:
-    from scaleflow.training.session import percentile_ms
+def clocked() -> dict[str, float]:
+    from scaleflow.training.metrics_log import EpochClock
 
-    calls = [(0.001, 98), (0.5, 1), (0.002, 1)]
-    return [percentile_ms(calls, percent) for percent in (50, 98, 99, 100)] + [percentile_ms([], 50)]
+    clock = EpochClock()
+    assert clock.speed() == {}
+    for steps, seconds in ((94, 0.094), (1, 0.5), (5, 0.01)):
+        clock.add(steps * 8, steps, seconds, waited=0.0)
+    return clock.speed()
 
 
 def test_a_step_counts_as_the_mean_of_its_call(isolated: Callable[..., Any]) -> None:
-    assert isolated(clocked) == [1.0, 1.0, 2.0, 500.0, None]
+    assert isolated(clocked) == pytest.approx(
+        {
+            "perf/examples_per_second": 800 / 0.604,
+            "perf/step_ms": 6.04,
+            "perf/step_ms_p50": 1.0,
+            "perf/step_ms_p95": 2.0,
+        }
+    )
 
 
 def utilised(plan: Any) -> list[dict[str, float]]:
@@ -125,15 +137,16 @@ def utilised(plan: Any) -> list[dict[str, float]]:
     import time
     from pathlib import Path
 
+    from scaleflow.runs import RunSpec
     from scaleflow.worker.build import build_training
-    from scaleflow.worker.main import RunSpec, begin_training, make_worker_sync
+    from scaleflow.worker.train import begin_training, make_worker_sync
 
     events: list[dict[str, float]] = []
     built = dataclasses.replace(build_training(plan, ignore), peak_flops=1e12)
     job = RunSpec(plan, Path(), time.time())
 
-    def emit(event: str, /, **fields: Any) -> None:
-        events.append(fields.get("values", {}))
+    def emit(event: Event) -> None:
+        events.append(getattr(event, "values", {}))
 
     begin_training(job, built, make_worker_sync(job, built, bool), emit).run()
     return [values for values in events if "perf/mfu" in values]

@@ -69,7 +69,7 @@ def both_forms(count: int) -> tuple[Arrays, Stream]:
 def evaluated(plan: Any) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
     """The digits' test split by the loop twice, and by numpy."""
     from scaleflow.dataset.digits import Digits
-    from scaleflow.worker.main import build_training
+    from scaleflow.worker.build import build_training
 
     built = build_training(plan, ignore)
     built.engine.start_epoch()
@@ -492,7 +492,7 @@ def growth(plan: Any) -> tuple[float, float]:
 
     import psutil
 
-    from scaleflow.worker.main import build_training
+    from scaleflow.worker.build import build_training
 
     built = build_training(plan, ignore)
     process = psutil.Process()

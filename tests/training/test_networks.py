@@ -74,7 +74,7 @@ def test_each_network_learns_in_mixed_precision(isolated: Callable[..., Any]) ->
 
 
 def in_stages(plan: Any) -> list[float]:
-    from scaleflow.worker.main import build_training
+    from scaleflow.worker.build import build_training
     from tests.training.fake_engine import ignore
 
     built = build_training(plan, ignore)

@@ -12,7 +12,7 @@ import pytest
 
 from scaleflow.errors import ConfigError, NotFinite, RunError
 from scaleflow.interfaces import Plan
-from tests.training.fake_engine import ignore
+from tests.training.fake_engine import ignore, to_pair
 
 #: 80 examples make 5 steps an epoch.
 BASE = (
@@ -62,27 +62,32 @@ def course(
         stop: told to stop after so many calls.
     """
     from scaleflow import checkpoint, training
-    from scaleflow.worker.main import DeduplicatingEmitter, build_training
+    from scaleflow.runs.event_log import DeduplicatingEmitter
+    from scaleflow.worker.build import build_training
 
     events: list[tuple[str, dict[str, Any]]] = []
     calls = [0]
 
-    def take(event: str, /, **fields: Any) -> None:
-        events.append((event, fields))
+    class CallCounter(training.WorkerSync):
+        """Stops after some calls of the engine; `sync(0.0)` is a barrier, not the end of a call."""
 
-    def agree(seconds: float) -> tuple[float, bool]:
-        calls[0] += seconds > 0
-        return seconds, calls[0] == stop
+        def __call__(self, seconds: float) -> tuple[float, bool]:
+            calls[0] += seconds > 0
+            return seconds, calls[0] == stop
 
     built = build_training(plan, ignore)
     go_bad_once(built.engine, bad_after)
     break_once(built.engine, broken_after)
-    emit = DeduplicatingEmitter(Path(folder, "events.jsonl"), take)
+    emit = DeduplicatingEmitter(Path(folder, "events.jsonl"), lambda event: events.append(to_pair(event)))
     keeper = checkpoint.CheckpointManager(plan.checkpoint, folder, emit)
     session = training.Session(
-        built.engine, plan.training, built.train, built.validation, built.test, emit=emit, started=0.0, agree=agree,
-        checkpoints=keeper,
-    )  # fmt: skip
+        built.engine,
+        plan.training,
+        training.Feeds(built.train, built.validation, built.test),
+        training.MetricsLog(built.engine, emit),
+        CallCounter(built.strategy, 1, bool),
+        checkpointing=training.Checkpointing(keeper),
+    )
     if start is not None:
         session.restore(checkpoint.CheckpointManager(plan.checkpoint, start, ignore).load_newest())
         if factor != 1.0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Batching, EarlyStopping
-from tests.training.fake_engine import ignore
+from scaleflow.worker.startup_timer import StartupTimer
+from tests.training.fake_engine import ignore, make_session, to_pair
 
 Event = tuple[str, dict[str, Any]]
 
@@ -21,21 +23,16 @@ SIZE = "training.global_batch_size=16"  # 80 examples make 5 steps
 
 def fitted(plan: Any, stop_after: int | None = None) -> tuple[list[Event], Any]:
     """The events of a run, and how it went; told to stop after some calls."""
-    import time
-
-    from scaleflow import training
-    from scaleflow.worker.main import build_training
+    from scaleflow.worker.build import build_training
 
     events: list[Event] = []
-
-    def emit(event: str, /, **fields: Any) -> None:
-        events.append((event, fields))
-
-    built = build_training(plan, ignore)
-    session = training.Session(
-        built.engine, plan.training, built.train, built.validation, built.test,
-        emit=emit, started=time.time(), agree=lambda seconds: (seconds, calls(events) + 1 == stop_after),
-    )  # fmt: skip
+    session = make_session(
+        plan,
+        build_training(plan, ignore),
+        lambda event: events.append(to_pair(event)),
+        should_stop=lambda: calls(events) + 1 == stop_after,
+        startup_timer=StartupTimer(time.time()),
+    )
     return events, session.run()
 
 
@@ -125,7 +122,7 @@ def test_training_stops_early(isolated: Callable[..., Any], plan: Callable[..., 
 
 def patient(cases: list[tuple[EarlyStopping | None, list[float]]]) -> list[int | None]:
     """After how many values each is over."""
-    from scaleflow.training.session import Patience
+    from scaleflow.training.monitor import Patience
 
     found = []
     for options, values in cases:
@@ -156,7 +153,7 @@ def test_patience_counts_epochs_without_a_better_value(isolated: Callable[..., A
 
 def refused(*plans: Any) -> list[str | None]:
     """Each plan's refusal when it is built."""
-    from scaleflow.worker.main import build_training
+    from scaleflow.worker.build import build_training
 
     found: list[str | None] = []
     for plan in plans:
@@ -189,16 +186,17 @@ def paces() -> dict[str, list[int]]:
     from scaleflow.training.steps_per_loop import StepsPerLoop
 
     found = {}
-    for name, setting, a_step in (
-        ("fixed", 7, 0.1),
-        ("slow", "auto", 1.0),
-        ("fast", "auto", 1e-4),
-        ("mid", "auto", 0.01),
+    for name, setting, a_step, is_resumed in (
+        ("fixed", 7, 0.1, False),
+        ("fixed, resumed", 7, 0.1, True),
+        ("slow", "auto", 1.0, False),
+        ("fast", "auto", 1e-4, False),
+        ("mid", "auto", 0.01, True),
     ):
         pace = StepsPerLoop(setting)  # type: ignore[arg-type]
         taken = []
         for call in range(5):
-            steps = pace.choose()
+            steps = pace.choose(is_resumed)
             taken.append(steps)
             pace.record_call(steps, steps * a_step + (5.0 if call == 0 else 0.0))
         found[name] = taken
@@ -207,10 +205,11 @@ def paces() -> dict[str, list[int]]:
 
 def test_a_call_is_made_to_take_half_a_second(isolated: Callable[..., Any]) -> None:
     found = isolated(paces)
-    assert found["fixed"] == [7] * 5
-    assert found["slow"] == [8, 8, 1, 1, 1]
-    assert found["mid"] == [8, 8, 50, 50, 50]
-    assert found["fast"] == [8, 8, 512, 5000, 5000]
+    assert found["fixed"] == [1, 7, 7, 7, 7]
+    assert found["fixed, resumed"] == [7] * 5
+    assert found["slow"] == [1, 8, 1, 1, 1]
+    assert found["mid"] == [1, 8, 50, 50, 50]
+    assert found["fast"] == [1, 8, 512, 5000, 5000]
 
 
 class OnPaper:
@@ -278,19 +277,10 @@ class Watching:
 
 def timed(plan: Any, seconds: list[float], opening: float, window: tuple[int, int]) -> list[Event]:
     """The events of a run on paper, two steps to a call, 4 examples to a step."""
-    from scaleflow import training
-
     events: list[Event] = []
-
-    def emit(event: str, /, **fields: Any) -> None:
-        events.append((event, fields))
-
-    feed: Any = SimpleNamespace(examples=40, batching=Batching(4, 1, 1))
-    session = training.Session(
-        OnPaper(seconds, opening), plan.training, feed, None, None,
-        emit=emit, started=0.0, agree=lambda each: (each, False), tracer=Watching(*window, events),
-    )  # fmt: skip
-    session.run()
+    feed = SimpleNamespace(examples=40, batching=Batching(4, 1, 1))
+    built = SimpleNamespace(strategy=None, engine=OnPaper(seconds, opening), train=feed, validation=None, test=None)
+    make_session(plan, built, lambda event: events.append(to_pair(event)), tracer=Watching(*window, events)).run()
     return events
 
 

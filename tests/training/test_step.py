@@ -49,6 +49,7 @@ def test_two_replicas_train_as_one_device_does(
     assert one.losses[-1] < one.losses[0]
 
 
+@pytest.mark.slow
 def test_a_step_does_what_the_loop_does(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
     """A step that repeats the loop's own changes nothing; accumulated, with several optimizers or in float16."""
     usual = isolated(follow, plan(*BASE, *MIRRORED), STEPS)
@@ -63,7 +64,7 @@ def test_a_step_does_what_the_loop_does(isolated: Callable[..., Any], plan: Call
 
 def rates(plan: Any) -> tuple[float, list[float], int, int]:
     """The rates of both optimizers after a step, and how many variables the step keeps, and holds of others."""
-    from scaleflow.worker.main import build_training
+    from scaleflow.worker.build import build_training
 
     loop: Any = build_training(plan, ignore).engine
     own = loop._own
@@ -83,7 +84,7 @@ def test_what_a_step_keeps_can_be_found(isolated: Callable[..., Any], plan: Call
 
 def stopped_at(plan: Any) -> int:
     """The step that is named as not finite, of an epoch in one call."""
-    from scaleflow.worker.main import build_training
+    from scaleflow.worker.build import build_training
 
     built = build_training(plan, ignore)
     try:
@@ -93,6 +94,7 @@ def stopped_at(plan: Any) -> int:
     return 0
 
 
+@pytest.mark.slow
 def test_a_step_whose_loss_is_not_finite_is_named(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
     found = {
         (name, spread): isolated(stopped_at, plan(*BASE, *spread, step(name)))
@@ -107,7 +109,7 @@ def test_a_step_whose_loss_is_not_finite_is_named(isolated: Callable[..., Any], 
 
 
 def refused(*plans: Any) -> list[str | None]:
-    from scaleflow.worker.main import build_training
+    from scaleflow.worker.build import build_training
 
     found: list[str | None] = []
     for plan in plans:

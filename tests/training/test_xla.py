@@ -106,7 +106,8 @@ def model(name: str) -> tuple[str, ...]:
 
 def why(plan: Any) -> str:
     """What the worker refuses, or why training fails."""
-    from scaleflow.worker.main import build_training, format_failure
+    from scaleflow.worker.build import build_training
+    from scaleflow.worker.failures import format_failure
 
     try:
         built = build_training(plan, ignore)

@@ -11,35 +11,33 @@ import numpy as np
 import pytest
 
 from scaleflow.errors import ConfigError
+from scaleflow.events import CheckpointSaved, Event, FaultReported, MetricsLogged, ModelExported, RunEnded
 from scaleflow.interfaces import Arrays, Batching, Inputs, Outputs, Stream
+from scaleflow.runs import RunSpec
 
 BASE = ("hardware=cpu", "tracking=none", "dataset.limit=100", "dataset.validation=0.2", "model.units=8")
 SIZE = "training.global_batch_size=16"  # 80 examples make 5 steps
 TWO = ("strategy=mirrored", "hardware.logical_devices=2")
-Event = tuple[str, dict[str, Any]]
 
 
-def worked(plan: Any, folder: str) -> list[Event]:
-    """The events of a worker's whole life."""
-    from scaleflow.worker.main import RunSpec, run_worker
+def train(plan: Any, folder: str) -> list[Event]:
+    """All events of a worker."""
+    from scaleflow.worker.train import run_worker
 
     events: list[Event] = []
-    run_worker(
-        RunSpec(plan, Path(folder), time.time()), lambda event, /, **fields: events.append((event, fields)), bool
-    )
+    run_worker(RunSpec(plan, Path(folder), time.time()), events.append, bool)
     return events
 
 
 def points(events: list[Event], key: str) -> list[tuple[int, float]]:
-    return [(fields["step"], fields["values"][key]) for _, fields in events if key in fields.get("values", {})
-            and "epoch" not in fields]  # fmt: skip
+    return [(e.step, e.values[key]) for e in events if isinstance(e, MetricsLogged) and key in e.values]
 
 
 def test_overfit_trains_on_one_batch_and_validates_on_it(
     isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path
 ) -> None:
     made = plan(*BASE, SIZE, *TWO, "debug=overfit", "training.epochs=40", "optimizer.learning_rate=0.01")
-    events = isolated(worked, made, str(tmp_path))
+    events = isolated(train, made, str(tmp_path))
     assert points(events, "val/loss")[-1][0] == 200  # an epoch is as long as it was
     assert points(events, "val/accuracy")[-1] == (200, 1.0)
     assert points(events, "val/loss")[-1][1] < 0.05
@@ -49,13 +47,14 @@ def test_overfit_trains_on_one_batch_and_validates_on_it(
 def test_fast_takes_one_step_of_everything(
     isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path
 ) -> None:
-    events = isolated(worked, plan(*BASE, SIZE, "debug=fast", "training.steps_per_loop=7"), str(tmp_path))
+    events = isolated(train, plan(*BASE, SIZE, "debug=fast", "training.steps_per_loop=7"), str(tmp_path))
     for key in ("train/loss", "val/loss", "test/loss"):
         assert [step for step, _ in points(events, key)] == [1], key
-    names = [name for name, _ in events]
-    assert "checkpoint" in names
-    assert names.index("model") < names.index("end")
-    assert events[-1][1]["status"] == "FINISHED"
+    kinds = [type(event) for event in events]
+    assert CheckpointSaved in kinds
+    assert kinds.index(ModelExported) < kinds.index(RunEnded)
+    assert isinstance(events[-1], RunEnded)
+    assert events[-1].status == "FINISHED"
 
 
 @pytest.mark.parametrize("engine", ["loop", "fit"])
@@ -63,24 +62,25 @@ def test_nan_names_the_operation(
     isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path, engine: str
 ) -> None:
     wild = ("optimizer=sgd", "optimizer.learning_rate=1e30", f"training.engine={engine}")
-    events = isolated(worked, plan(*BASE, SIZE, "debug='nan'", *wild), str(tmp_path))
-    (fault,) = (fields["error"] for name, fields in events if name == "fault")
-    assert fault.startswith("debug.nan: NaN or Inf came out of the operation ")
-    assert "/MatMul;" in fault
+    events = isolated(train, plan(*BASE, SIZE, "debug='nan'", *wild), str(tmp_path))
+    (error,) = (event.error for event in events if isinstance(event, FaultReported))
+    assert error.startswith("debug.nan: NaN or Inf came out of the operation ")
+    assert "/MatMul;" in error
 
 
+@pytest.mark.slow
 def test_nothing_is_found_where_nothing_is_wrong(
     isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path
 ) -> None:
-    events = isolated(worked, plan(*BASE, SIZE, *TWO, "debug='nan'", "training.epochs=1"), str(tmp_path))
-    assert events[-1] == ("end", {"status": "FINISHED"})
+    events = isolated(train, plan(*BASE, SIZE, *TWO, "debug='nan'", "training.epochs=1"), str(tmp_path))
+    assert events[-1] == RunEnded("FINISHED", time=events[-1].time)
 
 
 def eager_and_compiled(eager: Any, compiled: Any) -> tuple[list[float], list[float], bool]:
     """The losses of both, and whether the model saw values as Python came to it."""
     import tensorflow as tf
 
-    from scaleflow.worker.main import build_training
+    from scaleflow.worker.build import build_training
     from tests.training.fake_engine import ignore, take
 
     losses = [take(built.engine, built.train, 4).losses for built in [build_training(compiled, ignore)]]

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from scaleflow.errors import ConfigError
-from scaleflow.events import EventReader, EventWriter
+from scaleflow.events import Event, FaultReported, MetricsLogged, Note, RunReady
 from scaleflow.interfaces import Inputs, Outputs, Plan, Stream
 from scaleflow.launcher.worker_process import SERVER
+from scaleflow.runs import EventReader, EventWriter, RunSpec
 from scaleflow.worker.out_of_memory import explain_out_of_memory
 from tests.conftest import Command
 
@@ -47,15 +48,15 @@ def test_memory_that_is_not_enough_is_told_with_the_numbers_that_would_do(
     made = plan("tracking=none", *words)
     training = made.training
     whole = training.global_batch_size or training.batch_size * 2 * training.accumulate
-    told = explain_out_of_memory(OOM, made, {"replicas": 2, "global_batch_size": whole})
-    assert told.startswith(ASKED)
-    assert BATCHES[words] in told
+    message = explain_out_of_memory(OOM, made, {"replicas": 2, "global_batch_size": whole})
+    assert message.startswith(ASKED)
+    assert BATCHES[words] in message
 
 
 def test_a_pipeline_is_told_to_use_more_micro_batches(plan: Callable[..., Plan]) -> None:
-    told = explain_out_of_memory("OOM", plan("strategy=pipeline"), {"replicas": 1, "global_batch_size": 32})
-    assert told.startswith("out of memory on a device: training.batch_size=32 x 1 replica(s)")
-    assert told.endswith("strategy.micro_batches=8 takes less memory for the same")
+    message = explain_out_of_memory("OOM", plan("strategy=pipeline"), {"replicas": 1, "global_batch_size": 32})
+    assert message.startswith("out of memory on a device: training.batch_size=32 x 1 replica(s)")
+    assert message.endswith("strategy.micro_batches=8 takes less memory for the same")
 
 
 class Files:
@@ -80,24 +81,28 @@ class Files:
         return Stream(tf.data.Dataset.from_tensor_slices(self._paths).map(read), 8)
 
 
-def worked(plan: Plan, folder: str, spoil: Callable[[Any], None]) -> list[tuple[str, dict[str, Any]]]:
-    """The events of a worker's life; `spoil` gets what was built once the run is ready."""
-    from scaleflow.worker import main as worker
+def train(plan: Plan, folder: str, spoil: Callable[[Any], None]) -> list[Event]:
+    """All events of a worker; `spoil` gets what was built once the run is ready."""
+    from scaleflow.worker import train as worker
 
-    events: list[tuple[str, dict[str, Any]]] = []
-    inner = worker.build_training
-    built: list[Any] = []
-    worker.build_training = lambda *arguments: built.append(inner(*arguments)) or built[0]
+    events: list[Event] = []
+    build = worker.build_training
+    setups: list[Any] = []
 
-    def emit(event: str, /, **fields: Any) -> None:
-        events.append((event, fields))
-        if event == "ready":
-            spoil(built[0])
+    def build_and_keep(*arguments: Any) -> Any:
+        setups.append(build(*arguments))
+        return setups[0]
 
+    def emit(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, RunReady):
+            spoil(setups[0])
+
+    worker.build_training = build_and_keep
     try:
-        worker.run_worker(worker.RunSpec(plan, Path(folder), time.time()), emit, bool)
+        worker.run_worker(RunSpec(plan, Path(folder), time.time()), emit, bool)
     finally:
-        worker.build_training = inner
+        worker.build_training = build
     return events
 
 
@@ -132,11 +137,11 @@ def faults(vanishing: Plan, running_out: Plan, unwritable: Plan, stalling: Plan,
 
     os.chdir(folder)
     Path("data").mkdir()
-    found = [worked(vanishing, folder, vanish), worked(running_out, folder, run_out)]
-    found += [worked(unwritable, folder, be_in_the_way), worked(stalling, folder, never_answer)]
-    reasons = [next(fields["error"] for name, fields in events if name == "fault") for events in found]
-    steps = [fields["step"] for name, fields in found[-1] if name == "metrics" and "train/loss" in fields["values"]]
-    return [*reasons, steps]
+    runs = [train(vanishing, folder, vanish), train(running_out, folder, run_out)]
+    runs += [train(unwritable, folder, be_in_the_way), train(stalling, folder, never_answer)]
+    errors = [next(event.error for event in events if isinstance(event, FaultReported)) for events in runs]
+    steps = [event.step for event in runs[-1] if isinstance(event, MetricsLogged) and "train/loss" in event.values]
+    return [*errors, steps]
 
 
 def test_a_worker_names_what_gave_out(isolated: Callable[..., Any], plan: Callable[..., Plan], tmp_path: Path) -> None:
@@ -181,9 +186,9 @@ def test_a_disk_that_is_full_for_the_events_ends_the_run_and_says_so(command: Co
     assert len([json.loads(line) for line in whole]) > 20
 
 
-def test_an_event_behind_half_a_line_is_a_line_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_event_after_half_a_line_is_a_line_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = EventWriter(tmp_path / "events.jsonl")
-    write("note", text="one")
+    write(Note("one"))
     with monkeypatch.context() as patched:
         calls = [5]
         real = __import__("os").write
@@ -193,23 +198,24 @@ def test_an_event_behind_half_a_line_is_a_line_of_its_own(tmp_path: Path, monkey
                 raise OSError(28, "No space left on device")
             return int(real(file, bytes(data)[: calls.pop()]))
 
-        patched.setattr("scaleflow.events.os.write", short)
+        patched.setattr("scaleflow.runs.event_log.os.write", short)
         with pytest.raises(OSError, match="No space"):
-            write("note", text="two")
-    write("note", text="three")
-    assert [event["text"] for event in EventReader(tmp_path / "events.jsonl").read()] == ["one", "three"]
+            write(Note("two"))
+    write(Note("three"))
+    texts = [event.text for event in EventReader(tmp_path / "events.jsonl").read() if isinstance(event, Note)]
+    assert texts == ["one", "three"]
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("hydra.run.dir=/proc/self",), "scaleflow: hydra.run.dir=/proc/self: cannot be written"),
         (("hydra.run.dir=/proc/none",), "scaleflow: hydra.run.dir=/proc/none: No such file"),
     ],
 )
-def test_a_folder_that_cannot_be_written_is_refused(command: Command, words: tuple[str, ...], told: str) -> None:
+def test_a_folder_that_cannot_be_written_is_refused(command: Command, words: tuple[str, ...], message: str) -> None:
     done = command("tracking=none", *words)
-    assert (done.returncode, done.stderr.startswith(told)) == (2, True), done.stderr
+    assert (done.returncode, done.stderr.startswith(message)) == (2, True), done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
@@ -217,7 +223,7 @@ def refusal_of_folder(plan: Plan, folder: str) -> str:
     from scaleflow.checkpoint import CheckpointManager
 
     try:
-        CheckpointManager(plan.checkpoint, folder, lambda event, /, **fields: None).check_writable()
+        CheckpointManager(plan.checkpoint, folder, lambda event: None).check_writable()
     except ConfigError as refusal:
         return str(refusal)
     return ""
@@ -226,8 +232,8 @@ def refusal_of_folder(plan: Plan, folder: str) -> str:
 def test_a_checkpoint_folder_that_cannot_be_written_is_refused_before_there_is_a_run(
     isolated: Callable[..., Any], plan: Callable[..., Plan], tmp_path: Path
 ) -> None:
-    told = isolated(refusal_of_folder, plan("tracking=none", "checkpoint.folder=/proc/none"), "/proc/none")
-    assert told.startswith("checkpoint.folder=/proc/none: cannot be written (")
+    refusal = isolated(refusal_of_folder, plan("tracking=none", "checkpoint.folder=/proc/none"), "/proc/none")
+    assert refusal.startswith("checkpoint.folder=/proc/none: cannot be written (")
     good = str(tmp_path / "a" / "b")
     assert isolated(refusal_of_folder, plan("tracking=none", f"checkpoint.folder={good}"), good) == ""
     assert not list(Path(good).iterdir())

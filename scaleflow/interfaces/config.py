@@ -1,0 +1,586 @@
+"""The config as typed sections: one dataclass for each config group, and `Plan`, which holds them all.
+
+`scaleflow.config.parse` reads a composed config into these classes. It checks types, the values of each `Literal`
+and the limits in a field's metadata (`at_least`, `above`, `at_most`). An integer without `at_most` is at most
+2**31 - 1, and a float is finite. `scaleflow.config.rules` checks combinations of keys. A default given here holds if
+the chosen option in conf/ does not set the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class Target:
+    """A class or function that a config names with `_target_`, and its arguments.
+
+    Attributes:
+        key: the config key that holds it, such as `dataset`; for messages.
+        path: the dotted name of the class or function.
+        arguments: its keyword arguments: plain values, or nested mappings with a `_target_`.
+    """
+
+    key: str
+    path: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Partitioner:
+    """`strategy.partitioner`: how `parameter_server` divides variables into shards, along their first axis.
+
+    Attributes:
+        max_shards: the most shards of one variable. At least 1. Default null: variables stay whole.
+        min_shard_bytes: the least size of a shard, in bytes, so that small variables get fewer shards or stay whole.
+            1 to 2**62. Default 262144 (256 KiB). null: every variable gets `max_shards` shards.
+    """
+
+    max_shards: int | None = field(default=None, metadata={"at_least": 1})
+    min_shard_bytes: int | None = field(default=256 << 10, metadata={"at_least": 1, "at_most": 2**62})
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """`strategy`: how the work is spread over devices.
+
+    Attributes:
+        name: the strategy. Default `auto`: `tpu` if there is a TPU; `multi_worker` or `parameter_server` if TF_CONFIG
+            names several processes; otherwise `mirrored` with several devices and `one_device` with one.
+        communication: multi_worker: how gradients travel between workers: `ring` over gRPC, or `nccl` between GPUs.
+            Default `auto`: TensorFlow chooses.
+        partitioner: parameter_server: how variables are divided among the servers. Default: they stay whole.
+        stages: pipeline: the number of parts that the model's layers are divided into, one device for each. At least 2.
+            Default 2.
+        micro_batches: pipeline: the number of equal parts that a batch is divided into, so that stages work at the same
+            time. The batch must be divisible by it. At least 1; 1 is plain model parallelism. Default 4.
+        cuts: pipeline: the name of the first layer of each stage except the first, so one name less than `stages`.
+            Default null: stages get about the same number of parameters.
+    """
+
+    name: Literal["auto", "one_device", "mirrored", "multi_worker", "parameter_server", "pipeline", "tpu"] = "auto"
+    communication: Literal["auto", "ring", "nccl"] = "auto"
+    partitioner: Partitioner = field(default_factory=Partitioner)
+    stages: int = field(default=2, metadata={"at_least": 2})
+    micro_batches: int = field(default=4, metadata={"at_least": 1})
+    cuts: list[str] | None = None
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """`cluster`: what starts the processes of a strategy that has several, and where they run.
+
+    Attributes:
+        name: what starts the processes. Default `local`.
+            `local`: this command starts all of them on this machine.
+            `tf_config`: one command runs on each machine; the environment variable TF_CONFIG gives its task.
+            `slurm`: srun starts one command for each task of a step.
+            `kubernetes`: an Indexed Job starts one command in each pod.
+            `ray`: this command starts all of them on the machines of a Ray cluster.
+        workers: the number of processes that train. 1 to 64. Default null: 2 for `multi_worker` and
+            `parameter_server`. Other strategies have one process. With tf_config, slurm and kubernetes the
+            environment gives the number; set it only together with `submit`.
+        servers: parameter_server: the number of processes that hold the variables. 1 to 64. Default null: 1. With slurm
+            and kubernetes these are the last tasks or pods. TF_CONFIG names its own.
+        max_restarts: how often the launcher restarts processes that died, over the whole run. It restarts a dead
+            worker of `parameter_server` alone if its machine is still there, and otherwise all processes from the
+            last checkpoint. With tf_config, slurm and kubernetes it restarts the process of its own machine; there
+            it must be 0 or null for `parameter_server`. At least 0. Default null: 10 with `ray`, and with
+            `parameter_server` on `local`; otherwise 0.
+        stall_seconds: after this many seconds without progress while training or evaluating, the run's processes count
+            as dead. It must be longer than the longest evaluation. Until training begins, `start_seconds` are added.
+            Above 0. Default null: progress is not watched.
+        start_seconds: how long processes wait for each other at the start, in seconds. It also limits the wait for a
+            TPU to answer, for resources that a Ray cluster lacks, and for an evaluator's chief. Above 0. Default
+            120; in conf/cluster/kubernetes.yaml 1800.
+        submit: slurm, kubernetes: `print` writes a batch script or a manifest to standard output and starts nothing.
+            Default null: the command runs.
+        cpus: ray, kubernetes: CPU cores of each process or pod. At least 1. Default null. Ray: null reserves one
+            core and does not limit TensorFlow's threads; a number limits them. Kubernetes: a request, not a limit;
+            null requests none.
+        gpus: ray, kubernetes: GPUs of each process or pod. At least 0. Default 0.
+        address: ray: the cluster's `HOST:PORT`, or `auto` for the cluster that runs on this machine. Default null: the
+            environment variable RAY_ADDRESS, otherwise a cluster on this machine alone that ends with the run.
+        min_workers: ray: the least number of workers with which the run continues after machines are lost. The global
+            batch stays the same. 1 to 64, at most `workers`. Default null: all workers.
+        placement: ray: `spread` uses as many machines as possible, `pack` as few as possible. Default `spread`.
+        image: kubernetes: the image of the pods. `submit` needs it. Default null.
+        job: kubernetes: the name of the Job, of its Service, and of the run's folder on the volume. Lower-case letters,
+            digits and `-`, a letter first; at most 63 characters together with `-INDEX`. Default `scaleflow`.
+        namespace: kubernetes: the namespace of the Job. Default null: kubectl's current one.
+        memory: kubernetes: the memory of each pod as a Kubernetes quantity such as `16Gi`: its request and its limit.
+            Default null: neither.
+        env_from: kubernetes: names of Secrets; their keys become environment variables of the pods. Default null: none.
+        volume: kubernetes: the name of a PersistentVolumeClaim that all pods mount at `path`; the run's folder is on
+            it. Default null: no volume; `submit` then rejects checkpoints and `parameter_server`.
+        path: kubernetes: the absolute path where pods mount the volume. Default `/scaleflow`.
+        port: kubernetes: the TCP port that each pod listens on. 1 to 65535. Default 2222.
+        retries: kubernetes: how often the pod of each index may fail before the Job fails. Preempted pods do not count.
+            At least 0. Default 3.
+    """
+
+    name: Literal["local", "tf_config", "slurm", "kubernetes", "ray"] = "local"
+    workers: int | None = field(default=None, metadata={"at_least": 1, "at_most": 64})
+    servers: int | None = field(default=None, metadata={"at_least": 1, "at_most": 64})
+    max_restarts: int | None = field(default=None, metadata={"at_least": 0})
+    stall_seconds: float | None = field(default=None, metadata={"above": 0.0})
+    start_seconds: float = field(default=120.0, metadata={"above": 0.0})
+    submit: Literal["print"] | None = None
+    cpus: int | None = field(default=None, metadata={"at_least": 1})
+    gpus: int = field(default=0, metadata={"at_least": 0})
+    address: str | None = None
+    min_workers: int | None = field(default=None, metadata={"at_least": 1, "at_most": 64})
+    placement: Literal["spread", "pack"] = "spread"
+    image: str | None = None
+    job: str = "scaleflow"
+    namespace: str | None = None
+    memory: str | None = None
+    env_from: list[str] | None = None
+    volume: str | None = None
+    path: str = "/scaleflow"
+    port: int = field(default=2222, metadata={"at_least": 1, "at_most": 65535})
+    retries: int = field(default=3, metadata={"at_least": 0})
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """`hardware`: which devices a process uses, and how TensorFlow uses them.
+
+    Attributes:
+        name: the kind of device. `gpu` and `tpu` are rejected if there is none. Default `auto`: a TPU if the
+            strategy is `tpu`, otherwise GPUs if TensorFlow finds some, otherwise the CPU.
+        tpu: the TPU's address: `grpc://HOST:PORT` (several with commas), `local`, or a name that Google Cloud knows.
+            Default null: the environment variables and device files that `scaleflow.cluster.tpu` looks for.
+        devices: indices of the physical devices to use, from 0, each once. Not for a TPU. Default null: all devices.
+        logical_devices: the number of logical devices that each physical device is divided into. On a GPU it needs
+            `memory_limit_mb`. Not for a TPU or `parameter_server`. At least 1. Default 1.
+        memory_growth: GPU: allocate memory as it is needed, not all at the start. Not together with `memory_limit_mb`.
+            Default false; in conf/hardware/gpu.yaml true.
+        memory_limit_mb: GPU: the memory of each logical device, in MiB. At least 1. Default null: no limit.
+        intra_op_threads: the number of threads inside one operation. At least 1. Default null: TensorFlow chooses.
+        inter_op_threads: the number of operations that run at the same time. At least 1. Default null: TensorFlow
+            chooses.
+        xla: compile the model's forward and backward pass with XLA. Not with `pipeline`, `parameter_server`, `fit` or
+            `deterministic`. Default false.
+        deterministic: use deterministic operations, so that every run gives the same bits. Slower on a GPU. Default
+            false.
+    """
+
+    name: Literal["auto", "cpu", "gpu", "tpu"] = "auto"
+    tpu: str | None = None
+    devices: list[int] | None = None
+    logical_devices: int = field(default=1, metadata={"at_least": 1})
+    memory_growth: bool = False
+    memory_limit_mb: int | None = field(default=None, metadata={"at_least": 1})
+    intra_op_threads: int | None = field(default=None, metadata={"at_least": 1})
+    inter_op_threads: int | None = field(default=None, metadata={"at_least": 1})
+    xla: bool = False
+    deterministic: bool = False
+
+
+@dataclass(frozen=True)
+class Precision:
+    """`precision`: the dtype that layers compute in.
+
+    Attributes:
+        name: the Keras dtype policy. `mixed` is `mixed_float16` on a GPU and `mixed_bfloat16` on a CPU or TPU.
+            Variables, gradients and the model's outputs are float32 under each of them. Default `float32`.
+    """
+
+    name: Literal["float32", "mixed", "mixed_float16", "mixed_bfloat16"] = "float32"
+
+
+@dataclass(frozen=True)
+class Augment:
+    """`dataset.augment`: random changes to the training examples. Validation and test examples stay unchanged.
+
+    Attributes:
+        flip: flip each image left to right with probability 1/2. Default false.
+        crop: pad each image with this many pixels of zeros on each side, and cut a random window of the original size
+            out of it. At least 0. Default 0: no crop.
+        mixup: mix each example with another one, by a share drawn from Beta(mixup, mixup) (Zhang et al. 2017). Numeric
+            inputs only; class targets become float32 [b, classes]. At least 0. Default 0: no mixup.
+    """
+
+    flip: bool = False
+    crop: int = field(default=0, metadata={"at_least": 0})
+    mixup: float = field(default=0.0, metadata={"at_least": 0.0})
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """`dataset`: the source of the examples, and the options of the input pipeline that all sources share.
+
+    Attributes:
+        target: the class of the source (`Source`) and its arguments.
+        limit: use only this many examples of each split, the first ones. At least 1. Default null: all.
+        validation: the fraction of the training split that is held out for validation (0 to less than 1), or the name
+            of a split. The run's seed draws the examples; of a stream of large records they are the first ones. Default
+            0.1. null: no validation.
+        shuffle: the size of the buffer that a stream is shuffled through, in examples. Examples in memory, and
+            streams with `Stream.decode` whose records fit in 256 MiB, are shuffled as a whole instead. At least 1.
+            Default null: as many as fit in 256 MiB, or 10,000 if their size is unknown.
+        cache: where a stream's examples are kept after they were read and preprocessed: `memory`, `file` (a
+            temporary file in TMPDIR, deleted with the process) or `none`. Text and examples of different shapes
+            cannot be kept. Default `auto`: `memory` for a split of at most 1 GiB that takes at most a quarter of the
+            free memory of each worker, otherwise `none`.
+        threads: the number of threads of tf.data's own pool. At least 1. Default null: tf.data shares TensorFlow's.
+        on_bad_example: what to do with an example that cannot be read. `raise` ends the command or the run with an
+            error that names it. `skip` reads all examples before training and leaves the bad ones out. Default
+            `raise`.
+        normalise: give the inputs mean 0 and standard deviation 1 in each channel (the last axis), learned from the
+            training split. It becomes part of the saved model. Numeric inputs without a preprocessing only. Default
+            false.
+        augment: random changes to the training examples. Default null: none.
+    """
+
+    target: Target
+    limit: int | None = field(default=None, metadata={"at_least": 1})
+    validation: float | str | None = 0.1
+    shuffle: int | None = field(default=None, metadata={"at_least": 1})
+    cache: Literal["auto", "memory", "file", "none"] = "auto"
+    threads: int | None = field(default=None, metadata={"at_least": 1})
+    on_bad_example: Literal["raise", "skip"] = "raise"
+    normalise: bool = False
+    augment: Augment | None = None
+
+
+@dataclass(frozen=True)
+class Model:
+    """`model`: the factory of the model.
+
+    Attributes:
+        target: a function (inputs: Inputs, outputs: Outputs, **arguments) -> keras.Model.
+        init_from: a Keras file, a folder with one, or an MLflow model URI. Layers with the same name and shapes start
+            from its weights. Default null: new weights.
+    """
+
+    target: Target
+    init_from: str | None = None
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """`optimizer`: a Keras optimizer, and the learning rate that is computed for it.
+
+    Attributes:
+        target: the optimizer's class and its arguments other than the learning rate.
+        learning_rate: the peak learning rate, before `scale`. Above 0. Default 0.001; options in conf/ set their own.
+        schedule: the rate after the warm-up. `constant`; `cosine` falls to `final_rate` times the peak at the last
+            update (Loshchilov and Hutter 2016); `step` multiplies by `step_factor` every `step_every` updates. Default
+            `constant`.
+        final_rate: cosine: the fraction of the peak that is left at the last update. 0 to 1. Default 0.
+        step_every: step: the number of updates between two multiplications; required for `step`. At least 1. Default
+            null.
+        step_factor: step: the factor of each multiplication. Above 0, at most 1. Default 0.1.
+        warmup_steps: the number of updates over which the rate rises linearly from 0. At least 0. Default 0.
+        scale: `linear` multiplies the peak by global batch / `base_batch_size` (Goyal et al. 2017), `sqrt` by the
+            square root of that. Default `none`.
+        base_batch_size: the global batch, in examples, for which `learning_rate` is meant. At least 1. Default 256.
+    """
+
+    target: Target
+    learning_rate: float = field(default=0.001, metadata={"above": 0.0})
+    schedule: Literal["constant", "cosine", "step"] = "constant"
+    final_rate: float = field(default=0.0, metadata={"at_least": 0.0, "at_most": 1.0})
+    step_every: int | None = field(default=None, metadata={"at_least": 1})
+    step_factor: float = field(default=0.1, metadata={"above": 0.0, "at_most": 1.0})
+    warmup_steps: int = field(default=0, metadata={"at_least": 0})
+    scale: Literal["none", "linear", "sqrt"] = "none"
+    base_batch_size: int = field(default=256, metadata={"at_least": 1})
+
+
+@dataclass(frozen=True)
+class EarlyStopping:
+    """`training.early_stopping`: end the run when a value stops improving.
+
+    Attributes:
+        monitor: the watched value: `train/` or `val/` with `loss` or a metric's name. Default `val/loss`.
+        patience: the number of epochs without an improvement after which the run ends. At least 1. Default 3.
+        mode: whether a smaller (`min`) or larger (`max`) value is better. Default `auto`: `max` for names that end in
+            `accuracy` or `exact_match`, otherwise `min`.
+    """
+
+    monitor: str = "val/loss"
+    patience: int = field(default=3, metadata={"at_least": 1})
+    mode: Literal["auto", "min", "max"] = "auto"
+
+
+@dataclass(frozen=True)
+class Training:
+    """`training`: how long the run trains, and how its batches are divided. A step is one optimizer update.
+
+    Attributes:
+        epochs: the number of passes over the training split. At least 1. Default 20.
+        batch_size: examples of one micro-batch on one replica; unused if `global_batch_size` is set. At least 1.
+            Default 32.
+        global_batch_size: examples of one update, over all replicas. It must be divisible by replicas x
+            `accumulate`. At least 1. Default null: replicas x `accumulate` x `batch_size`.
+        accumulate: the number of micro-batches of one update on each replica. At least 1. Default 1.
+        clip_norm: the global norm to which the gradient of the whole global batch is clipped. Above 0. Default null: no
+            clipping.
+        steps_per_epoch: the number of steps after which an epoch ends, at most those of the whole split. At least 1.
+            Default null: the whole split.
+        max_steps: the number of steps after which the run ends, if its epochs are not over before. At least 1. Default
+            null: no limit.
+        steps_per_loop: the number of steps of one call of the compiled loop. At least 1. Default `auto`: about half a
+            second's worth; 1 for `fit`.
+        engine: `loop` is scaleflow's own, on every strategy; `fit` is Keras's, for one device or mirrored. Default
+            `loop`.
+        step: a training step of the user's: a function `LossStep`, or a class `OwnUpdates`. Default null: the loss
+            follows from `Outputs.kind`.
+        early_stopping: end the run when a value stops improving. Default null: never.
+        callbacks: Keras callbacks, for both engines. Default null: none.
+        on_nan: what to do if the loss or the weights are not finite: `stop` ends the run as FAILED; `rollback` restores
+            the newest checkpoint from before and lowers the learning rate. Default `stop`.
+        nan_rate_factor: rollback: the factor of the learning rate at each rollback. Above 0, at most 0.99. Default 0.5.
+        nan_rollbacks: rollback: the most rollbacks of a run. At least 1. Default 3.
+    """
+
+    epochs: int = field(default=20, metadata={"at_least": 1})
+    batch_size: int = field(default=32, metadata={"at_least": 1})
+    global_batch_size: int | None = field(default=None, metadata={"at_least": 1})
+    accumulate: int = field(default=1, metadata={"at_least": 1})
+    clip_norm: float | None = field(default=None, metadata={"above": 0.0})
+    steps_per_epoch: int | None = field(default=None, metadata={"at_least": 1})
+    max_steps: int | None = field(default=None, metadata={"at_least": 1})
+    steps_per_loop: int | Literal["auto"] = field(default="auto", metadata={"at_least": 1})
+    engine: Literal["loop", "fit"] = "loop"
+    step: Target | None = None
+    early_stopping: EarlyStopping | None = None
+    callbacks: list[Target] | None = None
+    on_nan: Literal["stop", "rollback"] = "stop"
+    nan_rate_factor: float = field(default=0.5, metadata={"above": 0.0, "at_most": 0.99})
+    nan_rollbacks: int = field(default=3, metadata={"at_least": 1})
+
+
+@dataclass(frozen=True)
+class Best:
+    """`checkpoint.best`: the value by which the best checkpoint is chosen, at the end of each epoch.
+
+    Attributes:
+        monitor: the watched value, as in `EarlyStopping`. Default `val/loss`.
+        mode: whether a smaller (`min`) or larger (`max`) value is better. Default `auto`, as in `EarlyStopping`.
+    """
+
+    monitor: str = "val/loss"
+    mode: Literal["auto", "min", "max"] = "auto"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """`checkpoint`: when the whole state of a run is saved, and which checkpoints are kept.
+
+    A run also saves at its end and when it is stopped.
+
+    Attributes:
+        name: `default` saves checkpoints; `none` saves none, and the run cannot be resumed. Default `default`.
+        every_epochs: save after this many epochs. At least 1. Default 1. null: not at the ends of epochs.
+        every_steps: save after this many steps; calls of the compiled loop end there. At least 1. Default null: never.
+        every_seconds: save after this many seconds of training since the last save. Checked after each call of the
+            loop. Above 0. Default null: never.
+        keep: the number of newest checkpoints that are kept. At least 1. Default 2.
+        best: also keep the best checkpoint, and the value that it is chosen by. Default null: none is kept, unless
+            `export` is `best`.
+        export: which model is tested and exported: that of the `last` step or of the `best` checkpoint. Default `last`.
+        folder: the folder of the checkpoints: any path that `tf.io.gfile` can write. Several machines need one that all
+            of them see. Default null: `checkpoints` in the run's folder.
+        max_seconds: seconds after the start of the command at which it saves and ends as KILLED, as if by a signal.
+            Checked after each call of the loop. Not for kubernetes. Above 0. Default null: no limit.
+        write_seconds: the most seconds that the run waits for one checkpoint to be written, before it fails. Above 0.
+            Default 600.
+    """
+
+    name: Literal["default", "none"] = "default"
+    every_epochs: int | None = field(default=1, metadata={"at_least": 1})
+    every_steps: int | None = field(default=None, metadata={"at_least": 1})
+    every_seconds: float | None = field(default=None, metadata={"above": 0.0})
+    keep: int = field(default=2, metadata={"at_least": 1})
+    best: Best | None = None
+    export: Literal["last", "best"] = "last"
+    folder: str | None = None
+    max_seconds: float | None = field(default=None, metadata={"above": 0.0})
+    write_seconds: float = field(default=600.0, metadata={"above": 0.0})
+
+    @property
+    def sought(self) -> Best | None:
+        """The value that the best checkpoint is chosen by; None if none is kept."""
+        return self.best or (Best() if self.export == "best" else None)
+
+
+@dataclass(frozen=True)
+class Profiler:
+    """`profiler`: which steps are traced.
+
+    Attributes:
+        name: `trace` traces the steps of one or more windows; `none` traces nothing. Default `none`.
+        start_step: the first traced step of the window, or a list with that of each window. Steps are counted from
+            1, as in metrics; the first step of a run compiles and is not traced. At least 2. Default 50.
+        steps: the number of steps of each window. Windows must not overlap. At least 2. Default 20.
+    """
+
+    name: Literal["none", "trace"] = "none"
+    start_step: int | list[int] = field(default=50, metadata={"at_least": 2})
+    steps: int = field(default=20, metadata={"at_least": 2})
+
+    @property
+    def windows(self) -> list[tuple[int, int]]:
+        """The (first, last) traced step of each window, in order; empty if nothing is traced."""
+        if self.name == "none":
+            return []
+        starts = self.start_step if isinstance(self.start_step, list) else [self.start_step]
+        return [(start, start + self.steps - 1) for start in sorted(starts)]
+
+
+@dataclass(frozen=True)
+class Tracking:
+    """`tracking`: where the run is recorded.
+
+    Attributes:
+        name: `mlflow` records the run in MLflow; `none` leaves everything in the run's folder. Default `mlflow`.
+        uri: the MLflow tracking URI. Default null: the environment variable MLFLOW_TRACKING_URI, otherwise
+            `sqlite:///mlflow.db` in the current folder. `make_plan` makes the path of an SQLite file absolute.
+        experiment: the name of the MLflow experiment, which is created if it is missing. With the default `scaleflow`,
+            MLFLOW_EXPERIMENT_ID or MLFLOW_EXPERIMENT_NAME wins.
+        run_name: the name of the run. Default null: DATASET-MODEL-STRATEGY-PRECISION; in a sweep after the swept
+            values.
+        tags: tags of the run in MLflow. Default null: scaleflow's own only.
+        flush_seconds: the most seconds that the end of a run waits for a slow or unreachable store. `scaleflow.sync`
+            sends the rest later. At least 0. Default 60.
+        offline: also start if the store does not answer. Default false: the command ends with exit code 2.
+        system_metrics: record CPU, memory, disk, network and GPU use of this machine and of each worker process, every
+            ten seconds. Default true.
+        register_as: the registered model of which the logged model becomes a new version. Default null: not registered.
+        alias: the alias of the registered model that moves to the new version, never back to an older one. Letters,
+            digits, `_` and `-`; not `latest` or `v1`. Default `newest`. null: no alias.
+        tensorboard: also write metrics, and histograms of the weights, to `tensorboard/` in the run's folder. Needs the
+            package tensorboard. Default false.
+        histograms_every_epochs: tensorboard: the number of epochs between two histograms. At least 1. Default 1.
+    """
+
+    name: Literal["mlflow", "none"] = "mlflow"
+    uri: str | None = None
+    experiment: str = "scaleflow"
+    run_name: str | None = None
+    tags: dict[str, str] | None = None
+    flush_seconds: float = field(default=60.0, metadata={"at_least": 0.0})
+    offline: bool = False
+    system_metrics: bool = True
+    register_as: str | None = None
+    alias: str | None = "newest"
+    tensorboard: bool = False
+    histograms_every_epochs: int = field(default=1, metadata={"at_least": 1})
+
+
+@dataclass(frozen=True)
+class TaskInfo:
+    """Which of several processes this one is, as TF_CONFIG says it.
+
+    Attributes:
+        worker: this process's index in `peers`; 0 is the chief, whose events are the run's.
+        peers: HOST:PORT of every process that trains or serves, this one included: the chief, then the workers, then
+            the parameter servers.
+        servers: the number of parameter servers. Default 0.
+        evaluator: whether TF_CONFIG names an evaluator: `here` if this process is it (then `worker` has no meaning),
+            `elsewhere` if another one is. Default None: there is none.
+    """
+
+    worker: int
+    peers: tuple[str, ...]
+    servers: int = 0
+    evaluator: Literal["here", "elsewhere"] | None = None
+
+
+@dataclass(frozen=True)
+class Debug:
+    """`debug`: switches to find errors. Each option of the group sets one of them; they can be combined.
+
+    Attributes:
+        inline: run the worker in the launcher's process, for pdb. One process only. Default false.
+        overfit: train every step on the first global batch, validate on the same, and do not test. Default false.
+        fast: one step of training, and one batch of validation and test. Default false.
+        nan: end the run at the first operation that gives NaN or Inf, and name it. Slower. Default false.
+        placement: write the device of each operation to the worker's log. Default false.
+        eager: compile nothing: Python runs each operation. On `one_device` and `pipeline`. Slow. Default false.
+    """
+
+    inline: bool = False
+    overfit: bool = False
+    fast: bool = False
+    nan: bool = False
+    placement: bool = False
+    eager: bool = False
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """`sweep`: options for several runs by one command (`-m`).
+
+    Attributes:
+        on_change: what to do if `hydra.sweep.dir` holds a sweep of another config: `refuse` ends the command; `new`
+            runs its jobs in addition to the old ones. Default `refuse`.
+        metric: the metric whose last value a sweeper gets for each job; NaN if the job did not finish. Default
+            `val/loss`.
+        repeat: how often each job runs and counts; the report has medians. At least 1. Default 1.
+        warm_up: how often each job runs before that, without counting. At least 0. Default 0.
+        same_losses: fail if jobs that differ only in strategy, hardware, cluster and precision, and have the same
+            global batch, start with different losses. Default false.
+    """
+
+    on_change: Literal["refuse", "new"] = "refuse"
+    metric: str = "val/loss"
+    repeat: int = field(default=1, metadata={"at_least": 1})
+    warm_up: int = field(default=0, metadata={"at_least": 0})
+    same_losses: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A command, composed, resolved and typed, and checked as far as that is possible without TensorFlow.
+
+    Attributes:
+        strategy, hardware, precision, dataset, model, optimizer, training, checkpoint, profiler, tracking, cluster,
+            sweep, debug: the sections of the config.
+        seed: the seed of the weights, of the order of examples and of synthetic data. 0 to 2**31 - 1. In the config the
+            default is 0.
+        choices: the chosen option of each config group.
+        config: the composed config with interpolations resolved, as plain containers.
+        search: folders in which Python looks for the modules that `_target_` names, first match first. Default: none
+            besides Python's own.
+        resume: the folder or id of the run to resume. Default None: a new run.
+        evaluator: whether TF_CONFIG names an evaluator: `here` if this process is it, `elsewhere` if another one is.
+            Default None: there is none.
+        task: the task of this process, if each machine runs its own launcher. Default None: this command starts all
+            processes.
+        tf_config: the text of TF_CONFIG, if `task` or `evaluator` comes from it. Default None.
+        chief: evaluator: HOST:PORT where the chief answers. Default None: nothing to watch; with a single training
+            process nothing listens there.
+        trusted_modules: modules whose code `_target_` may run in addition to a list of scaleflow's and Keras's own.
+            Default None: any code.
+    """
+
+    strategy: Strategy
+    hardware: Hardware
+    precision: Precision
+    dataset: Dataset
+    model: Model
+    optimizer: Optimizer
+    training: Training
+    checkpoint: Checkpoint
+    profiler: Profiler
+    tracking: Tracking
+    cluster: Cluster
+    sweep: Sweep
+    debug: Debug
+    seed: int
+    choices: Mapping[str, str]
+    config: Mapping[str, Any]
+    search: Sequence[str] = ()
+    resume: str | None = None
+    evaluator: Literal["here", "elsewhere"] | None = None
+    task: TaskInfo | None = None
+    tf_config: str | None = None
+    chief: str | None = None
+    trusted_modules: Sequence[str] | None = None

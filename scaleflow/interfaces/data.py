@@ -1,0 +1,168 @@
+"""What a dataset is: the classes that a user's own dataset returns, and the protocols that it implements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+#: The kind of target; the loss and the metrics follow from it. `Outputs` describes each.
+Kind = Literal["classification", "binary", "multi_label", "regression"]
+
+#: How a text is changed before it is split at white space into words: `keras.layers.TextVectorization`'s options.
+Standardize = Literal["lower_and_strip_punctuation", "lower", "strip_punctuation", "none"]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """One example's input, as the dataset gives it and as the saved model takes it.
+
+    Attributes:
+        shape: its shape, without the batch dimension.
+        dtype: the name of a TensorFlow dtype, such as `uint8` or `string`.
+        scale: the factor that brings raw values near [0, 1]; None if they are there already. The model multiplies by
+            it, so the saved model takes raw values.
+        vocabulary: for text as numbers (dtype int32, 0 is padding): every number is below this. None: no such text.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    scale: float | None = None
+    vocabulary: int | None = None
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What the model returns for one example, and what the example's target means.
+
+    Attributes:
+        kind: `classification`: the target is a class, an integer from 0, of shape ();
+            `binary`: the target is 0 or 1, of shape (1,);
+            `multi_label`: the target is 0 or 1 for each label, of the output's shape;
+            `regression`: the target is real values, of the output's shape.
+        shape: the shape of the model's output without the batch dimension: (classes,) logits for `classification`, (1,)
+            logit for `binary`, logits for `multi_label`, values for `regression`.
+        names: names of the classes, labels or values, in their order; for `binary` the names of 0 and of 1. None: they
+            have no names.
+    """
+
+    kind: Kind
+    shape: tuple[int, ...]
+    names: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """A split that fits in memory.
+
+    Attributes:
+        inputs: [n, *Inputs.shape] of Inputs.dtype. Text is numpy's `str`, or objects that are `str` or `bytes`.
+        targets: [n] integers for `classification`, otherwise [n, *Outputs.shape] numbers.
+    """
+
+    inputs: np.ndarray[Any, Any]
+    targets: np.ndarray[Any, Any]
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A split that is read while training.
+
+    Attributes:
+        dataset: yields single (input, target) examples, not batched, the same ones in the same order at each iteration.
+            With `decode` it yields records that are cheap to read and to keep in memory instead: a path and a label, a
+            line, a serialized example.
+        length: the number of examples of an epoch. A stream that ends earlier is rejected before training, or ends the
+            run as FAILED. Further examples are not used.
+        decode: a function that `tf.data.Dataset.map` traces: the components of a record as arguments -> (input,
+            target), of the source's shapes and dtypes. It runs in parallel, after shuffling and after the records are
+            divided among workers, so each worker decodes only its own. None: `dataset` yields examples.
+        name: a function that names an example in messages by a file, or a file and a row: the components of its record
+            as numpy values (strings as `bytes`), as arguments -> str. None: the position in the split.
+        faults: messages about the first examples that the source already knows it cannot decode.
+        at_once: the number of records that one call of `decode` takes, fewer at the end; small records need it to be
+            fast. `decode` then takes components [b, ...] and returns (inputs [b, ...], targets [b, ...]). One bad
+            record fails the call. None: one record, without a batch dimension.
+    """
+
+    dataset: tf.data.Dataset
+    length: int
+    decode: Callable[..., tuple[Any, Any]] | None = None
+    name: Callable[..., str] | None = None
+    faults: Sequence[str] = ()
+    at_once: int | None = None
+
+    def __len__(self) -> int:
+        return self.length
+
+
+#: The examples of one split.
+Examples = Arrays | Stream
+
+
+class Source(Protocol):
+    """A dataset as a user writes it: its examples, and what they are.
+
+    `dataset._target_` names the class; the other keys of `dataset` are its arguments. Each worker makes one object,
+    and all objects must give the same examples. The source does not shuffle, batch, repeat or shard: the input
+    pipeline does.
+
+    It may have two more attributes:
+
+    - `preprocessing`: a `Preprocessing`, or None;
+    - `notes`: lines that the user sees before anything is read, for example that the data must be downloaded first.
+    """
+
+    @property
+    def inputs(self) -> Inputs:
+        """One example's input."""
+
+    @property
+    def outputs(self) -> Outputs:
+        """What the model returns for one example, and what its target means."""
+
+    @property
+    def splits(self) -> Collection[str]:
+        """The names of the splits: `train`, usually `test`, and any that `dataset.validation` may name."""
+
+    def load(self, split: str) -> Examples:
+        """Returns the examples of a split: the same ones in the same order at every call and in every worker."""
+
+
+class Preprocessing(Protocol):
+    """Turns raw inputs (`Source.inputs`) into the model's features, if a factor (`Inputs.scale`) is not enough.
+
+    The chief learns it once, from the training split. The input pipeline applies it in training. The saved model begins
+    with it, so it takes raw inputs: a string, a row.
+    """
+
+    def learn(self, batches: Iterable[np.ndarray[Any, Any]]) -> Any:
+        """Learns from the training split: a vocabulary, or means and deviations.
+
+        Args:
+            batches: raw inputs in the order of the split, each [b, *Source.inputs.shape], without the examples that are
+                held out for validation. Text from a stream is `bytes`. Can be iterated once.
+
+        Returns:
+            Plain values that JSON can hold. The other methods get them after a round trip through JSON: tuples become
+            lists, and keys become text.
+        """
+
+    def features(self, learned: Any) -> Inputs:
+        """Describes the result of `layer`; the model factory is called with it."""
+
+    def layer(self, learned: Any) -> keras.Layer:
+        """Makes a layer: raw inputs [b, *Source.inputs.shape] -> features [b, *features.shape] of features.dtype.
+
+        Use Keras's own layers and operations only, so that the saved model loads without this class; a `keras.Model` of
+        several layers is fine. The layer has no trainable weights and treats each example by itself. It is made more
+        than once, for the input pipeline and for the saved model, and computes in float32 whatever `precision` is.
+        """

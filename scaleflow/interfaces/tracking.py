@@ -1,0 +1,128 @@
+"""How a run is recorded: the store that the launcher sends a run's events to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from scaleflow.events import DatasetDescribed
+
+
+#: How a run ended, in MLflow's words.
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One value of one metric.
+
+    Attributes:
+        key: the metric's name.
+        value: its value.
+        step: the optimizer update, or for system metrics the measurement, that it belongs to.
+        time: when it was measured, in milliseconds since the epoch.
+    """
+
+    key: str
+    value: float
+    step: int
+    time: int
+
+
+#: The tag that identifies a run, set when it is created. A restarted or repeated command finds the run by it.
+IDENTITY = "scaleflow.id"
+
+
+class Tracker(Protocol):
+    """One run in a store of runs. Every call can be repeated with the same arguments and then changes nothing.
+
+    Call `connect` first. All methods may raise the store's own errors; the recorder calls them again later.
+
+    Attributes:
+        adopted: the id of an existing run that `start` uses instead of creating one; None to create one.
+    """
+
+    adopted: str | None
+
+    @property
+    def run_id(self) -> str | None:
+        """The run's id in the store; None before `start` or `adopt`, or without a store."""
+
+    @property
+    def uri(self) -> str | None:
+        """The store's address; None without a store."""
+
+    def connect(self) -> None:
+        """Opens the store; creates no run.
+
+        Raises:
+            StoreUnreachable: if it does not answer now.
+            ConfigError: if it cannot be used.
+        """
+
+    def find_folder(self, run_id: str) -> str:
+        """Returns the folder in which a run was started.
+
+        Raises:
+            ConfigError: if the store has no such run of scaleflow's.
+        """
+
+    def adopt(self, run_id: str) -> None:
+        """Uses an existing run, and changes nothing in it.
+
+        Raises:
+            ConfigError: if the store has no such run.
+        """
+
+    def reopen(self) -> None:
+        """Marks the adopted run as running again."""
+
+    def start(self, name: str, tags: Mapping[str, str], began: int) -> None:
+        """Creates the run, unless one with the same `IDENTITY` exists, or uses the run `adopted`.
+
+        Args:
+            name: the run's name.
+            tags: its tags, with `IDENTITY` among them.
+            began: when the command began, in milliseconds since the epoch.
+        """
+
+    def log_params(self, values: Mapping[str, str]) -> None:
+        """Logs parameters; those that the run has already stay as they are."""
+
+    def log_metrics(self, points: Sequence[Point]) -> None:
+        """Logs values of metrics."""
+
+    def set_tags(self, values: Mapping[str, str]) -> None:
+        """Sets tags."""
+
+    def log_artifact(self, path: Path, folder: str | None) -> None:
+        """Uploads a file into a folder of the run's artifacts; None is their root."""
+
+    def log_dataset(self, data: DatasetDescribed) -> None:
+        """Logs the dataset as the run's input.
+
+        Args:
+            data: the event that describes it.
+        """
+
+    def log_model(self, path: Path, step: int) -> None:
+        """Logs a folder that a worker exported as the run's model.
+
+        Args:
+            path: the folder.
+            step: the optimizer update after which the model was exported.
+        """
+
+    def finish(self, status: Status, ended: int) -> None:
+        """Ends the run.
+
+        Args:
+            status: how it ended.
+            ended: when, in milliseconds since the epoch.
+        """
+
+    def describe_links(self) -> Sequence[tuple[str, str]]:
+        """Returns lines (label, value) that show the user where to look at the run."""

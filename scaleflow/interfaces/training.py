@@ -1,0 +1,311 @@
+"""What the worker's parts exchange: batches, the training step, snapshots and traces.
+
+A replica is one device's copy of the model. A step is one optimizer update. It is made of one global batch, which
+`Batching` divides into micro-batches. A function that is "traced" runs inside a `tf.function`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    import tensorflow as tf
+
+
+class Workers(Protocol):
+    """The processes that take each step together, for decisions that must be the same in all of them.
+
+    Both methods are collective: every worker must make the same calls in the same order.
+    """
+
+    def from_chief(self, make: Callable[[], str]) -> str:
+        """Returns on every worker the text that `make` returns on the chief; only the chief calls `make`."""
+
+    def all(self, found: bool) -> bool:
+        """Returns whether `found` is true on every worker."""
+
+
+@dataclass(frozen=True)
+class Batching:
+    """How a global batch is divided into `replicas` x `accumulate` micro-batches.
+
+    Attributes:
+        batch_size: examples of one micro-batch.
+        accumulate: micro-batches of one update on one replica.
+        replicas: replicas that share the global batch.
+    """
+
+    batch_size: int
+    accumulate: int
+    replicas: int
+
+    @property
+    def share(self) -> int:
+        """Examples of a global batch that one replica gets."""
+        return self.batch_size * self.accumulate
+
+    @property
+    def global_size(self) -> int:
+        """Examples of a global batch."""
+        return self.share * self.replicas
+
+    def steps(self, examples: int) -> int:
+        """Returns the number of global batches of an epoch; a partial last one is padded, and counts."""
+        return -(-examples // self.global_size)
+
+
+class Feed(Protocol):
+    """One split as the compiled loop reads it: from a position to a padded batch.
+
+    A batch is a function of (epoch, step) only, so a global batch holds the same examples on any number of replicas.
+    """
+
+    @property
+    def examples(self) -> int:
+        """Examples of the split, without padding."""
+
+    @property
+    def batching(self) -> Batching:
+        """How each global batch is divided."""
+
+    @property
+    def ahead(self) -> bool:
+        """Whether the loop may read the next step's batch while it trains on this step's."""
+
+    def open(self, epoch: int, step: int) -> Any:
+        """Returns the argument from which the compiled function reads, from `step` of `epoch` on (both from 0)."""
+
+    def fetch(self, opened: Any) -> Any:
+        """Traced, outside the replicas: returns this step's argument for each replica, from what `open` returned."""
+
+    def micro_batch(
+        self, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, replica: tf.Tensor, index: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Traced, in a replica: reads one micro-batch.
+
+        Args:
+            fetched: what `fetch` returned for this replica.
+            epoch, step: the position, int64 scalars from 0; `step` counts within the epoch.
+            replica: the replica's index over all workers, an integer scalar.
+            index: the micro-batch's index within the replica's share, an int64 scalar.
+
+        Returns:
+            (inputs [b, ...], targets [b, ...], mask [b] float32: 1 for an example, 0 for padding).
+        """
+
+    def batches(self, epochs: int, steps_per_epoch: int) -> tf.data.Dataset:
+        """Returns the global batches of the first `epochs`, for Keras's `fit`: (inputs, targets, mask).
+
+        The replicas' shares follow each other within a batch.
+        """
+
+
+class CoordinatedFeed(Feed, Protocol):
+    """A feed for `parameter_server`: the coordinator sends portions of steps to workers, which run in any order."""
+
+    def worker_argument(self, opened: Any, first: int, steps: int) -> Any:
+        """Returns what a worker needs for `steps` steps from the epoch's step `first` on. Call it in order of steps."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The loss to minimise and the metrics to report.
+
+    Attributes:
+        loss: (targets [b, ...], outputs [b, ...] float32) -> [b] float32.
+        metrics: name -> a function of the same form. Each is averaged over examples.
+        finish: name -> a function that is applied to that metric's mean, such as a square root.
+        classes: the number of classes, if targets are classes; otherwise None.
+        decide: with `classes`: (targets, outputs) -> (the true class [b], the predicted class [b]), int32.
+    """
+
+    loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+    metrics: Mapping[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]]
+    finish: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    classes: int | None = None
+    decide: Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]] | None = None
+
+
+#: (model, (inputs, targets) [b, ...], weights [b] float32)
+#:     -> (the scalar sum of the examples' losses times their weights, outputs [b, *Outputs.shape]: logits or values).
+#:
+#: `training.step._target_` names a user's own function; the other keys there are its further arguments. The loop calls
+#: it in a replica, for one micro-batch, under its gradient tape. The loop does the rest: it adds the model's own losses
+#: (regularization), scales the loss for float16, accumulates, sums over the replicas, clips and updates.
+#:
+#: Weights sum to 1 over all micro-batches and replicas of an update. A padding example has weight 0 and is a copy of a
+#: real one. Multiply a term that is not a sum over examples by the sum of the weights, so that it counts once.
+#: The `train/` metrics are computed from the outputs. With `dataset.augment.mixup`, class targets are [b, classes].
+LossStep = Callable[[Any, tuple[Any, Any], Any], tuple[Any, Any]]
+
+
+class MakeOptimizer(Protocol):
+    """Makes further optimizers, as the config group `optimizer` describes them."""
+
+    def __call__(self, variables: Sequence[Any], rate_factor: float = 1.0) -> Any:
+        """Returns a Keras optimizer, built for `variables`.
+
+        Its `apply_gradients` takes this replica's gradients of the weighted loss and sums them over the replicas.
+
+        Args:
+            variables: the trainable variables that it updates.
+            rate_factor: the factor of the config's learning rate.
+        """
+
+
+class OwnUpdates(Protocol):
+    """A user's training step that applies its own optimizers.
+
+    `training.step._target_` names the class; the other keys there are its arguments. Each worker makes one object.
+    Because the step handles gradients itself, options that change them in the loop are rejected: accumulation,
+    clipping, float16's loss scaling and rollback. Keep what must survive a step (optimizers, models, variables) in
+    attributes, or in lists, tuples and dicts there: a checkpoint saves what it finds in them.
+    """
+
+    def build(self, model: Any, make_optimizer: MakeOptimizer) -> None:
+        """Makes all variables. Called once, in the strategy's scope."""
+
+    def update(self, model: Any, batch: tuple[Any, Any], weights: Any) -> tuple[Any, Any]:
+        """Makes one update; traced in a replica.
+
+        Args:
+            model: the model of the config group `model`.
+            batch: (inputs, targets) [b, ...], this replica's share of the global batch.
+            weights: [b] float32. They sum to 1 over all replicas; a padding example has 0.
+
+        Returns:
+            (the scalar sum of this replica's losses times weights, outputs [b, *Outputs.shape]: logits or values).
+            The loop sums the loss over the replicas, reports it, and ends the run if it is not finite. The
+            optimizers of `make_optimizer` sum the gradients. `update` itself adds the model's own losses
+            (regularization), divided by the number of replicas.
+        """
+
+
+class ForwardBackward(Protocol):
+    """The model's forward pass, and its forward and backward pass, for one micro-batch. Traced in a replica."""
+
+    @property
+    def variables(self) -> Sequence[Any]:
+        """The variables that gradients are computed for and that the optimizer updates."""
+
+    @property
+    def devices(self) -> Sequence[str]:
+        """The device of each variable's gradient, in the order of `variables`; "" is the replica's own."""
+
+    def forward(self, inputs: tf.Tensor) -> tf.Tensor:
+        """Returns the outputs [b, ...] float32 of an evaluation."""
+
+    def backward(
+        self, batch: tuple[tf.Tensor, tf.Tensor], weights: tf.Tensor, parts: int, scale: Callable[[Any], Any]
+    ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor | None]]:
+        """Computes the gradient of the weighted loss.
+
+        Args:
+            batch: (inputs, targets) of one micro-batch.
+            weights: [b] float32, one for each example; 0 for padding.
+            parts: micro-batches of an update, over all replicas. The model's own losses are divided by it, so that they
+                count once for each update.
+            scale: applied to the loss before the backward pass, for float16.
+
+        Returns:
+            (the scalar sum of losses times weights, outputs [b, ...], a gradient or None for each of `variables`).
+        """
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything that a run needs to continue from a step.
+
+    Attributes:
+        step: the number of steps taken.
+        tensors: name -> the whole value of each variable. Names and values do not depend on the strategy.
+        host: the state of the Python side, as plain values that JSON can hold.
+    """
+
+    step: int
+    tensors: Mapping[str, np.ndarray[Any, Any]]
+    host: Mapping[str, Any]
+
+
+class Checkpoints(Protocol):
+    """Decides when to save, and keeps the snapshots of one run."""
+
+    def steps_left(self, step: int) -> int | None:
+        """Returns the number of steps until the next checkpoint is due; None if that is not known beforehand."""
+
+    def is_due(self, step: int, seconds: float) -> bool:
+        """Returns whether one is due within an epoch, after `step` steps and `seconds` of training since the last."""
+
+    def is_due_after(self, epoch: int) -> bool:
+        """Returns whether one is due at the end of an epoch, counted from 1."""
+
+    def save(self, snapshot: Snapshot, is_best: bool = False) -> None:
+        """Hands a snapshot to a background writer.
+
+        A newer snapshot replaces one that is not being written yet, except the best one: the call waits for that.
+
+        Raises:
+            CheckpointError: if this or an earlier one could not be written.
+        """
+
+    def wait(self) -> None:
+        """Waits until everything is written.
+
+        Raises:
+            CheckpointError: as `save`.
+        """
+
+    def load_best(self) -> Snapshot | None:
+        """Returns the best snapshot that was saved; None if there is none, or if it is damaged (with a note)."""
+
+    def load_newest(self, before: int | None = None) -> Snapshot | None:
+        """Returns the newest undamaged snapshot, or None.
+
+        Args:
+            before: only snapshots of earlier steps count; None: all.
+        """
+
+    def drop_from(self, step: int) -> None:
+        """Deletes the snapshots at `step` and later: the run continues from an earlier one."""
+
+
+#: Name scopes in the graphs of the loop and of `fit`: a whole step, reading its batch, the sum over replicas. The
+#: profiler finds by them which operations of a trace belong to what.
+STEP_SCOPE, READ_SCOPE, SUM_SCOPE = "train_step", "read_batch", "sum_over_replicas"
+
+
+class Tracer(Protocol):
+    """Traces windows of steps. All workers make the same calls; steps are counted from 1."""
+
+    def steps_left(self, step: int) -> int | None:
+        """Returns how many steps the call after `step` may take, so that no window starts within a call.
+
+        None: any number.
+        """
+
+    def trace_call(self, step: int) -> AbstractContextManager[bool]:
+        """Wraps the call that begins with `step`, and traces it if it is in a window.
+
+        Yields whether the call must take that step only.
+        """
+
+    def count_steps(self, step: int) -> None:
+        """Records that `step` steps were taken; writes the trace of a window that ends with this step."""
+
+    def report(self, usual_ms: float | None) -> None:
+        """Reports the traces that were written. Call it after all workers have written theirs.
+
+        Args:
+            usual_ms: the mean time of a step that is not traced, waiting for input included, in milliseconds; None if
+                it is not known.
+        """
+
+    def close(self) -> None:
+        """Writes the trace of a window that has begun and is not over."""
+
+    def finish(self, step: int) -> None:
+        """Reports the windows that begin after `step`, the run's last one: nothing of them was traced."""

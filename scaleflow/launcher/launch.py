@@ -1,0 +1,228 @@
+"""Launches a prepared run: locks its folder, starts the recorder and the supervisor, and prints how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from scaleflow.config.folders import remove_created
+from scaleflow.errors import ConfigError
+from scaleflow.events import Event
+from scaleflow.launcher.display import Display, display_for, format_duration
+from scaleflow.launcher.inline import InlineRun
+from scaleflow.launcher.local_host import LocalHost
+from scaleflow.launcher.monitor import REFUSED, RunMonitor
+from scaleflow.launcher.prepare import PreparedRun
+from scaleflow.launcher.recorder import Recorder
+from scaleflow.launcher.recovery import finalize_run
+from scaleflow.launcher.stop import StopRequest, catch_stop_signals
+from scaleflow.launcher.supervisor import ProcessHost, Supervisor
+from scaleflow.runs import RunSpec, RunState
+from scaleflow.secret_masking import (
+    find_environment_secrets,
+    find_secrets,
+    mask_override,
+    mask_secrets,
+    remember_secrets,
+)
+from scaleflow.tracking import RUN_ID, NoTracker, TensorBoardWriter, locate_weights, make_tracker
+
+#: Seconds that a refused command waits until a store that it has begun to create is complete.
+MIGRATION_SECONDS = 180.0
+
+NO_ANSWER = "it does not answer"
+
+
+@dataclass(frozen=True)
+class SweepContext:
+    """What a sweep passes to the run of a job.
+
+    Attributes:
+        parent: the folder of the sweep, whose own run is the parent.
+        label: what distinguishes this job from the others, for the run's name.
+        environment: variables to add to the environment of its processes.
+        server: the address of the fork server.
+        display: shows the job.
+        stop: the request to end the job.
+        on_event: receives each event.
+    """
+
+    parent: Path
+    label: str
+    environment: Mapping[str, str]
+    server: str
+    display: Display
+    stop: StopRequest
+    on_event: Callable[[Event], None]
+
+
+def launch_run(run: PreparedRun, sweep: SweepContext | None = None, refuse: Callable[[str], None] | None = None) -> int:
+    """Runs a prepared run from start to end.
+
+    Args:
+        run: the prepared run. Its folder exists and can be written.
+        sweep: the sweep, if the run is a job of one.
+        refuse: receives the reason if there is no run; None: the terminal shows it.
+
+    Returns:
+        The exit code of the command.
+    """
+    spec = run.spec
+    remember_secrets([*find_environment_secrets(), *find_secrets(run.config, spec.plan.config)])
+    display = sweep.display if sweep else display_for(is_plain=spec.plan.debug.inline)
+    if sweep:
+        spec = replace(spec, parent=str(sweep.parent), label=sweep.label)
+        spec = replace(spec, environment=sweep.environment, server=sweep.server)
+    with contextlib.ExitStack() as resources:
+        resources.callback(display.close)  # also after an exception, so that the cursor is shown again
+        try:
+            spec = replace(spec, plan=resources.enter_context(locate_weights(spec.plan)))
+            if spec.records:
+                resources.enter_context(spec.files.lock_recording())
+                write_configs(run)
+        except ConfigError as error:
+            display.close()
+            if not run.resume_number:
+                remove_created(spec.folder)
+            (refuse or display.print_error)(str(mask_secrets(str(error))))
+            return REFUSED
+        return supervise_run(replace(run, spec=spec), display, sweep, refuse or display.print_error)
+
+
+def supervise_run(run: PreparedRun, display: Display, sweep: SweepContext | None, refuse: Callable[[str], None]) -> int:
+    """Runs a run whose folder is locked; returns the exit code of the command."""
+    spec, is_resumed = run.spec, run.resume_number > 0
+    for line in describe_part(spec, is_resumed):
+        display.print_line(line)
+    recorder = make_recorder(spec, is_resumed, adopts=not is_resumed and sweep is None)
+    with contextlib.nullcontext(sweep.stop) if sweep else catch_stop_signals() as stop:
+        monitor = RunMonitor(spec, recorder, display, stop, sweep.on_event if sweep else None)
+        run_processes = InlineRun(monitor) if spec.plan.debug.inline else Supervisor(monitor, make_host(monitor))
+        code = run_processes.run()
+        if monitor.refusal is not None:
+            more = f"\n{describe_remains(spec, monitor.state)}" if monitor.state.step else ""
+            refuse(str(mask_secrets(str(monitor.refusal))) + more)
+            discard_refused(monitor)
+            return REFUSED if recorder.refusal is not None else code
+        finish_run(monitor)
+        return code
+
+
+def make_host(monitor: RunMonitor) -> ProcessHost:
+    """Makes the host of the run's processes."""
+    if monitor.spec.plan.cluster.name == "ray":
+        from scaleflow.launcher.ray_host import RayHost
+
+        return RayHost(monitor)
+    return LocalHost(monitor.spec.server)
+
+
+def make_recorder(spec: RunSpec, is_resumed: bool, adopts: bool) -> Recorder:
+    """Makes the recorder of the run. It has no store in a process whose events are not the run's."""
+    plan = spec.plan
+    tracker = make_tracker(plan.tracking, adopts=adopts) if spec.records else NoTracker()
+    board = TensorBoardWriter(spec.files.tensorboard) if plan.tracking.tensorboard and spec.records else None
+    offset = spec.events.stat().st_size if spec.events.exists() else 0
+    offline = plan.tracking.offline
+    return Recorder(
+        tracker, spec.events, offset, is_resumed=is_resumed, offline=offline, writer=board, keeps=spec.records
+    )
+
+
+def describe_part(spec: RunSpec, is_resumed: bool) -> list[str]:
+    """Returns lines for the user: which part of a run this command does, and which run in the store it continues."""
+    lines = []
+    if is_resumed and (requested := os.environ.get(RUN_ID)):
+        tracked = spec.files.read_record().get("run_id")
+        if requested != tracked:
+            run = tracked or "the one in its folder"
+            lines.append(f"note: {RUN_ID}={requested} is not used: the run that goes on is {run}")
+    if spec.plan.evaluator == "here":
+        folder = spec.plan.checkpoint.folder
+        lines.append(f"{spec.name} of the checkpoints in {folder}; the chief records the run")
+    task = spec.plan.task
+    if task and task.worker:
+        lines.append(f"{spec.name} of {len(task.peers)} processes; the chief, {task.peers[0]}, records the run")
+    return lines
+
+
+def write_configs(run: PreparedRun) -> None:
+    """Writes the config and the overrides, with secrets masked. Only the command that records the run does that.
+
+    Raises:
+        ConfigError: if the folder holds another run, or if a worker still writes to it.
+    """
+    files = run.spec.files
+    overrides = OmegaConf.to_yaml([mask_override(override) for override in run.overrides])
+    if run.resume_number:
+        lock = files.take_write_lock()
+        finalize_run(files.path)
+        lock.release()  # the worker takes it
+        files.resume_overrides(run.resume_number).write_text(overrides)
+        return
+    if RunState.read(files.path).is_ready:
+        folder = os.path.relpath(files.path)
+        raise ConfigError(f"hydra.run.dir={folder}: holds a run already; resume={folder} goes on with it")
+    files.config.write_text(OmegaConf.to_yaml(OmegaConf.create(mask_secrets(run.config))))
+    files.overrides.write_text(overrides)
+
+
+def describe_remains(spec: RunSpec, state: RunState) -> str:
+    """Says how to record a run that had trained when the store refused it."""
+    folder = os.path.relpath(spec.folder)
+    return f"what was trained until step {state.step} is in {folder}; python -m scaleflow.sync {folder} records it"
+
+
+def finish_run(monitor: RunMonitor) -> None:
+    """Waits for the recorder, and prints how the run ended and where its results are."""
+    spec, state, recorder, display = monitor.spec, monitor.state, monitor.recorder, monitor.display
+    folder = os.path.relpath(spec.folder)
+    duration = format_duration(time.time() - spec.started)
+    signals, patience = monitor.stop.times, spec.plan.tracking.flush_seconds
+    is_recorded = recorder.finish(patience, lambda: monitor.stop.times > signals)
+    if state.error:
+        display.print_error(str(mask_secrets(state.error)))
+    rows = [("status", f"{state.status} in {duration}")]
+    rows += [(k.replace("/", " "), f"{v:.4f}") for k, v in state.metrics_of("test").items()]
+    rows += [("profile", line) for line in recorder.profiles.values()]
+    rows += [("output", folder)]
+    if state.status != "FINISHED" and state.checkpoint is not None:
+        rows += [("go on", f"python -m scaleflow resume={folder}  (from step {state.checkpoint})")]
+    if is_recorded:
+        rows += recorder.describe_links()
+    display.print_summary(rows)
+    if not is_recorded:
+        display.print_error(
+            f"the store did not take {'everything' if recorder.recorded else 'anything'} in "
+            f"tracking.flush_seconds={patience:g}: {mask_secrets(recorder.reason or NO_ANSWER)}; nothing is "
+            f"lost, and what is missing there is sent by: python -m scaleflow.sync {folder}"
+        )
+
+
+def discard_refused(monitor: RunMonitor) -> None:
+    """Removes the files of a refused run, unless a log says more, or something was trained."""
+    spec, state, recorder = monitor.spec, monitor.state, monitor.recorder
+    if recorder.is_alive() and str(spec.plan.tracking.uri).startswith("sqlite:"):
+        recorder.finish(MIGRATION_SECONDS)  # ending while a store is being created leaves an incomplete store
+    recorder.stop()
+    has_log = getattr(state.last, "keep", False)
+    if not (spec.is_resumed or state.step > 0) and (recorder.refusal is not None or not has_log):
+        discard_folder(spec)
+
+
+def discard_folder(spec: RunSpec) -> None:
+    """Removes the files that this command wrote, and then the empty folders that it created."""
+    paths = [spec.log, spec.events]
+    if spec.records:
+        if spec.plan.task is None:  # otherwise other machines may still write to the folder
+            paths = spec.files.list_process_files()
+        paths += spec.files.list_launcher_files()
+    for path in paths:
+        path.unlink(missing_ok=True)
+    remove_created(spec.folder)

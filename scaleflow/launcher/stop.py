@@ -1,0 +1,60 @@
+"""Requests to stop a run: Ctrl-C and SIGTERM."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+#: Seconds that the processes have to save and end after SIGTERM, before they are killed.
+GRACE_SECONDS = 30.0
+
+
+class StopRequest:
+    """A signal handler that remembers whether the user or the system asked for the end of the run.
+
+    Attributes:
+        signal: the number of the first signal; None if there was none.
+        times: the number of signals.
+    """
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self.times = 0
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.signal = self.signal or number
+        self.times += 1
+
+    def is_set(self) -> bool:
+        return self.signal is not None
+
+    @property
+    def signal_name(self) -> str:
+        """`SIGINT` or `SIGTERM`."""
+        return signal.Signals(self.signal or signal.SIGTERM).name
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of a command that was stopped: 130 after Ctrl-C, 143 after SIGTERM."""
+        return 128 + (self.signal or signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def catch_stop_signals() -> Iterator[StopRequest]:
+    """Turns SIGINT and SIGTERM into a `StopRequest` while the block lasts.
+
+    Only the main thread can do that. In other threads the request is never set.
+    """
+    stop = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,13 @@
+"""One run as an object, for everything that starts, follows, records or repairs it.
+
+`RunSpec` says what a process does. `RunFolder` names every file and lock in a run's folder. `EventWriter` and
+`EventReader` write and read `events.jsonl`. `RunState` is computed from the events. Nothing here imports TensorFlow or
+MLflow.
+"""
+
+from scaleflow.runs.event_log import EventReader, EventWriter
+from scaleflow.runs.folder import RunFolder
+from scaleflow.runs.spec import EvaluationSpec, RunSpec
+from scaleflow.runs.state import RunState
+
+__all__ = ["EvaluationSpec", "EventReader", "EventWriter", "RunFolder", "RunSpec", "RunState"]

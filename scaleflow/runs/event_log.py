@@ -1,0 +1,144 @@
+"""Writes and reads `events.jsonl`: one JSON object per line.
+
+A writer appends whole lines. Each reader (the display, the recorder) has its own offset. If a process dies, the events
+that it wrote stay, and a reader that starts again from an offset sees the same events.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+
+from scaleflow.events import Emit, Event, MetricsLogged, parse_event, to_fields
+from scaleflow.secret_masking import mask_secrets
+
+#: Prefix of the metrics of the test split.
+TEST = "test/"
+
+
+class EventWriter:
+    """Appends events to a file, with secrets masked. It can be called from several threads.
+
+    Args:
+        path: the file; it is created if it does not exist.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._lock = threading.Lock()
+        self._is_torn = False
+        if not ends_with_newline(path):
+            os.write(self._file, b"\n")
+
+    def __call__(self, event: Event) -> None:
+        """Appends an event.
+
+        Raises:
+            OSError: if it cannot be written, for instance because the disk is full.
+        """
+        data = memoryview(format_line(event))
+        with self._lock:
+            if self._is_torn:
+                os.write(self._file, b"\n")  # the disk was full in the middle of a line
+            self._is_torn = True
+            while data:
+                data = data[os.write(self._file, data) :]
+            self._is_torn = False
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+class EventReader:
+    """Reads a growing file of events from an offset on. It skips a last line that is incomplete.
+
+    Attributes:
+        offset: the first byte after the last event that was read.
+    """
+
+    def __init__(self, path: Path, offset: int = 0) -> None:
+        self._path = path
+        self.offset = offset
+
+    def read(self) -> Iterator[Event]:
+        """Yields the events that the file holds now; `offset` moves with each of them."""
+        try:
+            file = self._path.open("rb")
+        except FileNotFoundError:
+            return
+        with file:
+            file.seek(self.offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self.offset += len(line)
+                try:
+                    event = parse_event(json.loads(line))
+                except ValueError:  # an incomplete line: its writer died
+                    continue
+                if event is not None:
+                    yield event
+
+
+def append_event(path: Path, event: Event) -> None:
+    """Appends one event to a file.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    write = EventWriter(path)
+    try:
+        write(event)
+    finally:
+        write.close()
+
+
+def format_line(event: Event) -> bytes:
+    masked = {each.name for each in fields(event) if each.metadata.get("is_masked")}
+    values = {key: mask_secrets(value) if key in masked else value for key, value in to_fields(event).items()}
+    return (json.dumps(values) + "\n").encode()
+
+
+def ends_with_newline(path: Path) -> bool:
+    """Returns whether a file is empty, or its last line is complete."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        return not size or (file.seek(size - 1) >= 0 and file.read(1) == b"\n")
+
+
+class DeduplicatingEmitter:
+    """Drops metrics that were reported before: a run that returns to a checkpoint repeats steps.
+
+    Metrics of the test split are reported at the step of the exported model, which may be earlier than in the last
+    attempt. So their step does not have to grow.
+
+    Args:
+        path: the run's events.
+        emit: receives the remaining metrics and all other events.
+    """
+
+    def __init__(self, path: Path, emit: Emit) -> None:
+        self._emit = emit
+        self._last: dict[str, int] = {}
+        self._tested: set[tuple[str, int]] = set()
+        for event in EventReader(path).read():
+            if isinstance(event, MetricsLogged):
+                self._note(event)
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, MetricsLogged):
+            values = {key: value for key, value in event.values.items() if self._is_new(key, event.step)}
+            event = replace(event, values=values)  # also without values: it shows the launcher that there is progress
+            self._note(event)
+        self._emit(event)
+
+    def _note(self, event: MetricsLogged) -> None:
+        self._last.update(dict.fromkeys(event.values, event.step))
+        self._tested.update((key, event.step) for key in event.values if key.startswith(TEST))
+
+    def _is_new(self, key: str, step: int) -> bool:
+        return (key, step) not in self._tested if key.startswith(TEST) else step > self._last.get(key, -1)

@@ -1,0 +1,262 @@
+"""The folder of a run, or of a sweep: the names of its files, and its locks.
+
+No other module builds a path in a run's folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from scaleflow.errors import ConfigError
+
+#: Seconds to wait for an earlier command that still records the run, or for its worker that still writes.
+SECONDS_TO_WAIT = 60.0
+
+
+class FolderBusy(ConfigError):
+    """Another process works in the run's folder."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of a run.
+
+    Attributes:
+        path: the folder.
+    """
+
+    path: Path
+
+    @property
+    def events(self) -> Path:
+        """The events of the chief, which are those of the run."""
+        return self.path / "events.jsonl"
+
+    def process_events(self, process: str) -> Path:
+        """Returns the file with the events of another process, such as `worker 1`."""
+        return self.path / f"events-{to_file_name(process)}.jsonl"
+
+    def list_process_events(self) -> list[Path]:
+        """Returns the files with the events of all processes except the chief."""
+        return sorted(self.path.glob("events-*.jsonl"))
+
+    def log(self, process: str) -> Path:
+        """Returns the file with the output of a process."""
+        return self.path / f"{to_file_name(process)}.log"
+
+    @property
+    def config(self) -> Path:
+        """The composed config, interpolations kept, secrets masked."""
+        return self.path / "config.yaml"
+
+    @property
+    def overrides(self) -> Path:
+        """The overrides as they were typed."""
+        return self.path / "overrides.yaml"
+
+    def resume_overrides(self, number: int) -> Path:
+        """Returns the file with the overrides of the `number`th command that resumed the run."""
+        return self.path / f"resume-{number}.yaml"
+
+    def count_resumes(self) -> int:
+        """Returns how many commands have resumed the run."""
+        return len(list(self.path.glob("resume-*.yaml")))
+
+    @property
+    def environment(self) -> Path:
+        """The versions of all installed packages."""
+        return self.path / "environment.txt"
+
+    @property
+    def provenance(self) -> Path:
+        """The tags that say where the run comes from."""
+        return self.path / "provenance.json"
+
+    @property
+    def record(self) -> Path:
+        """Which run in the store this is, and how many bytes of the events the store has taken."""
+        return self.path / "record.json"
+
+    @property
+    def traceback(self) -> Path:
+        """The traceback of a fault of the chief."""
+        return self.path / "traceback.txt"
+
+    @property
+    def model_summary(self) -> Path:
+        return self.path / "model_summary.txt"
+
+    @property
+    def model(self) -> Path:
+        """The folder of the exported model."""
+        return self.path / "model"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints, unless `checkpoint.folder` names another one."""
+        return self.path / "checkpoints"
+
+    @property
+    def profile(self) -> Path:
+        """The folder of traces and of their analysis."""
+        return self.path / "profile"
+
+    @property
+    def plots(self) -> Path:
+        return self.path / "plots"
+
+    @property
+    def tensorboard(self) -> Path:
+        """The folder of the event file for TensorBoard."""
+        return self.path / "tensorboard"
+
+    @property
+    def sweep_config(self) -> Path:
+        """The config that Hydra writes for a sweep, secrets masked."""
+        return self.path / "multirun.yaml"
+
+    @property
+    def ledger(self) -> Path:
+        """The jobs of a sweep. Only a sweep's folder has it."""
+        return self.path / "sweep.json"
+
+    def list_logged_files(self) -> list[Path]:
+        """Returns the files that are logged as artifacts when the run begins or resumes."""
+        patterns = ("config.yaml", "overrides.yaml", "environment.txt", "resume-*.yaml", "multirun.yaml")
+        return [path for pattern in patterns for path in sorted(self.path.glob(pattern))]
+
+    def list_process_files(self) -> list[Path]:
+        """Returns the files that the processes of a run write: events, logs, the summary of the model."""
+        patterns = ("coordinator.log", "evaluator.log", "worker-*.log", "server-*.log", "events*.jsonl")
+        return [self.model_summary, *(path for pattern in patterns for path in self.path.glob(pattern))]
+
+    def list_launcher_files(self) -> list[Path]:
+        """Returns the files that a launcher writes before its processes are ready, and its locks."""
+        files = [self.config, self.overrides, self.environment, self.provenance, self.record]
+        return [*files, self._write_lock, self._record_lock]
+
+    @property
+    def _write_lock(self) -> Path:
+        return self.path / "run.lock"
+
+    @property
+    def _record_lock(self) -> Path:
+        return self.path / "record.lock"
+
+    @property
+    def _sweep_lock(self) -> Path:
+        return self.path / "sweep.lock"
+
+    def list_sweep_files(self) -> list[Path]:
+        """Returns the files that a sweep writes before its first job is ready."""
+        return [self.ledger, self.sweep_config, self._sweep_lock, self._record_lock]
+
+    @contextlib.contextmanager
+    def lock_recording(self, seconds: float = SECONDS_TO_WAIT) -> Iterator[None]:
+        """Excludes other commands that record this run while the block lasts.
+
+        Args:
+            seconds: how long to wait for another command.
+
+        Raises:
+            FolderBusy: if another command still records the run after that.
+        """
+        with hold_lock(self._record_lock, seconds, f"{self.path}: another command is recording this run"):
+            yield
+
+    @contextlib.contextmanager
+    def lock_writing(self, seconds: float = 0.0) -> Iterator[None]:
+        """Excludes workers that write to this folder while the block lasts.
+
+        Raises:
+            FolderBusy: if a worker still writes after `seconds`.
+        """
+        with hold_lock(self._write_lock, seconds, f"{self.path}: a worker of this run is still writing"):
+            yield
+
+    def take_write_lock(self) -> FileLock:
+        """Takes the lock that the writing process holds until it ends, even if it is killed.
+
+        Raises:
+            ConfigError: if another process has not released it within a minute.
+        """
+        lock = FileLock(self._write_lock)
+        try:
+            lock.acquire(timeout=SECONDS_TO_WAIT)
+        except Timeout as error:
+            raise ConfigError(
+                f"resume={self.path}: another process has been writing there for a minute; end it first"
+            ) from error
+        return lock
+
+    @contextlib.contextmanager
+    def lock_sweep(self) -> Iterator[None]:
+        """Excludes other commands of this sweep while the block lasts.
+
+        Raises:
+            FolderBusy: if there is one.
+        """
+        message = f"hydra.sweep.dir={self.path}: another command works on the sweep there; end it first"
+        with hold_lock(self._sweep_lock, 0.0, message):
+            yield
+
+    def read_record(self) -> dict[str, Any]:
+        """Reads `record.json`; empty if it does not exist or cannot be read."""
+        return read_json(self.record)
+
+    def write_record(self, record: Mapping[str, Any], is_vital: bool = False) -> None:
+        """Replaces `record.json` atomically.
+
+        Args:
+            record: the new content.
+            is_vital: wait until it is on the disk.
+
+        Raises:
+            OSError: if it cannot be written.
+        """
+        partial = self.record.with_suffix(".partial")
+        with partial.open("w") as file:
+            json.dump(record, file)
+            if is_vital:
+                file.flush()
+                os.fsync(file.fileno())
+        partial.replace(self.record)
+
+
+@contextlib.contextmanager
+def hold_lock(path: Path, seconds: float, message: str) -> Iterator[None]:
+    """Holds a file lock while the block lasts.
+
+    Raises:
+        FolderBusy: with the message, if another process still holds it after `seconds`.
+    """
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=seconds)
+    except Timeout as error:
+        raise FolderBusy(message) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads a JSON object from a file; empty if there is none."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def to_file_name(process: str) -> str:
+    return process.replace(" ", "-")

@@ -1,0 +1,149 @@
+"""The task of one process of a run, and its transfer to that process."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from scaleflow.cluster import count_workers, process_names
+from scaleflow.interfaces import Plan
+from scaleflow.runs.folder import RunFolder, to_file_name
+from scaleflow.secret_masking import known_in, mask_secrets, remember_secrets
+
+
+@dataclass(frozen=True)
+class EvaluationSpec:
+    """The evaluation of a tracked model.
+
+    Attributes:
+        model: the path of a Keras file.
+        origin: the model's name in messages.
+        split: `test`, `validation` or `train`; None: the first of these that the dataset has.
+        precision: whether the plan's precision replaces the model's own.
+    """
+
+    model: str
+    origin: str
+    split: str | None
+    precision: bool
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """The task of one process of a run.
+
+    Attributes:
+        plan: the checked config.
+        folder: the run's folder, an absolute path.
+        started: when the command began, in seconds since the epoch.
+        worker: the number of this process; 0 is the chief, whose events are the run's.
+        attempt: how often this command has restarted all processes of the run.
+        parent: the folder of the sweep, if the run is a job of one.
+        label: what distinguishes it from the other jobs of its sweep, for the run's name.
+        environment: variables to add to the environment of the processes.
+        server: the address of the fork server; None: the run starts its own.
+        tags: tags of the run, for the launcher.
+        evaluation: the model to evaluate; None: train one.
+    """
+
+    plan: Plan
+    folder: Path
+    started: float
+    worker: int = 0
+    attempt: int = 0
+    parent: str | None = None
+    label: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    server: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    evaluation: EvaluationSpec | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of this process in messages."""
+        if self.plan.evaluator == "here":
+            return "evaluator"
+        return process_names(self.plan)[self.worker]
+
+    @property
+    def file_name(self) -> str:
+        """The name of this process in names of files."""
+        return to_file_name(self.name)
+
+    @property
+    def records(self) -> bool:
+        """Whether the events of this process are those of the run."""
+        return self.worker == 0 and self.plan.evaluator != "here"
+
+    @property
+    def serves(self) -> bool:
+        """Whether this process does what a coordinator asks for, instead of training by itself."""
+        return self.plan.strategy.name == "parameter_server" and self.worker > 0
+
+    @property
+    def is_replaceable(self) -> bool:
+        """Whether this process can restart while the others continue: it holds no variables."""
+        return self.serves and self.worker <= count_workers(self.plan)
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the run continues from an earlier command or attempt."""
+        return self.attempt > 0 or self.plan.resume is not None
+
+    @property
+    def files(self) -> RunFolder:
+        """The files in the run's folder."""
+        return RunFolder(self.folder)
+
+    @property
+    def checkpoints(self) -> str:
+        """The folder of the run's checkpoints."""
+        return self.plan.checkpoint.folder or str(self.files.checkpoints)
+
+    @property
+    def events(self) -> Path:
+        """The file of this process's events."""
+        return self.files.events if self.records else self.files.process_events(self.name)
+
+    @property
+    def log(self) -> Path:
+        """The file of this process's output."""
+        return self.files.log(self.name)
+
+    def without_credentials(self) -> RunSpec:
+        """Returns the spec for a worker, without credentials of the store and without what only the launcher needs.
+
+        Of the tracking options only the address is masked: a password may be equal to another value, such as `mlflow`.
+        """
+        plan = self.plan
+        uri = plan.tracking.uri and str(mask_secrets(plan.tracking.uri))
+        tracking = dict(plan.config.get("tracking") or {})
+        if "uri" in tracking:
+            tracking["uri"] = mask_secrets(tracking["uri"])
+        plan = replace(plan, tracking=replace(plan.tracking, uri=uri), config={**plan.config, "tracking": tracking})
+        return replace(self, plan=plan, environment={}, server=None, tags={})
+
+    def to_line(self, environment: Mapping[str, str] | None = None) -> bytes:
+        """Serializes the spec for a pipe to a process of the same version.
+
+        The line contains the secrets of the config and of the environment, so that the process can mask them. Never
+        write it to a file.
+
+        Args:
+            environment: the environment of the process.
+        """
+        spec = self.without_credentials()
+        text = json.dumps([spec.plan.config, str(self.folder), self.label, dict(environment or {})], default=str)
+        return base64.b64encode(pickle.dumps((known_in(text), spec))) + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> RunSpec:
+        """Parses a line of `to_line`, and remembers the secrets to mask."""
+        secrets, spec = pickle.loads(base64.b64decode(line))
+        remember_secrets(secrets)
+        assert isinstance(spec, cls)
+        return spec

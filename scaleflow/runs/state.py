@@ -1,0 +1,175 @@
+"""Computes the state of a run from its events. No other module derives the state from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Literal, Self
+
+from scaleflow.errors import ConfigError
+from scaleflow.events import (
+    CheckpointSaved,
+    EpochEnded,
+    Event,
+    FaultReported,
+    MetricsLogged,
+    PeersMet,
+    Restarted,
+    RunEnded,
+    RunReady,
+    RunRefused,
+    Waiting,
+)
+from scaleflow.interfaces import Status
+from scaleflow.runs.event_log import EventReader
+from scaleflow.runs.folder import RunFolder
+
+RATE = "perf/examples_per_second"
+
+
+@dataclass
+class RunState:
+    """The state of a run after a sequence of events: all events of the run, or those of one command.
+
+    Attributes:
+        ready: the first event `ready`; None if there is no run.
+        is_open: whether the run is ready and has not ended since.
+        is_under_way: whether the processes of the current attempt have built everything.
+        last: the event that ended the run, or refused it, unless the run became ready again after it.
+        last_status: the status of the last end, even if the run became ready again after it.
+        fault: the error that the chief reported in the current attempt.
+        step: the largest step of a metric.
+        checkpoint: the step of the newest checkpoint.
+        waiting: the event `waiting`, while a worker waits.
+        metrics: the last value of each metric.
+        time: of the newest event, in milliseconds since the epoch.
+    """
+
+    ready: RunReady | None = None
+    is_open: bool = False
+    is_under_way: bool = False
+    last: RunEnded | RunRefused | None = None
+    last_status: Status | None = None
+    fault: str = ""
+    step: int = 0
+    checkpoint: int | None = None
+    waiting: Waiting | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    time: int = 0
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Reads the state of the run in a folder; the initial state if there is no run."""
+        state = cls()
+        for event in EventReader(RunFolder(folder).events).read():
+            state.apply(event)
+        return state
+
+    def apply(self, event: Event) -> None:
+        """Updates the state with the next event."""
+        self.time = max(self.time, event.time)
+        match event:
+            case RunReady():
+                self.ready = self.ready or event
+                self.is_open = self.is_under_way = True
+                self.last, self.fault = None, ""
+                self.checkpoint = event.resumed or self.checkpoint
+            case Restarted():
+                self.fault = ""
+                if event.worker is None:
+                    self.is_under_way, self.waiting = False, None
+            case RunEnded():
+                self.last, self.last_status, self.is_open = event, event.status, False
+            case RunRefused():
+                self.last = event
+            case _:
+                self._apply_progress(event)
+
+    def _apply_progress(self, event: Event) -> None:
+        match event:
+            case MetricsLogged():
+                self.step = max(self.step, event.step)
+                self.metrics.update(event.values)
+            case CheckpointSaved():
+                self.checkpoint = event.step
+            case FaultReported():
+                self.fault = event.error
+            case Waiting():
+                self.waiting = event
+            case PeersMet():
+                self.waiting = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is a run."""
+        return self.ready is not None
+
+    @property
+    def status(self) -> Status | None:
+        """FINISHED, FAILED or KILLED; None while the run is open, or if there is none."""
+        return None if self.is_open else self.last_status
+
+    @property
+    def error(self) -> str:
+        """Why the run did not finish, or why it was refused; empty if neither is the case."""
+        match self.last:
+            case RunEnded(error=error):
+                return error
+            case RunRefused(message=message):
+                return message
+        return ""
+
+    @property
+    def refusal(self) -> ConfigError | None:
+        """Why there is no run, if it was refused."""
+        return ConfigError(self.last.message) if isinstance(self.last, RunRefused) else None
+
+    @property
+    def params(self) -> Mapping[str, str]:
+        return self.ready.params if self.ready else {}
+
+    def metrics_of(self, split: Literal["train", "val", "test"]) -> dict[str, float]:
+        """Returns the last values of the metrics of a split."""
+        return {name: value for name, value in self.metrics.items() if name.startswith(f"{split}/")}
+
+    @property
+    def results(self) -> dict[str, float]:
+        """The metrics of the test split; if there are none, those of validation, else those of training."""
+        return self.metrics_of("test") or self.metrics_of("val") or self.metrics_of("train")
+
+
+@dataclass
+class RunHistory(RunState):
+    """The state of a run with all points of its metrics. It grows with the run.
+
+    Attributes:
+        curves: the (step, value) pairs of each metric.
+        epoch_steps: the number of updates in the first epoch; None until that ends.
+        run_id: the run's id in the store; None if it is not recorded.
+    """
+
+    curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    epoch_steps: int | None = None
+    run_id: str | None = None
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        history = super().read(folder)
+        history.run_id = RunFolder(folder).read_record().get("run_id")
+        return history
+
+    def apply(self, event: Event) -> None:
+        super().apply(event)
+        if isinstance(event, MetricsLogged):
+            for name, value in event.values.items():
+                self.curves.setdefault(name, []).append((event.step, value))
+        elif isinstance(event, EpochEnded):
+            self.epoch_steps = self.epoch_steps or event.step
+
+    @property
+    def rate(self) -> float | None:
+        """Training examples per second: the median over the epochs after the first, which includes the warm-up."""
+        rates = [value for _, value in self.curves.get(RATE, ())]
+        return median(rates[1:] or rates) if rates else None

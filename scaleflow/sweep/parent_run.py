@@ -1,0 +1,114 @@
+"""Records the sweep's own run in the store: the parent of the runs of its jobs. It holds the report."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from omegaconf import DictConfig, OmegaConf
+
+from scaleflow.events import ArtifactWritten, Event, RunEnded, RunReady, TagsSet
+from scaleflow.interfaces import Plan, Status
+from scaleflow.launcher.display import Display
+from scaleflow.launcher.recorder import Recorder
+from scaleflow.launcher.stop import StopRequest
+from scaleflow.provenance import write_provenance
+from scaleflow.runs import RunFolder
+from scaleflow.runs.event_log import append_event
+from scaleflow.secret_masking import mask_secrets
+from scaleflow.sweep.jobs import JobRequest
+from scaleflow.sweep.ledger import Ledger, is_under
+from scaleflow.sweep.report import Report
+from scaleflow.tracking import make_tracker
+
+
+class ParentRun:
+    """The run of a sweep.
+
+    Args:
+        files: the folder of the sweep.
+        ledger: the jobs of the sweep.
+        began: when the command began, in seconds since the epoch.
+        is_resumed: whether an earlier command began the sweep.
+    """
+
+    def __init__(self, files: RunFolder, ledger: Ledger, began: float, is_resumed: bool) -> None:
+        self._files = files
+        self._ledger = ledger
+        self._began = began
+        self._is_resumed = is_resumed
+        self._recorder: Recorder | None = None
+        self._flush_seconds = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this command has opened the run."""
+        return self._recorder is not None
+
+    def _emit(self, event: Event) -> None:
+        append_event(self._files.events, event)
+
+    def open(self, plan: Plan, config: DictConfig, request: JobRequest) -> None:
+        """Opens the run and starts to record it.
+
+        Args:
+            plan: the plan of the first job. Its tracking options apply to the sweep.
+            config: the config of the command, with Hydra's own part.
+            request: the first job that is ready.
+        """
+        tracking = plan.tracking
+        size_before = self._files.events.stat().st_size if self._files.events.exists() else 0
+        write_config(self._files, config)
+        write_provenance(self._files.path, {})
+        tracker = make_tracker(tracking, adopts=not self._is_resumed)
+        self._recorder = Recorder(
+            tracker, self._files.events, size_before, is_resumed=self._is_resumed, offline=tracking.offline
+        )
+        self._flush_seconds = tracking.flush_seconds
+        swept = ", ".join(self._ledger.swept)
+        choices = request.composed.choices
+        params = {key: value for key, value in choices.items() if not is_under(key, self._ledger.swept)}
+        params |= {key: str(value) for key, value in self._ledger.base.items() if key not in params}
+        ready = RunReady(
+            name=tracking.run_name or f"sweep of {swept or 'one job'}",
+            tags={**(tracking.tags or {}), "scaleflow.swept": swept},
+            params=params,
+            began=int(self._began * 1000),
+            resumed=0 if self._is_resumed else None,
+        )
+        self._emit(ready)
+        self._recorder.start()
+
+    def update(self, report: Report) -> None:
+        """Writes the current report, and records it."""
+        for path in report.write(self._files.path):
+            self._emit(ArtifactWritten(str(path)))
+        self._emit(TagsSet(report.tags()))
+
+    def end(self, report: Report, status: Status, error: str) -> None:
+        """Writes the final report and its plots, and records the end of the run."""
+        self.update(report)
+        for path in report.draw(self._files.path):
+            self._emit(ArtifactWritten(str(path), self._files.plots.name))
+        self._emit(RunEnded(status, error))
+
+    def finish_recording(self, stop: StopRequest) -> bool:
+        """Waits at most `tracking.flush_seconds`, or until another signal; returns whether all is recorded."""
+        assert self._recorder is not None
+        signals_before, display = stop.times, Display(sys.stdout)
+        is_recorded = self._recorder.finish(self._flush_seconds, lambda: stop.times > signals_before)
+        if not is_recorded:
+            display.print_error(
+                f"the store did not take the sweep's own run: {mask_secrets(self._recorder.reason)}; nothing is lost, "
+                f"and what is missing there is sent by: python -m scaleflow.sync {os.path.relpath(self._files.path)}"
+            )
+        elif links := self._recorder.describe_links():
+            display.print_summary(links)
+        return is_recorded
+
+
+def write_config(files: RunFolder, config: DictConfig) -> None:
+    """Writes the config of the command, without Hydra's own part and with secrets masked."""
+    base = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    plain = OmegaConf.to_container(base, resolve=False)
+    files.config.write_text(OmegaConf.to_yaml(OmegaConf.create(mask_secrets(plain))))

@@ -1,0 +1,172 @@
+"""Reports a session's metrics, and measures its speed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+
+from scaleflow.events import Emit, MetricsLogged, WeightHistograms
+from scaleflow.interfaces import Feed
+from scaleflow.training.engine import Engine
+from scaleflow.training.histograms import compute_histograms
+from scaleflow.training.memory import measure_peaks
+
+
+class FirstStep(Protocol):
+    """Measures the time to the first step, in parts."""
+
+    def end_part(self, part: str) -> None: ...
+
+    def values(self) -> dict[str, float]:
+        """Returns the measured times as metrics."""
+
+
+class MetricsLog:
+    """Reports the metrics of one run.
+
+    Args:
+        engine: the engine that trains.
+        emit: receives the events.
+        startup_timer: measures the parts of the time to the first step; None: they are not reported.
+        peak_flops: the devices' peak, in floating-point operations per second, if known.
+        histograms_every: epochs between histograms of the weights; None for no histograms.
+
+    Attributes:
+        clock: measures the speed of the epoch.
+        values: the values of the epoch's last call.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        emit: Emit,
+        startup_timer: FirstStep | None = None,
+        peak_flops: float | None = None,
+        histograms_every: int | None = None,
+    ) -> None:
+        self.emit = emit
+        self.values: dict[str, float] = {}
+        self._engine = engine
+        self._startup_timer = startup_timer
+        self._peak_flops = peak_flops
+        self._histograms_every = histograms_every
+        self.clock = EpochClock()
+        self._earlier_step_ms: float | None = None
+        self._has_started = False
+
+    @property
+    def usual_ms(self) -> float | None:
+        """Mean milliseconds of an untraced step in this epoch; of an earlier epoch if this one has none yet."""
+        return self.clock.step_ms or self._earlier_step_ms
+
+    def begin_epoch(self, is_resumed: bool) -> None:
+        self._earlier_step_ms = self.usual_ms
+        self.clock = EpochClock()
+        if not is_resumed:
+            self.values = {}
+
+    def report_first_step(self, step: int) -> None:
+        """Reports what is known after the first step of this process, once; `step` is that step."""
+        if self._has_started:
+            return
+        self._has_started = True
+        flops = self._engine.flops_per_example
+        values = {} if flops is None else {"perf/flops_per_example": flops}
+        if self._startup_timer is not None:
+            self._startup_timer.end_part("compile")
+            values |= self._startup_timer.values()
+        self.emit(MetricsLogged(self._engine.count_updates(step), values))
+
+    def report_call(self, step: int, means: Mapping[str, float], rollbacks: int, is_last: bool) -> dict[str, float]:
+        """Reports one call.
+
+        Args:
+            step: the updates so far.
+            means: the loss and metrics, averaged over the epoch so far.
+            rollbacks: rollbacks of the run so far.
+            is_last: whether the call is the epoch's last one, which also reports the speed.
+
+        Returns:
+            The reported values, without the speed.
+        """
+        scale = self._engine.loss_scale
+        values = add_prefix("train", means) | ({} if scale is None else {"train/loss_scale": scale})
+        values |= {"train/rollbacks": float(rollbacks)} if rollbacks else {}
+        self.values = values | ({**self._make_speed_metrics(), **measure_peaks()} if is_last else {})
+        self.emit(MetricsLogged(step, self.values, rate=self.clock.examples_per_second))
+        return values
+
+    def _make_speed_metrics(self) -> dict[str, float]:
+        """Returns the epoch's speed metrics; `perf/mfu` is the used share of the devices' peak."""
+        speed, flops = self.clock.speed(), self._engine.flops_per_example
+        if speed and flops is not None and self._peak_flops is not None:
+            speed["perf/mfu"] = speed["perf/examples_per_second"] * flops / self._peak_flops
+        return speed
+
+    def evaluate(self, prefix: str, feed: Feed | None, step: int) -> dict[str, float]:
+        """Evaluates a split, if it exists, and reports the values at a step."""
+        if feed is None:
+            return {}
+        values = add_prefix(prefix, self._engine.evaluate(feed))
+        self.emit(MetricsLogged(step, values))
+        return values
+
+    def report_histograms(self, epochs: int, step: int) -> None:
+        """Reports the histograms of the weights, if they are due after so many epochs."""
+        if self._histograms_every is not None and epochs % self._histograms_every == 0:
+            self.emit(WeightHistograms(step, compute_histograms(self._engine.gather_model())))
+
+
+class EpochClock:
+    """Measures the speed of an epoch's training calls, including the wait for input.
+
+    The session does not add the first call of a process, which compiles, nor traced calls of single steps.
+    """
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._examples = 0
+        self._seconds = 0.0
+        self._calls: list[tuple[float, int]] = []
+
+    def add(self, examples: int, steps: int, seconds: float, waited: float) -> None:
+        """Adds a call.
+
+        Args:
+            examples: examples of the call, without padding.
+            steps: steps of the call.
+            seconds: duration of the call.
+            waited: seconds spent before the call to open the epoch's input; they count in the means only.
+        """
+        self._examples += examples
+        self._steps += steps
+        self._seconds += seconds + waited
+        self._calls.append((seconds / steps, steps))
+
+    @property
+    def examples_per_second(self) -> float | None:
+        return self._examples / self._seconds if self._seconds else None
+
+    @property
+    def step_ms(self) -> float | None:
+        """Mean milliseconds of a step."""
+        return 1000 * self._seconds / self._steps if self._steps else None
+
+    def speed(self) -> dict[str, float]:
+        """Returns the speed metrics of the epoch; none if no call was added. Each step counts with its call's mean."""
+        if not self._seconds:
+            return {}
+        step_seconds, steps = zip(*self._calls, strict=True)
+        p50, p95 = np.percentile(step_seconds, [50, 95], weights=steps, method="inverted_cdf")
+        return {
+            "perf/examples_per_second": self._examples / self._seconds,
+            "perf/step_ms": 1000 * self._seconds / self._steps,
+            "perf/step_ms_p50": 1000 * float(p50),
+            "perf/step_ms_p95": 1000 * float(p95),
+        }
+
+
+def add_prefix(prefix: str, values: Mapping[str, float]) -> dict[str, float]:
+    return {f"{prefix}/{name}": value for name, value in values.items()}

@@ -1,0 +1,89 @@
+"""Monitored metrics: the best value so far, and early stopping."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Best, EarlyStopping
+
+
+def check_monitor(key: str, options: EarlyStopping | Best | None, metrics: Collection[str], validates: bool) -> None:
+    """Checks that the monitored value is one that the run reports.
+
+    Args:
+        key: the config key of `options`, for the message.
+        options: names the monitored value; None for no check.
+        metrics: names of the metrics, without the loss.
+        validates: whether there is a validation split.
+
+    Raises:
+        ConfigError: if the run does not report the value.
+    """
+    if options is None:
+        return
+    splits = ["train", "val"] if validates else ["train"]
+    names = [f"{split}/{name}" for split in splits for name in ("loss", *metrics)]
+    if options.monitor not in names:
+        raise ConfigError(f"{key}.monitor={options.monitor}: there is no such value; there is {', '.join(names)}")
+
+
+class BestValue:
+    """The best value so far of a monitored metric.
+
+    Args:
+        options: the metric and whether lower is better; None for no monitoring.
+    """
+
+    def __init__(self, options: EarlyStopping | Best | None) -> None:
+        self._options = options
+        self._value: float | None = None
+        self._step: int | None = None
+
+    def update(self, values: Mapping[str, float], step: int) -> bool:
+        """Records an epoch's values; returns whether the monitored one is the best so far. NaN never is."""
+        if self._options is None:
+            return False
+        monitor, mode = self._options.monitor, self._options.mode
+        lower_is_better = mode == "min" if mode != "auto" else not monitor.endswith(("accuracy", "exact_match"))
+        value = values[monitor]
+        if math.isnan(value):
+            return False
+        if self._value is not None and not (value < self._value if lower_is_better else value > self._value):
+            return False
+        self._value, self._step = value, step
+        return True
+
+    def state(self) -> dict[str, Any]:
+        return {"value": self._value, "step": self._step}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._value, self._step = state["value"], state["step"]
+
+
+class Patience:
+    """Early stopping: ends the run if the monitored value has not improved for a number of epochs."""
+
+    def __init__(self, options: EarlyStopping | None) -> None:
+        self._options = options
+        self._record = BestValue(options)
+        self._waited = 0
+        self.reason = ""
+
+    def is_over(self, values: Mapping[str, float]) -> bool:
+        """Records an epoch's values; returns whether to end the run."""
+        if self._options is None:
+            return False
+        self._waited = 0 if self._record.update(values, 0) else self._waited + 1
+        times = f"{self._waited} epoch{'s' if self._waited > 1 else ''}"
+        self.reason = f"{self._options.monitor} has not improved for {times}"
+        return self._waited >= self._options.patience
+
+    def state(self) -> dict[str, Any]:
+        return {"waited": self._waited, "record": self._record.state()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._waited = state["waited"]
+        self._record.restore(state["record"])

@@ -1,0 +1,72 @@
+"""Turns an exception of the training into one line for the user."""
+
+from __future__ import annotations
+
+import bdb
+import re
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scaleflow.cluster import find_unreachable
+from scaleflow.events import ArtifactWritten, Emit, FaultReported
+from scaleflow.interfaces import Plan
+from scaleflow.runs import RunSpec
+from scaleflow.secret_masking import mask_secrets
+from scaleflow.worker.out_of_memory import explain_out_of_memory
+
+if TYPE_CHECKING:
+    from scaleflow.worker.build import TrainingSetup
+
+#: Lines of TensorFlow's errors that precede the reason.
+LEADS_TO_REASON = re.compile(r"\s*$|Graph execution error|Detected at node|<stack traces|\d+ root error|\s+File ")
+
+#: What tf.data writes before the reason.
+OF_TF_DATA = re.compile(r"^Error in user-defined function passed to \S+ transformation with iterator: Iterator::\S+: ")
+
+
+def report_failure(spec: RunSpec, error: Exception, emit: Emit, setup: TrainingSetup) -> None:
+    """Reports that training failed. The launcher, which sees all workers, decides how the run ends."""
+    traceback.print_exc()
+    if spec.worker == 0:
+        spec.files.traceback.write_text(mask_secrets(traceback.format_exc()))
+        emit(ArtifactWritten(str(spec.files.traceback)))
+    import tensorflow as tf
+
+    if isinstance(error, tf.errors.ResourceExhaustedError):
+        text = explain_out_of_memory(str(error), spec.plan, setup.resolved)
+    else:
+        text = format_failure(error, spec.plan)
+    is_lost = is_loss_of_peer(error)
+    task = spec.plan.task
+    if is_lost and task and (absent := find_unreachable(spec.plan, task.peers)):
+        text = f"no answer from {absent}: {text}"
+    emit(FaultReported(text, lost_peer=is_lost))
+
+
+def is_loss_of_peer(error: Exception) -> bool:
+    """Returns whether an error means that another process is gone, or does not answer."""
+    import tensorflow as tf
+
+    return isinstance(error, tf.errors.UnavailableError | tf.errors.AbortedError | tf.errors.DeadlineExceededError)
+
+
+def format_failure(error: Exception, plan: Plan) -> str:
+    """Formats an error as one line, with the line of the user's own code that raised it."""
+    if isinstance(error, bdb.BdbQuit):
+        return "the debugger was left" + ("" if plan.debug.inline else "; in a worker it has no terminal: debug=inline")
+    if match := re.search(r"\{\{node (\S+)/CheckNumericsV2\}\}", str(error)):
+        return f"debug.nan: NaN or Inf came out of the operation {match[1]}; how it came to be is in the log"
+    reason = next((line.strip() for line in str(error).splitlines() if not LEADS_TO_REASON.match(line)), "")
+    reason = OF_TF_DATA.sub("while data was read: ", reason).partition(" [[{{node")[0].rstrip(":")
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_user_code(f.filename, plan.search)]
+    location = f" ({frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
+    return f"{type(error).__name__}: {reason}{location}"
+
+
+def is_user_code(file: str, folders: Sequence[str]) -> bool:
+    """Returns whether a source file is the user's, and not scaleflow's or a library's."""
+    path = Path(file)
+    is_library = path.is_relative_to(Path(__file__).parents[1]) or "site-packages" in path.parts
+    return not is_library and any(path.is_relative_to(folder) for folder in folders)

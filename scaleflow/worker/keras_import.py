@@ -1,0 +1,31 @@
+"""Imports Keras without its slow optional dependencies, and measures the time."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+#: Keras imports these if they are installed, for wrappers and plots that a worker does not use. They add a second or
+#: more to every start. A model or dataset can still import them as usual.
+NOT_FOR_KERAS = ("sklearn", "matplotlib", "matplotlib.pyplot", "pandas")
+
+#: Duration of the import in seconds, in this process or in the fork server; and its end, in seconds since the epoch.
+import_seconds = 0.0
+imported_at = 0.0
+
+
+def import_keras() -> None:
+    """Imports Keras, unless that has been done. Records the duration."""
+    global import_seconds, imported_at
+    if "keras" in sys.modules:
+        return
+    began = time.time()
+    hidden = [name for name in NOT_FOR_KERAS if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None makes an import fail
+    try:
+        import keras  # noqa: F401
+    finally:
+        for name in hidden:
+            sys.modules.pop(name, None)
+        imported_at = time.time()
+        import_seconds = imported_at - began

@@ -1,0 +1,281 @@
+"""Runs one worker: builds everything, reports `ready`, trains, exports."""
+
+from __future__ import annotations
+
+import json
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scaleflow.cluster import count_synchronous_workers, is_listening, process_names
+from scaleflow.config.parse import flatten
+from scaleflow.errors import ConfigError
+from scaleflow.events import Emit, ModelExported, Note, RunEnded, RunReady, RunRefused
+from scaleflow.interfaces import Plan, Tracer
+from scaleflow.provenance import mark_process
+from scaleflow.runs import RunSpec
+from scaleflow.runs.event_log import DeduplicatingEmitter
+from scaleflow.secret_masking import mask_secrets
+from scaleflow.user_metrics import user_metrics
+from scaleflow.worker import keras_import
+from scaleflow.worker.build import TrainingSetup, build_training
+from scaleflow.worker.evaluate import evaluate_model
+from scaleflow.worker.evaluator import EvaluationRelay, run_evaluator
+from scaleflow.worker.export import export_model
+from scaleflow.worker.failures import format_failure, is_loss_of_peer, report_failure
+from scaleflow.worker.metadata import report_confusion, report_metadata
+from scaleflow.worker.startup_timer import StartupTimer
+
+if TYPE_CHECKING:
+    from scaleflow.checkpoint import CheckpointManager
+    from scaleflow.training import Session, WorkerSync
+
+
+def run_worker(spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> bool:
+    """Builds, trains and exports. The last event always says how it ended.
+
+    Returns:
+        False if the run was refused or failed.
+    """
+    with mark_process(spec.folder), user_metrics():
+        return train_run(spec, emit, should_stop)
+
+
+def train_run(spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> bool:
+    """Does the work of `run_worker`, which has set up the context for user code."""
+    try:
+        if spec.evaluation is not None:
+            evaluate_model(spec.plan, spec.evaluation, spec.files, emit)
+            emit(RunEnded("FINISHED"))
+            return True
+        if spec.records:
+            _lock = spec.files.take_write_lock()  # held until the process ends
+        if spec.is_resumed or spec.plan.training.on_nan == "rollback":
+            emit = DeduplicatingEmitter(spec.events, emit)
+        if spec.records and spec.plan.evaluator is not None:
+            emit = EvaluationRelay(Path(spec.checkpoints), emit, is_resumed=spec.is_resumed)
+        startup_timer = make_startup_timer(spec)
+        setup = build_training(spec.plan, emit, startup_timer)
+        if spec.plan.evaluator == "here":
+            report_ready(spec, setup, 0, emit)
+            status = run_evaluator(setup, Path(spec.checkpoints), emit, should_stop, is_chief_gone(spec.plan))
+            emit(RunEnded(status, "" if status == "FINISHED" else "stopped"))
+            return True
+        worker_sync = make_worker_sync(spec, setup, should_stop)
+        session = begin_training(spec, setup, worker_sync, emit, startup_timer)
+    except ConfigError as refusal:
+        emit(RunRefused(str(refusal)))
+        return False
+    except Exception as error:
+        traceback.print_exc()
+        message = f"{format_failure(error, spec.plan)}; the traceback is in {spec.log}"
+        emit(RunRefused(message, keep=True, died=is_loss_of_peer(error)))
+        return False
+    report_ready(spec, setup, session.step, emit)
+    if spec.plan.debug.placement:
+        where = "above" if spec.plan.debug.inline else f"in {spec.log}"
+        emit(Note(f"debug.placement: the device of each operation is {where}, as 'MatMul: (MatMul): /job:...'"))
+    try:
+        train_and_export(spec, setup, session, worker_sync, emit)
+    except Exception as error:
+        report_failure(spec, setup.explain(error), emit, setup)
+        return False
+    return True
+
+
+def is_chief_gone(plan: Plan) -> Callable[[], bool]:
+    """Returns a function that says whether an evaluator's chief has not answered for `cluster.start_seconds`."""
+    answered_at = time.monotonic()
+
+    def is_gone() -> bool:
+        nonlocal answered_at
+        if plan.chief is None or is_listening(plan.chief):
+            answered_at = time.monotonic()
+        return time.monotonic() - answered_at > plan.cluster.start_seconds
+
+    return is_gone
+
+
+def make_worker_sync(spec: RunSpec, setup: TrainingSetup, should_stop: Callable[[], bool]) -> WorkerSync:
+    """Makes the object by which all workers stop together, after a request or after `checkpoint.max_seconds`."""
+    from scaleflow import training
+
+    limit = spec.plan.checkpoint.max_seconds
+
+    def must_stop() -> bool:
+        return should_stop() or (limit is not None and time.time() - spec.started > limit)
+
+    return training.WorkerSync(setup.strategy, count_synchronous_workers(spec.plan), must_stop)
+
+
+def make_startup_timer(spec: RunSpec) -> StartupTimer:
+    """Makes the timer of the start, and ends its part `launch`.
+
+    The import of Keras counts only if it was made for this command, and not earlier in a shared fork server.
+    """
+    seconds = keras_import.import_seconds if keras_import.imported_at > spec.started else 0.0
+    startup_timer = StartupTimer(spec.started, **{"import": seconds})
+    startup_timer.end_part("launch")
+    return startup_timer
+
+
+def begin_training(
+    spec: RunSpec, setup: TrainingSetup, worker_sync: WorkerSync, emit: Emit, startup_timer: StartupTimer | None = None
+) -> Session:
+    """Makes the session, at its first step or at its newest checkpoint.
+
+    Raises:
+        ConfigError: if the run cannot continue from its checkpoints.
+    """
+    from scaleflow import checkpoint, training
+
+    options = spec.plan.checkpoint
+    manager = checkpoint.CheckpointManager(options, spec.checkpoints, emit, writes=spec.worker == 0)
+    validation = None if spec.plan.evaluator else setup.validation
+    session = training.Session(
+        setup.engine,
+        spec.plan.training,
+        training.Feeds(setup.train, validation, setup.test, setup.is_drawn_as_read),
+        training.MetricsLog(setup.engine, emit, startup_timer, setup.peak_flops, histogram_interval(spec)),
+        worker_sync,
+        checkpointing=training.Checkpointing(
+            None if options.name == "none" else manager, options.sought, ends_as_best=options.export == "best"
+        ),
+        callbacks=setup.callbacks,
+        tracer=make_tracer(spec, setup, emit),
+    )
+    manager.check_writable()
+    check_shared_checkpoints(spec, manager, worker_sync)
+    if not spec.is_resumed:
+        manager.check_empty()
+    else:
+        snapshot = manager.load_newest()
+        if not worker_sync.is_same(str(snapshot and snapshot.step)):
+            worker_sync.leave()
+            raise ConfigError(
+                f"checkpoint.folder={spec.checkpoints}: the workers do not find the same checkpoints there; "
+                "use a path that all of them see"
+            )
+        if snapshot is not None:
+            session.restore(snapshot)
+    return session
+
+
+def check_shared_checkpoints(spec: RunSpec, manager: CheckpointManager, worker_sync: WorkerSync) -> None:
+    """Checks that all machines share the folder of the checkpoints.
+
+    Raises:
+        ConfigError: if they do not.
+    """
+    if (
+        count_synchronous_workers(spec.plan) == 1
+        or not spec.plan.task
+        or manager.is_shared(worker_sync.from_chief, worker_sync.all)
+    ):
+        return
+    worker_sync.leave()
+    raise ConfigError(
+        f"checkpoint={spec.plan.checkpoint.name}: the machines do not share {spec.checkpoints}, so the others "
+        "could not go on from what the chief saves there; use checkpoint.folder=PATH that all of them see, or an "
+        "object store's (gs://...), or checkpoint=none"
+    )
+
+
+def make_tracer(spec: RunSpec, setup: TrainingSetup, emit: Emit) -> Tracer | None:
+    """Makes the tracer of the steps that `profiler` selects; None if it selects none."""
+    options = spec.plan.profiler
+    if not options.windows or spec.plan.evaluator == "here":
+        return None
+    from scaleflow import training
+    from scaleflow.profiler.tracer import StepTracer
+
+    emits = emit if spec.records else None
+    # A trace of a GPU cannot be taken in a child process.
+    is_in_child = len(process_names(spec.plan)) > 1 and setup.resolved["hardware"] == "cpu"
+
+    def collect_facts() -> dict[str, Any]:
+        return {**setup.facts, "memory": training.measure_peaks()}
+
+    return StepTracer(options, spec.files.profile, spec.file_name, emits, collect_facts, is_in_child)
+
+
+def histogram_interval(spec: RunSpec) -> int | None:
+    """Returns the number of epochs between two histograms of the weights; None: no histograms."""
+    tracking = spec.plan.tracking
+    return tracking.histograms_every_epochs if tracking.tensorboard and spec.records else None
+
+
+def report_ready(spec: RunSpec, setup: TrainingSetup, step: int, emit: Emit) -> None:
+    """Reports `ready`: from here on there is a run, or it continues at `step`."""
+    plan = spec.plan
+    resolved = setup.resolved
+    params = {**plan.choices, **flatten_to_text(mask_secrets(plan.config))}
+    params |= {f"resolved.{key}": str(value) for key, value in resolved.items()}
+    params |= {f"resolved.examples.{split}": str(count) for split, count in setup.counts.items()}
+    emit(
+        RunReady(
+            name=make_run_name(plan, resolved, spec.label),
+            began=int(spec.started * 1000),
+            tags=plan.tracking.tags or {},
+            params=params,
+            steps=resolved["steps"],
+            epochs=resolved["epochs"],
+            search=list(plan.search),
+            parent=spec.parent,
+            resumed=step if spec.is_resumed else None,
+        )
+    )
+    if setup.metadata is not None and spec.records and not spec.is_resumed:
+        report_metadata(setup.metadata, spec.files, emit)
+
+
+def make_run_name(plan: Plan, resolved: Mapping[str, Any], label: str) -> str:
+    """Returns the name of the run: `tracking.run_name` and the label, or the label and the main options.
+
+    The label comes before the options because lists of runs show only the first 20 letters of a name.
+    """
+    if plan.tracking.run_name:
+        return f"{plan.tracking.run_name} {label}".rstrip()
+    chosen = plan.choices
+    parts = (chosen.get("dataset", "?"), chosen.get("model", "?"), resolved["strategy"], resolved["precision"])
+    words = label.split()
+    return f"{label} {'-'.join(part for part in parts if part not in words)}".strip()
+
+
+def flatten_to_text(config: Any) -> dict[str, str]:
+    """Flattens a config to text by dotted key. Values other than strings are JSON, such as `null`."""
+    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in flatten(config).items()}
+
+
+def train_and_export(
+    spec: RunSpec, setup: TrainingSetup, session: Session, worker_sync: WorkerSync, emit: Emit
+) -> None:
+    """Trains to the end, or until it has to stop, exports the model, and reports the end."""
+    with user_metrics(session.log_metric):
+        result = session.run()
+    if isinstance(emit, EvaluationRelay):
+        finish_evaluations(emit, session.step, spec.plan.cluster.start_seconds)
+    if result.stopped:
+        limit = spec.plan.checkpoint.max_seconds
+        over = limit is not None and time.time() - spec.started > limit
+        why = f"checkpoint.max_seconds={limit:g} are over, " if over else ""
+        emit(RunEnded("KILLED", f"{why}stopped at step {result.steps}"))
+        worker_sync.leave()
+        return
+    if spec.records:
+        evaluated = {"validation": setup.validation, "test": setup.test}
+        report_confusion(setup.engine, evaluated, setup.outputs, spec.files, emit)
+    export_model(spec, setup)
+    emit(ModelExported(str(spec.files.model), result.model_step))
+    emit(RunEnded("FINISHED"))
+    # No worker may end before the chief has finished: it would look like a worker that died.
+    worker_sync.leave()
+
+
+def finish_evaluations(emit: EvaluationRelay, step: int, seconds: float) -> None:
+    """Waits until the evaluator has evaluated the last checkpoint, and tells it that no more will come."""
+    if not emit.wait_for(step, seconds):
+        emit(Note(f"the evaluator has not evaluated the checkpoint at step {step} within {seconds:g} s"))
+    emit.end()
