@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from hydra.errors import InstantiationException
@@ -53,8 +54,14 @@ def is_class_target(target: Target) -> bool:
 
 
 def locate_target(target: Target) -> Any:
+    """Imports what a target names.
+
+    Raises:
+        ConfigError: if there is no such module or attribute, or if importing the module fails.
+    """
     try:
-        return get_object(target.path)
+        with silence_hydra():
+            return get_object(target.path)
     except Exception as error:  # a user's module may raise anything while it is imported
         cause = error.__cause__ or error
         reason = explain_missing(cause, target.path)
@@ -62,6 +69,17 @@ def locate_target(target: Target) -> Any:
             f"{target.key}._target_={target.path}: cannot be loaded ({reason}); expected the dotted name of a class "
             "or function in an installed module, the current folder or the --config-dir folder"
         ) from error
+
+
+@contextlib.contextmanager
+def silence_hydra() -> Iterator[None]:
+    """Keeps Hydra from logging an error that is raised and reported anyway."""
+    logger = logging.getLogger("hydra.utils")
+    was_disabled, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = was_disabled
 
 
 def explain_missing(error: BaseException, path: str) -> str:

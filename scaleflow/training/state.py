@@ -65,8 +65,21 @@ class Slots:
         for reference, name, slot in self._made:
             named.setdefault(f"optimizer/{name}/{self._places[reference]}", []).append(to_tf_variable(slot))
         slot_ids = {id(to_tf_variable(slot)) for _, _, slot in self._made}
-        others = [v for v in self._optimizer.variables if id(to_tf_variable(v)) not in slot_ids]
+        others = [v for v in list_optimizer_variables(self._optimizer) if id(to_tf_variable(v)) not in slot_ids]
         return named | {f"optimizer/{index}": list_variables(v) for index, v in enumerate(others)}
+
+
+def list_optimizer_variables(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    """Lists an optimizer's Keras variables, including those that the loss scale's optimizer hides.
+
+    `LossScaleOptimizer(Nadam())` does not list Nadam's product of momentum factors: Keras does not track attributes
+    that an inner optimizer sets in `build`.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    listed = list(optimizer.variables)
+    ids = {id(variable) for variable in listed}
+    attributes = [value for value in vars(inner).values() if isinstance(value, keras.Variable)]
+    return listed + [variable for variable in attributes if id(variable) not in ids]
 
 
 def name_model_variables(model: keras.Model) -> dict[str, list[Any]]:

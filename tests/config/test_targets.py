@@ -107,6 +107,12 @@ def test_what_is_not_there_is_said_without_the_class_of_an_error(path: str) -> N
     assert "Error" not in refused(path)
 
 
+def test_what_cannot_be_loaded_is_not_logged_as_well(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        bind_target(Target("training.step", "json.nothing"))
+    assert caplog.text == ""
+
+
 @pytest.mark.parametrize(("path", "kind"), [("own_targets.NUMBER", "int"), ("own_targets", "module")])
 def test_what_cannot_be_called_is_refused(path: str, kind: str) -> None:
     assert refused(path) == f"model._target_={path}: is a {kind}, expected a class or a function"
