@@ -490,6 +490,13 @@ RULES: Sequence[Rule] = (
         "leave one of the two false",
     ),
     Rule(
+        "NaN looked for in tables",
+        ("debug.nan", "dataset"),
+        lambda p: p.debug.nan and p.dataset.target.path == "scaleflow.dataset.csv.Csv",
+        "the preprocessing of a table marks missing values by NaN, which the check would find before step 1",
+        "leave debug=nan away: the first step whose loss is not finite is named anyway",
+    ),
+    Rule(
         "NaN looked for on a TPU",
         ("debug.nan", "strategy"),
         lambda p: p.debug.nan and p.strategy.name == "tpu",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from scaleflow.command import to_printable
 from scaleflow.config.folders import remove_created
 from scaleflow.errors import ConfigError
 from scaleflow.events import Event
@@ -90,7 +91,7 @@ def launch_run(run: PreparedRun, sweep: SweepContext | None = None, refuse: Call
             display.close()
             if not run.resume_number:
                 remove_created(spec.folder)
-            (refuse or display.print_error)(str(mask_secrets(str(error))))
+            (refuse or display.print_error)(to_printable(str(mask_secrets(str(error)))))
             return REFUSED
         return supervise_run(replace(run, spec=spec), display, sweep, refuse or display.print_error)
 
