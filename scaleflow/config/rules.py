@@ -491,7 +491,7 @@ RULES: Sequence[Rule] = (
     ),
     Rule(
         "NaN looked for in tables",
-        ("debug.nan", "dataset"),
+        ("debug.nan", "dataset._target_"),
         lambda p: p.debug.nan and p.dataset.target.path == "scaleflow.dataset.csv.Csv",
         "the preprocessing of a table marks missing values by NaN, which the check would find before step 1",
         "leave debug=nan away: the first step whose loss is not finite is named anyway",
