@@ -50,7 +50,10 @@ def value_of(plan: Plan, key: str) -> object:
     """Returns the value of a dotted key in a plan. The value of a config group is its option."""
     value: object = plan
     for part in key.split("."):
-        value = getattr(value, "path" if part == "_target_" else part)
+        name = part
+        if part == "_target_":  # of a section that names a class, or of the target itself
+            value, name = getattr(value, "target", value), "path"
+        value = getattr(value, name)
     return getattr(value, "name", value)
 
 

@@ -318,7 +318,7 @@ CANNOT_WORK = {
         "train/loss",
     ),
     "training.early_stopping={monitor: val/loss} dataset.validation=0": ("dataset.validation=0",),
-    "debug=nan dataset=csv dataset.data_dir=x.csv dataset.target=y": ("debug.nan=true", "missing values", "leave"),
+    "debug=nan dataset=csv dataset.data_dir=x.csv dataset.target=y": ("debug.nan=true", "csv.Csv: ", "leave"),
 }
 
 
