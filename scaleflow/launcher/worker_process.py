@@ -84,8 +84,7 @@ class ForkedProcess:
                 self._server.sendall(line[sent:])
         except OSError as error:
             self.returncode, self.has_server = 1, False
-            with log.open("a") as output:
-                output.write(f"the server that forks workers is gone: {error}\n")
+            self._log_lost_server(f": {error}")
         finally:
             os.close(task)
 
@@ -135,18 +134,18 @@ class ForkedProcess:
             data = b""
         if not data:
             self.returncode, self.has_server = 1, False
-            self._handle_lost_server()
+            self._log_lost_server()
+            self._kill_without_server()  # nobody would report its end
         *lines, self._rest = (self._rest + data).split(b"\n")
         for message in map(json.loads, lines):
             self.pid = message.get("pid", self.pid)
             self.returncode = message.get("status", self.returncode)
 
-    def _handle_lost_server(self) -> None:
-        """Kills the process, since nobody would report its end. If it was not forked yet, the server's log says why."""
+    def _log_lost_server(self, why: str = "") -> None:
+        """Writes to the log that the server is gone. If it forked no process, its own log says why."""
         server_log = self._log_of_server.read_bytes() if self.pid == 0 and self._log_of_server.exists() else b""
         with self._log.open("ab") as log:
-            log.write(server_log or b"the server that forks workers is gone\n")
-        self._kill_without_server()
+            log.write(server_log or f"the server that forks workers is gone{why}\n".encode())
 
     def signal(self, number: int) -> None:
         with contextlib.suppress(OSError):

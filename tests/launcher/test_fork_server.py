@@ -63,6 +63,13 @@ def test_what_the_log_holds_stays_where_the_server_is_gone(tmp_path: Path) -> No
     assert log.read_text().startswith("of an earlier attempt\nthe server that forks workers is gone")
 
 
+def test_the_log_of_a_server_that_is_gone_already_says_why(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("ImportError: no TensorFlow for this processor\n")
+    log = tmp_path / "worker-0.log"
+    ForkedProcess(str(tmp_path / "nobody"), log, os.environ).close()
+    assert log.read_text() == "ImportError: no TensorFlow for this processor\n"
+
+
 def test_a_server_known_to_be_gone_is_not_asked_though_it_answers_still() -> None:
     with start_fork_server(server()) as address:
         assert address == server()
