@@ -76,9 +76,9 @@ def test_what_was_preempted_and_killed_and_extended_is_the_run_that_was_not(
     whole, parts = Command(tmp_path / "whole"), Command(tmp_path / "parts")
     for command in (whole, parts):
         command.folder.mkdir()
-    assert whole(*words, "training.epochs=30").returncode == 0
+    assert whole(*words, "training.epochs=18").returncode == 0
 
-    long = LongRun(parts, *words, "training.epochs=25").until("epoch")
+    long = LongRun(parts, *words, "training.epochs=14").until("epoch")
     os.kill(long.launcher.pid, signal.SIGTERM)
     assert long.end() == 143
     folder = parts.run_folder()
@@ -103,7 +103,7 @@ def test_what_was_preempted_and_killed_and_extended_is_the_run_that_was_not(
     run = only_run(parts.folder)
     assert (run.info.status, run.data.tags["scaleflow.error"]) == ("KILLED", LAUNCHER_DIED)
 
-    ended = parts(f"resume={folder}", "training.epochs=30", timeout=180)
+    ended = parts(f"resume={folder}", "training.epochs=18", timeout=180)
     assert ended.returncode == 0, ended.stderr
     assert "goes on at step" in ended.stdout
     forget_the_end(parts.folder, folder, run.info.run_id)  # as if the launcher had died before it recorded that
@@ -114,7 +114,7 @@ def test_what_was_preempted_and_killed_and_extended_is_the_run_that_was_not(
     assert history(parts.folder) == history(whole.folder)
     run = only_run(parts.folder)
     assert run.info.status == "FINISHED"
-    assert run.data.params["training.epochs"] == "25"
+    assert run.data.params["training.epochs"] == "14"
     assert "scaleflow.error" not in run.data.tags
     artifacts = list((parts.folder / "mlartifacts").glob("*/*/artifacts/resume-*.yaml"))
     assert sorted(path.name for path in artifacts) == ["resume-1.yaml", "resume-2.yaml"]
