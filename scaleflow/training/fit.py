@@ -74,7 +74,7 @@ class FitEngine(Engine):
         evaluation = Evaluation(strategy, functools.partial(model, training=False), objective)
         super().__init__(strategy, model, optimizer, objective, evaluation, model.trainable_variables)
         self._per_execution = steps_per_execution
-        self._restored: Mapping[str, np.ndarray[Any, Any]] = {}
+        self._restored: dict[str, np.ndarray[Any, Any]] = {}
 
     def _trace_training(self, feed: Feed) -> None:
         with self.strategy.scope():
@@ -122,10 +122,18 @@ class FitEngine(Engine):
         return report.wants_more
 
     def begin_sums(self) -> None:
-        """Restores the sums of a resumed epoch, which Keras resets when an epoch begins."""
-        if self._restored:
-            state.write_variables(self._sums_by_name(), self._restored)
-            self._restored = {}
+        """Restores the sums of a resumed epoch, which Keras resets when an epoch begins.
+
+        The first replica gets the sums. An assignment to all would divide them by the number of replicas, and rounds.
+        """
+        if not self._restored:
+            return
+        sums = self._restored.pop(state.SUMS)
+        parts = self.strategy.experimental_local_results(self._sums.sums.value)
+        for number, part in enumerate(parts):
+            part.assign(sums if number == 0 else np.zeros_like(sums))
+        state.write_variables({GOOD: self._sums_by_name()[GOOD]}, self._restored)
+        self._restored = {}
 
     def read_state(self) -> Mapping[str, np.ndarray[Any, Any]]:
         return state.read_variables({**self._variables_by_name(), **self._sums_by_name()})

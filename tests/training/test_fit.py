@@ -240,6 +240,25 @@ def test_a_loss_that_is_not_finite_is_named_by_its_step(isolated: Callable[..., 
     assert isolated(not_finite, 2, [1]) == [3]
 
 
+def restored_sums(replicas: int) -> list[float]:
+    """The sums of an epoch that is resumed at sums of 1, after the second replica has added 1."""
+    from scaleflow.training import state
+
+    strategy = spread_over(replicas)
+    parts = assemble(strategy, random_arrays(30), "classification", 3, dense, batch_size=4)
+    engine = fit_of(parts)
+    engine.run(parts.feed, Straight(1, 1))
+    engine.restore({**engine.read_state(), state.SUMS: np.ones(3)})
+    engine.begin_sums()
+    strategy.experimental_local_results(engine._sums.sums.value)[1].assign_add(np.ones(3))
+    sums: list[float] = engine.read_state()[state.SUMS].tolist()
+    return sums
+
+
+def test_the_sums_of_a_resumed_epoch_are_not_rounded_on_three_replicas(isolated: Callable[..., Any]) -> None:
+    assert isolated(restored_sums, 3) == [2.0, 2.0, 2.0]
+
+
 # The command ---------------------------------------------------------------------------------
 
 
