@@ -38,6 +38,7 @@ from scaleflow.events import (
     RunRefused,
     StepsProfiled,
 )
+from scaleflow.formatting import format_number
 from scaleflow.interfaces import Plan, Tracking
 from scaleflow.launcher.display import display_for
 from scaleflow.launcher.prepare import make_plan
@@ -182,7 +183,7 @@ def record_evaluation(tracker: Any, past: TrackedRun, plan: Plan, events: Sequen
     except Exception as failed:  # a store may raise anything
         values = {k: v for event in events if isinstance(event, MetricsLogged) for k, v in event.values.items()}
         error = str(failed).strip().partition("\n")[0] or type(failed).__name__
-    rows += [(key, f"{value:.4f}") for key, value in values.items()]
+    rows += [(key, format_number(value)) for key, value in values.items()]
     rows += [("profile", profile.line) for profile in profiles]
     display_for().print_summary(rows)
     if error is not None:

@@ -12,12 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from scaleflow.events import EpochEnded, Event, MetricsLogged, Note, RunEnded, RunReady
+from scaleflow.formatting import format_duration, format_number
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
     from rich.status import Status
 
 METRICS_SHOWN = ("train/loss", "train/accuracy", "train/mae", "val/loss", "val/accuracy", "val/mae")
+
+#: The usual width of a number, so that the lines of epochs have columns.
+NUMBER_WIDTH = 6
 
 
 def display_for(stream: TextIO | None = None, is_plain: bool = False) -> Display:
@@ -201,19 +205,13 @@ def silence_stream(stream: TextIO) -> None:
 
 
 def format_metrics(values: Mapping[str, Any]) -> str:
-    """Formats metrics as `loss 0.3120  accuracy 0.9100  val loss 0.3500  61,000 examples/s`."""
-    shown = [f"{k.removeprefix('train/').replace('/', ' ')} {values[k]:.4f}" for k in METRICS_SHOWN if k in values]
+    """Formats metrics as `loss 0.312   accuracy 0.91    val loss 0.35    61,000 examples/s`, in columns."""
+    shown = [
+        f"{name.removeprefix('train/').replace('/', ' ')} {format_number(values[name]):<{NUMBER_WIDTH}}"
+        for name in METRICS_SHOWN
+        if name in values
+    ]
     rate = values.get("perf/examples_per_second")
     if rate is not None and math.isfinite(rate):
         shown.append(f"{rate:,.0f} examples/s")
-    return "  ".join(shown)
-
-
-def format_duration(seconds: float) -> str:
-    """Formats a duration as `8 s`, `4 min 10 s` or `2 h 05 min`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return "  ".join(shown).rstrip()

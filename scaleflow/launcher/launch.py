@@ -15,7 +15,8 @@ from scaleflow.command import to_printable
 from scaleflow.config.folders import remove_created
 from scaleflow.errors import ConfigError
 from scaleflow.events import Event
-from scaleflow.launcher.display import Display, display_for, format_duration
+from scaleflow.formatting import format_duration, format_number
+from scaleflow.launcher.display import Display, display_for
 from scaleflow.launcher.inline import InlineRun
 from scaleflow.launcher.local_host import LocalHost
 from scaleflow.launcher.monitor import REFUSED, RunMonitor
@@ -190,7 +191,7 @@ def finish_run(monitor: RunMonitor) -> None:
     if state.error:
         display.print_error(str(mask_secrets(state.error)))
     rows = [("status", f"{state.status} in {duration}")]
-    rows += [(k.replace("/", " "), f"{v:.4f}") for k, v in state.metrics_of("test").items()]
+    rows += [(k.replace("/", " "), format_number(v)) for k, v in state.metrics_of("test").items()]
     rows += [("profile", line) for line in recorder.profiles.values()]
     rows += [("output", folder)]
     if state.status != "FINISHED" and state.checkpoint is not None:

@@ -29,8 +29,9 @@ from scaleflow.config.hydra_config import check_folder_writable, mask_sweep_conf
 from scaleflow.config.parse import flatten
 from scaleflow.errors import ConfigError
 from scaleflow.events import Event, RunReady
+from scaleflow.formatting import format_duration
 from scaleflow.interfaces import Plan, Status
-from scaleflow.launcher.display import Display, JobDisplay, format_duration
+from scaleflow.launcher.display import Display, JobDisplay
 from scaleflow.launcher.launch import SweepContext, launch_run
 from scaleflow.launcher.monitor import FAILED, FINISHED, REFUSED
 from scaleflow.launcher.prepare import PreparedRun

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scaleflow.events import Emit, Event, MetricsLogged, Note
+from scaleflow.formatting import format_number
 from scaleflow.interfaces import Status
 from scaleflow.runs import EventReader, EventWriter
 
@@ -63,7 +64,7 @@ def run_evaluator(
             metrics = MetricsLogged(snapshot.host["updates"], values)
             write(replace(metrics, checkpoint=step))
             emit(metrics)
-            emit(Note(f"checkpoint at step {step}: " + ", ".join(f"{k} {v:.4f}" for k, v in values.items())))
+            emit(Note(f"checkpoint at step {step}: " + ", ".join(f"{k} {format_number(v)}" for k, v in values.items())))
         if should_stop():
             return "KILLED"
         if not new:
