@@ -18,13 +18,15 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import HydraContext, RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from scaleflow import __version__
-from scaleflow.command import FAILED, exit_process, quote_nan_option, refuse, split_overrides, take_keys_of_run
+from scaleflow.command import FAILED, end_with, quote_nan_option, refuse, split_overrides, take_keys_of_run
+from scaleflow.config.folders import remove_created
 from scaleflow.config.hydra_errors import CONF, check_config_dirs, check_overrides, explain_error
 from scaleflow.errors import ConfigError
+from scaleflow.launcher.display import Display
 from scaleflow.secret_masking import find_environment_secrets, find_typed_secrets, register_resolver, remember_secrets
 
 if TYPE_CHECKING:
@@ -102,12 +104,21 @@ class Task:
             self._codes.append(self._sweep.end())
 
     def __call__(self, config: DictConfig) -> None:
+        try:
+            self._run_job(config)
+        except KeyboardInterrupt:  # before there is a run; later it is a request to stop
+            remove_created(Path(HydraConfig.get().runtime.output_dir))
+            raise
+
+    def _run_job(self, config: DictConfig) -> None:
+        is_job = HydraConfig.get().mode is RunMode.MULTIRUN  # under a Hydra launcher that is not scaleflow's
+        if not is_job and OmegaConf.select(config, "cluster.submit") is None:  # that prints a script, and nothing else
+            greet()
         from scaleflow.config.hydra_config import mask_sweep_config
         from scaleflow.launcher.job import run_job
         from scaleflow.runs import RunFolder
 
         began, self.has_begun = time.time() if self.has_begun else self._began, True
-        is_job = HydraConfig.get().mode is RunMode.MULTIRUN  # under a Hydra launcher that is not scaleflow's
         if is_job:
             mask_sweep_config(RunFolder(Path(HydraConfig.get().sweep.dir)).sweep_config)
         code = run_job(config, began)
@@ -117,6 +128,8 @@ class Task:
 
     def sweep(self, context: HydraContext, config: DictConfig) -> SweepRunner:
         """Returns the runner of the sweep's jobs. The first call creates it."""
+        if self._sweep is None:
+            greet()
         from scaleflow.sweep import SweepRunner
 
         self.has_begun = True
@@ -131,8 +144,13 @@ class Task:
 
 
 def entry() -> None:
-    """Runs the command and ends the process: the console script, and `python -m scaleflow`."""
-    exit_process(main())
+    """Runs the command and ends the process: the console script."""
+    end_with(main)
+
+
+def greet() -> None:
+    """Prints the first line of a command that trains, before the modules that take long to import."""
+    Display(sys.stdout).print_line(f"scaleflow {__version__}")
 
 
 def move_flags_first(words: Sequence[str]) -> list[str]:

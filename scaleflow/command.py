@@ -8,12 +8,12 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from scaleflow.secret_masking import mask_secrets
 
-FAILED, REFUSED = 1, 2
+FAILED, REFUSED, INTERRUPTED = 1, 2, 130
 
 
 def refuse(message: str) -> int:
@@ -27,6 +27,16 @@ def to_printable(message: str) -> str:
     lines = message.split("\n")
     escaped = ["".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line) for line in lines]
     return ("\n" if len(escaped) <= 2 else "\\n").join(escaped)
+
+
+def end_with(main: Callable[[], int]) -> NoReturn:
+    """Runs a command, and ends the process with its exit code. Ctrl-C before there is a run gives no traceback."""
+    try:
+        code = main()
+    except KeyboardInterrupt:
+        print("scaleflow: stopped by SIGINT", file=sys.stderr)
+        code = INTERRUPTED
+    exit_process(code)
 
 
 def exit_process(code: int) -> NoReturn:

@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from scaleflow.command import exit_process, refuse, split_overrides, to_printable
+from scaleflow.command import end_with, refuse, split_overrides, to_printable
 from scaleflow.config.compose import ComposedConfig, resolve_config
 from scaleflow.config.from_mlflow import RerunCommand, find_store_options, reuse_config
 from scaleflow.config.hydra_errors import parse_overrides
@@ -192,4 +192,4 @@ def record_evaluation(tracker: Any, past: TrackedRun, plan: Plan, events: Sequen
 
 
 if __name__ == "__main__":
-    exit_process(main())
+    end_with(main)

@@ -53,6 +53,13 @@ class ProcessStarted(Event, event="started"):
 
 
 @dataclass(frozen=True)
+class StageBegan(Event, event="stage"):
+    """A part of the work before or after training begins, such as `reading house.csv`. The part before it has ended."""
+
+    text: str = field(metadata=MASKED)
+
+
+@dataclass(frozen=True)
 class RunReady(Event, event="ready"):
     """The worker has built everything. From here on there is a run. Before it, an error is a refusal.
 

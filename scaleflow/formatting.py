@@ -23,3 +23,8 @@ def format_duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def format_elapsed(seconds: float) -> str:
+    """Formats the time that something takes, as `0.4 s`, `12 s` or `4 min 10 s`."""
+    return f"{seconds:.1f} s" if seconds < 9.95 else format_duration(seconds)

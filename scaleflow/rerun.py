@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 
 from scaleflow.api import launch_config
-from scaleflow.command import exit_process, refuse, split_overrides, to_printable
+from scaleflow.command import end_with, refuse, split_overrides, to_printable
 from scaleflow.config.from_mlflow import RerunCommand, find_store_options, reuse_config
 from scaleflow.errors import ConfigError
 from scaleflow.launcher.resume import RUN_ID
@@ -70,4 +70,4 @@ def parse_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -
 
 
 if __name__ == "__main__":
-    exit_process(main())
+    end_with(main)

@@ -1,15 +1,18 @@
 import re
+import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
 
-from scaleflow import cli
+from scaleflow import __version__, cli
 from scaleflow.cli import main, move_flags_first, split_overrides
 from scaleflow.launcher import job, launch
 from scaleflow.launcher.prepare import PreparedRun
@@ -63,7 +66,7 @@ def refused(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
             code = leaving.code
         shown = capsys.readouterr()
         assert code == 2, shown
-        assert shown.out == ""
+        assert shown.out in ("", f"scaleflow {__version__}\n")  # the first line comes before the rules are checked
         assert "Traceback" not in shown.err
         assert left_in(folder) == []
         return shown.err
@@ -411,6 +414,20 @@ def test_python_m_imports_nothing_heavy_either(command: Command, words: tuple[st
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     assert "hydra" in imported
     assert not imported & HEAVY
+
+
+@pytest.mark.parametrize("until", ["scaleflow ", "importing TensorFlow"])
+def test_ctrl_c_during_the_imports_ends_the_command_in_a_line(command: Command, until: str) -> None:
+    environment = {key: value for key, value in command.environment.items() if key != SERVER}
+    words = [*command.arguments("tracking=none", "training.epochs=100000")]
+    with subprocess.Popen(words, cwd=command.folder, env=environment, stdout=PIPE, stderr=PIPE, text=True) as process:
+        assert process.stdout is not None
+        while until not in (line := process.stdout.readline()):
+            assert line
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, "scaleflow: stopped by SIGINT\n")
+    assert left_in(command.folder) == []
 
 
 def test_an_unreachable_server_costs_seconds(command: Command) -> None:

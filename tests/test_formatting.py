@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from scaleflow.formatting import format_duration, format_number
+from scaleflow.formatting import format_duration, format_elapsed, format_number
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,8 @@ def test_a_number(value: float, shown: str) -> None:
 )
 def test_a_duration_in_words(seconds: float, shown: str) -> None:
     assert format_duration(seconds) == shown
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(0.04, "0.0 s"), (9.94, "9.9 s"), (9.96, "10 s"), (70, "1 min 10 s")])
+def test_the_time_that_something_takes(seconds: float, shown: str) -> None:
+    assert format_elapsed(seconds) == shown

@@ -38,6 +38,14 @@ from scaleflow.tracking import RUN_ID, NoTracker, TensorBoardWriter, locate_weig
 #: Seconds that a refused command waits until a store that it has begun to create is complete.
 MIGRATION_SECONDS = 180.0
 
+#: The constant prediction whose metric the baseline is.
+PREDICTIONS = {
+    "accuracy": "always the most frequent class",
+    "exact_match": "always the most frequent labels",
+    "mae": "always the mean",
+    "rmse": "always the mean",
+}
+
 NO_ANSWER = "it does not answer"
 
 
@@ -77,7 +85,8 @@ def launch_run(run: PreparedRun, sweep: SweepContext | None = None, refuse: Call
     """
     spec = run.spec
     remember_secrets([*find_environment_secrets(), *find_secrets(run.config, spec.plan.config)])
-    display = sweep.display if sweep else display_for(is_plain=spec.plan.debug.inline)
+    display = sweep.display if sweep else display_for(is_plain=spec.plan.debug.inline, is_chief=spec.records)
+    display.begin_stage("reading the config", since=spec.started)
     if sweep:
         spec = replace(spec, parent=str(sweep.parent), label=sweep.label)
         spec = replace(spec, environment=sweep.environment, server=sweep.server)
@@ -187,11 +196,16 @@ def finish_run(monitor: RunMonitor) -> None:
     folder = os.path.relpath(spec.folder)
     duration = format_duration(time.time() - spec.started)
     signals, patience = monitor.stop.times, spec.plan.tracking.flush_seconds
+    if spec.plan.tracking.name != "none" and spec.records:
+        display.begin_stage("recording the run in MLflow")
     is_recorded = recorder.finish(patience, lambda: monitor.stop.times > signals)
+    if is_recorded:
+        display.end_stage()
+    display.close()
     if state.error:
         display.print_error(str(mask_secrets(state.error)))
     rows = [("status", f"{state.status} in {duration}")]
-    rows += [(k.replace("/", " "), format_number(v)) for k, v in state.metrics_of("test").items()]
+    rows += describe_results(spec, state)
     rows += [("profile", line) for line in recorder.profiles.values()]
     rows += [("output", folder)]
     if state.status != "FINISHED" and state.checkpoint is not None:
@@ -205,6 +219,18 @@ def finish_run(monitor: RunMonitor) -> None:
             f"tracking.flush_seconds={patience:g}: {mask_secrets(recorder.reason or NO_ANSWER)}; nothing is "
             f"lost, and what is missing there is sent by: python -m scaleflow.sync {folder}"
         )
+
+
+def describe_results(spec: RunSpec, state: RunState) -> list[tuple[str, str]]:
+    """Returns rows with the last metrics of the run, each beside the baseline, which jobs of a sweep leave out."""
+    baseline = {} if spec.parent else (RunState.read(spec.folder) if spec.is_resumed else state).baseline
+    rows = []
+    for name, value in state.results.items():
+        reference = baseline.get(name)
+        why = f": {PREDICTIONS[metric]}" if (metric := name.rpartition("/")[2]) in PREDICTIONS else ""
+        beside = "" if reference is None else f" (baseline {format_number(reference)}{why})"
+        rows.append((name.replace("/", " "), format_number(value) + beside))
+    return rows
 
 
 def discard_refused(monitor: RunMonitor) -> None:

@@ -20,6 +20,8 @@ class LocalHost:
         server: the address of a fork server; None: the run starts its own.
     """
 
+    first_stage = "importing TensorFlow"
+
     def __init__(self, server: str | None) -> None:
         self._given = server
         self._servers = contextlib.ExitStack()

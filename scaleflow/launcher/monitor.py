@@ -61,6 +61,16 @@ class RunMonitor:
         self._on_event = on_event
         self._reader = EventReader(spec.events, spec.events.stat().st_size if spec.events.exists() else 0)
 
+    def begin_start(self, stage: str, since: float | None = None) -> None:
+        """Shows that the processes are being started, and the store opened at the same time.
+
+        Args:
+            stage: what the start of the processes waits for.
+            since: when it began, in seconds since the epoch; None: now.
+        """
+        is_opening = self.spec.plan.tracking.name != "none" and not self.recorder.is_settled.is_set()
+        self.display.begin_stage(f"{stage}, opening the MLflow store" if is_opening else stage, since)
+
     def open_store(self) -> bool:
         """Starts the recorder and waits until it knows whether the store can be used, so that no training is wasted.
 

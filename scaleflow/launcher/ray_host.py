@@ -176,6 +176,8 @@ class RayHost:
         monitor: follows the run.
     """
 
+    first_stage = "starting the processes on Ray"
+
     def __init__(self, monitor: RunMonitor) -> None:
         self._monitor = monitor
         self._cluster = monitor.spec.plan.cluster
@@ -183,6 +185,7 @@ class RayHost:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
+        self._monitor.display.begin_stage("connecting to Ray")
         with ray.connect(self._cluster, sum(count_processes(self._monitor.spec.plan).values())):
             yield
 

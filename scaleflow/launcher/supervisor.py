@@ -30,7 +30,13 @@ SAME_STEP = 2
 
 
 class ProcessHost(Protocol):
-    """Starts the processes of a run."""
+    """Starts the processes of a run.
+
+    Attributes:
+        first_stage: what the start waits for, such as `importing TensorFlow`.
+    """
+
+    first_stage: str
 
     def open(self) -> AbstractContextManager[None]:
         """Prepares the host for the whole run and releases it after the block.
@@ -72,13 +78,16 @@ class Supervisor:
         self._restarts = 0
         self._began = 0.0
         self._died_at: list[int] = []
+        self._opened = time.time()
 
     def run(self) -> int:
         """Starts, watches and restarts the processes; returns the exit code of the command."""
         try:
+            self._opened = time.time()
             with self._host.open():
                 while self._run_attempt():
                     self._spec = replace(self._spec, attempt=self._spec.attempt + 1)
+                    self._opened = time.time()
         except ConfigError as refusal:
             self._reason = EndReason(str(refusal), is_reported=True, has_log=False)
         except Exception as error:  # a defect of the launcher: the run still needs a recorded end
@@ -90,6 +99,7 @@ class Supervisor:
     def _run_attempt(self) -> bool:
         """Runs all processes once; returns whether they have to be restarted."""
         self._reason = None
+        self._monitor.begin_start(self._host.first_stage, self._opened)
         if not self._monitor.open_store():
             self._reason = EndReason(self._monitor.recorder.reason, is_reported=True)
             return False

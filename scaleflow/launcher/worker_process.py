@@ -37,6 +37,9 @@ LOG = "log"
 #: Seconds to wait until the server reports the end of a process that was killed.
 SECONDS_TO_DIE = 10.0
 
+#: The same for a process that was killed before the server has reported its id: the server still imports TensorFlow.
+SECONDS_TO_FORK = 1.0
+
 #: Maximum length of the folder for a socket. The path of a Unix socket may have 104 bytes; we add about 30.
 LONGEST_ADDRESS = 70
 
@@ -97,8 +100,10 @@ class ForkedProcess:
     def poll(self) -> int | None:
         while self.returncode is None and self._has_message(0.0):
             self._receive()
-        if self.returncode is None and self._killed is not None and time.monotonic() - self._killed > SECONDS_TO_DIE:
-            self._give_up()
+        if self.returncode is None and self._killed is not None:
+            patience = SECONDS_TO_DIE if self.pid else SECONDS_TO_FORK
+            if time.monotonic() - self._killed > patience:
+                self._give_up()
         return self.returncode
 
     def _has_message(self, seconds: float) -> bool:
@@ -152,7 +157,10 @@ class ForkedProcess:
             self._server.sendall(json.dumps({"signal": int(number)}).encode() + b"\n")
 
     def kill(self) -> None:
-        """Kills the process. It counts as dead after `SECONDS_TO_DIE`, even if the server does not report its end."""
+        """Kills the process. It counts as dead after `SECONDS_TO_DIE`, even if the server does not report its end.
+
+        If the server has not forked it yet, it does so later, and kills it at once.
+        """
         self._killed = self._killed or time.monotonic()
         self.signal(signal.SIGKILL)
 

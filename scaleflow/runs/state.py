@@ -28,6 +28,9 @@ from scaleflow.runs.folder import RunFolder
 
 RATE = "perf/examples_per_second"
 
+#: Prefix of the metrics of a constant prediction.
+BASELINE = "baseline/"
+
 
 @dataclass
 class RunState:
@@ -133,6 +136,21 @@ class RunState:
     def metrics_of(self, split: Literal["train", "val", "test"]) -> dict[str, float]:
         """Returns the last values of the metrics of a split."""
         return {name: value for name, value in self.metrics.items() if name.startswith(f"{split}/")}
+
+    @property
+    def baseline(self) -> dict[str, float]:
+        """The metrics of a constant prediction, by the name of the metric that they compare with, such as `test/loss`.
+
+        The worker reports `baseline/<metric>` for the validation split, or for the test split if there is no other.
+        """
+        of_test = f"{BASELINE}test/"
+        has_validation = any(name.startswith((of_test, "val/")) for name in self.metrics)
+        values = {}
+        for name, value in self.metrics.items():
+            if name.startswith(BASELINE):
+                prefix = "test/" if name.startswith(of_test) or not has_validation else "val/"
+                values[prefix + name.removeprefix(BASELINE).removeprefix("test/")] = value
+        return values
 
     @property
     def results(self) -> dict[str, float]:

@@ -283,7 +283,8 @@ class SweepRunner:
     def _launch_job(self, job: SweepJob, environment: dict[str, str]) -> int:
         assert job.run is not None
         stop, number = JobStop(self._stop), job.entry.number
-        display = Display(sys.stdout) if job.run.spec.plan.debug.inline else JobDisplay(sys.stdout, number)
+        is_inline = job.run.spec.plan.debug.inline
+        display = Display(sys.stdout, breaks_silence=False) if is_inline else JobDisplay(sys.stdout, number)
         turn = f" ({job.request.turn})" if job.request.turn else ""
         display.print_line((" ".join(job.request.describe(self._ledger.swept)) or "as it is configured") + turn)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scaleflow.errors import ConfigError, NotFinite
-from scaleflow.events import EpochEnded, MetricsLogged, Note, RolledBack
+from scaleflow.events import EpochEnded, MetricsLogged, Note, RolledBack, StageBegan
 from scaleflow.interfaces import Feed, Snapshot, Tracer, Training
 from scaleflow.training.call_tracing import CallTracing
 from scaleflow.training.callbacks import Callbacks, to_keras_logs
@@ -135,10 +135,14 @@ class Session:
         if not self._stopped:
             self._tracing.finish(self.step)
         self._call_callbacks("train_end", to_keras_logs(self._log.values))
+        if self._checkpointing.checkpoints is not None:
+            self._log.emit(StageBegan("saving the last checkpoint"))
         self._save()
         self._checkpointing.wait()
         if self._stopped:
             return SessionResult(self._updates, True, self._updates, {})
+        if self._feeds.test is not None:
+            self._log.emit(StageBegan("evaluating the test split"))
         model_step = self._restore_best() if self._checkpointing.ends_as_best else self._updates
         test = self._log.evaluate("test", self._feeds.test, model_step)
         return SessionResult(self._updates, False, model_step, test)

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 import os
 import signal
 import sys
@@ -31,7 +32,7 @@ from scaleflow.config.rules import check_rules, resolve_choices
 from scaleflow.config.targets import bind_target, is_class_target
 from scaleflow.config.trust import check_origins
 from scaleflow.errors import ConfigError
-from scaleflow.events import Emit, Note, PeersMet, Waiting
+from scaleflow.events import Emit, Note, PeersMet, StageBegan, Waiting
 from scaleflow.interfaces import (
     Batching,
     Debug,
@@ -44,7 +45,7 @@ from scaleflow.interfaces import (
     Plan,
     Stream,
 )
-from scaleflow.worker.metadata import RunMetadata, collect_metadata
+from scaleflow.worker.metadata import RunMetadata, collect_metadata, describe_data_name
 from scaleflow.worker.startup_timer import StartupTimer
 
 if TYPE_CHECKING:
@@ -111,16 +112,19 @@ def build_training(plan: Plan, emit: Emit, startup_timer: StartupTimer | None = 
     from scaleflow import dataset, model, optimizer, training
 
     startup_timer.end_part("import")
+    emit(StageBegan("setting up the devices"))
     runtime = setup_runtime(plan, emit)
     startup_timer.end_part("build")
     if plan.trusted_modules is not None:
         check_origins(plan.config, plan.trusted_modules)
+    emit(StageBegan(f"reading {describe_data_name(plan)}"))
     source = bind_target(plan.dataset.target)()
     splits = dataset.prepare_splits(source, plan.dataset, plan.seed, runtime.worker_sync, emit)
     splits = apply_debug_subset(splits, plan.debug, runtime.batching)
     train, validation, test = make_feeds(splits, runtime, plan)
     startup_timer.end_part("data")
 
+    emit(StageBegan("building the model"))
     length = training.compute_length(plan.training, train)
     metrics = training.objective_for(source.outputs).metrics
     monitors = {"training.early_stopping": plan.training.early_stopping, "checkpoint.best": plan.checkpoint.sought}
@@ -132,6 +136,7 @@ def build_training(plan: Plan, emit: Emit, startup_timer: StartupTimer | None = 
     if plan.hardware.xla:
         training.check_xla(engine.model, splits.inputs, runtime.strategy)
     startup_timer.end_part("build")
+    emit(StageBegan("compiling the training step"))
     engine.trace(train, validation, test)
     startup_timer.end_part("trace")
     warnings = (
@@ -152,6 +157,7 @@ def build_training(plan: Plan, emit: Emit, startup_timer: StartupTimer | None = 
         "steps_per_epoch": length.steps_per_epoch,
         "epochs": length.epochs,
         "parameters": engine.model.count_params(),
+        "trainable_parameters": sum(math.prod(each.shape) for each in engine.model.trainable_variables),
     }
 
     def export(folder: Path) -> None:

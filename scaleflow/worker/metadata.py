@@ -87,6 +87,13 @@ def describe_name(plan: Plan) -> str:
     return f"{chosen} {name}" if isinstance(name, str) and name != chosen else chosen
 
 
+def describe_data_name(plan: Plan) -> str:
+    """Returns what the user calls the data: the name of its file or folder, else the name of the dataset."""
+    data_dir = plan.dataset.target.arguments.get("data_dir")
+    has_name = "name" in plan.dataset.target.arguments  # `data_dir` is then a folder of many datasets
+    return Path(data_dir).name if isinstance(data_dir, str) and not has_name else describe_name(plan)
+
+
 def describe_source(plan: Plan) -> dict[str, Any]:
     """Returns the dataset's path, if it has one, and the class and arguments that read it, with secrets masked."""
     target = plan.dataset.target

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from scaleflow.cluster import count_synchronous_workers, is_listening, process_names
 from scaleflow.config.parse import flatten
 from scaleflow.errors import ConfigError
-from scaleflow.events import Emit, ModelExported, Note, RunEnded, RunReady, RunRefused
+from scaleflow.events import Emit, ModelExported, Note, RunEnded, RunReady, RunRefused, StageBegan
 from scaleflow.interfaces import Plan, Tracer
 from scaleflow.provenance import mark_process
 from scaleflow.runs import RunSpec
@@ -151,6 +151,7 @@ def begin_training(
     if not spec.is_resumed:
         manager.check_empty()
     else:
+        emit(StageBegan("reading the last checkpoint"))
         snapshot = manager.load_newest()
         if not worker_sync.is_same(str(snapshot and snapshot.step)):
             worker_sync.leave()
@@ -264,6 +265,7 @@ def train_and_export(
         emit(RunEnded("KILLED", f"{why}stopped at step {result.steps}"))
         worker_sync.leave()
         return
+    emit(StageBegan("exporting the model"))
     if spec.records:
         evaluated = {"validation": setup.validation, "test": setup.test}
         report_confusion(setup.engine, evaluated, setup.outputs, spec.files, emit)

@@ -54,6 +54,23 @@ def test_a_process_is_ended_also_where_the_server_that_forked_it_is_stopped(
         forked.close()
 
 
+def test_a_process_is_ended_also_while_the_server_imports_tensorflow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has not forked it, and answers nothing for seconds."""
+    monkeypatch.setattr(worker_process, "SECONDS_TO_FORK", 0.1)
+    monkeypatch.setattr(worker_process, "SECONDS_TO_DIE", 1000.0)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "server"))
+        listener.listen()
+        forked = ForkedProcess(str(tmp_path / "server"), tmp_path / "log", {})
+        forked.kill()
+        assert forked.poll() is None  # it may still be told
+        forked.wait()
+        assert forked.returncode == -signal.SIGKILL
+        forked.close()
+
+
 def test_a_process_is_watched_also_where_many_files_are_open(tmp_path: Path) -> None:
     """`select` takes no descriptor above 1023."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -52,6 +52,16 @@ def test_a_run_that_is_resumed_after_its_end_is_open_again() -> None:
     assert (state.is_open, state.status, state.error) == (False, "FINISHED", "")
 
 
+def test_a_baseline_is_named_like_the_metric_that_it_compares_with() -> None:
+    both = {"baseline/accuracy": 0.2, "baseline/test/accuracy": 0.1, "baseline/test/loss": 2.3}
+    wanted = {"val/accuracy": 0.2, "test/accuracy": 0.1, "test/loss": 2.3}
+    assert state_after(READY, MetricsLogged(0, both)).baseline == wanted
+    one = MetricsLogged(0, {"baseline/mae": 5.0})
+    assert state_after(READY, one, MetricsLogged(4, {"test/mae": 1.0})).baseline == {"test/mae": 5.0}
+    assert state_after(READY, one, MetricsLogged(4, {"val/mae": 1.0})).baseline == {"val/mae": 5.0}
+    assert state_after(READY, MetricsLogged(4, {"test/mae": 1.0})).baseline == {}
+
+
 def test_a_restart_of_all_processes_waits_until_they_have_built_everything() -> None:
     state = state_after(READY, Waiting(5.0), FaultReported("lost worker 1"), Restarted(1, "lost worker 1"))
     assert (state.is_open, state.is_under_way, state.waiting, state.fault) == (True, False, None, "")

@@ -18,7 +18,9 @@ import psutil
 import pytest
 import yaml
 
+from scaleflow import __version__
 from scaleflow.errors import ConfigError
+from scaleflow.formatting import format_number
 from tests.conftest import Command
 from tests.launcher.test_supervisor import wait_for
 from tests.tracking.servers import free_port
@@ -271,11 +273,26 @@ def test_the_terminal_has_a_line_an_epoch_and_says_where_to_look(finished: tuple
     lines = finished[1].stdout.splitlines()
     assert sum(line.startswith("epoch ") for line in lines) == EPOCHS
     ends = {line.split("  ")[0].strip(): line for line in lines}
-    assert f"{run.data.metrics['test/accuracy']:.4f}" in ends["test accuracy"]
+    assert lines[0] == f"scaleflow {__version__}"
+    assert format_number(run.data.metrics["test/accuracy"]) in ends["test accuracy"]
+    assert " (baseline 0." in ends["test accuracy"]
     assert run.info.run_id in ends["run"]
     assert "mlflow ui" in ends["look at it"]
     assert "\x1b" not in finished[1].stdout
     assert finished[1].stderr == ""
+
+
+def test_the_worker_reports_what_it_does_before_and_after_the_training(finished: tuple[Command, Any]) -> None:
+    names = [event["text"] for event in finished[0].events() if event["event"] == "stage"]
+    assert names == [
+        "setting up the devices",
+        "reading digits",
+        "building the model",
+        "compiling the training step",
+        "saving the last checkpoint",
+        "evaluating the test split",
+        "exporting the model",
+    ]
 
 
 def test_tensorflow_noise_is_in_the_log(finished: tuple[Command, Any]) -> None:
