@@ -36,11 +36,12 @@ from scaleflow.events import (
     Note,
     RunEnded,
     RunRefused,
+    StageBegan,
     StepsProfiled,
 )
 from scaleflow.formatting import format_number
 from scaleflow.interfaces import Plan, Tracking
-from scaleflow.launcher.display import display_for
+from scaleflow.launcher.display import Display, display_for
 from scaleflow.launcher.prepare import make_plan
 from scaleflow.launcher.stop import StopRequest, catch_stop_signals
 from scaleflow.launcher.worker_process import start_fork_server, start_workers
@@ -76,13 +77,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0 the metrics are recorded, 1 failed, 2 refused, 130 or 143 interrupted.
     """
-    began = time.time()
+    began, display = time.time(), display_for()
     parser = argument_parser("scaleflow.evaluate", __doc__)
     parser.add_argument("--split", choices=SPLITS, help="which part of the dataset; the test split, where there is one")
     typed = list(sys.argv[1:] if argv is None else argv)
     try:
         words = parse_command(parser, typed)
         split = parser.parse_intermixed_args(split_overrides(typed)).split
+        display.begin_stage("reading the run and its model from MLflow")
         store = choose_store(find_store_options(words))
         tracker, tracked = find_run(words.run_id, store)
         describe_opened_run(tracked, store)
@@ -90,13 +92,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory(prefix="scaleflow-evaluate-") as folder, catch_stop_signals() as stop:
             model = download_model(tracker, tracked, store, Path(folder))
             evaluation = EvaluationSpec(str(model), tracked.run_id, split, is_typed("precision", words))
-            events = run_evaluation(RunSpec(plan, Path(folder), began, evaluation=evaluation), stop)
+            events = run_evaluation(RunSpec(plan, Path(folder), began, evaluation=evaluation), stop, display)
             if stop.is_set():
                 return stop.exit_code
-            return record_evaluation(tracker, tracked, plan, events)
+            return record_evaluation(tracker, tracked, plan, events, display)
     except ConfigError as refusal:
+        display.close()
         return refuse(str(refusal))
     except RunError as error:
+        display.close()
         print(f"scaleflow: {mask_secrets(str(error))}", file=sys.stderr)
         return FAILED
 
@@ -119,8 +123,8 @@ def make_evaluation_plan(made: ComposedConfig, store: Tracking) -> Plan:
     return replace(plan, tracking=store)
 
 
-def run_evaluation(spec: RunSpec, stop: StopRequest) -> list[Event]:
-    """Runs the worker to its end, and shows its notes as they arrive.
+def run_evaluation(spec: RunSpec, stop: StopRequest, display: Display) -> list[Event]:
+    """Runs the worker to its end, and shows its stages and notes as they arrive.
 
     Returns:
         All events of the worker. The last ones are missing if `stop` was set.
@@ -129,17 +133,18 @@ def run_evaluation(spec: RunSpec, stop: StopRequest) -> list[Event]:
         ConfigError: if the evaluation cannot work.
         RunError: if it failed.
     """
-    display = display_for()
+    display.begin_stage("importing TensorFlow")
     reader = EventReader(spec.events)
     events: list[Event] = []
 
     def look() -> None:
         for event in reader.read():
             events.append(event)
-            if isinstance(event, Note):
+            if isinstance(event, Note | RunEnded | RunRefused | StageBegan):
                 display.show_event(event)
 
     if spec.plan.debug.inline:
+        display.close()  # a debugger needs the terminal
         run_worker(spec, EventWriter(spec.events), stop.is_set)
         look()
     else:
@@ -163,7 +168,7 @@ def drop_log_hint(message: str, spec: RunSpec) -> str:
     return message.replace(f"; the traceback is in {spec.log}", "")
 
 
-def record_evaluation(tracker: Any, past: TrackedRun, plan: Plan, events: Sequence[Event]) -> int:
+def record_evaluation(tracker: Any, past: TrackedRun, plan: Plan, events: Sequence[Event], display: Display) -> int:
     """Records the evaluation in the run and prints the metrics; returns the exit code."""
     ready = next(event for event in events if isinstance(event, EvaluationReady))
     dataset = next(event for event in events if isinstance(event, DatasetDescribed))
@@ -185,7 +190,7 @@ def record_evaluation(tracker: Any, past: TrackedRun, plan: Plan, events: Sequen
         error = str(failed).strip().partition("\n")[0] or type(failed).__name__
     rows += [(key, format_number(value)) for key, value in values.items()]
     rows += [("profile", profile.line) for profile in profiles]
-    display_for().print_summary(rows)
+    display.print_summary(rows)
     if error is not None:
         print(f"scaleflow: the store did not take it: {mask_secrets(error)}", file=sys.stderr)
     return FINISHED if error is None else FAILED

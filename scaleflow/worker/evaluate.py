@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 from scaleflow.config.targets import bind_target
 from scaleflow.config.trust import check_origins
 from scaleflow.errors import ConfigError
-from scaleflow.events import Emit, EvaluationReady, MetricsLogged
+from scaleflow.events import Emit, EvaluationReady, MetricsLogged, StageBegan
 from scaleflow.interfaces import Plan, Source
 from scaleflow.runs import EvaluationSpec, RunFolder
 from scaleflow.worker.build import find_example_location, make_evaluation_batching, setup_runtime
-from scaleflow.worker.metadata import describe_data, report_confusion
+from scaleflow.worker.metadata import describe_data, describe_data_name, report_confusion
 
 if TYPE_CHECKING:
     import keras
@@ -43,11 +43,14 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
     from scaleflow import dataset, training
     from scaleflow.profiler.tracer import StepTracer
 
+    emit(StageBegan("setting up the devices"))
     runtime = setup_runtime(plan, emit)
     check_origins(plan.config, plan.trusted_modules or ())
+    emit(StageBegan(f"reading {describe_data_name(plan)}"))
     source = bind_target(plan.dataset.target)()
     splits = dataset.prepare_splits(source, plan.dataset, plan.seed, runtime.worker_sync, emit, preprocesses=False)
     split, examples = choose_split(splits.by_name(), spec.split)
+    emit(StageBegan("loading the model"))
     with runtime.strategy.scope():
         model = load_model(spec, plan.trusted_modules or ())
         check_dataset_fits(model, source, plan, spec)
@@ -58,6 +61,7 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
     )
     objective = training.objective_for(source.outputs)
     evaluate = training.Evaluation(runtime.strategy, functools.partial(compute_outputs, model), objective)
+    emit(StageBegan(f"evaluating the {split} split"))
     evaluate.trace(feed)
     data = describe_data(plan, source.outputs, splits)
     emit(EvaluationReady(split, runtime.to_values(), len(examples)))
