@@ -200,7 +200,8 @@ def check_model(
 
     Args:
         factory: (inputs, outputs, **arguments) -> a Keras model.
-        inputs, outputs: the dataset's; default four numbers and three classes.
+        inputs: the dataset's; default four numbers.
+        outputs: the dataset's; default three classes.
         arguments: the factory's arguments, as next to `_target_` in the config.
 
     Returns:
@@ -250,7 +251,8 @@ def check_step(
         step: (model, batch, weights, **arguments) -> (loss, outputs). A class, which applies its own optimizers, needs
             a whole run instead: `one_step("training.step={_target_: my_steps.Mine}")`.
         factory: the model's factory; default one dense layer.
-        inputs, outputs: the dataset's; default four numbers and three classes.
+        inputs: the dataset's; default four numbers.
+        outputs: the dataset's; default three classes.
         arguments: the step's arguments, as next to `_target_` in the config.
 
     Returns:
