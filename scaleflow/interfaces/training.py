@@ -130,17 +130,21 @@ class Objective:
     decide: Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]] | None = None
 
 
-#: (model, (inputs, targets) [b, ...], weights [b] float32)
-#:     -> (the scalar sum of the examples' losses times their weights, outputs [b, *Outputs.shape]: logits or values).
-#:
-#: `training.step._target_` names a user's own function; the other keys there are its further arguments. The loop calls
-#: it in a replica, for one micro-batch, under its gradient tape. The loop does the rest: it adds the model's own losses
-#: (regularization), scales the loss for float16, accumulates, sums over the replicas, clips and updates.
-#:
-#: Weights sum to 1 over all micro-batches and replicas of an update. A padding example has weight 0 and is a copy of a
-#: real one. Multiply a term that is not a sum over examples by the sum of the weights, so that it counts once.
-#: The `train/` metrics are computed from the outputs. With `dataset.augment.mixup`, class targets are [b, classes].
 LossStep = Callable[[Any, tuple[Any, Any], Any], tuple[Any, Any]]
+"""A user's training step that is a function: (model, batch, weights) -> (loss, outputs).
+
+- `batch` is (inputs, targets) [b, ...], `weights` is [b] float32.
+- `loss` is the scalar sum of the examples' losses times their weights.
+- `outputs` are [b, *Outputs.shape], logits or values. The `train/` metrics are computed from them.
+
+`training.step._target_` names the function; the other keys there are its further arguments. The loop calls it in a
+replica, for one micro-batch, under its gradient tape. The loop does the rest: it adds the model's own losses
+(regularization), scales the loss for float16, accumulates, sums over the replicas, clips and updates.
+
+Weights sum to 1 over all micro-batches and replicas of an update. A padding example has weight 0 and is a copy of a
+real one. Multiply a term that is not a sum over examples by the sum of the weights, so that it counts once.
+With `dataset.augment.mixup`, class targets are [b, classes].
+"""
 
 
 class MakeOptimizer(Protocol):
