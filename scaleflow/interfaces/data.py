@@ -49,11 +49,13 @@ class Outputs:
             logit for `binary`, logits for `multi_label`, values for `regression`.
         names: names of the classes, labels or values, in their order; for `binary` the names of 0 and of 1. None: they
             have no names.
+        ignore: targets with this value count neither in the loss nor in the metrics. None: all targets count.
     """
 
     kind: Kind
     shape: tuple[int, ...]
     names: tuple[str, ...] | None = None
+    ignore: int | None = None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -112,22 +112,49 @@ class CoordinatedFeed(Feed, Protocol):
 
 
 @dataclass(frozen=True)
+class Measure:
+    """Reported values that are computed from sums over examples: a mean, or the result of a Keras metric.
+
+    Attributes:
+        names: the names of the values, without the split: `accuracy`, or `age/mae` with several outputs.
+        sums: (targets, outputs, weights [b] float32) -> this batch's sums, [size]; a scalar if `size` is 1. Traced. An
+            example of weight 0 counts nowhere.
+        finish: (the sums of all batches [size] float64, the sum of all weights) -> a value for each name.
+        size: the number of sums. Several sums are added in float64.
+    """
+
+    names: tuple[str, ...]
+    sums: Callable[[Any, Any, tf.Tensor], tf.Tensor]
+    finish: Callable[[np.ndarray[Any, Any], float], Sequence[float]]
+    size: int = 1
+
+
+@dataclass(frozen=True)
 class Objective:
     """The loss to minimise and the metrics to report.
 
+    Targets and outputs are tensors [b, ...], or dicts of such tensors by the name of the output.
+
     Attributes:
-        loss: (targets [b, ...], outputs [b, ...] float32) -> [b] float32.
-        metrics: name -> a function of the same form. Each is averaged over examples.
-        finish: name -> a function that is applied to that metric's mean, such as a square root.
-        classes: the number of classes, if targets are classes; otherwise None.
-        decide: with `classes`: (targets, outputs) -> (the true class [b], the predicted class [b]), int32.
+        loss: (targets, outputs float32) -> [b] float32: what is minimised.
+        measures: what is reported besides the loss, of training and of evaluations.
+        evaluation_measures: what is reported of evaluations only.
+        reported_loss: the loss without class weights, in the same form, which is what is reported. None: `loss`.
+        is_weighted: whether examples have weights. Reported values are then weighted means.
+        modes: name of a value -> `min` or `max`, which is better, as far as it is known.
+        classes: the number of classes, if there is one output and its targets are classes; otherwise None.
+        decide: with `classes`: (targets, outputs, mask [b]) -> (the true class [n], the predicted class [n], whether
+            it counts [n]), int32. With targets for each position, n is the number of positions of the batch.
     """
 
-    loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-    metrics: Mapping[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]]
-    finish: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    loss: Callable[[Any, Any], tf.Tensor]
+    measures: Sequence[Measure] = ()
+    evaluation_measures: Sequence[Measure] = ()
+    reported_loss: Callable[[Any, Any], tf.Tensor] | None = None
+    is_weighted: bool = False
+    modes: Mapping[str, Literal["min", "max"]] = field(default_factory=dict)
     classes: int | None = None
-    decide: Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]] | None = None
+    decide: Callable[[Any, Any, tf.Tensor], tuple[tf.Tensor, tf.Tensor, tf.Tensor]] | None = None
 
 
 #: (model, (inputs, targets) [b, ...], weights [b] float32)

@@ -217,7 +217,7 @@ class Loop(Engine):
             gradients, sums = self._differentiate(feed, batch, weight)
         else:
             gradients, sums = self._accumulate(feed, fetched, epoch, step, weight)
-        gradients, loss = self._sum_over_replicas(gradients, sums[1] * weight)
+        gradients, loss = self._sum_over_replicas(gradients, tf.cast(sums[1], weight.dtype) * weight)
         if self._clip_norm is not None:
             gradients = self._clip(gradients, self._clip_norm)
         self.optimizer.apply(gradients, self.passes.variables)
@@ -247,7 +247,7 @@ class Loop(Engine):
         for variable, device in zip(self.passes.variables, self.passes.devices, strict=True):
             with tf.device(device):
                 zeros.append(tf.zeros(variable.shape, variable.dtype))
-        start = tf.zeros([self._metric_sums.size]), zeros
+        start = tf.zeros([self._metric_sums.size], self._metric_sums.dtype), zeros
         repeat = unrolled if self._synchronized else looped
         with keep_devices() if any(self.passes.devices) else contextlib.nullcontext():
             sums, gradients = repeat(add, feed.batching.accumulate, *start)

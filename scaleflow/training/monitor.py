@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Best, EarlyStopping
+from scaleflow.interfaces import Best, EarlyStopping, Objective
+from scaleflow.training.metric_sums import MetricSums
 
 
-def check_monitor(key: str, options: EarlyStopping | Best | None, metrics: Collection[str], validates: bool) -> None:
+def check_monitor(key: str, options: EarlyStopping | Best | None, objective: Objective, validates: bool) -> None:
     """Checks that the monitored value is one that the run reports.
 
     Args:
         key: the config key of `options`, for the message.
         options: names the monitored value; None for no check.
-        metrics: names of the metrics, without the loss.
+        objective: what is reported.
         validates: whether there is a validation split.
 
     Raises:
@@ -24,8 +25,9 @@ def check_monitor(key: str, options: EarlyStopping | Best | None, metrics: Colle
     """
     if options is None:
         return
-    splits = ["train", "val"] if validates else ["train"]
-    names = [f"{split}/{name}" for split in splits for name in ("loss", *metrics)]
+    names = [f"train/{name}" for name in MetricSums(objective).names]
+    if validates:
+        names += [f"val/{name}" for name in MetricSums(objective, evaluates=True).names]
     if options.monitor not in names:
         raise ConfigError(f"{key}.monitor={options.monitor}: there is no such value; there is {', '.join(names)}")
 

@@ -40,6 +40,7 @@ from scaleflow.interfaces import (
     ForwardBackward,
     Inputs,
     MakeOptimizer,
+    Objective,
     Outputs,
     Plan,
     Stream,
@@ -108,7 +109,7 @@ def build_training(plan: Plan, emit: Emit, startup_timer: StartupTimer | None = 
     """
     startup_timer = startup_timer or StartupTimer(time.time())
     sys.path[:0] = [folder for folder in plan.search if folder not in sys.path]
-    from scaleflow import dataset, model, optimizer, training
+    from scaleflow import dataset, model, objective, optimizer, training
 
     startup_timer.end_part("import")
     runtime = setup_runtime(plan, emit)
@@ -122,13 +123,13 @@ def build_training(plan: Plan, emit: Emit, startup_timer: StartupTimer | None = 
     startup_timer.end_part("data")
 
     length = training.compute_length(plan.training, train)
-    metrics = training.objective_for(source.outputs).metrics
+    goal = objective.make_objective(source.outputs)
     monitors = {"training.early_stopping": plan.training.early_stopping, "checkpoint.best": plan.checkpoint.sought}
     validates = validation is not None and plan.evaluator != "elsewhere"
     for key, monitor in monitors.items():
-        training.check_monitor(key, monitor, metrics, validates)
+        training.check_monitor(key, monitor, goal, validates)
     make_model = make_model_maker(plan, splits.inputs, source.outputs, emit)
-    engine, stage_notes = make_engine(plan, runtime, make_model, source.outputs, length)
+    engine, stage_notes = make_engine(plan, runtime, make_model, source.outputs, goal, length)
     if plan.hardware.xla:
         training.check_xla(engine.model, splits.inputs, runtime.strategy)
     startup_timer.end_part("build")
@@ -203,7 +204,7 @@ def make_model_maker(plan: Plan, inputs: Inputs, outputs: Outputs, emit: Emit) -
 
 
 def make_engine(
-    plan: Plan, runtime: Runtime, make_model: Callable[[], keras.Model], outputs: Outputs, run: Length
+    plan: Plan, runtime: Runtime, make_model: Callable[[], keras.Model], outputs: Outputs, goal: Objective, run: Length
 ) -> tuple[Engine, list[str]]:
     """Makes the engine, a loop or Keras's `fit`, and the model in the strategy's scope.
 
@@ -213,35 +214,36 @@ def make_engine(
     from scaleflow import strategy
 
     if runtime.strategy_name == "parameter_server":
-        return make_parameter_server_loop(plan, runtime, make_model, outputs, run), []
+        return make_parameter_server_loop(plan, runtime, make_model, outputs, goal, run), []
     with runtime.strategy.scope():
         with strategy.variable_scope(runtime.strategy_name):
             net = make_model()
         if plan.training.step is not None and is_class_target(plan.training.step):
-            return make_custom_update_loop(plan, runtime, net, outputs, run), []
+            return make_custom_update_loop(plan, runtime, net, outputs, goal, run), []
         if plan.training.engine == "fit":
-            return make_fit_engine(plan, runtime, net, outputs, run), []
-        return make_loop(plan, runtime, net, outputs, run)
+            return make_fit_engine(plan, runtime, net, goal, run), []
+        return make_loop(plan, runtime, net, outputs, goal, run)
 
 
-def make_loop(plan: Plan, runtime: Runtime, net: keras.Model, outputs: Outputs, run: Length) -> tuple[Loop, list[str]]:
+def make_loop(
+    plan: Plan, runtime: Runtime, net: keras.Model, outputs: Outputs, goal: Objective, run: Length
+) -> tuple[Loop, list[str]]:
     """Makes the loop for a whole model, or for one in stages. Returns it with notes for the user."""
     from scaleflow import optimizer, strategy, training
 
-    objective = training.objective_for(outputs)
     model_optimizer = make_optimizer(plan, runtime, run.total)
     passes: ForwardBackward
     if runtime.is_divided:
         optimizer.update_in_place(model_optimizer)
-        passes, notes = strategy.build_pipeline(net, objective, runtime.devices, plan.strategy)
+        passes, notes = strategy.build_pipeline(net, goal, runtime.devices, plan.strategy)
     else:
-        passes, notes = training.TapeForwardBackward(net, make_loss_step(plan, outputs)), []
+        passes, notes = training.TapeForwardBackward(net, make_loss_step(plan, outputs, goal)), []
     options = plan.training.clip_norm, plan.hardware.xla
-    return training.Loop(runtime.strategy, net, model_optimizer, objective, *options, passes=passes), notes
+    return training.Loop(runtime.strategy, net, model_optimizer, goal, *options, passes=passes), notes
 
 
 def make_parameter_server_loop(
-    plan: Plan, runtime: Runtime, make_model: Callable[[], keras.Model], outputs: Outputs, run: Length
+    plan: Plan, runtime: Runtime, make_model: Callable[[], keras.Model], outputs: Outputs, goal: Objective, run: Length
 ) -> Loop:
     """Makes the loop of a coordinator, which has the model twice: on the servers, and unpartitioned in its process.
 
@@ -263,14 +265,15 @@ def make_parameter_server_loop(
     keras.utils.set_random_seed(plan.seed)  # so that both models have the same initial weights
     with runtime.strategy.scope():
         parts = (runtime.strategy, make_model(), make_optimizer(plan, runtime, run.total))
-        objective = training.objective_for(outputs)
-        loss = make_loss_step(plan, outputs)
+        loss = make_loss_step(plan, outputs, goal)
         return training.ParameterServerLoop(
-            *parts, objective, plan.training.clip_norm, loss, count_workers(plan), local, runtime.evaluation_strategy
+            *parts, goal, plan.training.clip_norm, loss, count_workers(plan), local, runtime.evaluation_strategy
         )
 
 
-def make_custom_update_loop(plan: Plan, runtime: Runtime, net: keras.Model, outputs: Outputs, run: Length) -> Loop:
+def make_custom_update_loop(
+    plan: Plan, runtime: Runtime, net: keras.Model, outputs: Outputs, goal: Objective, run: Length
+) -> Loop:
     """Makes the loop for a training step of the user that applies its own optimizers."""
     from scaleflow import training
 
@@ -280,7 +283,7 @@ def make_custom_update_loop(plan: Plan, runtime: Runtime, net: keras.Model, outp
     return training.CustomUpdateLoop(
         strategy=runtime.strategy,
         model=net,
-        objective=training.objective_for(outputs),
+        objective=goal,
         outputs=outputs,
         own=bind_target(step)(),
         name=step.path,
@@ -288,7 +291,7 @@ def make_custom_update_loop(plan: Plan, runtime: Runtime, net: keras.Model, outp
     )
 
 
-def make_fit_engine(plan: Plan, runtime: Runtime, net: keras.Model, outputs: Outputs, run: Length) -> FitEngine:
+def make_fit_engine(plan: Plan, runtime: Runtime, net: keras.Model, goal: Objective, run: Length) -> FitEngine:
     """Makes the engine that uses Keras's `fit`."""
     from scaleflow import training
 
@@ -297,19 +300,19 @@ def make_fit_engine(plan: Plan, runtime: Runtime, net: keras.Model, outputs: Out
         strategy=runtime.strategy,
         model=net,
         optimizer=make_optimizer(plan, runtime, run.total, takes_summed=False),
-        objective=training.objective_for(outputs),
+        objective=goal,
         steps_per_execution=per_execution,
     )
 
 
-def make_loss_step(plan: Plan, outputs: Outputs) -> Any:
+def make_loss_step(plan: Plan, outputs: Outputs, goal: Objective) -> Any:
     """Returns the function that computes the loss of a batch: the user's, or the one for the kind of target."""
     from scaleflow import training
 
     step = plan.training.step
     if step is not None:
         return training.add_checks(bind_target(step, given=3), step.path, outputs)
-    return training.make_loss_step(training.objective_for(outputs))
+    return training.make_loss_step(goal)
 
 
 def make_optimizer(plan: Plan, runtime: Runtime, steps: int, takes_summed: bool = True) -> keras.optimizers.Optimizer:

@@ -40,7 +40,7 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
         ConfigError: if the model cannot be loaded, or does not accept the dataset.
     """
     sys.path[:0] = [each for each in plan.search if each not in sys.path]
-    from scaleflow import dataset, training
+    from scaleflow import dataset, objective, training
     from scaleflow.profiler.tracer import StepTracer
 
     runtime = setup_runtime(plan, emit)
@@ -56,8 +56,8 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
     feed = dataset.make_feed(
         examples, make_evaluation_batching(runtime.batching), runtime.strategy, threads=plan.dataset.threads
     )
-    objective = training.objective_for(source.outputs)
-    evaluate = training.Evaluation(runtime.strategy, functools.partial(compute_outputs, model), objective)
+    goal = objective.make_objective(source.outputs)
+    evaluate = training.Evaluation(runtime.strategy, functools.partial(compute_outputs, model), goal)
     evaluate.trace(feed)
     data = describe_data(plan, source.outputs, splits)
     emit(EvaluationReady(split, runtime.to_values(), len(examples)))
