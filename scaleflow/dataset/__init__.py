@@ -6,6 +6,7 @@ from scaleflow.dataset.fingerprint import read_cheap_targets
 from scaleflow.dataset.records import decode_records
 from scaleflow.dataset.splits import Splits, prepare_splits
 from scaleflow.dataset.subset import limit_evaluation, repeat_first_batch
+from scaleflow.dataset.targets import read_targets
 from scaleflow.dataset.unreadable import UnreadableExample, explain_read_error, find_first_unreadable
 
 __all__ = [
@@ -19,5 +20,6 @@ __all__ = [
     "make_feed",
     "prepare_splits",
     "read_cheap_targets",
+    "read_targets",
     "repeat_first_batch",
 ]

@@ -327,10 +327,11 @@ class EarlyStopping:
     """`training.early_stopping`: end the run when a value stops improving.
 
     Attributes:
-        monitor: the watched value: `train/` or `val/` with `loss` or a metric's name. Default `val/loss`.
+        monitor: the watched value: `train/` or `val/` with `loss` or a metric's name, or with an output's name and its
+            loss or metric (`val/age/mae`). Default `val/loss`.
         patience: the number of epochs without an improvement after which the run ends. At least 1. Default 3.
-        mode: whether a smaller (`min`) or larger (`max`) value is better. Default `auto`: `max` for names that end in
-            `accuracy` or `exact_match`, otherwise `min`.
+        mode: whether a smaller (`min`) or larger (`max`) value is better. Default `auto`: `max` for metrics such
+            as accuracy, AUC and R2, `min` for losses and errors. It must be set for a metric of the user's own.
     """
 
     monitor: str = "val/loss"

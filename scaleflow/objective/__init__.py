@@ -1,5 +1,7 @@
 """The objective: the loss that is minimised, and the metrics that are reported."""
 
+from scaleflow.objective.class_weight import count_classes, describe_class_weights, find_class_weights
+from scaleflow.objective.forms import Loader
 from scaleflow.objective.make import make_objective
 
-__all__ = ["make_objective"]
+__all__ = ["Loader", "count_classes", "describe_class_weights", "find_class_weights", "make_objective"]

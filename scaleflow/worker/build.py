@@ -28,7 +28,7 @@ from scaleflow.cluster import (
 )
 from scaleflow.config.plan import make_batching
 from scaleflow.config.rules import check_rules, resolve_choices
-from scaleflow.config.targets import bind_target, is_class_target
+from scaleflow.config.targets import bind_target, is_class_target, locate_target
 from scaleflow.config.trust import check_origins
 from scaleflow.errors import ConfigError
 from scaleflow.events import Emit, Note, PeersMet, Waiting
@@ -109,7 +109,7 @@ def build_training(plan: Plan, emit: Emit, startup_timer: StartupTimer | None = 
     """
     startup_timer = startup_timer or StartupTimer(time.time())
     sys.path[:0] = [folder for folder in plan.search if folder not in sys.path]
-    from scaleflow import dataset, model, objective, optimizer, training
+    from scaleflow import dataset, model, optimizer, training
 
     startup_timer.end_part("import")
     runtime = setup_runtime(plan, emit)
@@ -123,7 +123,7 @@ def build_training(plan: Plan, emit: Emit, startup_timer: StartupTimer | None = 
     startup_timer.end_part("data")
 
     length = training.compute_length(plan.training, train)
-    goal = objective.make_objective(source.outputs)
+    goal = make_run_objective(plan, splits, runtime, emit)
     monitors = {"training.early_stopping": plan.training.early_stopping, "checkpoint.best": plan.checkpoint.sought}
     validates = validation is not None and plan.evaluator != "elsewhere"
     for key, monitor in monitors.items():
@@ -171,6 +171,29 @@ def build_training(plan: Plan, emit: Emit, startup_timer: StartupTimer | None = 
     facts = list_profile_facts(resolved, splits)
     rest = dict(splits.counts()), source.outputs, metadata, facts, compute_peak(plan, runtime), splits.is_drawn_as_read
     return TrainingSetup(*parts, explain, resolved, *rest)
+
+
+def make_run_objective(plan: Plan, splits: Splits, runtime: Runtime, emit: Emit) -> Objective:
+    """Makes the loss and the metrics of a run. The chief counts the classes of the training split, if that is needed.
+
+    Raises:
+        ConfigError: if a loss, a metric or a class weight does not fit the outputs of the dataset.
+    """
+    from scaleflow import dataset, objective
+
+    def count(names: list[str]) -> dict[str, list[int]]:
+        def count_here() -> str:
+            targets = dataset.read_targets("train", splits.train)
+            return json.dumps(objective.count_classes(splits.outputs, names, targets))
+
+        counts: dict[str, list[int]] = json.loads(runtime.worker_sync.from_chief(count_here))
+        return counts
+
+    weights = objective.find_class_weights(splits.outputs, plan.objective.class_weight, count)
+    for note in objective.describe_class_weights(splits.outputs, weights):
+        emit(Note(note))
+    loader = objective.Loader(locate_target, bind_target)
+    return objective.make_objective(splits.outputs, plan.objective, loader=loader, class_weights=weights)
 
 
 def make_model_maker(plan: Plan, inputs: Inputs, outputs: Outputs, emit: Emit) -> Callable[[], keras.Model]:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from scaleflow.config.targets import bind_target
+from scaleflow.config.targets import bind_target, locate_target
 from scaleflow.config.trust import check_origins
 from scaleflow.errors import ConfigError
 from scaleflow.events import Emit, EvaluationReady, MetricsLogged
@@ -56,7 +56,8 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
     feed = dataset.make_feed(
         examples, make_evaluation_batching(runtime.batching), runtime.strategy, threads=plan.dataset.threads
     )
-    goal = objective.make_objective(source.outputs)
+    loader = objective.Loader(locate_target, bind_target)
+    goal = objective.make_objective(source.outputs, plan.objective, loader=loader)  # class weights are for training
     evaluate = training.Evaluation(runtime.strategy, functools.partial(compute_outputs, model), goal)
     evaluate.trace(feed)
     data = describe_data(plan, source.outputs, splits)

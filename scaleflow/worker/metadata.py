@@ -60,7 +60,7 @@ def collect_metadata(plan: Plan, outputs: Outputs, splits: Splits, model: keras.
             "there is one"
         )
     elif targets["train"] is not None:
-        baseline = training.baselines(outputs, targets["train"], targets.get("validation"), targets.get("test"))
+        baseline = training.baselines(outputs, targets, plan.objective)
     return RunMetadata(describe_data(plan, outputs, splits), summarize_model(model), baseline, notes)
 
 

@@ -126,7 +126,7 @@ def patient(cases: list[tuple[EarlyStopping | None, list[float]]]) -> list[int |
 
     found = []
     for options, values in cases:
-        patience = Patience(options)
+        patience = Patience(options, {"loss": "min", "mae": "min", "accuracy": "max"})
         key = options.monitor if options else "val/loss"
         over = [patience.is_over({key: value}) for value in values]
         found.append(over.index(True) + 1 if True in over else None)
