@@ -218,12 +218,12 @@ class State:
         self.size = sum(value.size for value in self._initial)
         self.results: dict[str, Array] = {}
 
-        @tf.function(autograph=False)
         def compute_results(variables: list[tf.Tensor]) -> dict[str, tf.Tensor]:
             result = metric.stateless_result(variables)
             return result if isinstance(result, dict) else {"": tf.convert_to_tensor(result)}
 
-        self._compute = compute_results
+        specs = [tf.TensorSpec(value.shape, value.dtype) for value in self._initial]
+        self._compute = tf.function(compute_results, autograph=False).get_concrete_function(specs)
         self.results = self.compute(np.zeros(self.size))
 
     def update(self, variables: Sequence[Any], *batch: tf.Tensor) -> list[Any]:
