@@ -24,6 +24,7 @@ QUICK: Mapping[str, Sequence[str]] = {
     "hydra_plugins/test_optuna5.py::test_a_value_that_is_proposed_twice_runs_once_and_is_told_twice": ["n_jobs=4"],
     "launcher/test_supervisor.py::test_a_signal_to_the_launcher_ends_the_run_as_killed": ["15-143"],
     "model/test_export.py::test_both_forms_do_what_the_trained_model_does": ["float32-1e-05"],
+    "objective/test_runs.py::test_the_metrics_are_the_same_on_every_strategy": ["fit", "multi_worker"],
     "strategy/test_pipeline.py::test_float32_equals_one_device": ["mlp"],
     "strategy/test_pipeline.py::test_mixed_precision_equals_one_device_within_its_rounding": ["mixed_float16-0.005"],
     "test_cli.py::test_an_answer_imports_nothing_heavy": [

@@ -12,6 +12,22 @@ from scaleflow.interfaces import Outputs
 Described = Outputs | Mapping[str, Outputs]
 
 
+def find_mask_note(model: Any, outputs: Described) -> str | None:
+    """Returns a note if a model's outputs have a Keras mask, which the loss of each position does not use; else None.
+
+    A mask does not pass through every strategy. `Outputs.ignore` does.
+    """
+    described = list(outputs.values()) if isinstance(outputs, Mapping) else [outputs]
+    has_positions = any(len(each.shape) > 1 and each.ignore is None for each in described)
+    masked = any(getattr(each, "_keras_mask", None) is not None for each in getattr(model, "outputs", None) or ())
+    if not (has_positions and masked):
+        return None
+    return (
+        "model: its outputs have a Keras mask, and the loss and the metrics count the masked positions, too; to leave "
+        "them out, give their targets a value of their own and name it in Outputs.ignore"
+    )
+
+
 def by_output(outputs: Described, option: Any, key: str, is_one: Callable[[Any], bool]) -> dict[str, Any]:
     """Returns an option's value for each output that it names; "" is the name of the only output.
 

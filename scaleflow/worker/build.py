@@ -109,7 +109,7 @@ def build_training(plan: Plan, emit: Emit, startup_timer: StartupTimer | None = 
     """
     startup_timer = startup_timer or StartupTimer(time.time())
     sys.path[:0] = [folder for folder in plan.search if folder not in sys.path]
-    from scaleflow import dataset, model, optimizer, training
+    from scaleflow import dataset, model, objective, optimizer, training
 
     startup_timer.end_part("import")
     runtime = setup_runtime(plan, emit)
@@ -139,6 +139,7 @@ def build_training(plan: Plan, emit: Emit, startup_timer: StartupTimer | None = 
         *stage_notes,
         model.find_logits_warning(engine.model),
         model.keras_file_doubt(engine.model),
+        objective.find_mask_note(engine.model, splits.outputs),
         *model.find_batch_norm_warnings(engine.model, runtime.batching),
         optimizer.find_warm_up_warning(plan.optimizer, length.total),
     )
