@@ -1,6 +1,7 @@
 """Dataset sources, and the input pipeline that all of them share."""
 
 from scaleflow.dataset.augment import augment_feed
+from scaleflow.dataset.cache import is_mapped
 from scaleflow.dataset.feed_factory import make_feed
 from scaleflow.dataset.fingerprint import read_cheap_targets
 from scaleflow.dataset.records import decode_records
@@ -16,6 +17,7 @@ __all__ = [
     "decode_records",
     "explain_read_error",
     "find_first_unreadable",
+    "is_mapped",
     "limit_evaluation",
     "make_feed",
     "prepare_splits",

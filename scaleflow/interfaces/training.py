@@ -84,7 +84,7 @@ class Feed(Protocol):
 
     def micro_batch(
         self, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, replica: tf.Tensor, index: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    ) -> tuple[Any, ...]:
         """Traced, in a replica: reads one micro-batch.
 
         Args:
@@ -94,11 +94,13 @@ class Feed(Protocol):
             index: the micro-batch's index within the replica's share, an int64 scalar.
 
         Returns:
-            (inputs [b, ...], targets [b, ...], mask [b] float32: 1 for an example, 0 for padding).
+            (inputs [b, ...], targets [b, ...], mask [b] float32: 1 for an example, 0 for padding), and, if the source
+            has weights, the weights [b] float32, 0 for padding. Inputs and targets are tensors or dicts of tensors.
         """
 
     def batches(self, epochs: int, steps_per_epoch: int) -> tf.data.Dataset:
-        """Returns the global batches of the first `epochs`, for Keras's `fit`: (inputs, targets, mask).
+        """Returns the global batches of the first `epochs`, for Keras's `fit`: (inputs, targets, mask), and weights if
+        the source has some.
 
         The replicas' shares follow each other within a batch.
         """
@@ -159,14 +161,16 @@ class Objective:
 
 #: (model, (inputs, targets) [b, ...], weights [b] float32)
 #:     -> (the scalar sum of the examples' losses times their weights, outputs [b, *Outputs.shape]: logits or values).
+#: Inputs, targets and outputs are dicts of such tensors if the dataset's are.
 #:
 #: `training.step._target_` names a user's own function; the other keys there are its further arguments. The loop calls
 #: it in a replica, for one micro-batch, under its gradient tape. The loop does the rest: it adds the model's own losses
 #: (regularization), scales the loss for float16, accumulates, sums over the replicas, clips and updates.
 #:
-#: Weights sum to 1 over all micro-batches and replicas of an update. A padding example has weight 0 and is a copy of a
-#: real one. Multiply a term that is not a sum over examples by the sum of the weights, so that it counts once.
-#: The `train/` metrics are computed from the outputs. With `dataset.augment.mixup`, class targets are [b, classes].
+#: Weights sum to 1 over all micro-batches and replicas of an update, unless the dataset gives examples weights of their
+#: own, which they are multiplied by. A padding example has weight 0 and is a copy of a real one. Multiply a term that
+#: is not a sum over examples by the sum of the weights, so that it counts once. The `train/` metrics are computed from
+#: the outputs. With `dataset.augment.mixup`, class targets are [b, classes].
 LossStep = Callable[[Any, tuple[Any, Any], Any], tuple[Any, Any]]
 
 
@@ -223,17 +227,17 @@ class ForwardBackward(Protocol):
     def devices(self) -> Sequence[str]:
         """The device of each variable's gradient, in the order of `variables`; "" is the replica's own."""
 
-    def forward(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Returns the outputs [b, ...] float32 of an evaluation."""
+    def forward(self, inputs: Any) -> Any:
+        """Returns the outputs [b, ...] float32 of an evaluation, a tensor or a dict."""
 
     def backward(
-        self, batch: tuple[tf.Tensor, tf.Tensor], weights: tf.Tensor, parts: int, scale: Callable[[Any], Any]
-    ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor | None]]:
+        self, batch: tuple[Any, Any], weights: tf.Tensor, parts: int, scale: Callable[[Any], Any]
+    ) -> tuple[tf.Tensor, Any, list[tf.Tensor | None]]:
         """Computes the gradient of the weighted loss.
 
         Args:
             batch: (inputs, targets) of one micro-batch.
-            weights: [b] float32, one for each example; 0 for padding.
+            weights: [b] float32, one for each example; 0 for padding. They include the examples' own weights.
             parts: micro-batches of an update, over all replicas. The model's own losses are divided by it, so that they
                 count once for each update.
             scale: applied to the loss before the backward pass, for float16.

@@ -266,9 +266,10 @@ class Loop(Engine):
 
     def _gradients(self, feed: Feed, batch: Any, weight: tf.Tensor) -> tuple[list[tf.Tensor | None], tf.Tensor]:
         """Returns one micro-batch's part of the gradients, and its sums [count, loss, *metrics]."""
-        inputs, targets, mask = batch
+        inputs, targets, mask, *own = batch
+        weights = own[0] if own else mask
         parts = feed.batching.accumulate * feed.batching.replicas
-        loss, outputs, gradients = self.passes.backward((inputs, targets), mask * weight, parts, self._scale_loss)
+        loss, outputs, gradients = self.passes.backward((inputs, targets), weights * weight, parts, self._scale_loss)
         return gradients, self._metric_sums.compute(targets, outputs, loss / weight, mask)
 
     def _scale_loss(self, value: tf.Tensor) -> tf.Tensor:

@@ -38,10 +38,10 @@ from scaleflow.interfaces import (
     Examples,
     Feed,
     ForwardBackward,
-    Inputs,
+    InputStructure,
     MakeOptimizer,
     Objective,
-    Outputs,
+    OutputStructure,
     Plan,
     Stream,
 )
@@ -89,7 +89,7 @@ class TrainingSetup:
     explain: Callable[[Exception], Exception]
     resolved: dict[str, Any]
     counts: dict[str, int]
-    outputs: Outputs
+    outputs: OutputStructure
     metadata: RunMetadata | None
     facts: dict[str, Any]
     peak_flops: float | None
@@ -137,7 +137,7 @@ def build_training(plan: Plan, emit: Emit, startup_timer: StartupTimer | None = 
     startup_timer.end_part("trace")
     warnings = (
         *stage_notes,
-        model.find_logits_warning(engine.model),
+        model.find_logits_warning(engine.model, source.outputs),
         model.keras_file_doubt(engine.model),
         objective.find_mask_note(engine.model, splits.outputs),
         *model.find_batch_norm_warnings(engine.model, runtime.batching),
@@ -162,7 +162,7 @@ def build_training(plan: Plan, emit: Emit, startup_timer: StartupTimer | None = 
             engine.gather_model(),
             *arguments,
             on_host=runtime.is_divided,
-            preprocessing_model=splits.preprocessing_model,
+            preprocessing_layers=splits.preprocessing_layers,
         )
 
     metadata = collect_metadata(plan, source.outputs, splits, engine.model) if is_chief(plan) else None
@@ -197,7 +197,9 @@ def make_run_objective(plan: Plan, splits: Splits, runtime: Runtime, emit: Emit)
     return objective.make_objective(splits.outputs, plan.objective, loader=loader, class_weights=weights)
 
 
-def make_model_maker(plan: Plan, inputs: Inputs, outputs: Outputs, emit: Emit) -> Callable[[], keras.Model]:
+def make_model_maker(
+    plan: Plan, inputs: InputStructure, outputs: OutputStructure, emit: Emit
+) -> Callable[[], keras.Model]:
     """Returns a function that makes the model with its initial weights. Call it in the strategy's scope."""
     from scaleflow import model
 
@@ -228,7 +230,12 @@ def make_model_maker(plan: Plan, inputs: Inputs, outputs: Outputs, emit: Emit) -
 
 
 def make_engine(
-    plan: Plan, runtime: Runtime, make_model: Callable[[], keras.Model], outputs: Outputs, goal: Objective, run: Length
+    plan: Plan,
+    runtime: Runtime,
+    make_model: Callable[[], keras.Model],
+    outputs: OutputStructure,
+    goal: Objective,
+    run: Length,
 ) -> tuple[Engine, list[str]]:
     """Makes the engine, a loop or Keras's `fit`, and the model in the strategy's scope.
 
@@ -250,7 +257,7 @@ def make_engine(
 
 
 def make_loop(
-    plan: Plan, runtime: Runtime, net: keras.Model, outputs: Outputs, goal: Objective, run: Length
+    plan: Plan, runtime: Runtime, net: keras.Model, outputs: OutputStructure, goal: Objective, run: Length
 ) -> tuple[Loop, list[str]]:
     """Makes the loop for a whole model, or for one in stages. Returns it with notes for the user."""
     from scaleflow import optimizer, strategy, training
@@ -267,7 +274,12 @@ def make_loop(
 
 
 def make_parameter_server_loop(
-    plan: Plan, runtime: Runtime, make_model: Callable[[], keras.Model], outputs: Outputs, goal: Objective, run: Length
+    plan: Plan,
+    runtime: Runtime,
+    make_model: Callable[[], keras.Model],
+    outputs: OutputStructure,
+    goal: Objective,
+    run: Length,
 ) -> Loop:
     """Makes the loop of a coordinator, which has the model twice: on the servers, and unpartitioned in its process.
 
@@ -296,7 +308,7 @@ def make_parameter_server_loop(
 
 
 def make_custom_update_loop(
-    plan: Plan, runtime: Runtime, net: keras.Model, outputs: Outputs, goal: Objective, run: Length
+    plan: Plan, runtime: Runtime, net: keras.Model, outputs: OutputStructure, goal: Objective, run: Length
 ) -> Loop:
     """Makes the loop for a training step of the user that applies its own optimizers."""
     from scaleflow import training
@@ -329,7 +341,7 @@ def make_fit_engine(plan: Plan, runtime: Runtime, net: keras.Model, goal: Object
     )
 
 
-def make_loss_step(plan: Plan, outputs: Outputs, goal: Objective) -> Any:
+def make_loss_step(plan: Plan, outputs: OutputStructure, goal: Objective) -> Any:
     """Returns the function that computes the loss of a batch: the user's, or the one for the kind of target."""
     from scaleflow import training
 
@@ -456,7 +468,7 @@ def make_feeds(splits: Splits, runtime: Runtime, plan: Plan) -> tuple[Feed, Feed
     evaluation_batching = make_evaluation_batching(runtime.batching)
     device_bytes = hardware.device_bytes(runtime.kind, plan.hardware)
     read = functools.partial(
-        dataset.make_feed, transform=splits.transform, threads=plan.dataset.threads, device_bytes=device_bytes
+        dataset.make_feed, transforms=splits.transforms, threads=plan.dataset.threads, device_bytes=device_bytes
     )
 
     def in_order(examples: Examples | None) -> Feed | None:
@@ -560,11 +572,11 @@ def find_example_location(examples: Examples) -> str:
 
 def place_of_split(examples: Examples) -> str:
     """Returns `stream`, `file` for memory-mapped arrays, or `memory`."""
-    import numpy as np
+    from scaleflow import dataset
 
     if isinstance(examples, Stream):
         return "stream"
-    return "file" if isinstance(examples.inputs, np.memmap) else "memory"
+    return "file" if dataset.is_mapped(examples) else "memory"
 
 
 def make_evaluation_batching(batching: Batching) -> Batching:
