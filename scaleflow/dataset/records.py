@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Outputs, OutputStructure, Stream, label_leaf, name_leaves
+from scaleflow.interfaces import Arrays, Examples, Outputs, OutputStructure, Stream, label_leaf, name_leaves
 
 #: Maximum size of the records held in memory, and of a shuffle buffer.
 RECORD_BYTES = 256 << 20
@@ -108,9 +108,11 @@ def check_decoded_targets(stream: Stream, outputs: OutputStructure) -> Stream:
     return replace(stream, decode=decode_checked) if limited or has_weights(stream) else stream
 
 
-def has_weights(stream: Stream) -> bool:
-    """Returns whether examples are (input, target, weight)."""
-    return len(decode_records(stream).element_spec) == 3
+def has_weights(examples: Examples) -> bool:
+    """Returns whether examples have weights."""
+    if isinstance(examples, Arrays):
+        return examples.weights is not None
+    return len(decode_records(examples).element_spec) == 3
 
 
 def largest_target(outputs: Outputs) -> int | None:

@@ -27,6 +27,7 @@ from scaleflow.dataset.records import (
     cache_records,
     check_decoded_targets,
     decode_records,
+    has_weights,
     record_bytes,
 )
 from scaleflow.dataset.unreadable import describe_examples, drop_records, find_unreadable
@@ -77,6 +78,11 @@ class Splits:
     preprocessing_layers: Mapping[str, Callable[[], keras.Layer]] = field(default_factory=dict)
     fingerprints: Mapping[str, Fingerprint] = field(default_factory=dict)
     is_drawn_as_read: bool = False
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether examples of some split have weights."""
+        return any(map(has_weights, self.by_name().values()))
 
     def counts(self) -> Mapping[str, int]:
         return {name: len(examples) for name, examples in self.by_name().items()}

@@ -119,10 +119,11 @@ class Evaluation:
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         first = tf.constant(0, tf.int64)
         with tf.name_scope(READ_SCOPE):
-            inputs, targets, mask = feed.micro_batch(fetched, first, step, replica, first)
+            inputs, targets, mask, *own = feed.micro_batch(fetched, first, step, replica, first)
         outputs = self._forward(inputs)
         new_counts = tuple(count + self._count_confusion(targets, outputs, mask, count.dtype) for count in counts)
-        return sums + tf.cast(self._metric_sums.compute(targets, outputs, None, mask), sums.dtype), *new_counts
+        new_sums = self._metric_sums.compute(targets, outputs, None, mask, own[0] if own else mask)
+        return sums + tf.cast(new_sums, sums.dtype), *new_counts
 
     def _count_confusion(self, targets: tf.Tensor, outputs: tf.Tensor, mask: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
         """Counts one batch's confusion matrix, flat [classes * classes], in the order of the true classes."""

@@ -194,7 +194,9 @@ def make_run_objective(plan: Plan, splits: Splits, runtime: Runtime, emit: Emit)
     for note in objective.describe_class_weights(splits.outputs, weights):
         emit(Note(note))
     loader = objective.Loader(locate_target, bind_target)
-    return objective.make_objective(splits.outputs, plan.objective, loader=loader, class_weights=weights)
+    return objective.make_objective(
+        splits.outputs, plan.objective, is_weighted=splits.is_weighted, loader=loader, class_weights=weights
+    )
 
 
 def make_model_maker(

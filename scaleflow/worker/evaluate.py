@@ -57,7 +57,9 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
         examples, make_evaluation_batching(runtime.batching), runtime.strategy, threads=plan.dataset.threads
     )
     loader = objective.Loader(locate_target, bind_target)
-    goal = objective.make_objective(source.outputs, plan.objective, loader=loader)  # class weights are for training
+    goal = objective.make_objective(  # class weights are for training
+        source.outputs, plan.objective, is_weighted=splits.is_weighted, loader=loader
+    )
     evaluate = training.Evaluation(runtime.strategy, functools.partial(compute_outputs, model), goal)
     evaluate.trace(feed)
     data = describe_data(plan, source.outputs, splits)

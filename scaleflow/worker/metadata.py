@@ -55,8 +55,9 @@ def collect_metadata(plan: Plan, outputs: OutputStructure, splits: Splits, model
     targets = {name: None if each is None else each[0] for name, each in read.items()}
     baseline: Mapping[str, float] = {}
     notes = []
-    if isinstance(outputs, Mapping) or any(each is not None and each[1] is not None for each in read.values()):
-        notes.append("no baseline: it is computed for one output, of examples without weights")
+    is_weighted = any(each is not None and each[1] is not None for each in read.values())
+    if isinstance(outputs, Mapping) or is_weighted or outputs.ignore is not None or len(outputs.target_shape) > 1:
+        notes.append("no baseline: it is computed for one output without positions, of examples without weights")
     elif any(values is None for values in targets.values()):
         notes.append(
             "no baseline: the dataset's targets are known only once its examples are read; with dataset.cache=memory "
@@ -121,7 +122,7 @@ def report_metadata(metadata: RunMetadata, files: RunFolder, emit: Emit) -> None
 
 
 def report_confusion(
-    engine: Engine | Evaluation, splits: Mapping[str, Any], outputs: Outputs, files: RunFolder, emit: Emit
+    engine: Engine | Evaluation, splits: Mapping[str, Any], outputs: OutputStructure, files: RunFolder, emit: Emit
 ) -> None:
     """Writes the confusion matrix of the last evaluation of the test split, or else of the validation split.
 
@@ -134,7 +135,7 @@ def report_confusion(
     """
     split, feed = next(((name, splits[name]) for name in ("test", "validation") if splits.get(name)), (None, None))
     counts = None if feed is None else engine.read_confusion(feed)
-    if counts is None:
+    if counts is None or not isinstance(outputs, Outputs):
         return
     path = files.plots / CONFUSION
     path.parent.mkdir(exist_ok=True)
