@@ -103,7 +103,7 @@ def test_a_command_trains(isolated: Callable[..., Any], folder: Path, name: str)
     words = dict.fromkeys([*shlex.split(line), *own])
     code, printed = isolated(run_here, str(folder), list(words))
     assert code == 0, printed
-    (accuracy,) = re.findall(r"test (?:sold/)?accuracy +(\S+)", printed)
+    (accuracy,) = re.findall(r"test (?:sold )?accuracy +(\S+)", printed)
     assert float(accuracy) >= TRAINED[name], printed
     if name == "my_callbacks.Halve":
         assert "learning rate 0.01" in printed

@@ -87,17 +87,20 @@ def write_model(
 
 
 def make_input_specs(inputs: InputStructure) -> Any:
-    """Returns the specs of the endpoint's argument, named for its signature.
+    """Returns the specs of the endpoint's argument, named for its signature."""
+    names = name_arguments(inputs)
+    return map_named(lambda key, each: tf.TensorSpec([None, *each.shape], each.dtype, name=names[key]), inputs)
 
-    TensorFlow takes letters, digits and underscores, so another character of a key becomes an underscore there.
-    """
+
+def name_arguments(inputs: InputStructure) -> dict[str, str]:
+    """Returns a different name for each input, of letters, digits and underscores: TensorFlow takes no others."""
     names: dict[str, str] = {}
     for key in name_leaves(inputs):
         plain = name = re.sub(r"\W", "_", key, flags=re.ASCII) or "inputs"
         while name in names.values():
             name = f"{plain}_{len(names)}"
         names[key] = name
-    return map_named(lambda key, each: tf.TensorSpec([None, *each.shape], each.dtype, name=names[key]), inputs)
+    return names
 
 
 def write_example(inputs: InputStructure, batch: Any, folder: Path) -> None:
@@ -142,9 +145,10 @@ def add_preprocessing(layers: Mapping[str, keras.Layer], model: keras.Model, inp
             return raw
         nested_raw = keras.Input(raw.shape[1:], dtype=raw.dtype)
         # A nested model, because a layer of the preprocessing may have the model's name.
-        label = f"{model.name}_{name}_preprocessing" if name else f"{model.name}_preprocessing"
-        return keras.Model(nested_raw, layers[name](nested_raw), name=label.replace("/", "_"))(raw)
+        label = f"{model.name}_{names[name]}_preprocessing" if name else f"{model.name}_preprocessing"
+        return keras.Model(nested_raw, layers[name](nested_raw), name=label)(raw)
 
+    names = name_arguments(inputs)
     raws = make_inputs(inputs)
     return keras.Model(raws, model(map_named(preprocess, raws)), name=f"{model.name}_on_raw_inputs")
 

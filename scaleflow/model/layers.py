@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -57,7 +58,7 @@ def head(
     """
 
     def add(name: str, each: Outputs) -> keras.KerasTensor:
-        label = f"outputs_{name}" if name else "outputs"
+        label = re.sub(r"\W", "_", f"outputs_{name}", flags=re.ASCII) if name else "outputs"
         dense = keras.layers.Dense(math.prod(each.shape), dtype="float32", name=label, kernel_regularizer=regularizer)
         return dense(x) if len(each.shape) == 1 else keras.layers.Reshape(each.shape, dtype="float32")(dense(x))
 

@@ -52,19 +52,17 @@ def collect_metadata(plan: Plan, outputs: OutputStructure, splits: Splits, model
     if splits.test is splits.validation:
         examples_of.pop("test", None)
     read = {name: dataset.read_cheap_targets(examples) for name, examples in examples_of.items()}
-    targets = {name: None if each is None else each[0] for name, each in read.items()}
+    known = {name: each for name, each in read.items() if each is not None}
     baseline: Mapping[str, float] = {}
     notes = []
-    is_weighted = any(each is not None and each[1] is not None for each in read.values())
-    if isinstance(outputs, Mapping) or is_weighted or outputs.ignore is not None or len(outputs.target_shape) > 1:
-        notes.append("no baseline: it is computed for one output without positions, of examples without weights")
-    elif any(values is None for values in targets.values()):
+    if len(known) < len(read):
         notes.append(
             "no baseline: the dataset's targets are known only once its examples are read; with dataset.cache=memory "
             "there is one"
         )
-    elif targets["train"] is not None:
-        baseline = training.baselines(outputs, targets, plan.objective)
+    else:
+        targets, weights = ({name: each[i] for name, each in known.items()} for i in range(2))
+        baseline = training.baselines(outputs, targets, plan.objective, weights)
     return RunMetadata(describe_data(plan, outputs, splits), summarize_model(model), baseline, notes)
 
 
