@@ -69,23 +69,21 @@ def call_factory(factory: Callable[..., Any], inputs: InputStructure, outputs: O
 def check_input_keys(model: keras.Model, inputs: InputStructure) -> None:
     """Rejects a model whose inputs have other keys than the dataset's: Keras would take them in another order.
 
-    Keras names the inputs that are given as a list by their `keras.Input`. A subclass says nothing of its inputs.
+    A list of several inputs is rejected, too, even if they have the names of the keys: Keras takes a dict for it when
+    it runs, but not when it computes shapes. A subclass says nothing of its inputs.
     """
     try:
         taken = model.input
     except (AttributeError, ValueError):
         return
     is_list = isinstance(taken, list | tuple)
-    if is_list and (isinstance(inputs, Mapping) or len(taken) > 1):
-        taken = {tensor.name: tensor for tensor in taken}
-    elif is_list:
-        taken = taken[0]
-    if set(name_leaves(taken)) != set(name_leaves(inputs)):
-        keys = ", ".join(f"{name!r}: ..." for name in (inputs if isinstance(inputs, Mapping) else taken))
-        way = f"; make it with keras.Model({{{keys}}}, outputs)" if isinstance(inputs, Mapping) else ""
-        raise ConfigError(
-            f"model: its inputs {describe_keys(taken)}, and the dataset's inputs {describe_keys(inputs)}{way}"
-        )
+    if is_list and not isinstance(inputs, Mapping) and len(taken) == 1:
+        return
+    if is_list or set(name_leaves(taken)) != set(name_leaves(inputs)):
+        found = f"are a list of {len(taken)}" if is_list else describe_keys(taken)
+        keys = ", ".join(f"{name!r}: ..." for name in inputs) if isinstance(inputs, Mapping) else ""
+        way = f"; make it with keras.Model({{{keys}}}, outputs)" if keys else ""
+        raise ConfigError(f"model: its inputs {found}, and the dataset's inputs {describe_keys(inputs)}{way}")
 
 
 def check_outputs(returned: Any, outputs: OutputStructure) -> None:
