@@ -9,7 +9,8 @@ The metrics are evaluate/DATASET/loss and so on, at the step at which the model 
 test split they are evaluate/DATASET.SPLIT/loss. The dataset becomes an input of the run. The steps of a profile are
 batches of the split, which is repeated as often as necessary. The profile goes to evaluate/DATASET/profile/.
 
-Strategy and hardware are those of this command. Dataset, precision and seed are those of the run, unless you type them.
+Strategy and hardware are those of this command. Dataset, objective, precision and seed are those of the run, unless
+you type them.
 The run is looked up in `tracking.uri=...`, else MLFLOW_TRACKING_URI, else sqlite:///mlflow.db.
 """
 
@@ -62,7 +63,7 @@ from scaleflow.worker.evaluate import SPLITS
 from scaleflow.worker.train import run_worker
 
 #: The sections of a tracked config that an evaluation uses.
-SECTIONS = ("dataset", "precision", "seed")
+SECTIONS = ("dataset", "objective", "precision", "seed")
 
 STRATEGIES = ("auto", "one_device", "mirrored")
 

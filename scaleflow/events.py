@@ -217,15 +217,15 @@ class DatasetDescribed(Event, event="data"):
     Attributes:
         name: the option of the group `dataset`.
         source: the path, or the class and arguments that read it.
-        kind: of its targets: `classification` and so on.
-        classes: the names of the classes, if it has some.
-        splits: the number of examples, the digest, the dtypes and the shapes, by split.
+        kind: of its targets: `classification` and so on; a dict by name for several outputs.
+        classes: the names of the classes, if it has some; a dict by name for several outputs.
+        splits: the number of examples, the digest, the dtypes and the shapes (by name for a dict), by split.
     """
 
     name: str = field(metadata=MASKED)
     source: Mapping[str, Any] = field(default_factory=dict, metadata=MASKED)
-    kind: str = ""
-    classes: Sequence[str] = ()
+    kind: str | Mapping[str, str] = ""
+    classes: Sequence[str] | Mapping[str, Sequence[str]] = ()
     splits: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 

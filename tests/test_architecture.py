@@ -25,7 +25,17 @@ LAYERS = ("config", "runs", "worker", "launcher", "sweep")
 GROUP_EXTRAS = {"tracking": {"scaleflow.secret_masking"}}
 
 #: Groups whose code runs in the worker, with TensorFlow.
-WORKER_GROUPS = ("checkpoint", "strategy", "hardware", "precision", "dataset", "model", "optimizer", "training")
+WORKER_GROUPS = (
+    "checkpoint",
+    "strategy",
+    "hardware",
+    "precision",
+    "dataset",
+    "model",
+    "objective",
+    "optimizer",
+    "training",
+)
 
 #: Other modules that import TensorFlow or Keras. The loader travels in each logged model; the probe is a process of the
 #: doctor's; the tracer is the worker's part of the profiler.

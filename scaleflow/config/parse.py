@@ -19,7 +19,16 @@ from scaleflow.interfaces import Target
 from scaleflow.secret_masking import mask_secrets
 
 #: Keys that are null by default, and otherwise a mapping.
-EMPTY_MAPPINGS = ("dataset.augment", "training.early_stopping", "training.step", "checkpoint.best", "tracking.tags")
+EMPTY_MAPPINGS = (
+    "dataset.augment",
+    "objective.loss",
+    "objective.loss_weights",
+    "objective.class_weight",
+    "training.early_stopping",
+    "training.step",
+    "checkpoint.best",
+    "tracking.tags",
+)
 
 #: The limit of an integer without an `at_most` of its own.
 LARGEST = 2**31 - 1
@@ -105,7 +114,10 @@ def convert(value: object, hint: Any, key: str) -> Any:
     """Converts a value to a type; returns `_NO` if that fails. Text is not parsed as a number: YAML has done that."""
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
-        conversions = (convert(value, option, key) for option in get_args(hint))
+        options = get_args(hint)
+        if isinstance(value, Mapping) and "_target_" not in value and any(get_origin(o) is dict for o in options):
+            options = tuple(option for option in options if option is not Target)
+        conversions = (convert(value, option, key) for option in options)
         return next((f for f in conversions if f is not _NO), _NO)
     if origin is Literal:
         return value if isinstance(value, str) and value in get_args(hint) else _NO
@@ -113,12 +125,18 @@ def convert(value: object, hint: Any, key: str) -> Any:
         items = [convert(v, get_args(hint)[0], key) for v in value] if isinstance(value, list | tuple) else [_NO]
         return _NO if any(i is _NO for i in items) else items
     if origin is dict:
-        return {str(k): str(v) for k, v in value.items()} if isinstance(value, Mapping) else _NO
+        return convert_mapping(value, get_args(hint)[1], key) if isinstance(value, Mapping) else _NO
     if hint is Target:
         return parse_target(value, key) if isinstance(value, Mapping) else _NO
     if dataclasses.is_dataclass(hint):
         return parse_section(typing.cast(type[Any], hint), value, key) if isinstance(value, Mapping) else _NO
     return convert_plain(value, hint)
+
+
+def convert_mapping(value: Mapping[Any, object], hint: Any, key: str) -> Any:
+    """Converts the values of a mapping. Values that are to be text may be anything."""
+    items = {str(k): str(v) if hint is str else convert(v, hint, f"{key}.{k}") for k, v in value.items()}
+    return _NO if any(item is _NO for item in items.values()) else items
 
 
 def convert_plain(value: object, hint: Any) -> Any:
@@ -133,6 +151,8 @@ def convert_plain(value: object, hint: Any) -> Any:
 
 
 def is_within(value: object, limits: Mapping[str, Any]) -> bool:
+    if isinstance(value, Mapping):
+        return all(is_within(each, limits) for each in value.values())
     numbers = value if isinstance(value, list) else [value]
     return all(
         (limits.get("at_least") is None or n >= limits["at_least"])
@@ -147,13 +167,16 @@ def describe_type(hint: Any, limits: Mapping[str, Any]) -> str:
     """Describes a type and its limits for a message: `an integer, at least 1, or null`."""
     if get_origin(hint) in (Union, types.UnionType):
         options = [o for o in get_args(hint) if o is not type(None)]
-        words = " or ".join(describe_type(o, limits if o in (int, float) else {}) for o in options)
+        takes_limits = [o for o in options if o in (int, float) or get_origin(o) is dict]
+        words = " or ".join(describe_type(o, limits if o in takes_limits else {}) for o in options)
         return words + (", or null" if type(None) in get_args(hint) else "")
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(get_args(hint)) if len(get_args(hint)) > 1 else str(get_args(hint)[0])
     if get_origin(hint) is list:
-        examples = {int: "0, 1", Target: "{_target_: keras.callbacks.TerminateOnNaN}"}
+        examples = {int: "0, 1", Target: "{_target_: the dotted name of a class, and its arguments}"}
         return f"a list such as [{examples.get(get_args(hint)[0], 'a, b')}]"
+    if get_origin(hint) is dict and get_args(hint)[1] is not str:
+        return f"{{NAME: {describe_type(get_args(hint)[1], limits)}}}"
     if hint is Target:
         return "{_target_: the dotted name of a class or function, and its arguments}"
     if dataclasses.is_dataclass(hint):

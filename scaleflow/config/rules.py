@@ -686,6 +686,13 @@ RULES: Sequence[Rule] = (
         "leave one of the two",
     ),
     Rule(
+        "class weights with an own step",
+        ("objective.class_weight", "training.step._target_"),
+        lambda p: p.objective.class_weight is not None and p.training.step is not None,
+        "the step computes the training loss itself",
+        "weigh the classes in the step, and leave objective.class_weight null",
+    ),
+    Rule(
         "own step in stages",
         ("training.step._target_", "strategy"),
         lambda p: p.training.step is not None and p.strategy.name == "pipeline",

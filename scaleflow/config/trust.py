@@ -1,8 +1,8 @@
 """Checks a config that comes from a tracking server, where somebody else may have written it.
 
 A config names code (`_target_`), files, addresses and interpolations. Allowed code: scaleflow's own datasets, models
-and steps, Keras's optimizers, some of its callbacks, and what the user trusts by name. Files must be in the current
-folder, and interpolations must refer to the config itself.
+and steps, Keras's optimizers, losses and metrics, some of its callbacks, and what the user trusts by name. Files must
+be in the current folder, and interpolations must refer to the config itself.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ OPTIMIZERS = re.compile(r"keras\.optimizers\.[A-Z]\w*")
 CALLBACKS = re.compile(
     r"keras\.callbacks\.(EarlyStopping|History|ProgbarLogger|ReduceLROnPlateau|SwapEMAWeights|TerminateOnNaN)"
 )
+LOSSES = re.compile(r"keras\.losses\.[A-Z]\w*")
+METRICS = re.compile(r"keras\.metrics\.[A-Z]\w*")
 STEPS = re.compile(r"scaleflow\.training\.examples\.[A-Za-z]\w*")
 
 #: Allowed as an argument of another `_target_`. Excludes the layers that load files or run code from their arguments.
@@ -107,6 +109,10 @@ def is_listed(key: str, path: str) -> bool:
         return STEPS.fullmatch(name) is not None
     if re.fullmatch(r"training\.callbacks\.\d+", key):
         return CALLBACKS.fullmatch(name) is not None
+    if re.fullmatch(r"objective\.loss(\.\w+)?", key):
+        return LOSSES.fullmatch(name) is not None
+    if re.fullmatch(r"objective\.metrics(\.\w+)?\.\d+", key):
+        return METRICS.fullmatch(name) is not None
     return PARTS.fullmatch(name) is not None
 
 
@@ -114,6 +120,8 @@ def describe_allowed(key: str) -> str:
     """Describes the list for a key, for a message."""
     if key in ("dataset", "model"):
         return f"{key}s that scaleflow brings"
+    if key.startswith(("objective.loss", "objective.metrics")):
+        return "losses and metrics of Keras"
     words = {"optimizer": "optimizers of Keras", "training.step": "steps that scaleflow brings"}
     if key.startswith("training.callbacks."):
         return "callbacks of Keras that keep to themselves"

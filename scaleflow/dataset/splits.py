@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+from typing import Any
 
 import keras
 import numpy as np
 
-from scaleflow.dataset.cache import Transform, cache_split, refuse_unreadable
+from scaleflow.dataset.cache import Transforms, cache_split, refuse_unreadable
+from scaleflow.dataset.contract import check_contract, check_examples
 from scaleflow.dataset.files import draw
 from scaleflow.dataset.fingerprint import Fingerprint, fingerprint_split
-from scaleflow.dataset.normalise import Normalise
-from scaleflow.dataset.preprocessing import learn_on_chief, make_layer, make_transform
+from scaleflow.dataset.preprocessing import (
+    Preprocessings,
+    choose_preprocessing,
+    learn_on_chief,
+    make_layer,
+    make_transform,
+)
 from scaleflow.dataset.records import (
     Records,
     cache_records,
     check_decoded_targets,
     decode_records,
-    largest_target,
+    has_weights,
     record_bytes,
 )
 from scaleflow.dataset.unreadable import describe_examples, drop_records, find_unreadable
@@ -30,13 +37,14 @@ from scaleflow.interfaces import (
     Arrays,
     Dataset,
     Examples,
-    Inputs,
-    Kind,
-    Outputs,
-    Preprocessing,
+    InputStructure,
+    OutputStructure,
     Source,
     Stream,
     Workers,
+    map_leaves,
+    map_named,
+    name_leaves,
 )
 
 #: Validation is drawn from all records of a stream up to this average size; both splits then read all of them.
@@ -53,8 +61,9 @@ class Splits:
     Attributes:
         inputs, outputs: what the model takes, after the preprocessing, and what it returns.
         sample: a few raw inputs of the training split.
-        transform: preprocessing of streams; arrays are preprocessed already.
-        preprocessing_model: makes a new preprocessing layer, as the first part of a saved model.
+        transforms: preprocessing of streams; arrays are preprocessed already.
+        preprocessing_layers: by the name of an input, makes a new preprocessing layer for it, as the first part of a
+            saved model.
         fingerprints: of each raw split, by name.
         is_drawn_as_read: whether the validation split is drawn from a stream while its records are read.
     """
@@ -62,13 +71,18 @@ class Splits:
     train: Examples
     validation: Examples | None
     test: Examples | None
-    inputs: Inputs
-    outputs: Outputs
-    sample: np.ndarray[Any, Any]
-    transform: Transform | None = None
-    preprocessing_model: Callable[[], keras.Layer] | None = None
+    inputs: InputStructure
+    outputs: OutputStructure
+    sample: Any
+    transforms: Transforms = field(default_factory=dict)
+    preprocessing_layers: Mapping[str, Callable[[], keras.Layer]] = field(default_factory=dict)
     fingerprints: Mapping[str, Fingerprint] = field(default_factory=dict)
     is_drawn_as_read: bool = False
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether examples of some split have weights."""
+        return any(map(has_weights, self.by_name().values()))
 
     def counts(self) -> Mapping[str, int]:
         return {name: len(examples) for name, examples in self.by_name().items()}
@@ -131,8 +145,8 @@ def prepare_splits(
     raw = Splits(train, validation, splits.get("test"), source.inputs, source.outputs, sample)
     fingerprints = {name: fingerprint_split(name, examples) for name, examples in raw.by_name().items()}
     raw = replace(raw, fingerprints=fingerprints, is_drawn_as_read=is_drawn)
-    preprocessing = choose_preprocessing(source, options) if preprocesses else None
-    return cache_splits(preprocess_splits(preprocessing, raw, workers), options.cache, workers)
+    preprocessings = choose_preprocessing(source, options) if preprocesses else {}
+    return cache_splits(preprocess_splits(preprocessings, raw, workers), options.cache, workers)
 
 
 def list_needed_splits(source: Source, options: Dataset) -> list[str]:
@@ -179,28 +193,23 @@ def drop_unreadable(split: str, stream: Stream, workers: Workers, emit: Emit) ->
     return drop_records(stream, indices)
 
 
-def choose_preprocessing(source: Source, options: Dataset) -> Preprocessing | None:
-    """Returns the source's own preprocessing, or the one that the config asks for."""
-    preprocessing: Preprocessing | None = getattr(source, "preprocessing", None)
-    if not options.normalise:
-        return preprocessing
-    if preprocessing is not None:
-        raise ConfigError(
-            f"dataset.normalise=true: {type(source).__name__} preprocesses its inputs itself, with "
-            f"{type(preprocessing).__name__}; leave it away"
-        )
-    return Normalise(source.inputs)
-
-
-def preprocess_splits(preprocessing: Preprocessing | None, splits: Splits, workers: Workers) -> Splits:
+def preprocess_splits(preprocessings: Preprocessings, splits: Splits, workers: Workers) -> Splits:
     """Adds the preprocessing to the splits, learned from the training split."""
-    if preprocessing is None:
+    if not preprocessings:
         return splits
-    learned = learn_on_chief(preprocessing, splits.train, workers)
-    inputs = preprocessing.features(learned)
-    transform = make_transform(preprocessing, learned, splits.sample, inputs)
+    learned = learn_on_chief(preprocessings, splits.train, workers)
+    features = {name: each.features(learned[name]) for name, each in preprocessings.items()}
+    samples = name_leaves(splits.sample)
     return replace(
-        splits, inputs=inputs, transform=transform, preprocessing_model=lambda: make_layer(preprocessing, learned)
+        splits,
+        inputs=map_named(lambda name, inputs: features.get(name, inputs), splits.inputs),
+        transforms={
+            name: make_transform(each, learned[name], samples[name], features[name])
+            for name, each in preprocessings.items()
+        },
+        preprocessing_layers={
+            name: functools.partial(make_layer, each, learned[name]) for name, each in preprocessings.items()
+        },
     )
 
 
@@ -209,37 +218,20 @@ def cache_splits(splits: Splits, cache: str, workers: Workers) -> Splits:
     cached: dict[int, Examples] = {}
     for name, examples in splits.by_name().items():
         if id(examples) not in cached:
-            cached[id(examples)] = cache_split(name, examples, cache, splits.transform, workers)
+            cached[id(examples)] = cache_split(name, examples, cache, splits.transforms, workers)
     validation, test = (
         None if examples is None else cached[id(examples)] for examples in (splits.validation, splits.test)
     )
     return replace(splits, train=cached[id(splits.train)], validation=validation, test=test)
 
 
-def first_inputs(examples: Examples, count: int) -> np.ndarray[Any, Any]:
-    """Returns the first raw inputs of the training split, [count, *shape]."""
+def first_inputs(examples: Examples, count: int) -> Any:
+    """Returns the first raw inputs of the training split, [count, *shape] each."""
     if isinstance(examples, Arrays):
-        return np.array(examples.inputs[:count])
+        return map_leaves(lambda array: np.array(array[:count]), examples.inputs)
     with refuse_unreadable("train", examples):
-        return np.stack([x for x, _ in decode_records(examples, examples.dataset.take(count)).as_numpy_iterator()])
-
-
-def check_contract(source: Any) -> None:
-    """Rejects an object that is not a `Source`; the error names what is missing."""
-    name = type(source).__name__
-    for attribute, kind in (("inputs", Inputs), ("outputs", Outputs)):
-        # Without getattr's default, an AttributeError inside a property is not mistaken for a missing property.
-        value = getattr(source, attribute) if hasattr(type(source), attribute) else getattr(source, attribute, None)
-        if not isinstance(value, kind):
-            raise ConfigError(f"dataset: {name}.{attribute} must be a scaleflow.interfaces.{kind.__name__}")
-    if "train" not in (getattr(source, "splits", None) or ()):
-        raise ConfigError(f"dataset: {name}.splits must name the splits, 'train' among them")
-    if not callable(getattr(source, "load", None)):
-        raise ConfigError(f"dataset: {name} needs a method load(split)")
-    if source.outputs.kind not in get_args(Kind):
-        raise ConfigError(
-            f"dataset: {name}.outputs.kind={source.outputs.kind}: expected one of {', '.join(get_args(Kind))}"
-        )
+        first = [x for x, *_ in decode_records(examples, examples.dataset.take(count)).as_numpy_iterator()]
+        return map_leaves(lambda *values: np.stack(values), *first)
 
 
 def load_split(source: Source, split: str) -> Examples:
@@ -250,62 +242,10 @@ def load_split(source: Source, split: str) -> Examples:
         raise ConfigError(f"dataset: load({split!r}) returned a {type(examples).__name__}, expected Arrays or a Stream")
     if not len(examples):
         raise ConfigError(f"dataset: the split {split!r} is empty")
-    check_shapes(source, split, examples)
+    check_examples(source, split, examples)
+    if isinstance(examples, Arrays) and examples.weights is not None:
+        return replace(examples, weights=examples.weights.astype(np.float32))
     return examples
-
-
-def check_shapes(source: Source, split: str, examples: Examples) -> None:
-    """Rejects examples whose shapes or dtype differ from the source's description."""
-    target_shape = () if source.outputs.kind == "classification" else tuple(source.outputs.shape)
-    actual = describe_arrays(split, examples) if isinstance(examples, Arrays) else describe_stream(split, examples)
-    for what, shape, expected in zip(
-        ("inputs", "targets"), actual[:2], (source.inputs.shape, target_shape), strict=True
-    ):
-        if shape != tuple(expected):
-            raise ConfigError(f"dataset: {what} of {split!r} have shape {shape}, and the source says {tuple(expected)}")
-    if actual[2] != source.inputs.dtype:
-        raise ConfigError(f"dataset: inputs of {split!r} are {actual[2]}, and the source says {source.inputs.dtype}")
-    if isinstance(examples, Arrays):
-        check_targets(source.outputs, split, examples.targets)
-
-
-def check_targets(outputs: Outputs, split: str, targets: np.ndarray[Any, Any]) -> None:
-    """Rejects targets in memory that are invalid for their kind."""
-    kind = outputs.kind
-    if targets.dtype.kind not in ("iu" if kind == "classification" else "iufb"):
-        expected = "integers" if kind == "classification" else "numbers"
-        raise ConfigError(f"dataset: {kind} targets of {split!r} are {targets.dtype.name}, expected {expected}")
-    last = largest_target(outputs)
-    if last is None:
-        return
-    low, high = targets.min(), targets.max()
-    if low < 0 or high > last:
-        raise ConfigError(f"dataset: {kind} targets of {split!r} reach from {low} to {high}, expected 0 to {last}")
-
-
-def describe_arrays(split: str, examples: Arrays) -> tuple[Any, Any, str]:
-    """Returns (input shape, target shape, input dtype) of examples in memory."""
-    inputs, targets = examples.inputs, examples.targets
-    for what, array in (("inputs", inputs), ("targets", targets)):
-        if not isinstance(array, np.ndarray):
-            raise ConfigError(f"dataset: {what} of {split!r} are a {type(array).__name__}, expected a numpy array")
-    if len(inputs) != len(targets):
-        raise ConfigError(f"dataset: load({split!r}) gave {len(inputs)} inputs and {len(targets)} targets")
-    return inputs.shape[1:], targets.shape[1:], "string" if inputs.dtype.kind in "OSU" else inputs.dtype.name
-
-
-def describe_stream(split: str, examples: Stream) -> tuple[Any, Any, str]:
-    """Returns (input shape, target shape, input dtype) of a stream."""
-    spec = decode_records(examples).element_spec
-    if not (isinstance(spec, tuple) and len(spec) == 2 and all(hasattr(s, "shape") for s in spec)):
-        raise ConfigError(f"dataset: the stream of {split!r} must yield (input, target), and yields {spec}")
-    count = int(examples.dataset.cardinality())
-    if count != examples.length and count >= 0:
-        raise ConfigError(
-            f"dataset: the stream of {split!r} holds {count} examples, and the source says {examples.length}"
-        )
-    shapes = [tuple(s.shape) if s.shape.rank is not None else "unknown" for s in spec]
-    return shapes[0], shapes[1], spec[0].dtype.name
 
 
 def limit_examples(examples: Examples, limit: int | None) -> Examples:
@@ -313,7 +253,7 @@ def limit_examples(examples: Examples, limit: int | None) -> Examples:
     if limit is None or limit >= len(examples):
         return examples
     if isinstance(examples, Arrays):
-        return Arrays(examples.inputs[:limit], examples.targets[:limit])
+        return examples.map(lambda array: array[:limit])
     if isinstance(examples, Records):
         return examples.select(np.arange(limit))
     return replace(examples, dataset=examples.dataset.take(limit), length=limit)
@@ -365,4 +305,4 @@ def hold_out_of_stream(
 def select_examples(examples: Arrays | Records, places: np.ndarray[Any, Any]) -> Examples:
     if isinstance(examples, Records):
         return examples.select(places)
-    return Arrays(examples.inputs[places], examples.targets[places])
+    return examples.map(lambda array: array[places])

@@ -20,7 +20,7 @@ def repeat_first_batch(splits: Splits, batching: Batching) -> Splits:
 def repeat_examples(batch: Examples, times: int) -> Examples:
     """Returns the same examples `times` times."""
     if isinstance(batch, Arrays):
-        return Arrays(*(np.concatenate([array] * times) for array in (batch.inputs, batch.targets)))
+        return batch.map(lambda array: np.concatenate([array] * times))
     return replace(batch, dataset=batch.dataset.cache().repeat(times), length=times * len(batch))
 
 

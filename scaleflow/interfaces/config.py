@@ -292,15 +292,46 @@ class Optimizer:
     base_batch_size: int = field(default=256, metadata={"at_least": 1})
 
 
+#: The weights of one output's classes: `balanced`, or a weight for each class by name or number.
+ClassWeight = Literal["balanced"] | dict[str, float]
+
+
+@dataclass(frozen=True)
+class ObjectiveOptions:
+    """`objective`: the loss that is minimised, and the metrics that are reported.
+
+    With several outputs `loss`, `metrics` and `class_weight` are mappings from outputs to what they have with one.
+
+    Attributes:
+        loss: a Keras loss, or a function or class of the user's with the same form. Its `reduction` is scaleflow's.
+            Default null: the loss of the kind of target.
+        loss_weights: the factor of each output's loss in the sum that is minimised. At least 0. Default null: 1 each;
+            also 1 for outputs that it leaves out.
+        metrics: `keras.metrics.Metric` classes, added to the metrics of the kind of target. Default null: none.
+        class_weight: the factor of each class in the training loss, for `classification` and `binary`. At least 0.
+            `balanced`: examples / (classes x examples of the class) in the training split. Reported losses do not have
+            it. Default null: 1 each; also 1 for classes that it leaves out.
+        label_smoothing: the share of each target that is spread evenly over all classes, in the loss of training and of
+            evaluations. Not for `regression`. 0 to 1. Default 0.
+    """
+
+    loss: Target | dict[str, Target] | None = None
+    loss_weights: dict[str, float] | None = field(default=None, metadata={"at_least": 0.0})
+    metrics: list[Target] | dict[str, list[Target]] | None = None
+    class_weight: ClassWeight | dict[str, ClassWeight] | None = field(default=None, metadata={"at_least": 0.0})
+    label_smoothing: float = field(default=0.0, metadata={"at_least": 0.0, "at_most": 1.0})
+
+
 @dataclass(frozen=True)
 class EarlyStopping:
     """`training.early_stopping`: end the run when a value stops improving.
 
     Attributes:
-        monitor: the watched value: `train/` or `val/` with `loss` or a metric's name. Default `val/loss`.
+        monitor: the watched value: `train/` or `val/` with `loss` or a metric's name, or with an output's name and its
+            loss or metric (`val/age/mae`). Default `val/loss`.
         patience: the number of epochs without an improvement after which the run ends. At least 1. Default 3.
-        mode: whether a smaller (`min`) or larger (`max`) value is better. Default `auto`: `max` for names that end in
-            `accuracy` or `exact_match`, otherwise `min`.
+        mode: whether a smaller (`min`) or larger (`max`) value is better. Default `auto`: `max` for metrics such
+            as accuracy, AUC and R2, `min` for losses and errors. It must be set for a metric of the user's own.
     """
 
     monitor: str = "val/loss"
@@ -541,8 +572,8 @@ class Plan:
     """A command, composed, resolved and typed, and checked as far as that is possible without TensorFlow.
 
     Attributes:
-        strategy, hardware, precision, dataset, model, optimizer, training, checkpoint, profiler, tracking, cluster,
-            sweep, debug: the sections of the config.
+        strategy, hardware, precision, dataset, model, optimizer, objective, training, checkpoint, profiler, tracking,
+            cluster, sweep, debug: the sections of the config.
         seed: the seed of the weights, of the order of examples and of synthetic data. 0 to 2**31 - 1. In the config the
             default is 0.
         choices: the chosen option of each config group.
@@ -567,6 +598,7 @@ class Plan:
     dataset: Dataset
     model: Model
     optimizer: Optimizer
+    objective: ObjectiveOptions
     training: Training
     checkpoint: Checkpoint
     profiler: Profiler

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import keras
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Inputs, Outputs
+from scaleflow.interfaces import Inputs, OutputStructure
 from scaleflow.model.layers import check_shape, entry, head, hidden, rectified, widths
 
 
 def build(
     inputs: Inputs,
-    outputs: Outputs,
+    outputs: OutputStructure,
     filters: Sequence[int] = (32, 64),
     units: int | Sequence[int] = 64,
     padding: str = "same",

@@ -12,7 +12,7 @@ import keras
 from keras import ops
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Inputs, Outputs
+from scaleflow.interfaces import Inputs, OutputStructure
 from scaleflow.model.layers import check_shape, entry, head
 
 #: Depths of section 4.2: 6n + 2, with n blocks of two convolutions in each stage.
@@ -31,7 +31,7 @@ SMALLEST_SIDE = 32
 MEAN_COLOUR = (103.939, 116.779, 123.68)
 
 
-def build(inputs: Inputs, outputs: Outputs, depth: int = 20, weights: str | None = None) -> keras.Model:
+def build(inputs: Inputs, outputs: OutputStructure, depth: int = 20, weights: str | None = None) -> keras.Model:
     """Builds a residual network with BatchNorm over all replicas.
 
     Args:

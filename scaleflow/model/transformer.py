@@ -8,13 +8,13 @@ import keras
 from keras import ops
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Inputs, Outputs
+from scaleflow.interfaces import Inputs, OutputStructure
 from scaleflow.model.layers import average, check_tokens, entry, fraction, head, whole
 
 
 def build(
     inputs: Inputs,
-    outputs: Outputs,
+    outputs: OutputStructure,
     width: int = 64,
     heads: int = 4,
     blocks: int = 2,

@@ -23,7 +23,7 @@ from scaleflow.strategy.stages import Graph, Stage, build_graph, divide_graph
 #: The device on which a model is built before its variables move to the stages: it may be too large for each of them.
 HOST = "CPU:0"
 
-Batch = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
+Batch = tuple[Any, Any, tf.Tensor]
 
 
 def create_pipeline(devices: Sequence[str], options: Strategy) -> tf.distribute.Strategy:
@@ -131,21 +131,20 @@ class Pipeline:
         self._loss = objective.loss
         self._count = micro_batches
 
-    def forward(self, inputs: tf.Tensor) -> tf.Tensor:
-        size = inputs.shape[0]
+    def forward(self, inputs: Any) -> Any:
+        size = tf.nest.flatten(inputs)[0].shape[0]
         parts = self._count if size is not None and size % self._count == 0 else 1
-        outputs = [self._outputs(part) for part in divide_tensor(inputs, parts, self._first)]
-        with tf.device(self._last):
-            return tf.concat(outputs, axis=0)
+        outputs = [self._outputs(part) for part in divide_tensors(inputs, parts, self._first)]
+        return self._join(outputs)
 
     def backward(
-        self, batch: tuple[tf.Tensor, tf.Tensor], weights: tf.Tensor, parts: int, scale: Callable[[Any], Any]
-    ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor | None]]:
+        self, batch: tuple[Any, Any], weights: tf.Tensor, parts: int, scale: Callable[[Any], Any]
+    ) -> tuple[tf.Tensor, Any, list[tf.Tensor | None]]:
         inputs, targets = batch
         shares = zip(
-            divide_tensor(inputs, self._count, self._first),
-            divide_tensor(targets, self._count, self._last),
-            divide_tensor(weights, self._count, self._last),
+            divide_tensors(inputs, self._count, self._first),
+            divide_tensors(targets, self._count, self._last),
+            divide_tensors(weights, self._count, self._last),
             strict=True,
         )
         states = [
@@ -156,16 +155,25 @@ class Pipeline:
             self._backward_micro_batch(state, sums)
         with tf.device(self._last):
             loss = tf.add_n([state.loss for state in states])
-            outputs = tf.concat([state.values[self._graph.sink] for state in states], axis=0)
+        outputs = self._join([self._pick_outputs(state.values) for state in states])
         return loss, outputs, [sums.get(id(v)) for v in self.variables]
 
-    def _outputs(self, inputs: tf.Tensor) -> tf.Tensor:
+    def _join(self, outputs: Sequence[Any]) -> Any:
+        """Concatenates the outputs of the micro-batches, on the last device."""
+        with tf.device(self._last):
+            return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
+
+    def _pick_outputs(self, values: dict[int, Any]) -> Any:
+        """Returns the model's outputs, in their structure."""
+        return tf.nest.map_structure(values.__getitem__, self._graph.sinks)
+
+    def _outputs(self, inputs: Any) -> Any:
         """Returns the outputs of all stages, for an evaluation."""
         values = {self._graph.source: inputs}
         for stage, device in self._stages:
             with tf.device(device):
                 stage.run(values, training=False)
-        return values[self._graph.sink]
+        return self._pick_outputs(values)
 
     def _forward_micro_batch(
         self, share: Batch, parts: int, scale: Callable[[Any], Any], counts_weights: bool
@@ -177,6 +185,7 @@ class Pipeline:
         """
         inputs, targets, weights = share
         state = ForwardState({self._graph.source: inputs})
+        last_stage = self._stages[-1][0]
         for stage, device in self._stages:
             with tf.device(device), tf.GradientTape() as tape:
                 tape.watch(list_differentiable_inputs(stage, state))
@@ -184,8 +193,8 @@ class Pipeline:
                 losses = [tf.reduce_sum(tf.cast(loss, tf.float32)) / (parts * self._count) for loss in layer_losses]
                 if counts_weights:
                     losses += [v.regularizer(v) / parts for v in stage.trainable if v.regularizer is not None]
-                if self._graph.sink in stage.outputs:
-                    state.loss = tf.reduce_sum(self._loss(targets, state.values[self._graph.sink]) * weights)
+                if stage is last_stage:
+                    state.loss = tf.reduce_sum(self._loss(targets, self._pick_outputs(state.values)) * weights)
                     losses.append(state.loss)
                 state.stage_losses.append(scale(tf.add_n(losses)) if losses else None)
             state.tapes.append(tape)
@@ -228,8 +237,8 @@ def list_distinct_tensors(numbers: Sequence[int], state: ForwardState) -> list[t
     return list({id(state.values[number]): state.values[number] for number in numbers}.values())
 
 
-def divide_tensor(tensor: tf.Tensor, parts: int, device: str) -> list[tf.Tensor]:
-    """Splits a batch into equal parts, on the device of the stage that takes them."""
+def divide_tensors(batch: Any, parts: int, device: str) -> list[Any]:
+    """Splits a batch into equal parts of its structure, on the device of the stage that takes them."""
     with tf.device(device):
-        pieces: list[tf.Tensor] = tf.split(tensor, parts)
-        return pieces
+        pieces = [tf.split(tensor, parts) for tensor in tf.nest.flatten(batch)]
+    return [tf.nest.pack_sequence_as(batch, part) for part in zip(*pieces, strict=True)]

@@ -68,11 +68,20 @@ class Call:
 
 @dataclass(frozen=True)
 class Graph:
-    """A model's calls, each after those whose outputs it takes; `source` and `sink` number its input and output."""
+    """A model's calls, each after those whose outputs it takes.
+
+    Attributes:
+        source: the number of the model's input, which may be a dict of tensors.
+        sinks: the numbers of the model's outputs, in their structure.
+    """
 
     calls: Sequence[Call]
     source: int
-    sink: int
+    sinks: Any
+
+    @property
+    def sink_numbers(self) -> set[int]:
+        return set(keras.tree.flatten(self.sinks))
 
 
 @dataclass(frozen=True)
@@ -80,8 +89,9 @@ class Stage:
     """Consecutive calls on one device.
 
     Attributes:
-        inputs: numbers of the tensors that it takes from earlier stages.
-        outputs: numbers of the tensors that later stages take, and of the model's output.
+        inputs: numbers of the tensors that it takes from earlier stages. The last stage takes all outputs of the model,
+            for the loss.
+        outputs: numbers of the tensors that later stages take, and of the model's outputs.
         parameters: the number of parameters in its layers' weights.
     """
 
@@ -118,7 +128,9 @@ def divide_graph(graph: Graph, count: int, cuts: Sequence[str] | None = None) ->
         calls = graph.calls[first:end]
         inputs = {number for call in calls for number in call.inputs}
         outputs = {number for call in calls for number in call.outputs}
-        wanted_later = {graph.sink} | {number for call in graph.calls[end:] for number in call.inputs}
+        if end == len(graph.calls):
+            inputs |= graph.sink_numbers
+        wanted_later = graph.sink_numbers | {number for call in graph.calls[end:] for number in call.inputs}
         variables = {id(v): v for call in calls for v in call.variables}
         stages.append(
             Stage(
@@ -139,7 +151,8 @@ def build_graph(model: keras.Model) -> Graph:
     Raises:
         ConfigError: if it is another kind of model, which has no graph of layers.
     """
-    if find_functional(model) is None:
+    functional = find_functional(model)
+    if functional is None:
         raise ConfigError(
             f"strategy=pipeline: the model {model.name} ({type(model).__name__}) is no graph of layers that could be "
             "cut; make it with keras.Model(inputs, outputs) or keras.Sequential"
@@ -147,7 +160,8 @@ def build_graph(model: keras.Model) -> Graph:
     numbers = itertools.count()
     source = next(numbers)
     calls, outputs = list_calls(model, TensorRef(source), "", numbers)
-    return Graph(calls, source, outputs[0].number)
+    sinks = keras.tree.pack_sequence_as(functional._outputs_struct, [ref.number for ref in outputs])
+    return Graph(calls, source, sinks)
 
 
 def find_functional(operation: Any) -> Functional | None:

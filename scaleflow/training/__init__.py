@@ -12,7 +12,6 @@ from scaleflow.training.loop import Loop
 from scaleflow.training.memory import measure_peaks
 from scaleflow.training.metrics_log import MetricsLog
 from scaleflow.training.monitor import check_monitor
-from scaleflow.training.objective import objective_for
 from scaleflow.training.parameter_server_loop import ParameterServerLoop
 from scaleflow.training.session import Feeds, Length, Session, SessionResult, compute_length
 from scaleflow.training.step import CustomUpdateLoop, add_checks, check_own_updates
@@ -45,5 +44,4 @@ __all__ = [
     "compute_length",
     "make_loss_step",
     "measure_peaks",
-    "objective_for",
 ]

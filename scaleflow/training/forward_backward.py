@@ -26,12 +26,12 @@ class TapeForwardBackward:
         self.variables = list(model.trainable_variables) if variables is None else list(variables)
         self.devices = [""] * len(self.variables)
 
-    def forward(self, inputs: tf.Tensor) -> tf.Tensor:
+    def forward(self, inputs: Any) -> Any:
         return self._model(inputs, training=False)
 
     def backward(
-        self, batch: tuple[tf.Tensor, tf.Tensor], weights: tf.Tensor, parts: int, scale: Callable[[Any], Any]
-    ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor | None]]:
+        self, batch: tuple[Any, Any], weights: tf.Tensor, parts: int, scale: Callable[[Any], Any]
+    ) -> tuple[tf.Tensor, Any, list[tf.Tensor | None]]:
         with tf.GradientTape() as tape:
             loss, outputs = self._loss(self._model, batch, weights)
             total = scale(loss + own_loss(self._model.losses) / parts)

@@ -217,7 +217,7 @@ class Loop(Engine):
             gradients, sums = self._differentiate(feed, batch, weight)
         else:
             gradients, sums = self._accumulate(feed, fetched, epoch, step, weight)
-        gradients, loss = self._sum_over_replicas(gradients, sums[1] * weight)
+        gradients, loss = self._sum_over_replicas(gradients, tf.cast(sums[1], weight.dtype) * weight)
         if self._clip_norm is not None:
             gradients = self._clip(gradients, self._clip_norm)
         self.optimizer.apply(gradients, self.passes.variables)
@@ -247,7 +247,7 @@ class Loop(Engine):
         for variable, device in zip(self.passes.variables, self.passes.devices, strict=True):
             with tf.device(device):
                 zeros.append(tf.zeros(variable.shape, variable.dtype))
-        start = tf.zeros([self._metric_sums.size]), zeros
+        start = tf.zeros([self._metric_sums.size], self._metric_sums.dtype), zeros
         repeat = unrolled if self._synchronized else looped
         with keep_devices() if any(self.passes.devices) else contextlib.nullcontext():
             sums, gradients = repeat(add, feed.batching.accumulate, *start)
@@ -266,10 +266,11 @@ class Loop(Engine):
 
     def _gradients(self, feed: Feed, batch: Any, weight: tf.Tensor) -> tuple[list[tf.Tensor | None], tf.Tensor]:
         """Returns one micro-batch's part of the gradients, and its sums [count, loss, *metrics]."""
-        inputs, targets, mask = batch
+        inputs, targets, mask, *own = batch
+        weights = own[0] if own else mask
         parts = feed.batching.accumulate * feed.batching.replicas
-        loss, outputs, gradients = self.passes.backward((inputs, targets), mask * weight, parts, self._scale_loss)
-        return gradients, self._metric_sums.compute(targets, outputs, loss / weight, mask)
+        loss, outputs, gradients = self.passes.backward((inputs, targets), weights * weight, parts, self._scale_loss)
+        return gradients, self._metric_sums.compute(targets, outputs, loss / weight, mask, weights)
 
     def _scale_loss(self, value: tf.Tensor) -> tf.Tensor:
         """Multiplies by the loss scale, if there is one."""

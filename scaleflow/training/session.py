@@ -113,7 +113,7 @@ class Session:
         self._sync = sync
         self._length = compute_length(options, feeds.train)
         self._steps_per_call = StepsPerLoop(options.steps_per_loop)
-        self._patience = Patience(options.early_stopping)
+        self._patience = Patience(options.early_stopping, engine.objective.modes)
         self._rollbacks = Rollbacks(options)
         self._checkpointing = checkpointing or Checkpointing()
         self._callbacks = Callbacks(callbacks, engine, self.epochs, self.steps_per_epoch)

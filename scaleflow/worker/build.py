@@ -29,7 +29,7 @@ from scaleflow.cluster import (
 )
 from scaleflow.config.plan import make_batching
 from scaleflow.config.rules import check_rules, resolve_choices
-from scaleflow.config.targets import bind_target, is_class_target
+from scaleflow.config.targets import bind_target, is_class_target, locate_target
 from scaleflow.config.trust import check_origins
 from scaleflow.errors import ConfigError
 from scaleflow.events import Emit, Note, PeersMet, StageBegan, Waiting
@@ -39,9 +39,10 @@ from scaleflow.interfaces import (
     Examples,
     Feed,
     ForwardBackward,
-    Inputs,
+    InputStructure,
     MakeOptimizer,
-    Outputs,
+    Objective,
+    OutputStructure,
     Plan,
     Stream,
 )
@@ -89,7 +90,7 @@ class TrainingSetup:
     explain: Callable[[Exception], Exception]
     resolved: dict[str, Any]
     counts: dict[str, int]
-    outputs: Outputs
+    outputs: OutputStructure
     metadata: RunMetadata | None
     facts: dict[str, Any]
     peak_flops: float | None
@@ -109,7 +110,7 @@ def build_training(plan: Plan, emit: Emit, startup_timer: StartupTimer | None = 
     """
     startup_timer = startup_timer or StartupTimer(time.time())
     sys.path[:0] = [folder for folder in plan.search if folder not in sys.path]
-    from scaleflow import dataset, model, optimizer, training
+    from scaleflow import dataset, model, objective, optimizer, training
 
     startup_timer.end_part("import")
     emit(StageBegan("setting up the devices"))
@@ -126,13 +127,13 @@ def build_training(plan: Plan, emit: Emit, startup_timer: StartupTimer | None = 
 
     emit(StageBegan("building the model"))
     length = training.compute_length(plan.training, train)
-    metrics = training.objective_for(source.outputs).metrics
+    goal = make_run_objective(plan, splits, runtime, emit)
     monitors = {"training.early_stopping": plan.training.early_stopping, "checkpoint.best": plan.checkpoint.sought}
     validates = validation is not None and plan.evaluator != "elsewhere"
     for key, monitor in monitors.items():
-        training.check_monitor(key, monitor, metrics, validates)
+        training.check_monitor(key, monitor, goal, validates)
     make_model = make_model_maker(plan, splits.inputs, source.outputs, emit)
-    engine, stage_notes = make_engine(plan, runtime, make_model, source.outputs, length)
+    engine, stage_notes = make_engine(plan, runtime, make_model, source.outputs, goal, length)
     if plan.hardware.xla:
         training.check_xla(engine.model, splits.inputs, runtime.strategy)
     startup_timer.end_part("build")
@@ -141,8 +142,9 @@ def build_training(plan: Plan, emit: Emit, startup_timer: StartupTimer | None = 
     startup_timer.end_part("trace")
     warnings = (
         *stage_notes,
-        model.find_logits_warning(engine.model),
+        model.find_logits_warning(engine.model, source.outputs),
         model.keras_file_doubt(engine.model),
+        objective.find_mask_note(engine.model, splits.outputs),
         *model.find_batch_norm_warnings(engine.model, runtime.batching),
         optimizer.find_warm_up_warning(plan.optimizer, length.total),
     )
@@ -166,7 +168,7 @@ def build_training(plan: Plan, emit: Emit, startup_timer: StartupTimer | None = 
             engine.gather_model(),
             *arguments,
             on_host=runtime.is_divided,
-            preprocessing_model=splits.preprocessing_model,
+            preprocessing_layers=splits.preprocessing_layers,
         )
 
     metadata = collect_metadata(plan, source.outputs, splits, engine.model) if is_chief(plan) else None
@@ -178,7 +180,34 @@ def build_training(plan: Plan, emit: Emit, startup_timer: StartupTimer | None = 
     return TrainingSetup(*parts, explain, resolved, *rest)
 
 
-def make_model_maker(plan: Plan, inputs: Inputs, outputs: Outputs, emit: Emit) -> Callable[[], keras.Model]:
+def make_run_objective(plan: Plan, splits: Splits, runtime: Runtime, emit: Emit) -> Objective:
+    """Makes the loss and the metrics of a run. The chief counts the classes of the training split, if that is needed.
+
+    Raises:
+        ConfigError: if a loss, a metric or a class weight does not fit the outputs of the dataset.
+    """
+    from scaleflow import dataset, objective
+
+    def count(names: list[str]) -> dict[str, list[int]]:
+        def count_here() -> str:
+            targets = dataset.read_targets("train", splits.train)
+            return json.dumps(objective.count_classes(splits.outputs, names, targets))
+
+        counts: dict[str, list[int]] = json.loads(runtime.worker_sync.from_chief(count_here))
+        return counts
+
+    weights = objective.find_class_weights(splits.outputs, plan.objective.class_weight, count)
+    for note in objective.describe_class_weights(splits.outputs, weights):
+        emit(Note(note))
+    loader = objective.Loader(locate_target, bind_target)
+    return objective.make_objective(
+        splits.outputs, plan.objective, is_weighted=splits.is_weighted, loader=loader, class_weights=weights
+    )
+
+
+def make_model_maker(
+    plan: Plan, inputs: InputStructure, outputs: OutputStructure, emit: Emit
+) -> Callable[[], keras.Model]:
     """Returns a function that makes the model with its initial weights. Call it in the strategy's scope."""
     from scaleflow import model
 
@@ -209,7 +238,12 @@ def make_model_maker(plan: Plan, inputs: Inputs, outputs: Outputs, emit: Emit) -
 
 
 def make_engine(
-    plan: Plan, runtime: Runtime, make_model: Callable[[], keras.Model], outputs: Outputs, run: Length
+    plan: Plan,
+    runtime: Runtime,
+    make_model: Callable[[], keras.Model],
+    outputs: OutputStructure,
+    goal: Objective,
+    run: Length,
 ) -> tuple[Engine, list[str]]:
     """Makes the engine, a loop or Keras's `fit`, and the model in the strategy's scope.
 
@@ -219,35 +253,41 @@ def make_engine(
     from scaleflow import strategy
 
     if runtime.strategy_name == "parameter_server":
-        return make_parameter_server_loop(plan, runtime, make_model, outputs, run), []
+        return make_parameter_server_loop(plan, runtime, make_model, outputs, goal, run), []
     with runtime.strategy.scope():
         with strategy.variable_scope(runtime.strategy_name):
             net = make_model()
         if plan.training.step is not None and is_class_target(plan.training.step):
-            return make_custom_update_loop(plan, runtime, net, outputs, run), []
+            return make_custom_update_loop(plan, runtime, net, outputs, goal, run), []
         if plan.training.engine == "fit":
-            return make_fit_engine(plan, runtime, net, outputs, run), []
-        return make_loop(plan, runtime, net, outputs, run)
+            return make_fit_engine(plan, runtime, net, goal, run), []
+        return make_loop(plan, runtime, net, outputs, goal, run)
 
 
-def make_loop(plan: Plan, runtime: Runtime, net: keras.Model, outputs: Outputs, run: Length) -> tuple[Loop, list[str]]:
+def make_loop(
+    plan: Plan, runtime: Runtime, net: keras.Model, outputs: OutputStructure, goal: Objective, run: Length
+) -> tuple[Loop, list[str]]:
     """Makes the loop for a whole model, or for one in stages. Returns it with notes for the user."""
     from scaleflow import optimizer, strategy, training
 
-    objective = training.objective_for(outputs)
     model_optimizer = make_optimizer(plan, runtime, run.total)
     passes: ForwardBackward
     if runtime.is_divided:
         optimizer.update_in_place(model_optimizer)
-        passes, notes = strategy.build_pipeline(net, objective, runtime.devices, plan.strategy)
+        passes, notes = strategy.build_pipeline(net, goal, runtime.devices, plan.strategy)
     else:
-        passes, notes = training.TapeForwardBackward(net, make_loss_step(plan, outputs)), []
+        passes, notes = training.TapeForwardBackward(net, make_loss_step(plan, outputs, goal)), []
     options = plan.training.clip_norm, plan.hardware.xla
-    return training.Loop(runtime.strategy, net, model_optimizer, objective, *options, passes=passes), notes
+    return training.Loop(runtime.strategy, net, model_optimizer, goal, *options, passes=passes), notes
 
 
 def make_parameter_server_loop(
-    plan: Plan, runtime: Runtime, make_model: Callable[[], keras.Model], outputs: Outputs, run: Length
+    plan: Plan,
+    runtime: Runtime,
+    make_model: Callable[[], keras.Model],
+    outputs: OutputStructure,
+    goal: Objective,
+    run: Length,
 ) -> Loop:
     """Makes the loop of a coordinator, which has the model twice: on the servers, and unpartitioned in its process.
 
@@ -269,14 +309,15 @@ def make_parameter_server_loop(
     keras.utils.set_random_seed(plan.seed)  # so that both models have the same initial weights
     with runtime.strategy.scope():
         parts = (runtime.strategy, make_model(), make_optimizer(plan, runtime, run.total))
-        objective = training.objective_for(outputs)
-        loss = make_loss_step(plan, outputs)
+        loss = make_loss_step(plan, outputs, goal)
         return training.ParameterServerLoop(
-            *parts, objective, plan.training.clip_norm, loss, count_workers(plan), local, runtime.evaluation_strategy
+            *parts, goal, plan.training.clip_norm, loss, count_workers(plan), local, runtime.evaluation_strategy
         )
 
 
-def make_custom_update_loop(plan: Plan, runtime: Runtime, net: keras.Model, outputs: Outputs, run: Length) -> Loop:
+def make_custom_update_loop(
+    plan: Plan, runtime: Runtime, net: keras.Model, outputs: OutputStructure, goal: Objective, run: Length
+) -> Loop:
     """Makes the loop for a training step of the user that applies its own optimizers."""
     from scaleflow import training
 
@@ -286,7 +327,7 @@ def make_custom_update_loop(plan: Plan, runtime: Runtime, net: keras.Model, outp
     return training.CustomUpdateLoop(
         strategy=runtime.strategy,
         model=net,
-        objective=training.objective_for(outputs),
+        objective=goal,
         outputs=outputs,
         own=bind_target(step)(),
         name=step.path,
@@ -294,7 +335,7 @@ def make_custom_update_loop(plan: Plan, runtime: Runtime, net: keras.Model, outp
     )
 
 
-def make_fit_engine(plan: Plan, runtime: Runtime, net: keras.Model, outputs: Outputs, run: Length) -> FitEngine:
+def make_fit_engine(plan: Plan, runtime: Runtime, net: keras.Model, goal: Objective, run: Length) -> FitEngine:
     """Makes the engine that uses Keras's `fit`."""
     from scaleflow import training
 
@@ -303,19 +344,19 @@ def make_fit_engine(plan: Plan, runtime: Runtime, net: keras.Model, outputs: Out
         strategy=runtime.strategy,
         model=net,
         optimizer=make_optimizer(plan, runtime, run.total, takes_summed=False),
-        objective=training.objective_for(outputs),
+        objective=goal,
         steps_per_execution=per_execution,
     )
 
 
-def make_loss_step(plan: Plan, outputs: Outputs) -> Any:
+def make_loss_step(plan: Plan, outputs: OutputStructure, goal: Objective) -> Any:
     """Returns the function that computes the loss of a batch: the user's, or the one for the kind of target."""
     from scaleflow import training
 
     step = plan.training.step
     if step is not None:
         return training.add_checks(bind_target(step, given=3), step.path, outputs)
-    return training.make_loss_step(training.objective_for(outputs))
+    return training.make_loss_step(goal)
 
 
 def make_optimizer(plan: Plan, runtime: Runtime, steps: int, takes_summed: bool = True) -> keras.optimizers.Optimizer:
@@ -435,7 +476,7 @@ def make_feeds(splits: Splits, runtime: Runtime, plan: Plan) -> tuple[Feed, Feed
     evaluation_batching = make_evaluation_batching(runtime.batching)
     device_bytes = hardware.device_bytes(runtime.kind, plan.hardware)
     read = functools.partial(
-        dataset.make_feed, transform=splits.transform, threads=plan.dataset.threads, device_bytes=device_bytes
+        dataset.make_feed, transforms=splits.transforms, threads=plan.dataset.threads, device_bytes=device_bytes
     )
 
     def in_order(examples: Examples | None) -> Feed | None:
@@ -539,11 +580,11 @@ def find_example_location(examples: Examples) -> str:
 
 def place_of_split(examples: Examples) -> str:
     """Returns `stream`, `file` for memory-mapped arrays, or `memory`."""
-    import numpy as np
+    from scaleflow import dataset
 
     if isinstance(examples, Stream):
         return "stream"
-    return "file" if isinstance(examples.inputs, np.memmap) else "memory"
+    return "file" if dataset.is_mapped(examples) else "memory"
 
 
 def make_evaluation_batching(batching: Batching) -> Batching:

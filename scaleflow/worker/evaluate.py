@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from scaleflow.config.targets import bind_target
+from scaleflow.config.targets import bind_target, locate_target
 from scaleflow.config.trust import check_origins
 from scaleflow.errors import ConfigError
 from scaleflow.events import Emit, EvaluationReady, MetricsLogged, StageBegan
-from scaleflow.interfaces import Plan, Source
+from scaleflow.interfaces import Inputs, Plan, Source, describe_keys, label_leaf, map_leaves, name_leaves
 from scaleflow.runs import EvaluationSpec, RunFolder
 from scaleflow.worker.build import find_example_location, make_evaluation_batching, setup_runtime
 from scaleflow.worker.metadata import describe_data, describe_data_name, report_confusion
@@ -40,7 +40,7 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
         ConfigError: if the model cannot be loaded, or does not accept the dataset.
     """
     sys.path[:0] = [each for each in plan.search if each not in sys.path]
-    from scaleflow import dataset, training
+    from scaleflow import dataset, objective, training
     from scaleflow.profiler.tracer import StepTracer
 
     emit(StageBegan("setting up the devices"))
@@ -59,8 +59,11 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
     feed = dataset.make_feed(
         examples, make_evaluation_batching(runtime.batching), runtime.strategy, threads=plan.dataset.threads
     )
-    objective = training.objective_for(source.outputs)
-    evaluate = training.Evaluation(runtime.strategy, functools.partial(compute_outputs, model), objective)
+    loader = objective.Loader(locate_target, bind_target)
+    goal = objective.make_objective(  # class weights are for training
+        source.outputs, plan.objective, is_weighted=splits.is_weighted, loader=loader
+    )
+    evaluate = training.Evaluation(runtime.strategy, functools.partial(compute_outputs, model), goal)
     emit(StageBegan(f"evaluating the {split} split"))
     evaluate.trace(feed)
     data = describe_data(plan, source.outputs, splits)
@@ -112,21 +115,43 @@ def check_dataset_fits(model: keras.Model, source: Source, plan: Plan, spec: Eva
         ConfigError: if not.
     """
     name = f"dataset={plan.choices.get('dataset') or plan.dataset.target.path}"
-    model_input = model.inputs[0]
-    expected, given = tuple(model_input.shape[1:]), tuple(source.inputs.shape)
-    shapes = (
-        f"{format_shape(given, source.inputs.dtype)}, and the model of {spec.origin} takes "
-        f"{format_shape(expected, model_input.dtype)}"
-    )
-    is_text = "string" in (model_input.dtype, source.inputs.dtype) and model_input.dtype != source.inputs.dtype
-    if is_text or len(expected) != len(given) or any(a not in (None, b) for a, b in zip(expected, given, strict=True)):
-        raise ConfigError(f"{name}: gives inputs of {shapes}")
-    output_shape, target_shape = tuple(model.output_shape[1:]), tuple(source.outputs.shape)
-    if output_shape != target_shape:
+    taken, given = name_leaves(to_single(model.input)), name_leaves(source.inputs)
+    if set(taken) != set(given):
         raise ConfigError(
-            f"{name}: its {source.outputs.kind} targets need outputs of shape {add_batch_dimension(target_shape)}, and "
-            "the model of "
-            f"{spec.origin} returns {add_batch_dimension(output_shape)}"
+            f"{name}: its inputs {describe_keys(source.inputs)}, and those of the model of {spec.origin} "
+            f"{describe_keys(to_single(model.input))}"
+        )
+    for key, inputs in given.items():
+        check_input_fits(f"{name}: gives {label_leaf('inputs', key)} of", taken[key], inputs, spec)
+    returned, needed = name_leaves(model.output), name_leaves(source.outputs)
+    if set(returned) != set(needed):
+        raise ConfigError(
+            f"{name}: its targets {describe_keys(source.outputs)}, and the outputs of the model of {spec.origin} "
+            f"{describe_keys(model.output)}"
+        )
+    for key, outputs in needed.items():
+        output_shape, target_shape = tuple(returned[key].shape[1:]), tuple(outputs.shape)
+        if output_shape != target_shape:
+            raise ConfigError(
+                f"{name}: its {outputs.kind} {label_leaf('targets', key)} need outputs of shape "
+                f"{add_batch_dimension(target_shape)}, and the model of {spec.origin} returns "
+                f"{add_batch_dimension(output_shape)}"
+            )
+
+
+def to_single(structure: Any) -> Any:
+    """Returns the tensor of a list of one, with which Keras describes a model of a single input."""
+    return structure[0] if isinstance(structure, list | tuple) and len(structure) == 1 else structure
+
+
+def check_input_fits(given_text: str, model_input: Any, inputs: Inputs, spec: EvaluationSpec) -> None:
+    """Rejects an input of another shape than the model's, and text in place of numbers or the reverse."""
+    expected, given = tuple(model_input.shape[1:]), tuple(inputs.shape)
+    is_text = "string" in (model_input.dtype, inputs.dtype) and model_input.dtype != inputs.dtype
+    if is_text or len(expected) != len(given) or any(a not in (None, b) for a, b in zip(expected, given, strict=True)):
+        raise ConfigError(
+            f"{given_text} {format_shape(given, inputs.dtype)}, and the model of {spec.origin} takes "
+            f"{format_shape(expected, model_input.dtype)}"
         )
 
 
@@ -139,12 +164,21 @@ def add_batch_dimension(shape: tuple[int | None, ...]) -> str:
 
 
 def set_precision(model: keras.Model, policy: str) -> None:
-    """Sets the precision of a model's layers. Preprocessing keeps its own; the last layer computes in float32."""
+    """Sets the precision of a model's layers. Preprocessing keeps its own; the outputs' layers compute in float32."""
     layers = [layer for layer in list_computing_layers(model) if layer.dtype_policy.name in FLOATS]
-    for layer in layers[:-1]:
-        layer.dtype_policy = policy
-    for layer in layers[-1:]:
-        layer.dtype_policy = "float32"
+    last = list_output_layers(model)
+    for layer in layers:
+        layer.dtype_policy = "float32" if layer in last else policy
+
+
+def list_output_layers(model: keras.Model) -> list[Any]:
+    """Lists the layers that compute a model's outputs, in nested models, too."""
+    import keras
+
+    layers = [tensor._keras_history.operation for tensor in keras.tree.flatten(model.output)]
+    return [
+        each for layer in layers for each in (list_output_layers(layer) if isinstance(layer, keras.Model) else [layer])
+    ]
 
 
 def list_computing_layers(model: keras.Model) -> list[Any]:
@@ -164,4 +198,4 @@ def compute_outputs(model: keras.Model, inputs: Any) -> Any:
     """Computes the outputs in a replica: [batch, ...], float32. It is traced."""
     import tensorflow as tf
 
-    return tf.cast(model(inputs, training=False), tf.float32)
+    return map_leaves(lambda tensor: tf.cast(tensor, tf.float32), model(inputs, training=False))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scaleflow.events import ArtifactWritten, ConfusionWritten, DatasetDescribed, Emit, MetricsLogged, Note
-from scaleflow.interfaces import Outputs, Plan
+from scaleflow.interfaces import Outputs, OutputStructure, Plan, map_leaves
 from scaleflow.runs import RunFolder
 from scaleflow.secret_masking import mask_secrets
 
@@ -44,39 +44,46 @@ class RunMetadata:
     notes: Sequence[str] = field(default_factory=list)
 
 
-def collect_metadata(plan: Plan, outputs: Outputs, splits: Splits, model: keras.Model) -> RunMetadata:
+def collect_metadata(plan: Plan, outputs: OutputStructure, splits: Splits, model: keras.Model) -> RunMetadata:
     """Describes a run's data and model. It reads targets only if they are in memory or cheap to read."""
     from scaleflow import dataset, training
 
     examples_of = dict(splits.by_name())
     if splits.test is splits.validation:
         examples_of.pop("test", None)
-    targets = {name: dataset.read_cheap_targets(examples) for name, examples in examples_of.items()}
+    read = {name: dataset.read_cheap_targets(examples) for name, examples in examples_of.items()}
+    known = {name: each for name, each in read.items() if each is not None}
     baseline: Mapping[str, float] = {}
     notes = []
-    if any(values is None for values in targets.values()):
+    if len(known) < len(read):
         notes.append(
             "no baseline: the dataset's targets are known only once its examples are read; with dataset.cache=memory "
             "there is one"
         )
-    elif targets["train"] is not None:
-        baseline = training.baselines(outputs, targets["train"], targets.get("validation"), targets.get("test"))
+    else:
+        targets, weights = ({name: each[i] for name, each in known.items()} for i in range(2))
+        baseline = training.baselines(outputs, targets, plan.objective, weights)
     return RunMetadata(describe_data(plan, outputs, splits), summarize_model(model), baseline, notes)
 
 
-def describe_data(plan: Plan, outputs: Outputs, splits: Splits) -> DatasetDescribed:
+def describe_data(plan: Plan, outputs: OutputStructure, splits: Splits) -> DatasetDescribed:
     """Describes the dataset: its name, its source, and the size and digest of each split."""
     fingerprints = {
         split: {
             "examples": fingerprint.examples,
             "digest": fingerprint.digest,
-            "inputs": {"dtype": fingerprint.inputs[0], "shape": list(fingerprint.inputs[1])},
-            "targets": {"dtype": fingerprint.targets[0], "shape": list(fingerprint.targets[1])},
+            "inputs": map_leaves(to_description, fingerprint.inputs),
+            "targets": map_leaves(to_description, fingerprint.targets),
         }
         for split, fingerprint in splits.fingerprints.items()
     }
-    names = list(outputs.names or ())
-    return DatasetDescribed(describe_name(plan), describe_source(plan), outputs.kind, names, fingerprints)
+    kinds, names = (map_leaves(pick, outputs) for pick in (lambda each: each.kind, lambda each: list(each.names or ())))
+    return DatasetDescribed(describe_name(plan), describe_source(plan), kinds, names, fingerprints)
+
+
+def to_description(spec: tuple[str, Sequence[int]]) -> dict[str, Any]:
+    """Converts (dtype, shape) to plain values with names."""
+    return {"dtype": spec[0], "shape": list(spec[1])}
 
 
 def describe_name(plan: Plan) -> str:
@@ -120,7 +127,7 @@ def report_metadata(metadata: RunMetadata, files: RunFolder, emit: Emit) -> None
 
 
 def report_confusion(
-    engine: Engine | Evaluation, splits: Mapping[str, Any], outputs: Outputs, files: RunFolder, emit: Emit
+    engine: Engine | Evaluation, splits: Mapping[str, Any], outputs: OutputStructure, files: RunFolder, emit: Emit
 ) -> None:
     """Writes the confusion matrix of the last evaluation of the test split, or else of the validation split.
 
@@ -133,7 +140,7 @@ def report_confusion(
     """
     split, feed = next(((name, splits[name]) for name in ("test", "validation") if splits.get(name)), (None, None))
     counts = None if feed is None else engine.read_confusion(feed)
-    if counts is None:
+    if counts is None or not isinstance(outputs, Outputs):
         return
     path = files.plots / CONFUSION
     path.parent.mkdir(exist_ok=True)

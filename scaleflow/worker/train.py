@@ -141,7 +141,10 @@ def begin_training(
         training.MetricsLog(setup.engine, emit, startup_timer, setup.peak_flops, histogram_interval(spec)),
         worker_sync,
         checkpointing=training.Checkpointing(
-            None if options.name == "none" else manager, options.sought, ends_as_best=options.export == "best"
+            None if options.name == "none" else manager,
+            options.sought,
+            ends_as_best=options.export == "best",
+            modes=setup.engine.objective.modes,
         ),
         callbacks=setup.callbacks,
         tracer=make_tracer(spec, setup, emit),

@@ -163,7 +163,9 @@ def test_an_evaluator_evaluates_the_checkpoints_of_the_others_into_their_run(tmp
     assert run.info.status == "FINISHED"
     found = [json.loads(line) for line in (tmp_path / "kept" / "evaluations.jsonl").read_text().splitlines()]
     assert found[-1]["step"] == int(run.data.params["resolved.steps"])
-    assert found[-1]["values"] == {key: run.data.metrics[key] for key in ("val/loss", "val/accuracy")}
+    assert found[-1]["values"] == {
+        key: run.data.metrics[key] for key in ("val/loss", "val/accuracy", "val/balanced_accuracy")
+    }
 
 
 def test_an_evaluator_without_a_folder_to_look_into_is_refused(tmp_path: Path) -> None:

@@ -82,6 +82,14 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"model": {"_target_": "scaleflow.dataset.csv.Csv"}},
         ["model._target_=scaleflow.dataset.csv.Csv"],
     ),
+    "a loss's deserialisation": (
+        {"objective__loss": {"_target_": "keras.losses.deserialize"}},
+        ["objective.loss._target_=keras.losses.deserialize", "losses and metrics of Keras"],
+    ),
+    "a metric that is none": (
+        {"objective__metrics": {"age": [{"_target_": "os.system"}]}},
+        ["objective.metrics.age.0._target_=os.system"],
+    ),
     "code in an argument": (
         {"model__units": [{"_target_": "subprocess.run", "args": ["x"]}]},
         ["model.units.0._target_=subprocess.run"],
@@ -172,6 +180,8 @@ def test_what_scaleflow_and_keras_bring_is_followed() -> None:
         optimizer___target_="tensorflow.keras.optimizers.Lion",
         training__step={"_target_": "scaleflow.training.examples.consistent"},
         training__callbacks=[{"_target_": "keras.callbacks.ReduceLROnPlateau", "monitor": "val_loss"}],
+        objective__loss={"age": {"_target_": "keras.losses.Huber"}},
+        objective__metrics=[{"_target_": "keras.metrics.AUC"}],
         model__kernel={"_target_": "keras.initializers.HeNormal"},
         model__init_from=f"runs:/{RUN}/model",
         dataset__data_dir="photos/here",

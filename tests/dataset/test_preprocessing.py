@@ -51,11 +51,10 @@ def texts_in_every_form() -> dict[str, Any]:
         splits = dataset.prepare_splits(source, options(cache=cache), 0)  # type: ignore[arg-type]
         rows = []
         for examples in (splits.train, splits.test):
-            feed = dataset.make_feed(examples, Batching(3, 1, 1), strategy, transform=splits.transform)  # type: ignore[arg-type]
+            feed = dataset.make_feed(examples, Batching(3, 1, 1), strategy, transforms=splits.transforms)
             batches = [(x.numpy(), mask.numpy()) for x, _, mask in feed.batches(1, feed.batching.steps(feed.examples))]
             rows.append(np.concatenate([x[mask == 1] for x, mask in batches]))
-        assert splits.preprocessing_model is not None
-        front = splits.preprocessing_model()(np.asarray(splits.sample, object)).numpy()
+        front = splits.preprocessing_layers[""]()(np.asarray(splits.sample, object)).numpy()
         found[f"{form}, {cache}"] = (splits.inputs, rows, front)
     return found
 

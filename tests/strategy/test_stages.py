@@ -113,7 +113,7 @@ def differences(cases: Sequence[tuple[str, int, list[str] | None, int]]) -> list
     from tests.strategy import models
 
     devices = hardware.configure_devices(Hardware(name="cpu", logical_devices=3)).names
-    objective = Objective(lambda t, o: tf.reduce_mean(tf.square(t - o), axis=1), {})
+    objective = Objective(lambda t, o: tf.reduce_mean(tf.square(t - o), axis=1))
     random = np.random.default_rng(0)
     inputs = tf.constant(random.integers(10, size=(8, 6)), tf.int32)
     batch = inputs, tf.constant(random.normal(size=(8, 3)), tf.float32)

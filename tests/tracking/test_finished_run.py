@@ -334,7 +334,8 @@ def logged(client: Any, run: Any) -> Any:
 
 def test_the_logged_model_has_what_was_measured_of_it(client: Any, run: Any, logged: Any) -> None:
     measured = {metric.key: metric.value for metric in logged.metrics}
-    assert set(measured) == {"val/loss", "val/accuracy", "test/loss", "test/accuracy"}
+    names = ("loss", "accuracy", "balanced_accuracy")
+    assert set(measured) == {f"{split}/{name}" for split in ("val", "test") for name in names}
     assert measured.items() <= run.data.metrics.items()
     assert len(client.get_metric_history(run.info.run_id, "test/loss")) == 1
     assert len(client.get_metric_history(run.info.run_id, "val/loss")) == EPOCHS

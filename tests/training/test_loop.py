@@ -78,9 +78,11 @@ def evaluated(plan: Any) -> tuple[dict[str, float], dict[str, float], dict[str, 
     logits = np.asarray(built.engine.model(test.inputs, training=False), np.float64)
     logits -= logits.max(axis=1, keepdims=True)
     chances = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    is_found = logits.argmax(axis=1) == test.targets
     wanted = {
         "loss": float(-chances[np.arange(len(test)), test.targets].mean()),
-        "accuracy": float((logits.argmax(axis=1) == test.targets).mean()),
+        "accuracy": float(is_found.mean()),
+        "balanced_accuracy": float(np.mean([is_found[test.targets == each].mean() for each in range(10)])),
     }
     assert built.test is not None
     return dict(built.engine.evaluate(built.test)), dict(built.engine.evaluate(built.test)), wanted
