@@ -17,7 +17,7 @@ from tests.processes import ROOT
 README = (ROOT / "README.md").read_text()
 
 #: The pages whose commands are checked.
-NAMES = ("commands", "choosing", "troubleshooting", "data")
+NAMES = ("commands", "choosing", "troubleshooting", "data", "objective")
 PAGES = [README, *((ROOT / "docs" / f"{name}.md").read_text() for name in NAMES)]
 
 #: A command in an indented line, or in a cell of a table.
