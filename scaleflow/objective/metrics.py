@@ -24,6 +24,7 @@ from scaleflow.objective.forms import (
     draw_batch,
     find_keras_name,
     first_line,
+    is_of_keras,
     plain_name,
     plain_names,
     takes,
@@ -342,10 +343,15 @@ def is_close(found: Any, wanted: Any) -> bool:
 
 
 def choose_name(target: Target, metric: Any, start: str) -> str:
-    """Returns the name of a metric, without the number that Keras appends if a class is used twice."""
-    name = str(metric.name)
-    plain = re.sub(r"_\d+$", "", name)
-    if "name" not in target.arguments and plain_name(plain) == plain_name(type(metric).__name__):
+    """Returns the name of a metric: its own, or else that of its class, as Keras writes it: `top_k`."""
+    name, cls = str(metric.name), type(metric)
+    plain = re.sub(r"_\d+$", "", name)  # Keras appends a number if a class is used twice
+    inherits_name = not is_of_keras(cls) and is_of_keras(cls.__init__)  # a subclass of Mean is not called `mean`
+    if "name" in target.arguments:
+        pass
+    elif inherits_name:
+        name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
+    elif plain_name(plain) == plain_name(cls.__name__):
         name = plain
     if not name or "/" in name:
         raise ConfigError(f"{start}is called {name!r}, and / separates a split or an output; give it another name")
