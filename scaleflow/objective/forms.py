@@ -19,8 +19,8 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Outputs, Target
 from scaleflow.objective.positions import is_shares
 
-#: Prefixes of the modules of Keras's own classes and functions.
-KERAS = ("keras.", "keras_")
+#: Prefix of the modules of Keras's own classes and functions.
+KERAS = "keras."
 
 FROM_LOGITS = "from_logits"
 
@@ -58,9 +58,14 @@ def find_keras_name(named: Any) -> str | None:
     None if it is none of Keras's, and if it derives from a base class without a form of its own.
     """
     classes = named.__mro__ if inspect.isclass(named) else [named]
-    names = [each.__name__ for each in classes if str(getattr(each, "__module__", "")).startswith(KERAS)]
+    names = [each.__name__ for each in classes if is_of_keras(each)]
     name = plain_name(names[0]) if names else None
     return None if name in ("loss", "lossfunctionwrapper", "metric", "mean", "meanmetricwrapper", "sum") else name
+
+
+def is_of_keras(named: Any) -> bool:
+    """Returns whether a class or function is defined in Keras."""
+    return str(getattr(named, "__module__", "")).startswith(KERAS)
 
 
 def plain_name(name: str) -> str:

@@ -6,6 +6,7 @@ computed from the sum, so it is that of the whole split. The state must be addit
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -23,6 +24,7 @@ from scaleflow.objective.forms import (
     draw_batch,
     find_keras_name,
     first_line,
+    is_of_keras,
     plain_name,
     plain_names,
     takes,
@@ -207,7 +209,7 @@ class State:
 
     Attributes:
         size: of the vector.
-        results: the results of the initial state, by name; the name is "" for a result that is no dict.
+        results: the shapes of the results by name; the name is "" for a result that is no dict.
     """
 
     def __init__(self, metric: Any, *batch: tf.Tensor) -> None:
@@ -216,7 +218,6 @@ class State:
         metric.reset_state()
         self._initial = [np.array(variable) for variable in metric.variables]
         self.size = sum(value.size for value in self._initial)
-        self.results: dict[str, Array] = {}
 
         def compute_results(variables: list[tf.Tensor]) -> dict[str, tf.Tensor]:
             result = metric.stateless_result(variables)
@@ -224,7 +225,7 @@ class State:
 
         specs = [tf.TensorSpec(value.shape, value.dtype) for value in self._initial]
         self._compute = tf.function(compute_results, autograph=False).get_concrete_function(specs)
-        self.results = self.compute(np.zeros(self.size))
+        self.results = {name: tuple(spec.shape) for name, spec in self._compute.structured_outputs.items()}
 
     def update(self, variables: Sequence[Any], *batch: tf.Tensor) -> list[Any]:
         """Returns the variables after a batch."""
@@ -275,7 +276,7 @@ def check_kind(described: Outputs, start: str, named: Any, keras_name: str | Non
         "regression": keras_name is not None and keras_name not in VALUES,
     }
     if unsuited[described.kind]:
-        examples = {"regression": "MeanAbsolutePercentageError", "binary": "AUC", "multi_label": "AUC"}
+        examples = {"regression": "CosineSimilarity", "binary": "AUC", "multi_label": "AUC"}
         raise ConfigError(
             f"{start}has no meaning for {described.kind} targets; use a metric such as "
             f"keras.metrics.{examples[described.kind]}"
@@ -342,26 +343,32 @@ def is_close(found: Any, wanted: Any) -> bool:
 
 
 def choose_name(target: Target, metric: Any, start: str) -> str:
-    """Returns the name of a metric, without the number that Keras appends if a class is used twice."""
-    name = str(metric.name)
-    plain = re.sub(r"_\d+$", "", name)
-    if "name" not in target.arguments and plain_name(plain) == plain_name(type(metric).__name__):
+    """Returns the name of a metric: its own, or else that of its class, as Keras writes it: `top_k`."""
+    name, cls = str(metric.name), type(metric)
+    plain = re.sub(r"_\d+$", "", name)  # Keras appends a number if a class is used twice
+    inherits_name = not is_of_keras(cls) and is_of_keras(cls.__init__)  # a subclass of Mean is not called `mean`
+    if "name" in target.arguments:
+        pass
+    elif inherits_name:
+        name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
+    elif plain_name(plain) == plain_name(cls.__name__):
         name = plain
     if not name or "/" in name:
         raise ConfigError(f"{start}is called {name!r}, and / separates a split or an output; give it another name")
     return name
 
 
-def list_names(described: Outputs, start: str, name: str, results: Mapping[str, Array]) -> tuple[str, ...]:
+def list_names(described: Outputs, start: str, name: str, results: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
     """Lists the names of a metric's results: its own, and one for each class, threshold or key if there are several."""
     names: list[str] = []
-    for key, result in results.items():
+    for key, shape in results.items():
         prefix = f"{name}/{key}" if key else name
-        if result.ndim > 1:
-            raise ConfigError(f"{start}its result has shape {result.shape}; expected a number, or one for each class")
-        is_named = described.names is not None and len(described.names) == result.size > 1
-        each = described.names if is_named and described.names else [str(index) for index in range(result.size)]
-        names += [prefix] if result.size == 1 else [f"{prefix}/{part}" for part in each]
+        if len(shape) > 1:
+            raise ConfigError(f"{start}its result has shape {shape}; expected a number, or one for each class")
+        size = math.prod(shape)
+        is_named = described.names is not None and len(described.names) == size > 1
+        each = described.names if is_named and described.names else [str(index) for index in range(size)]
+        names += [prefix] if size == 1 else [f"{prefix}/{part}" for part in each]
     return tuple(names)
 
 

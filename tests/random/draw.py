@@ -186,6 +186,9 @@ def drawn(seed: int, number: int) -> Case:
         draw_checkpoints,
     ):
         part(made)
+    made.draw = random.Random(f"random/{seed}/{number}/objective")  # so that the other words stay as they were
+    draw_objective(made)
+    made.draw = draw
     recorded = made.chance(0.15)
     made.common += ["tracking.system_metrics=false"] if recorded else ["tracking=none"]
     if recorded:
@@ -348,6 +351,30 @@ def draw_watching(made: Drawing) -> None:
     made.maybe(0.1, "training.on_nan=rollback")
     if made.chance(0.04):
         made.common += ["profiler=trace", "profiler.start_step=2", "profiler.steps=2"]
+
+
+#: Words of the group `objective` that any kind of target takes, and those that only classes take.
+OBJECTIVES = (
+    "objective.metrics=[{_target_: keras.metrics.CosineSimilarity}]",
+    "objective.metrics=[{_target_: zoo.Spread, name: spread}]",
+    "objective.loss={_target_: keras.losses.LogCosh}",
+)
+OF_CLASSES = (
+    "objective.class_weight=balanced",
+    "objective.class_weight={0: 2.0}",
+    "objective.label_smoothing=0.1",
+    "objective.loss={_target_: keras.losses.CategoricalCrossentropy}",
+    "objective.metrics=[{_target_: keras.metrics.AUC}, {_target_: keras.metrics.F1Score}]",
+    "objective.metrics=[{_target_: keras.metrics.MeanIoU}]",
+)
+
+
+def draw_objective(made: Drawing) -> None:
+    has_classes = made.common.count("dataset=digits") or made.log_dataset == WORDS
+    words = OBJECTIVES + (OF_CLASSES if has_classes else ())
+    if any(word.startswith("training.step=") for word in made.common):  # whose loss has no weights of classes
+        words = tuple(word for word in words if "class_weight" not in word)
+    made.maybe(0.15, *words)
 
 
 def draw_checkpoints(made: Drawing) -> None:

@@ -348,6 +348,13 @@ def own_loss(model: Any, batch: tuple[Any, Any], weights: Any, shift: float = 0.
     return tf.reduce_sum(losses * weights), outputs
 
 
+class Spread(keras.metrics.Mean):  # type: ignore[misc]  # keras has no types
+    """The mean distance between an example's largest output and its smallest."""
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        super().update_state(tf.reduce_max(y_pred, axis=-1) - tf.reduce_min(y_pred, axis=-1), sample_weight)
+
+
 class OwnUpdates:
     """A training step that applies an optimizer of its own."""
 
