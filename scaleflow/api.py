@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from scaleflow.interfaces import Plan, Status
 from scaleflow.launcher.launch import launch_run
 from scaleflow.launcher.prepare import RunCommand, prepare_run
 from scaleflow.launcher.recovery import repair_quietly
-from scaleflow.runs import RunFolder, RunState
+from scaleflow.runs.state import RunHistory
 
 #: Exit codes after SIGINT and SIGTERM.
 INTERRUPTED, TERMINATED = 130, 143
@@ -55,6 +55,10 @@ class Result:
         folder: the run's folder, with its events, logs, checkpoints and model.
         metrics: the last value of each metric.
         error: why the run did not finish; None if it finished.
+        model_uri: the model in MLflow, for `mlflow.pyfunc.load_model`: the one that the run logged last. None if it has
+            logged none, as with `tracking=none`; the model is then in the folder `model` of the run's folder.
+        history: all values of each metric by step, over all commands that resumed the run.
+            `pandas.DataFrame(result.history)` has a row for each step and a column for each metric.
     """
 
     status: Status
@@ -62,6 +66,8 @@ class Result:
     folder: Path
     metrics: Mapping[str, float]
     error: str | None = None
+    model_uri: str | None = None
+    history: Mapping[str, Mapping[int, float]] = field(default_factory=dict, repr=False)
 
 
 class RunFailed(RunError):
@@ -213,9 +219,10 @@ def default_folder() -> Path:
 
 def read_result(folder: Path) -> Result:
     """Reads the result of the run in a folder."""
-    state = RunState.read(folder)
-    run_id = RunFolder(folder).read_record().get("run_id")
-    return Result(state.status or "FAILED", run_id, folder.absolute(), state.metrics, state.error or None)
+    run = RunHistory.read(folder)
+    history = {name: dict(points) for name, points in run.curves.items()}
+    status = run.status or "FAILED"
+    return Result(status, run.run_id, folder.absolute(), run.metrics, run.error or None, run.model_uri, history)
 
 
 def check_result(result: Result, code: int) -> Result:

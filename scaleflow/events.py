@@ -102,6 +102,13 @@ class TagsSet(Event, event="tags"):
 
 
 @dataclass(frozen=True)
+class DescriptionSet(Event, event="description"):
+    """A sweep has a new description, in Markdown. The launcher itself describes a run."""
+
+    text: str = field(metadata=MASKED)
+
+
+@dataclass(frozen=True)
 class CheckpointSaved(Event, event="checkpoint"):
     """A checkpoint was written and verified."""
 

@@ -21,6 +21,8 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from scaleflow.events import Event, MetricsLogged
+from scaleflow.formatting import format_number
+from scaleflow.interfaces import is_larger_better
 
 if TYPE_CHECKING:
     import optuna
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 NODE = {
     "_target_": "hydra_plugins.scaleflow.optuna5.OptunaSweeper",
     "n_trials": 20,
-    "direction": "minimize",
+    "direction": None,
     "sampler": "tpe",
     "pruner": None,
     "seed": 0,
@@ -52,7 +54,8 @@ class OptunaSweeper(Sweeper):
     Args:
         n_trials: the number of trials in the study after which the search ends. Complete, pruned and failed ones count,
             also those of earlier commands. At least 1.
-        direction: `minimize` or `maximize` the result of a job; scaleflow's jobs return the last `sweep.metric`.
+        direction: `minimize` or `maximize` the result of a job; scaleflow's jobs return the last `sweep.metric`. None:
+            the direction in which `sweep.metric` is better; in other apps `minimize`.
         sampler: `tpe`, `random`, `gp` or `cmaes`.
         pruner: `median`, `hyperband` or `successive_halving`, only for scaleflow's jobs. None: no pruning.
         seed: the seed of the sampler. None: a random one.
@@ -64,7 +67,7 @@ class OptunaSweeper(Sweeper):
     def __init__(
         self,
         n_trials: int,
-        direction: str,
+        direction: str | None,
         sampler: str,
         pruner: str | None,
         seed: int | None,
@@ -82,7 +85,7 @@ class OptunaSweeper(Sweeper):
         Raises:
             HydraException: if an option is wrong.
         """
-        one_of("direction", self._direction, DIRECTIONS)
+        self._direction = choose_direction(self._direction, config)
         one_of("sampler", self._sampler, SAMPLERS)
         if self._pruner is not None:
             one_of("pruner", self._pruner, PRUNERS)
@@ -196,8 +199,25 @@ class OptunaSweeper(Sweeper):
         best = {"name": "optuna", "best_params": dict(study.best_params), "best_value": study.best_value}
         OmegaConf.save(OmegaConf.create(best), folder / RESULTS)
         words = " ".join(f"{key}={shown(value)}" for key, value in study.best_params.items())
-        print(f"best of {len(study.trials)}: {study.best_value:.6g} with {words}", flush=True)
+        print(f"best of {len(study.trials)}: {format_number(study.best_value)} with {words}", flush=True)
         return best
+
+
+def choose_direction(typed: str | None, config: DictConfig) -> str:
+    """Returns the direction of a search: as it is typed, or as scaleflow's options `sweep` say.
+
+    Raises:
+        HydraException: if it is wrong, or if `sweep.mode` is the opposite.
+    """
+    metric, mode = (OmegaConf.select(config, f"sweep.{key}") for key in ("metric", "mode"))
+    if typed is None:
+        return DIRECTIONS[is_larger_better(metric, mode or "auto")] if isinstance(metric, str) else DIRECTIONS[0]
+    one_of("direction", typed, DIRECTIONS)
+    if mode in ("min", "max") and not typed.startswith(mode):
+        raise HydraException(
+            f"hydra.sweeper.direction={typed}: sweep.mode={mode} is the opposite; leave one of them out"
+        )
+    return typed
 
 
 def distribution(override: Override) -> Any:

@@ -552,8 +552,10 @@ class Sweep:
     Attributes:
         on_change: what to do if `hydra.sweep.dir` holds a sweep of another config: `refuse` ends the command; `new`
             runs its jobs in addition to the old ones. Default `refuse`.
-        metric: the metric whose last value a sweeper gets for each job; NaN if the job did not finish. Default
-            `val/loss`.
+        metric: the metric whose last value ranks the jobs in the report. A sweeper gets it for each job; NaN if the
+            job did not finish. Default `val/loss`.
+        mode: whether a smaller (`min`) or larger (`max`) value of it is better. Default `auto`: as the sweeper's
+            `direction` says; without one `max` for names that end in `accuracy`, `exact_match` or `per_second`.
         repeat: how often each job runs and counts; the report has medians. At least 1. Default 1.
         warm_up: how often each job runs before that, without counting. At least 0. Default 0.
         same_losses: fail if jobs that differ only in strategy, hardware, cluster and precision, and have the same
@@ -562,6 +564,7 @@ class Sweep:
 
     on_change: Literal["refuse", "new"] = "refuse"
     metric: str = "val/loss"
+    mode: Literal["auto", "min", "max"] = "auto"
     repeat: int = field(default=1, metadata={"at_least": 1})
     warm_up: int = field(default=0, metadata={"at_least": 0})
     same_losses: bool = False

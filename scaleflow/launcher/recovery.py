@@ -22,7 +22,7 @@ from scaleflow.runs.event_log import append_event
 from scaleflow.runs.folder import FolderBusy
 from scaleflow.secret_masking import MASK, mask_secrets
 from scaleflow.tracking import NoTracker, make_tracker
-from scaleflow.tracking.uri import resolve_store
+from scaleflow.tracking.uri import drop_credentials, resolve_store
 
 LAUNCHER_DIED = "the launcher was killed"
 
@@ -142,7 +142,7 @@ def find_tracking_options(folder: Path, uri: str | None) -> Tracking:
     tracking = parse_section(Tracking, read_tracking_section(folder), "tracking")
     address = uri or RunFolder(folder).read_record().get("uri") or tracking.uri
     if address is not None and MASK in address:
-        address = os.environ.get("MLFLOW_TRACKING_URI") or drop_masked_credentials(address)
+        address = os.environ.get("MLFLOW_TRACKING_URI") or drop_credentials(address)
     if tracking.name == "none" and uri is None:
         return tracking
     return resolve_store(replace(tracking, name="mlflow", uri=address, offline=False))
@@ -156,11 +156,6 @@ def read_tracking_section(folder: Path) -> dict[str, Any]:
         raise ConfigError(f"{folder}: its config.yaml can't be read: {error}") from error
     section = OmegaConf.to_container(OmegaConf.select(config, "tracking"), resolve=True)
     return {str(key): value for key, value in section.items()} if isinstance(section, dict) else {}
-
-
-def drop_masked_credentials(uri: str) -> str:
-    """Removes masked credentials from an address: MLflow reads them from MLFLOW_TRACKING_USERNAME and so on."""
-    return uri.replace(f"{MASK}@", "")
 
 
 def finalize_run(folder: Path) -> bool:

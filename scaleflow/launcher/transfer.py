@@ -19,6 +19,7 @@ from scaleflow.events import (
     ArtifactWritten,
     ConfusionWritten,
     DatasetDescribed,
+    DescriptionSet,
     Event,
     MetricsLogged,
     ModelExported,
@@ -32,8 +33,9 @@ from scaleflow.events import (
     TagsSet,
 )
 from scaleflow.interfaces import IDENTITY, Point, Tracker
+from scaleflow.launcher.description import describe_run
 from scaleflow.provenance import read_provenance
-from scaleflow.runs import EventReader, RunFolder
+from scaleflow.runs import EventReader, RunFolder, RunState
 from scaleflow.secret_masking import mask_secrets
 from scaleflow.tracking import TensorBoardWriter
 
@@ -52,7 +54,7 @@ TRIES_OF_A_FILE = 8
 DEFERRABLE = (ArtifactWritten, ConfusionWritten, DatasetDescribed, ModelExported, StepsProfiled)
 
 #: Events that are sent, in addition to metrics.
-SENT = (*DEFERRABLE, RunReady, TagsSet, Restarted, RolledBack, RunEnded, RunRefused)
+SENT = (*DEFERRABLE, RunReady, TagsSet, DescriptionSet, Restarted, RolledBack, RunEnded, RunRefused)
 
 
 class StillReadingError(Exception):
@@ -230,7 +232,8 @@ class EventTransfer:
     def _send_deferred(self, offsets: Iterable[int]) -> None:
         for at in sorted(offsets):
             try:
-                self._log_files(next(EventReader(self._events, at).read()))
+                event = next(EventReader(self._events, at).read())
+                self._log_files(event)
             except StillReadingError:
                 self._unread.add(at)
                 continue
@@ -238,6 +241,8 @@ class EventTransfer:
                 self.aside[at] = format_error(error)
             else:
                 del self.aside[at]
+                if isinstance(event, ModelExported):
+                    self._describe_run()
             self._unread.discard(at)
             self.save_state()
 
@@ -261,6 +266,8 @@ class EventTransfer:
                 self._end_run(event)
             case TagsSet():
                 self._tracker.set_tags(event.values)
+            case DescriptionSet():
+                self._tracker.describe(event.text)
             case Restarted():
                 self._count_event("restart", event.number, event.reason)
             case RolledBack():
@@ -303,6 +310,8 @@ class EventTransfer:
                 record["adopts"] = self._tracker.adopted
             if self._tracker.run_id is not None:
                 record["run_id"] = self._tracker.run_id
+            if self._tracker.model_uri is not None:
+                record["model_uri"] = self._tracker.model_uri
             self._record = record
         with contextlib.suppress(OSError):  # the disk is full; sending the same again later does no harm
             self._files.write_record(record, is_vital)
@@ -310,6 +319,7 @@ class EventTransfer:
     def _start_run(self, event: RunReady) -> None:
         if event.resumed is not None and self.has_run:
             self._tracker.reopen()
+            self._describe_run()
             return
         self.save_state(is_vital=True)  # so that a later command finds the run that is created or adopted now
         tags = {
@@ -322,6 +332,21 @@ class EventTransfer:
         self._tracker.start(event.name, tags, event.began)
         self.save_state()
         self._tracker.log_params(event.params)
+        self._describe_run()
+
+    def _describe_run(self, end: RunEnded | None = None) -> None:
+        """Writes the description of the run as it is now. The command of a sweep describes the sweep.
+
+        Args:
+            end: the end of the run, which may not be in the file.
+        """
+        if self._tracker.uri is None or self._files.ledger.exists():
+            return
+        state = RunState.read(self._files.path)
+        if end is not None and state.is_open:
+            state.apply(end)
+        model = self._tracker.model_uri or self._record.get("model_uri")
+        self._tracker.describe(describe_run(self._files, state, self._tracker.uri, model))
 
     def _make_parent_tag(self, event: RunReady) -> dict[str, str]:
         """Returns the tag that makes a run the child of its sweep's run.
@@ -359,6 +384,7 @@ class EventTransfer:
             tags["scaleflow.error"] = event.error
         self._tracker.set_tags(tags)
         self._tracker.finish(event.status, event.time)
+        self._describe_run(event)
 
     def _locate(self, name: str) -> Path:
         """Returns the path of a file that an event names, even if the run's folder was moved."""

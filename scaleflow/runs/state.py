@@ -166,16 +166,21 @@ class RunHistory(RunState):
         curves: the (step, value) pairs of each metric.
         epoch_steps: the number of updates in the first epoch; None until that ends.
         run_id: the run's id in the store; None if it is not recorded.
+        model_uri: the URI of the model that the run logged last, `models:/m-...`; None if the store has none.
+        store: the address of the store, with credentials masked; None if the run is not recorded.
     """
 
     curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     epoch_steps: int | None = None
     run_id: str | None = None
+    model_uri: str | None = None
+    store: str | None = None
 
     @classmethod
     def read(cls, folder: Path) -> Self:
         history = super().read(folder)
-        history.run_id = RunFolder(folder).read_record().get("run_id")
+        record = RunFolder(folder).read_record()
+        history.run_id, history.model_uri, history.store = (record.get(key) for key in ("run_id", "model_uri", "uri"))
         return history
 
     def apply(self, event: Event) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 
 from omegaconf import DictConfig, OmegaConf
 
-from scaleflow.events import ArtifactWritten, Event, RunEnded, RunReady, TagsSet
+from scaleflow.events import ArtifactWritten, DescriptionSet, Event, RunEnded, RunReady, TagsSet
 from scaleflow.interfaces import Plan, Status
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.recorder import Recorder
@@ -16,6 +17,7 @@ from scaleflow.provenance import write_provenance
 from scaleflow.runs import RunFolder
 from scaleflow.runs.event_log import append_event
 from scaleflow.secret_masking import mask_secrets
+from scaleflow.sweep.description import describe_sweep
 from scaleflow.sweep.jobs import JobRequest
 from scaleflow.sweep.ledger import Ledger, is_under
 from scaleflow.sweep.report import Report
@@ -84,6 +86,7 @@ class ParentRun:
         for path in report.write(self._files.path):
             self._emit(ArtifactWritten(str(path)))
         self._emit(TagsSet(report.tags()))
+        self._emit(DescriptionSet(describe_sweep(report, self._files.path)))
 
     def end(self, report: Report, status: Status, error: str) -> None:
         """Writes the final report and its plots, and records the end of the run."""
@@ -102,9 +105,11 @@ class ParentRun:
                 f"the store did not take the sweep's own run: {mask_secrets(self._recorder.reason)}; nothing is lost, "
                 f"and what is missing there is sent by: python -m scaleflow.sync {os.path.relpath(self._files.path)}"
             )
-        elif links := self._recorder.describe_links():
-            display.print_summary(links)
         return is_recorded
+
+    def describe_links(self) -> Sequence[tuple[str, str]]:
+        """Returns rows of (label, value) that say where the recorded run can be seen."""
+        return self._recorder.describe_links() if self._recorder else ()
 
 
 def write_config(files: RunFolder, config: DictConfig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -76,6 +77,21 @@ class RepeatedJob:
     def results(self) -> dict[str, float]:
         """The medians of the metrics that say how good the model is."""
         return compute_medians([run.results for run in self.counted])
+
+    def score(self, metric: str) -> float | None:
+        """Returns the median of a metric; None if a run that counts did not finish, or if it is not finite."""
+        values = [
+            run.metrics.get(metric, math.nan) if run.status == "FINISHED" else math.nan
+            for entry, run in self.jobs
+            if not entry.warms_up
+        ]
+        return median(values) if values and all(map(math.isfinite, values)) else None
+
+    def find_best(self, metric: str, is_larger_better: bool) -> tuple[LedgerEntry, RunHistory]:
+        """Returns the best of the runs that count. All of them have the metric."""
+        counted = [(entry, run) for entry, run in self.jobs if not entry.warms_up]
+        choose = max if is_larger_better else min
+        return choose(counted, key=lambda job: job[1].metrics[metric])
 
     @property
     def metrics(self) -> dict[str, float]:

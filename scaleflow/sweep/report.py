@@ -6,12 +6,14 @@ import csv
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from scaleflow.config.hydra_errors import override_key
-from scaleflow.runs.state import RunHistory
+from scaleflow.formatting import format_number
+from scaleflow.launcher.description import format_table
+from scaleflow.runs.state import RATE, RunHistory
 from scaleflow.sweep.ledger import LedgerEntry, is_under
 from scaleflow.sweep.loss_check import LossCheck
 from scaleflow.sweep.repeats import RepeatedJob, group_repeats
@@ -32,7 +34,7 @@ OF_SCALE = ("strategy", "hardware", "cluster")
 
 #: The metric of each column of measurements.
 MEASURED = {
-    "examples/s": "perf/examples_per_second",
+    "examples/s": RATE,
     "step ms": "perf/step_ms",
     "step ms p50": "perf/step_ms_p50",
     "step ms p95": "perf/step_ms_p95",
@@ -42,24 +44,33 @@ MEASURED = {
 }
 
 #: Columns of text.
-WORDS = ("status", "first losses")
+WORDS = ("best", "status", "first losses")
+
+#: Columns of examples/s, which have no decimals.
+RATES = ("examples/s", "least", "most")
 
 #: Columns that a terminal has no room for.
-HIDDEN = ("run", "reason", "host MB", "device MB", "replicas")
+HIDDEN = ("run", "reason", "step ms p50", "step ms p95", "host MB", "device MB", "replicas")
 
-#: The most metrics of a job's results in the table, so that it fits a terminal.
-MOST_RESULTS = 4
+#: The most metrics of a split in the table, and on a terminal.
+MOST_RESULTS, MOST_SHOWN = 4, 2
+
+#: The mark of the best job.
+BEST = "*"
 
 
 class Report:
-    """A table with a row for each job. The repeats of a job share a row with their medians.
+    """A table with a row for each job, the best first. The repeats of a job share a row with their medians.
 
     Args:
         jobs: the jobs with their runs.
         swept: the keys and groups that vary.
+        metric: ranks the jobs. Those that did not finish are last.
+        is_larger_better: whether a larger value of it is better.
         same_losses: whether jobs that do the same work must start with the same losses.
 
     Attributes:
+        best: the best run with its job; None if no finished job has the metric.
         differences: a line for each job that starts with different losses.
         reason: why there is no efficiency; empty if there is one.
         rows: the cells of each row by column.
@@ -67,31 +78,49 @@ class Report:
     """
 
     def __init__(
-        self, jobs: Sequence[tuple[LedgerEntry, RunHistory]], swept: Sequence[str], same_losses: bool = False
+        self,
+        jobs: Sequence[tuple[LedgerEntry, RunHistory]],
+        swept: Sequence[str],
+        metric: str = "val/loss",
+        is_larger_better: bool = False,
+        same_losses: bool = False,
     ) -> None:
         self._jobs = group_repeats(jobs)
+        self._metric = metric
+        ranked = rank_jobs(self._jobs, metric, is_larger_better)
+        self._order = "the largest" if is_larger_better else "the smallest"
+        has_best = bool(ranked) and ranked[0].score(metric) is not None
+        self.best = ranked[0].find_best(metric, is_larger_better) if has_best else None
         self._choices = choose_columns([run for _, run in jobs], swept)
         self._swept = swept
         self._are_repeated = any(len(each.jobs) > 1 for each in self._jobs)
         self._losses = LossCheck(jobs, lambda entry: make_label(entry, swept)) if same_losses else None
         self.differences = self._losses.differences if self._losses else []
         self._base, self.reason = self._one_replica()
-        self.rows = [self._row(each) for each in self._jobs]
+        self.rows = [self._row(each, is_best=has_best and each is ranked[0]) for each in ranked]
         self.columns = [key for key in dict.fromkeys(k for row in self.rows for k in row) if self._has_values(key)]
 
     def _has_values(self, column: str) -> bool:
-        """Whether a column has values. The efficiency is always shown, since a note explains why it is blank."""
-        return column == "efficiency" or any(row.get(column) is not None for row in self.rows)
+        """Whether a column has values. With several replicas a note explains why the efficiency is blank."""
+        if column == "efficiency" and not self._has_replicas:
+            return False
+        return column == "efficiency" or any(row.get(column) not in (None, "") for row in self.rows)
 
-    def _row(self, jobs: RepeatedJob) -> dict[str, Cell]:
+    @property
+    def _has_replicas(self) -> bool:
+        """Whether a job has several replicas. Otherwise the efficiency says nothing."""
+        return any(jobs.params.get("resolved.replicas", "1") != "1" for jobs in self._jobs)
+
+    def _row(self, jobs: RepeatedJob, is_best: bool) -> dict[str, Cell]:
         numbers = [entry.number for entry, _ in jobs.jobs]
-        row: dict[str, Cell] = {"job": numbers[0] if len(numbers) == 1 else " ".join(map(str, numbers))}
+        row: dict[str, Cell] = {"best": BEST if is_best else ""}  # MLflow's table shows None as null
+        row["job"] = numbers[0] if len(numbers) == 1 else " ".join(map(str, numbers))
         row |= {key: jobs.params.get(key, find_typed_value(jobs.entry, key)) for key in self._choices}
         row["status"] = jobs.status
         if self._losses is not None:
             row["first losses"] = self._losses.worst_verdict([entry for entry, _ in jobs.jobs])
-        row |= dict(list(jobs.results.items())[:MOST_RESULTS])
         metrics = jobs.metrics
+        row |= {key: metrics[key] for key in choose_results(metrics, self._metric, MOST_RESULTS)}
         for column, key in MEASURED.items():
             row[column] = jobs.rate if column == "examples/s" else metrics.get(key)
             if column == "examples/s" and self._are_repeated:
@@ -148,21 +177,49 @@ class Report:
         """The keys whose values vary."""
         return self._choices
 
-    def markdown(self) -> str:
-        head = [f"| {' | '.join(self.columns)} |", f"|{'---|' * len(self.columns)}"]
-        rows = [
-            f"| {' | '.join(escape_cell(format_cell(row.get(key), key)) for key in self.columns)} |"
-            for row in self.rows
+    @property
+    def shown(self) -> list[str]:
+        """The columns for a terminal, and for the description of the sweep's run."""
+        results = choose_results(self.columns, self._metric, MOST_SHOWN)
+        return [
+            key
+            for key in self.columns
+            if key in results or not (key in HIDDEN or key.startswith(("train/", "val/", "test/")))
         ]
-        notes = ["", *self._notes(), *(f"THE FIRST LOSSES DIFFER: {line}" for line in self.differences)]
-        return "\n".join([*head, *rows, *notes]) + "\n"
+
+    def markdown(self) -> str:
+        notes = [*self._notes(), *(f"THE FIRST LOSSES DIFFER: {line}" for line in self.differences)]
+        return "\n".join([format_table(self.cells(self.columns)), "", *notes]) + "\n"
+
+    def cells(self, columns: Sequence[str]) -> list[list[str]]:
+        """Returns the table as text: its head, and a row for each job."""
+        return [list(columns), *([format_cell(row.get(key), key) for key in columns] for row in self.rows)]
 
     def _notes(self) -> list[str]:
-        blank = f"; blank: {self.reason}" if self.reason else ""
-        notes = [f"efficiency: examples/s of a replica, over those of one alone{blank}"]
+        notes = [self.ranking]
+        if self._has_replicas:
+            blank = f"; blank: {self.reason}" if self.reason else ""
+            notes.append(f"efficiency: examples/s of a replica, over those of one alone{blank}")
         if self._are_repeated:
             notes.append("of repeats that count: medians, and the least and the most examples/s")
         return notes
+
+    @property
+    def ranking(self) -> str:
+        """Which job is the best, or why there is none."""
+        if self.best is not None:
+            return f"best job ({BEST}): the one with {self._order} {self._metric} (sweep.metric)"
+        names = choose_results(self.columns, "", MOST_RESULTS)
+        hint = f"; there is {', '.join(names)}" if names else ""
+        return f"no best job: no finished job has sweep.metric={self._metric}{hint}"
+
+    def describe_best(self) -> str:
+        """Names the best job with its metric, such as `#2 model.units=256, val/loss 0.3837`; empty if there is none."""
+        if self.best is None:
+            return ""
+        entry, run = self.best
+        value = format_number(run.metrics[self._metric])
+        return f"#{entry.number} {make_label(entry, self._swept)}, {self._metric} {value}"
 
     def csv(self) -> str:
         text = io.StringIO()
@@ -178,26 +235,57 @@ class Report:
         return json.dumps({"columns": columns, "data": data})
 
     def show(self, stream: TextIO) -> None:
-        """Prints the table, in colour on a terminal. Leaves out the columns of `HIDDEN`."""
+        """Prints the table, in colour on a terminal. Leaves out some columns, so that it fits."""
         from rich.console import Console
         from rich.table import Table
 
         console = Console(file=stream, highlight=False, width=None if stream.isatty() else 200)
-        columns = [key for key in self.columns if key not in HIDDEN]
+        columns = self.shown
         table = Table(box=None, pad_edge=False)
         for key in columns:
             table.add_column(key, justify="left" if key in (*self._choices, *WORDS) else "right", overflow="fold")
         for row in self.rows:
-            table.add_row(
-                *(format_cell(row.get(key), key) for key in columns), style="bold red" if has_failed(row) else None
-            )
+            table.add_row(*(format_cell(row.get(key), key) for key in columns), style=choose_style(row))
         console.print(table)
-        if self.reason and len(self.rows) > 1:
+        if self.reason and self._has_replicas and len(self.rows) > 1:
             console.print(f"efficiency: {self.reason}")
+        if self.best is None:
+            console.print(self.ranking, soft_wrap=True)
 
 
-def has_failed(row: Mapping[str, Cell]) -> bool:
-    return row.get("first losses") == "DIFFER"
+def rank_jobs(jobs: Sequence[RepeatedJob], metric: str, is_larger_better: bool) -> list[RepeatedJob]:
+    """Sorts jobs by a metric, the best first. Jobs without it, and jobs that did not finish, are last."""
+
+    def position(job: RepeatedJob) -> tuple[bool, float]:
+        score = job.score(metric)
+        return score is None, 0.0 if score is None else -score if is_larger_better else score
+
+    return sorted(jobs, key=position)
+
+
+def choose_results(metrics: Iterable[str], metric: str, most: int) -> list[str]:
+    """Chooses the metrics to show: the given one, and the first of validation and of the test, or of the training.
+
+    Args:
+        metrics: the names of the metrics of a job.
+        metric: the one that ranks the jobs. Columns of `MEASURED` have other names. The column examples/s also has
+            other values: it leaves out the first epoch.
+        most: how many of each split.
+    """
+
+    def of_split(split: str) -> list[str]:
+        return [key for key in metrics if key.startswith(f"{split}/")][:most]
+
+    has_column = metric != RATE and metric in MEASURED.values()
+    first = [metric] if metric in metrics and not has_column else []
+    return [*dict.fromkeys([*first, *((of_split("val") + of_split("test")) or of_split("train"))])]
+
+
+def choose_style(row: Mapping[str, Cell]) -> str | None:
+    """Returns the style of a row on a terminal."""
+    if row.get("first losses") == "DIFFER":
+        return "bold red"
+    return "bold green" if row["best"] else None
 
 
 def choose_columns(jobs: Sequence[RunHistory], swept: Sequence[str]) -> list[str]:
@@ -229,14 +317,14 @@ def make_label(entry: LedgerEntry, swept: Sequence[str]) -> str:
 
 
 def format_cell(value: Any, column: str = "") -> str:
-    """Formats a cell for people: four significant digits, or whole numbers from 1000."""
+    """Formats a cell for people."""
     if value is None:
         return ""
     if not isinstance(value, float):
         return str(value)
     if column == "efficiency":
         return f"{value:.2f}"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{value:,.0f}" if column in (*RATES, RATE) and abs(value) >= 1000 else format_number(value)
 
 
 def format_figure(value: Cell) -> Cell:
@@ -244,7 +332,3 @@ def format_figure(value: Cell) -> Cell:
     if not isinstance(value, float):
         return value
     return float(f"{value:.5g}") if math.isfinite(value) else None
-
-
-def escape_cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")

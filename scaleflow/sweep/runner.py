@@ -6,6 +6,7 @@ The process of the command composes and records all jobs. One fork server starts
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import queue
@@ -15,10 +16,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
@@ -30,7 +32,7 @@ from scaleflow.config.parse import flatten
 from scaleflow.errors import ConfigError
 from scaleflow.events import Event, RunReady
 from scaleflow.formatting import format_duration
-from scaleflow.interfaces import Plan, Status
+from scaleflow.interfaces import Plan, Status, is_larger_better
 from scaleflow.launcher.display import Display, JobDisplay
 from scaleflow.launcher.launch import SweepContext, launch_run
 from scaleflow.launcher.monitor import FAILED, FINISHED, REFUSED
@@ -46,6 +48,7 @@ from scaleflow.sweep.jobs import JobRequest, compose_job, expand_repeats, find_s
 from scaleflow.sweep.ledger import Ledger, LedgerEntry, compute_identity, find_common_leaves
 from scaleflow.sweep.parent_run import ParentRun
 from scaleflow.sweep.report import Report
+from scaleflow.tracking.uri import drop_credentials, is_default_store
 
 
 class JobStop(StopRequest):
@@ -119,7 +122,7 @@ class SweepRunner:
         self._server = ""
         self._plan: Plan | None = None
         self._jobs: list[SweepJob] = []
-        self._same_losses = False
+        self._options: Mapping[str, Any] = {}
         self.watch: Callable[[Sequence[int], Event], bool] | None = None
         if self._at_once < 1:
             raise ConfigError(f"hydra.launcher.n_jobs={self._at_once}: expected at least 1")
@@ -181,7 +184,7 @@ class SweepRunner:
             raise ConfigError(
                 f"hydra.launcher.n_jobs={self._at_once}: debug.inline=true has one process; n_jobs=1 goes with it"
             )
-        self._same_losses = self._same_losses or options.get("same_losses") is True
+        self._options = options
         self._ledger.check(
             find_common_leaves([each.config for each in requests]), self._swept, options.get("on_change") == "new"
         )
@@ -350,7 +353,16 @@ class SweepRunner:
 
     def _make_report(self, entries: Sequence[LedgerEntry]) -> Report:
         jobs = [(entry, RunHistory.read(self._folder / entry.folder)) for entry in entries]
-        return Report(jobs, self._ledger.swept, self._same_losses)
+        metric = str(self._options.get("metric") or "val/loss")
+        same_losses = self._options.get("same_losses") is True
+        return Report(jobs, self._ledger.swept, metric, self._is_larger_better(metric), same_losses)
+
+    def _is_larger_better(self, metric: str) -> bool:
+        """Returns whether a larger value of the metric is better: by `sweep.mode`, else by the sweeper's direction."""
+        mode, direction = self._options.get("mode", "auto"), self._config.hydra.sweeper.get("direction")
+        if mode == "auto" and direction is not None:
+            return str(direction).lower().endswith("maximize")
+        return is_larger_better(metric, mode)
 
     def end(self) -> int:
         """Ends the sweep: shows and records the report, and ends the parent run.
@@ -374,6 +386,7 @@ class SweepRunner:
             report = self._make_report([job.entry for job in self._jobs])
             self._show(report)
             is_recorded = self._repair_parent()
+        self._show_best(report)
         if is_recorded:  # the store answers: send what earlier commands could not record
             finished = [job for job in self._jobs if job.run is None and job.is_finished]
             all(repair_quietly(self._folder / job.entry.folder) for job in finished)
@@ -416,6 +429,15 @@ class SweepRunner:
             rows += [("go on", f"the same command with hydra.sweep.dir={os.path.relpath(self._folder)}")]
         display.print_summary(rows)
 
+    def _show_best(self, report: Report) -> None:
+        """Shows where the sweep is recorded, and in the last line the best run and how to load its model."""
+        rows = [*self._parent.describe_links()]
+        if report.best is not None:
+            entry, run = report.best
+            rows.append(("best", f"{report.describe_best()}: {format_loading_line(run, self._folder / entry.folder)}"))
+        if rows:
+            Display(sys.stdout).print_summary(rows)
+
     def _exit_code(self, report: Report) -> int:
         if self._stop.is_set():
             return self._stop.exit_code
@@ -423,6 +445,21 @@ class SweepRunner:
         if statuses <= {"FINISHED"} and not report.differences:
             return FINISHED
         return REFUSED if statuses == {"REFUSED"} else FAILED
+
+
+def format_loading_line(run: RunHistory, folder: Path) -> str:
+    """Returns a line of Python that loads the model of a run: from the store, or from its folder if it is not there."""
+    if run.model_uri is not None and run.store is not None:
+        first = (
+            ""
+            if is_default_store(run.store)
+            else f"mlflow.set_tracking_uri({json.dumps(drop_credentials(run.store))}); "
+        )
+        return f"{first}mlflow.pyfunc.load_model({json.dumps(run.model_uri)})"
+    model = RunFolder(folder).model
+    loads = {"keras.models.load_model": model / "model.keras", "tf.saved_model.load": model / "saved_model"}
+    calls = [f"{load}({json.dumps(os.path.relpath(path))})" for load, path in loads.items() if path.exists()]
+    return calls[0] if calls else f"its folder is {os.path.relpath(folder)}"
 
 
 def has_own_machines(job: SweepJob) -> bool:

@@ -16,6 +16,7 @@ class NoTracker:
     run_id: str | None = None
     adopted: str | None = None
     uri: str | None = None
+    model_uri: str | None = None
 
     def connect(self) -> None: ...
 
@@ -33,6 +34,8 @@ class NoTracker:
     def log_metrics(self, points: Sequence[Point]) -> None: ...
 
     def set_tags(self, values: Mapping[str, str]) -> None: ...
+
+    def describe(self, text: str) -> None: ...
 
     def log_artifact(self, path: Path, folder: str | None) -> None: ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import hashlib
 import json
 import logging
 import os
@@ -31,10 +32,14 @@ PARAMS_A_BATCH = 100
 METRICS_A_BATCH = 1000
 BYTES_A_BATCH = 800_000
 LONGEST_VALUE = 6000
+LONGEST_DESCRIPTION = 8000
 MODEL = "model"
 
 #: The tag of a logged model with the update after which it was exported.
 STEP = "scaleflow.step"
+
+#: MLflow's tag of a run's description, and the digest of the description that scaleflow has written.
+DESCRIPTION, WRITTEN = "mlflow.note.content", "scaleflow.description"
 
 #: Metrics that are also logged for the model, if they were measured at its step.
 OF_THE_MODEL = ("val/", "test/")
@@ -124,7 +129,11 @@ class MlflowTracker:
         """Returns the store's record of this run."""
         return self._client.get_run(self._run)
 
-    def model_uri(self, model_id: str) -> str:
+    @property
+    def model_uri(self) -> str | None:
+        return self._model_id and f"models:/{self._model_id}"
+
+    def find_artifacts(self, model_id: str) -> str:
         """Returns the URI of a logged model's artifacts."""
         return str(self._client.get_logged_model(model_id).artifact_location)
 
@@ -246,6 +255,16 @@ class MlflowTracker:
         for batch in split_text_batches(tags):
             self._client.log_batch(self._run, tags=[RunTag(*tag) for tag in batch])
 
+    def describe(self, text: str) -> None:
+        from mlflow.entities import RunTag
+
+        tags = self.fetch_run().data.tags
+        current = tags.get(DESCRIPTION)
+        if current is None or compute_digest(current) == tags.get(WRITTEN):
+            text = mask_secrets(text, DESCRIPTION)[:LONGEST_DESCRIPTION]
+            both = [RunTag(DESCRIPTION, text), RunTag(WRITTEN, compute_digest(text))]
+            self._client.log_batch(self._run, tags=both)
+
     def log_artifact(self, path: Path, folder: str | None) -> None:
         self._client.log_artifact(self._run, str(path), folder)
 
@@ -329,8 +348,8 @@ class MlflowTracker:
 
     def describe_links(self) -> Sequence[tuple[str, str]]:
         lines = [("run", f"{self._run_name}  ({self.run_id})")]
-        if self._model_id is not None:
-            lines.append(("model", f"models:/{self._model_id}"))
+        if self.model_uri is not None:
+            lines.append(("model", self.model_uri))
         if self._version is not None:
             name, alias = self._options.register_as, self._options.alias
             lines.append(("registered", f"models:/{name}/{self._version}" + (f"  (@{alias})" if alias else "")))
@@ -404,6 +423,11 @@ def split_text_batches(items: Iterable[tuple[str, str]]) -> Iterator[list[tuple[
         batch_bytes += item_bytes
     if batch:
         yield batch
+
+
+def compute_digest(text: str) -> str:
+    """Returns 16 hexadecimal digits of a text's SHA-256."""
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 def user_name() -> str:

@@ -138,7 +138,7 @@ def download_model(tracker: MlflowTracker, run: TrackedRun, store: Tracking, fol
         raise ConfigError(
             f"{subject} has logged no model; a run logs it when it is finished (resume=... goes on with it)"
         )
-    path = download_artifact(f"{tracker.model_uri(run.model_id).rstrip('/')}/{PLACES[1]}", str(store.uri), folder)
+    path = download_artifact(f"{tracker.find_artifacts(run.model_id).rstrip('/')}/{PLACES[1]}", str(store.uri), folder)
     if path is None:
         raise ConfigError(
             f"{subject} has a model {run.model_id} without {PLACES[1]}: it is one that Keras could not write as a "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 import socket
@@ -11,7 +12,7 @@ from urllib.parse import urlsplit
 
 from scaleflow.errors import ConfigError, StoreUnreachable
 from scaleflow.interfaces import Tracking
-from scaleflow.secret_masking import mask_secrets
+from scaleflow.secret_masking import MASK, mask_secrets
 
 PROBE_SECONDS = 3.0
 
@@ -86,3 +87,25 @@ def probe_server(uri: str, origin: str) -> None:
             f"{origin}={mask_secrets(uri)}: no tracking server answers there ({reason}); start one with "
             "`mlflow server`, use tracking.uri=sqlite:///mlflow.db, or begin without it: tracking.offline=true"
         ) from None
+
+
+def drop_credentials(uri: str) -> str:
+    """Removes credentials from an address: MLflow reads them from MLFLOW_TRACKING_USERNAME and so on."""
+    return str(mask_secrets(uri)).replace(f"{MASK}@", "")
+
+
+def is_default_store(uri: str) -> bool:
+    """Returns whether a command in this folder uses a store, whose credentials are masked, if nobody names one."""
+    default = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path('mlflow.db').absolute()}"
+    return uri == str(mask_secrets(default))
+
+
+def format_loading(uri: str, model_uri: str) -> list[str]:
+    """Returns the lines of Python that load a logged model and apply it to its input example."""
+    return [
+        "import mlflow",
+        "",
+        f"mlflow.set_tracking_uri({json.dumps(drop_credentials(uri))})",
+        f"model = mlflow.pyfunc.load_model({json.dumps(model_uri)})",
+        "outputs = model.predict(model.input_example)  # raw inputs, as the dataset has them",
+    ]

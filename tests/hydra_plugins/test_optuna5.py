@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -96,6 +97,7 @@ def test_a_job_that_tells_nothing_is_a_trial_that_failed(hydra_sweep_runner: TSw
         (("hydra.sweeper.sampler=magic", "foo=1,2"), "hydra.sweeper.sampler=magic: expected one of tpe"),
         (("hydra.sweeper.direction=up", "foo=1,2"), "hydra.sweeper.direction=up"),
         (("hydra.sweeper.n_trials=0", "foo=1,2"), "hydra.sweeper.n_trials=0"),
+        (("hydra.sweeper.direction=minimize", "+sweep.mode=max", "foo=1,2"), "sweep.mode=max is the opposite"),
         (("foo=1",), "nothing to look for"),
         (("foo=1,2", "hydra.sweeper.pruner=median"), "only jobs of scaleflow's own command"),
     ],
@@ -147,3 +149,23 @@ def test_a_value_that_is_proposed_twice_runs_once_and_is_told_twice(tmp_path: Pa
     assert ours(fake, f"hydra.launcher.{launcher}", "seed=choice(1,2)", "hydra.sweeper.n_trials=4") == 0
     assert len(fake.plans) == len({trial.params["seed"] for trial in study(tmp_path / "s").trials}) <= 2
     assert [trial.value for trial in study(tmp_path / "s").trials] == [0.05] * 4
+
+
+@pytest.mark.parametrize(
+    ("words", "best"),
+    [
+        (("sweep.metric=val/accuracy",), 2),
+        (("sweep.metric=val/accuracy", "sweep.mode=min"), 1),
+        (("sweep.metric=val/accuracy", "hydra.sweeper.direction=minimize"), 1),
+        (("sweep.metric=val/loss", "hydra.sweeper.direction=maximize"), 2),
+        ((), 1),
+    ],
+)
+def test_the_search_and_the_report_agree_on_what_is_better(
+    tmp_path: Path, ours: Any, words: Sequence[str], best: int
+) -> None:
+    fake = FakeLaunch(measured=lambda plan: dict.fromkeys(("val/loss", "val/accuracy"), float(plan.seed)))
+    assert ours(fake, "seed=choice(1,2)", "hydra.sweeper.n_trials=4", "hydra.sweeper.sampler=random", *words) == 0
+    assert study(tmp_path / "s").best_value == best
+    rows = list(csv.DictReader((tmp_path / "s" / "report.csv").read_text().splitlines()))
+    assert [row["seed"] for row in rows] == [str(best), str(3 - best)]

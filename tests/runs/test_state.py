@@ -106,8 +106,9 @@ def test_a_history_keeps_all_points_and_grows_with_the_run(tmp_path: Path) -> No
     for epoch, rate in enumerate([10.0, 30.0, 50.0], 1):
         write(MetricsLogged(4 * epoch, {"perf/examples_per_second": rate}))
         write(EpochEnded(epoch, 3, 4 * epoch, {}))
-    files.write_record({"run_id": "run-7"})
+    files.write_record({"run_id": "run-7", "uri": "http://host", "model_uri": "models:/m-7"})
     history = RunHistory.read(tmp_path)
+    assert (history.store, history.model_uri) == ("http://host", "models:/m-7")
     assert (history.run_id, history.epoch_steps, history.rate) == ("run-7", 4, 40.0)
     history.apply(MetricsLogged(16, {"perf/examples_per_second": 90.0}))
     assert history.curves == {"perf/examples_per_second": [(4, 10.0), (8, 30.0), (12, 50.0), (16, 90.0)]}

@@ -18,10 +18,12 @@ from scaleflow.cluster import share
 from scaleflow.interfaces import Plan
 from scaleflow.launcher.worker_process import SERVER
 from scaleflow.runs import RunFolder
+from scaleflow.runs.state import RunHistory
 from scaleflow.sweep import runner
 from scaleflow.sweep.devices import make_environments
 from scaleflow.sweep.jobs import abbreviate_override
 from scaleflow.sweep.ledger import Ledger
+from scaleflow.sweep.runner import format_loading_line
 from scaleflow.worker.train import make_run_name
 from tests.launcher.test_supervisor import wait_for
 from tests.sweep.fake_runs import FakeLaunch, Outcome
@@ -323,7 +325,7 @@ def test_repeats_are_jobs_of_their_own_when_the_sweep_is_sent_again(
 ) -> None:
     first = sweep(monkeypatch, "training.epochs=1,2", "sweep.repeat=2", statuses=["FINISHED", "FINISHED", "FAILED"])
     assert first.code == 1  # type: ignore[attr-defined]
-    assert [row["status"] for row in rows_of(folder)] == ["1 FINISHED, 1 FAILED", "FINISHED"]
+    assert [row["status"] for row in rows_of(folder)] == ["FINISHED", "1 FINISHED, 1 FAILED"]
     again = sweep(monkeypatch, "training.epochs=1,2", "sweep.repeat=3")
     assert again.code == 0  # type: ignore[attr-defined]
     assert [(path.name, number) for path, number in zip(again.folders, again.resume_numbers, strict=True)] == [
@@ -331,7 +333,7 @@ def test_repeats_are_jobs_of_their_own_when_the_sweep_is_sent_again(
         ("4", 0),
         ("5", 0),
     ]
-    assert [row["job"] for row in rows_of(folder)] == ["0 2 4", "1 3 5"]
+    assert [row["job"] for row in rows_of(folder)] == ["1 3 5", "0 2 4"]
 
 
 def test_a_sweeper_is_told_the_median_of_repeats(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,9 +394,102 @@ def test_losses_are_not_compared_where_nothing_does_the_same(folder: Path, monke
 def test_efficiency_is_blank_with_its_reason_where_no_job_has_one_replica(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sweep(monkeypatch, "training.epochs=1,2")
+    sweep(monkeypatch, "training.epochs=1,2", "strategy=mirrored", "hardware.logical_devices=2")
     assert "efficiency: no finished job of the sweep has one replica" in capsys.readouterr().out
     assert "blank: no finished job" in (folder / "s" / "report.md").read_text()
+
+
+def test_there_is_no_efficiency_where_all_jobs_have_one_replica(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep(monkeypatch, "training.epochs=1,2", measured=lambda plan: {"perf/examples_per_second": 9.0})
+    assert "efficiency" not in (folder / "s" / "report.md").read_text()
+
+
+#: By the number of epochs.
+QUALITY = {
+    1: {"val/loss": 3.0, "val/accuracy": 0.7, "test/loss": 168401787944.96, "test/accuracy": 0.5, "test/rmse": 7.0},
+    2: {"val/loss": 1.0, "val/accuracy": 0.8, "test/loss": 2.0, "test/accuracy": 0.6},
+    3: {"val/loss": 2.0, "val/accuracy": 0.9, "test/loss": 0.001234, "test/accuracy": 0.7},
+    4: {"val/loss": nan, "val/accuracy": nan},
+    5: {"val/loss": 0.5, "val/accuracy": 1.0},
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "order", "best"),
+    [
+        ((), [2, 3, 1, 4, 5], "#1 training.epochs=2, val/loss 1"),
+        (("sweep.metric=val/accuracy",), [3, 2, 1, 4, 5], "#2 training.epochs=3, val/accuracy 0.9"),
+        (("sweep.mode=max",), [1, 3, 2, 4, 5], "#0 training.epochs=1, val/loss 3"),
+        (("sweep.metric=val/accuracy", "sweep.mode=min"), [1, 2, 3, 4, 5], "#0 training.epochs=1, val/accuracy 0.7"),
+        (("sweep.metric=test/loss",), [3, 2, 1, 4, 5], "#2 training.epochs=3, test/loss 0.001234"),
+    ],
+)
+def test_the_best_job_is_first_and_named_last(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: Sequence[str],
+    order: Sequence[int],
+    best: str,
+) -> None:
+    ends: list[Outcome] = ["FINISHED"] * 4 + ["FAILED"]  # NaN is not ranked, and neither is what failed
+    sweep(
+        monkeypatch,
+        "training.epochs=1,2,3,4,5",
+        *words,
+        statuses=ends,
+        measured=lambda plan: QUALITY[plan.training.epochs],
+    )
+    rows = rows_of(folder)
+    assert [row["training/epochs"] for row in rows] == [str(epochs) for epochs in order]
+    assert [row["best"] for row in rows] == ["*", "", "", "", ""]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].split(maxsplit=1) == ["best", f"{best}: its folder is s/{best[1]}"]
+    (head,) = [line.split() for line in lines if line.startswith("best  job")]
+    assert {"val/loss", "val/accuracy", "test/loss", "test/accuracy"} <= set(head)
+    assert "test/rmse" not in head
+    assert "test/rmse" in rows[0]
+    text = "\n".join(lines)
+    assert "1.68e+11" in text
+    assert "168401787944" not in text
+
+
+def test_a_model_that_no_store_has_is_loaded_from_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run, model = RunHistory(), tmp_path / "s" / "1" / "model"
+    (model / "saved_model").mkdir(parents=True)
+    assert format_loading_line(run, model.parent) == 'tf.saved_model.load("s/1/model/saved_model")'
+    (model / "model.keras").touch()
+    assert format_loading_line(run, model.parent) == 'keras.models.load_model("s/1/model/model.keras")'
+    run.model_uri, run.store = "models:/m-1", f"sqlite:///{tmp_path}/mlflow.db"
+    plain = 'mlflow.pyfunc.load_model("models:/m-1")'
+    assert format_loading_line(run, model.parent) == plain
+    run.store = "http://****@host:5000"
+    assert format_loading_line(run, model.parent) == f'mlflow.set_tracking_uri("http://host:5000"); {plain}'
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:sesame@host:5000")
+    assert format_loading_line(run, model.parent) == plain
+
+
+def test_without_the_metric_no_job_is_the_best(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = {"train/loss": 1.0, "test/loss": 2.0, "test/accuracy": 0.5}
+    sweep(monkeypatch, "training.epochs=1,2", measured=lambda plan: measured)
+    why = "no best job: no finished job has sweep.metric=val/loss; there is test/loss, test/accuracy"
+    lines = capsys.readouterr().out.splitlines()
+    assert why in lines
+    assert not any(line.startswith("best") for line in lines)
+    assert why in (folder / "s" / "report.md").read_text()
+    assert [row["job"] for row in rows_of(folder)] == [0, 1]
+
+
+def test_of_repeats_the_best_run_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    losses = iter([0.0, 0.0, 3.0, 4.0, 9.0, 5.0, 1.0, 6.0])
+    sweep(monkeypatch, *REPEATED, measured=lambda plan: {"val/loss": next(losses)})
+    assert [(row["job"], row["val/loss"]) for row in rows_of(folder)] == [("0 2 4 6", 3.0), ("1 3 5 7", 5.0)]
+    assert capsys.readouterr().out.splitlines()[-1].endswith("#6 training.epochs=1, val/loss 1: its folder is s/6")
 
 
 def test_a_sweep_leaves_no_password_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

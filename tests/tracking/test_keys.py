@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,13 @@ from mlflow.utils.validation import (
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import IDENTITY, Point, Tracking
 from scaleflow.tracking.keys import LONGEST_KEY, MetricKeys, to_allowed_key, to_distinct_keys
-from scaleflow.tracking.store import BYTES_A_BATCH, PARAMS_A_BATCH, MlflowTracker, split_text_batches
+from scaleflow.tracking.store import (
+    BYTES_A_BATCH,
+    DESCRIPTION,
+    PARAMS_A_BATCH,
+    MlflowTracker,
+    split_text_batches,
+)
 from scaleflow.tracking.uri import check_names
 
 #: Letters that names are made of, and such as become the same.
@@ -90,6 +97,29 @@ def test_no_param_tag_or_metric_is_lost_in_the_store(empty_store: Path, tmp_path
     assert len(run.data.metrics) == 3
     for key in run.data.metrics:
         assert [point.step for point in client.get_metric_history(tracker.run_id, key)] == list(range(1200))
+
+
+def test_a_description_is_written_unless_the_user_has_written_one(empty_store: Path, tmp_path: Path) -> None:
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
+
+    def start(**tags: str) -> tuple[Any, Callable[[], str]]:
+        tracker = MlflowTracker(Tracking(uri=f"sqlite:///{tmp_path}/mlflow.db"))
+        tracker.connect()
+        tracker.start("run", {IDENTITY: str(len(tags)), **tags}, 1000)
+        return tracker, lambda: str(tracker.fetch_run().data.tags[DESCRIPTION])
+
+    tracker, read = start()
+    for text in ("running", "finished", "password=sesame", "x" * 8000):
+        tracker.describe(text)
+        assert read() == text.replace("sesame", "****")
+    client: Any = tracker._client
+    client.set_tag(tracker.run_id, DESCRIPTION, "what I think of it")  # as MLflow's UI does
+    tracker.describe("finished")
+    assert read() == "what I think of it"
+
+    tracker, read = start(**{DESCRIPTION: "from the config"})
+    tracker.describe("finished")
+    assert read() == "from the config"
 
 
 @pytest.mark.parametrize(
