@@ -414,37 +414,29 @@ QUALITY = {
 }
 
 
-@pytest.mark.parametrize(
-    ("words", "order", "best"),
-    [
-        ((), [2, 3, 1, 4, 5], "#1 training.epochs=2, val/loss 1"),
-        (("sweep.metric=val/accuracy",), [3, 2, 1, 4, 5], "#2 training.epochs=3, val/accuracy 0.9"),
-        (("sweep.mode=max",), [1, 3, 2, 4, 5], "#0 training.epochs=1, val/loss 3"),
-        (("sweep.metric=val/accuracy", "sweep.mode=min"), [1, 2, 3, 4, 5], "#0 training.epochs=1, val/accuracy 0.7"),
-        (("sweep.metric=test/loss",), [3, 2, 1, 4, 5], "#2 training.epochs=3, test/loss 0.001234"),
-    ],
-)
+#: What is typed, the epochs of the jobs from the best to the last, and the last line.
+RANKINGS = {
+    (): ([2, 3, 1, 4, 5], "#1 training.epochs=2, val/loss 1"),
+    ("sweep.metric=val/accuracy",): ([3, 2, 1, 4, 5], "#2 training.epochs=3, val/accuracy 0.9"),
+    ("sweep.mode=max",): ([1, 3, 2, 4, 5], "#0 training.epochs=1, val/loss 3"),
+}
+
+
 def test_the_best_job_is_first_and_named_last(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    words: Sequence[str],
-    order: Sequence[int],
-    best: str,
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ends: list[Outcome] = ["FINISHED"] * 4 + ["FAILED"]  # NaN is not ranked, and neither is what failed
-    sweep(
-        monkeypatch,
-        "training.epochs=1,2,3,4,5",
-        *words,
-        statuses=ends,
-        measured=lambda plan: QUALITY[plan.training.epochs],
-    )
-    rows = rows_of(folder)
-    assert [row["training/epochs"] for row in rows] == [str(epochs) for epochs in order]
-    assert [row["best"] for row in rows] == ["*", "", "", "", ""]
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[-1].split(maxsplit=1) == ["best", f"{best}: its folder is s/{best[1]}"]
+    def measured(plan: Plan) -> dict[str, float]:
+        return QUALITY[plan.training.epochs or 0]
+
+    ends: list[Outcome] = ["FINISHED"] * 4  # NaN is not ranked, and neither is what failed
+    for words, (order, best) in RANKINGS.items():
+        sweep(monkeypatch, "training.epochs=1,2,3,4,5", *words, statuses=[*ends, "FAILED"], measured=measured)
+        ends = []  # they are skipped when the sweep is sent again
+        rows = rows_of(folder)
+        assert [row["training/epochs"] for row in rows] == [str(epochs) for epochs in order]
+        assert [row["best"] for row in rows] == ["*", "", "", "", ""]
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[-1].split(maxsplit=1) == ["best", f"{best}: its folder is s/{best[1]}"]
     (head,) = [line.split() for line in lines if line.startswith("best  job")]
     assert {"val/loss", "val/accuracy", "test/loss", "test/accuracy"} <= set(head)
     assert "test/rmse" not in head

@@ -437,4 +437,5 @@ def test_the_recorder_left_how_far_it_came(finished: tuple[Command, Any], run: A
     store = f"sqlite:///{finished[0].folder}/mlflow.db"
     offset = (folder / "events.jsonl").stat().st_size
     known = {"offset": offset, "run_id": run.info.run_id, "uri": store, "done": True, "aside": {}}
+    known["model_uri"] = f"models:/{run.outputs.model_outputs[0].model_id}"
     assert state == {**known, "folder": str(folder), "id": run.data.tags["scaleflow.id"]}
