@@ -69,6 +69,7 @@ class RunReady(Event, event="ready"):
         params: every key of the config, and the `resolved.` values.
         began: when the command began, in milliseconds since the epoch.
         steps, epochs: how long the run is.
+        modes: which values of the objective are better, `min` or `max`, by their names without the split.
         search: the folders with modules of the user.
         parent: the folder of the sweep, if the run is a job of one.
         resumed: the step at which the run continues; None if it begins.
@@ -80,6 +81,7 @@ class RunReady(Event, event="ready"):
     began: int = 0
     steps: int = 0
     epochs: int = 0
+    modes: Mapping[str, str] = field(default_factory=dict)
     search: Sequence[str] = ()
     parent: str | None = None
     resumed: int | None = None

@@ -100,14 +100,6 @@ def test_an_auc_is_recorded(command: Command) -> None:
     assert all(0 <= metrics[f"{split}/auc"] <= 1 for split in ("train", "val", "test"))
 
 
-@pytest.mark.slow  # a sweep, and a model that is loaded
-def test_the_best_run_of_a_sweep_is_found(command: Command) -> None:
-    parent = train(command, "-m", "model.units=8,16")
-    code = python_code(section("sweeps", "Find the best run of a sweep")).replace("PARENT_ID", parent)
-    printed = run_code(command, code + "print(len(runs), best.metadata.run_id == runs.run_id[0])")
-    assert printed.endswith("2 True\n")
-
-
 @pytest.mark.slow  # a run, and a model that is loaded
 def test_a_registered_model_is_loaded_in_another_program(command: Command) -> None:
     text = section("tracking", "Load the model in another service").replace("http://HOST:5000", "sqlite:///mlflow.db")

@@ -22,7 +22,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from scaleflow.events import Event, MetricsLogged
 from scaleflow.formatting import format_number
-from scaleflow.interfaces import is_larger_better
 
 if TYPE_CHECKING:
     import optuna
@@ -209,9 +208,16 @@ def choose_direction(typed: str | None, config: DictConfig) -> str:
     Raises:
         HydraException: if it is wrong, or if `sweep.mode` is the opposite.
     """
+    from scaleflow.sweep.ranking import choose_mode
+
     metric, mode = (OmegaConf.select(config, f"sweep.{key}") for key in ("metric", "mode"))
     if typed is None:
-        return DIRECTIONS[is_larger_better(metric, mode or "auto")] if isinstance(metric, str) else DIRECTIONS[0]
+        chosen = choose_mode(metric, str(mode), None, ()) if isinstance(metric, str) else "min"
+        if chosen is None:
+            raise HydraException(
+                f"sweep.metric={metric}: it is not known whether larger values are better; set sweep.mode=max or min"
+            )
+        return f"{chosen}imize"
     one_of("direction", typed, DIRECTIONS)
     if mode in ("min", "max") and not typed.startswith(mode):
         raise HydraException(

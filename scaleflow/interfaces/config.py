@@ -555,7 +555,7 @@ class Sweep:
         metric: the metric whose last value ranks the jobs in the report. A sweeper gets it for each job; NaN if the
             job did not finish. Default `val/loss`.
         mode: whether a smaller (`min`) or larger (`max`) value of it is better. Default `auto`: as the sweeper's
-            `direction` says; without one `max` for names that end in `accuracy`, `exact_match` or `per_second`.
+            `direction` says; without one, as in `EarlyStopping`. It must be set for a metric of the user's own.
         repeat: how often each job runs and counts; the report has medians. At least 1. Default 1.
         warm_up: how often each job runs before that, without counting. At least 0. Default 0.
         same_losses: fail if jobs that differ only in strategy, hardware, cluster and precision, and have the same

@@ -16,6 +16,7 @@ from scaleflow.launcher.description import format_table
 from scaleflow.runs.state import RATE, RunHistory
 from scaleflow.sweep.ledger import LedgerEntry, is_under
 from scaleflow.sweep.loss_check import LossCheck
+from scaleflow.sweep.ranking import Mode, rank_jobs
 from scaleflow.sweep.repeats import RepeatedJob, group_repeats
 
 if TYPE_CHECKING:
@@ -66,11 +67,11 @@ class Report:
         jobs: the jobs with their runs.
         swept: the keys and groups that vary.
         metric: ranks the jobs. Those that did not finish are last.
-        is_larger_better: whether a larger value of it is better.
+        mode: whether smaller or larger values of it are better; None: not known.
         same_losses: whether jobs that do the same work must start with the same losses.
 
     Attributes:
-        best: the best run with its job; None if no finished job has the metric.
+        best: the best run with its job; None if there is none.
         differences: a line for each job that starts with different losses.
         reason: why there is no efficiency; empty if there is one.
         rows: the cells of each row by column.
@@ -82,15 +83,15 @@ class Report:
         jobs: Sequence[tuple[LedgerEntry, RunHistory]],
         swept: Sequence[str],
         metric: str = "val/loss",
-        is_larger_better: bool = False,
+        mode: Mode | None = "min",
         same_losses: bool = False,
     ) -> None:
         self._jobs = group_repeats(jobs)
         self._metric = metric
-        ranked = rank_jobs(self._jobs, metric, is_larger_better)
-        self._order = "the largest" if is_larger_better else "the smallest"
-        has_best = bool(ranked) and ranked[0].score(metric) is not None
-        self.best = ranked[0].find_best(metric, is_larger_better) if has_best else None
+        self._mode = mode
+        ranked = rank_jobs(self._jobs, metric, mode)
+        has_best = mode is not None and bool(ranked) and ranked[0].score(metric) is not None
+        self.best = ranked[0].find_best(metric, mode == "max") if has_best else None
         self._choices = choose_columns([run for _, run in jobs], swept)
         self._swept = swept
         self._are_repeated = any(len(each.jobs) > 1 for each in self._jobs)
@@ -208,7 +209,11 @@ class Report:
     def ranking(self) -> str:
         """Which job is the best, or why there is none."""
         if self.best is not None:
-            return f"best job ({BEST}): the one with {self._order} {self._metric} (sweep.metric)"
+            order = "largest" if self._mode == "max" else "smallest"
+            return f"best job ({BEST}): the one with the {order} {self._metric} (sweep.metric)"
+        if self._mode is None:
+            why = f"it is not known whether larger values of sweep.metric={self._metric} are better"
+            return f"no best job: {why}; set sweep.mode=max or min"
         names = choose_results(self.columns, "", MOST_RESULTS)
         hint = f"; there is {', '.join(names)}" if names else ""
         return f"no best job: no finished job has sweep.metric={self._metric}{hint}"
@@ -251,16 +256,6 @@ class Report:
             console.print(f"efficiency: {self.reason}")
         if self.best is None:
             console.print(self.ranking, soft_wrap=True)
-
-
-def rank_jobs(jobs: Sequence[RepeatedJob], metric: str, is_larger_better: bool) -> list[RepeatedJob]:
-    """Sorts jobs by a metric, the best first. Jobs without it, and jobs that did not finish, are last."""
-
-    def position(job: RepeatedJob) -> tuple[bool, float]:
-        score = job.score(metric)
-        return score is None, 0.0 if score is None else -score if is_larger_better else score
-
-    return sorted(jobs, key=position)
 
 
 def choose_results(metrics: Iterable[str], metric: str, most: int) -> list[str]:

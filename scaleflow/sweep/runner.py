@@ -32,7 +32,7 @@ from scaleflow.config.parse import flatten
 from scaleflow.errors import ConfigError
 from scaleflow.events import Event, RunReady
 from scaleflow.formatting import format_duration
-from scaleflow.interfaces import Plan, Status, is_larger_better
+from scaleflow.interfaces import Plan, Status
 from scaleflow.launcher.display import Display, JobDisplay
 from scaleflow.launcher.launch import SweepContext, launch_run
 from scaleflow.launcher.monitor import FAILED, FINISHED, REFUSED
@@ -47,6 +47,7 @@ from scaleflow.sweep.devices import make_environments
 from scaleflow.sweep.jobs import JobRequest, compose_job, expand_repeats, find_swept_keys
 from scaleflow.sweep.ledger import Ledger, LedgerEntry, compute_identity, find_common_leaves
 from scaleflow.sweep.parent_run import ParentRun
+from scaleflow.sweep.ranking import choose_mode
 from scaleflow.sweep.report import Report
 from scaleflow.tracking.uri import drop_credentials, is_default_store
 
@@ -354,15 +355,9 @@ class SweepRunner:
     def _make_report(self, entries: Sequence[LedgerEntry]) -> Report:
         jobs = [(entry, RunHistory.read(self._folder / entry.folder)) for entry in entries]
         metric = str(self._options.get("metric") or "val/loss")
-        same_losses = self._options.get("same_losses") is True
-        return Report(jobs, self._ledger.swept, metric, self._is_larger_better(metric), same_losses)
-
-    def _is_larger_better(self, metric: str) -> bool:
-        """Returns whether a larger value of the metric is better: by `sweep.mode`, else by the sweeper's direction."""
-        mode, direction = self._options.get("mode", "auto"), self._config.hydra.sweeper.get("direction")
-        if mode == "auto" and direction is not None:
-            return str(direction).lower().endswith("maximize")
-        return is_larger_better(metric, mode)
+        typed, direction = str(self._options.get("mode")), self._config.hydra.sweeper.get("direction")
+        mode = choose_mode(metric, typed, direction, [run for _, run in jobs])
+        return Report(jobs, self._ledger.swept, metric, mode, self._options.get("same_losses") is True)
 
     def end(self) -> int:
         """Ends the sweep: shows and records the report, and ends the parent run.

@@ -226,6 +226,7 @@ def report_ready(spec: RunSpec, setup: TrainingSetup, step: int, emit: Emit) -> 
             params=params,
             steps=resolved["steps"],
             epochs=resolved["epochs"],
+            modes=dict(setup.engine.objective.modes),
             search=list(plan.search),
             parent=spec.parent,
             resumed=step if spec.is_resumed else None,

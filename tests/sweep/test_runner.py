@@ -15,6 +15,7 @@ import pytest
 
 from scaleflow.cli import main
 from scaleflow.cluster import share
+from scaleflow.events import RunReady
 from scaleflow.interfaces import Plan
 from scaleflow.launcher.worker_process import SERVER
 from scaleflow.runs import RunFolder
@@ -23,6 +24,7 @@ from scaleflow.sweep import runner
 from scaleflow.sweep.devices import make_environments
 from scaleflow.sweep.jobs import abbreviate_override
 from scaleflow.sweep.ledger import Ledger
+from scaleflow.sweep.ranking import choose_mode
 from scaleflow.sweep.runner import format_loading_line
 from scaleflow.worker.train import make_run_name
 from tests.launcher.test_supervisor import wait_for
@@ -462,6 +464,14 @@ def test_a_model_that_no_store_has_is_loaded_from_its_folder(tmp_path: Path, mon
     assert format_loading_line(run, model.parent) == plain
 
 
+def test_without_a_direction_no_job_is_the_best(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep(monkeypatch, "training.epochs=1,2", "sweep.metric=val/mine", measured=lambda plan: {"val/mine": 1.0})
+    why = "no best job: it is not known whether larger values of sweep.metric=val/mine are better; set sweep.mode=max"
+    assert why in capsys.readouterr().out
+
+
 def test_without_the_metric_no_job_is_the_best(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -473,6 +483,22 @@ def test_without_the_metric_no_job_is_the_best(
     assert not any(line.startswith("best") for line in lines)
     assert why in (folder / "s" / "report.md").read_text()
     assert [row["job"] for row in rows_of(folder)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("metric", "typed", "direction", "mode"),
+    [
+        *(("val/loss", "auto", None, "min"), ("val/accuracy", "auto", None, "max")),
+        *(("perf/examples_per_second", "auto", None, "max"), ("perf/step_ms", "auto", None, "min")),
+        *(("val/top3", "auto", None, "max"), ("val/wave/mape", "auto", None, "min")),  # the run knows them
+        *(("val/mine", "auto", None, None), ("val/mine", "max", None, "max"), ("val/accuracy", "min", None, "min")),
+        *(("val/mine", "auto", "minimize", "min"), ("val/loss", "auto", "Direction.maximize", "max")),
+        ("val/loss", "min", "maximize", "min"),
+    ],
+)
+def test_which_values_are_better(metric: str, typed: str, direction: str | None, mode: str | None) -> None:
+    run = RunHistory(RunReady("run", modes={"loss": "min", "top3": "max", "wave/mape": "min"}))
+    assert choose_mode(metric, typed, direction, [RunHistory(), run]) == mode
 
 
 def test_of_repeats_the_best_run_is_named(
