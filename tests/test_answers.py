@@ -93,7 +93,7 @@ def test_a_frozen_backbone_keeps_its_weights(command: Command, isolated: Callabl
 
 def test_an_auc_is_recorded(command: Command) -> None:
     (words,) = commands(section("models", "Metrics such as AUC or F1"))
-    run_id = train(command, *words, *SHORT)
+    run_id = train(command, *words)
     from mlflow import MlflowClient
 
     metrics = MlflowClient(f"sqlite:///{command.folder}/mlflow.db").get_run(run_id).data.metrics

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+from scaleflow.formatting import format_number
 from scaleflow.interfaces import Arrays, Stream
 from tests.conftest import Command
 from tests.test_rerun import INLINE, said
@@ -69,7 +70,7 @@ def test_a_run_watches_metrics_of_its_config(isolated: Callable[..., Any], tmp_p
     assert code == 0, text
     for name in names:
         assert f"evaluate/digits/{name}" in text
-        assert f"{metrics[f'test/{name}']:.4f}" in text.partition(f"evaluate/digits/{name} ")[2].split("\n")[0]
+        assert format_number(metrics[f"test/{name}"]) in text.partition(f"evaluate/digits/{name} ")[2].split("\n")[0]
     code, text = found["differently"]
     assert code == 0, text
     assert "auc" not in text
