@@ -54,8 +54,8 @@ class Tokens:
         count = (len(text) - 1) // self._tokens
         if count < 1:
             raise ConfigError(
-                f"dataset.data_dir={self._data_dir}: the split {split!r} has {len(text)} bytes, fewer than one sequence "
-                f"of {self._tokens} and its next byte; use more text, or a smaller dataset.tokens"
+                f"dataset.data_dir={self._data_dir}: the split {split!r} has {len(text)} bytes, fewer than one "
+                f"sequence of {self._tokens} and its next byte; use more text, or a smaller dataset.tokens"
             )
         used = count * self._tokens
         return Arrays(*(part.reshape(count, self._tokens) for part in (text[:used], text[1 : used + 1])))
