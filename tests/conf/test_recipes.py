@@ -24,6 +24,10 @@ SMALL = {
     "custom_step": ("training.batch_size=4",),
     "digits_mirrored": ("training.batch_size=4",),
     "imdb_text": ("dataset.data_dir={}", "training.batch_size=4", "dataset.vocabulary=20", "dataset.tokens=5"),
+    "gpt_bytes": (
+        *("dataset.data_dir={}/text", "dataset.tokens=8", "dataset.limit=20", "training.batch_size=4"),
+        *("model.width=8", "model.heads=2", "model.blocks=1"),
+    ),
     "large_batch_warmup": ("training.global_batch_size=32",),
     "mnist_mlp": ("dataset.data_dir={}", "training.batch_size=4"),
     "profile_input": (
@@ -49,7 +53,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def prepare(folder: str) -> None:
-    """`cifar10` beside those that the tests of tensorflow-datasets prepare."""
+    """`cifar10` beside those that the tests of tensorflow-datasets prepare, and a text."""
     import tensorflow as tf
     import tensorflow_datasets as tfds
 
@@ -57,6 +61,8 @@ def prepare(folder: str) -> None:
         return {"image": tf.fill([32, 32, 3], tf.cast(i * 5, tf.uint8)), "label": i % 10}
 
     test_tfds.prepare(folder)
+    Path(folder, "text").mkdir()
+    Path(folder, "text", "a.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 20)
     kind = tfds.features
     tfds.dataset_builders.store_as_tfds_dataset(
         name="cifar10",
