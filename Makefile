@@ -47,7 +47,7 @@ random: $(VENV)/developed
 	$(BIN)/python -m tests.random --cases $(CASES) --seed $(SEED)
 
 table: $(VENV)/installed
-	$(BIN)/python -m scaleflow.table > docs/combinations.new
+	$(BIN)/python -m tests.combinations > docs/combinations.new
 	mv docs/combinations.new docs/combinations.md
 
 docs: $(VENV)/documented

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from scaleflow import __version__
-from scaleflow.command import FAILED, end_with, quote_nan_option, refuse, split_overrides, take_keys_of_run
+from scaleflow.command import FAILED, accept_keys_of_run, end_with, quote_nan_option, refuse, split_overrides
 from scaleflow.config.folders import remove_created
 from scaleflow.config.hydra_errors import CONF, check_config_dirs, check_overrides, explain_error
 from scaleflow.errors import ConfigError
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "--version" in words:  # Hydra would print its own version
         print(f"scaleflow {__version__}")
         return 0
-    words = take_keys_of_run(quote_nan_option(words))
+    words = accept_keys_of_run(quote_nan_option(words))
     remember_secrets([*find_environment_secrets(), *find_typed_secrets(words)])
     register_resolver()
     task = Task(time.time())
@@ -115,7 +115,7 @@ class Task:
         if not is_job and OmegaConf.select(config, "cluster.submit") is None:  # that prints a script, and nothing else
             greet()
         from scaleflow.config.hydra_config import mask_sweep_config
-        from scaleflow.launcher.job import run_job
+        from scaleflow.launcher.launch import run_job
         from scaleflow.runs import RunFolder
 
         began, self.has_begun = time.time() if self.has_begun else self._began, True
@@ -139,7 +139,6 @@ class Task:
 
     @property
     def code(self) -> int:
-        """The command's exit code."""
         return self._codes[0] if len(self._codes) == 1 else int(any(self._codes))
 
 

@@ -68,7 +68,7 @@ def quote_nan_option(words: Sequence[str]) -> list[str]:
     return [re.sub(r"(?<=[=,])nan(?=,|$)", "'nan'", word) if word.startswith("debug=") else word for word in words]
 
 
-def take_keys_of_run(words: Sequence[str]) -> list[str]:
+def accept_keys_of_run(words: Sequence[str]) -> list[str]:
     """With `resume=RUN`, makes Hydra accept keys that only that run's options have, such as `model.filters=8` of a cnn.
 
     A key that the run does not have either is rejected when the run's config is read.

@@ -26,7 +26,7 @@ from typing import Any
 
 from scaleflow.command import end_with, refuse, split_overrides, to_printable
 from scaleflow.config.compose import ComposedConfig, resolve_config
-from scaleflow.config.from_mlflow import RerunCommand, find_store_options, reuse_config
+from scaleflow.config.from_mlflow import find_store_options, reuse_config
 from scaleflow.config.hydra_errors import parse_overrides
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.events import (
@@ -92,11 +92,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         plan = make_evaluation_plan(reuse_config(tracked.config, tracked.params, words, SECTIONS), store)
         with tempfile.TemporaryDirectory(prefix="scaleflow-evaluate-") as folder, catch_stop_signals() as stop:
             model = download_model(tracker, tracked, store, Path(folder))
-            evaluation = EvaluationSpec(str(model), tracked.run_id, split, is_typed("precision", words))
+            typed_keys = {str(o.key_or_group).partition(".")[0] for o in parse_overrides(words.overrides)}
+            evaluation = EvaluationSpec(str(model), tracked.run_id, split, "precision" in typed_keys)
             events = run_evaluation(RunSpec(plan, Path(folder), began, evaluation=evaluation), stop, display)
             if stop.is_set():
                 return stop.exit_code
-            return record_evaluation(tracker, tracked, plan, events, display)
+            return record_evaluation(tracker, tracked, events, display)
     except ConfigError as refusal:
         display.close()
         return refuse(str(refusal))
@@ -106,17 +107,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FAILED
 
 
-def is_typed(key: str, words: RerunCommand) -> bool:
-    return any(str(override.key_or_group).partition(".")[0] == key for override in parse_overrides(words.overrides))
-
-
-def make_evaluation_plan(made: ComposedConfig, store: Tracking) -> Plan:
+def make_evaluation_plan(composed: ComposedConfig, store: Tracking) -> Plan:
     """Makes the plan of an evaluation, which runs in one process.
 
-    Raises:
-        ConfigError: if the config asks for several processes or a TPU, or is wrong.
+    Raises ConfigError if the config asks for several processes or a TPU, or is wrong.
     """
-    plan = make_plan(resolve_config(made.config), made.choices, made.search, look_outside=False)
+    plan = make_plan(resolve_config(composed.config), composed.choices, composed.search, look_outside=False)
     if plan.strategy.name not in STRATEGIES or plan.evaluator is not None:
         raise ConfigError(
             f"strategy={plan.strategy.name}: an evaluation is one process's work; use {' or '.join(STRATEGIES[1:])}"
@@ -127,12 +123,8 @@ def make_evaluation_plan(made: ComposedConfig, store: Tracking) -> Plan:
 def run_evaluation(spec: RunSpec, stop: StopRequest, display: Display) -> list[Event]:
     """Runs the worker to its end, and shows its stages and notes as they arrive.
 
-    Returns:
-        All events of the worker. The last ones are missing if `stop` was set.
-
-    Raises:
-        ConfigError: if the evaluation cannot work.
-        RunError: if it failed.
+    Returns all events of the worker. The last ones are missing if `stop` was set. Raises ConfigError if the evaluation
+    cannot work, and RunError if it failed.
     """
     display.begin_stage("importing TensorFlow")
     reader = EventReader(spec.events)
@@ -160,16 +152,12 @@ def run_evaluation(spec: RunSpec, stop: StopRequest, display: Display) -> list[E
                 raise RunError(process.find_reason().why)
     last = events[-1]
     if isinstance(last, RunRefused):
-        raise (RunError if last.keep else ConfigError)(drop_log_hint(last.message, spec))
+        message = last.message.replace(f"; the traceback is in {spec.log}", "")  # the log is deleted
+        raise (RunError if last.keep else ConfigError)(message)
     return events
 
 
-def drop_log_hint(message: str, spec: RunSpec) -> str:
-    """Removes from a worker's message the reference to the log, which is deleted."""
-    return message.replace(f"; the traceback is in {spec.log}", "")
-
-
-def record_evaluation(tracker: Any, past: TrackedRun, plan: Plan, events: Sequence[Event], display: Display) -> int:
+def record_evaluation(tracker: Any, tracked: TrackedRun, events: Sequence[Event], display: Display) -> int:
     """Records the evaluation in the run and prints the metrics; returns the exit code."""
     ready = next(event for event in events if isinstance(event, EvaluationReady))
     dataset = next(event for event in events if isinstance(event, DatasetDescribed))
@@ -180,10 +168,11 @@ def record_evaluation(tracker: Any, past: TrackedRun, plan: Plan, events: Sequen
         f"{ready.examples} examples of {split}, {resolved['strategy']}, {resolved['precision']}, "
         f"{resolved['replicas']} replica(s)"
     )
-    rows = [("run", f"{to_printable(past.name)}  ({past.run_id})"), ("model", f"models:/{past.model_id}"), ("on", text)]
+    rows = [("run", f"{to_printable(tracked.name)}  ({tracked.run_id})"), ("model", f"models:/{tracked.model_id}")]
+    rows += [("on", text)]
     try:
         values: Mapping[str, float] = log_evaluation(
-            tracker, past, name, events, f"{text}; {command_line(sys.orig_argv)}", profiles
+            tracker, tracked, name, events, f"{text}; {command_line(sys.orig_argv)}", profiles
         )
         error = None
     except Exception as failed:  # a store may raise anything

@@ -37,7 +37,6 @@ def find_run_folders(folder: Path) -> Iterator[Path]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m scaleflow.sync",
         description="Sends what a tracking store has not taken of the runs in a folder, and gives a run that was "
@@ -70,22 +69,22 @@ WORDS: dict[SyncResult, str] = {
 }
 
 
-def format_status(standing: SyncStatus) -> str:
+def format_status(status: SyncStatus) -> str:
     """Formats a line such as `outputs/a/b: KILLED, which nobody was left to say, recorded, run 0123...`."""
-    words = [standing.status or "", WORDS[standing.result]]
-    if standing.was_open:
+    words = [status.status or "", WORDS[status.result]]
+    if status.was_open:
         words[0] += ", which nobody was left to say"
-    line = f"{os.path.relpath(standing.folder)}: " + ", ".join(filter(None, words))
-    if standing.result == "recorded" and standing.run_id:
-        line += f", run {standing.run_id}"
-    return line + (f": {standing.reason}" if standing.reason else "")
+    line = f"{os.path.relpath(status.folder)}: " + ", ".join(filter(None, words))
+    if status.result == "recorded" and status.run_id:
+        line += f", run {status.run_id}"
+    return line + (f": {status.reason}" if status.reason else "")
 
 
-def format_totals(standings: Sequence[SyncStatus]) -> str:
+def format_totals(statuses: Sequence[SyncStatus]) -> str:
     """Formats a line such as `5 folders: 2 recorded, 2 was recorded before, 1 NOT RECORDED`."""
-    counts = {result: sum(s.result == result for s in standings) for result in WORDS}
+    counts = {result: sum(s.result == result for s in statuses) for result in WORDS}
     totals = ", ".join(f"{count} {WORDS[result]}" for result, count in counts.items() if count)
-    return f"{len(standings)} folder{'s' * (len(standings) != 1)}: {totals}"
+    return f"{len(statuses)} folder{'s' * (len(statuses) != 1)}: {totals}"
 
 
 if __name__ == "__main__":

@@ -148,7 +148,7 @@ def test_imports_point_downward(layer: str) -> None:
     others = {package_of(other) for name in modules for other in imported(name) & set(SOURCES)}
     assert modules
     assert {other for other in others - allowed if other in (*LAYERS, "doctor")} == set()
-    entry_points = ("api", "cli", "evaluate", "rerun", "sync", "table", "project", "testing")
+    entry_points = ("api", "cli", "evaluate", "rerun", "sync", "project", "testing")
     assert others & {f"scaleflow.{name}" for name in entry_points} == set()
 
 

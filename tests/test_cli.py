@@ -16,7 +16,7 @@ from scaleflow import __version__, cli
 from scaleflow.cli import main, move_flags_first, split_overrides
 from scaleflow.launcher import job, launch
 from scaleflow.launcher.prepare import PreparedRun
-from scaleflow.launcher.worker_process import SERVER
+from scaleflow.launcher.worker_process import SERVER_ENV
 from scaleflow.sweep import runner
 from tests.conftest import Command
 from tests.sweep.fake_runs import FakeLaunch
@@ -320,7 +320,7 @@ def test_options_and_keys_are_swept_together_wherever_the_flag_stands(
     fake = FakeLaunch()
     monkeypatch.setattr(runner, "launch_run", fake)
     monkeypatch.setattr(sys, "argv", ["scaleflow"])
-    monkeypatch.setenv(SERVER, "nobody forks here")
+    monkeypatch.setenv(SERVER_ENV, "nobody forks here")
     assert main((*words, "tracking=none")) == 0
     assert [(plan.precision.name, plan.training.epochs) for plan in fake.plans] == [("float32", 2), ("mixed", 2)]
 
@@ -418,7 +418,7 @@ def test_python_m_imports_nothing_heavy_either(command: Command, words: tuple[st
 
 @pytest.mark.parametrize("until", ["scaleflow ", "importing TensorFlow"])
 def test_ctrl_c_during_the_imports_ends_the_command_in_a_line(command: Command, until: str) -> None:
-    environment = {key: value for key, value in command.environment.items() if key != SERVER}
+    environment = {key: value for key, value in command.environment.items() if key != SERVER_ENV}
     words = [*command.arguments("tracking=none", "training.epochs=100000")]
     with subprocess.Popen(words, cwd=command.folder, env=environment, stdout=PIPE, stderr=PIPE, text=True) as process:
         assert process.stdout is not None

@@ -36,7 +36,7 @@ def uri(empty_store: Path, tmp_path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "SECONDS_BETWEEN_TRIES", 0.01)
+    monkeypatch.setattr(recovery, "RETRY_SECONDS", 0.01)
     for variable in [name for name in os.environ if name.startswith("MLFLOW_")]:
         monkeypatch.delenv(variable)
 

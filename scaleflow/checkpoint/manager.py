@@ -15,20 +15,16 @@ from scaleflow.events import CheckpointSaved, Emit, Note
 from scaleflow.interfaces import Checkpoint, Snapshot
 
 #: A note reports a checkpoint that is not written after this many seconds. Training goes on.
-SECONDS_TO_NOTE = 60.0
+NOTE_SECONDS = 60.0
 
 #: `Condition.wait` rejects very long timeouts, so longer waits are repeated waits of this many seconds.
-LONGEST_WAIT = 3600.0
+MAX_WAIT_SECONDS = 3600.0
 
 
 class CheckpointManager:
     """Saves, loads and deletes the checkpoints of one run. Implements `Checkpoints`, which documents its methods.
 
-    Args:
-        options: the config group `checkpoint`.
-        folder: the folder of the checkpoints.
-        emit: receives an event per written checkpoint, and notes.
-        writes: whether this worker writes; the other workers make the same calls.
+    A worker that does not write makes the same calls.
     """
 
     def __init__(self, options: Checkpoint, folder: str, emit: Emit, writes: bool = True) -> None:
@@ -38,7 +34,7 @@ class CheckpointManager:
         self._writes = writes
         self._best: int | None = None
         self._writer = BackgroundWriter(self._write, options.write_seconds, self._store.folder)
-        self._noted = 0.0
+        self._noted_write = 0.0
 
     def steps_left(self, step: int) -> int | None:
         every = self._options.every_steps
@@ -62,11 +58,11 @@ class CheckpointManager:
             self._report_slow_writing()
 
     def _report_slow_writing(self) -> None:
-        """Emits one note per checkpoint that takes longer than `SECONDS_TO_NOTE` to write."""
+        """Emits one note per checkpoint that takes longer than `NOTE_SECONDS` to write."""
         began = self._writer.began
-        if began is None or began == self._noted or time.monotonic() - began < SECONDS_TO_NOTE:
+        if began is None or began == self._noted_write or time.monotonic() - began < NOTE_SECONDS:
             return
-        self._noted = began
+        self._noted_write = began
         self._emit(
             Note(
                 f"a checkpoint has been being written to {self._store.folder} for {time.monotonic() - began:.0f} s; "
@@ -113,9 +109,7 @@ class CheckpointManager:
     def is_shared(self, from_chief: Callable[[Callable[[], str]], str], by_all: Callable[[bool], bool]) -> bool:
         """Returns whether every worker sees what the chief writes; all workers must call it.
 
-        Args:
-            from_chief: `WorkerSync.from_chief`.
-            by_all: `WorkerSync.all`.
+        The arguments are `WorkerSync.from_chief` and `WorkerSync.all`.
         """
         if self._options.name == "none":
             return True
@@ -161,10 +155,7 @@ class CheckpointManager:
 class BackgroundWriter:
     """A thread that writes one item at a time. While one is written, a newer item replaces one that waits.
 
-    Args:
-        write: writes an item.
-        patience: seconds that writing an item may take before `put` and `wait` raise CheckpointError.
-        place: the folder, for that message.
+    `put` and `wait` raise CheckpointError if writing an item to the folder `place` takes more than `patience` seconds.
 
     Attributes:
         began: the time by `time.monotonic` at which the current write began; None if nothing is being written.
@@ -181,14 +172,10 @@ class BackgroundWriter:
         self._thread: threading.Thread | None = None
 
     def put(self, item: Any, replaceable: bool = True) -> None:
-        """Hands over the next item.
+        """Hands over the next item, which must not change afterwards. A newer one may replace it if it is
+        `replaceable`.
 
-        Args:
-            item: must not change afterwards.
-            replaceable: whether a newer item may replace it while it waits.
-
-        Raises:
-            CheckpointError: if an earlier item could not be written.
+        Raises CheckpointError if an earlier item could not be written.
         """
         with self._changed:
             self._wait_for(lambda: self._waiting is None or self._waiting[1])
@@ -204,11 +191,7 @@ class BackgroundWriter:
             self._wait_for(lambda: self._waiting is None and self.began is None)
 
     def _wait_for(self, condition: Callable[[], bool]) -> None:
-        """Waits for a condition, with the lock held.
-
-        Raises:
-            CheckpointError: if an item could not be written, or takes longer than `patience`.
-        """
+        """Waits for a condition, with the lock held. Raises CheckpointError as `put` does."""
         while self._error is None and not condition():
             remaining = None if self.began is None else self.began + self._patience - time.monotonic()
             if remaining is not None and remaining <= 0:
@@ -216,7 +199,7 @@ class BackgroundWriter:
                     f"a checkpoint was not written within checkpoint.write_seconds={self._patience:g}: "
                     f"{self._place} does not answer; those before it are as they were"
                 )
-            self._changed.wait(LONGEST_WAIT if remaining is None else min(remaining, LONGEST_WAIT))
+            self._changed.wait(MAX_WAIT_SECONDS if remaining is None else min(remaining, MAX_WAIT_SECONDS))
         if self._error is not None:
             raise self._error
 

@@ -7,12 +7,11 @@ TensorFlow resolves with Google Cloud's metadata server and API.
 from __future__ import annotations
 
 import os
-import socket
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from scaleflow.cluster.network import explain_no_answer
 from scaleflow.errors import ConfigError
 
 LOCAL = "local"
@@ -29,29 +28,22 @@ ROOT = Path("/")
 #: The TPU library in Google's images. Elsewhere the Python package `libtpu` contains it.
 LIBRARIES = ("/lib/libtpu.so", "/usr/lib/libtpu.so")
 
-PROBE_SECONDS = 3.0
-
 
 @dataclass(frozen=True)
 class TpuAddress:
-    """The address of a TPU.
+    """The address of a TPU."""
 
-    Attributes:
-        address: `grpc://HOST:PORT`, `local` or a name.
-        origin: the source of the address: `hardware.tpu`, an environment variable, or a device file.
-    """
-
-    address: str
-    origin: str
+    address: str  # `grpc://HOST:PORT`, `local` or a name
+    origin: str  # the source of the address: `hardware.tpu`, an environment variable, or a device file
 
     def __str__(self) -> str:
         return f"{self.origin}={self.address}"
 
 
-def find_tpu(asked: str | None) -> TpuAddress | None:
+def find_tpu(requested: str | None) -> TpuAddress | None:
     """Returns the TPU that `hardware.tpu` names, otherwise the one from the environment or the device files."""
-    if asked is not None:
-        return TpuAddress(check_tpu_address(asked), "hardware.tpu")
+    if requested is not None:
+        return TpuAddress(check_tpu_address(requested), "hardware.tpu")
     for variable in VARIABLES:
         if value := os.environ.get(variable, "").strip():
             return TpuAddress(address_from_variable(variable, value), variable)
@@ -88,22 +80,21 @@ def device_files() -> list[str]:
 
 
 def format_device_files(between: str) -> str:
-    """Returns the paths of the device files, joined by `between`."""
     return between.join(f"/{pattern.replace('[0-9]', '')}" for pattern in DEVICE_FILES)
 
 
-def is_sure(place: TpuAddress) -> bool:
-    """Tells whether `strategy=auto` may use this TPU without being asked to.
+def is_sure(tpu: TpuAddress) -> bool:
+    """Tells whether `strategy=auto` may use this TPU if nothing names it.
 
     Other hardware has device files of these names too, so a local TPU also needs the TPU library.
     """
-    if place.address != LOCAL:
+    if tpu.address != LOCAL:
         return True
-    return bool(device_files()) and has_library(os.environ)
+    return bool(device_files()) and has_library()
 
 
-def has_library(environment: Mapping[str, str]) -> bool:
-    path = environment.get("TPU_LIBRARY_PATH")
+def has_library() -> bool:
+    path = os.environ.get("TPU_LIBRARY_PATH")
     return any(Path(file).exists() for file in ((path,) if path else LIBRARIES)) or find_spec("libtpu") is not None
 
 
@@ -139,13 +130,3 @@ def explain_unknown_name() -> str | None:
         f"is a name, and {server}, where Google Cloud looks names up, does not answer ({reason}); "
         f"elsewhere give the address, hardware.tpu={GRPC}HOST:{PORT}"
     )
-
-
-def explain_no_answer(address: str, default_port: int) -> str | None:
-    """Returns why nothing answers at HOST or HOST:PORT, or None if something listens there."""
-    host, _, port = address.partition(":")
-    try:
-        socket.create_connection((host, int(port) if port.isdigit() else default_port), timeout=PROBE_SECONDS).close()
-    except (OSError, OverflowError, ValueError) as error:
-        return getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return None

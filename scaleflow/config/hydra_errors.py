@@ -24,11 +24,10 @@ CONF = "scaleflow.conf"
 
 
 def explain_error(error: Exception, words: Sequence[str]) -> str:
-    """Describes an error in one line: the key, the value and what would work.
+    """Describes an error of Hydra, OmegaConf, YAML or the run's folder in one line: the key, the value, what would
+    work.
 
-    Args:
-        error: raised by Hydra, OmegaConf or YAML, or by creating the run's folder.
-        words: the words of the command, with its flags.
+    `words` are those of the command, with its flags.
     """
     if isinstance(error, OSError) and not isinstance(error, HydraException):
         return f"hydra.run.dir={error.filename}: {error.strerror}; choose a folder that can be written"
@@ -100,11 +99,7 @@ def override_key(override: str) -> str:
 
 
 def parse_overrides(words: Sequence[str]) -> list[Override]:
-    """Parses overrides.
-
-    Raises:
-        ConfigError: if one cannot be parsed.
-    """
+    """Parses overrides. Raises ConfigError if one cannot be parsed."""
     try:
         return list(OverridesParser.create().parse_overrides(list(words)))
     except HydraException as error:

@@ -19,12 +19,8 @@ from scaleflow.interfaces import Target
 def bind_target(target: Target, given: int = 0) -> Callable[..., Any]:
     """Loads the callable that a target names, and binds its arguments. It does not call it.
 
-    Args:
-        target: the parsed `_target_`.
-        given: the number of positional arguments that the caller will add.
-
-    Raises:
-        ConfigError: if the callable cannot be loaded, is not callable, or does not accept the arguments.
+    `given` is the number of positional arguments that the caller will add. Raises ConfigError if the callable cannot be
+    loaded, is not callable, or does not accept the arguments.
     """
     loaded = locate_target(target)
     if not callable(loaded):
@@ -49,15 +45,12 @@ def to_floats(named: Callable[..., Any], arguments: dict[str, Any]) -> dict[str,
 
 
 def is_class_target(target: Target) -> bool:
-    """Whether a target names a class and not a function."""
     return inspect.isclass(locate_target(target))
 
 
 def locate_target(target: Target) -> Any:
-    """Imports what a target names.
-
-    Raises:
-        ConfigError: if there is no such module or attribute, or if importing the module fails.
+    """Imports what a target names. Raises ConfigError if there is no such module or attribute, or if importing
+    fails.
     """
     try:
         with silence_hydra():

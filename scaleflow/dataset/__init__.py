@@ -5,8 +5,7 @@ from scaleflow.dataset.cache import is_mapped
 from scaleflow.dataset.feed_factory import make_feed
 from scaleflow.dataset.fingerprint import read_cheap_targets
 from scaleflow.dataset.records import decode_records
-from scaleflow.dataset.splits import Splits, prepare_splits
-from scaleflow.dataset.subset import limit_evaluation, repeat_first_batch
+from scaleflow.dataset.splits import Splits, limit_evaluation, prepare_splits, repeat_first_batch
 from scaleflow.dataset.targets import read_targets
 from scaleflow.dataset.unreadable import UnreadableExample, explain_read_error, find_first_unreadable
 

@@ -27,25 +27,19 @@ from scaleflow.interfaces import (
 )
 
 #: Number of mixup weights that are drawn in advance. Each example uses one of them.
-SHARES = 1 << 16
+MIX_WEIGHTS = 1 << 16
 
-#: Kinds of random numbers, each with its own seed. Those of a mixup partner are offset by `KINDS`.
-FLIP, DOWN, ACROSS, SHARE, KINDS = range(5)
+#: Kinds of random numbers, each with its own seed. Those of a mixup partner are offset by `KIND_COUNT`.
+FLIP, DOWN, ACROSS, MIX_WEIGHT, KIND_COUNT = range(5)
 
 
 def augment_feed(
     feed: Any, options: Augment | None, seed: int, inputs: InputStructure, outputs: OutputStructure
 ) -> Feed:
-    """Wraps the training feed as `dataset.augment` asks for.
+    """Wraps the training feed as `dataset.augment` asks for; without options it is returned unchanged.
 
-    Args:
-        feed: of the training split.
-        options: None disables augmentation.
-        seed: of all random numbers.
-        inputs, outputs: describe the inputs and targets that the feed returns.
-
-    Raises:
-        ConfigError: if an option does not apply to such inputs.
+    `inputs` and `outputs` describe the inputs and targets that the feed returns. Raises ConfigError if an option does
+    not apply to such inputs.
     """
     if options is None or options == Augment():
         return feed  # type: ignore[no-any-return]
@@ -168,13 +162,13 @@ class MixedFeed(AugmentedFeed):
         super().__init__(options, seed, "", feed, feed.reorder(partner_seed))
         self._classes = outputs.shape[-1] if outputs.kind == "classification" else None
         alpha = options.mixup
-        self._shares = np.random.default_rng([seed, 3]).beta(alpha, alpha, SHARES).astype(np.float32)
+        self._shares = np.random.default_rng([seed, 3]).beta(alpha, alpha, MIX_WEIGHTS).astype(np.float32)
 
     def _change(self, batches: Any, draws: Draws) -> tuple[Any, ...]:
         (inputs, targets, mask, *weights), (partner_inputs, partner_targets, _, *partner_weights) = batches
-        indices = draws.integers(SHARE, batch_length(inputs), SHARES)
+        indices = draws.integers(MIX_WEIGHT, batch_length(inputs), MIX_WEIGHTS)
         share = tf.gather(tf.constant(self._shares), indices)
-        mixed = mix_examples(self._move(inputs, draws, 0), self._move(partner_inputs, draws, KINDS), share)
+        mixed = mix_examples(self._move(inputs, draws, 0), self._move(partner_inputs, draws, KIND_COUNT), share)
         mixed_targets = mix_examples(self._soft(targets), self._soft(partner_targets), share)
         mixed_weights = [mix_examples(*each, share) for each in zip(weights, partner_weights, strict=True)]
         return mixed, mixed_targets, mask, *mixed_weights
@@ -189,10 +183,8 @@ class MixedFeed(AugmentedFeed):
 class Draws:
     """Random numbers for one part of a global batch.
 
-    Args:
-        seed, epoch, step: determine the numbers.
-        size: of the global batch. Numbers are drawn for all of it.
-        first: index in the global batch of the part's first example.
+    Seed, epoch and step determine the numbers, which are drawn for the whole global batch of this `size`; `first` is
+    the index in it of the part's first example.
     """
 
     def __init__(self, seed: int, epoch: tf.Tensor, step: tf.Tensor, size: int, first: tf.Tensor) -> None:
@@ -219,12 +211,9 @@ def flip(images: tf.Tensor, chosen: tf.Tensor) -> tf.Tensor:
 
 
 def crop(images: tf.Tensor, padding: int, down: tf.Tensor, across: tf.Tensor) -> tf.Tensor:
-    """Pads images [b, h, w, c] with zeros, and cuts a window of the original size out of each.
+    """Pads images [b, h, w, c] of one size with zeros, and cuts a window of the original size out of each.
 
-    Args:
-        images: of one size.
-        padding: pixels added at each side.
-        down, across: [b] offsets of each window, 0 to 2 * padding.
+    `padding` pixels are added at each side; `down` and `across` are the [b] offsets of each window, 0 to 2 * padding.
     """
     height, width = images.shape[1:3]
     paddings = [[0, 0], [padding, padding], [padding, padding], [0, 0]]

@@ -28,20 +28,11 @@ Transforms = Mapping[str, Callable[[tf.Tensor], tf.Tensor]]
 
 
 def cache_split(split: str, examples: Examples, cache: str, transforms: Transforms, workers: Workers) -> Examples:
-    """Applies `dataset.cache` to a split.
+    """Applies `dataset.cache` to a split; `split` is its name, for messages, and all `workers` decide together.
 
-    A cached stream becomes arrays of preprocessed inputs. Arrays are always preprocessed here. Memory-mapped arrays
-    are copied into memory if a stream of their size would be, and stay mapped otherwise.
-
-    Args:
-        split: name of the split, for messages.
-        examples: raw.
-        cache: `auto`, `memory`, `file` or `none`.
-        transforms: preprocessing of the inputs.
-        workers: decide together, because all of them must read in the same way.
-
-    Raises:
-        ConfigError: if an example cannot be read, or if examples to be cached are text or differ in shape.
+    A cached stream becomes arrays of preprocessed inputs. Arrays are always preprocessed here. Memory-mapped arrays are
+    copied into memory if a stream of their size would be, and stay mapped otherwise. Raises ConfigError if an example
+    cannot be read, or if examples to be cached are text or differ in shape.
     """
     if isinstance(examples, Arrays):
         return preprocess_arrays(read_mapped(examples, cache, workers), transforms)
@@ -102,10 +93,9 @@ def fill_arrays(split: str, stream: Stream, transforms: Transforms, arrays: Arra
 
 @contextlib.contextmanager
 def refuse_unreadable(split: str, examples: Examples) -> Iterator[None]:
-    """Wraps code that reads a split: if reading fails, names the first unreadable example.
+    """Wraps code that reads a split: if reading fails, raises ConfigError, which names the first unreadable example.
 
-    Raises:
-        ConfigError: names that example. If there is none, the original error passes through.
+    If there is none, the original error passes through.
     """
     try:
         yield
@@ -117,7 +107,6 @@ def refuse_unreadable(split: str, examples: Examples) -> Iterator[None]:
 
 
 def preprocess_batches(batches: tf.data.Dataset, transforms: Transforms) -> tf.data.Dataset:
-    """Preprocesses the inputs of batches (inputs, ...)."""
     if not transforms:
         return batches
 

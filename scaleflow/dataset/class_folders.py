@@ -38,17 +38,9 @@ class LabeledFiles:
 class ClassFolders:
     """Base of sources with one folder per class: finds the files of each class, and describes the targets.
 
-    Args:
-        data_dir: contains the folder `train`, and optionally `validation` (or `val`) and `test`, each with one folder
-            per class; or contains the class folders directly.
-        suffixes: lower-case suffixes of the files to use. Other files are ignored.
-        classes: class folders to use, in this order; null means all, sorted.
-        kind: `auto` (binary for two classes, else classification), `classification` or `binary`.
-        test: fraction of each class in the test split, if there are no split folders.
-        split_seed: selects the test files, and the order of the files of a split.
+    It reads the files with one of the lower-case `suffixes`. The classes that use it describe the other arguments.
 
-    Raises:
-        ConfigError: if a folder is missing or empty, or an option is invalid.
+    Raises ConfigError if a folder is missing or empty, or an option is invalid.
     """
 
     def __init__(
@@ -88,7 +80,6 @@ class ClassFolders:
         return Stream(records, len(paths), decode, lambda path, _: path.decode(errors="replace"))
 
     def read(self, path: tf.Tensor) -> tf.Tensor:
-        """Reads the raw input in a file. Traced."""
         raise NotImplementedError
 
 
@@ -123,12 +114,10 @@ def class_names(base: Path, wanted: Sequence[str]) -> tuple[str, ...]:
 
 
 def list_folders(base: Path) -> list[str]:
-    """Returns the sorted names of the folders in a folder, except hidden ones."""
     return sorted(path.name for path in base.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 def outputs_of(kind: Any, names: tuple[str, ...]) -> Outputs:
-    """Describes the targets for the given classes."""
     parse_choice(kind, "dataset.kind", KINDS)
     if kind == "binary" and len(names) != 2:
         raise ConfigError(
@@ -142,14 +131,9 @@ def outputs_of(kind: Any, names: tuple[str, ...]) -> Outputs:
 def label_files(
     base: Path, names: Sequence[str], suffixes: Sequence[str], *, is_train: bool, is_whole: bool
 ) -> LabeledFiles:
-    """Lists the files of each class folder, at any depth.
+    """Lists the files of each class folder, at any depth; `names` are the classes in the order of their indices.
 
-    Args:
-        base: contains the class folders.
-        names: of the classes, in the order of their indices.
-        suffixes: of the files to use.
-        is_train: every class must have files.
-        is_whole: no other class folders may exist.
+    If it `is_train`, every class must have files; if it `is_whole`, no other class folders may exist.
     """
     folders = list_folders(base)
     for name in folders if is_whole else ():

@@ -39,8 +39,7 @@ def make_feed(
         buffer, threads: `dataset.shuffle` (streams only) and `dataset.threads`.
         device_bytes: memory of the smallest device; None if devices use the host's memory.
 
-    Raises:
-        ConfigError: if the strategy cannot take such examples, or so many.
+    Raises ConfigError if the strategy cannot take such examples, or so many.
     """
     if isinstance(strategy, tf.distribute.TPUStrategy):
         check_static_shapes(examples, transforms or {})
@@ -61,7 +60,6 @@ def make_array_feed(
     threads: int | None,
     device_bytes: float | None,
 ) -> Feed:
-    """Makes the feed of a split in memory or in a memory-mapped file."""
     has_room = device_bytes is None or arrays.nbytes <= device_bytes * DEVICE_SHARE
     is_file = is_mapped(arrays)
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.dataset.cache import Transforms, batch_spec, preprocess_batches
-from scaleflow.dataset.shuffle import Mine, ShuffledOrder, shuffle_position
+from scaleflow.dataset.shuffle import IsOwn, ShuffledOrder, shuffle_position
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Arrays, Batching, Examples, Stream, label_leaf, name_leaves
 
@@ -88,7 +88,6 @@ class ArrayFeed:
         return batches.prefetch(tf.data.AUTOTUNE).with_options(self._options)
 
     def _on_host(self) -> Any:
-        """Returns the arrays in the host's memory."""
 
         def copy_to_host(values: Any) -> tf.Tensor:
             return tf.identity(self._strategy.experimental_local_results(values)[0])
@@ -219,16 +218,7 @@ def replica_devices(strategy: tf.distribute.Strategy) -> tuple[str, ...]:
 
 
 class StreamFeed(SharesFeed):
-    """Reads examples from a stream, and batches and pads them with tf.data.
-
-    Args:
-        stream: the examples.
-        batching: how a global batch is divided.
-        strategy: whose replicas read.
-        shuffle_seed: reshuffles every epoch; None keeps the order.
-        transforms: preprocessing of the inputs.
-        buffer, threads: `dataset.shuffle` and `dataset.threads`.
-    """
+    """Reads examples from a stream, and batches and pads them with tf.data. `make_feed` describes the arguments."""
 
     ahead = False  # tf.data reads ahead
 
@@ -276,14 +266,10 @@ class StreamFeed(SharesFeed):
         return dataset.prefetch(tf.data.AUTOTUNE).with_options(self._options)
 
     def _shares(self, examples: tf.data.Dataset, numbers: tf.data.Dataset, share: int) -> tf.data.Dataset:
-        """Batches examples, and adds a mask that is 0 for padding.
+        """Batches examples, padded to whole batches of `share`, and adds a mask that is 0 for padding.
 
-        Padding repeats real examples: with zeros a model's loss could be NaN, and NaN * 0 is NaN.
-
-        Args:
-            examples: padded to whole batches.
-            numbers: index of each batch in the epoch.
-            share: examples per batch.
+        Padding repeats real examples: with zeros a model's loss could be NaN, and NaN * 0 is NaN. `numbers` has the
+        index of each batch in the epoch.
         """
 
         def masked(batch: Any, number: tf.Tensor) -> Any:
@@ -321,7 +307,7 @@ def tf_data_options(threads: int | None) -> tf.data.Options:
     return options
 
 
-def worker_positions(share: int, context: tf.distribute.InputContext) -> Mine | None:
+def worker_positions(share: int, context: tf.distribute.InputContext) -> IsOwn | None:
     """Returns which positions of an epoch's order one worker's replicas read; None for a single worker."""
     workers, worker = context.num_input_pipelines, context.input_pipeline_id
     local = context.num_replicas_in_sync // workers

@@ -26,17 +26,13 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What identifies a split.
+    """What identifies a split."""
 
-    Attributes:
-        examples: their number.
-        digest: 16 hexadecimal digits: a hash of the split's name and size, and of a sample spread evenly over it (of
-            a stream whose records are not in memory, its first examples).
-        inputs, targets: (dtype, shape of one example), or a dict of them by name.
-    """
-
-    examples: int
+    examples: int  # their number
+    #: 16 hexadecimal digits: a hash of the split's name and size, and of a sample spread evenly over it (of a stream
+    #: whose records are not in memory, its first examples)
     digest: str
+    #: inputs, targets: (dtype, shape of one example), or a dict of them by name
     inputs: Any
     targets: Any
 
@@ -74,7 +70,6 @@ def sample_examples(examples: Examples) -> tuple[Any, ...]:
 
 
 def empty_examples(spec: tf.TensorSpec) -> Array:
-    """Returns an array [0, ...] of no examples."""
     return np.empty([0, *(size or 0 for size in spec.shape)], spec.dtype.as_numpy_dtype)
 
 

@@ -143,11 +143,6 @@ def divide_parts(parts: Mapping[str, Part], test: float, seed: int) -> dict[str,
     return {"train": (part, ~is_test), "test": (part, is_test)}
 
 
-# ---------------------------------------------------------------------------------------------
-# The file
-# ---------------------------------------------------------------------------------------------
-
-
 def open_arrays(data_dir: Any) -> dict[str, Array]:
     """Returns the arrays of a file by name; memory-maps those that are not compressed."""
     path = expand_data_dir(data_dir)
@@ -165,7 +160,6 @@ def open_arrays(data_dir: Any) -> dict[str, Array]:
 
 
 def open_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
-    """Opens one array of a file."""
     with archive.open(info) as file:
         try:
             shape, fortran, dtype = read_array_header(file)
@@ -240,11 +234,6 @@ def find_arrays(data_dir: Any, arrays: Part, names: Sequence[str], ending: str) 
     return {name: arrays[name + ending] for name in names}
 
 
-# ---------------------------------------------------------------------------------------------
-# What they mean
-# ---------------------------------------------------------------------------------------------
-
-
 def describe_inputs(data_dir: Any, name: str, arrays: Mapping[str, Array]) -> Inputs:
     """Describes an array of inputs, which must have the same shape and dtype in all splits."""
     specs = {split: (x.shape[1:], x.dtype) for split, x in arrays.items()}
@@ -283,7 +272,6 @@ def resolve_kind(kind: str, targets: Mapping[str, Array]) -> Kind:
 
 
 def describe_outputs(kind: Kind, targets: list[Array]) -> Outputs:
-    """Describes what a model must return."""
     shape = targets[0].shape[1:] or (1,)
     if any((y.shape[1:] or (1,)) != shape for y in targets):
         raise ConfigError("dataset: the targets of the splits differ in shape")

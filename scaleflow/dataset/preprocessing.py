@@ -68,8 +68,7 @@ def choose_preprocessing(source: Source, options: Dataset) -> Preprocessings:
 def learn_on_chief(preprocessings: Preprocessings, train: Examples, workers: Workers) -> Mapping[str, Any]:
     """Learns the preprocessing on the chief, and returns the result of each on every worker.
 
-    Raises:
-        ConfigError: if an example cannot be read.
+    Raises ConfigError if an example cannot be read.
     """
 
     def learn() -> str:
@@ -113,8 +112,7 @@ def make_transform(
 ) -> Callable[[tf.Tensor], tf.Tensor]:
     """Returns the preprocessing function of the input pipeline, on the CPU.
 
-    Raises:
-        ConfigError: if the layer turns `sample` (raw inputs) into another shape or dtype than `features`.
+    Raises ConfigError if the layer turns `sample` (raw inputs) into another shape or dtype than `features`.
     """
     with tf.device("CPU:0"), use_float32():
         layer = preprocessing.layer(learned)

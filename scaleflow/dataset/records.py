@@ -27,19 +27,16 @@ READ_BATCH_SIZE = 1024
 class Records(Stream):
     """A stream whose records are all in memory, for access by index.
 
-    Attributes:
-        components: the flat components of all records, each [length, ...].
+    `components` has the flat components of all records, each [length, ...].
     """
 
     components: tuple[tf.Tensor, ...] = ()
 
     def at(self, index: tf.Tensor) -> Any:
-        """Returns the record at an index. Traced."""
         flat = [tf.gather(component, index) for component in self.components]
         return tf.nest.pack_sequence_as(self.dataset.element_spec, flat)
 
     def select(self, places: np.ndarray[Any, Any]) -> Records:
-        """Returns the records at these indices, in this order."""
         with tf.device("CPU:0"):
             components = tuple(tf.gather(component, places) for component in self.components)
         return make_records(replace(self, length=len(places)), components)
@@ -125,8 +122,7 @@ def largest_target(outputs: Outputs) -> int | None:
 def cache_records(split: str, stream: Stream) -> Stream:
     """Returns the stream with its records in memory, if they are small and have a `decode`.
 
-    Raises:
-        ConfigError: if there are fewer records than the source says.
+    Raises ConfigError if there are fewer records than the source says.
     """
     if isinstance(stream, Records) or stream.decode is None or record_bytes(stream) * len(stream) > RECORD_BYTES:
         return stream

@@ -35,6 +35,7 @@ from scaleflow.errors import ConfigError
 from scaleflow.events import Emit, Event, Note
 from scaleflow.interfaces import (
     Arrays,
+    Batching,
     Dataset,
     Examples,
     InputStructure,
@@ -51,33 +52,25 @@ from scaleflow.interfaces import (
 SMALL_RECORD_BYTES = 16 << 10
 
 #: Maximum number of bad examples that a message names.
-NAMED = 5
+MAX_NAMED = 5
 
 
 @dataclass(frozen=True)
 class Splits:
-    """The training, validation and test split of a run; the last two are optional.
-
-    Attributes:
-        inputs, outputs: what the model takes, after the preprocessing, and what it returns.
-        sample: a few raw inputs of the training split.
-        transforms: preprocessing of streams; arrays are preprocessed already.
-        preprocessing_layers: by the name of an input, makes a new preprocessing layer for it, as the first part of a
-            saved model.
-        fingerprints: of each raw split, by name.
-        is_drawn_as_read: whether the validation split is drawn from a stream while its records are read.
-    """
+    """The training, validation and test split of a run; the last two are optional."""
 
     train: Examples
     validation: Examples | None
     test: Examples | None
+    #: inputs, outputs: what the model takes, after the preprocessing, and what it returns
     inputs: InputStructure
     outputs: OutputStructure
-    sample: Any
-    transforms: Transforms = field(default_factory=dict)
+    sample: Any  # a few raw inputs of the training split
+    transforms: Transforms = field(default_factory=dict)  # preprocessing of streams; arrays are preprocessed already
+    #: By the name of an input, makes a new preprocessing layer for it, as the first part of a saved model
     preprocessing_layers: Mapping[str, Callable[[], keras.Layer]] = field(default_factory=dict)
-    fingerprints: Mapping[str, Fingerprint] = field(default_factory=dict)
-    is_drawn_as_read: bool = False
+    fingerprints: Mapping[str, Fingerprint] = field(default_factory=dict)  # of each raw split, by name
+    is_drawn_as_read: bool = False  # whether the validation split is drawn from a stream while its records are read
 
     @property
     def is_weighted(self) -> bool:
@@ -88,7 +81,6 @@ class Splits:
         return {name: len(examples) for name, examples in self.by_name().items()}
 
     def by_name(self) -> Mapping[str, Examples]:
-        """Returns the splits that exist."""
         roles = {"train": self.train, "validation": self.validation, "test": self.test}
         return {name: examples for name, examples in roles.items() if examples is not None}
 
@@ -125,15 +117,16 @@ def prepare_splits(
         emit: receives notes about what was left out.
         preprocesses: False leaves the inputs raw, for a saved model that preprocesses them itself.
 
-    Raises:
-        ConfigError: if the source violates its interface, a named split is missing, or an example that is read at the
-            start cannot be read.
+    Raises ConfigError if the source violates its interface, a named split is missing, or an example that is read at the
+    start cannot be read.
     """
     for note in getattr(source, "notes", ()):
         emit(Note(note))
     check_contract(source)
     workers = workers or SingleProcess()
-    splits = {name: clean_split(source, name, options, workers, emit) for name in list_needed_splits(source, options)}
+    names = ["train", *([options.validation] if isinstance(options.validation, str) else [])]
+    names += ["test"] if "test" in source.splits else []
+    splits = {name: clean_split(source, name, options, workers, emit) for name in dict.fromkeys(names)}
     if "validation" in source.splits and "validation" not in splits:
         emit(Note("the dataset's split 'validation' is not used; dataset.validation=validation would use it"))
     train, validation, is_drawn = splits["train"], None, False
@@ -147,12 +140,6 @@ def prepare_splits(
     raw = replace(raw, fingerprints=fingerprints, is_drawn_as_read=is_drawn)
     preprocessings = choose_preprocessing(source, options) if preprocesses else {}
     return cache_splits(preprocess_splits(preprocessings, raw, workers), options.cache, workers)
-
-
-def list_needed_splits(source: Source, options: Dataset) -> list[str]:
-    """Returns the names of the splits to read, without duplicates."""
-    names = ["train", *([options.validation] if isinstance(options.validation, str) else [])]
-    return list(dict.fromkeys([*names, *(["test"] if "test" in source.splits else [])]))
 
 
 def clean_split(source: Source, split: str, options: Dataset, workers: Workers, emit: Emit) -> Examples:
@@ -170,9 +157,8 @@ def clean_split(source: Source, split: str, options: Dataset, workers: Workers, 
 
 
 def refuse_faults(split: str, stream: Stream) -> None:
-    """Rejects a stream whose source knows that examples cannot be read."""
     if stream.faults:
-        faults = "; ".join(stream.faults[:NAMED])
+        faults = "; ".join(stream.faults[:MAX_NAMED])
         raise ConfigError(f"dataset: {split!r} has bad examples: {faults}; dataset.on_bad_example=skip leaves such out")
 
 
@@ -186,15 +172,14 @@ def drop_unreadable(split: str, stream: Stream, workers: Workers, emit: Emit) ->
         raise ConfigError(
             f"dataset.on_bad_example=skip: none of the {len(stream)} examples of {split!r} can be read: {first}"
         )
-    names = ", ".join(map(str, describe_examples(stream, indices[:NAMED])))
-    more = f" and {len(indices) - NAMED} more" if len(indices) > NAMED else ""
+    names = ", ".join(map(str, describe_examples(stream, indices[:MAX_NAMED])))
+    more = f" and {len(indices) - MAX_NAMED} more" if len(indices) > MAX_NAMED else ""
     skipped = f"left out {len(indices)} of the {len(stream)} examples of {split!r} that cannot be read"
     emit(Note(f"dataset.on_bad_example=skip: {skipped}: {names}{more}"))
     return drop_records(stream, indices)
 
 
 def preprocess_splits(preprocessings: Preprocessings, splits: Splits, workers: Workers) -> Splits:
-    """Adds the preprocessing to the splits, learned from the training split."""
     if not preprocessings:
         return splits
     learned = learn_on_chief(preprocessings, splits.train, workers)
@@ -249,7 +234,6 @@ def load_split(source: Source, split: str) -> Examples:
 
 
 def limit_examples(examples: Examples, limit: int | None) -> Examples:
-    """Returns the first `limit` examples; all for None."""
     if limit is None or limit >= len(examples):
         return examples
     if isinstance(examples, Arrays):
@@ -262,13 +246,10 @@ def limit_examples(examples: Examples, limit: int | None) -> Examples:
 def hold_out_examples(
     examples: Examples, fraction: float, seed: int, emit: Emit
 ) -> tuple[Examples, Examples | None, bool]:
-    """Divides a training split into training and validation.
+    """Divides a training split: (train, validation, whether validation is drawn from a stream as its records are read).
 
-    `seed` draws the validation examples. Of a stream of large records the first ones are held out, because a draw
-    would read the whole stream at each validation.
-
-    Returns:
-        (train, validation, whether validation is drawn from a stream while its records are read).
+    `seed` draws the validation examples. Of a stream of large records the first ones are held out, because a draw would
+    read the whole stream at each validation.
     """
     count = round(len(examples) * fraction)
     if not count:
@@ -306,3 +287,23 @@ def select_examples(examples: Arrays | Records, places: np.ndarray[Any, Any]) ->
     if isinstance(examples, Records):
         return examples.select(places)
     return examples.map(lambda array: array[places])
+
+
+def repeat_first_batch(splits: Splits, batching: Batching) -> Splits:
+    """Replaces every training batch of an epoch by the first one; validates on it, too, and drops the test split."""
+    batch = limit_examples(splits.train, batching.global_size)
+    train = repeat_examples(batch, batching.steps(len(splits.train)))
+    return replace(splits, train=train, validation=None if splits.validation is None else batch, test=None)
+
+
+def repeat_examples(batch: Examples, times: int) -> Examples:
+    if isinstance(batch, Arrays):
+        return batch.map(lambda array: np.concatenate([array] * times))
+    return replace(batch, dataset=batch.dataset.cache().repeat(times), length=times * len(batch))
+
+
+def limit_evaluation(splits: Splits, size: int) -> Splits:
+    def take_first(examples: Examples | None) -> Examples | None:
+        return None if examples is None else limit_examples(examples, size)
+
+    return replace(splits, validation=take_first(splits.validation), test=take_first(splits.test))

@@ -67,11 +67,13 @@ class Tfds:
         tokens: int = 250,
         standardize: Standardize = "lower_and_strip_punctuation",
     ) -> None:
-        check_installed()
+        if importlib.util.find_spec("tensorflow_datasets") is None:
+            raise ConfigError("dataset: tensorflow-datasets is not installed; pip install 'scaleflow[tfds]'")
         if not isinstance(name, str) or not re.fullmatch(r"\w+(/[\w.-]+)?", name):
             raise ConfigError(f"dataset.name={name}: expected the name of a dataset, such as mnist or glue/cola")
         self._name = name
-        self._folder = find_datasets_folder(data_dir)
+        default_folder = os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")
+        self._folder = Path(default_folder if data_dir is None else data_dir).expanduser()
         self._version = None if version is None else str(version)
         self._splits = dict(splits or {})
         self._keys = input, target
@@ -79,8 +81,6 @@ class Tfds:
         self._text = Text(vocabulary, tokens, standardize)
         prepared = find_prepared(self._folder, self._name, self._version)
         self.notes = () if prepared else (f"dataset.name={name}: not in {self._folder} yet; it is downloaded to there",)
-
-    # Description of the examples --------------------------------------------------------------
 
     @cached_property
     def inputs(self) -> Inputs:
@@ -127,8 +127,6 @@ class Tfds:
 
         return Stream(read_files(parts), info.num_examples, self._decoder(), name)
 
-    # Decoding ---------------------------------------------------------------------------------
-
     def _decoder(self) -> Callable[..., Any]:
         import tensorflow_datasets as tfds
 
@@ -157,8 +155,6 @@ class Tfds:
         if outputs.kind == "multi_label":
             return tf.minimum(tf.reduce_sum(tf.one_hot(value, *outputs.shape), axis=0), 1.0)
         return tf.reshape(tf.cast(value, tf.float32), outputs.shape)
-
-    # The dataset ------------------------------------------------------------------------------
 
     @cached_property
     def _builder(self) -> Any:
@@ -218,11 +214,6 @@ class Tfds:
         return tuple(shape)
 
 
-def check_installed() -> None:
-    if importlib.util.find_spec("tensorflow_datasets") is None:
-        raise ConfigError("dataset: tensorflow-datasets is not installed; pip install 'scaleflow[tfds]'")
-
-
 def check_image_size(size: Any) -> tuple[int, int] | None:
     if size is None:
         return None
@@ -263,11 +254,6 @@ def class_names(labels: Any) -> tuple[str, ...]:
     return tuple(labels.int2str(number) for number in range(labels.num_classes))
 
 
-# ---------------------------------------------------------------------------------------------
-# Reading
-# ---------------------------------------------------------------------------------------------
-
-
 def read_files(parts: Sequence[tuple[str, int, int]]) -> tf.data.Dataset:
     """Returns records (file, row, serialized example) of parts (file, rows to skip, rows to take), read in parallel."""
     files, skips, takes = zip(*parts, strict=True)
@@ -280,24 +266,11 @@ def read_files(parts: Sequence[tuple[str, int, int]]) -> tf.data.Dataset:
     return interleave_files(files, read_part)
 
 
-# ---------------------------------------------------------------------------------------------
-# Prepared datasets, and downloads
-# ---------------------------------------------------------------------------------------------
-
-
-def find_datasets_folder(data_dir: str | None) -> Path:
-    """Returns the folder of prepared datasets."""
-    if data_dir is not None:
-        return Path(data_dir).expanduser()
-    return Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()
-
-
 def find_prepared(folder: Path, name: str, version: str | None) -> Path | None:
     """Returns the folder of a prepared dataset: `folder/name/version`, or `folder/name/config/version` if it has
     configs.
 
-    Raises:
-        ConfigError: if several configs are prepared, and `name` contains none.
+    Raises ConfigError if several configs are prepared, and `name` contains none.
     """
     root = folder / name
     prepared = find_newest_version(root, version)
@@ -329,8 +302,7 @@ def list_entries(folder: Path) -> list[Path]:
 def download_dataset(folder: Path, name: str, version: str | None) -> Path:
     """Downloads and prepares a dataset, unless another process does so first; progress goes to the log.
 
-    Raises:
-        ConfigError: if there is no such dataset, no network, or no space. It says where to put a prepared copy.
+    Raises ConfigError if there is no such dataset, no network, or no space. It says where to put a prepared copy.
     """
     import tensorflow_datasets as tfds
 
@@ -363,10 +335,9 @@ def download_dataset(folder: Path, name: str, version: str | None) -> Path:
 
 
 def check_reachable(urls: Iterable[str]) -> None:
-    """Checks that the first host of a download answers: without a network, tensorflow-datasets retries for minutes.
+    """Raises ConnectionError if the first host of a download does not answer.
 
-    Raises:
-        ConnectionError: if it does not answer.
+    Without a network, tensorflow-datasets retries for minutes.
     """
     if any(name.lower() in ("http_proxy", "https_proxy", "all_proxy") for name in os.environ):
         return

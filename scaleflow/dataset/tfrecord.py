@@ -41,32 +41,27 @@ KEYS: Mapping[str, Sequence[str]] = {
     "raw": ("shape", "dtype"),
     "image": ("size", "resize", "channels"),
 }
-STORED = ("int64", "float32", "string")
-RAW = ("uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64")
+STORED_DTYPES = ("int64", "float32", "string")
+RAW_DTYPES = ("uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64")
 
 #: Message for the record at which a damaged file ends.
-LOST = "the file is cut off or damaged from here on"
+DAMAGED = "the file is cut off or damaged from here on"
 WRONG_TARGET = "its target is missing, of another form or out of range"
 
 #: Small, because a record may be large.
 READ_BATCH_SIZE = 16
 
 #: Maximum number of faults that are recorded.
-NAMED = 10
+MAX_FAULTS = 10
 
 
 @dataclass(frozen=True)
 class Feature:
-    """Parser of one feature of the spec.
+    """Parser of one feature of the spec."""
 
-    Attributes:
-        stored: spec for `tf.io.parse_single_example`.
-        finish: parsed feature -> value. Traced.
-        shape, dtype: of the value.
-    """
-
-    stored: Any
-    finish: Callable[[Any], tf.Tensor]
+    stored: Any  # spec for `tf.io.parse_single_example`
+    finish: Callable[[Any], tf.Tensor]  # parsed feature -> value. Traced.
+    #: shape, dtype: of the value
     shape: tuple[int, ...]
     dtype: str
 
@@ -163,8 +158,7 @@ class TFRecord:
         return records.apply(tf.data.experimental.assert_cardinality(counted.total))
 
     def _decode(self, file: tf.Tensor, place: tf.Tensor, record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Decodes a record to (input, target). Traced."""
-        is_intact = tf.debugging.Assert(place >= 0, [LOST])
+        is_intact = tf.debugging.Assert(place >= 0, [DAMAGED])
         with tf.control_dependencies([is_intact]):
             record = tf.identity(record)
         used = {name: self._features[name] for name in (self._input, self._target)}
@@ -177,8 +171,8 @@ class TFRecord:
         with ThreadPoolExecutor(min(len(files), os.cpu_count() or 1)) as pool:
             results = list(pool.map(self._count_file, files))
         faults = [fault for _, file_faults in results for fault in file_faults]
-        broken = {n for n, (_, file_faults) in enumerate(results) if any(LOST in fault for fault in file_faults)}
-        return FileCounts([count for count, _ in results], frozenset(broken), tuple(faults[:NAMED]))
+        broken = {n for n, (_, file_faults) in enumerate(results) if any(DAMAGED in fault for fault in file_faults)}
+        return FileCounts([count for count, _ in results], frozenset(broken), tuple(faults[:MAX_FAULTS]))
 
     def _count_file(self, path: str) -> tuple[int, list[str]]:
         """Returns (number of intact records, faults of the file and of targets in it)."""
@@ -195,7 +189,7 @@ class TFRecord:
             for _ in records.batch(READ_BATCH_SIZE):
                 pass
         except FAILURES:
-            faults.append(f"{path}, record {count}: {LOST}")
+            faults.append(f"{path}, record {count}: {DAMAGED}")
         return count, faults
 
     def _count_good(self, records: tf.data.Dataset) -> int:
@@ -224,22 +218,16 @@ class TFRecord:
         good = np.zeros(count, bool)
         for indices in records.enumerate().map(if_good).ignore_errors().batch(READ_BATCH_SIZE).as_numpy_iterator():
             good[indices] = True
-        return [int(place) for place in np.flatnonzero(~good)[:NAMED]]
+        return [int(place) for place in np.flatnonzero(~good)[:MAX_FAULTS]]
 
 
 @dataclass(frozen=True)
 class FileCounts:
-    """Result of the first pass.
+    """Result of the first pass."""
 
-    Attributes:
-        intact: number of intact records in each file.
-        broken: indices of the damaged files.
-        faults: the first faults, in words.
-    """
-
-    intact: list[int]
-    broken: frozenset[int]
-    faults: tuple[str, ...]
+    intact: list[int]  # number of intact records in each file
+    broken: frozenset[int]  # indices of the damaged files
+    faults: tuple[str, ...]  # the first faults, in words
 
     @property
     def total(self) -> int:
@@ -247,13 +235,7 @@ class FileCounts:
         return sum(self.intact) + len(self.broken)
 
 
-# ---------------------------------------------------------------------------------------------
-# The spec
-# ---------------------------------------------------------------------------------------------
-
-
 def read_spec(features: Any) -> dict[str, Feature]:
-    """Converts `dataset.features` to parsers."""
     if not isinstance(features, Mapping) or not features:
         raise ConfigError(
             f"dataset.features={features}: expected a spec to each feature, such as "
@@ -288,12 +270,12 @@ def make_image_feature(key: str, options: Mapping[str, Any]) -> Feature:
 
 
 def make_fixed_feature(key: str, shape: tuple[int, ...], dtype: Any) -> Feature:
-    parse_choice(dtype, f"{key}.dtype", STORED)
+    parse_choice(dtype, f"{key}.dtype", STORED_DTYPES)
     return Feature(tf.io.FixedLenFeature(shape, dtype), tf.identity, shape, dtype)
 
 
 def make_padded_feature(key: str, shape: tuple[int, ...], dtype: Any) -> Feature:
-    parse_choice(dtype, f"{key}.dtype", STORED[:2])
+    parse_choice(dtype, f"{key}.dtype", STORED_DTYPES[:2])
     if len(shape) != 1:
         raise ConfigError(f"{key}.shape={list(shape)}: a padded feature has the shape [length]")
 
@@ -305,7 +287,7 @@ def make_padded_feature(key: str, shape: tuple[int, ...], dtype: Any) -> Feature
 
 
 def make_raw_feature(key: str, shape: tuple[int, ...], dtype: Any) -> Feature:
-    parse_choice(dtype, f"{key}.dtype", RAW)
+    parse_choice(dtype, f"{key}.dtype", RAW_DTYPES)
 
     def finish(found: tf.Tensor) -> tf.Tensor:
         return tf.reshape(tf.io.decode_raw(found, dtype), shape)
@@ -330,7 +312,6 @@ def parse_scale(scale: Any, feature: Feature) -> float | None:
 
 
 def describe_outputs(kind: Any, classes: Any, names: Any, feature: Feature) -> Outputs:
-    """Describes the targets."""
     checked_kind: Any = parse_choice(kind, "dataset.kind", get_args(Kind))
     size = max(1, math.prod(feature.shape))
     if feature.dtype == "string":

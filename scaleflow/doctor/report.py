@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from scaleflow.cluster import explain_no_tpu, explain_unreachable, find_tpu
+from scaleflow.cluster.tpu import explain_no_tpu, explain_unreachable, find_tpu
 from scaleflow.config.parse import suggest
 from scaleflow.doctor import machine
 from scaleflow.doctor.verdicts import PRECISIONS, STRATEGIES, Judge, MachineFacts, judge_option
@@ -76,7 +76,6 @@ def main() -> int:
 
 
 def entry() -> None:
-    """Runs the command `python -m scaleflow.doctor` and exits."""
     try:
         code = main()
         sys.stdout.flush()
@@ -92,32 +91,32 @@ def examine(seconds: float = TENSORFLOW_SECONDS) -> Report:
     """Returns the report; faults of the machine are part of it and not raised. TensorFlow may take `seconds`."""
     with start_tensorflow_probe() as process:  # runs while the rest is examined
         report: Report = {
-            "versions": try_look(machine.read_versions),
-            "system": try_look(machine.describe_system),
-            "cpu": try_look(machine.describe_cpu),
-            "memory": try_look(machine.describe_memory),
+            "versions": try_check(machine.read_versions),
+            "system": try_check(machine.describe_system),
+            "cpu": try_check(machine.describe_cpu),
+            "memory": try_check(machine.describe_memory),
             "tensorflow": {},
-            "gpus": try_look(machine.query_nvidia),
-            "tf_config": try_look(machine.describe_tf_config),
-            "variables": try_look(machine.read_variables),
-            "tracking": try_look(check_store),
+            "gpus": try_check(machine.list_gpus),
+            "tf_config": try_check(machine.describe_tf_config),
+            "variables": try_check(machine.read_variables),
+            "tracking": try_check(check_store),
         }
         answer = read_answer(process, seconds)
     report["tensorflow"] = answer
     report["versions"] = {**report["versions"], **answer.pop("versions", {})}
     facts = gather_facts(report)
-    report["auto"] = try_look(lambda: resolve_auto(answer))
-    report["strategies"] = try_look(lambda: judge_options("strategy", STRATEGIES, facts))
-    report["precisions"] = try_look(lambda: judge_options("precision", PRECISIONS, facts))
+    report["auto"] = try_check(lambda: resolve_auto(answer))
+    report["strategies"] = try_check(lambda: judge_options("strategy", STRATEGIES, facts))
+    report["precisions"] = try_check(lambda: judge_options("precision", PRECISIONS, facts))
     for key in ("kind", "strategy", "mixed"):  # reported under `auto`
         answer.pop(key, None)
     return report
 
 
-def try_look(look: Callable[[], Any]) -> Any:
-    """Returns what `look` returns, or `{"error": reason}` if it raises, so that the rest is still examined."""
+def try_check(check: Callable[[], Any]) -> Any:
+    """Returns what `check` returns, or `{"error": reason}` if it raises, so that the rest is still examined."""
     try:
-        return look()
+        return check()
     except Exception as error:
         lines = str(error).strip().splitlines() or [""]
         return {
@@ -273,10 +272,16 @@ def check_store_server(uri: str) -> tuple[bool, str]:
 
 
 def format_report(report: Report) -> str:
-    """Formats the report as text."""
     blocks = [
         format_block("versions", report["versions"].items()),
-        format_block("machine", machine_rows(report)),
+        format_block(
+            "machine",
+            [
+                ("system", failure_of(report["system"]) or report["system"]),
+                ("cpu", failure_of(report["cpu"]) or cpu_line(report["cpu"])),
+                ("memory", failure_of(report["memory"]) or memory_line(report["memory"])),
+            ],
+        ),
         format_block("tensorflow", tensorflow_rows(report)),
         format_block("environment", environment_rows(report)),
         format_block("strategies", verdict_rows(report["strategies"])),
@@ -293,14 +298,6 @@ def format_block(title: str, rows: Any) -> str:
 
 
 Rows = list[tuple[str, str]]
-
-
-def machine_rows(report: Report) -> Rows:
-    return [
-        ("system", failure_of(report["system"]) or report["system"]),
-        ("cpu", failure_of(report["cpu"]) or cpu_line(report["cpu"])),
-        ("memory", failure_of(report["memory"]) or memory_line(report["memory"])),
-    ]
 
 
 def failure_of(found: Any) -> str | None:

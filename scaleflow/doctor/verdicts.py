@@ -15,31 +15,18 @@ TENSOR_CORES = {"float16": 7.0, "bfloat16": 8.0}
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """The facts that verdicts follow from.
+    """The facts that verdicts follow from."""
 
-    Attributes:
-        failure: why TensorFlow does not work here; None if it works.
-        gpus: how many GPUs TensorFlow finds.
-        capability: the lowest compute capability of these GPUs; None if unknown.
-        cores: CPU cores that this process may use.
-        has_bfloat16: whether the CPU computes bfloat16 natively.
-        workers: how many processes TF_CONFIG names; 0 if it is not set.
-        tf_config: what is wrong with TF_CONFIG; None if nothing is.
-        tpu: the setting that names a TPU, such as `TPU_NAME=local`; None if there is none.
-        no_tpu: why there is no TPU, or why it cannot be reached.
-        fails: dtype -> how a small multiplication in it failed.
-    """
-
-    failure: str | None = None
-    gpus: int = 0
-    capability: float | None = None
-    cores: float = 1.0
-    has_bfloat16: bool = False
-    workers: int = 0
-    tf_config: str | None = None
-    tpu: str | None = None
-    no_tpu: str | None = None
-    fails: Mapping[str, str] = field(default_factory=dict)
+    failure: str | None = None  # why TensorFlow does not work here; None if it works
+    gpus: int = 0  # how many GPUs TensorFlow finds
+    capability: float | None = None  # the lowest compute capability of these GPUs; None if unknown
+    cores: float = 1.0  # CPU cores that this process may use
+    has_bfloat16: bool = False  # whether the CPU computes bfloat16 natively
+    workers: int = 0  # how many processes TF_CONFIG names; 0 if it is not set
+    tf_config: str | None = None  # what is wrong with TF_CONFIG; None if nothing is
+    tpu: str | None = None  # the setting that names a TPU, such as `TPU_NAME=local`; None if there is none
+    no_tpu: str | None = None  # why there is no TPU, or why it cannot be reached
+    fails: Mapping[str, str] = field(default_factory=dict)  # dtype -> how a small multiplication in it failed
 
     @property
     def device(self) -> str:

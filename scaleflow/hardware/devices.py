@@ -12,24 +12,17 @@ from scaleflow.interfaces import Hardware
 
 @dataclass(frozen=True)
 class Devices:
-    """The devices that a run computes on.
+    """The devices that a run computes on."""
 
-    Attributes:
-        kind: `CPU`, `GPU` or `TPU`.
-        names: the logical devices, such as `CPU:0`.
-        tpu: the connected TPU, for its strategy.
-    """
-
-    kind: str
-    names: tuple[str, ...]
-    tpu: tf.distribute.cluster_resolver.TPUClusterResolver | None = None
+    kind: str  # `CPU`, `GPU` or `TPU`
+    names: tuple[str, ...]  # the logical devices, such as `CPU:0`
+    tpu: tf.distribute.cluster_resolver.TPUClusterResolver | None = None  # the connected TPU, for its strategy
 
 
 def configure_devices(options: Hardware) -> Devices:
     """Applies the config group `hardware` and returns the logical devices.
 
-    Raises:
-        ConfigError: if the machine does not have the devices, or they cannot be divided like that.
+    Raises ConfigError if the machine does not have the devices, or they cannot be divided like that.
     """
     set_threads(options)
     if options.deterministic:
@@ -52,9 +45,6 @@ def configure_tpu(address: str | None) -> Devices:
     """Connects this process to a TPU, initialises it and returns its cores.
 
     If something other than a TPU listens at the address, TensorFlow waits for ever; the launcher then ends the process.
-
-    Args:
-        address: `grpc://HOST:PORT`, `local` or a name.
     """
     if address is None:
         raise ConfigError("hardware=tpu: there is no TPU; give hardware.tpu=grpc://HOST:8470, or use hardware=auto")
@@ -111,7 +101,6 @@ def choose_devices(
 
 
 def divide_device(device: tf.config.PhysicalDevice, options: Hardware, kind: str) -> None:
-    """Divides a physical device into logical devices and limits their memory."""
     if kind == "GPU" and options.memory_growth and options.memory_limit_mb is None:
         tf.config.experimental.set_memory_growth(device, True)
     if options.logical_devices > 1 or options.memory_limit_mb is not None:

@@ -1,18 +1,24 @@
-"""Launches a prepared run: locks its folder, starts the recorder and the supervisor, and prints how it ended."""
+"""Launches a run: locks its folder, starts the recorder and the supervisor, and prints how it ended."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from omegaconf import OmegaConf
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
 
+from scaleflow.command import refuse as print_refusal
 from scaleflow.command import to_printable
+from scaleflow.config.compose import check_single_run
 from scaleflow.config.folders import remove_created
+from scaleflow.config.hydra_config import check_folder_writable, composed_from_hydra, read_typed_overrides
 from scaleflow.errors import ConfigError
 from scaleflow.events import Event
 from scaleflow.formatting import format_duration, format_number
@@ -20,10 +26,11 @@ from scaleflow.launcher.display import Display, display_for
 from scaleflow.launcher.inline import InlineRun
 from scaleflow.launcher.local_host import LocalHost
 from scaleflow.launcher.monitor import REFUSED, RunMonitor
-from scaleflow.launcher.prepare import PreparedRun
+from scaleflow.launcher.prepare import PreparedRun, RunCommand, prepare_run
 from scaleflow.launcher.recorder import Recorder
-from scaleflow.launcher.recovery import finalize_run
+from scaleflow.launcher.recovery import finalize_run, repair_quietly
 from scaleflow.launcher.stop import StopRequest, catch_stop_signals
+from scaleflow.launcher.submit import render_submission
 from scaleflow.launcher.supervisor import ProcessHost, Supervisor
 from scaleflow.runs import RunSpec, RunState
 from scaleflow.secret_masking import (
@@ -51,37 +58,51 @@ NO_ANSWER = "it does not answer"
 
 @dataclass(frozen=True)
 class SweepContext:
-    """What a sweep passes to the run of a job.
+    """What a sweep passes to the run of a job."""
 
-    Attributes:
-        parent: the folder of the sweep, whose own run is the parent.
-        label: what distinguishes this job from the others, for the run's name.
-        environment: variables to add to the environment of its processes.
-        server: the address of the fork server.
-        display: shows the job.
-        stop: the request to end the job.
-        on_event: receives each event.
+    parent: Path  # the folder of the sweep, whose own run is the parent
+    label: str  # what distinguishes this job from the others, for the run's name
+    environment: Mapping[str, str]  # variables to add to the environment of its processes
+    server: str  # the address of the fork server
+    display: Display  # shows the job
+    stop: StopRequest  # the request to end the job
+    on_event: Callable[[Event], None]  # receives each event
+
+
+def run_job(config: DictConfig, started: float) -> int:
+    """Prepares and launches what Hydra has composed: a command, or a job of a Hydra launcher that is not scaleflow's.
+
+    The config has its interpolations; the command `started` at a time in seconds since the epoch. Returns the exit
+    code.
     """
-
-    parent: Path
-    label: str
-    environment: Mapping[str, str]
-    server: str
-    display: Display
-    stop: StopRequest
-    on_event: Callable[[Event], None]
+    composed = composed_from_hydra(config)
+    may_submit = HydraConfig.get().mode is not RunMode.MULTIRUN
+    try:
+        if config.get("resume") is None:
+            check_single_run(config)
+        run = prepare_run(RunCommand(composed, read_typed_overrides(), started, may_submit=may_submit))
+        if run.spec.plan.cluster.submit is not None:
+            print(render_submission(run.spec.plan, sys.argv[1:]), end="")
+            remove_created(composed.folder)
+            return 0
+        if run.resume_number:
+            remove_created(composed.folder)  # the run has its own folder
+        if run.is_finished:
+            repair_quietly(run.spec.folder)  # sends what the command that finished it could not record
+            print(f"{run.spec.folder}: the run is finished; training.epochs=N with more epochs would go on with it")
+            return 0
+        check_folder_writable(run.spec.folder)
+    except ConfigError as refusal:
+        remove_created(composed.folder)
+        return print_refusal(str(refusal))
+    return launch_run(run)
 
 
 def launch_run(run: PreparedRun, sweep: SweepContext | None = None, refuse: Callable[[str], None] | None = None) -> int:
-    """Runs a prepared run from start to end.
+    """Runs a prepared run, whose folder exists and can be written, from start to end. Returns the command's exit code.
 
-    Args:
-        run: the prepared run. Its folder exists and can be written.
-        sweep: the sweep, if the run is a job of one.
-        refuse: receives the reason if there is no run; None: the terminal shows it.
-
-    Returns:
-        The exit code of the command.
+    `sweep` is the sweep, if the run is a job of one. `refuse` receives the reason if there is no run; None: the
+    terminal shows it.
     """
     spec = run.spec
     remember_secrets([*find_environment_secrets(), *find_secrets(run.config, spec.plan.config)])
@@ -117,8 +138,11 @@ def supervise_run(run: PreparedRun, display: Display, sweep: SweepContext | None
         run_processes = InlineRun(monitor) if spec.plan.debug.inline else Supervisor(monitor, make_host(monitor))
         code = run_processes.run()
         if monitor.refusal is not None:
-            more = f"\n{describe_remains(spec, monitor.state)}" if monitor.state.step else ""
-            refuse(str(mask_secrets(str(monitor.refusal))) + more)
+            message, folder = str(mask_secrets(str(monitor.refusal))), os.path.relpath(spec.folder)
+            if step := monitor.state.step:
+                message += f"\nwhat was trained until step {step} is in {folder}; "
+                message += f"python -m scaleflow.sync {folder} records it"
+            refuse(message)
             discard_refused(monitor)
             return REFUSED if recorder.refusal is not None else code
         finish_run(monitor)
@@ -126,7 +150,6 @@ def supervise_run(run: PreparedRun, display: Display, sweep: SweepContext | None
 
 
 def make_host(monitor: RunMonitor) -> ProcessHost:
-    """Makes the host of the run's processes."""
     if monitor.spec.plan.cluster.name == "ray":
         from scaleflow.launcher.ray_host import RayHost
 
@@ -166,8 +189,7 @@ def describe_part(spec: RunSpec, is_resumed: bool) -> list[str]:
 def write_configs(run: PreparedRun) -> None:
     """Writes the config and the overrides, with secrets masked. Only the command that records the run does that.
 
-    Raises:
-        ConfigError: if the folder holds another run, or if a worker still writes to it.
+    Raises ConfigError if the folder holds another run, or if a worker still writes to it.
     """
     files = run.spec.files
     overrides = OmegaConf.to_yaml([mask_override(override) for override in run.overrides])
@@ -182,12 +204,6 @@ def write_configs(run: PreparedRun) -> None:
         raise ConfigError(f"hydra.run.dir={folder}: holds a run already; resume={folder} goes on with it")
     files.config.write_text(OmegaConf.to_yaml(OmegaConf.create(mask_secrets(run.config))))
     files.overrides.write_text(overrides)
-
-
-def describe_remains(spec: RunSpec, state: RunState) -> str:
-    """Says how to record a run that had trained when the store refused it."""
-    folder = os.path.relpath(spec.folder)
-    return f"what was trained until step {state.step} is in {folder}; python -m scaleflow.sync {folder} records it"
 
 
 def finish_run(monitor: RunMonitor) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import distributions
 
-from scaleflow.cluster import find_unreachable
+from scaleflow.cluster.members import find_unreachable
 from scaleflow.errors import ConfigError
 from scaleflow.events import Event, RunEnded, RunRefused, SystemMetrics
 from scaleflow.launcher.display import Display
@@ -29,14 +29,8 @@ POLL_SECONDS = 0.1
 class RunMonitor:
     """What a launcher knows of its run.
 
-    Args:
-        spec: the spec of the chief, or of the process that this command runs.
-        recorder: sends the events to the store.
-        display: shows the events.
-        stop: the request to end the run.
-        on_event: also receives each event.
-
     Attributes:
+        spec: the spec of the chief, or of the process that this command runs.
         state: the state, computed from the events of this command.
         heard_at: when the last event of a worker arrived, in seconds of this process's monotonic clock. The clock of
             the worker's machine may be wrong.
@@ -74,8 +68,7 @@ class RunMonitor:
     def open_store(self) -> bool:
         """Starts the recorder and waits until it knows whether the store can be used, so that no training is wasted.
 
-        Returns:
-            False if the store refuses the run, or if the user asked for the end.
+        Returns False if the store refuses the run, or if the user asked for the end.
         """
         if not self.recorder.is_alive() and not self.recorder.done.is_set():
             if self.spec.records:  # another process of the run may share the folder
@@ -124,10 +117,8 @@ class RunMonitor:
     def find_stall(self, began: float) -> EndReason | None:
         """Returns why processes without progress for `cluster.stall_seconds` have to be killed; None if they may go on.
 
-        Until the processes have built everything, `cluster.start_seconds` are added to the limit.
-
-        Args:
-            began: when the processes were started, by the monotonic clock.
+        Until the processes have built everything, `cluster.start_seconds` are added to the limit. They `began` at a
+        time of the monotonic clock.
         """
         plan = self.spec.plan
         cluster = plan.cluster
@@ -143,13 +134,10 @@ class RunMonitor:
         return EndReason(why)
 
     def finish(self, reason: EndReason | None) -> int:
-        """Writes the end of the run, unless a worker has written it, and shows it.
+        """Writes the end of the run, unless a worker has written it, and shows it; returns the exit code of the
+        command.
 
-        Args:
-            reason: why the run ended, if no worker reported its end.
-
-        Returns:
-            The exit code of the command.
+        `reason` is why the run ended, if no worker reported its end.
         """
         self.follow()
         if self.state.last is None:

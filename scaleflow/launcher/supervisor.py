@@ -23,10 +23,10 @@ from scaleflow.runs import EventWriter, RunSpec
 from scaleflow.secret_masking import mask_secrets
 
 #: The limit of restarts if `cluster.max_restarts` is null, for runs that are restarted by default.
-MOST_RESTARTS = 10
+DEFAULT_MAX_RESTARTS = 10
 
 #: A run that has died this often at one step is not restarted if it dies there again: it would never get further.
-SAME_STEP = 2
+MAX_DEATHS_AT_STEP = 2
 
 
 class ProcessHost(Protocol):
@@ -39,19 +39,15 @@ class ProcessHost(Protocol):
     first_stage: str
 
     def open(self) -> AbstractContextManager[None]:
-        """Prepares the host for the whole run and releases it after the block.
-
-        Raises:
-            ConfigError: if it cannot be used.
+        """Prepares the host for the whole run and releases it after the block. Raises ConfigError if it cannot
+        be used.
         """
 
     def start(self, spec: RunSpec) -> AbstractContextManager[tuple[RunSpec, Sequence[RunProcess]]]:
         """Starts all processes of an attempt; none of them outlives the block.
 
-        Yields the spec, whose plan may have fewer workers after a loss, and the processes, the chief first.
-
-        Raises:
-            ConfigError: if the machines have too few resources.
+        Yields the spec, whose plan may have fewer workers after a loss, and the processes, the chief first. Raises
+        ConfigError if the machines have too few resources.
         """
 
     def find_reason(self, processes: Sequence[RunProcess]) -> EndReason:
@@ -62,12 +58,7 @@ class ProcessHost(Protocol):
 
 
 class Supervisor:
-    """Runs the processes of one run to their end.
-
-    Args:
-        monitor: follows the run.
-        host: starts the processes.
-    """
+    """Runs the processes of one run to their end. The host starts them, and the monitor follows the run."""
 
     def __init__(self, monitor: RunMonitor, host: ProcessHost) -> None:
         self._monitor = monitor
@@ -132,8 +123,8 @@ class Supervisor:
         if loss := self._host.explain_loss():
             self._reason = EndReason(f"{loss}: {reason.why}")
             return False
-        if self._died_at[-SAME_STEP:] == [state.step] * SAME_STEP:
-            why = f"{reason.why}; it died at step {state.step} each of the last {SAME_STEP + 1} times"
+        if self._died_at[-MAX_DEATHS_AT_STEP:] == [state.step] * MAX_DEATHS_AT_STEP:
+            why = f"{reason.why}; it died at step {state.step} each of the last {MAX_DEATHS_AT_STEP + 1} times"
             self._reason = replace(reason, why=why)
             return False
         self._died_at.append(state.step)
@@ -154,7 +145,7 @@ class Supervisor:
         if plan.cluster.max_restarts is not None:
             return plan.cluster.max_restarts
         is_asynchronous_here = plan.strategy.name == "parameter_server" and plan.cluster.name == "local"
-        return MOST_RESTARTS if is_asynchronous_here or plan.cluster.name == "ray" else 0
+        return DEFAULT_MAX_RESTARTS if is_asynchronous_here or plan.cluster.name == "ray" else 0
 
     def _watch(self, processes: Sequence[RunProcess]) -> None:
         """Follows the run until the chief has ended, and ends processes that must not continue."""

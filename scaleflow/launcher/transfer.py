@@ -83,7 +83,6 @@ class EventTransfer:
         taken: how many bytes of the events the store has.
         ended: the bytes up to the event `end` or `refused`, if that was the last taken one; else 0.
         aside: the events that were put aside: the reason, by offset in the file.
-        keeps_record: whether to write `record.json`.
         profiles: a line for the user about each traced window, by its first step.
     """
 
@@ -108,7 +107,7 @@ class EventTransfer:
         self._unread: set[int] = set()
         self._tries: dict[int, int] = {}
         self._missing: set[int] = set()
-        self.keeps_record = keeps_record
+        self._keeps_record = keeps_record
         self.profiles: dict[int, str] = {}
         self.taken: int = self._record.get("offset", 0)
         self.ended: int = self.taken if self._record.get("done") else 0
@@ -121,7 +120,6 @@ class EventTransfer:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the store has taken all events."""
         return not self.aside and self.taken >= (self._events.stat().st_size if self._events.exists() else 0)
 
     @property
@@ -293,13 +291,17 @@ class EventTransfer:
             self.taken = offset
             self.save_state()
 
+    def leave_record(self) -> None:
+        """Writes `record.json` no more: the folder is removed, or another command may record the run."""
+        self._keeps_record = False
+
     def save_state(self, is_vital: bool = False) -> None:
         """Writes `record.json`: which run in the store this is, and how much of it the store has.
 
         Args:
             is_vital: whether to wait until it is on the disk, because a request follows that must not be sent twice.
         """
-        if not self.keeps_record:
+        if not self._keeps_record:
             return
         if self._tracker.uri is None:  # not tracked now: the record keeps a store that has the run
             record = {"run_id": None, **self._files.read_record()}
@@ -400,7 +402,6 @@ class EventTransfer:
 
 
 def format_error(error: BaseException) -> str:
-    """Formats an error as one line."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 

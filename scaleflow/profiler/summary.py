@@ -16,7 +16,7 @@ Summary = dict[str, Any]
 INPUT_BOUND, NOT_INPUT_BOUND = 20.0, 5.0
 
 #: Percent of a step from which there is advice about all-reduce and the host.
-MUCH_ALLREDUCE, MUCH_HOST = 15.0, 40.0
+HIGH_ALLREDUCE, HIGH_HOST = 15.0, 40.0
 
 #: Operations that the summary lists.
 OPS = 15
@@ -66,13 +66,13 @@ def give_advice(summary: Summary, ops: Sequence[Mapping[str, Any]]) -> list[str]
             "step is under way at a time. For the split of a step, profile the same run with strategy=one_device."
         ]
     advice = [advise_on_input(percent["input"], facts, ops)]
-    if percent["allreduce"] >= MUCH_ALLREDUCE:
+    if percent["allreduce"] >= HIGH_ALLREDUCE:
         advice.append(
             f"{percent['allreduce']:.0f} % of a step sums gradients over the replicas: a larger training.batch_size or "
             "training.accumulate does that less often for the same examples"
             + ("; between GPUs, strategy.communication=nccl." if facts.get("strategy") == "multi_worker" else ".")
         )
-    if percent["host"] >= MUCH_HOST:
+    if percent["host"] >= HIGH_HOST:
         advice.append(advise_on_host(summary))
     if percent["compute"] == max(percent.values()):
         advice.append(advise_on_compute(percent["compute"], facts, ops))
@@ -80,7 +80,6 @@ def give_advice(summary: Summary, ops: Sequence[Mapping[str, Any]]) -> list[str]
 
 
 def advise_on_input(percent: float, facts: Mapping[str, Any], ops: Sequence[Mapping[str, Any]]) -> str:
-    """Returns whether steps wait for input, and what helps."""
     if percent < NOT_INPUT_BOUND:
         return f"{percent:.0f} % of a step waits for input: the run is not input-bound."
     if facts.get("input") == "memory" and percent < INPUT_BOUND:
@@ -130,7 +129,6 @@ def advise_on_compute(percent: float, facts: Mapping[str, Any], ops: Sequence[Ma
 
 
 def to_markdown(summary: Summary) -> str:
-    """Formats a summary as a Markdown page."""
     first, last = summary["first_step"], summary["last_step"]
     p50, p95 = summary["step_ms"]["p50"], summary["step_ms"]["p95"]
     lines = [f"# Steps {first} to {last}", "", f"A step took {p50:.3g} ms (p50), {p95:.3g} ms (p95)."]
@@ -159,11 +157,11 @@ def to_markdown(summary: Summary) -> str:
         f"| {op['type']} | `{op['name']}` | {op['count']} | {op['self_ms']:.3f} | {op['percent']:.1f} % |"
         for op in summary["ops"]
     ]
-    lines += ["", HOW]
+    lines += ["", EXPLANATION]
     return "\n".join(lines) + "\n"
 
 
-HOW = """\
+EXPLANATION = """\
 An instant of a step is `compute` if any of its operations computes then, on any device; else `allreduce` if gradients
 are being summed over the replicas; else `input` if it waits for examples; else `host`. The shares of operations are of
 the self time of all that are listed in the trace, those of the input pipeline too, whose waiting is left out."""

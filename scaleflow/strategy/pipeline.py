@@ -29,8 +29,7 @@ Batch = tuple[Any, Any, tf.Tensor]
 def create_pipeline(devices: Sequence[str], options: Strategy) -> tf.distribute.Strategy:
     """Returns the default strategy, because the others place variables themselves.
 
-    Raises:
-        ConfigError: if the number of devices is not the number of stages.
+    Raises ConfigError if the number of devices is not the number of stages.
     """
     stages, count = options.stages, len(devices)
     if count == stages:
@@ -60,17 +59,8 @@ def build_pipeline(
 ) -> tuple[Pipeline, list[str]]:
     """Divides a model into stages and moves its variables to the stages' devices.
 
-    Args:
-        model: a new model, whose variables no optimizer and no compiled function uses yet.
-        objective: the loss.
-        devices: one for each stage.
-        options: the config group `strategy`.
-
-    Returns:
-        (the forward and backward pass, notes for the user).
-
-    Raises:
-        ConfigError: if the model cannot be divided like that.
+    The model is new: no optimizer and no compiled function uses its variables yet. Returns (the forward and backward
+    pass, notes for the user). Raises ConfigError if the model cannot be divided like that.
     """
     graph = build_graph(model)
     stages = divide_graph(graph, len(devices), options.cuts)
@@ -95,19 +85,13 @@ def move_variables(stages: Sequence[Stage], devices: Sequence[str]) -> None:
 
 @dataclass
 class ForwardState:
-    """The forward pass of one micro-batch, as its backward pass needs it.
+    """The forward pass of one micro-batch, as its backward pass needs it."""
 
-    Attributes:
-        values: all tensors by number.
-        tapes: one for each stage.
-        stage_losses: each stage's scalar part of the loss, scaled; None if it has none.
-        loss: the scalar sum of the examples' losses times their weights.
-    """
-
-    values: dict[int, Any]
-    tapes: list[tf.GradientTape] = field(default_factory=list)
+    values: dict[int, Any]  # all tensors by number
+    tapes: list[tf.GradientTape] = field(default_factory=list)  # one for each stage
+    #: Each stage's scalar part of the loss, scaled; None if it has none
     stage_losses: list[tf.Tensor | None] = field(default_factory=list)
-    loss: tf.Tensor | None = None
+    loss: tf.Tensor | None = None  # the scalar sum of the examples' losses times their weights
 
 
 class Pipeline:

@@ -28,20 +28,14 @@ class TensorRef:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of one layer.
+    """One call of one layer."""
 
-    Attributes:
-        name: the names of the models around the layer and its own, joined with `/`; the entry of a nested model ends
-            in `/`, that of the whole model is empty.
-        run: the layer, or the function that prepares a model's inputs.
-        arguments: (positional, by name), with a `TensorRef` for each tensor.
-        outputs: the numbers of the output tensors.
-    """
-
+    #: The names of the models around the layer and its own, joined with `/`; the entry of a nested model ends in `/`,
+    #: that of the whole model is empty
     name: str
-    run: Callable[..., Any]
-    arguments: tuple[tuple[Any, ...], dict[str, Any]]
-    outputs: tuple[int, ...]
+    run: Callable[..., Any]  # the layer, or the function that prepares a model's inputs
+    arguments: tuple[tuple[Any, ...], dict[str, Any]]  # (positional, by name), with a `TensorRef` for each tensor
+    outputs: tuple[int, ...]  # the numbers of the output tensors
 
     @property
     def inputs(self) -> set[int]:
@@ -86,20 +80,15 @@ class Graph:
 
 @dataclass(frozen=True)
 class Stage:
-    """Consecutive calls on one device.
-
-    Attributes:
-        inputs: numbers of the tensors that it takes from earlier stages. The last stage takes all outputs of the model,
-            for the loss.
-        outputs: numbers of the tensors that later stages take, and of the model's outputs.
-        parameters: the number of parameters in its layers' weights.
-    """
+    """Consecutive calls on one device."""
 
     calls: Sequence[Call]
+    #: Numbers of the tensors that it takes from earlier stages. The last stage takes all outputs of the model, for the
+    #: loss.
     inputs: Sequence[int]
-    outputs: Sequence[int]
+    outputs: Sequence[int]  # numbers of the tensors that later stages take, and of the model's outputs
     variables: Sequence[keras.Variable]
-    parameters: int
+    parameters: int  # the number of parameters in its layers' weights
 
     @property
     def trainable(self) -> list[keras.Variable]:

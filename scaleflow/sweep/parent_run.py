@@ -25,14 +25,7 @@ from scaleflow.tracking import make_tracker
 
 
 class ParentRun:
-    """The run of a sweep.
-
-    Args:
-        files: the folder of the sweep.
-        ledger: the jobs of the sweep.
-        began: when the command began, in seconds since the epoch.
-        is_resumed: whether an earlier command began the sweep.
-    """
+    """The run of a sweep, which an earlier command may have begun."""
 
     def __init__(self, files: RunFolder, ledger: Ledger, began: float, is_resumed: bool) -> None:
         self._files = files
@@ -60,7 +53,9 @@ class ParentRun:
         """
         tracking = plan.tracking
         size_before = self._files.events.stat().st_size if self._files.events.exists() else 0
-        write_config(self._files, config)
+        own_config = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+        plain = OmegaConf.to_container(own_config, resolve=False)
+        self._files.config.write_text(OmegaConf.to_yaml(OmegaConf.create(mask_secrets(plain))))
         write_provenance(self._files.path, {})
         tracker = make_tracker(tracking, adopts=not self._is_resumed)
         self._recorder = Recorder(
@@ -110,10 +105,3 @@ class ParentRun:
     def describe_links(self) -> Sequence[tuple[str, str]]:
         """Returns rows of (label, value) that say where the recorded run can be seen."""
         return self._recorder.describe_links() if self._recorder else ()
-
-
-def write_config(files: RunFolder, config: DictConfig) -> None:
-    """Writes the config of the command, without Hydra's own part and with secrets masked."""
-    base = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-    plain = OmegaConf.to_container(base, resolve=False)
-    files.config.write_text(OmegaConf.to_yaml(OmegaConf.create(mask_secrets(plain))))

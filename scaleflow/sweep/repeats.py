@@ -14,12 +14,9 @@ from scaleflow.sweep.ledger import LedgerEntry
 
 @dataclass(frozen=True)
 class RepeatedJob:
-    """All jobs of one config; without repeats it is a single one.
+    """All jobs of one config; without repeats it is a single one."""
 
-    Attributes:
-        jobs: the jobs with their runs, warm-ups included. Warm-ups do not count in metrics and curves.
-    """
-
+    #: The jobs with their runs, warm-ups included. Warm-ups do not count in metrics and curves.
     jobs: Sequence[tuple[LedgerEntry, RunHistory]]
 
     @property
@@ -108,6 +105,5 @@ def group_repeats(jobs: Sequence[tuple[LedgerEntry, RunHistory]]) -> list[Repeat
 
 
 def compute_medians(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Computes the median of each metric over the mappings that have it."""
     keys = dict.fromkeys(key for each in values for key in each)
     return {key: median([each[key] for each in values if key in each]) for key in keys}

@@ -28,13 +28,13 @@ Cell = str | int | float | None
 MARKDOWN, CSV, TABLE = "report.md", "report.csv", "report.json"
 
 #: The tag in which MLflow's UI looks for the tables of a run.
-TABLES = "mlflow.loggedArtifacts"
+TABLES_TAG = "mlflow.loggedArtifacts"
 
 #: Sections that decide how much hardware a job uses, but not what work it does.
-OF_SCALE = ("strategy", "hardware", "cluster")
+SCALE_SECTIONS = ("strategy", "hardware", "cluster")
 
 #: The metric of each column of measurements.
-MEASURED = {
+METRIC_COLUMNS = {
     "examples/s": RATE,
     "step ms": "perf/step_ms",
     "step ms p50": "perf/step_ms_p50",
@@ -45,19 +45,19 @@ MEASURED = {
 }
 
 #: Columns of text.
-WORDS = ("best", "status", "first losses")
+TEXT_COLUMNS = ("best", "status", "first losses")
 
 #: Columns of examples/s, which have no decimals.
-RATES = ("examples/s", "least", "most")
+RATE_COLUMNS = ("examples/s", "least", "most")
 
 #: Columns that a terminal has no room for.
-HIDDEN = ("run", "reason", "step ms p50", "step ms p95", "host MB", "device MB", "replicas")
+HIDDEN_COLUMNS = ("run", "reason", "step ms p50", "step ms p95", "host MB", "device MB", "replicas")
 
 #: The most metrics of a split in the table, and on a terminal.
-MOST_RESULTS, MOST_SHOWN = 4, 2
+MAX_RESULTS, MAX_SHOWN = 4, 2
 
 #: The mark of the best job.
-BEST = "*"
+BEST_MARK = "*"
 
 
 class Report:
@@ -114,15 +114,15 @@ class Report:
 
     def _row(self, jobs: RepeatedJob, is_best: bool) -> dict[str, Cell]:
         numbers = [entry.number for entry, _ in jobs.jobs]
-        row: dict[str, Cell] = {"best": BEST if is_best else ""}  # MLflow's table shows None as null
+        row: dict[str, Cell] = {"best": BEST_MARK if is_best else ""}  # MLflow's table shows None as null
         row["job"] = numbers[0] if len(numbers) == 1 else " ".join(map(str, numbers))
         row |= {key: jobs.params.get(key, find_typed_value(jobs.entry, key)) for key in self._choices}
         row["status"] = jobs.status
         if self._losses is not None:
             row["first losses"] = self._losses.worst_verdict([entry for entry, _ in jobs.jobs])
         metrics = jobs.metrics
-        row |= {key: metrics[key] for key in choose_results(metrics, self._metric, MOST_RESULTS)}
-        for column, key in MEASURED.items():
+        row |= {key: metrics[key] for key in choose_results(metrics, self._metric, MAX_RESULTS)}
+        for column, key in METRIC_COLUMNS.items():
             row[column] = jobs.rate if column == "examples/s" else metrics.get(key)
             if column == "examples/s" and self._are_repeated:
                 row |= {"least": min(jobs.rates, default=None), "most": max(jobs.rates, default=None)}
@@ -143,18 +143,14 @@ class Report:
         return rates, "" if rates else "no finished job of the sweep has one replica"
 
     def _work(self, jobs: RepeatedJob) -> tuple[str, ...]:
-        """Returns what identifies the work of a job: the values that vary, except those of `OF_SCALE`."""
-        return tuple(jobs.params.get(key, "") for key in self._choices if not is_under(key, OF_SCALE))
+        """Returns what identifies the work of a job: the values that vary, except those of `SCALE_SECTIONS`."""
+        return tuple(jobs.params.get(key, "") for key in self._choices if not is_under(key, SCALE_SECTIONS))
 
     def _efficiency(self, jobs: RepeatedJob) -> float | None:
         """Returns examples/s per replica, divided by those of the same work on one replica; None if not known."""
         single_rate = self._base.get(self._work(jobs))
         replicas = jobs.params.get("resolved.replicas")
         return jobs.rate / (int(replicas) * single_rate) if jobs.rate and replicas and single_rate else None
-
-    # -----------------------------------------------------------------------------------------
-    # Output
-    # -----------------------------------------------------------------------------------------
 
     def write(self, folder: Path) -> list[Path]:
         """Writes the table as Markdown, as CSV and as JSON for MLflow's UI; returns the files."""
@@ -164,28 +160,26 @@ class Report:
         return [folder / name for name in forms]
 
     def draw(self, folder: Path) -> list[Path]:
-        """Draws the plots; returns the files."""
         from scaleflow.sweep.plots import draw_plots
 
         return draw_plots(self, [(make_label(jobs.entry, self._swept), jobs) for jobs in self._jobs], folder)
 
     def tags(self) -> Mapping[str, str]:
         """The tags with which MLflow's UI shows the table."""
-        return {TABLES: json.dumps([{"path": TABLE, "type": "table"}])}
+        return {TABLES_TAG: json.dumps([{"path": TABLE, "type": "table"}])}
 
     @property
     def choices(self) -> Sequence[str]:
-        """The keys whose values vary."""
         return self._choices
 
     @property
     def shown(self) -> list[str]:
         """The columns for a terminal, and for the description of the sweep's run."""
-        results = choose_results(self.columns, self._metric, MOST_SHOWN)
+        results = choose_results(self.columns, self._metric, MAX_SHOWN)
         return [
             key
             for key in self.columns
-            if key in results or not (key in HIDDEN or key.startswith(("train/", "val/", "test/")))
+            if key in results or not (key in HIDDEN_COLUMNS or key.startswith(("train/", "val/", "test/")))
         ]
 
     def markdown(self) -> str:
@@ -210,11 +204,11 @@ class Report:
         """Which job is the best, or why there is none."""
         if self.best is not None:
             order = "largest" if self._mode == "max" else "smallest"
-            return f"best job ({BEST}): the one with the {order} {self._metric} (sweep.metric)"
+            return f"best job ({BEST_MARK}): the one with the {order} {self._metric} (sweep.metric)"
         if self._mode is None:
             why = f"it is not known whether larger values of sweep.metric={self._metric} are better"
             return f"no best job: {why}; set sweep.mode=max or min"
-        names = choose_results(self.columns, "", MOST_RESULTS)
+        names = choose_results(self.columns, "", MAX_RESULTS)
         hint = f"; there is {', '.join(names)}" if names else ""
         return f"no best job: no finished job has sweep.metric={self._metric}{hint}"
 
@@ -248,7 +242,8 @@ class Report:
         columns = self.shown
         table = Table(box=None, pad_edge=False)
         for key in columns:
-            table.add_column(key, justify="left" if key in (*self._choices, *WORDS) else "right", overflow="fold")
+            is_text = key in TEXT_COLUMNS or key in self._choices
+            table.add_column(key, justify="left" if is_text else "right", overflow="fold")
         for row in self.rows:
             table.add_row(*(format_cell(row.get(key), key) for key in columns), style=choose_style(row))
         console.print(table)
@@ -263,15 +258,15 @@ def choose_results(metrics: Iterable[str], metric: str, most: int) -> list[str]:
 
     Args:
         metrics: the names of the metrics of a job.
-        metric: the one that ranks the jobs. Columns of `MEASURED` have other names. The column examples/s also has
-            other values: it leaves out the first epoch.
+        metric: the one that ranks the jobs. Columns of `METRIC_COLUMNS` have other names. The column examples/s also
+            has other values: it leaves out the first epoch.
         most: how many of each split.
     """
 
     def of_split(split: str) -> list[str]:
         return [key for key in metrics if key.startswith(f"{split}/")][:most]
 
-    has_column = metric != RATE and metric in MEASURED.values()
+    has_column = metric != RATE and metric in METRIC_COLUMNS.values()
     first = [metric] if metric in metrics and not has_column else []
     return [*dict.fromkeys([*first, *((of_split("val") + of_split("test")) or of_split("train"))])]
 
@@ -306,7 +301,6 @@ def find_typed_value(entry: LedgerEntry, key: str) -> str | None:
 
 
 def make_label(entry: LedgerEntry, swept: Sequence[str]) -> str:
-    """Returns the label of a job in plots and messages."""
     words = [o for o in entry.overrides if is_under(override_key(o), swept)]
     return " ".join(words) or f"job {entry.number}"
 
@@ -319,7 +313,7 @@ def format_cell(value: Any, column: str = "") -> str:
         return str(value)
     if column == "efficiency":
         return f"{value:.2f}"
-    return f"{value:,.0f}" if column in (*RATES, RATE) and abs(value) >= 1000 else format_number(value)
+    return f"{value:,.0f}" if column in (*RATE_COLUMNS, RATE) and abs(value) >= 1000 else format_number(value)
 
 
 def format_figure(value: Cell) -> Cell:

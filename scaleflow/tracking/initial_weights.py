@@ -21,12 +21,12 @@ from scaleflow.tracking.uri import resolve_store, sqlite_file
 SCHEMES = ("runs:/", "models:/")
 
 #: Where scaleflow's export, an MLflow model and a run's folder have the Keras file.
-PLACES = ("model.keras", "data/model.keras", "model/model.keras")
+KERAS_FILES = ("model.keras", "data/model.keras", "model/model.keras")
 
 #: The file that is exported instead if Keras cannot write a model as a .keras file.
 WEIGHTS_FILE = "model.weights.h5"
 
-WHAT_WORKS = (
+ADVICE = (
     "give a file that keras.Model.save wrote, a folder with a model that scaleflow exported, runs:/RUN_ID/model or "
     "models:/NAME/VERSION"
 )
@@ -36,23 +36,19 @@ WHAT_WORKS = (
 def locate_weights(plan: Plan) -> Iterator[Plan]:
     """Yields the plan with `model.init_from` replaced by the path of a local Keras file.
 
-    A downloaded file is deleted when the context ends.
-
-    Raises:
-        ConfigError: if there is no such file, or no such model in the store.
+    A downloaded file is deleted when the context ends. Raises ConfigError if there is no such file, or no such model in
+    the store.
     """
     source = plan.model.init_from
     if source is None:
         yield plan
     elif source.startswith(SCHEMES):
         with tempfile.TemporaryDirectory(prefix="scaleflow-init-") as folder:
-            yield set_initial_weights(plan, download_weights(source, plan.tracking, Path(folder)))
+            file = download_weights(source, plan.tracking, Path(folder))
+            yield replace(plan, model=replace(plan.model, init_from=str(file)))
     else:
-        yield set_initial_weights(plan, find_keras_file(Path(source).expanduser(), source))
-
-
-def set_initial_weights(plan: Plan, file: Path) -> Plan:
-    return replace(plan, model=replace(plan.model, init_from=str(file.absolute())))
+        file = find_keras_file(Path(source).expanduser(), source)
+        yield replace(plan, model=replace(plan.model, init_from=str(file.absolute())))
 
 
 def find_keras_file(path: Path, source: str) -> Path:
@@ -60,8 +56,8 @@ def find_keras_file(path: Path, source: str) -> Path:
     if path.is_file():
         return path
     if not path.exists():
-        raise ConfigError(f"model.init_from={source}: there is no such file or folder; {WHAT_WORKS}")
-    files = [path / place for place in PLACES if (path / place).is_file()] or sorted(path.rglob("*.keras"))
+        raise ConfigError(f"model.init_from={source}: there is no such file or folder; {ADVICE}")
+    files = [path / place for place in KERAS_FILES if (path / place).is_file()] or sorted(path.rglob("*.keras"))
     if files:
         return files[0]
     if weights := sorted(path.rglob(WEIGHTS_FILE)):
@@ -69,7 +65,7 @@ def find_keras_file(path: Path, source: str) -> Path:
             f"model.init_from={source}: holds a model that Keras could not write as a .keras file, only its weights; "
             f"in the code that builds the model, load_weights can take them ({weights[0].relative_to(path)})"
         )
-    raise ConfigError(f"model.init_from={source}: holds no Keras file (.keras); {WHAT_WORKS}")
+    raise ConfigError(f"model.init_from={source}: holds no Keras file (.keras); {ADVICE}")
 
 
 def download_weights(uri: str, tracking: Tracking, folder: Path) -> Path:

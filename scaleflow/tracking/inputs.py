@@ -14,7 +14,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 from scaleflow.events import DatasetDescribed
 
 #: Longest profile or source that MLflow's store accepts, in characters.
-LONGEST = 16_000
+MAX_TEXT = 16_000
 
 
 def make_dataset_inputs(data: DatasetDescribed) -> list[DatasetInput]:
@@ -30,7 +30,7 @@ def describe_split(data: DatasetDescribed, split: Mapping[str, Any]) -> Dataset:
     profile = {"num_rows": split["examples"], "kind": data.kind}
     if data.classes:
         profile["classes"] = data.classes
-    if len(json.dumps(profile)) > LONGEST:
+    if len(json.dumps(profile)) > MAX_TEXT:
         profile["classes"] = count_classes(data.classes)
     tensors = {name: to_schema(split[name]).to_json() for name in ("inputs", "targets")}
     schema = {"mlflow_tensorspec": {"features": tensors["inputs"], "targets": tensors["targets"]}}
@@ -38,7 +38,7 @@ def describe_split(data: DatasetDescribed, split: Mapping[str, Any]) -> Dataset:
         name=data.name,
         digest=split["digest"],
         source_type=source_type,
-        source=json.dumps(source)[:LONGEST],
+        source=json.dumps(source)[:MAX_TEXT],
         schema=json.dumps(schema),
         profile=json.dumps(profile),
     )

@@ -28,13 +28,7 @@ LOADER = "scaleflow_loader"
 
 
 def write_mlflow_model(exported: Path, folder: Path, *, run_id: str, model_id: str) -> None:
-    """Writes the MLflow model.
-
-    Args:
-        exported: the folder that `scaleflow.model.export` wrote.
-        folder: an empty folder, which becomes the model.
-        run_id, model_id: written into MLmodel.
-    """
+    """Writes the folder that `scaleflow.model.export` wrote as an MLflow model into an empty folder."""
     metadata = json.loads((exported / "signature.json").read_text())
     data = folder / "data"
     data.mkdir(parents=True)

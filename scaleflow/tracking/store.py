@@ -20,7 +20,7 @@ from scaleflow.events import DatasetDescribed
 from scaleflow.interfaces import IDENTITY, Point, Status, Tracking
 from scaleflow.secret_masking import mask_secrets
 from scaleflow.tracking.connection import migration_lock, set_mlflow_defaults
-from scaleflow.tracking.keys import LONGEST_KEY, MetricKeys, to_distinct_keys
+from scaleflow.tracking.keys import MAX_KEY, MetricKeys, to_distinct_keys
 from scaleflow.tracking.registry import register_model
 from scaleflow.tracking.uri import sqlite_file
 
@@ -28,34 +28,34 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Run
 
-PARAMS_A_BATCH = 100
-METRICS_A_BATCH = 1000
-BYTES_A_BATCH = 800_000
-LONGEST_VALUE = 6000
-LONGEST_DESCRIPTION = 8000
+PARAMS_PER_BATCH = 100
+METRICS_PER_BATCH = 1000
+BYTES_PER_BATCH = 800_000
+MAX_VALUE = 6000
+MAX_DESCRIPTION = 8000
 MODEL = "model"
 
 #: The tag of a logged model with the update after which it was exported.
-STEP = "scaleflow.step"
+STEP_TAG = "scaleflow.step"
 
 #: MLflow's tag of a run's description, and the digest of the description that scaleflow has written.
 DESCRIPTION, WRITTEN = "mlflow.note.content", "scaleflow.description"
 
 #: Metrics that are also logged for the model, if they were measured at its step.
-OF_THE_MODEL = ("val/", "test/")
+MODEL_METRICS = ("val/", "test/")
 
 #: HTTP status codes of a server that is overloaded: request timeout, too early, too many requests.
 BUSY = (408, 425, 429)
 
 #: Tags of the run's source in MLflow's UI, and of the view in which the UI opens the experiment.
-SOURCE = {"mlflow.source.name": "scaleflow", "mlflow.source.type": "LOCAL"}
-KIND = {"mlflow.experimentKind": "custom_model_development"}
+SOURCE_TAGS = {"mlflow.source.name": "scaleflow", "mlflow.source.type": "LOCAL"}
+EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 
 #: Part of a link to MLflow's UI, which otherwise opens in a view for language models.
-VIEW = "workflowType=machine_learning"
+UI_QUERY = "workflowType=machine_learning"
 
 #: A name that MLflow generated, such as bold-ant-123.
-MLFLOWS_NAME = re.compile(r"[a-z]+-[a-z]+-\d{1,4}")
+GENERATED_NAME = re.compile(r"[a-z]+-[a-z]+-\d{1,4}")
 
 #: The default of `tracking.experiment`. Only if it is unchanged can MLflow's environment variables name another.
 DEFAULT_EXPERIMENT = "scaleflow"
@@ -64,15 +64,11 @@ T = TypeVar("T")
 
 
 class MlflowTracker:
-    """Implements `Tracker` for one run in an MLflow store.
-
-    Args:
-        options: the `tracking` options, with an absolute `uri`.
-        adopted: ID of a run that was opened for this command and is used instead of a new one.
+    """Implements `Tracker` for one run in an MLflow store; the `tracking` options have an absolute `uri`.
 
     Attributes:
-        adopted: the same. `connect` checks it; the recorder also sets it later, unchecked, to a run that an earlier
-            process of this command began to use.
+        adopted: ID of a run that was opened for this command and is used instead of a new one. `connect` checks it; the
+            recorder also sets it later, unchecked, to a run that an earlier process of this command began to use.
     """
 
     def __init__(self, options: Tracking, adopted: str | None = None) -> None:
@@ -126,7 +122,6 @@ class MlflowTracker:
         return str(folder)
 
     def fetch_run(self) -> Run:
-        """Returns the store's record of this run."""
         return self._client.get_run(self._run)
 
     @property
@@ -134,7 +129,6 @@ class MlflowTracker:
         return self._model_id and f"models:/{self._model_id}"
 
     def find_artifacts(self, model_id: str) -> str:
-        """Returns the URI of a logged model's artifacts."""
         return str(self._client.get_logged_model(model_id).artifact_location)
 
     def adopt(self, run_id: str, key: str = "resume") -> None:
@@ -173,7 +167,7 @@ class MlflowTracker:
 
     def _create_run(self, name: str, tags: Mapping[str, str], began: int) -> str:
         """Creates a run together with its identity tag, by which `_find_earlier` finds it."""
-        first_tags = {"mlflow.user": user_name(), **SOURCE, IDENTITY: tags[IDENTITY]}
+        first_tags = {"mlflow.user": user_name(), **SOURCE_TAGS, IDENTITY: tags[IDENTITY]}
         return str(self._client.create_run(self._experiment_id, began, first_tags, name).info.run_id)
 
     def _adopt(self, run_id: str, tags: Mapping[str, str]) -> dict[str, str]:
@@ -183,7 +177,7 @@ class MlflowTracker:
         """
         run = self._client.get_run(run_id)
         name = run.info.run_name or ""
-        if self._options.run_name is None and name and not MLFLOWS_NAME.fullmatch(name):
+        if self._options.run_name is None and name and not GENERATED_NAME.fullmatch(name):
             self._run_name = name
         if run.info.status != "RUNNING":
             self._client.update_run(run_id, status="RUNNING")
@@ -214,7 +208,7 @@ class MlflowTracker:
         experiment = self._client.get_experiment_by_name(name)
         if experiment is None:
             try:
-                return str(self._client.create_experiment(name, artifact_location(self.uri, name), KIND))
+                return str(self._client.create_experiment(name, artifact_location(self.uri, name), EXPERIMENT_TAGS))
             except MlflowException:  # another command may have created it since
                 experiment = self._client.get_experiment_by_name(name)
                 if experiment is None:
@@ -230,9 +224,9 @@ class MlflowTracker:
         from mlflow.entities import Param
 
         existing = self.fetch_run().data.params
-        params = {key: value[:LONGEST_VALUE] for key, value in to_distinct_keys(values).items()}
+        params = {key: value[:MAX_VALUE] for key, value in to_distinct_keys(values).items()}
         # `mlflow run` logs its own params, which can't be changed, so different values get the prefix `scaleflow.`.
-        renamed = {f"scaleflow.{k}"[:LONGEST_KEY]: v for k, v in params.items() if existing.get(k, v) != v}
+        renamed = {f"scaleflow.{k}"[:MAX_KEY]: v for k, v in params.items() if existing.get(k, v) != v}
         new = {k: v for k, v in {**params, **renamed}.items() if k not in existing}
         for batch in split_text_batches(iter(new.items())):
             self._client.log_batch(self._run, params=[Param(*param) for param in batch])
@@ -241,7 +235,7 @@ class MlflowTracker:
         from mlflow.entities import Metric
 
         metrics = (Metric(self._names[p.key], p.value, p.time, p.step) for p in points)
-        for batch in split_batches(metrics, METRICS_A_BATCH):
+        for batch in split_batches(metrics, METRICS_PER_BATCH):
             self._client.log_batch(self._run, metrics=batch)
 
     def log_batch(self, metrics: Sequence[Metric]) -> None:
@@ -251,7 +245,7 @@ class MlflowTracker:
     def set_tags(self, values: Mapping[str, str]) -> None:
         from mlflow.entities import RunTag
 
-        tags = ((key, mask_secrets(value, key)[:LONGEST_VALUE]) for key, value in to_distinct_keys(values).items())
+        tags = ((key, mask_secrets(value, key)[:MAX_VALUE]) for key, value in to_distinct_keys(values).items())
         for batch in split_text_batches(tags):
             self._client.log_batch(self._run, tags=[RunTag(*tag) for tag in batch])
 
@@ -261,7 +255,7 @@ class MlflowTracker:
         tags = self.fetch_run().data.tags
         current = tags.get(DESCRIPTION)
         if current is None or compute_digest(current) == tags.get(WRITTEN):
-            text = mask_secrets(text, DESCRIPTION)[:LONGEST_DESCRIPTION]
+            text = mask_secrets(text, DESCRIPTION)[:MAX_DESCRIPTION]
             both = [RunTag(DESCRIPTION, text), RunTag(WRITTEN, compute_digest(text))]
             self._client.log_batch(self._run, tags=both)
 
@@ -297,10 +291,10 @@ class MlflowTracker:
         """
         from mlflow.entities import Metric
 
-        keys = [key for key in self.fetch_run().data.metrics if key.startswith(OF_THE_MODEL)]
+        keys = [key for key in self.fetch_run().data.metrics if key.startswith(MODEL_METRICS)]
         points = [point for key in keys for point in self._client.get_metric_history(self._run, key)]
         metrics = [Metric(p.key, p.value, p.timestamp, p.step, model_id=model_id) for p in points if p.step == step]
-        for batch in split_batches(metrics, METRICS_A_BATCH):
+        for batch in split_batches(metrics, METRICS_PER_BATCH):
             self._client.log_batch(self._run, metrics=batch)
 
     def _register_model(self, model_id: str) -> None:
@@ -324,14 +318,14 @@ class MlflowTracker:
 
     def _find_or_create_model(self, step: int) -> tuple[str, bool]:
         """Returns the ID of this step's model, which is created if missing, and whether all its files are uploaded."""
-        query = f"source_run_id = '{self._run}' AND tags.`{STEP}` = '{step}'"
+        query = f"source_run_id = '{self._run}' AND tags.`{STEP_TAG}` = '{step}'"
         for existing in self._client.search_logged_models([self._experiment_id], query):
             return str(existing.model_id), str(existing.status) == "READY"
         model = self._client.create_logged_model(
             self._experiment_id,
             name=MODEL,
             source_run_id=self._run,
-            tags={"mlflow.user": user_name(), **SOURCE, STEP: str(step)},
+            tags={"mlflow.user": user_name(), **SOURCE_TAGS, STEP_TAG: str(step)},
         )
         return str(model.model_id), False
 
@@ -357,7 +351,7 @@ class MlflowTracker:
             is_default = file == Path("mlflow.db").absolute()
             lines.append(("look at it", "mlflow ui" + ("" if is_default else f" --backend-store-uri {self.uri}")))
         else:
-            page = f"#/experiments/{self._experiment_id}/runs/{self.run_id}?{VIEW}"
+            page = f"#/experiments/{self._experiment_id}/runs/{self.run_id}?{UI_QUERY}"
             lines.append(("look at it", f"{mask_secrets(self.uri)}/{page}"))
         return lines
 
@@ -416,7 +410,7 @@ def split_text_batches(items: Iterable[tuple[str, str]]) -> Iterator[list[tuple[
     batch_bytes = 0
     for item in items:
         item_bytes = len(json.dumps(item))  # the size in the request: a non-ASCII character takes six bytes
-        if batch and (len(batch) == PARAMS_A_BATCH or batch_bytes + item_bytes > BYTES_A_BATCH):
+        if batch and (len(batch) == PARAMS_PER_BATCH or batch_bytes + item_bytes > BYTES_PER_BATCH):
             yield batch
             batch, batch_bytes = [], 0
         batch.append(item)

@@ -20,9 +20,8 @@ PROBE_SECONDS = 3.0
 def resolve_store(tracking: Tracking) -> Tracking:
     """Returns the tracking options with an absolute URI, after checking the store from outside.
 
-    Raises:
-        StoreUnreachable: if the store is unavailable and `tracking.offline` is false.
-        ConfigError: if the URI can't be a store, or MLflow would reject the name of the registered model or its alias.
+    Raises `StoreUnreachable` if the store is unavailable and `tracking.offline` is false, and ConfigError if the URI
+    can't be a store, or MLflow would reject the name of the registered model or its alias.
     """
     if tracking.name == "none":
         return tracking

@@ -19,14 +19,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scaleflow.cluster import (
-    TF_CONFIG,
-    assigned_hardware,
-    count_synchronous_workers,
-    count_workers,
-    parse_tf_config,
-    process_names,
-)
+from scaleflow.cluster.gpus import assigned_hardware, gpu_memory_bytes
+from scaleflow.cluster.members import count_synchronous_workers, count_workers, process_names
+from scaleflow.cluster.tf_config import TF_CONFIG, parse_tf_config
 from scaleflow.config.plan import make_batching
 from scaleflow.config.rules import check_rules, resolve_choices
 from scaleflow.config.targets import bind_target, is_class_target, locate_target
@@ -100,13 +95,7 @@ class TrainingSetup:
 def build_training(plan: Plan, emit: Emit, startup_timer: StartupTimer | None = None) -> TrainingSetup:
     """Builds and traces everything, so that errors of a model or a dataset occur before there is a run.
 
-    Args:
-        plan: the checked plan.
-        emit: receives notes.
-        startup_timer: measures the parts of the start.
-
-    Raises:
-        ConfigError: if something in the plan cannot work.
+    Raises ConfigError if something in the plan cannot work.
     """
     startup_timer = startup_timer or StartupTimer(time.time())
     sys.path[:0] = [folder for folder in plan.search if folder not in sys.path]
@@ -232,11 +221,6 @@ def make_model_maker(
     return initialize
 
 
-# ---------------------------------------------------------------------------------------------
-# The engine
-# ---------------------------------------------------------------------------------------------
-
-
 def make_engine(
     plan: Plan,
     runtime: Runtime,
@@ -336,7 +320,6 @@ def make_custom_update_loop(
 
 
 def make_fit_engine(plan: Plan, runtime: Runtime, net: keras.Model, goal: Objective, run: Length) -> FitEngine:
-    """Makes the engine that uses Keras's `fit`."""
     from scaleflow import training
 
     per_execution = training.choose_steps_per_execution(plan.training.steps_per_loop, run.steps_per_epoch, run.total)
@@ -384,11 +367,6 @@ def make_optimizer_maker(plan: Plan, runtime: Runtime, steps: int) -> MakeOptimi
         return new_optimizer
 
     return make
-
-
-# ---------------------------------------------------------------------------------------------
-# The runtime
-# ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -471,10 +449,10 @@ def apply_debug_subset(splits: Splits, debug: Debug, batching: Batching) -> Spli
 
 def make_feeds(splits: Splits, runtime: Runtime, plan: Plan) -> tuple[Feed, Feed | None, Feed | None]:
     """Makes the feeds: training shuffled by the seed, validation and test in order and without micro-batches."""
-    from scaleflow import dataset, hardware
+    from scaleflow import dataset
 
     evaluation_batching = make_evaluation_batching(runtime.batching)
-    device_bytes = hardware.device_bytes(runtime.kind, plan.hardware)
+    device_bytes = gpu_memory_bytes(runtime.kind, plan.hardware)
     read = functools.partial(
         dataset.make_feed, transforms=splits.transforms, threads=plan.dataset.threads, device_bytes=device_bytes
     )
@@ -541,7 +519,6 @@ def digest_plan(plan: Plan) -> str:
 
 
 def digest_file(file: str | None) -> str | None:
-    """Computes the SHA-256 of a file's content; None without a file."""
     if file is None:
         return None
     with Path(file).open("rb") as content:

@@ -36,8 +36,7 @@ FLOATS = ("float32", "mixed_float16", "mixed_bfloat16")
 def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emit) -> None:
     """Evaluates a model on a split, and reports the dataset, the metrics, the confusion matrix and the profile.
 
-    Raises:
-        ConfigError: if the model cannot be loaded, or does not accept the dataset.
+    Raises ConfigError if the model cannot be loaded, or does not accept the dataset.
     """
     sys.path[:0] = [each for each in plan.search if each not in sys.path]
     from scaleflow import dataset, objective, training
@@ -81,14 +80,14 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
         evaluate.profile(feed, tracer)
 
 
-def choose_split(there: Any, split: str | None) -> tuple[str, Any]:
+def choose_split(available: Any, split: str | None) -> tuple[str, Any]:
     """Returns the name and the examples of the split that the user asks for."""
-    names = [name for name in SPLITS if name in there]
+    names = [name for name in SPLITS if name in available]
     if split is not None and split not in names:
         hint = "; dataset.validation=NAME makes one of the dataset's own splits the validation split"
-        raise ConfigError(f"--split {split}: there is no such split; there is {', '.join(names)}{hint}")
+        raise ConfigError(f"--split {split}: available is no such split; available is {', '.join(names)}{hint}")
     name = split or names[0]
-    return name, there[name]
+    return name, available[name]
 
 
 def load_model(spec: EvaluationSpec, trusted: Sequence[str]) -> keras.Model:
@@ -109,11 +108,7 @@ def load_model(spec: EvaluationSpec, trusted: Sequence[str]) -> keras.Model:
 
 
 def check_dataset_fits(model: keras.Model, source: Source, plan: Plan, spec: EvaluationSpec) -> None:
-    """Checks that the model accepts the inputs of the dataset, and has outputs for its targets.
-
-    Raises:
-        ConfigError: if not.
-    """
+    """Raises ConfigError if the model does not accept the inputs of the dataset, or has no outputs for its targets."""
     name = f"dataset={plan.choices.get('dataset') or plan.dataset.target.path}"
     taken, given = name_leaves(to_single(model.input)), name_leaves(source.inputs)
     if set(taken) != set(given):
@@ -182,7 +177,6 @@ def list_output_layers(model: keras.Model) -> list[Any]:
 
 
 def list_computing_layers(model: keras.Model) -> list[Any]:
-    """Lists the layers of a model after its preprocessing, in order."""
     import keras
 
     layers = []

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scaleflow.cluster import find_unreachable
+from scaleflow.cluster.members import find_unreachable
 from scaleflow.events import ArtifactWritten, Emit, FaultReported
 from scaleflow.interfaces import Plan
 from scaleflow.runs import RunSpec
@@ -66,7 +66,6 @@ def format_failure(error: Exception, plan: Plan) -> str:
 
 
 def is_user_code(file: str, folders: Sequence[str]) -> bool:
-    """Returns whether a source file is the user's, and not scaleflow's or a library's."""
     path = Path(file)
     is_library = path.is_relative_to(Path(__file__).parents[1]) or "site-packages" in path.parts
     return not is_library and any(path.is_relative_to(folder) for folder in folders)

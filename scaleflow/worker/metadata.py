@@ -29,19 +29,12 @@ SUMMARY_WIDTH = 120
 
 @dataclass(frozen=True)
 class RunMetadata:
-    """The description of a run's data and model.
+    """The description of a run's data and model."""
 
-    Attributes:
-        data: the event `data`.
-        summary: the layers of the model, as text.
-        baseline: the metrics of a predictor that knows only the training targets.
-        notes: notes for the user.
-    """
-
-    data: DatasetDescribed
-    summary: str
-    baseline: Mapping[str, float]
-    notes: Sequence[str] = field(default_factory=list)
+    data: DatasetDescribed  # the event `data`
+    summary: str  # the layers of the model, as text
+    baseline: Mapping[str, float]  # the metrics of a predictor that knows only the training targets
+    notes: Sequence[str] = field(default_factory=list)  # notes for the user
 
 
 def collect_metadata(plan: Plan, outputs: OutputStructure, splits: Splits, model: keras.Model) -> RunMetadata:
@@ -131,12 +124,7 @@ def report_confusion(
 ) -> None:
     """Writes the confusion matrix of the last evaluation of the test split, or else of the validation split.
 
-    Args:
-        engine: the engine that evaluated the split.
-        splits: the feeds, by the name of the split.
-        outputs: the outputs, with the names of the classes.
-        files: the run's folder.
-        emit: receives an event about the file.
+    `splits` has the feeds by the name of the split, and `outputs` the names of the classes.
     """
     split, feed = next(((name, splits[name]) for name in ("test", "validation") if splits.get(name)), (None, None))
     counts = None if feed is None else engine.read_confusion(feed)

@@ -12,13 +12,7 @@ ALLOCATION = re.compile(r"allocating tensor with shape\[([\d,]*)\] and type (\w+
 
 
 def explain_out_of_memory(message: str, plan: Plan, resolved: Mapping[str, Any]) -> str:
-    """Formats the error as one line, with advice.
-
-    Args:
-        message: TensorFlow's message.
-        plan: the plan of the run.
-        resolved: the resolved values, with `replicas` and `global_batch_size`.
-    """
+    """Formats TensorFlow's message as one line, with advice. `resolved` has `replicas` and `global_batch_size`."""
     allocation = ALLOCATION.search(message)
     device = allocation[3].rpartition("/")[2].removeprefix("device:") if allocation else "a device"
     tensor = f", for a tensor of shape [{allocation[1]}] and type {allocation[2]}" if allocation else ""

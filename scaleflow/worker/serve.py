@@ -8,7 +8,9 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from scaleflow.cluster import TF_CONFIG, assigned_hardware, is_listening, parse_tf_config, wait_until_closed
+from scaleflow.cluster.gpus import assigned_hardware
+from scaleflow.cluster.network import is_listening, wait_until_closed
+from scaleflow.cluster.tf_config import TF_CONFIG, parse_tf_config
 from scaleflow.events import Emit, Note, PeersMet, RunEnded, Waiting
 from scaleflow.runs import RunSpec, RunState
 

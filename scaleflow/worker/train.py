@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scaleflow.cluster import count_synchronous_workers, is_listening, process_names
+from scaleflow.cluster.members import count_synchronous_workers, process_names
+from scaleflow.cluster.network import is_listening
 from scaleflow.config.parse import flatten
 from scaleflow.errors import ConfigError
 from scaleflow.events import Emit, ModelExported, Note, RunEnded, RunReady, RunRefused, StageBegan
@@ -34,10 +35,8 @@ if TYPE_CHECKING:
 
 
 def run_worker(spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> bool:
-    """Builds, trains and exports. The last event always says how it ended.
-
-    Returns:
-        False if the run was refused or failed.
+    """Builds, trains and exports. The last event always says how it ended. Returns False if the run was refused or
+    failed.
     """
     with mark_process(spec.folder), user_metrics():
         return train_run(spec, emit, should_stop)
@@ -126,19 +125,19 @@ def begin_training(
 ) -> Session:
     """Makes the session, at its first step or at its newest checkpoint.
 
-    Raises:
-        ConfigError: if the run cannot continue from its checkpoints.
+    Raises ConfigError if the run cannot continue from its checkpoints.
     """
     from scaleflow import checkpoint, training
 
-    options = spec.plan.checkpoint
+    options, tracking = spec.plan.checkpoint, spec.plan.tracking
+    histogram_epochs = tracking.histograms_every_epochs if tracking.tensorboard and spec.records else None
     manager = checkpoint.CheckpointManager(options, spec.checkpoints, emit, writes=spec.worker == 0)
     validation = None if spec.plan.evaluator else setup.validation
     session = training.Session(
         setup.engine,
         spec.plan.training,
         training.Feeds(setup.train, validation, setup.test, setup.is_drawn_as_read),
-        training.MetricsLog(setup.engine, emit, startup_timer, setup.peak_flops, histogram_interval(spec)),
+        training.MetricsLog(setup.engine, emit, startup_timer, setup.peak_flops, histogram_epochs),
         worker_sync,
         checkpointing=training.Checkpointing(
             None if options.name == "none" else manager,
@@ -168,11 +167,7 @@ def begin_training(
 
 
 def check_shared_checkpoints(spec: RunSpec, manager: CheckpointManager, worker_sync: WorkerSync) -> None:
-    """Checks that all machines share the folder of the checkpoints.
-
-    Raises:
-        ConfigError: if they do not.
-    """
+    """Raises ConfigError if the machines do not share the folder of the checkpoints."""
     if (
         count_synchronous_workers(spec.plan) == 1
         or not spec.plan.task
@@ -188,7 +183,6 @@ def check_shared_checkpoints(spec: RunSpec, manager: CheckpointManager, worker_s
 
 
 def make_tracer(spec: RunSpec, setup: TrainingSetup, emit: Emit) -> Tracer | None:
-    """Makes the tracer of the steps that `profiler` selects; None if it selects none."""
     options = spec.plan.profiler
     if not options.windows or spec.plan.evaluator == "here":
         return None
@@ -205,17 +199,13 @@ def make_tracer(spec: RunSpec, setup: TrainingSetup, emit: Emit) -> Tracer | Non
     return StepTracer(options, spec.files.profile, spec.file_name, emits, collect_facts, is_in_child)
 
 
-def histogram_interval(spec: RunSpec) -> int | None:
-    """Returns the number of epochs between two histograms of the weights; None: no histograms."""
-    tracking = spec.plan.tracking
-    return tracking.histograms_every_epochs if tracking.tensorboard and spec.records else None
-
-
 def report_ready(spec: RunSpec, setup: TrainingSetup, step: int, emit: Emit) -> None:
     """Reports `ready`: from here on there is a run, or it continues at `step`."""
     plan = spec.plan
     resolved = setup.resolved
-    params = {**plan.choices, **flatten_to_text(mask_secrets(plan.config))}
+    config = flatten(mask_secrets(plan.config))
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in config.items()}
+    params = {**plan.choices, **texts}
     params |= {f"resolved.{key}": str(value) for key, value in resolved.items()}
     params |= {f"resolved.examples.{split}": str(count) for split, count in setup.counts.items()}
     emit(
@@ -247,11 +237,6 @@ def make_run_name(plan: Plan, resolved: Mapping[str, Any], label: str) -> str:
     parts = (chosen.get("dataset", "?"), chosen.get("model", "?"), resolved["strategy"], resolved["precision"])
     words = label.split()
     return f"{label} {'-'.join(part for part in parts if part not in words)}".strip()
-
-
-def flatten_to_text(config: Any) -> dict[str, str]:
-    """Flattens a config to text by dotted key. Values other than strings are JSON, such as `null`."""
-    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in flatten(config).items()}
 
 
 def train_and_export(

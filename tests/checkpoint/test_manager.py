@@ -155,7 +155,7 @@ def write_for_ever(place: str) -> list[Any]:
     from scaleflow.checkpoint import CheckpointManager
     from scaleflow.checkpoint import manager as manager_module
 
-    manager_module.SECONDS_TO_NOTE = 0.0
+    manager_module.NOTE_SECONDS = 0.0
     told: list[str] = []
     kept = CheckpointManager(Checkpoint(write_seconds=0.3), place, lambda event: told.append(event.text))
     begun, never = threading.Event(), threading.Event()

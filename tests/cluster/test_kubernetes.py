@@ -20,7 +20,7 @@ import yaml
 from scaleflow.cluster.kubernetes import GROUP, LEAST_VERSION, escape_expansion, manifest, tf_config
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Cluster
-from scaleflow.launcher.worker_process import SERVER
+from scaleflow.launcher.worker_process import SERVER_ENV
 from tests.cluster import hosts
 from tests.cluster.test_several_launchers import ends
 from tests.conftest import Command, clean_environment
@@ -337,7 +337,7 @@ class Pods:
         own = self.folder / f"pod-{index}"
         own.mkdir(exist_ok=True)
         secret = {"MLFLOW_TRACKING_URI": f"sqlite:///{self.folder}/mlflow.db"}
-        given: Mapping[str, str] = {"JOB_COMPLETION_INDEX": str(index), SERVER: host.server, **secret}
+        given: Mapping[str, str] = {"JOB_COMPLETION_INDEX": str(index), SERVER_ENV: host.server, **secret}
         return host.start(self._words, own, {**clean_environment(), **given, **self._variables})
 
     def events(self) -> list[dict[str, Any]]:

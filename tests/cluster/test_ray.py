@@ -16,7 +16,7 @@ import pytest
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
-from scaleflow.launcher.worker_process import SERVER
+from scaleflow.launcher.worker_process import SERVER_ENV
 from scaleflow.runs import RunSpec
 from tests.cluster.machines import Machines, machines
 from tests.conftest import Command
@@ -185,7 +185,7 @@ def test_a_machine_that_does_not_see_the_folders_is_refused(
 ) -> None:
     if os.geteuid() != 0:
         pytest.skip("a folder of its own is given to a node by root")
-    away = cluster.join(cores=2, host="127.0.0.4", before=f"mount -t tmpfs none {command.folder}", **{SERVER: ""})
+    away = cluster.join(cores=2, host="127.0.0.4", before=f"mount -t tmpfs none {command.folder}", **{SERVER_ENV: ""})
     shared = tmp_path_factory.mktemp("shared") / "run"
     words = (*SMALL, address(cluster), "strategy=one_device", "cluster.cpus=2")
     try:

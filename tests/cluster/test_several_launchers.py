@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from scaleflow.cluster.local import free_ports
-from scaleflow.launcher.worker_process import SERVER
+from scaleflow.cluster.network import free_ports
+from scaleflow.launcher.worker_process import SERVER_ENV
 from tests.conftest import Command
 from tests.launcher.test_supervisor import only_run, processes, wait_for
 from tests.processes import CommandProcess
@@ -92,7 +92,7 @@ def test_a_peer_that_never_comes_is_named(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_worker_that_waits_does_not_outlive_its_launcher(tmp_path: Path) -> None:
     hosts = Hosts(tmp_path, 2)
-    with hosts.start(0, **{SERVER: ""}) as launcher:
+    with hosts.start(0, **{SERVER_ENV: ""}) as launcher:
         reported = wait_for(lambda: list(hosts.commands[0].folder.glob("outputs/*/*/events.jsonl")))[0]
         wait_for(lambda: "waiting" in reported.read_text())
         (worker,) = processes(reported.parent)

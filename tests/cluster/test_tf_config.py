@@ -5,7 +5,9 @@ import socket
 
 import pytest
 
-from scaleflow.cluster import environments, parse_tf_config, port_is_free
+from scaleflow.cluster.network import port_is_free
+from scaleflow.cluster.tasks import environments
+from scaleflow.cluster.tf_config import parse_tf_config
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import TaskInfo
 

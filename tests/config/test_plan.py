@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scaleflow.cluster.local import free_ports
+from scaleflow.cluster.network import free_ports
 from scaleflow.config.parse import unknown_option_error
 from scaleflow.config.plan import make_batching
 from scaleflow.errors import ConfigError

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from scaleflow.cluster import gpus
 from scaleflow.doctor import machine
 from scaleflow.doctor import report as doctor
 from scaleflow.doctor.verdicts import PRECISIONS, STRATEGIES, MachineFacts, judge_option
@@ -366,14 +367,15 @@ def test_the_driver_s_list_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     def ended(code: int, out: str) -> Callable[..., subprocess.CompletedProcess[str]]:
         return lambda words, **options: subprocess.CompletedProcess(words, code, out, "")
 
-    monkeypatch.setattr(machine.shutil, "which", lambda name: f"/usr/bin/{name}")
-    found = machine.query_nvidia(
-        ended(0, "0, NVIDIA A100, 40960, 40000, 555.42\n1, NVIDIA A100, 40960, [N/A], 555.42\n")
-    )
+    monkeypatch.setattr(gpus.shutil, "which", lambda name: f"/usr/bin/{name}")
+    listed = "0, NVIDIA A100, 40960, 40000, 555.42\n1, NVIDIA A100, 40960, [N/A], 555.42\n"
+    monkeypatch.setattr(gpus.subprocess, "run", ended(0, listed))
+    found = machine.list_gpus()
     assert found[0] == {"index": 0, "name": "NVIDIA A100", "memory_mb": 40960, "free_mb": 40000, "driver": "555.42"}
     assert found[1]["free_mb"] == "[N/A]"
+    monkeypatch.setattr(gpus.subprocess, "run", ended(9, "NVIDIA-SMI has failed because ...\nmore"))
     with pytest.raises(OSError, match="nvidia-smi: NVIDIA-SMI has failed"):
-        machine.query_nvidia(ended(9, "NVIDIA-SMI has failed because ...\nmore"))
+        machine.list_gpus()
 
 
 def tree(root: Path, **contents: str) -> Path:

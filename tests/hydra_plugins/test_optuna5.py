@@ -15,7 +15,7 @@ from hydra.test_utils.test_utils import TSweepRunner
 from omegaconf import DictConfig
 
 from scaleflow.cli import main
-from scaleflow.launcher.worker_process import SERVER
+from scaleflow.launcher.worker_process import SERVER_ENV
 from scaleflow.sweep import runner as runner_module
 from tests.sweep.fake_runs import FakeLaunch
 
@@ -115,7 +115,7 @@ def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Sweeps with jobs of our own command, which do not train."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["scaleflow"])
-    monkeypatch.setenv(SERVER, "nobody forks here")
+    monkeypatch.setenv(SERVER_ENV, "nobody forks here")
 
     def search(launch: FakeLaunch, *words: str) -> int:
         monkeypatch.setattr(runner_module, "launch_run", launch)

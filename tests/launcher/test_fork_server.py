@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from scaleflow.launcher.worker_process import SERVER, ForkedProcess, is_server_reachable, start_fork_server
+from scaleflow.launcher.worker_process import SERVER_ENV, ForkedProcess, is_server_reachable, start_fork_server
 from tests.conftest import Command
 from tests.launcher.test_supervisor import LongRun, wait_for
 from tests.processes import server
@@ -84,7 +84,7 @@ def test_where_no_server_answers_one_is_started(tmp_path: Path) -> None:
 
 def test_an_environment_without_tensorflow_is_said_with_its_reason(command: Command) -> None:
     (command.folder / "tensorflow.py").write_text("raise ImportError('no TensorFlow for this processor')\n")
-    ended = command("tracking=none", **{SERVER: "", "PYTHONPATH": str(command.folder)})
+    ended = command("tracking=none", **{SERVER_ENV: "", "PYTHONPATH": str(command.folder)})
     assert ended.returncode == 1
     assert "no TensorFlow for this processor" in ended.stderr
 
@@ -93,14 +93,14 @@ def test_an_environment_without_tensorflow_is_said_with_its_reason(command: Comm
 def test_a_run_leaves_nothing_where_temporary_files_are(command: Command) -> None:
     folder = command.folder / "temporary"
     folder.mkdir()
-    ended = command("tracking=none", "training.epochs=1", **{SERVER: "", "TMPDIR": str(folder)})
+    ended = command("tracking=none", "training.epochs=1", **{SERVER_ENV: "", "TMPDIR": str(folder)})
     assert ended.returncode == 0, ended.stderr
     assert list(folder.iterdir()) == []
 
 
 @pytest.mark.slow
 def test_a_server_that_is_killed_ends_the_run_as_failed(command: Command) -> None:
-    long = LongRun(command, "tracking=none", **{SERVER: ""}).until("epoch")
+    long = LongRun(command, "tracking=none", **{SERVER_ENV: ""}).until("epoch")
     worker = long.worker()
     os.kill(worker.ppid(), signal.SIGKILL)
     assert long.end(60) == 1
@@ -112,7 +112,7 @@ def test_a_server_that_is_killed_ends_the_run_as_failed(command: Command) -> Non
 @pytest.mark.slow
 def test_a_server_that_is_killed_is_followed_by_another_where_restarts_are_allowed(command: Command) -> None:
     words = ("tracking=none", "cluster.max_restarts=1", "checkpoint.every_steps=50", "training.max_steps=2000")
-    long = LongRun(command, *words, **{SERVER: ""}).until("checkpoint")
+    long = LongRun(command, *words, **{SERVER_ENV: ""}).until("checkpoint")
     os.kill(long.worker().ppid(), signal.SIGKILL)
     assert long.end(120) == 0, long.err.read_text()
     (restart,) = [event for event in command.events() if event["event"] == "restart"]
@@ -122,7 +122,7 @@ def test_a_server_that_is_killed_is_followed_by_another_where_restarts_are_allow
 
 @pytest.mark.slow
 def test_a_launcher_that_is_killed_leaves_no_server(command: Command) -> None:
-    long = LongRun(command, "tracking=none", **{SERVER: ""}).until("epoch")
+    long = LongRun(command, "tracking=none", **{SERVER_ENV: ""}).until("epoch")
     worker = long.worker()
     forker = worker.parent()
     assert forker is not None

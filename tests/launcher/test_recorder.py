@@ -135,9 +135,9 @@ class Setting:
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder_module, "SECONDS_BETWEEN_PASSES", 0.01)
-    monkeypatch.setattr(recorder_module, "LONGEST_PAUSE", 0.05)
-    monkeypatch.setattr(recorder_module, "SECONDS_TO_CONNECT", 0.05)
+    monkeypatch.setattr(recorder_module, "PASS_SECONDS", 0.01)
+    monkeypatch.setattr(recorder_module, "MAX_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(recorder_module, "CONNECT_SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -483,7 +483,7 @@ def test_nothing_is_sent_once_finish_has_given_up(setting: Setting) -> None:
 def test_a_run_that_goes_on_waits_for_the_last_request_of_its_earlier_recorder(
     setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorder_module, "SECONDS_TO_STOP", 0.01)
+    monkeypatch.setattr(recorder_module, "STOP_SECONDS", 0.01)
     asked, answer = threading.Event(), threading.Event()
 
     def slowly(call: Call) -> None:
@@ -607,7 +607,7 @@ def test_finish_waits_its_whole_patience_also_for_a_store_that_was_away_before(s
 
 
 def test_finish_does_not_wait_for_the_next_pass(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder_module, "SECONDS_BETWEEN_PASSES", 600.0)
+    monkeypatch.setattr(recorder_module, "PASS_SECONDS", 600.0)
     setting.ready()
     setting.end()
     assert setting.begin().finish(60)

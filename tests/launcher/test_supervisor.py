@@ -260,7 +260,7 @@ def test_inline_does_not_train_what_the_store_refuses(
 def test_what_was_trained_inline_before_a_slow_store_refused_it_stays(
     inline: Callable[..., tuple[int, list[str], Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scaleflow.launcher.inline.SECONDS_TO_OPEN", 0.0)
+    monkeypatch.setattr("scaleflow.launcher.inline.STORE_SECONDS", 0.0)
     training, tracker = Training(), Refusing("start")
     tracker.may.clear()
     training.each_step = tracker.may.set

@@ -15,7 +15,7 @@ Taken = list[tuple[int, int, bool]]
 
 
 def taken(windows: list[tuple[int, int]], total: int, wanted: int, begin: int = 0) -> Taken:
-    """(first step, steps, whether it was traced) of each call of a run that would like calls of `list_needed_splits`
+    """(first step, steps, whether it was traced) of each call of a run that would like calls of `wanted`
     steps.
     """
     asked = Windows(windows)

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from scaleflow.cli import main
-from scaleflow.cluster import share
+from scaleflow.cluster.gpus import share
 from scaleflow.events import RunReady
 from scaleflow.interfaces import Plan
-from scaleflow.launcher.worker_process import SERVER
+from scaleflow.launcher.worker_process import SERVER_ENV
 from scaleflow.runs import RunFolder
 from scaleflow.runs.state import RunHistory
 from scaleflow.sweep import runner
@@ -35,7 +35,7 @@ from tests.sweep.fake_runs import FakeLaunch, Outcome
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["scaleflow"])
-    monkeypatch.setenv(SERVER, "no server is needed")
+    monkeypatch.setenv(SERVER_ENV, "no server is needed")
     return tmp_path
 
 

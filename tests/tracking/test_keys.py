@@ -21,11 +21,11 @@ from mlflow.utils.validation import (
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import IDENTITY, Point, Tracking
-from scaleflow.tracking.keys import LONGEST_KEY, MetricKeys, to_allowed_key, to_distinct_keys
+from scaleflow.tracking.keys import MAX_KEY, MetricKeys, to_allowed_key, to_distinct_keys
 from scaleflow.tracking.store import (
-    BYTES_A_BATCH,
+    BYTES_PER_BATCH,
     DESCRIPTION,
-    PARAMS_A_BATCH,
+    PARAMS_PER_BATCH,
     MlflowTracker,
     split_text_batches,
 )
@@ -44,7 +44,7 @@ def test_every_key_has_a_name_of_its_own_that_mlflow_takes(values: dict[str, int
     assert sorted(made.values()) == sorted(map(str, values.values()))
     for name in made:
         _validate_param_name(name)
-        assert len(name) <= LONGEST_KEY
+        assert len(name) <= MAX_KEY
     assert to_distinct_keys(dict(reversed(list(values.items())))) == made
     names = MetricKeys()
     assert len({names[key] for key in values}) == len(values)
@@ -61,20 +61,20 @@ def test_a_name_that_can_stay_stays_and_others_are_like_it() -> None:
     assert all(name.startswith("x_1-") for name in same if name != "x_1")
     cut = to_distinct_keys({LONG + "units": 1, LONG + "rate": 2})
     assert len(cut) == 2
-    assert all(len(name) == LONGEST_KEY and name.startswith("model.layer.layer") for name in cut)
+    assert all(len(name) == MAX_KEY and name.startswith("model.layer.layer") for name in cut)
     assert [to_allowed_key(key) for key in ("", ".", "..", "/a", "a/../b", "a//b", "a/")] == [
         *("_", "_", "__", "_a", "a_.._b", "a__b", "a_")
     ]
 
 
 def test_a_batch_is_as_large_as_mlflow_takes() -> None:
-    many = [(f"key{n}", "v") for n in range(2 * PARAMS_A_BATCH + 1)]
-    assert [len(batch) for batch in split_text_batches(many)] == [PARAMS_A_BATCH, PARAMS_A_BATCH, 1]
+    many = [(f"key{n}", "v") for n in range(2 * PARAMS_PER_BATCH + 1)]
+    assert [len(batch) for batch in split_text_batches(many)] == [PARAMS_PER_BATCH, PARAMS_PER_BATCH, 1]
     heavy = [(f"key{n}", "\u00fc" * 6000) for n in range(100)]
     found = list(split_text_batches(heavy))
     assert [item for batch in found for item in batch] == heavy
     assert len(found) > 1
-    assert all(len(json.dumps(batch)) < BYTES_A_BATCH * 1.1 for batch in found)
+    assert all(len(json.dumps(batch)) < BYTES_PER_BATCH * 1.1 for batch in found)
 
 
 def test_no_param_tag_or_metric_is_lost_in_the_store(empty_store: Path, tmp_path: Path) -> None:

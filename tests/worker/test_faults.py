@@ -16,7 +16,7 @@ import pytest
 from scaleflow.errors import ConfigError
 from scaleflow.events import Event, FaultReported, MetricsLogged, Note, RunReady
 from scaleflow.interfaces import Inputs, Outputs, Plan, Stream
-from scaleflow.launcher.worker_process import SERVER
+from scaleflow.launcher.worker_process import SERVER_ENV
 from scaleflow.runs import EventReader, EventWriter, RunSpec
 from scaleflow.worker.out_of_memory import explain_out_of_memory
 from tests.conftest import Command
@@ -171,7 +171,7 @@ def test_a_disk_that_is_full_for_the_events_ends_the_run_and_says_so(command: Co
     done = subprocess.run(
         command.arguments(*words),
         cwd=command.folder,
-        env={**command.environment, SERVER: ""},  # one of its own, which has as little room
+        env={**command.environment, SERVER_ENV: ""},  # one of its own, which has as little room
         capture_output=True,
         text=True,
         timeout=100,
