@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
+from keras.src.models.functional import Functional
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import (
@@ -72,10 +73,10 @@ def check_input_keys(model: keras.Model, inputs: InputStructure) -> None:
     A list of several inputs is rejected, too, even if they have the names of the keys: Keras takes a dict for it when
     it runs, but not when it computes shapes. A subclass says nothing of its inputs.
     """
-    try:
-        taken = model.input
-    except (AttributeError, ValueError):
+    graph = find_graph(model)
+    if graph is None:
         return
+    taken, _ = graph
     is_list = isinstance(taken, list | tuple)
     if is_list and not isinstance(inputs, Mapping) and len(taken) == 1:
         return
@@ -84,6 +85,14 @@ def check_input_keys(model: keras.Model, inputs: InputStructure) -> None:
         keys = ", ".join(f"{name!r}: ..." for name in inputs) if isinstance(inputs, Mapping) else ""
         way = f"; make it with keras.Model({{{keys}}}, outputs)" if keys else ""
         raise ConfigError(f"model: its inputs {found}, and the dataset's inputs {describe_keys(inputs)}{way}")
+
+
+def find_graph(model: keras.Model) -> tuple[Any, Any] | None:
+    """Returns the structures of the inputs and outputs of a functional or sequential model; None for a subclass."""
+    functional = getattr(model, "_functional", None) or model
+    if not isinstance(functional, Functional):
+        return None
+    return functional._inputs_struct, functional._outputs_struct
 
 
 def check_outputs(returned: Any, outputs: OutputStructure) -> None:
@@ -143,10 +152,8 @@ def find_last_layer(model: keras.Model, name: str) -> Any:
     """Returns the layer that computes an output; of a model without a graph the last one, and None for a dict."""
     if not name:
         return model.layers[-1] if model.layers else None
-    try:
-        return model.output[name]._keras_history.operation
-    except (AttributeError, ValueError):
-        return None
+    graph = find_graph(model)
+    return None if graph is None else graph[1][name]._keras_history.operation
 
 
 def keras_file_doubt(model: keras.Model) -> str | None:

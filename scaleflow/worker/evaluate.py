@@ -109,20 +109,33 @@ def load_model(spec: EvaluationSpec, trusted: Sequence[str]) -> keras.Model:
 
 def check_dataset_fits(model: keras.Model, source: Source, plan: Plan, spec: EvaluationSpec) -> None:
     """Raises ConfigError if the model does not accept the inputs of the dataset, or has no outputs for its targets."""
+    from scaleflow.model import find_graph, make_inputs
+
     name = f"dataset={plan.choices.get('dataset') or plan.dataset.target.path}"
-    taken, given = name_leaves(to_single(model.input)), name_leaves(source.inputs)
+    graph = find_graph(model)
+    if graph is None:  # a subclass shows what it takes only when it is called
+        inputs_of = make_inputs(source.inputs)
+        try:
+            outputs_of = model(inputs_of)
+        except (ValueError, TypeError, KeyError) as error:
+            raise ConfigError(
+                f"{name}: the model of {spec.origin} does not take its inputs: {(str(error).splitlines() or [''])[0]}"
+            ) from error
+    else:
+        inputs_of, outputs_of = map(to_single, graph)
+    taken, given = name_leaves(inputs_of), name_leaves(source.inputs)
     if set(taken) != set(given):
         raise ConfigError(
             f"{name}: its inputs {describe_keys(source.inputs)}, and those of the model of {spec.origin} "
-            f"{describe_keys(to_single(model.input))}"
+            f"{describe_keys(inputs_of)}"
         )
     for key, inputs in given.items():
         check_input_fits(f"{name}: gives {label_leaf('inputs', key)} of", taken[key], inputs, spec)
-    returned, needed = name_leaves(model.output), name_leaves(source.outputs)
+    returned, needed = name_leaves(outputs_of), name_leaves(source.outputs)
     if set(returned) != set(needed):
         raise ConfigError(
             f"{name}: its targets {describe_keys(source.outputs)}, and the outputs of the model of {spec.origin} "
-            f"{describe_keys(model.output)}"
+            f"{describe_keys(outputs_of)}"
         )
     for key, outputs in needed.items():
         output_shape, target_shape = tuple(returned[key].shape[1:]), tuple(outputs.shape)

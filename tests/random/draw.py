@@ -9,7 +9,13 @@ from dataclasses import dataclass, field
 #: The word for the folder of the small files that datasets read; the runner puts the folder there.
 FILES = "<files>"
 
-NUMBERS, SEQUENCE, IMAGES, WORDS = "numbers", "sequence", "images", "words"
+NUMBERS, SEQUENCE, IMAGES, WORDS, DICTS = "numbers", "sequence", "images", "words", "dicts"
+
+#: Several inputs and outputs, one of them for each position, and weights.
+DICT_WORDS = (
+    *("dataset=npz", f"dataset.data_dir={FILES}/dicts.npz", "dataset.inputs=[row,series]", "dataset.weights=weight"),
+    "dataset.targets=[kind,amount]",
+)
 
 #: Datasets: how often, what an example is, and the words.
 DATASETS: Mapping[str, tuple[int, str, Sequence[str]]] = {
@@ -47,6 +53,7 @@ ZOO: Mapping[str, Sequence[str]] = {
     SEQUENCE: (*OF_SEQUENCES, *OF_SEQUENCES, *OF_NUMBERS),
     IMAGES: (*OF_IMAGES, *OF_IMAGES, *OF_NUMBERS, *OF_SEQUENCES),
     WORDS: OF_WORDS,
+    DICTS: ("towers", "subclassed_towers"),
 }
 
 #: The models of the group `model` for what an example is; resnet takes long to trace.
@@ -55,6 +62,7 @@ MODELS: Mapping[str, Sequence[str]] = {
     SEQUENCE: ("mlp", "linear"),
     IMAGES: ("mlp", "mlp", "linear", "linear", "cnn", "cnn", "cnn", "resnet"),
     WORDS: ("text", "transformer"),
+    DICTS: ("mlp", "linear", "cnn"),
 }
 
 #: The zoo's models whose result depends on random numbers that replicas draw, or on how a batch is divided.
@@ -253,6 +261,8 @@ def draw_strategy(made: Drawing) -> None:
 def draw_data(made: Drawing) -> None:
     name = made.draw.choices(list(DATASETS), [weight for weight, _, _ in DATASETS.values()])[0]
     _, made.log_dataset, words = DATASETS[name]
+    if name == "npz" and made.chance(0.6):
+        made.log_dataset, words = DICTS, DICT_WORDS
     made.common += words
     if words[0] == "dataset=synthetic":
         made.maybe(0.6, *(f"dataset.kind={kind}" for kind in ("binary", "multi_label", "regression", "regression")))

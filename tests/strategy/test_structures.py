@@ -12,7 +12,8 @@ from scaleflow.interfaces import Plan
 from tests.checkpoint.test_resume import course
 from tests.conftest import Command
 
-TWO_TOWERS = "model._target_=tests.strategy.structured.two_towers"
+STRUCTURED = "tests.strategy.structured"
+TWO_TOWERS = f"model._target_={STRUCTURED}.two_towers"
 CASES = {
     "dict in": ("DictIn", TWO_TOWERS),
     "dict out": ("DictOut", TWO_TOWERS),
@@ -38,7 +39,7 @@ Make = Callable[..., Plan]
 def words(case: str, strategy: str, *more: str) -> tuple[str, ...]:
     source, model = CASES[case]
     return (
-        *(f"dataset._target_=tests.strategy.structured.{source}", model, "dataset.validation=validation"),
+        *(f"dataset._target_={STRUCTURED}.{source}", model, "dataset.validation=validation"),
         *("training.global_batch_size=48", f"training.max_steps={STEPS}", "training.steps_per_loop=1"),
         *("optimizer=sgd", "optimizer.learning_rate=0.1", "hardware=cpu", "tracking=none"),
         *(FIT if strategy == "fit" else STRATEGIES[strategy]),
@@ -107,3 +108,25 @@ def test_a_run_that_is_stopped_goes_on_with_the_same_bits(
     assert set(last.state) == set(whole.state)
     for name, value in whole.state.items():
         assert last.state[name].tobytes() == value.tobytes(), name
+
+
+#: What both runs have, and what the second one has besides.
+OPTIONS: dict[str, tuple[str, tuple[str, ...], str, tuple[str, ...]]] = {
+    "XLA": ("dict out", (), "mirrored", ("hardware.xla=true",)),
+    "three stages": ("dict out", (), "pipeline", ("strategy.stages=3", "hardware.logical_devices=3")),
+    "micro-batches": ("weights", ("dataset.limit=90",), "mirrored", ("training.accumulate=2",)),
+    "a step": ("dict out", (f"training.step={{_target_: {STRUCTURED}.mean_loss}}",), "mirrored", ()),
+    "an update": ("dict out", (f"training.step={{_target_: {STRUCTURED}.OwnUpdates}}",), "mirrored", ()),
+    "prepared": ("dict in", ("dataset.normalise=true", "dataset.augment={flip: true, crop: 1}"), "mirrored", ()),
+    "held out": ("weights", ("dataset.validation=0.3",), "mirrored", ("dataset.cache=file", "+dataset.streams=true")),
+    "overfit": ("dict out", ("debug=overfit",), "mirrored", ()),
+    "skipped": ("dict out", ("dataset.on_bad_example=skip",), "mirrored", ("+dataset.streams=true",)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", OPTIONS)
+def test_other_options_take_dicts_and_weights(command: Command, option: str) -> None:
+    case, common, strategy, special = OPTIONS[option]
+    wanted = values_of(command, case, "one_device", *common)
+    assert values_of(command, case, strategy, *common, *special) == pytest.approx(wanted, abs=1e-5)
