@@ -14,7 +14,7 @@ import pytest
 
 from scaleflow import __version__, cli
 from scaleflow.cli import main, move_flags_first, split_overrides
-from scaleflow.launcher import job, launch
+from scaleflow.launcher import launch
 from scaleflow.launcher.prepare import PreparedRun
 from scaleflow.launcher.worker_process import SERVER_ENV
 from scaleflow.sweep import runner
@@ -275,7 +275,7 @@ def test_a_good_command_is_launched_once_with_its_plan_and_folder(
         runs.append(run)
         return 7
 
-    monkeypatch.setattr(job, "launch_run", launch_run)
+    monkeypatch.setattr(launch, "launch_run", launch_run)
     monkeypatch.setattr(sys, "argv", ["scaleflow"])
     before = time.time()
     assert main(["model=cnn", "training.epochs=3"]) == 7
@@ -298,7 +298,7 @@ def test_a_good_command_is_launched_once_with_its_plan_and_folder(
 
 def test_the_folder_of_config_dir_is_searched_for_targets(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plans: list[Any] = []
-    monkeypatch.setattr(job, "launch_run", lambda run: plans.append(run.spec.plan) or 0)
+    monkeypatch.setattr(launch, "launch_run", lambda run: plans.append(run.spec.plan) or 0)
     monkeypatch.setattr(sys, "argv", ["scaleflow"])
     assert main(["--config-dir", "conf", "model=mine", "+model.width=3"]) == 0
     assert plans[0].model.target.path == "mine.build"
