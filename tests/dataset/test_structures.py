@@ -21,6 +21,7 @@ FORMS = {
     "host": {},
     "stream": {"cache": "none"},
     "records": {"cache": "none"},
+    "records, several at once": {"cache": "none"},
     "records in memory": {"cache": "memory"},
     "records in a file": {"cache": "file"},
 }
@@ -59,7 +60,8 @@ class Numbered:
             return Stream(tf.data.Dataset.from_tensor_slices(arrays.parts), EXAMPLES)
         parts = tf.nest.map_structure(tf.constant, arrays.parts)
         decode = lambda number: tf.nest.map_structure(lambda part: tf.gather(part, number), parts)  # noqa: E731
-        return Stream(tf.data.Dataset.range(EXAMPLES), EXAMPLES, decode)
+        at_once = 4 if "at once" in self._form else None
+        return Stream(tf.data.Dataset.range(EXAMPLES), EXAMPLES, decode, at_once=at_once)
 
 
 def read_epochs(replicas: int, accumulate: int) -> dict[str, list[tuple[list[int], list[float]]]]:

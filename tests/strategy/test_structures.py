@@ -118,6 +118,7 @@ OPTIONS: dict[str, tuple[str, tuple[str, ...], str, tuple[str, ...]]] = {
     "a step": ("dict out", (f"training.step={{_target_: {STRUCTURED}.mean_loss}}",), "mirrored", ()),
     "an update": ("dict out", (f"training.step={{_target_: {STRUCTURED}.OwnUpdates}}",), "mirrored", ()),
     "prepared": ("dict in", ("dataset.normalise=true", "dataset.augment={flip: true, crop: 1}"), "mirrored", ()),
+    "mixed": ("weights", ("dataset.augment={mixup: 0.3}",), "mirrored", ()),
     "held out": ("weights", ("dataset.validation=0.3",), "mirrored", ("dataset.cache=file", "+dataset.streams=true")),
     "overfit": ("dict out", ("debug=overfit",), "mirrored", ()),
     "skipped": ("dict out", ("dataset.on_bad_example=skip",), "mirrored", ("+dataset.streams=true",)),
