@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Batching, EarlyStopping
+from scaleflow.interfaces import Batching, EarlyStopping, Objective
 from scaleflow.worker.startup_timer import StartupTimer
 from tests.training.fake_engine import ignore, make_session, to_pair
 
@@ -221,6 +221,7 @@ class OnPaper:
     """
 
     loss_scale = flops_per_example = None
+    objective = Objective(lambda targets, outputs: outputs)
 
     def __init__(self, seconds: list[float], opening: float) -> None:
         self._seconds = iter(seconds)
