@@ -120,10 +120,10 @@ def test_hydras_state_is_left_as_it_was() -> None:
     [
         (("model=cnnn",), "model=cnnn: there is no such option; did you mean cnn?"),
         (("training.epoch=3",), "training.epoch: there is no such key; did you mean training.epochs?"),
-        (("seed=1,2",), "seed: several values are a sweep"),
+        (("seed=1,2",), "seed: several values make a sweep"),
         (("-m", "seed=1"), "-m: expected overrides, KEY=VALUE"),
-        (("experiment=strategy_benchmark",), "experiment=strategy_benchmark: is a sweep, several runs"),
-        (("sweep.repeat=2",), "sweep.repeat=2: this is one run"),
+        (("experiment=strategy_benchmark",), "experiment=strategy_benchmark: this recipe is a sweep"),
+        (("sweep.repeat=2",), "sweep.repeat=2: applies only to the jobs of a sweep"),
         (("nonsense",), "nonsense: cannot be read as KEY=VALUE"),
         (("dataset=csv", "tracking=none"), "dataset.data_dir, dataset.target: have no default"),
         (("model._target_=__main__.build", "tracking=none"), "the worker is a process of its own"),

@@ -102,11 +102,11 @@ def test_an_own_model_is_run_again_and_evaluated(isolated: Callable[..., Any], t
     first = told["first"]
     code, text = told["untrusted"]
     assert code == 2
-    assert "scaleflow: model._target_=own_net.build: is not followed" in text
+    assert "scaleflow: model._target_=own_net.build: this code is not trusted" in text
     assert "--trust own_net" in text
     code, text = told["masked"]
     assert code == 2
-    assert "scaleflow: model.api_key: was masked where it was tracked; type its value" in text
+    assert "scaleflow: model.api_key: the tracked value is a masked secret; type the value" in text
     code, text = told["again"]
     assert code == 0, text
     runs = {run[0]: run[1:] for run in told["runs"]}
@@ -220,7 +220,7 @@ UNKNOWN = "0123456789abcdef0123456789abcdef"
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["abc"], "abc: expected the id of a run in MLflow first"),
+        (["abc"], "abc: expected the id of a run in MLflow (32 hexadecimal digits) as the first argument"),
         ([UNKNOWN], "there is no store; name the one that has the run by tracking.uri=..."),
         ([UNKNOWN, "tracking.uri=http://127.0.0.1:9"], "no tracking server answers there"),
         ([UNKNOWN, "tracking.uri=a", "seed=1,2"], "MLflow 3 keeps no runs in plain folders"),

@@ -177,7 +177,7 @@ def test_what_works_passes_and_what_does_not_is_named(isolated: Callable[..., An
     assert "asleep/kernel" in results["idle"]
     assert "have no influence on what it returns" in results["idle"]
     assert "returns outputs of shape (batch, 4)" in results["wide"]
-    assert "model.unist=3: net does not take it" in results["argument"]
+    assert "model.unist=3: net has no such argument" in results["argument"]
     assert 0.1 < results["step"] < 10
     assert "with an example of weight 0, padding, the loss of of_means is" in results["means"]
     assert "the loss of of_nothing does not depend on the model's weights" in results["nothing"]

@@ -65,7 +65,7 @@ def parse_section(cls: type[T], section: object, key: str) -> T:
 def parse_section_with_target(cls: type[T], section: object, key: str) -> T:
     """Parses a section as `parse_section` does, except that keys that `cls` lacks are arguments of its `_target_`."""
     if not isinstance(section, Mapping):
-        raise ConfigError(f"{key}={format_value(section)}: expected keys under {key}, with {key}._target_ among them")
+        raise ConfigError(f"{key}={format_value(section)}: expected keys under {key}, including {key}._target_")
     names = {f.name for f in list_fields(cls)} - {"target"}
     target = parse_target({k: v for k, v in section.items() if k not in names}, key)
     known = {f.name: f for f in list_fields(cls)}
@@ -225,7 +225,7 @@ def unknown_key_error(key: str, known: Iterable[str]) -> ConfigError:
     parent, _, leaf = key.rpartition(".")
     if parent in EMPTY_MAPPINGS and parent in known:
         return ConfigError(f"{key}: {parent} is null; write '{parent}={{{leaf}: ...}}'")
-    return ConfigError(f"{key}: there is no such key" + suggest(key, known, "; --cfg job lists them all"))
+    return ConfigError(f"{key}: there is no such key" + suggest(key, known, "; --cfg job lists all keys"))
 
 
 def unknown_option_error(group: str, option: str, available: Sequence[str]) -> ConfigError:

@@ -247,7 +247,10 @@ def test_what_a_recipe_says_for_the_submission_is_taken_back_in_the_pods(command
             [*PRINT],
             "cluster.volume=null with checkpoint=default: .* a PersistentVolumeClaim .* or use checkpoint=none",
         ),
-        ([*PRINT, "checkpoint=none"], "tracking.uri=null .* name a server by tracking.uri, or a Secret"),
+        (
+            [*PRINT, "checkpoint=none"],
+            "tracking.uri=null .* set tracking.uri to a server, or cluster.env_from to a Secret",
+        ),
         (
             [*PRINT, "checkpoint=none", "strategy=parameter_server"],
             "cluster.volume=null with strategy=parameter_server",
@@ -255,7 +258,7 @@ def test_what_a_recipe_says_for_the_submission_is_taken_back_in_the_pods(command
         ([*PRINT, "cluster.volume=runs", "tracking=none", "cluster.job=Mine"], "such as mine"),
         ([*PRINT, "cluster.volume=runs", "tracking.uri=http://me:x@there"], "a script would hold this secret"),
         ([*PRINT, "cluster.volume=runs", "cluster.retries=-1"], "cluster.retries=-1: expected an integer, at least 0"),
-        ([f"+cluster.image={IMAGE}"], "cluster=local: its processes are in no pods, .* use cluster=kubernetes"),
+        ([f"+cluster.image={IMAGE}"], "cluster=local: image, .* these keys are only for pods; use cluster=kubernetes"),
     ],
 )
 def test_what_cannot_be_is_refused(

@@ -157,11 +157,14 @@ def test_a_sweep_has_its_jobs_placed_over_the_cluster(cluster: Machines, command
             ["cluster.min_workers=3", "strategy=multi_worker"],
             "cluster.min_workers=3 with cluster.workers=null: .* fewer",
         ),
-        (["cluster.min_workers=1", "strategy=one_device"], "this strategy has one process"),
+        (["cluster.min_workers=1", "strategy=one_device"], "this strategy runs in one process"),
         (["cluster.placement=near"], "cluster.placement=near: expected one of spread, pack"),
-        (["debug.inline=true"], "debug.inline=true with cluster=ray: its process is on another machine"),
-        (["cluster=local", "+cluster.address=auto"], "these are for the machines of a Ray cluster"),
-        (["cluster=local", "+cluster.cpus=2"], "its processes take what their machine has; use hardware.devices"),
+        (["debug.inline=true"], "debug.inline=true with cluster=ray: Ray can run the process on a machine without"),
+        (["cluster=local", "+cluster.address=auto"], "these keys are only for a Ray cluster"),
+        (
+            ["cluster=local", "+cluster.cpus=2"],
+            "only Ray and Kubernetes assign cores and GPUs to processes; use hardware.devices",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(command: Command, words: list[str], expected: str) -> None:

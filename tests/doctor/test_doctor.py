@@ -264,7 +264,7 @@ def test_a_server_that_takes_connections_and_says_nothing_is_not(here: Path, mon
         found = doctor.check_store()
     assert time.monotonic() - before < 60
     assert found["reachable"] is False
-    assert "takes a connection and does not answer: timed out" in found["detail"]
+    assert "accepts connections but does not answer: timed out" in found["detail"]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -283,16 +283,16 @@ STRATEGY_VERDICTS = [
     ("one_device", LAPTOP, True, "on CPU:0"),
     ("one_device", EIGHT_H100, True, "on GPU:0, one of 8"),
     ("mirrored", LAPTOP, True, "hardware.logical_devices=2"),
-    ("mirrored", ONE_V100, True, "one replica: there is one GPU"),
-    ("mirrored", EIGHT_H100, True, "a replica on each of 8 GPUs"),
+    ("mirrored", ONE_V100, True, "one replica on one GPU"),
+    ("mirrored", EIGHT_H100, True, "one replica on each of 8 GPUs"),
     ("multi_worker", LAPTOP, True, "8 cores"),
     ("multi_worker", EIGHT_H100, True, "TF_CONFIG names 2 workers"),
     ("multi_worker", WRONG_TF_CONFIG, None, "cluster=tf_config is refused: TF_CONFIG: is no JSON"),
     ("parameter_server", LAPTOP, True, "8 cores"),
-    ("parameter_server", ONE_V100, True, "1 GPU, for which strategy=mirrored"),
+    ("parameter_server", ONE_V100, True, "1 GPU; strategy=mirrored uses them better"),
     ("parameter_server", WRONG_TF_CONFIG, None, "TF_CONFIG: is no JSON"),
     ("tpu", LAPTOP, False, "there is no TPU"),
-    ("tpu", TPU_HOST, None, "TPU_NAME=local is there; it was not tried"),
+    ("tpu", TPU_HOST, None, "TPU_NAME=local is set; not tried"),
     ("tpu", MachineFacts(tpu="TPU_NAME=x", no_tpu="TPU_NAME=x: nothing answers"), False, "nothing answers"),
     ("pipeline", LAPTOP, True, "hardware.logical_devices=2"),
     ("pipeline", EIGHT_H100, True, "stages on 8 GPUs"),
@@ -302,14 +302,14 @@ STRATEGY_VERDICTS = [
 ]
 
 PRECISION_VERDICTS = [
-    ("float32", LAPTOP, True, "everywhere"),
-    ("mixed", LAPTOP, True, "mixed_bfloat16: the CPU multiplies bfloat16 itself"),
-    ("mixed", MachineFacts(), True, "mixed_bfloat16: right, but slow"),
-    ("mixed", EIGHT_H100, True, "mixed_float16: in tensor cores"),
-    ("mixed_float16", LAPTOP, True, "right, but slow on a CPU"),
+    ("float32", LAPTOP, True, "works on every device"),
+    ("mixed", LAPTOP, True, "mixed_bfloat16: the CPU computes in bfloat16"),
+    ("mixed", MachineFacts(), True, "mixed_bfloat16: correct, but slow"),
+    ("mixed", EIGHT_H100, True, "mixed_float16: runs in tensor cores"),
+    ("mixed_float16", LAPTOP, True, "correct, but slow on a CPU"),
     ("mixed_float16", TPU_HOST, True, "refused on the TPU"),
-    ("mixed_float16", OLD_GPU, True, "tensor cores take float16 from compute capability 7.0 on, and this is 6.1"),
-    ("mixed_bfloat16", ONE_V100, True, "tensor cores take bfloat16 from compute capability 8.0 on"),
+    ("mixed_float16", OLD_GPU, True, "tensor cores need compute capability 7.0 for float16, and this GPU has 6.1"),
+    ("mixed_bfloat16", ONE_V100, True, "tensor cores need compute capability 8.0 for bfloat16"),
     ("mixed_bfloat16", EIGHT_H100, True, "compute capability 9.0"),
     (
         "mixed_bfloat16",

@@ -190,7 +190,7 @@ REFUSED = {
     ("experiment=digits_mirrored",): ["resume with experiment"],
     ("checkpoint.keep=0",): ["checkpoint.keep=0", "at least 1"],
     ("strategy=mirrored", "hardware.logical_devices=3", "training.max_steps=5", "hardware=cpu"): [
-        "it does not divide by 3 replica(s) x training.accumulate=1; go on with 1, 2, 4, 8 replica(s)"
+        "is not divisible by 3 replica(s) x training.accumulate=1; resume it with 1, 2, 4, 8 replica(s)"
     ],
 }
 

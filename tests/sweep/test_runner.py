@@ -357,7 +357,7 @@ def test_repeats_that_make_no_sense_are_refused(
 @pytest.mark.parametrize("word", ["sweep.repeat=2", "sweep.same_losses=true"])
 def test_one_run_is_not_repeated(folder: Path, word: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tracking=none", word]) == 2
-    assert f"{word}: this is one run" in capsys.readouterr().err
+    assert f"{word}: applies only to the jobs of a sweep" in capsys.readouterr().err
 
 
 def losing(*losses: float) -> Any:

@@ -229,8 +229,8 @@ def test_weights_that_are_not_finite_are_not_saved(
 
 REFUSED = {
     ("training.engine=fit",): "training.on_nan=rollback with training.engine=fit: Keras's fit",
-    ("checkpoint=none",): "training.on_nan=rollback with checkpoint=none: there is nothing to go back to",
-    ("debug=nan",): "debug.nan=true with training.on_nan=rollback: the one ends",
+    ("checkpoint=none",): "training.on_nan=rollback with checkpoint=none: no checkpoints are saved to go back to",
+    ("debug=nan",): "debug.nan=true with training.on_nan=rollback: debug.nan ends",
     ("training.nan_rate_factor=1",): "training.nan_rate_factor=1: expected a number, at most 0.99, above 0.0",
     ("training.nan_rollbacks=0",): "training.nan_rollbacks=0: expected an integer, at least 1",
 }

@@ -145,5 +145,5 @@ def test_what_does_not_compile_is_named_by_its_operation(isolated: Callable[...,
 
 
 def test_determinism_is_refused_by_the_launcher(plan: Any) -> None:
-    with pytest.raises(ConfigError, match=r"^hardware.xla=true with hardware.deterministic=true: .* leave one"):
+    with pytest.raises(ConfigError, match=r"^hardware.xla=true with hardware.deterministic=true: .* set one"):
         plan("hardware.xla=true", "hardware.deterministic=true")

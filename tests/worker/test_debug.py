@@ -114,10 +114,13 @@ def test_placement_goes_to_the_workers_log(command: Any) -> None:
 
 REFUSED = {
     ("debug=eager", "hardware.xla=true"): "debug.eager=true with hardware.xla=true: XLA compiles",
-    ("debug=eager", "strategy=mirrored"): "debug.eager=true with strategy=mirrored: replicas that are not compiled",
-    ("debug=eager", "strategy=parameter_server"): "debug.eager=true with strategy=parameter_server: what is sent",
+    ("debug=eager", "strategy=mirrored"): "debug.eager=true with strategy=mirrored: without compilation",
+    (
+        "debug=eager",
+        "strategy=parameter_server",
+    ): "debug.eager=true with strategy=parameter_server: only compiled functions",
     ("debug='nan'", "hardware.xla=true"): "debug.nan=true with hardware.xla=true: the check",
-    ("debug='nan'", "precision=mixed_float16"): "debug.nan=true with precision=mixed_float16: its loss scale",
+    ("debug='nan'", "precision=mixed_float16"): "debug.nan=true with precision=mixed_float16: dynamic loss scaling",
 }
 
 
