@@ -52,7 +52,10 @@ def cache_split(split: str, examples: Examples, cache: str, transforms: Transfor
     if cache == "none":
         return examples
     if size == float("inf"):
-        raise ConfigError(f"dataset.cache={cache}: the examples of {split!r} are text or differ in shape; use none")
+        raise ConfigError(
+            f"dataset.cache={cache}: the examples of {split!r} are text or differ in shape, and such examples cannot "
+            "be cached; use dataset.cache=none"
+        )
     arrays = tf.nest.map_structure(lambda each: allocate([len(examples), *each.shape], each.dtype, cache), spec)
     return fill_arrays(split, examples, transforms, Arrays(*arrays))
 
@@ -151,7 +154,8 @@ def allocate(shape: list[int], dtype: tf.DType, cache: str) -> np.ndarray[Any, A
             return np.memmap(file, dtype.as_numpy_dtype, "w+", shape=tuple(shape) or (1,))
     except OSError as error:
         raise ConfigError(
-            f"dataset.cache=file: cannot write {tempfile.gettempdir()}: {error.strerror}; TMPDIR names another folder"
+            f"dataset.cache=file: cannot write to {tempfile.gettempdir()} ({error.strerror}); set TMPDIR to "
+            "another folder"
         ) from error
 
 

@@ -152,7 +152,9 @@ def open_arrays(data_dir: Any) -> dict[str, Array]:
     """Returns the arrays of a file by name; memory-maps those that are not compressed."""
     path = expand_data_dir(data_dir)
     if not path.is_file():
-        raise ConfigError(f"dataset.data_dir={data_dir}: there is no such file; expected what numpy.savez writes")
+        raise ConfigError(
+            f"dataset.data_dir={data_dir}: there is no such file; expected a file that numpy.savez has written"
+        )
     try:
         with zipfile.ZipFile(path) as archive:
             return {
@@ -161,7 +163,7 @@ def open_arrays(data_dir: Any) -> dict[str, Array]:
                 if info.filename.endswith(".npy")
             }
     except (zipfile.BadZipFile, OSError, EOFError) as error:
-        raise ConfigError(f"dataset.data_dir={data_dir}: is no whole .npz file ({error})") from error
+        raise ConfigError(f"dataset.data_dir={data_dir}: is not a complete .npz file ({error})") from error
 
 
 def open_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
@@ -171,8 +173,8 @@ def open_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> 
             shape, fortran, dtype = read_array_header(file)
             if dtype.hasobject:
                 raise ConfigError(
-                    f"dataset.data_dir={path}: the array {info.filename.removesuffix('.npy')} holds Python objects, "
-                    "which are not loaded; save it with a dtype of numbers"
+                    f"dataset.data_dir={path}: the array {info.filename.removesuffix('.npy')} contains Python "
+                    "objects, which scaleflow does not load; save it with a numeric dtype"
                 )
             if info.compress_type == zipfile.ZIP_STORED and shape and 0 not in shape:
                 start = member_offset(path, info) + file.tell()
@@ -223,7 +225,9 @@ def find_arrays(data_dir: Any, arrays: Part, names: Sequence[str], ending: str) 
     first = names[0] + ending
     for name in (each + ending for each in names):
         if name not in arrays:
-            raise ConfigError(f"dataset.data_dir={data_dir}: there is no array {name}; there is {', '.join(arrays)}")
+            raise ConfigError(
+                f"dataset.data_dir={data_dir}: there is no array {name}; the arrays are {', '.join(arrays)}"
+            )
         if arrays[name].dtype.kind not in "biuf" or not arrays[name].ndim:
             array = arrays[name]
             raise ConfigError(
@@ -270,14 +274,14 @@ def resolve_kind(kind: str, targets: Mapping[str, Array]) -> Kind:
     if is_row and (low, high) == (0, 1):
         if all((y.reshape(len(y), -1).sum(axis=1) == 1).all() for y in arrays):
             raise ConfigError(
-                "dataset.kind=auto: each row of the targets has a single 1; write dataset.kind=classification where "
-                "that is the class, or dataset.kind=multi_label"
+                "dataset.kind=auto: each row of the targets has a single 1; use dataset.kind=classification if it "
+                "marks the class, or dataset.kind=multi_label"
             )
         return "multi_label"
     if is_row or low < 0 or high >= MOST_CLASSES:
         raise ConfigError(
             f"dataset.kind=auto: the targets are integers from {low} to {high}, of shape {arrays[0].shape[1:]} each; "
-            "say what they mean with dataset.kind"
+            "set dataset.kind to what they mean"
         )
     return "binary" if high <= 1 else "classification"
 
@@ -315,7 +319,7 @@ def one_hot_classes(targets: Array) -> Array:
     invalid = np.flatnonzero((rows != 0).sum(axis=1) != 1)
     if len(invalid):
         raise ConfigError(
-            f"dataset.kind=classification: row {invalid[0]} of the targets has no single 1; expected [n] integers or "
-            "[n, classes] with one 1 in each row"
+            f"dataset.kind=classification: row {invalid[0]} of the targets does not have exactly one 1; expected [n] "
+            "integers or [n, classes] with one 1 in each row"
         )
     return np.asarray(rows.argmax(axis=1))

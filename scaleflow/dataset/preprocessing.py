@@ -122,8 +122,8 @@ def make_transform(
     if (tuple(output.shape[1:]), output.dtype.name) != (tuple(features.shape), features.dtype):
         name = type(preprocessing).__name__
         raise ConfigError(
-            f"dataset: {name}.layer gives {output.dtype.name} of shape {tuple(output.shape[1:])}, and its features say "
-            f"{features.dtype} of shape {tuple(features.shape)}"
+            f"dataset: {name}.layer returns {output.dtype.name} of shape {tuple(output.shape[1:])}, but its features "
+            f"say {features.dtype} of shape {tuple(features.shape)}"
         )
 
     def transform(inputs: tf.Tensor) -> tf.Tensor:

@@ -135,7 +135,7 @@ def cache_records(split: str, stream: Stream) -> Stream:
         return stream
     count = int(components[0].shape[0])
     if count != len(stream):
-        raise ConfigError(f"dataset: the stream of {split!r} holds {count} examples, and the source says {len(stream)}")
+        raise ConfigError(f"dataset: the stream of {split!r} holds {count} examples, but the source says {len(stream)}")
     return make_records(stream, components)
 
 

@@ -66,7 +66,10 @@ def test_the_first_pod_is_the_coordinator_and_the_last_ones_are_servers() -> Non
 @pytest.mark.parametrize(
     ("told", "expected"),
     [
-        ({"JOB_COMPLETION_INDEX": ""}, "JOB_COMPLETION_INDEX is not set, .* cluster.submit=print writes the manifest"),
+        (
+            {"JOB_COMPLETION_INDEX": ""},
+            "JOB_COMPLETION_INDEX is not set, .* use cluster.submit=print to write the manifest",
+        ),
         ({"JOB_COMPLETION_INDEX": "3"}, "JOB_COMPLETION_INDEX=3: expected 0 to 2, since SCALEFLOW_PODS=3"),
         ({"SCALEFLOW_PODS": "all"}, "SCALEFLOW_PODS=all: expected a number"),
         ({}, "SCALEFLOW_PODS=3: .* cluster.servers=2 .* use a Job of 4 pods or more"),
@@ -142,7 +145,7 @@ def test_what_is_refused_fails_the_job_and_what_is_preempted_does_not_count() ->
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
-        ({"job": "Run 1"}, "cluster.job=Run 1: .* a letter first and no - last, such as run-1"),
+        ({"job": "Run 1"}, "cluster.job=Run 1: .* a letter first and no - at the end, such as run-1"),
         ({"job": "1"}, "such as train"),
         ({"job": "a" * 62}, "at most 61 .* such as a{61}$"),
         ({"image": "REGISTRY/IMAGE"}, "cluster.image=REGISTRY/IMAGE: expected an image, such as registry.example.com"),

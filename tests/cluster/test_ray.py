@@ -151,7 +151,7 @@ def test_a_sweep_has_its_jobs_placed_over_the_cluster(cluster: Machines, command
         (["cluster.address=ray://head:10001"], r"ray://head:10001: expected HOST:PORT or auto; .* ray job submit"),
         (
             ["cluster.address=127.0.0.1:1"],
-            "cluster.address=127.0.0.1:1: nothing answers there; start it with ray start",
+            "cluster.address=127.0.0.1:1: no Ray cluster answers there; start one with ray start",
         ),
         (
             ["cluster.min_workers=3", "strategy=multi_worker"],
@@ -179,7 +179,7 @@ def test_what_cannot_be_is_refused(command: Command, words: list[str], expected:
 def test_more_than_the_cluster_has_is_refused(cluster: Machines, command: Command) -> None:
     ended = command(*TWO, address(cluster), "cluster.workers=3", "cluster.start_seconds=1", **cluster.token)
     assert ended.returncode == 2
-    assert "3 process(es) with 1 CPU each do not fit: there are 2 CPU on 2 machine(s)" in ended.stderr
+    assert "3 process(es) with 1 CPU each do not fit: the cluster has 2 CPU on 2 machine(s)" in ended.stderr
 
 
 @pytest.mark.slow

@@ -84,7 +84,10 @@ def test_the_script_starts_a_task_on_each_machine_with_the_words_that_were_typed
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["cluster=slurm"], "SLURM_PROCID, .* is not set, so this is no task of a Slurm step; start one .* with srun"),
+        (
+            ["cluster=slurm"],
+            "SLURM_PROCID, .* is not set, so this process is not a task of a Slurm step; start .* with srun",
+        ),
         (["cluster=slurm", "cluster.submit=sbatch"], "cluster.submit=sbatch: expected print"),
         (["cluster=slurm", "cluster.submit=print", "tracking.tags={token: x}"], "token: .* would hold this secret"),
         (

@@ -183,7 +183,7 @@ def refusals() -> list[str]:
 
 def test_what_the_inputs_are_no_such_thing_as_is_refused(isolated: Callable[..., Any]) -> None:
     assert isolated(refusals) == [
-        "dataset.augment.mixup=0.2: mixes numbers, and the dataset's inputs are text",
+        "dataset.augment.mixup=0.2: mixes only numbers, and the dataset's inputs are text",
         "dataset.augment.flip=true: takes images of shape (height, width, channels), and the dataset's inputs have "
         "shape (8,)",
         "dataset.augment.crop=4: takes images of shape (height, width, channels), and the dataset's inputs have "

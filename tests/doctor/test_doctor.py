@@ -151,7 +151,7 @@ def test_all_that_is_broken_is_reported(examined: Doctor, code: str) -> None:
     assert found["versions"]["tensorflow"]  # what pip says is said all the same
     for verdict in (*found["strategies"].values(), *found["precisions"].values()):
         assert verdict == {"works": False, "reason": found["tensorflow"]["error"]}
-    assert found["tf_config"]["error"].startswith("TF_CONFIG: expected `cluster` and `task`")
+    assert found["tf_config"]["error"].startswith("TF_CONFIG: expected the keys `cluster` and `task`")
     assert found["auto"]["refusal"] == found["tf_config"]["error"]
     assert not found["tracking"]["reachable"]
     assert "file is not a database" in found["tracking"]["detail"]
@@ -277,7 +277,7 @@ EIGHT_H100 = MachineFacts(gpus=8, capability=9.0, workers=2)
 OLD_GPU = MachineFacts(gpus=1, capability=6.1)
 TPU_HOST = MachineFacts(tpu="TPU_NAME=local")
 NO_TENSORFLOW = MachineFacts(failure="TensorFlow does not work: no")
-WRONG_TF_CONFIG = MachineFacts(tf_config="TF_CONFIG: is no JSON")
+WRONG_TF_CONFIG = MachineFacts(tf_config="TF_CONFIG: is not valid JSON")
 
 STRATEGY_VERDICTS = [
     ("one_device", LAPTOP, True, "on CPU:0"),
@@ -287,10 +287,10 @@ STRATEGY_VERDICTS = [
     ("mirrored", EIGHT_H100, True, "one replica on each of 8 GPUs"),
     ("multi_worker", LAPTOP, True, "8 cores"),
     ("multi_worker", EIGHT_H100, True, "TF_CONFIG names 2 workers"),
-    ("multi_worker", WRONG_TF_CONFIG, None, "cluster=tf_config is refused: TF_CONFIG: is no JSON"),
+    ("multi_worker", WRONG_TF_CONFIG, None, "cluster=tf_config is refused: TF_CONFIG: is not valid JSON"),
     ("parameter_server", LAPTOP, True, "8 cores"),
     ("parameter_server", ONE_V100, True, "1 GPU; strategy=mirrored uses them better"),
-    ("parameter_server", WRONG_TF_CONFIG, None, "TF_CONFIG: is no JSON"),
+    ("parameter_server", WRONG_TF_CONFIG, None, "TF_CONFIG: is not valid JSON"),
     ("tpu", LAPTOP, False, "there is no TPU"),
     ("tpu", TPU_HOST, None, "TPU_NAME=local is set; not tried"),
     ("tpu", MachineFacts(tpu="TPU_NAME=x", no_tpu="TPU_NAME=x: nothing answers"), False, "nothing answers"),
