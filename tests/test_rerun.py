@@ -136,11 +136,11 @@ def test_an_own_model_is_run_again_and_evaluated(isolated: Callable[..., Any], t
     assert set(inputs) == {"digits"}
     code, text = told["not_trusted"]
     assert code == 2
-    assert "its model can't be loaded" in text
-    assert "--trust names its module" in text
+    assert "its model cannot be loaded" in text
+    assert "add --trust MODULE" in text
     code, text = told["other_shape"]
     assert code == 2
-    assert "dataset=synthetic: gives inputs of shape (batch, 32, 32, 3), float32, and the model of" in text
+    assert "dataset=synthetic: has inputs of shape (batch, 32, 32, 3), float32, but the model of" in text
     assert "takes shape (batch, 8, 8, 1), float32" in text
     code, text = told["other_targets"]
     assert code == 2
@@ -156,7 +156,7 @@ def test_an_own_model_is_run_again_and_evaluated(isolated: Callable[..., Any], t
     assert {"summary.json", "summary.md", "profile.png", "trace.json.gz", "plugins"} <= made
     code, text = told["no_split"]
     assert code == 2
-    assert "--split validation: there is no such split; there is test, train" in text
+    assert "--split validation: there is no such split; the splits are test, train" in text
     assert told["left"] == ["again", "mlartifacts", "mlflow.db", "mlflow.db.lock", "outputs", "own"]
 
 

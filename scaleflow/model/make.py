@@ -135,7 +135,7 @@ def find_logits_warning(model: keras.Model, outputs: OutputStructure) -> str | N
         activation = getattr(getattr(find_last_layer(model, name), "activation", None), "__name__", "")
         if each.kind != "regression" and activation in ("softmax", "sigmoid"):
             layer = f"the last layer of {label_leaf('outputs', name)}" if name else "its last layer"
-            return f"model: {layer} ends in {activation}, and the loss expects logits; leave that activation away"
+            return f"model: {layer} ends in {activation}, but the loss expects logits; remove that activation"
     return None
 
 
@@ -156,7 +156,7 @@ def keras_file_doubt(model: keras.Model) -> str | None:
         return None
     return (
         f"model: Keras cannot write it as a .keras file ({fault}); it is exported as a SavedModel and as weights "
-        f"({WEIGHTS_FILE}), which model.init_from and scaleflow.evaluate do not take"
+        f"({WEIGHTS_FILE}), which model.init_from and scaleflow.evaluate cannot use"
     )
 
 
@@ -169,13 +169,14 @@ def find_batch_norm_warnings(model: keras.Model, portions: Batching) -> list[str
     if unsynced and portions.replicas > 1:
         warnings.append(
             f"model: {format_first(unsynced)} normalizes each of {portions.replicas} replicas by its own examples, "
-            "and the first one's statistics are saved: the result depends on the number of replicas; write "
+            "and only the first one's statistics are saved, so the result depends on the number of replicas; write "
             "BatchNormalization(synchronized=True), or set layer.synchronized = True in a ready-made model"
         )
     if trainable and portions.accumulate > 1:
         warnings.append(
-            f"model: with training.accumulate={portions.accumulate} BatchNormalization sees a micro-batch at a time, "
-            f"not the {portions.global_size} examples of an update: the result depends on how they are divided"
+            f"model: with training.accumulate={portions.accumulate} BatchNormalization sees one micro-batch at a "
+            f"time, not the {portions.global_size} examples of an update, so the result depends on how they are "
+            "divided"
         )
     return warnings
 

@@ -86,7 +86,7 @@ def choose_split(there: Any, split: str | None) -> tuple[str, Any]:
     names = [name for name in SPLITS if name in there]
     if split is not None and split not in names:
         hint = "; dataset.validation=NAME makes one of the dataset's own splits the validation split"
-        raise ConfigError(f"--split {split}: there is no such split; there is {', '.join(names)}{hint}")
+        raise ConfigError(f"--split {split}: there is no such split; the splits are {', '.join(names)}{hint}")
     name = split or names[0]
     return name, there[name]
 
@@ -103,8 +103,8 @@ def load_model(spec: EvaluationSpec, trusted: Sequence[str]) -> keras.Model:
     except Exception as error:  # zipfile, h5py and Keras raise many types
         reason = (str(error).strip().splitlines() or [""])[0]
         raise ConfigError(
-            f"{spec.origin}: its model can't be loaded ({type(error).__name__}: {reason[:300]}); a class of your "
-            "own is found if it is decorated with keras.saving.register_keras_serializable and --trust names its module"
+            f"{spec.origin}: its model cannot be loaded ({reason[:300]}); to load a class of your own, decorate it "
+            "with keras.saving.register_keras_serializable and add --trust MODULE"
         ) from error
 
 
@@ -134,7 +134,7 @@ def check_dataset_fits(model: keras.Model, source: Source, plan: Plan, spec: Eva
         if output_shape != target_shape:
             raise ConfigError(
                 f"{name}: its {outputs.kind} {label_leaf('targets', key)} need outputs of shape "
-                f"{add_batch_dimension(target_shape)}, and the model of {spec.origin} returns "
+                f"{add_batch_dimension(target_shape)}, but the model of {spec.origin} returns "
                 f"{add_batch_dimension(output_shape)}"
             )
 
@@ -150,7 +150,7 @@ def check_input_fits(given_text: str, model_input: Any, inputs: Inputs, spec: Ev
     is_text = "string" in (model_input.dtype, inputs.dtype) and model_input.dtype != inputs.dtype
     if is_text or len(expected) != len(given) or any(a not in (None, b) for a, b in zip(expected, given, strict=True)):
         raise ConfigError(
-            f"{given_text} {format_shape(given, inputs.dtype)}, and the model of {spec.origin} takes "
+            f"{given_text} {format_shape(given, inputs.dtype)}, but the model of {spec.origin} needs "
             f"{format_shape(expected, model_input.dtype)}"
         )
 

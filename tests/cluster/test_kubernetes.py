@@ -409,7 +409,7 @@ def test_servers_are_started_again_with_a_coordinator_that_was_preempted(
     served = Pods(three, command, *words)
     said = served.preempted()
     assert [code for code, _, _ in said] == [143, 143, 143], said
-    assert "the coordinator is gone, and the run is not finished" in said[2][2]
+    assert "the coordinator has ended, and the run is not finished" in said[2][2]
     again = ends(served.start())
     assert [code for code, _, _ in again] == [0, 0, 0], again
     assert only_run(command.folder).info.status == "FINISHED"

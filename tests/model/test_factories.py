@@ -150,8 +150,8 @@ def doubts() -> list[str | None]:
 def test_probabilities_in_place_of_logits_are_pointed_out(isolated: Callable[..., Any]) -> None:
     none, softmax, sigmoid = isolated(doubts)
     assert none is None
-    assert "ends in softmax, and the loss expects logits" in softmax
-    assert "ends in sigmoid, and the loss expects logits" in sigmoid
+    assert "ends in softmax, but the loss expects logits" in softmax
+    assert "ends in sigmoid, but the loss expects logits" in sigmoid
 
 
 def norm_doubts() -> dict[str, list[str]]:

@@ -134,7 +134,8 @@ def test_text_is_refused(isolated: Callable[..., Any], plan: Any) -> None:
     assert isolated(why, plan(*words, "strategy=one_device")) == "trained"
     found = isolated(why, plan(*words, "strategy=one_device", "hardware.xla=true"))
     assert (
-        found == "refused: hardware.xla=true: the dataset's inputs are text, and XLA has none; use hardware.xla=false"
+        found == "refused: hardware.xla=true: the dataset's inputs are text, which XLA cannot compile; use "
+        "hardware.xla=false"
     )
 
 
