@@ -127,7 +127,7 @@ def test_hydras_state_is_left_as_it_was() -> None:
         (("nonsense",), "nonsense: cannot be read as KEY=VALUE"),
         (("dataset=csv", "tracking=none"), "dataset.data_dir, dataset.target: have no default"),
         (("model._target_=__main__.build", "tracking=none"), "the worker is a process of its own"),
-        (("resume=nowhere",), "resume=nowhere: expected a run's folder"),
+        (("resume=nowhere",), "resume=nowhere: expected the folder of a run"),
         (({"seed": 3, "modle": {}},), "modle: there is no such key"),
         ((3,), "run(int): expected overrides, KEY=VALUE, or one config"),
         (("seed=1", {"seed": 3}), "run(..., dict): expected overrides, KEY=VALUE, or one config alone"),

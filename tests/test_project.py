@@ -76,7 +76,7 @@ def test_what_is_no_setting_of_the_cluster_is_named() -> None:
 
     from scaleflow.tracking.backend import to_overrides
 
-    with pytest.raises(ExecutionException, match="--backend-config: strategy: expected settings of the config group"):
+    with pytest.raises(ExecutionException, match="--backend-config: strategy: expected keys of the config group"):
         to_overrides({"strategy": "mirrored"})
 
 

@@ -221,9 +221,9 @@ UNKNOWN = "0123456789abcdef0123456789abcdef"
     ("words", "expected"),
     [
         (["abc"], "abc: expected the id of a run in MLflow (32 hexadecimal digits) as the first argument"),
-        ([UNKNOWN], "there is no store; name the one that has the run by tracking.uri=..."),
+        ([UNKNOWN], "there is no such store; set tracking.uri=... to the store that has the run"),
         ([UNKNOWN, "tracking.uri=http://127.0.0.1:9"], "no tracking server answers there"),
-        ([UNKNOWN, "tracking.uri=a", "seed=1,2"], "MLflow 3 keeps no runs in plain folders"),
+        ([UNKNOWN, "tracking.uri=a", "seed=1,2"], "MLflow 3 does not store runs in plain folders"),
     ],
 )
 def test_without_a_run_there_is_a_line(

@@ -169,20 +169,20 @@ def test_what_works_passes_and_what_does_not_is_named(isolated: Callable[..., An
             assert len(set(np.ravel(targets))) > 1, name
     assert (
         results["restless"]
-        == "dataset: load('train') gives other examples when it is called again; seed what is random"
+        == "dataset: load('train') returns different examples on each call; seed its random operations"
     )
-    assert results["holed"] == "dataset: inputs of 'train' hold NaN or Inf"
+    assert results["holed"] == "dataset: inputs of 'train' contain NaN or Inf"
     assert "the source says (4,)" in results["misshapen"]
     assert results["model"] == 5 * 7 + 8 * 3
     assert "asleep/kernel" in results["idle"]
-    assert "have no influence on what it returns" in results["idle"]
+    assert "have no influence on its output" in results["idle"]
     assert "returns outputs of shape (batch, 4)" in results["wide"]
     assert "model.unist=3: net has no such argument" in results["argument"]
     assert 0.1 < results["step"] < 10
     assert "with an example of weight 0, padding, the loss of of_means is" in results["means"]
     assert "the loss of of_nothing does not depend on the model's weights" in results["nothing"]
     assert "the loss of of_infinity is" in results["infinity"]
-    assert "Updates is a class; try it by one_step" in results["class"]
+    assert "Updates is a class; test it with one_step" in results["class"]
     assert results["named"] == 6 * (3 + 6 + 1)
     assert 0.1 < results["named step"] < 10
     assert results["part"] == (

@@ -56,5 +56,5 @@ def report_finished(run: PreparedRun) -> int:
     """Sends what the command that finished the run could not record; returns the exit code."""
     folder = run.spec.folder
     repair_quietly(folder)
-    print(f"{folder}: the run is finished; training.epochs=N with more epochs would go on with it")
+    print(f"{folder}: the run is finished; to train longer, add training.epochs=N with more epochs")
     return 0

@@ -153,7 +153,7 @@ def describe_part(spec: RunSpec, is_resumed: bool) -> list[str]:
         tracked = spec.files.read_record().get("run_id")
         if requested != tracked:
             run = tracked or "the one in its folder"
-            lines.append(f"note: {RUN_ID}={requested} is not used: the run that goes on is {run}")
+            lines.append(f"note: {RUN_ID}={requested} is not used: the resumed run is {run}")
     if spec.plan.evaluator == "here":
         folder = spec.plan.checkpoint.folder
         lines.append(f"{spec.name} of the checkpoints in {folder}; the chief records the run")
@@ -179,7 +179,10 @@ def write_configs(run: PreparedRun) -> None:
         return
     if RunState.read(files.path).is_ready:
         folder = os.path.relpath(files.path)
-        raise ConfigError(f"hydra.run.dir={folder}: holds a run already; resume={folder} goes on with it")
+        raise ConfigError(
+            f"hydra.run.dir={folder}: contains a run already; use resume={folder} to continue it, or choose another "
+            "folder"
+        )
     files.config.write_text(OmegaConf.to_yaml(OmegaConf.create(mask_secrets(run.config))))
     files.overrides.write_text(overrides)
 
@@ -187,7 +190,7 @@ def write_configs(run: PreparedRun) -> None:
 def describe_remains(spec: RunSpec, state: RunState) -> str:
     """Says how to record a run that had trained when the store refused it."""
     folder = os.path.relpath(spec.folder)
-    return f"what was trained until step {state.step} is in {folder}; python -m scaleflow.sync {folder} records it"
+    return f"the training until step {state.step} is in {folder}; run python -m scaleflow.sync {folder} to record it"
 
 
 def finish_run(monitor: RunMonitor) -> None:
@@ -215,9 +218,9 @@ def finish_run(monitor: RunMonitor) -> None:
     display.print_summary(rows)
     if not is_recorded:
         display.print_error(
-            f"the store did not take {'everything' if recorder.recorded else 'anything'} in "
-            f"tracking.flush_seconds={patience:g}: {mask_secrets(recorder.reason or NO_ANSWER)}; nothing is "
-            f"lost, and what is missing there is sent by: python -m scaleflow.sync {folder}"
+            f"the store has not received {'everything' if recorder.recorded else 'anything'} within "
+            f"tracking.flush_seconds={patience:g}: {mask_secrets(recorder.reason or NO_ANSWER)}; nothing is lost; to "
+            f"send the rest, run python -m scaleflow.sync {folder}"
         )
 
 

@@ -204,7 +204,7 @@ class RunFolder:
         Raises:
             FolderBusy: if there is one.
         """
-        message = f"hydra.sweep.dir={self.path}: another command works on the sweep there; end it first"
+        message = f"hydra.sweep.dir={self.path}: another command runs the sweep in this folder; end it first"
         with hold_lock(self._sweep_lock, 0.0, message):
             yield
 

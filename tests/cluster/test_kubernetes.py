@@ -259,7 +259,10 @@ def test_what_a_recipe_says_for_the_submission_is_taken_back_in_the_pods(command
             "cluster.volume=null with strategy=parameter_server",
         ),
         ([*PRINT, "cluster.volume=runs", "tracking=none", "cluster.job=Mine"], "such as mine"),
-        ([*PRINT, "cluster.volume=runs", "tracking.uri=http://me:x@there"], "a script would hold this secret"),
+        (
+            [*PRINT, "cluster.volume=runs", "tracking.uri=http://me:x@there"],
+            "this secret would be written into the script",
+        ),
         ([*PRINT, "cluster.volume=runs", "cluster.retries=-1"], "cluster.retries=-1: expected an integer, at least 0"),
         ([f"+cluster.image={IMAGE}"], "cluster=local: image, .* these keys are only for pods; use cluster=kubernetes"),
     ],

@@ -81,7 +81,7 @@ def test_a_run_goes_on_on_the_nodes_that_are_left(tmp_path: Path) -> None:
         cluster.lose(other)
         assert run.end() == 0, run.err.read_text()
     (restart,) = (event for event in command.events() if event["event"] == "restart")
-    assert re.search(r"worker \d was lost with its place on", restart["reason"])
+    assert re.search(r"worker \d was lost with its Ray actor on", restart["reason"])
     first, second = (event for event in command.events() if event["event"] == "ready")
     assert [e["params"]["resolved.replicas"] for e in (first, second)] == ["2", "1"]
     assert [e["params"]["resolved.global_batch_size"] for e in (first, second)] == ["64", "64"]
@@ -101,7 +101,7 @@ def test_a_cluster_that_loses_its_head_ends_the_run_as_failed(tmp_path: Path) ->
         assert run.end(90) == 1, run.err.read_text()
     last = command.events()[-1]
     assert last["status"] == "FAILED"
-    assert last["error"].startswith("the head of the Ray cluster is gone: worker 0 was lost with its place on")
+    assert last["error"].startswith("the head of the Ray cluster was lost: worker 0 was lost with its Ray actor on")
     assert only_run(tmp_path).info.status == "FAILED"
 
 
@@ -269,12 +269,12 @@ def test_what_an_actor_raises_is_told(
     from scaleflow.launcher.ray_host import ActorUnanswered, RayProcess, call_actors
 
     actor = failing(error())
-    with pytest.raises(ConfigError, match="a machine can't take its part: OSError: no space left") as refused:
+    with pytest.raises(ConfigError, match="a machine cannot run its process: OSError: no space left") as refused:
         call_actors([actor], "locate", None)
     assert not isinstance(refused.value, ActorUnanswered)  # no other try
     spec = RunSpec(plan("tracking=none"), tmp_path, 0.0)
     process = RayProcess(spec, actor, {}, "node-1")
-    assert process.describe_exit() == "was lost with its place on node-1: OSError: no space left"
+    assert process.describe_exit() == "was lost with its Ray actor on node-1: OSError: no space left"
 
 
 def test_a_machine_that_is_gone_has_no_words_of_its_own(failing: Callable[[Exception], Actor]) -> None:
@@ -295,7 +295,9 @@ def test_the_workers_that_are_left_divide_the_same_global_batch(
     four: Plan = plan("strategy=multi_worker", "cluster=ray", "cluster.workers=4", "hardware=cpu")
     ready = begun(4, 4, 64)
     if not goes_on:
-        with pytest.raises(ConfigError, match=r"the global batch of 64 divides among 1, 2, 4; cluster.min_workers=1"):
+        with pytest.raises(
+            ConfigError, match=r"the global batch of 64 is divisible among 1, 2, 4; use cluster.min_workers=1"
+        ):
             resize_plan(four, there, least, ready)
         return
     fewer = resize_plan(four, there, least, ready)

@@ -231,7 +231,7 @@ def test_a_store_that_a_run_would_refuse_is_told_in_its_words(here: Path, monkey
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "./mlruns")
     found = doctor.check_store()
     assert found["reachable"] is False
-    assert "MLflow 3 keeps no runs in plain folders" in found["detail"]
+    assert "MLflow 3 does not store runs in plain folders" in found["detail"]
 
 
 class Answer(BaseHTTPRequestHandler):

@@ -96,7 +96,7 @@ def test_a_job_that_tells_nothing_is_a_trial_that_failed(hydra_sweep_runner: TSw
         (("hydra.sweeper.sampler=magic", "foo=1,2"), "hydra.sweeper.sampler=magic: expected one of tpe"),
         (("hydra.sweeper.direction=up", "foo=1,2"), "hydra.sweeper.direction=up"),
         (("hydra.sweeper.n_trials=0", "foo=1,2"), "hydra.sweeper.n_trials=0"),
-        (("foo=1",), "nothing to look for"),
+        (("foo=1",), "there is no parameter to search"),
         (("foo=1,2", "hydra.sweeper.pruner=median"), "only jobs of scaleflow's own command"),
     ],
 )
