@@ -690,8 +690,8 @@ RULES: Sequence[Rule] = (
         "class weights with an own step",
         ("objective.class_weight", "training.step._target_"),
         lambda p: p.objective.class_weight is not None and p.training.step is not None,
-        "the step computes the training loss itself",
-        "weigh the classes in the step, and leave objective.class_weight null",
+        "a custom step computes the training loss itself",
+        "apply the class weights in the step, and leave objective.class_weight null",
     ),
     Rule(
         "own step in stages",

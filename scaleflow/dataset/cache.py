@@ -99,7 +99,7 @@ def fill_arrays(split: str, stream: Stream, transforms: Transforms, arrays: Arra
             if done == count:
                 break
     if done < count:
-        raise ConfigError(f"dataset: the stream of {split!r} holds {done} examples, and the source says {count}")
+        raise ConfigError(f"dataset: the stream of {split!r} holds {done} examples, but the source says {count}")
     return arrays
 
 

@@ -128,7 +128,7 @@ def parse_kinds(kind: Any, targets: str | Sequence[str]) -> dict[str, str]:
     names = list_names(targets)
     kinds = {**dict.fromkeys(names, "auto"), **kind} if isinstance(kind, Mapping) else dict.fromkeys(names, kind)
     if unknown := set(kinds) - set(names):
-        raise ConfigError(f"dataset.kind.{min(unknown)}: there is no such target; there is {', '.join(names)}")
+        raise ConfigError(f"dataset.kind.{min(unknown)}: there is no such target; the targets are {', '.join(names)}")
     return {name: parse_choice(each, "dataset.kind", ("auto", *get_args(Kind))) for name, each in kinds.items()}
 
 
@@ -208,14 +208,16 @@ def find_parts(data_dir: Any, arrays: Part, names: Sequence[str]) -> dict[str, P
     for ending, split in ENDINGS.items():
         if first + ending in arrays:
             if split in parts:
-                raise ConfigError(f"dataset.data_dir={data_dir}: there is a {first}_val and a {first}_validation")
+                raise ConfigError(
+                    f"dataset.data_dir={data_dir}: both {first}_val and {first}_validation exist; remove one of them"
+                )
             parts[split] = find_arrays(data_dir, arrays, names, ending)
     if not parts and first in arrays:
         parts["all"] = find_arrays(data_dir, arrays, names, "")
     if "train" not in parts and "all" not in parts:
         raise ConfigError(
-            f"dataset.data_dir={data_dir}: there is no array {first}_train or {first}; there is "
-            f"{', '.join(arrays) or 'none'}; dataset.inputs and dataset.targets name them"
+            f"dataset.data_dir={data_dir}: there is no array {first}_train or {first}; the arrays are "
+            f"{', '.join(arrays) or 'none'}; set dataset.inputs and dataset.targets to their names"
         )
     return parts
 
@@ -236,7 +238,7 @@ def find_arrays(data_dir: Any, arrays: Part, names: Sequence[str], ending: str) 
             )
         if len(arrays[name]) != len(arrays[first]):
             raise ConfigError(
-                f"dataset.data_dir={data_dir}: {first} has {len(arrays[first])} examples, and {name} has "
+                f"dataset.data_dir={data_dir}: {first} has {len(arrays[first])} examples, but {name} has "
                 f"{len(arrays[name])}"
             )
     if not len(arrays[first]):
@@ -254,7 +256,7 @@ def describe_inputs(data_dir: Any, name: str, arrays: Mapping[str, Array]) -> In
     specs = {split: (x.shape[1:], x.dtype) for split, x in arrays.items()}
     if len(set(specs.values())) > 1:
         description = ", ".join(f"{dtype} {shape} in {split}" for split, (shape, dtype) in specs.items())
-        raise ConfigError(f"dataset.data_dir={data_dir}: the array {name} differs: {description}")
+        raise ConfigError(f"dataset.data_dir={data_dir}: the array {name} differs between the splits: {description}")
     shape, dtype = next(iter(specs.values()))
     if dtype == np.uint8 and len(shape) >= 2:
         return Inputs(shape, "uint8", scale=1 / 255)

@@ -83,11 +83,11 @@ def check_numbers(inputs: InputStructure, name: str) -> None:
     for key, each in name_leaves(inputs).items():
         label = f"the dataset's {label_leaf('inputs', key)} are"
         if each.dtype == "string":
-            raise ConfigError(f"model={name}: takes numbers, and {label} text; {WAY_TO_TEXT}")
+            raise ConfigError(f"model={name}: needs numbers, but {label} text; {WAY_TO_TEXT}")
         if each.vocabulary is not None:
             raise ConfigError(
-                f"model={name}: takes quantities, and {label} words as numbers below {each.vocabulary}; use model=text "
-                "or model=transformer"
+                f"model={name}: needs quantities, but {label} words, as numbers below {each.vocabulary}; use "
+                "model=text or model=transformer"
             )
 
 
@@ -95,7 +95,7 @@ def check_one_tensor(inputs: InputStructure, name: str) -> None:
     """Rejects a dict of inputs."""
     if isinstance(inputs, Mapping):
         raise ConfigError(
-            f"model={name}: takes one tensor, and the dataset's inputs {describe_keys(inputs)}; use model=mlp for "
+            f"model={name}: needs one tensor, but the dataset's inputs {describe_keys(inputs)}; use model=mlp for "
             "numbers, or a model of your own"
         )
 

@@ -42,7 +42,7 @@ def make_model(factory: Callable[..., Any], inputs: InputStructure, outputs: Out
     except (ValueError, TypeError, KeyError) as error:
         shapes = [f"{name} {add_batch_dimension(each.shape)}".strip() for name, each in name_leaves(inputs).items()]
         raise ConfigError(
-            f"model: does not take inputs of shape {', '.join(shapes)}: {(str(error).splitlines() or [''])[0]}"
+            f"model: does not accept inputs of shape {', '.join(shapes)}: {(str(error).splitlines() or [''])[0]}"
         ) from error
     check_outputs(returned, outputs)
     if any(tensor.dtype != "float32" for tensor in name_leaves(returned).values()):
@@ -82,8 +82,8 @@ def check_input_keys(model: keras.Model, inputs: InputStructure) -> None:
     if is_list or set(name_leaves(taken)) != set(name_leaves(inputs)):
         found = f"are a list of {len(taken)}" if is_list else describe_keys(taken)
         keys = ", ".join(f"{name!r}: ..." for name in inputs) if isinstance(inputs, Mapping) else ""
-        way = f"; make it with keras.Model({{{keys}}}, outputs)" if keys else ""
-        raise ConfigError(f"model: its inputs {found}, and the dataset's inputs {describe_keys(inputs)}{way}")
+        way = f"; build it with keras.Model({{{keys}}}, outputs)" if keys else ""
+        raise ConfigError(f"model: its inputs {found}, but the dataset's inputs {describe_keys(inputs)}{way}")
 
 
 def check_outputs(returned: Any, outputs: OutputStructure) -> None:
@@ -92,12 +92,12 @@ def check_outputs(returned: Any, outputs: OutputStructure) -> None:
         if not isinstance(returned, Mapping):
             keys = ", ".join(f"{name!r}: ..." for name in outputs)
             raise ConfigError(
-                f"model: returned {describe_returned(returned)}, expected a dict with the outputs' names; make it with "
-                f"keras.Model(inputs, {{{keys}}})"
+                f"model: returned {describe_returned(returned)}, expected a dict with the outputs' names; build it "
+                f"with keras.Model(inputs, {{{keys}}})"
             )
         if set(returned) != set(outputs):
             raise ConfigError(
-                f"model: its outputs {describe_keys(returned)}, and the dataset's outputs {describe_keys(outputs)}"
+                f"model: its outputs {describe_keys(returned)}, but the dataset's outputs {describe_keys(outputs)}"
             )
     for name, each in name_leaves(outputs).items():
         tensor = returned[name] if name else returned
@@ -109,7 +109,7 @@ def check_outputs(returned: Any, outputs: OutputStructure) -> None:
             )
         if tuple(tensor.shape[1:]) != tuple(each.shape):
             raise ConfigError(
-                f"model: returns {label_leaf('outputs', name)} of shape {add_batch_dimension(tensor.shape[1:])}, and "
+                f"model: returns {label_leaf('outputs', name)} of shape {add_batch_dimension(tensor.shape[1:])}, but "
                 f"the dataset's {each.kind} targets need {add_batch_dimension(each.shape)}"
             )
 

@@ -53,7 +53,7 @@ def add_checks(step: LossStep, name: str, outputs: OutputStructure) -> LossStep:
             )
         if set(name_leaves(values)) != set(name_leaves(outputs)):
             raise ConfigError(
-                f"{KEY}={name}: returned outputs that {describe_keys(values)}, and the dataset's outputs "
+                f"{KEY}={name}: returned outputs that {describe_keys(values)}, but the dataset's outputs "
                 f"{describe_keys(outputs)}"
             )
         values = map_leaves(tf.convert_to_tensor, values)
@@ -61,7 +61,7 @@ def add_checks(step: LossStep, name: str, outputs: OutputStructure) -> LossStep:
             tensor, expected = values[key] if key else values, (*weights.shape, *each.shape)
             if not tensor.shape.is_compatible_with(expected):
                 raise ConfigError(
-                    f"{KEY}={name}: returned {label_leaf('outputs', key)} of shape {tensor.shape}, and the dataset's "
+                    f"{KEY}={name}: returned {label_leaf('outputs', key)} of shape {tensor.shape}, but the dataset's "
                     f"{each.kind} targets need {expected}"
                 )
         return tf.cast(loss, tf.float32), map_leaves(lambda tensor: tf.cast(tensor, tf.float32), values)

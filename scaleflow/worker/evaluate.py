@@ -118,15 +118,15 @@ def check_dataset_fits(model: keras.Model, source: Source, plan: Plan, spec: Eva
     taken, given = name_leaves(to_single(model.input)), name_leaves(source.inputs)
     if set(taken) != set(given):
         raise ConfigError(
-            f"{name}: its inputs {describe_keys(source.inputs)}, and those of the model of {spec.origin} "
+            f"{name}: its inputs {describe_keys(source.inputs)}, but those of the model of {spec.origin} "
             f"{describe_keys(to_single(model.input))}"
         )
     for key, inputs in given.items():
-        check_input_fits(f"{name}: gives {label_leaf('inputs', key)} of", taken[key], inputs, spec)
+        check_input_fits(f"{name}: has {label_leaf('inputs', key)} of", taken[key], inputs, spec)
     returned, needed = name_leaves(model.output), name_leaves(source.outputs)
     if set(returned) != set(needed):
         raise ConfigError(
-            f"{name}: its targets {describe_keys(source.outputs)}, and the outputs of the model of {spec.origin} "
+            f"{name}: its targets {describe_keys(source.outputs)}, but the outputs of the model of {spec.origin} "
             f"{describe_keys(model.output)}"
         )
     for key, outputs in needed.items():

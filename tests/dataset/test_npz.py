@@ -190,7 +190,7 @@ def test_arrays_that_do_not_fit_are_refused(isolated: Callable[..., Any], tmp_pa
             ["dataset.kind=auto: the targets are integers from -1 to 1", "dataset.kind"],
             ["row 9 of the targets does not have exactly one 1"],
             ["dataset.kind=ranking: expected one of"],
-            ["dataset.kind.z: there is no such target; there is y"],
+            ["dataset.kind.z: there is no such target; the targets are y"],
             ["dataset.inputs=['x', 'x']: expected the name of an array, or a list of different names"],
             ["there is no array z; there is x, y"],
             ["dataset.kind=classification: the targets are floats"],

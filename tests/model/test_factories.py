@@ -112,7 +112,7 @@ def test_models_that_cannot_work_are_refused_in_words(isolated: Callable[..., An
         ("model.batch_norm=yes: expected true or false",),
         ("model: returns outputs of shape (batch, 9)", "need (batch, 10)"),
         ("model: the factory returned a str, expected a keras.Model",),
-        ("model: does not take inputs of shape (batch, 4)",),
+        ("model: does not accept inputs of shape (batch, 4)",),
         ("model: returned a list of 2 tensors, expected one tensor (batch, 10)",),
     ]
     for words, message in zip(wanted, isolated(refusals), strict=True):
