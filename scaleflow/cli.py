@@ -68,6 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return refuse(str(refusal))
     except JobFailed:
         return FAILED
+    except BrokenPipeError:
+        raise  # of standard output: `end_with` handles it
     except Exception as error:  # Hydra raises arbitrary exceptions for words that it does not expect
         is_from_hydra = isinstance(error, HydraException | OmegaConfBaseException) or not task.has_begun
         if "HYDRA_FULL_ERROR" in os.environ or not is_from_hydra:

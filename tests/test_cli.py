@@ -1,3 +1,4 @@
+import os
 import re
 import signal
 import socket
@@ -93,9 +94,9 @@ REFUSED: Mapping[tuple[str, ...], Sequence[str]] = {
     ("debug=nan", "hardware.deterministic=true"): [
         "debug.nan=true",
         "hardware.deterministic=true",
-        "leave one of the two",
+        "set one of the two to false",
     ],
-    ("debug=nan", "hardware.xla=true"): ["debug.nan=true", "hardware.xla=true", "leave one of the two"],
+    ("debug=nan", "hardware.xla=true"): ["debug.nan=true", "hardware.xla=true", "set one of the two to false"],
     ("debug=eager", "strategy=mirrored"): ["debug.eager=true", "strategy=mirrored", "use strategy=one_device"],
     ("checkpoint.keep=0",): ["checkpoint.keep=0", "at least 1"],
     ("checkpoint=none", "checkpoint.keep=3"): ["checkpoint.keep"],
@@ -407,6 +408,20 @@ def test_an_answer_imports_nothing_heavy(command: Command, words: tuple[str, ...
     assert left_in(command.folder) == []
 
 
+@pytest.mark.parametrize(
+    ("words", "unbuffered"), [("scaleflow --help", ""), ("scaleflow --help", "1"), ("scaleflow.sync --help", "")]
+)
+def test_a_closed_standard_output_ends_an_answer_quietly(command: Command, words: str, unbuffered: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    environment = {**command.environment, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(
+        [sys.executable, "-m", *words.split()], env=environment, stdout=write, stderr=subprocess.PIPE, text=True
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("words", [("--cfg", "job"), ("--help",), ("training.epochs=abc",)], ids=" ".join)
 def test_python_m_imports_nothing_heavy_either(command: Command, words: tuple[str, ...]) -> None:
     done = command.python("-X", "importtime", "-m", "scaleflow", *words)
@@ -440,7 +455,7 @@ def test_an_unreachable_server_costs_seconds(command: Command) -> None:
 REFUSED_LATER: Mapping[tuple[str, ...], str] = {
     (
         "+model.width=3",
-    ): "model.width=3: scaleflow.model.mlp.build does not take it; it takes units, dropout, batch_norm",
+    ): "model.width=3: scaleflow.model.mlp.build has no such argument; it accepts units, dropout, batch_norm",
     ("tracking.uri=ftp://me:sesame@host/x",): "tracking.uri=ftp://****@host/x: ",
 }
 

@@ -201,7 +201,7 @@ def unknown_key_error(key: str, known: Iterable[str]) -> ConfigError:
     parent, _, leaf = key.rpartition(".")
     if parent in EMPTY_MAPPINGS and parent in known:
         return ConfigError(f"{key}: {parent} is null; write '{parent}={{{leaf}: ...}}'")
-    return ConfigError(f"{key}: there is no such key" + suggest(key, known, "; --cfg job lists them all"))
+    return ConfigError(f"{key}: there is no such key" + suggest(key, known, "; --cfg job lists all keys"))
 
 
 def unknown_option_error(group: str, option: str, available: Sequence[str]) -> ConfigError:

@@ -204,8 +204,8 @@ def check_static_shapes(examples: Examples, transforms: Transforms = {}) -> None
             if spec.dtype == tf.string or not spec.shape.is_fully_defined():
                 problem = "are text" if spec.dtype == tf.string else f"have the shape {spec.shape}"
                 raise ConfigError(
-                    f"strategy=tpu with a dataset whose {label_leaf(what, name)} {problem}: a TPU takes numbers of one "
-                    "shape that is known beforehand; make them so in the dataset, or use strategy=mirrored"
+                    f"strategy=tpu with a dataset whose {label_leaf(what, name)} {problem}: a TPU needs numbers of "
+                    "one fixed shape; change the dataset, or use strategy=mirrored"
                 )
 
 

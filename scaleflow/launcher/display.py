@@ -251,7 +251,7 @@ class Display:
     def _show_ready(self, event: RunReady) -> None:
         self._training = Training(event.steps)
         if event.resumed:
-            self.print_line(f"goes on at step {event.resumed}")
+            self.print_line(f"resumed at step {event.resumed}")
         self.print_line(describe_run(event))
         if self._breaks_silence:
             self._start_thread()

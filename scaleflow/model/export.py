@@ -171,5 +171,5 @@ def check_export(model: keras.Model, batch: Any, tolerance: float, folder: Path)
         if not difference <= tolerance * largest:
             raise ExportError(
                 f"the SavedModel's {label_leaf('outputs', name)} differ from the trained model's by {difference:.3g}, "
-                f"where {tolerance * largest:.3g} is allowed; its folder is {folder}"
+                f"and only {tolerance * largest:.3g} is allowed; its folder is {folder}"
             )

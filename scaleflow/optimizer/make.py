@@ -48,12 +48,12 @@ def create_optimizer(
     for name, instead in INSTEAD.items():
         if getattr(optimizer, name, None):
             raise ConfigError(
-                f"optimizer.{name}={getattr(optimizer, name)}: use {instead}, which is right on every strategy"
+                f"optimizer.{name}={getattr(optimizer, name)}: use {instead}, which is correct on every strategy"
             )
     if getattr(optimizer, "use_ema", False):
         raise ConfigError(
-            f"optimizer: {type(optimizer).__name__} has use_ema={optimizer.use_ema}, and Keras's moving average of the "
-            "weights would be neither evaluated nor saved; leave it out"
+            f"optimizer: {type(optimizer).__name__} has use_ema={optimizer.use_ema}, and Keras's moving average of "
+            "the weights would be neither evaluated nor saved; remove it"
         )
     (take_summed_gradients if takes_summed else sum_dense_gradients)(optimizer)
     return keras.optimizers.LossScaleOptimizer(optimizer) if loss_scaling else optimizer

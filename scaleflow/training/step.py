@@ -53,7 +53,7 @@ def add_checks(step: LossStep, name: str, outputs: OutputStructure) -> LossStep:
             )
         if set(name_leaves(values)) != set(name_leaves(outputs)):
             raise ConfigError(
-                f"{KEY}={name}: returned outputs that {describe_keys(values)}, and the dataset's outputs "
+                f"{KEY}={name}: returned outputs that {describe_keys(values)}, but the dataset's outputs "
                 f"{describe_keys(outputs)}"
             )
         values = map_leaves(tf.convert_to_tensor, values)
@@ -61,7 +61,7 @@ def add_checks(step: LossStep, name: str, outputs: OutputStructure) -> LossStep:
             tensor, expected = values[key] if key else values, (*weights.shape, *each.shape)
             if not tensor.shape.is_compatible_with(expected):
                 raise ConfigError(
-                    f"{KEY}={name}: returned {label_leaf('outputs', key)} of shape {tensor.shape}, and the dataset's "
+                    f"{KEY}={name}: returned {label_leaf('outputs', key)} of shape {tensor.shape}, but the dataset's "
                     f"{each.kind} targets need {expected}"
                 )
         return tf.cast(loss, tf.float32), map_leaves(lambda tensor: tf.cast(tensor, tf.float32), values)
@@ -133,9 +133,9 @@ def check_methods(own: Any, name: str) -> None:
     for method, arguments in (("build", "model, make_optimizer"), ("update", "model, batch, weights")):
         if not accepts_arguments(getattr(own, method, None), arguments.count(",") + 1):
             raise ConfigError(
-                f"{KEY}={name}: a class that trains has the methods build(model, make_optimizer) and "
-                f"update(model, batch, weights); its {method}({arguments}) is missing or takes others. "
-                "A loss is a function (model, batch, weights)"
+                f"{KEY}={name}: a class needs the methods build(model, make_optimizer) and update(model, batch, "
+                f"weights); its {method}({arguments}) is missing or has other parameters. A loss is a function "
+                "(model, batch, weights)"
             )
 
 
@@ -176,9 +176,9 @@ def check_own_updates(options: Training, policy: str, xla: bool, name: str) -> N
     for setting, applies in conflicts.items():
         if applies:
             raise ConfigError(
-                f"{setting} with {KEY}={name}: it applies its own optimizers, so the loop has no gradient to "
-                "accumulate, clip or scale, and no rate to lower; do that in its update and leave this away, or write "
-                "a function (model, batch, weights) -> (loss, outputs)"
+                f"{setting} with {KEY}={name}: this class applies its own optimizers, so the loop has no gradient to "
+                "accumulate, clip or scale, and no rate to lower; do that in its update method and remove this key, "
+                "or write a function (model, batch, weights) -> (loss, outputs)"
             )
 
 

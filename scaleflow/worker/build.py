@@ -286,7 +286,7 @@ def make_parameter_server_loop(
     if step is not None and is_class_target(step):
         raise ConfigError(
             f"training.step._target_={step.path} with strategy=parameter_server: a class applies its own optimizers, "
-            "which know nothing of servers; use a function (model, batch, weights) -> (loss, outputs)"
+            "which does not work with parameter servers; use a function (model, batch, weights) -> (loss, outputs)"
         )
     with runtime.evaluation_strategy.scope():
         local = make_model()
@@ -424,8 +424,8 @@ def setup_runtime(plan: Plan, emit: Emit) -> Runtime:
         if not worker_sync.is_same(digest_plan(plan)):
             worker_sync.leave()
             raise ConfigError(
-                "strategy=multi_worker: the workers were not all started with the same config, TensorFlow version and "
-                "model.init_from; give each the same command"
+                "strategy=multi_worker: the workers were not all started with the same config, TensorFlow version "
+                "and model.init_from; start each with the same command"
             )
     keras.utils.set_random_seed(plan.seed)
     precision.apply_policy(policy)
@@ -484,7 +484,7 @@ def guard_tpu_connection(plan: Plan, emit: Emit) -> Iterator[None]:
         yield
         return
     seconds = plan.cluster.start_seconds
-    vain = f"hardware.tpu={plan.hardware.tpu}: does not answer as a TPU within cluster.start_seconds={seconds:g}"
+    vain = f"hardware.tpu={plan.hardware.tpu}: no TPU answers there within cluster.start_seconds={seconds:g}"
     with allow_kill(emit, vain=vain, seconds=seconds):
         yield
 
