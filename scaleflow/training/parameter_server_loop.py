@@ -10,9 +10,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.interfaces import CoordinatedFeed, Feed, LossStep, Objective
+from scaleflow.interfaces import CoordinatedFeed, Feed, ForwardBackward, Objective
 from scaleflow.training.evaluation import Evaluation
-from scaleflow.training.forward_backward import TapeForwardBackward
 from scaleflow.training.loop import Loop
 from scaleflow.training.state import list_variables
 
@@ -29,7 +28,7 @@ class ParameterServerLoop(Loop):
 
     Args:
         strategy, model, optimizer, objective, clip_norm: as for `Loop`.
-        loss: computes the loss and the outputs of a batch.
+        passes: the forward and backward pass, for the variables that `list_shards` lists.
         workers: the number of workers.
         whole: the same model in this process, unpartitioned; it is evaluated and exported with the servers' weights.
         here: the strategy under which `whole` was made.
@@ -42,12 +41,11 @@ class ParameterServerLoop(Loop):
         optimizer: keras.optimizers.Optimizer,
         objective: Objective,
         clip_norm: float | None,
-        loss: LossStep,
+        passes: ForwardBackward,
         workers: int,
         whole: keras.Model,
         here: tf.distribute.Strategy,
     ) -> None:
-        passes = TapeForwardBackward(model, loss, list_shards(model.trainable_variables))
         evaluation = Evaluation(here, functools.partial(whole, training=False), objective)
         super().__init__(strategy, model, optimizer, objective, clip_norm, passes=passes, evaluation=evaluation)
         count_every_update(optimizer)

@@ -147,6 +147,7 @@ def build_training(plan: Plan, emit: Emit, startup_timer: StartupTimer | None = 
         objective.find_mask_note(engine.model, splits.outputs),
         *model.find_batch_norm_warnings(engine.model, runtime.batching),
         optimizer.find_warm_up_warning(plan.optimizer, length.total),
+        find_table_warning(plan, runtime, engine),
     )
     for note in filter(None, warnings):
         emit(Note(note))
@@ -276,7 +277,9 @@ def make_loop(
         optimizer.update_in_place(model_optimizer)
         passes, notes = strategy.build_pipeline(net, goal, runtime.devices, plan.strategy)
     else:
-        passes, notes = training.TapeForwardBackward(net, make_loss_step(plan, outputs, goal)), []
+        by_rows = can_update_by_rows(net, model_optimizer)
+        loss = make_loss_step(plan, outputs, goal)
+        passes, notes = training.TapeForwardBackward(net, loss, keeps_rows=by_rows), []
     options = plan.training.clip_norm, plan.hardware.xla
     return training.Loop(runtime.strategy, net, model_optimizer, goal, *options, passes=passes), notes
 
@@ -308,11 +311,49 @@ def make_parameter_server_loop(
         local = make_model()
     keras.utils.set_random_seed(plan.seed)  # so that both models have the same initial weights
     with runtime.strategy.scope():
-        parts = (runtime.strategy, make_model(), make_optimizer(plan, runtime, run.total))
-        loss = make_loss_step(plan, outputs, goal)
+        served, model_optimizer = make_model(), make_optimizer(plan, runtime, run.total)
         return training.ParameterServerLoop(
-            *parts, goal, plan.training.clip_norm, loss, count_workers(plan), local, runtime.evaluation_strategy
+            runtime.strategy,
+            served,
+            model_optimizer,
+            goal,
+            plan.training.clip_norm,
+            passes=training.TapeForwardBackward(
+                served,
+                make_loss_step(plan, outputs, goal),
+                training.list_shards(served.trainable_variables),
+                keeps_rows=can_update_by_rows(served, model_optimizer),
+            ),
+            workers=count_workers(plan),
+            whole=local,
+            here=runtime.evaluation_strategy,
         )
+
+
+def can_update_by_rows(net: keras.Model, model_optimizer: keras.optimizers.Optimizer) -> bool:
+    """Returns whether updates touch only the rows of embedding tables that a batch uses; if so, prepares for it."""
+    from scaleflow import model, optimizer
+
+    is_possible = bool(model.list_tables(net)) and optimizer.find_dense_cause(model_optimizer) is None
+    if is_possible:
+        optimizer.update_by_rows(model_optimizer)
+    return is_possible
+
+
+def find_table_warning(plan: Plan, runtime: Runtime, engine: Engine) -> str | None:
+    """Returns a warning if each step updates all rows of a large embedding table, else None."""
+    from scaleflow import model, optimizer
+
+    table = model.describe_large_table(engine.model)
+    cause = "training.step" if engine.optimizer is None else optimizer.find_dense_cause(engine.optimizer)
+    if plan.training.engine == "fit" or runtime.is_divided:
+        cause = "training.engine=fit" if plan.training.engine == "fit" else "strategy=pipeline"
+    if table is None or cause is None:
+        return None
+    return (
+        f"{cause}: each step updates {table}, not only those of its batch; optimizer=adagrad, and optimizer=sgd "
+        "optimizer.momentum=0, update only those, with training.engine=loop on other strategies than pipeline"
+    )
 
 
 def make_custom_update_loop(
@@ -434,6 +475,7 @@ def setup_runtime(plan: Plan, emit: Emit) -> Runtime:
     from scaleflow import hardware, model, precision, strategy, training
 
     model.correct_keras_add()
+    model.read_rows_in_take()
     training.apply_debug(plan.debug)
     with guard_tpu_connection(plan, emit):
         devices = hardware.configure_devices(assigned_hardware(plan.hardware, os.environ))
