@@ -722,6 +722,20 @@ RULES: Sequence[Rule] = (
         "give optimizer.step_every",
     ),
     Rule(
+        "LoRA of no layer",
+        ("model.lora.layers",),
+        lambda p: p.model.lora is not None and not p.model.lora.layers,
+        "no layers are named that LoRA is added to",
+        "name some: model.lora.layers=[dense*]",
+    ),
+    Rule(
+        "a learning rate of 0",
+        ("optimizer.rate_factors",),
+        lambda p: 0.0 in (p.optimizer.rate_factors or {}).values(),
+        "a layer whose learning rate is 0 does not train",
+        "leave it out, and use model.freeze=[PATTERN]",
+    ),
+    Rule(
         "validation fraction",
         ("dataset.validation",),
         has_no_fraction_to_validate,

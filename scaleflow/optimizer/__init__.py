@@ -3,6 +3,7 @@
 from scaleflow.optimizer.in_place import update_in_place
 from scaleflow.optimizer.make import create_optimizer
 from scaleflow.optimizer.rate import find_warm_up_warning, make_learning_rate, scale_to_batch
+from scaleflow.optimizer.rate_factors import scale_rates
 from scaleflow.optimizer.rows import find_dense_cause, update_by_rows
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "find_dense_cause",
     "find_warm_up_warning",
     "make_learning_rate",
+    "scale_rates",
     "scale_to_batch",
     "update_by_rows",
     "update_in_place",

@@ -17,7 +17,8 @@ def find_dense_cause(optimizer: keras.optimizers.Optimizer) -> str | None:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if type(inner) not in (keras.optimizers.Adagrad, keras.optimizers.SGD):
         return type(inner).__name__
-    causes = {"weight decay": inner.weight_decay, "momentum": getattr(inner, "momentum", 0), "a mean": inner.use_ema}
+    momentum = getattr(inner, "momentum", 0)  # Adagrad has none
+    causes = {"weight decay": inner.weight_decay, "momentum": momentum, "optimizer.ema": inner.use_ema}
     return next((f"{type(inner).__name__} with {cause}" for cause, value in causes.items() if value), None)
 
 

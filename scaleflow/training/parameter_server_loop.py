@@ -60,13 +60,21 @@ class ParameterServerLoop(Loop):
         self._coordinator.join()
 
     def evaluate(self, feed: Feed) -> Mapping[str, float]:
-        self.gather_model()
-        return super().evaluate(feed)
+        self.finish_model()
+        return self._evaluation(feed)
 
     def gather_model(self) -> keras.Model:
         """Copies the servers' current weights to the model in this process, and returns it."""
+        return self._gather({})
+
+    def finish_model(self) -> keras.Model:
+        """As `gather_model`, with the averaged weights if there are any. Training can continue after it."""
+        return self._gather({id(variable): average for variable, average in self._averages})
+
+    def _gather(self, replacements: Mapping[int, Any]) -> keras.Model:
+        """Copies weights from the servers. `replacements` has other variables to copy, by id(variable)."""
         for local, remote in zip(self._whole.variables, self.model.variables, strict=True):
-            shards = [shard.read_value() for shard in list_variables(remote)]
+            shards = [replacements.get(id(shard), shard).read_value() for shard in list_variables(remote)]
             local.assign(tf.concat(shards, axis=0) if len(shards) > 1 else shards[0])
         return self._whole
 
