@@ -100,7 +100,7 @@ def check_averaged_weights(plan: Plan) -> None:
         if value is not None and value is not False:
             raise ConfigError(
                 f"optimizer.{key}={format_value(value)}: Keras's moving average of the weights would be neither "
-                "evaluated nor saved; remove this key"
+                "evaluated nor saved; leave it out, and use optimizer.ema=0.99"
             )
 
 

@@ -619,6 +619,18 @@ RULES: Sequence[Rule] = (
         "set optimizer.step_every",
     ),
     Rule(
+        ("model.lora.layers",),
+        lambda p: p.model.lora is not None and not p.model.lora.layers,
+        "it names no layers",
+        "name the layers: model.lora.layers=[dense*]",
+    ),
+    Rule(
+        ("optimizer.rate_factors",),
+        lambda p: 0.0 in (p.optimizer.rate_factors or {}).values(),
+        "a layer whose learning rate is 0 does not train",
+        "leave it out, and use model.freeze=[PATTERN]",
+    ),
+    Rule(
         ("dataset.validation",),
         has_invalid_fraction,
         "this is not a fraction of the training split",

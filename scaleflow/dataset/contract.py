@@ -21,7 +21,6 @@ from scaleflow.interfaces import (
     describe_keys,
     label_leaf,
     map_leaves,
-    map_named,
     name_leaves,
 )
 
@@ -93,10 +92,8 @@ def check_examples(source: Source, split: str, examples: Examples) -> None:
             if expected.dtype and spec.dtype != expected.dtype:
                 raise ConfigError(f"{label} are {spec.dtype}, but the source says {expected.dtype}")
     if isinstance(examples, Arrays):
-        map_named(
-            lambda name, outputs: check_targets(outputs, split, name, name_leaves(examples.targets)[name]),
-            source.outputs,
-        )
+        for name, outputs in name_leaves(source.outputs).items():
+            check_targets(outputs, split, name, name_leaves(examples.targets)[name])
         if examples.weights is not None:
             check_weights(split, examples.weights)
 

@@ -62,7 +62,7 @@ class Splits:
     train: Examples
     validation: Examples | None
     test: Examples | None
-    #: inputs, outputs: what the model takes, after the preprocessing, and what it returns
+    #: What the model takes, after the preprocessing, and what it returns
     inputs: InputStructure
     outputs: OutputStructure
     sample: Any  # a few raw inputs of the training split

@@ -61,7 +61,7 @@ class Feature:
 
     stored: Any  # spec for `tf.io.parse_single_example`
     finish: Callable[[Any], tf.Tensor]  # parsed feature -> value. Traced.
-    #: shape, dtype: of the value
+    #: Shape and dtype of the value
     shape: tuple[int, ...]
     dtype: str
 

@@ -38,7 +38,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from scaleflow.cluster.tpu import explain_no_tpu, explain_unreachable, find_tpu
-from scaleflow.command import end_with
+from scaleflow.command import refuse
 from scaleflow.config.parse import suggest
 from scaleflow.doctor import machine
 from scaleflow.doctor.verdicts import PRECISIONS, STRATEGIES, Judge, MachineFacts, judge_option
@@ -66,19 +66,13 @@ def main() -> int:
     for word in words:
         if word not in (*FLAGS, "-h"):
             hint = suggest(word, FLAGS, "") + f" ({', '.join(FLAGS)})"
-            print(f"scaleflow: {mask_secrets(word)}: there is no such flag{hint}", file=sys.stderr)
-            return 2
+            return refuse(f"{word}: there is no such flag{hint}")
     if {"--help", "-h"} & set(words):
         print(__doc__.replace("`", ""))
         return 0
     report = examine()
     print(json.dumps(report, indent=2) if "--json" in words else format_report(report))
     return 0
-
-
-def entry() -> None:
-    """Runs the command `python -m scaleflow.doctor` and exits."""
-    end_with(main)
 
 
 def examine(seconds: float = TENSORFLOW_SECONDS) -> Report:

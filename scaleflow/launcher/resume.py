@@ -28,6 +28,9 @@ from scaleflow.tracking.uri import resolve_store
 CHANGEABLE = ("checkpoint", "profiler", "tracking", "strategy", "hardware", "cluster", "debug", "resume", "sweep")
 LENGTH_KEYS = ("epochs", "max_steps")
 
+#: Keys that say which variables are trained. The optimizer's state in a checkpoint is of these.
+TRAINED = ("model.freeze", "model.lora")
+
 RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 Config = dict[str, Any]
@@ -67,7 +70,7 @@ def find_resumed_run(named: str, composed: Config, choices: Mapping[str, str], o
     typed = [override for override in parse_overrides(overrides) if override.key_or_group != "resume"]
     keys = [override.key_or_group for override in typed]
     config = merge_config(saved, composed, keys)
-    check_changes(saved, config, keys)
+    check_changes(saved, config, keys, folder)
     keep_batching(config, state.params)
     keep_store(config, files)
     config["resume"] = str(folder)
@@ -153,7 +156,7 @@ def merge_config(saved: Config, composed: Config, keys: Sequence[str]) -> Config
     return result
 
 
-def check_changes(saved: Config, config: Config, typed: Sequence[str]) -> None:
+def check_changes(saved: Config, config: Config, typed: Sequence[str], folder: Path) -> None:
     """Rejects changes that would give the steps already taken another meaning."""
     known = every_key(saved)
     for key, before, now in find_differences(saved, config):
@@ -162,6 +165,11 @@ def check_changes(saved: Config, config: Config, typed: Sequence[str]) -> None:
             continue
         if key not in known and any(f"{word}.".startswith(f"{key}.") for word in typed):
             raise ConfigError(f"{key}: the run's config has no such key{suggest(key, known, '')}")
+        if key.startswith(TRAINED):
+            raise ConfigError(
+                f"{key}={format_value(now)}: the run was begun with {key}={format_value(before)}; what is trained is "
+                f"fixed when a run begins, so start a new run with model.init_from={folder}"
+            )
         raise ConfigError(
             f"{key}={format_value(now)}: the run was started with {key}={format_value(before)}; a resumed run may "
             f"change only its length ({', '.join(f'training.{name}' for name in LENGTH_KEYS)}) and "

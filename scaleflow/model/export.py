@@ -43,7 +43,7 @@ def write_model(
     policy: str,
     folder: Path,
     on_host: bool = False,
-    preprocessing_layers: Mapping[str, Callable[[], keras.Layer]] = {},
+    preprocessing_layers: Mapping[str, Callable[[], keras.Layer]] | None = None,
 ) -> None:
     """Exports the model into `folder`, loads the SavedModel again and compares the outputs.
 

@@ -85,12 +85,6 @@ def initialize_from(model: keras.Model, saved: SavedWeights) -> str:
     )
 
 
-def copy_weights(origin: keras.Model, model: keras.Model) -> None:
-    """Copies all weights from `origin` to a model of the same factory."""
-    for variable, source in zip(model.weights, origin.weights, strict=True):
-        assign_variable(variable, np.asarray(source))
-
-
 def list_layers(model: keras.Model, prefix: str = "") -> Iterator[tuple[str, keras.Layer]]:
     """Yields (path, layer) of each layer that has weights. Enters nested models."""
     for layer in model.layers:

@@ -108,6 +108,7 @@ class Pipeline:
         micro_batches: int,
     ) -> None:
         self.variables = list(model.trainable_variables)
+        self.keeps_rows = False
         device_of = {id(v): device for stage, device in zip(stages, devices, strict=True) for v in stage.variables}
         self.devices = [device_of.get(id(v), "") for v in self.variables]
         self._graph = graph

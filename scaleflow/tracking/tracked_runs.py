@@ -33,7 +33,7 @@ MAX_CONFIG_BYTES = 4 << 20
 class TrackedRun:
     """A tracked run of scaleflow."""
 
-    #: run_id, name: MLflow's ID and name of the run
+    #: MLflow's ID and name of the run
     run_id: str
     name: str
     config: str  # the text of its config.yaml

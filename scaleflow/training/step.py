@@ -15,6 +15,7 @@ from scaleflow.interfaces import (
     LossStep,
     MakeOptimizer,
     Objective,
+    Optimizer,
     OutputStructure,
     OwnUpdates,
     Training,
@@ -150,11 +151,12 @@ def accepts_arguments(method: Callable[..., Any] | None, count: int) -> bool:
     return True
 
 
-def check_own_updates(options: Training, policy: str, xla: bool, name: str) -> None:
-    """Rejects options that act on the loop's gradients, which a step with its own optimizers does not use.
+def check_own_updates(options: Training, optimizer: Optimizer, policy: str, xla: bool, name: str) -> None:
+    """Rejects options that act on the loop's gradients or optimizer, which a step with its own does not use.
 
     Args:
         options: the config group `training`.
+        optimizer: the config group `optimizer`.
         policy: the resolved precision policy.
         xla: the value of `hardware.xla`.
         name: the configured `training.step._target_`.
@@ -173,6 +175,16 @@ def check_own_updates(options: Training, policy: str, xla: bool, name: str) -> N
         f"precision={policy}": policy == "mixed_float16",
         f"training.on_nan={options.on_nan}": options.on_nan != "stop",
     }
+    updates = {
+        "optimizer.rate_factors": optimizer.rate_factors is not None,
+        f"optimizer.ema={optimizer.ema}": optimizer.ema is not None,
+    }
+    for setting, applies in updates.items():
+        if applies:
+            raise ConfigError(
+                f"{setting} with {KEY}={name}: it applies its own optimizers, which know nothing of it; do that in its "
+                "update and leave this away, or write a function (model, batch, weights) -> (loss, outputs)"
+            )
     for setting, applies in conflicts.items():
         if applies:
             raise ConfigError(

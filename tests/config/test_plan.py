@@ -532,7 +532,8 @@ def test_a_plan_that_a_worker_reads_again_is_the_same(plan: Make, compose: Compo
 @pytest.mark.parametrize("key", ["use_ema=true", "ema_momentum=0.9", "ema_overwrite_frequency=100"])
 def test_a_moving_average_of_the_weights_is_refused(refused: Callable[..., str], key: str) -> None:
     assert refused(f"+optimizer.{key}") == (
-        f"optimizer.{key}: Keras's moving average of the weights would be neither evaluated nor saved; remove this key"
+        f"optimizer.{key}: Keras's moving average of the weights would be neither evaluated nor saved; leave it out, "
+        "and use optimizer.ema=0.99"
     )
 
 

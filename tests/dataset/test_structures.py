@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ OUTPUTS = {"number": Outputs("classification", (EXAMPLES,)), "row": Outputs("reg
 FORMS = {
     "arrays": {},
     "host": {},
+    "mapped": {},
     "stream": {"cache": "none"},
     "records": {"cache": "none"},
     "records, several at once": {"cache": "none"},
@@ -56,6 +58,11 @@ class Numbered:
         arrays = numbered(EXAMPLES, self._text)
         if self._form in ("arrays", "host"):
             return arrays
+        if self._form == "mapped":
+            with tempfile.TemporaryFile() as file:  # it stays mapped
+                mapped = np.memmap(file, np.float32, "w+", shape=arrays.inputs["pair"].shape)
+            mapped[:] = arrays.inputs["pair"]
+            return Arrays({**arrays.inputs, "pair": mapped}, *arrays.parts[1:])
         if self._form == "stream":
             return Stream(tf.data.Dataset.from_tensor_slices(arrays.parts), EXAMPLES)
         parts = tf.nest.map_structure(tf.constant, arrays.parts)
@@ -74,7 +81,9 @@ def read_epochs(replicas: int, accumulate: int) -> dict[str, list[tuple[list[int
     batching = Batching(GLOBAL // replicas // accumulate, accumulate, replicas)
     found: dict[str, list[tuple[list[int], list[float]]]] = {}
     for form, changes in FORMS.items():
-        splits = dataset.prepare_splits(Numbered(form, text="cache" not in changes), options(**changes), 0)
+        splits = dataset.prepare_splits(
+            Numbered(form, text="cache" not in changes), options(**{"cache": "none", **changes}), 0
+        )
         assert splits.is_weighted
         feed = dataset.make_feed(splits.train, batching, strategy, 3, device_bytes=1.0 if form == "host" else None)
 

@@ -69,6 +69,6 @@ def test_what_the_loop_does_is_refused_to_keras(isolated: Callable[..., Any]) ->
         "optimizer.gradient_accumulation_steps=4: use training.accumulate, which is correct on every strategy",
         "optimizer.loss_scale_factor=128.0: use precision=mixed_float16, which is correct on every strategy",
         "optimizer: Adam has use_ema=True, and Keras's moving average of the weights would be neither evaluated nor "
-        "saved; remove it",
+        "saved; leave it out, and use optimizer.ema=0.99",
         "optimizer: the factory returned a float, expected a keras.optimizers.Optimizer",
     ]
