@@ -1,10 +1,15 @@
 """`python -m scaleflow`."""
 
-from scaleflow.command import end_with
+import sys
+
+from scaleflow.command import end_with, surely_trains
+from scaleflow.launcher.display import greet
 
 
 def run_command() -> int:
     """Imports the command, which takes a third of a second, and runs it; returns its exit code."""
+    if surely_trains(sys.argv[1:]):
+        greet()
     from scaleflow.cli import main
 
     return main()

@@ -26,7 +26,7 @@ from scaleflow.command import FAILED, accept_keys_of_run, end_with, quote_nan_op
 from scaleflow.config.folders import remove_created
 from scaleflow.config.hydra_errors import CONF, check_config_dirs, check_overrides, explain_error
 from scaleflow.errors import ConfigError
-from scaleflow.launcher.display import Display
+from scaleflow.launcher.display import greet
 from scaleflow.secret_masking import find_environment_secrets, find_typed_secrets, register_resolver, remember_secrets
 
 if TYPE_CHECKING:
@@ -147,11 +147,6 @@ class Task:
 def entry() -> None:
     """Runs the command and ends the process: the console script."""
     end_with(main)
-
-
-def greet() -> None:
-    """Prints the first line of a command that trains, before the modules that take long to import."""
-    Display(sys.stdout).print_line(f"scaleflow {__version__}")
 
 
 def move_flags_first(words: Sequence[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import sys
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
+from scaleflow import __version__
 from scaleflow.events import (
     EpochEnded,
     Event,
@@ -114,6 +116,9 @@ class Display:
 
     _lock: ClassVar[threading.RLock] = threading.RLock()
 
+    #: Breaks the silence from the first line of the command until there is another display.
+    _greeting: ClassVar[Display | None] = None
+
     def __init__(self, stream: TextIO, shows_stages: bool = True, breaks_silence: bool = True) -> None:
         self._stream = stream
         self._shows_stages = shows_stages
@@ -122,6 +127,8 @@ class Display:
         self._training: Training | None = None
         self._closing = threading.Event()
         self._closing.set()  # no thread runs
+        if Display._greeting is not None:
+            Display._greeting.close()
         if time.monotonic() - self.printed_at > QUIET_SECONDS:
             Display.printed_at = time.monotonic()  # the silence begins now, and not with an earlier run
 
@@ -384,6 +391,15 @@ class BarDisplay(Display):
 
     def _time_left(self, step: int) -> str:
         return ""  # the progress bar shows it
+
+
+@functools.cache
+def greet() -> None:
+    """Prints the first line of a command that trains, once, and breaks the silence until there is another display."""
+    display = Display(sys.stdout, shows_stages=False)
+    display.print_line(f"scaleflow {__version__}")
+    display.begin_stage("reading the config")
+    Display._greeting = display
 
 
 def write_error(text: str) -> None:

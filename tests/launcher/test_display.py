@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from scaleflow import __version__
 from scaleflow.events import (
     ArtifactWritten,
     EpochEnded,
@@ -26,7 +27,7 @@ from scaleflow.events import (
     Waiting,
 )
 from scaleflow.launcher import display as display_module
-from scaleflow.launcher.display import BarDisplay, Display, JobDisplay, display_for, format_metrics
+from scaleflow.launcher.display import BarDisplay, Display, JobDisplay, display_for, format_metrics, greet
 
 READY = RunReady(
     "digits-mlp",
@@ -322,6 +323,20 @@ def test_a_thread_breaks_the_silence(monkeypatch: pytest.MonkeyPatch) -> None:
             (thread,) = set(threading.enumerate()) - before
             display.close()
             thread.join()
+
+
+def test_the_first_line_is_printed_once_and_the_next_display_takes_over(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Display, "_greeting", None)
+    greet.cache_clear()
+    before = set(threading.enumerate())
+    greet()
+    greet()
+    assert capsys.readouterr().out == f"scaleflow {__version__}\n"
+    (thread,) = set(threading.enumerate()) - before
+    Display(io.StringIO())
+    thread.join()
 
 
 def test_with_a_debugger_in_the_terminal_no_thread_prints() -> None:
