@@ -1,6 +1,7 @@
 """`python -m scaleflow`."""
 
 import sys
+import time
 
 from scaleflow.command import end_with, surely_trains
 from scaleflow.launcher.display import greet
@@ -8,11 +9,12 @@ from scaleflow.launcher.display import greet
 
 def run_command() -> int:
     """Imports the command, which takes a third of a second, and runs it; returns its exit code."""
+    began = time.time()
     if surely_trains(sys.argv[1:]):
         greet()
     from scaleflow.cli import main
 
-    return main()
+    return main(began=began)
 
 
 if __name__ == "__main__":

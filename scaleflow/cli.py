@@ -39,11 +39,12 @@ FLAGS_WITH_VALUE = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
     """Runs one command.
 
     Args:
         argv: the words after `scaleflow`; None for those of `sys.argv`.
+        began: when the command began, in seconds since the epoch; None: now.
 
     Returns:
         0 finished, 1 failed, 2 refused, 130 or 143 interrupted.
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = accept_keys_of_run(quote_nan_option(words))
     remember_secrets([*find_environment_secrets(), *find_typed_secrets(words)])
     register_resolver()
-    task = Task(time.time())
+    task = Task(began or time.time())
     app = hydra.main(version_base="1.3", config_path=f"pkg://{CONF}", config_name="config")(task)
     sys.argv = ["scaleflow", *words]
     try:

@@ -44,6 +44,9 @@ QUIET_SECONDS = 2.0
 #: A stage or a training that has taken long gets such a line less often: after this share of the time it has taken.
 QUIET_SHARE = 0.02
 
+#: A stage that has just begun gets none: it may end at once.
+SHORTEST_SHOWN = 0.5
+
 #: Seconds between two checks whether such a line is due.
 TICK_SECONDS = 0.1
 
@@ -92,8 +95,7 @@ class Stage:
 
     def describe(self) -> str:
         """Returns a line for a log in which nothing else is printed."""
-        seconds = self.measure()
-        return self.text if seconds < QUIET_SECONDS else f"still {self.text} ({format_elapsed(seconds)})"
+        return f"still {self.text} ({format_elapsed(self.measure())})"
 
     def __rich__(self) -> Text:
         from rich.text import Text
@@ -250,7 +252,8 @@ class Display:
         if doing is None:
             return
         now = time.monotonic()
-        if now - self.printed_at >= max(QUIET_SECONDS, (now - doing.began) * QUIET_SHARE):
+        elapsed = now - doing.began
+        if elapsed >= SHORTEST_SHOWN and now - self.printed_at >= max(QUIET_SECONDS, elapsed * QUIET_SHARE):
             self.print_line(doing.describe())
 
     # Training ---------------------------------------------------------------------------------
