@@ -26,7 +26,7 @@ from scaleflow.command import FAILED, accept_keys_of_run, end_with, quote_nan_op
 from scaleflow.config.folders import remove_created
 from scaleflow.config.hydra_errors import CONF, check_config_dirs, check_overrides, explain_error
 from scaleflow.errors import ConfigError
-from scaleflow.launcher.display import greet
+from scaleflow.launcher.display import end_greeting, greet
 from scaleflow.secret_masking import find_environment_secrets, find_typed_secrets, register_resolver, remember_secrets
 
 if TYPE_CHECKING:
@@ -76,6 +76,8 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
         if "HYDRA_FULL_ERROR" in os.environ or not is_from_hydra:
             raise  # the user asked for the traceback, or the error is not Hydra's
         return refuse(explain_error(error, words))
+    finally:
+        end_greeting()
     return task.code
 
 
@@ -116,7 +118,7 @@ class Task:
     def _run_job(self, config: DictConfig) -> None:
         is_job = HydraConfig.get().mode is RunMode.MULTIRUN  # under a Hydra launcher that is not scaleflow's
         if not is_job and OmegaConf.select(config, "cluster.submit") is None:  # that prints a script, and nothing else
-            greet()
+            greet(f"scaleflow {__version__}")
         from scaleflow.config.hydra_config import mask_sweep_config
         from scaleflow.launcher.launch import run_job
         from scaleflow.runs import RunFolder
@@ -132,7 +134,7 @@ class Task:
     def sweep(self, context: HydraContext, config: DictConfig) -> SweepRunner:
         """Returns the runner of the sweep's jobs. The first call creates it."""
         if self._sweep is None:
-            greet()
+            greet(f"scaleflow {__version__}")
         from scaleflow.sweep import SweepRunner
 
         self.has_begun = True

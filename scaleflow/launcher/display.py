@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
-from scaleflow import __version__
 from scaleflow.events import (
     EpochEnded,
     Event,
@@ -119,7 +118,7 @@ class Display:
     _lock: ClassVar[threading.RLock] = threading.RLock()
 
     #: Breaks the silence from the first line of the command until there is another display.
-    _greeting: ClassVar[Display | None] = None
+    greeting: ClassVar[Display | None] = None
 
     def __init__(self, stream: TextIO, shows_stages: bool = True, breaks_silence: bool = True) -> None:
         self._stream = stream
@@ -129,8 +128,7 @@ class Display:
         self._training: Training | None = None
         self._closing = threading.Event()
         self._closing.set()  # no thread runs
-        if Display._greeting is not None:
-            Display._greeting.close()
+        end_greeting()
         if time.monotonic() - self.printed_at > QUIET_SECONDS:
             Display.printed_at = time.monotonic()  # the silence begins now, and not with an earlier run
 
@@ -397,12 +395,19 @@ class BarDisplay(Display):
 
 
 @functools.cache
-def greet() -> None:
+def greet(line: str) -> None:
     """Prints the first line of a command that trains, once, and breaks the silence until there is another display."""
     display = Display(sys.stdout, shows_stages=False)
-    display.print_line(f"scaleflow {__version__}")
+    display.print_line(line)
     display.begin_stage("reading the config")
-    Display._greeting = display
+    Display.greeting = display
+
+
+def end_greeting() -> None:
+    """Ends the greeting, if there is one, because the command ends, or has another display."""
+    if Display.greeting is not None:
+        Display.greeting.close()
+        Display.greeting = None
 
 
 def write_error(text: str) -> None:

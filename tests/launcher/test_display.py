@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from scaleflow import __version__
 from scaleflow.events import (
     ArtifactWritten,
     EpochEnded,
@@ -27,7 +27,7 @@ from scaleflow.events import (
     Waiting,
 )
 from scaleflow.launcher import display as display_module
-from scaleflow.launcher.display import BarDisplay, Display, JobDisplay, display_for, format_metrics, greet
+from scaleflow.launcher.display import BarDisplay, Display, JobDisplay, display_for, end_greeting, format_metrics, greet
 
 READY = RunReady(
     "digits-mlp",
@@ -327,18 +327,19 @@ def test_a_thread_breaks_the_silence(monkeypatch: pytest.MonkeyPatch) -> None:
             thread.join()
 
 
-def test_the_first_line_is_printed_once_and_the_next_display_takes_over(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("end", [end_greeting, lambda: Display(io.StringIO())], ids=["the command", "a display"])
+def test_the_first_line_is_printed_once_and_breaks_the_silence_until_something_ends_it(
+    capsys: pytest.CaptureFixture[str], end: Callable[[], Any]
 ) -> None:
-    monkeypatch.setattr(Display, "_greeting", None)
     greet.cache_clear()
     before = set(threading.enumerate())
-    greet()
-    greet()
-    assert capsys.readouterr().out == f"scaleflow {__version__}\n"
+    greet("scaleflow 1.0")
+    greet("scaleflow 1.0")
+    assert capsys.readouterr().out == "scaleflow 1.0\n"
     (thread,) = set(threading.enumerate()) - before
-    Display(io.StringIO())
+    end()
     thread.join()
+    assert Display.greeting is None
 
 
 def test_with_a_debugger_in_the_terminal_no_thread_prints() -> None:
