@@ -31,6 +31,14 @@ def to_printable(message: str) -> str:
     return ("\n" if len(escaped) <= 2 else "\\n").join(escaped)
 
 
+def surely_trains(words: Sequence[str]) -> bool:
+    """Returns whether a command trains or is refused, whatever its config is.
+
+    A flag may ask for something else, and the config of a cluster may ask for a script, which is all that is printed.
+    """
+    return all(word in ("-m", "--multirun") or re.match(r"(?!cluster|experiment)\w[\w./]*=", word) for word in words)
+
+
 def end_with(main: Callable[[], int]) -> NoReturn:
     """Runs a command, and ends the process with its exit code. Ctrl-C before there is a run gives no traceback.
 

@@ -15,6 +15,7 @@ import pytest
 
 from scaleflow import __version__, cli
 from scaleflow.cli import main, move_flags_first, split_overrides
+from scaleflow.command import surely_trains
 from scaleflow.launcher import launch
 from scaleflow.launcher.prepare import PreparedRun
 from scaleflow.launcher.worker_process import SERVER_ENV
@@ -429,6 +430,23 @@ def test_python_m_imports_nothing_heavy_either(command: Command, words: tuple[st
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     assert "hydra" in imported
     assert not imported & HEAVY
+
+
+@pytest.mark.parametrize(
+    ("words", "trains"),
+    [
+        ((), True),
+        (("model=cnn", "training.epochs=3", "hydra/launcher=isolated", "-m"), True),
+        (("--cfg", "job"), False),
+        (("--help",), False),
+        (("--config-dir", "own", "model=mine"), False),
+        (("cluster=slurm", "cluster.submit=print"), False),
+        (("experiment=mine",), False),
+        (("+experiment=mine",), False),
+    ],
+)
+def test_a_command_that_may_print_something_else_has_its_first_line_later(words: Sequence[str], trains: bool) -> None:
+    assert surely_trains(words) is trains
 
 
 @pytest.mark.parametrize("until", ["scaleflow ", "importing TensorFlow"])
