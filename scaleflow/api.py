@@ -13,7 +13,6 @@ recorded as KILLED, and then raises KeyboardInterrupt. In other threads, signal 
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -226,12 +225,7 @@ def read_result(folder: Path) -> Result:
 
 
 def check_result(result: Result, code: int) -> Result:
-    """Returns a run's result, or raises the exception for the way in which the run ended.
-
-    Raises:
-        RunFailed: if the run failed.
-        KeyboardInterrupt, SystemExit: if a signal stopped it.
-    """
+    """Returns a run's result, or raises RunFailed, or KeyboardInterrupt or SystemExit if a signal stopped the run."""
     if result.status == "FAILED":
         raise RunFailed(result)
     if result.status == "KILLED" and not str(result.error).startswith("checkpoint.max_seconds"):
@@ -240,12 +234,7 @@ def check_result(result: Result, code: int) -> Result:
 
 
 def raise_interruption(code: int, why: str) -> None:
-    """Raises what a signal would have raised, if the exit code of a run says that one ended it.
-
-    Raises:
-        KeyboardInterrupt: after SIGINT.
-        SystemExit: after SIGTERM.
-    """
+    """Raises KeyboardInterrupt or SystemExit, if the exit code of a run says that SIGINT or SIGTERM ended it."""
     if code == INTERRUPTED:
         raise KeyboardInterrupt(why)
     if code == TERMINATED:
@@ -253,7 +242,7 @@ def raise_interruption(code: int, why: str) -> None:
 
 
 def to_folders(config_dir: Folders) -> list[str | Path]:
-    return [config_dir] if isinstance(config_dir, str | Path) else list(copy.copy(config_dir))
+    return [config_dir] if isinstance(config_dir, str | Path) else list(config_dir)
 
 
 def to_override(word: Any) -> str:

@@ -6,9 +6,11 @@ import atexit
 import contextlib
 import os
 import re
+import select
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from scaleflow.secret_masking import mask_secrets
@@ -29,14 +31,43 @@ def to_printable(message: str) -> str:
     return ("\n" if len(escaped) <= 2 else "\\n").join(escaped)
 
 
+def surely_trains(words: Sequence[str]) -> bool:
+    """Returns whether a command trains or is refused, whatever its config is.
+
+    A flag may ask for something else, and the config of a cluster may ask for a script, which is all that is printed.
+    """
+    return all(word in ("-m", "--multirun") or re.match(r"(?!cluster|experiment)\w[\w./]*=", word) for word in words)
+
+
 def end_with(main: Callable[[], int]) -> NoReturn:
-    """Runs a command, and ends the process with its exit code. Ctrl-C before there is a run gives no traceback."""
+    """Runs a command, and ends the process with its exit code. Ctrl-C before there is a run gives no traceback.
+
+    A closed standard output, as in `COMMAND --help | head`, ends the command quietly with exit code 0.
+    """
     try:
-        code = main()
+        try:
+            code = main()
+        except SystemExit:  # argparse has printed a page of help
+            sys.stdout.flush()
+            raise
+        sys.stdout.flush()
     except KeyboardInterrupt:
         print("scaleflow: stopped by SIGINT", file=sys.stderr)
         code = INTERRUPTED
+    except BrokenPipeError:
+        if not is_stdout_closed():
+            raise
+        with Path(os.devnull).open("w") as null:
+            os.dup2(null.fileno(), sys.stdout.fileno())  # what is still in the buffer cannot fail either
+        code = 0
     exit_process(code)
+
+
+def is_stdout_closed() -> bool:
+    """Whether the reader of standard output has closed it."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(state & (select.POLLERR | select.POLLHUP) for _, state in poll.poll(0))
 
 
 def exit_process(code: int) -> NoReturn:

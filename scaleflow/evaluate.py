@@ -6,12 +6,14 @@
     python -m scaleflow.evaluate RUN_ID profiler=trace            # with a profile of some batches
 
 The metrics are evaluate/DATASET/loss and so on, at the step at which the model was logged. For a split other than the
-test split they are evaluate/DATASET.SPLIT/loss. The dataset becomes an input of the run. The steps of a profile are
-batches of the split, which is repeated as often as necessary. The profile goes to evaluate/DATASET/profile/.
+test split they are evaluate/DATASET.SPLIT/loss. The dataset becomes an input of the run. A profile traces batches of
+the split, which is repeated if it is too short. The profile is stored under evaluate/DATASET/profile/.
 
-Strategy and hardware are those of this command. Dataset, objective, precision and seed are those of the run, unless
-you type them.
-The run is looked up in `tracking.uri=...`, else MLFLOW_TRACKING_URI, else sqlite:///mlflow.db.
+Dataset, objective, precision and seed are those of the run, unless you type them. Strategy and hardware are those of
+this command.
+The run is looked up in `tracking.uri=...`, else in MLFLOW_TRACKING_URI, else in sqlite:///mlflow.db.
+
+Exit code: 0 the metrics are recorded; 1 the evaluation failed; 2 the command cannot work; 130 or 143 interrupted.
 """
 
 from __future__ import annotations
@@ -80,7 +82,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     began, display = time.time(), display_for()
     parser = argument_parser("scaleflow.evaluate", __doc__)
-    parser.add_argument("--split", choices=SPLITS, help="which part of the dataset; the test split, where there is one")
+    parser.add_argument(
+        "--split",
+        choices=SPLITS,
+        help="the split to evaluate on (default: the first of test, validation and train that the dataset has)",
+    )
     typed = list(sys.argv[1:] if argv is None else argv)
     try:
         words = parse_command(parser, typed)
@@ -115,7 +121,8 @@ def make_evaluation_plan(composed: ComposedConfig, store: Tracking) -> Plan:
     plan = make_plan(resolve_config(composed.config), composed.choices, composed.search, look_outside=False)
     if plan.strategy.name not in STRATEGIES or plan.evaluator is not None:
         raise ConfigError(
-            f"strategy={plan.strategy.name}: an evaluation is one process's work; use {' or '.join(STRATEGIES[1:])}"
+            f"strategy={plan.strategy.name}: an evaluation runs in one process; use "
+            f"strategy={' or '.join(STRATEGIES[1:])}"
         )
     return replace(plan, tracking=store)
 
@@ -182,7 +189,7 @@ def record_evaluation(tracker: Any, tracked: TrackedRun, events: Sequence[Event]
     rows += [("profile", profile.line) for profile in profiles]
     display.print_summary(rows)
     if error is not None:
-        print(f"scaleflow: the store did not take it: {mask_secrets(error)}", file=sys.stderr)
+        print(f"scaleflow: the metrics could not be recorded: {mask_secrets(error)}", file=sys.stderr)
     return FINISHED if error is None else FAILED
 
 

@@ -64,7 +64,7 @@ class RunReady(Event, event="ready"):
     #: Every key of the config, and the `resolved.` values
     params: Mapping[str, str] = field(default_factory=dict, metadata=MASKED)
     began: int = 0  # when the command began, in milliseconds since the epoch
-    #: steps, epochs: how long the run is
+    #: How long the run is
     steps: int = 0
     epochs: int = 0
     #: Which values of the objective are better, `min` or `max`, by their names without the split
@@ -217,7 +217,7 @@ class StepsProfiled(Event, event="profile"):
     """The steps `first` to `last` were traced."""
 
     folder: str  # holds the traces
-    #: first, last: the steps, both included
+    #: The traced steps, both included
     first: int
     last: int
     artifacts: str  # the artifact folder for the result of the analysis

@@ -200,7 +200,7 @@ def check_dataset(source: Source, limit: int = 64, options: Dataset | None = Non
     for name, fingerprint in splits.fingerprints.items():
         if fingerprint != again.fingerprints[name]:
             raise ConfigError(
-                f"dataset: load({name!r}) gives other examples when it is called again; seed what is random"
+                f"dataset: load({name!r}) returns different examples on each call; seed its random operations"
             )
     feed = functools.partial(dataset.make_feed, transforms=splits.transforms)
     first: tuple[Any, Any] | None = None
@@ -218,7 +218,7 @@ def refuse_not_finite(split: str, *batch: Any) -> None:
     for what, part in zip(("inputs", "targets"), batch, strict=True):
         for name, values in name_leaves(part).items():
             if np.issubdtype(values.dtype, np.floating) and not np.isfinite(values).all():
-                raise ConfigError(f"dataset: {label_leaf(what, name)} of {split!r} hold NaN or Inf")
+                raise ConfigError(f"dataset: {label_leaf(what, name)} of {split!r} contain NaN or Inf")
 
 
 def check_model(
@@ -262,7 +262,7 @@ def check_model(
     gradients = tape.gradient(total, [variable.value for variable in net.trainable_variables])
     unused = [v.path for v, gradient in zip(net.trainable_variables, gradients, strict=True) if gradient is None]
     if unused:
-        raise ConfigError(f"model: {', '.join(unused)} of {name} have no influence on what it returns")
+        raise ConfigError(f"model: {', '.join(unused)} of {name} have no influence on its output")
     with tempfile.TemporaryDirectory() as folder:
         policy = keras.config.dtype_policy().name
         model.write_model(net, source.inputs, source.outputs, batch, policy, Path(folder, "model"))
@@ -301,7 +301,7 @@ def check_step(
 
     if inspect.isclass(step):
         raise ConfigError(
-            f"training.step: {step.__name__} is a class; try it by one_step('training.step={{_target_: ...}}')"
+            f"training.step: {step.__name__} is a class; test it with one_step('training.step={{_target_: ...}}')"
         )
     name = getattr(step, "__name__", "the step")
     check_arguments(Target("training.step", name, arguments), step, 3, dict(arguments))

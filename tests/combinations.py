@@ -94,17 +94,19 @@ TITLE = """\
 
 <!-- Made by `make table` from scaleflow/config/rules.py. -->
 
-Before there is a run, each combination is looked up in the table that this page is made from. What is refused costs a
-second and leaves nothing behind; what comes with a warning begins with it as a note. In each table a row is a strategy,
-a column a value of another key:
+Before a run starts, scaleflow checks its options against the rules on this page. A refused command takes about a second
+and leaves no files. A combination with a warning runs, and the warning is shown as a note.
 
-- **yes**: works;
-- **no**: refused; the number leads to the reason, and to what works instead;
-- **warns**: works, and the note says what to know of it;
-- **depends**, **may warn**: only together with what the reason names.
+In each table, a row is a strategy and a column is a value of another key:
 
-`auto` is decided where the run starts, by the devices found there; what it has come to is then looked up in the
-same way. `make matrix` trains what this page allows on CPUs; what needs a GPU or a TPU is planned there, not run.
+- **yes**: works.
+- **no**: refused. The number links to the reason and to what works instead.
+- **warns**: works. The note says what to know about it.
+- **depends**, **may warn**: refused, or with a warning, only together with what the reason names.
+
+`auto` is resolved when the run starts, from the devices on its machine. The result is then checked by the same rules.
+`make matrix` trains every allowed combination that can run on a CPU. Combinations that need a GPU or a TPU are only
+planned there.
 """
 
 
@@ -232,7 +234,7 @@ def render_notes(cells: Sequence[CheckedCell], reasons: Mapping[Rule, int]) -> I
     for rule, number in reasons.items():
         message = next(cell.messages[rule] for cell in cells if rule in cell.messages)
         yield f'{number}. <a id="{number}"></a>{to_markdown_code(message)}'
-    yield "\n## What else is refused, or comes with a warning\n"
+    yield "\n## Other combinations that are refused or give a warning\n"
     for rule in RULES:
         if rule not in reasons:
             yield f"- {rule.verdict}: {' with '.join(f'`{key}`' for key in rule.keys)}: {rule.reason}; {rule.instead}"

@@ -1,3 +1,4 @@
+import os
 import re
 import signal
 import socket
@@ -14,6 +15,7 @@ import pytest
 
 from scaleflow import __version__, cli
 from scaleflow.cli import main, move_flags_first, split_overrides
+from scaleflow.command import surely_trains
 from scaleflow.launcher import launch
 from scaleflow.launcher.prepare import PreparedRun
 from scaleflow.launcher.worker_process import SERVER_ENV
@@ -93,9 +95,9 @@ REFUSED: Mapping[tuple[str, ...], Sequence[str]] = {
     ("debug=nan", "hardware.deterministic=true"): [
         "debug.nan=true",
         "hardware.deterministic=true",
-        "leave one of the two",
+        "set one of the two to false",
     ],
-    ("debug=nan", "hardware.xla=true"): ["debug.nan=true", "hardware.xla=true", "leave one of the two"],
+    ("debug=nan", "hardware.xla=true"): ["debug.nan=true", "hardware.xla=true", "set one of the two to false"],
     ("debug=eager", "strategy=mirrored"): ["debug.eager=true", "strategy=mirrored", "use strategy=one_device"],
     ("checkpoint.keep=0",): ["checkpoint.keep=0", "at least 1"],
     ("checkpoint=none", "checkpoint.keep=3"): ["checkpoint.keep"],
@@ -407,6 +409,20 @@ def test_an_answer_imports_nothing_heavy(command: Command, words: tuple[str, ...
     assert left_in(command.folder) == []
 
 
+@pytest.mark.parametrize(
+    ("words", "unbuffered"), [("scaleflow --help", ""), ("scaleflow --help", "1"), ("scaleflow.sync --help", "")]
+)
+def test_a_closed_standard_output_ends_an_answer_quietly(command: Command, words: str, unbuffered: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    environment = {**command.environment, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(
+        [sys.executable, "-m", *words.split()], env=environment, stdout=write, stderr=subprocess.PIPE, text=True
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("words", [("--cfg", "job"), ("--help",), ("training.epochs=abc",)], ids=" ".join)
 def test_python_m_imports_nothing_heavy_either(command: Command, words: tuple[str, ...]) -> None:
     done = command.python("-X", "importtime", "-m", "scaleflow", *words)
@@ -414,6 +430,23 @@ def test_python_m_imports_nothing_heavy_either(command: Command, words: tuple[st
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     assert "hydra" in imported
     assert not imported & HEAVY
+
+
+@pytest.mark.parametrize(
+    ("words", "trains"),
+    [
+        ((), True),
+        (("model=cnn", "training.epochs=3", "hydra/launcher=isolated", "-m"), True),
+        (("--cfg", "job"), False),
+        (("--help",), False),
+        (("--config-dir", "own", "model=mine"), False),
+        (("cluster=slurm", "cluster.submit=print"), False),
+        (("experiment=mine",), False),
+        (("+experiment=mine",), False),
+    ],
+)
+def test_a_command_that_may_print_something_else_has_its_first_line_later(words: Sequence[str], trains: bool) -> None:
+    assert surely_trains(words) is trains
 
 
 @pytest.mark.parametrize("until", ["scaleflow ", "importing TensorFlow"])
@@ -440,7 +473,7 @@ def test_an_unreachable_server_costs_seconds(command: Command) -> None:
 REFUSED_LATER: Mapping[tuple[str, ...], str] = {
     (
         "+model.width=3",
-    ): "model.width=3: scaleflow.model.mlp.build does not take it; it takes units, dropout, batch_norm",
+    ): "model.width=3: scaleflow.model.mlp.build has no such argument; it accepts units, dropout, batch_norm",
     ("tracking.uri=ftp://me:sesame@host/x",): "tracking.uri=ftp://****@host/x: ",
 }
 

@@ -33,7 +33,7 @@ GROUPS = {
     "precision": ["float32", "mixed", "mixed_float16", "mixed_bfloat16"],
     "dataset": ["digits", "synthetic"],
     "model": ["mlp", "cnn"],
-    "optimizer": ["adam", "adamw", "sgd"],
+    "optimizer": ["adagrad", "adam", "adamw", "sgd"],
     "checkpoint": ["default", "none"],
     "tracking": ["mlflow", "none"],
     "cluster": ["local", "tf_config"],

@@ -98,6 +98,13 @@ def test_relative_links_lead_somewhere(path: Path) -> None:
         assert not anchor or anchor in anchors(target.read_text()), f"{link}#{anchor}"
 
 
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
+def test_a_block_of_code_begins_with_the_name_of_its_file(path: Path) -> None:
+    for name, first in re.findall(r"<!-- test: (\S+) -->\n```\w+\n(.*)", path.read_text()):
+        assert first.startswith("# ")
+        assert first.endswith(name)
+
+
 def test_every_make_target_named_is_there() -> None:
     targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M)
     assert set(re.findall(r"\bmake ([a-z]+)\b", README)) <= set(targets)

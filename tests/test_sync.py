@@ -63,8 +63,8 @@ def test_runs_are_found_sent_once_and_told_of(uri: str, tmp_path: Path, capsys: 
     assert [line.partition(": ")[2].partition(", run ")[0] for line in shown[:-1]] == [
         "FINISHED, recorded",
         "FAILED, recorded",
-        "KILLED, which nobody was left to say, recorded",
-        "never ready, nothing to record",
+        "KILLED (end written by sync), recorded",
+        "ended before training began, nothing to record",
         "FINISHED, tracking=none, nothing to record",
     ]
     assert shown[-1].startswith("5 folders: 3 recorded, ")
@@ -95,7 +95,7 @@ def test_runs_are_found_sent_once_and_told_of(uri: str, tmp_path: Path, capsys: 
     assert main([str(day), str(day / "0")]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert len(shown) == 5
-    assert sum("was recorded before" in line for line in shown[:-1]) == 3
+    assert sum("already recorded" in line for line in shown[:-1]) == 3
     assert [path.read_bytes() for path in sorted(day.glob("*/events.jsonl"))] == before
 
 
@@ -186,7 +186,7 @@ def test_a_run_that_is_under_way_is_left_alone(uri: str, tmp_path: Path, capsys:
             before = made.events.read_bytes()
             assert main([str(made.folder)]) == 1
             assert made.events.read_bytes() == before
-        assert f"left alone: {words}" in capsys.readouterr().out
+        assert f"skipped: {words}" in capsys.readouterr().out
     assert repair(made.folder).result == "recorded"
 
 

@@ -169,43 +169,43 @@ def test_what_works_passes_and_what_does_not_is_named(isolated: Callable[..., An
             assert len(set(np.ravel(targets))) > 1, name
     assert (
         results["restless"]
-        == "dataset: load('train') gives other examples when it is called again; seed what is random"
+        == "dataset: load('train') returns different examples on each call; seed its random operations"
     )
-    assert results["holed"] == "dataset: inputs of 'train' hold NaN or Inf"
+    assert results["holed"] == "dataset: inputs of 'train' contain NaN or Inf"
     assert "the source says (4,)" in results["misshapen"]
     assert results["model"] == 5 * 7 + 8 * 3
     assert "asleep/kernel" in results["idle"]
-    assert "have no influence on what it returns" in results["idle"]
+    assert "have no influence on its output" in results["idle"]
     assert "returns outputs of shape (batch, 4)" in results["wide"]
-    assert "model.unist=3: net does not take it" in results["argument"]
+    assert "model.unist=3: net has no such argument" in results["argument"]
     assert 0.1 < results["step"] < 10
     assert "with an example of weight 0, padding, the loss of of_means is" in results["means"]
     assert "the loss of of_nothing does not depend on the model's weights" in results["nothing"]
     assert "the loss of of_infinity is" in results["infinity"]
-    assert "Updates is a class; try it by one_step" in results["class"]
+    assert "Updates is a class; test it with one_step" in results["class"]
     assert results["named"] == 6 * (3 + 6 + 1)
     assert 0.1 < results["named step"] < 10
     assert results["part"] == (
-        "training.step._target_=of_a_part: returned outputs that are one tensor, and the dataset's outputs have the "
+        "training.step._target_=of_a_part: returned outputs that are one tensor, but the dataset's outputs have the "
         "keys class, label, positions"
     )
     assert results["missing"] == (
-        "model: its outputs have the keys class, positions, and the dataset's outputs have the keys class, label, "
+        "model: its outputs have the keys class, positions, but the dataset's outputs have the keys class, label, "
         "positions"
     )
     assert results["listed"] == (
-        "model: returned a list of 3 tensors, expected a dict with the outputs' names; make it with "
+        "model: returned a list of 3 tensors, expected a dict with the outputs' names; build it with "
         "keras.Model(inputs, {'class': ..., 'positions': ..., 'label': ...})"
     )
     assert results["list"] == (
-        "model: its inputs are a list of 2, and the dataset's inputs have the keys one, row; make it with "
+        "model: its inputs are a list of 2, but the dataset's inputs have the keys one, row; build it with "
         "keras.Model({'row': ..., 'one': ...}, outputs)"
     )
     assert results["other inputs"] == (
-        "model: its inputs have the keys one, row, and the dataset's inputs have the keys row, two; make it with "
+        "model: its inputs have the keys one, row, but the dataset's inputs have the keys row, two; build it with "
         "keras.Model({'row': ..., 'two': ...}, outputs)"
     )
-    assert results["one input"] == ("model: its inputs have the keys one, row, and the dataset's inputs are one tensor")
+    assert results["one input"] == ("model: its inputs have the keys one, row, but the dataset's inputs are one tensor")
     assert results["for one tensor"].startswith(
         "model: its function fails for a dataset whose inputs have the keys one, row and whose outputs have the keys "
         "class, label, positions: AttributeError"

@@ -113,7 +113,9 @@ class OptunaSweeper(Sweeper):
         space = {key: distribution(o) for key, o in latest.items() if o.is_sweep_override()}
         fixed = [f"{k}={o.get_value_element_as_str()}" for k, o in latest.items() if not o.is_sweep_override()]
         if not space:
-            raise HydraException("hydra/sweeper=optuna5: nothing to look for; write KEY=interval(LOW,HIGH) or KEY=A,B")
+            raise HydraException(
+                "hydra/sweeper=optuna5: there is no parameter to search; write KEY=interval(LOW,HIGH) or KEY=A,B"
+            )
         folder = Path(str(self._config.hydra.sweep.dir))
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(self._config, folder / "multirun.yaml")
@@ -173,7 +175,8 @@ class OptunaSweeper(Sweeper):
             return pruned
         if not hasattr(self._task, "sweep"):
             raise HydraException(
-                f"hydra.sweeper.pruner={self._pruner}: only jobs of scaleflow's own command tell how they go; use null"
+                f"hydra.sweeper.pruner={self._pruner}: only jobs of scaleflow's own command report values while "
+                "they run; use null"
             )
         metric = OmegaConf.select(self._config, "sweep.metric") or "val/loss"
 
@@ -246,7 +249,7 @@ def distribution(override: Override) -> Any:
         of_ints = all(type(end) is int for end in (sweep.start, sweep.end))  # Hydra annotates them as float
         kind = optuna.distributions.IntDistribution if of_ints else optuna.distributions.FloatDistribution
         return kind(sweep.start, sweep.end, log="log" in sweep.tags)
-    raise HydraException(f"{override.input_line}: optuna5 takes values, choice(...), range(...), interval(...)")
+    raise HydraException(f"{override.input_line}: optuna5 supports values, choice(...), range(...), interval(...)")
 
 
 def plain(value: Any) -> Any:

@@ -65,8 +65,8 @@ class CheckpointManager:
         self._noted_write = began
         self._emit(
             Note(
-                f"a checkpoint has been being written to {self._store.folder} for {time.monotonic() - began:.0f} s; "
-                "training goes on, without newer ones until that is done",
+                f"writing a checkpoint to {self._store.folder} has taken {time.monotonic() - began:.0f} s so far; "
+                "training continues, but no newer one is written before it is done",
             )
         )
 
@@ -87,8 +87,8 @@ class CheckpointManager:
         steps = self._store.steps() if self._options.folder is not None and self._writes else []
         if steps:
             raise ConfigError(
-                f"checkpoint.folder={self._options.folder}: holds checkpoints of another run, up to step {steps[-1]}; "
-                "go on with that one by resume=RUN, or name a folder of this run's own"
+                f"checkpoint.folder={self._options.folder}: contains checkpoints of another run, up to step "
+                f"{steps[-1]}; continue that run with resume=RUN, or choose another folder"
             )
 
     def check_writable(self) -> None:
@@ -100,7 +100,9 @@ class CheckpointManager:
         except (tf.errors.OpError, OSError) as error:
             is_unknown = isinstance(error, tf.errors.UnimplementedError)
             advice = (
-                "TensorFlow opens paths and gs://; mount another store as a path" if is_unknown else "choose another"
+                "TensorFlow can open paths and gs://; mount any other store as a path"
+                if is_unknown
+                else "choose another"
             )
             raise ConfigError(
                 f"checkpoint.folder={self._options.folder}: cannot be written ({describe_error(error)}); {advice}"
@@ -132,7 +134,7 @@ class CheckpointManager:
             try:
                 snapshot = self._store.read(step)
             except DamagedCheckpoint as error:
-                self._emit(Note(f"the checkpoint at step {step} is damaged ({error}); the one before it is used"))
+                self._emit(Note(f"the checkpoint at step {step} is damaged ({error}); the previous one is used"))
                 if self._writes:
                     self._store.quarantine(step)
                 continue
@@ -196,8 +198,8 @@ class BackgroundWriter:
             remaining = None if self.began is None else self.began + self._patience - time.monotonic()
             if remaining is not None and remaining <= 0:
                 raise CheckpointError(
-                    f"a checkpoint was not written within checkpoint.write_seconds={self._patience:g}: "
-                    f"{self._place} does not answer; those before it are as they were"
+                    f"a checkpoint was not written within checkpoint.write_seconds={self._patience:g}: {self._place} "
+                    "does not answer; earlier checkpoints are unchanged"
                 )
             self._changed.wait(MAX_WAIT_SECONDS if remaining is None else min(remaining, MAX_WAIT_SECONDS))
         if self._error is not None:

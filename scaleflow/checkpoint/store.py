@@ -134,10 +134,10 @@ class CheckpointStore:
             if manifest["format"] != FORMAT:
                 raise DamagedCheckpoint(f"it has the format {manifest['format']}, and this version reads {FORMAT}")
             if manifest.pop(CHECKSUM) != manifest_checksum(manifest):
-                raise DamagedCheckpoint(f"{MANIFEST} is not what was written")
+                raise DamagedCheckpoint(f"{MANIFEST} has changed since it was written")
             for name, description in manifest["files"].items():
                 if describe_file(f"{path}/{name}") != description:
-                    raise DamagedCheckpoint(f"{name} is not what was written")
+                    raise DamagedCheckpoint(f"{name} has changed since it was written")
             return Snapshot(manifest["step"], read_tensors(f"{path}/{TENSORS}"), manifest["host"])
         except (tf.errors.OpError, OSError, ValueError, KeyError, TypeError) as error:
             raise DamagedCheckpoint(
@@ -175,7 +175,7 @@ def check_tensors(prefix: str, tensors: Mapping[str, np.ndarray[Any, Any]]) -> N
     reader = tf.compat.v1.train.NewCheckpointReader(prefix)
     for name, value in tensors.items():
         if np.asarray(reader.get_tensor(name)).tobytes() != value.tobytes():
-            raise DamagedCheckpoint(f"{name} is read otherwise than it was written")
+            raise DamagedCheckpoint(f"{name} was read back with other values than it was written with")
 
 
 def describe_error(error: Exception) -> str:

@@ -53,8 +53,8 @@ def gpu_environments(roles: Mapping[str, int], options: Hardware, gpus: Sequence
     elif len(chosen) < workers:
         instead = "strategy=one_device" if len(chosen) == 1 else f"cluster.workers={len(chosen)}"
         raise ConfigError(
-            f"cluster.workers={workers}: each worker needs a GPU of its own, and this machine has {len(chosen)} for "
-            f"them; use {instead}, or hardware=cpu"
+            f"cluster.workers={workers}: each worker needs its own GPU, and this machine has {len(chosen)}; use "
+            f"{instead}, or hardware=cpu"
         )
     else:
         shares = [share(chosen, index, workers) for index in range(workers)]
@@ -78,7 +78,7 @@ def choose_gpus(gpus: Sequence[str], indices: Sequence[int] | None) -> Sequence[
         return gpus
     if max(indices) >= len(gpus):
         available = list(range(len(gpus)))
-        raise ConfigError(f"hardware.devices={list(indices)}: this machine has the GPUs {available}; use some of these")
+        raise ConfigError(f"hardware.devices={list(indices)}: this machine has the GPUs {available}; choose from these")
     return [gpus[index] for index in indices]
 
 

@@ -35,7 +35,7 @@ MAX_NAME_LENGTH = 63
 CONTAINER = "scaleflow"
 
 REFUSED, TERMINATED = 2, 143
-MANIFEST_HINT = "cluster.submit=print writes the manifest of one, for kubectl apply -f -"
+MANIFEST_HINT = "use cluster.submit=print to write the manifest of such a Job, for kubectl apply -f -"
 
 _LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
@@ -53,7 +53,8 @@ def tf_config(environment: Mapping[str, str], servers: int, port: int) -> str:
     missing = [name for name in (INDEX, PODS, JOB) if not environment.get(name)]
     if missing:
         raise ConfigError(
-            f"cluster=kubernetes: {', '.join(missing)} is not set, so this is no pod of an Indexed Job; {MANIFEST_HINT}"
+            f"cluster=kubernetes: {', '.join(missing)} is not set, so this process is not in a pod of an Indexed "
+            f"Job; {MANIFEST_HINT}"
         )
     index, pods = (read_number(environment, name) for name in (INDEX, PODS))
     if index >= pods:
@@ -106,8 +107,8 @@ def check_kubernetes_values(cluster: Cluster, pods: int) -> None:
     longest = MAX_NAME_LENGTH - len(f"-{pods - 1}")
     if not _LABEL.fullmatch(cluster.job) or len(cluster.job) > longest:
         raise ConfigError(
-            f"cluster.job={cluster.job}: is a part of host names; expected at most {longest} lower-case letters, "
-            f"digits and -, a letter first and no - last, such as {suggest_valid_name(cluster.job, longest)}"
+            f"cluster.job={cluster.job}: becomes part of host names; use at most {longest} lower-case letters, digits "
+            f"and -, with a letter first and no - at the end, such as {suggest_valid_name(cluster.job, longest)}"
         )
     if cluster.image is None or not _IMAGE.fullmatch(cluster.image):
         raise ConfigError(

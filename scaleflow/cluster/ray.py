@@ -70,7 +70,7 @@ def check_address(cluster: Cluster) -> None:
             "ray job submit -- python -m scaleflow cluster=ray ..."
         )
     if not is_listening(address):
-        raise ConfigError(f"{key}={address}: nothing answers there; start it with ray start --head --port=6379")
+        raise ConfigError(f"{key}={address}: no Ray cluster answers there; start one with ray start --head --port=6379")
 
 
 def address_of(cluster: Cluster) -> str:
@@ -124,7 +124,9 @@ def connect_or_start(address: str, least: int) -> None:
         reason = (str(error).strip().splitlines() or [""])[-1]
         if not reason or not isinstance(error, OSError | RuntimeError):
             reason = f"{type(error).__name__}: {reason}"
-        raise ConfigError(f"cluster.address={address}: Ray can't be reached: {reason}") from error
+        raise ConfigError(
+            f"cluster.address={address}: Ray cannot be reached ({reason}); check the address, and that the cluster runs"
+        ) from error
 
 
 def is_head_reachable() -> bool:
@@ -216,7 +218,7 @@ def reserve_slots(
             deadline = time.monotonic() + patience
         if not has_reported and time.monotonic() - began > NOTICE_SECONDS:
             report(
-                f"waits for {count} places with {describe_resources(cluster)} each; the cluster has "
+                f"waiting for {count} process(es) with {describe_resources(cluster)} each; the cluster has room for "
                 f"{count_slots(cluster)} in all"
             )
             has_reported = True
@@ -251,9 +253,9 @@ def explain_too_large(cluster: Cluster, count: int) -> str:
     available = ", ".join(f"{resources.get(name, 0):g} {name}" for name in resource_bundle(cluster))
     nodes = sum(bool(node["Alive"]) for node in ray.nodes())
     return (
-        f"cluster=ray: {count} process(es) with {describe_resources(cluster)} each do not fit: there are {available} "
-        f"on {nodes} machine(s), and room for {count_slots(cluster)}; use fewer cluster.workers, or add machines "
-        f"within cluster.start_seconds={cluster.start_seconds:g}"
+        f"cluster=ray: {count} process(es) with {describe_resources(cluster)} each do not fit: the cluster has "
+        f"{available} on {nodes} machine(s), which is room for {count_slots(cluster)}; use fewer cluster.workers, or "
+        f"add machines within cluster.start_seconds={cluster.start_seconds:g}"
     )
 
 

@@ -26,8 +26,8 @@ DISTRIBUTION = "SLURM_DISTRIBUTION"
 FIRST_PORT, PORT_COUNT = 10000, 20000
 
 SRUN_HINT = (
-    "start one to each task with srun (srun -N4 python -m scaleflow cluster=slurm ...); "
-    "cluster.submit=print writes a batch script that does"
+    "start the command once for each task with srun (srun -N4 python -m scaleflow cluster=slurm ...), or use "
+    "cluster.submit=print to write a batch script that does"
 )
 
 
@@ -40,7 +40,7 @@ def tf_config(environment: Mapping[str, str], servers: int) -> str:
     missing = [name for name in (TASK, COUNT, NODES, TASKS_PER_NODE) if not environment.get(name)]
     if missing:
         raise ConfigError(
-            f"cluster=slurm: {', '.join(missing)} is not set, so this is no task of a Slurm step; {SRUN_HINT}"
+            f"cluster=slurm: {', '.join(missing)} is not set, so this process is no task of a Slurm step; {SRUN_HINT}"
         )
     task, count = int(environment[TASK]), int(environment[COUNT])
     per_node = parse_tasks_per_node(environment[TASKS_PER_NODE])
@@ -48,8 +48,8 @@ def tf_config(environment: Mapping[str, str], servers: int) -> str:
     if len(places) != count or (node := environment.get(NODE)) not in (None, str(places[task][0])):
         order = environment.get(DISTRIBUTION, "")
         raise ConfigError(
-            f"cluster=slurm: its {count} tasks are not on the machines in turn ({DISTRIBUTION}={order}, "
-            f"{TASKS_PER_NODE}={environment[TASKS_PER_NODE]}, task {task} on machine {node}); "
+            f"cluster=slurm: the {count} tasks are not distributed over the machines in blocks "
+            f"({DISTRIBUTION}={order}, {TASKS_PER_NODE}={environment[TASKS_PER_NODE]}, task {task} on machine {node}); "
             "use srun --distribution=block"
         )
     check_enough(COUNT, count, servers, "use srun --ntasks={least} or more")
@@ -118,23 +118,23 @@ SCRIPT = """\
 #SBATCH --open-mode=append
 #SBATCH --requeue
 #SBATCH --signal=TERM@120
-# For the site to say, and to uncomment:
+# Options of your site; remove one # from those that you need:
 ##SBATCH --partition=...
 ##SBATCH --time=24:00:00
 ##SBATCH --cpus-per-task=8
 ##SBATCH --gpus-per-node=1
 
-# A folder that all machines see. Two minutes before its time is up (--signal), or when something more urgent takes its
-# place, the run saves and stops; when the job starts again, it goes on from there.
+# The run's folder, which all machines must see. The run saves and stops two minutes before the time limit (--signal),
+# or when Slurm preempts the job. When the job starts again, it resumes the run.
 run={folder}
 if {ready}; then
-    where=(resume="$run")
+    words=(resume="$run")
 else
-    where=(hydra.run.dir="$run")
+    words=(hydra.run.dir="$run")
 fi
 
 srun {words} \\
-    "${{where[@]}}"
+    "${{words[@]}}"
 code=$?
 
 if [ $code -eq 143 ]; then  # stopped by SIGTERM, with a checkpoint

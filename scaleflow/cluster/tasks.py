@@ -54,8 +54,8 @@ def check_enough(variable: str, count: int, servers: int, instead: str) -> None:
     least = servers + 2
     if servers and count < least:
         raise ConfigError(
-            f"{variable}={count}: strategy=parameter_server with cluster.servers={servers} takes a coordinator and a "
-            f"worker beside them; {instead.format(least=least)}"
+            f"{variable}={count}: strategy=parameter_server with cluster.servers={servers} also needs a coordinator "
+            f"and a worker; {instead.format(least=least)}"
         )
 
 

@@ -31,19 +31,23 @@ def parse_tf_config(text: str | None) -> TaskInfo:
     chief. An `evaluator` is not numbered. Raises ConfigError if TF_CONFIG is missing or invalid.
     """
     if not text:
-        raise ConfigError(f"cluster=tf_config: the environment variable TF_CONFIG is not set; it reads like {EXAMPLE}")
+        raise ConfigError(
+            f"cluster=tf_config: the environment variable TF_CONFIG is not set; set it, for example to {EXAMPLE}"
+        )
     try:
         config = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"TF_CONFIG={text[:60]}: is no JSON ({error}); it reads like {EXAMPLE}") from None
+        raise ConfigError(
+            f"TF_CONFIG={text[:60]}: is not valid JSON ({error}); expected for example {EXAMPLE}"
+        ) from None
     cluster, task = split_sections(config)
     peers = {role: parse_addresses(cluster, role) for role in ROLES}
     if not peers["chief"] + peers["worker"]:
-        raise ConfigError(f"TF_CONFIG: cluster names no worker; it reads like {EXAMPLE}")
+        raise ConfigError(f"TF_CONFIG: cluster names no worker; expected for example {EXAMPLE}")
     if peers["ps"] and not (peers["chief"] and peers["worker"]):
-        raise ConfigError("TF_CONFIG: cluster names ps, which takes a chief and at least one worker beside them")
+        raise ConfigError("TF_CONFIG: cluster names ps, which also needs a chief and at least one worker")
     if len(peers["chief"]) > 1:
-        raise ConfigError(f"TF_CONFIG: cluster.chief={format_value(peers['chief'])}: expected one")
+        raise ConfigError(f"TF_CONFIG: cluster.chief={format_value(peers['chief'])}: expected one address")
     addresses = tuple(itertools.chain(*peers.values()))
     if task.get("type") == EVALUATOR:
         return TaskInfo(0, addresses, len(peers["ps"]), "here")
@@ -64,15 +68,15 @@ def split_sections(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     sections = config if isinstance(config, dict) else {}
     cluster, task = sections.get("cluster"), sections.get("task")
     if not isinstance(cluster, dict) or not isinstance(task, dict):
-        raise ConfigError(f"TF_CONFIG: expected `cluster` and `task`; it reads like {EXAMPLE}")
+        raise ConfigError(f"TF_CONFIG: expected the keys `cluster` and `task`, for example {EXAMPLE}")
     for role in cluster:
         if role not in (*ROLES, EVALUATOR):
-            raise ConfigError(f"TF_CONFIG: there is no role {role}; there is {', '.join((*ROLES, EVALUATOR))}")
+            raise ConfigError(f"TF_CONFIG: there is no role {role}; use one of {', '.join((*ROLES, EVALUATOR))}")
     if len(parse_addresses(cluster, EVALUATOR)) > 1:
-        raise ConfigError(f"TF_CONFIG: cluster.evaluator={format_value(cluster[EVALUATOR])}: expected one")
+        raise ConfigError(f"TF_CONFIG: cluster.evaluator={format_value(cluster[EVALUATOR])}: expected one address")
     if task.get("type") == EVALUATOR and EVALUATOR not in cluster:
         raise ConfigError(
-            "TF_CONFIG: task.type=evaluator: the chief has to know of it; name its address in cluster.evaluator"
+            "TF_CONFIG: task.type=evaluator: the chief must know the evaluator; add its address to cluster.evaluator"
         )
     return cluster, task
 
@@ -87,7 +91,7 @@ def parse_addresses(cluster: dict[str, Any], role: str) -> list[str]:
 def task_index(cluster: dict[str, Any], task: dict[str, Any]) -> int:
     role, index = task.get("type"), task.get("index")
     if role not in cluster:
-        raise ConfigError(f"TF_CONFIG: task.type={format_value(role)}: the cluster has {', '.join(cluster)}")
+        raise ConfigError(f"TF_CONFIG: task.type={format_value(role)}: the cluster has only {', '.join(cluster)}")
     count = len(cluster[role])
     if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < count:
         raise ConfigError(

@@ -55,7 +55,7 @@ def check_tpu_address(address: str) -> str:
     """Returns the address, or raises ConfigError if it is empty or TensorFlow would misread it as a name."""
     host, colon, port = address.removeprefix(GRPC).partition(":")
     if not address.startswith(GRPC) and colon and port.isdigit():
-        raise ConfigError(f"hardware.tpu={address}: would be taken for a name; write {GRPC}{address}")
+        raise ConfigError(f"hardware.tpu={address}: would be read as a name; for an address write {GRPC}{address}")
     if not address.strip() or (address.startswith(GRPC) and not host):
         raise ConfigError(f"hardware.tpu={address}: expected grpc://HOST:{PORT}, local, a name, or null")
     return address
@@ -69,8 +69,8 @@ def address_from_variable(variable: str, value: str) -> str:
     hosts = [host for host in value.split(",") if host.strip()]
     if len(hosts) > 1:
         raise ConfigError(
-            f"TPU_WORKER_HOSTNAMES={value[:60]}: names {len(hosts)} hosts; say how they are reached, with "
-            f"hardware.tpu={GRPC}HOST:PORT,... or the slice's name, or use hardware=cpu"
+            f"TPU_WORKER_HOSTNAMES={value[:60]}: names {len(hosts)} hosts without their ports; set "
+            f"hardware.tpu={GRPC}HOST:PORT,... or hardware.tpu to the name of the slice, or use hardware=cpu"
         )
     return LOCAL
 
@@ -102,7 +102,7 @@ def explain_no_tpu() -> str:
     """Returns the error message that lists where a TPU was looked for."""
     return (
         f"there is no TPU: looked for hardware.tpu, the environment variables {', '.join(VARIABLES)} and the device "
-        f"files {format_device_files(' and ')}; give hardware.tpu={GRPC}HOST:{PORT}, or use strategy=mirrored"
+        f"files {format_device_files(' and ')}; set hardware.tpu={GRPC}HOST:{PORT}, or use strategy=mirrored"
     )
 
 
@@ -116,7 +116,10 @@ def explain_unreachable(place: TpuAddress) -> str | None:
     for endpoint in place.address.split(","):
         reason = explain_no_answer(endpoint.removeprefix(GRPC), PORT)
         if reason:
-            return f"nothing answers at {endpoint} ({reason}); name a TPU that is up, or use strategy=mirrored"
+            return (
+                f"nothing answers at {endpoint} ({reason}); set hardware.tpu to a TPU that runs, or use "
+                "strategy=mirrored"
+            )
     return None
 
 
@@ -127,6 +130,6 @@ def explain_unknown_name() -> str | None:
     if reason is None:
         return None
     return (
-        f"is a name, and {server}, where Google Cloud looks names up, does not answer ({reason}); "
-        f"elsewhere give the address, hardware.tpu={GRPC}HOST:{PORT}"
+        f"is a name, but {server}, which resolves the names of TPUs on Google Cloud, does not answer ({reason}); on "
+        f"other machines set the address, hardware.tpu={GRPC}HOST:{PORT}"
     )

@@ -74,7 +74,8 @@ def compose_config(overrides: Sequence[str], config_dirs: Sequence[str | Path] =
     choices = select_group_choices(config.hydra.runtime.choices)
     if config.hydra.mode is RunMode.MULTIRUN:
         raise ConfigError(
-            f"experiment={choices.get('experiment')}: is a sweep, several runs; python -m scaleflow runs it"
+            f"experiment={choices.get('experiment')}: this recipe is a sweep, and only one run can be started "
+            f"here; run python -m scaleflow experiment={choices.get('experiment')}"
         )
     check_single_run(config)
     with open_dict(config):
@@ -90,8 +91,8 @@ def check_single_run(config: DictConfig) -> None:
     for key, default in defaults.items():
         if isinstance(options, DictConfig) and (value := options.get(key, default)) != default:
             raise ConfigError(
-                f"sweep.{key}={format_value(value)}: this is one run; of a sweep's jobs (-m) "
-                "hydra/launcher=isolated makes that"
+                f"sweep.{key}={format_value(value)}: applies only to the jobs of a sweep, and this is a single run; "
+                "add -m, with hydra/launcher=isolated"
             )
 
 
@@ -99,11 +100,15 @@ def check_overrides_only(words: Sequence[str], flags: Sequence[str]) -> None:
     """Raises `ConfigError` for a flag among the words, an override with several values, or a missing folder."""
     for word in words:
         if word.startswith("-"):
-            raise ConfigError(f"{word}: expected overrides, KEY=VALUE; folders with options are named by config_dir")
+            raise ConfigError(
+                f"{word}: expected an override KEY=VALUE, not a flag; pass folders of options as config_dir"
+            )
     check_config_dirs(flags)
     for override in parse_overrides(words):
         if override.is_sweep_override():
-            raise ConfigError(f"{override.key_or_group}: several values are a sweep; a list is written [a,b]")
+            raise ConfigError(
+                f"{override.key_or_group}: several values make a sweep, and this is a single run; write a list as [a,b]"
+            )
 
 
 def config_dir_flags(config_dirs: Sequence[str | Path]) -> list[str]:

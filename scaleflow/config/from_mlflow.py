@@ -72,7 +72,9 @@ def reuse_config(
     for override in overrides:
         if override.is_delete() and override.key_or_group in options:
             key = override.key_or_group
-            raise ConfigError(f"~{key}: a group cannot be left out; write {key}=OPTION ({', '.join(options[key])})")
+            raise ConfigError(
+                f"~{key}: a config group cannot be removed; write {key}=OPTION ({', '.join(options[key])})"
+            )
     groups = {str(o.key_or_group): str(o.value()) for o in overrides if o.key_or_group in options}
     groups.pop("experiment", None)  # null
     for group, option in groups.items():
@@ -124,13 +126,18 @@ def parse_rerun_overrides(words: RerunCommand) -> list[Override]:
     for override in overrides:
         key = str(override.key_or_group)
         if override.is_sweep_override():
-            raise ConfigError(f"{key}: several values are a sweep; a list is written [a,b]")
+            raise ConfigError(
+                f"{key}: several values make a sweep, and this command uses one run; write a list as [a,b]"
+            )
         if key == "experiment" and override.value() is not None:
-            raise ConfigError(f"experiment={override.value()}: a recipe begins a run; type the keys that are to change")
+            raise ConfigError(
+                f"experiment={override.value()}: a recipe cannot be applied to the config of an existing run; type "
+                "the keys to change"
+            )
         if key == "resume":
-            raise ConfigError("resume: goes on with a run; python -m scaleflow resume=... does that")
+            raise ConfigError("resume: this command does not continue a run; use python -m scaleflow resume=RUN")
         if key.startswith("hydra") and key != RUN_DIR:
-            raise ConfigError(f"{key}: of Hydra's own keys only {RUN_DIR} counts here")
+            raise ConfigError(f"{key}: of Hydra's own keys, only {RUN_DIR} works here")
     return overrides
 
 
@@ -150,7 +157,7 @@ def load_config(text: str, run_id: str) -> dict[str, Any]:
     except (YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
         raise ConfigError(f"{run_id}: its config.yaml can't be read: {shorten_error(error)}") from error
     if not isinstance(config, dict) or not all(isinstance(key, str) for key in config):
-        raise ConfigError(f"{run_id}: its config.yaml is no run's")
+        raise ConfigError(f"{run_id}: its config.yaml is not the config of a scaleflow run")
     return {str(key): value for key, value in config.items()}
 
 
@@ -218,7 +225,7 @@ def restore_secrets(config: DictConfig, default: Mapping[str, Any], own: set[str
         local_value = get_at(default, key)
         if local_value is None or local_value == value:
             raise ConfigError(
-                f"{key}: was masked where it was tracked; type its value, or give the --config-dir that has it"
+                f"{key}: the tracked value is a masked secret; type the value, or add the --config-dir that sets it"
             )
         OmegaConf.update(config, key, local_value)
         own.add(key)

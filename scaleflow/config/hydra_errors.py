@@ -78,7 +78,7 @@ def check_overrides(words: Sequence[str]) -> None:
             options = loader.get_group_options(key, ObjectType.CONFIG, "config", search)
             if override.is_sweep_override() and not is_sweep:
                 line = mask_override(override.input_line or key)
-                raise ConfigError(f"{line}: several values need -m, which runs a job for each; a list is written [a,b]")
+                raise ConfigError(f"{line}: several values need -m, which runs one job for each; write a list as [a,b]")
             for option in parse_options(override) if options else ():
                 if option not in options:
                     raise unknown_option_error(key, option, options)

@@ -21,9 +21,11 @@ from scaleflow.secret_masking import mask_secrets
 #: Keys that are null by default, and otherwise a mapping.
 EMPTY_MAPPINGS = (
     "dataset.augment",
+    "model.lora",
     "objective.loss",
     "objective.loss_weights",
     "objective.class_weight",
+    "optimizer.rate_factors",
     "training.early_stopping",
     "training.step",
     "checkpoint.best",
@@ -76,7 +78,7 @@ def type_hints(cls: Any) -> Mapping[str, Any]:
 
 
 def parse_value(value: object, hint: Any, key: str, limits: Mapping[str, Any]) -> Any:
-    """Converts a value to the type `hint`, and checks the field's `limits`: `at_least`, `above`, `at_most`.
+    """Converts a value to the type `hint`, and checks the field's `limits`: `at_least`, `above`, `at_most`, `below`.
 
     Raises ConfigError if the type or the range is wrong.
     """
@@ -139,6 +141,7 @@ def is_within(value: object, limits: Mapping[str, Any]) -> bool:
         (limits.get("at_least") is None or n >= limits["at_least"])
         and (limits.get("at_most") is None or n <= limits["at_most"])
         and (limits.get("above") is None or n > limits["above"])
+        and (limits.get("below") is None or n < limits["below"])
         for n in numbers
         if isinstance(n, int | float)
     )
@@ -164,7 +167,7 @@ def describe_type(hint: Any, limits: Mapping[str, Any]) -> str:
         return "{" + ", ".join(f.name for f in dataclasses.fields(hint)) + "}"
     names: dict[Any, str] = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
     words = names.get(hint, "keys and values")
-    bounds = [("at least", limits.get("at_least")), ("above", limits.get("above")), ("at most", limits.get("at_most"))]
+    bounds = [(name.replace("_", " "), limits.get(name)) for name in ("at_least", "above", "at_most", "below")]
     return words + "".join(f", {word} {bound}" for word, bound in bounds if bound is not None)
 
 
@@ -201,7 +204,7 @@ def unknown_key_error(key: str, known: Iterable[str]) -> ConfigError:
     parent, _, leaf = key.rpartition(".")
     if parent in EMPTY_MAPPINGS and parent in known:
         return ConfigError(f"{key}: {parent} is null; write '{parent}={{{leaf}: ...}}'")
-    return ConfigError(f"{key}: there is no such key" + suggest(key, known, "; --cfg job lists them all"))
+    return ConfigError(f"{key}: there is no such key" + suggest(key, known, "; --cfg job lists all keys"))
 
 
 def unknown_option_error(group: str, option: str, available: Sequence[str]) -> ConfigError:

@@ -75,8 +75,8 @@ def check_plan(plan: Plan, may_submit: bool = False) -> None:
         make_batching(plan.training, local * count_synchronous_workers(plan), is_resumed=plan.resume is not None)
     if plan.cluster.submit is not None and not may_submit:
         raise ConfigError(
-            f"cluster.submit={plan.cluster.submit}: is for the command of one run that begins, not for a sweep, resume "
-            "or Python; leave it null"
+            f"cluster.submit={plan.cluster.submit}: works only in a command that starts one new run, not with a "
+            "sweep, resume or the Python API; leave it null"
         )
 
 
@@ -100,8 +100,7 @@ def check_averaged_weights(plan: Plan) -> None:
         if value is not None and value is not False:
             raise ConfigError(
                 f"optimizer.{key}={format_value(value)}: Keras's moving average of the weights would be neither "
-                "evaluated nor "
-                "saved; leave it out"
+                "evaluated nor saved; leave it out, and use optimizer.ema=0.99"
             )
 
 
@@ -115,8 +114,8 @@ def uneven_batch_error(training: Training, micro_batches: int) -> str:
     key = "global_batch_size" if is_global else "batch_size"
     factor = f" x training.accumulate={training.accumulate}" if is_global and training.accumulate > 1 else ""
     return (
-        f"training.{key}={value}: does not divide by strategy.micro_batches={micro_batches}{factor}; "
-        f"use training.{key}={suggestions}, or strategy.micro_batches=1"
+        f"training.{key}={value}: is not divisible by strategy.micro_batches={micro_batches}{factor}; use "
+        f"training.{key}={suggestions}, or strategy.micro_batches=1"
     )
 
 
@@ -136,14 +135,14 @@ def make_batching(training: Training, replicas: int, is_resumed: bool = False) -
             (count for count in range(1, whole + 1) if whole % count == 0), key=lambda c: abs(c - replicas)
         )
         raise ConfigError(
-            f"training.global_batch_size={training.global_batch_size}: the run was begun with it, and it does not "
-            f"divide by {replicas} replica(s) x training.accumulate={training.accumulate}; go on with "
+            f"training.global_batch_size={training.global_batch_size}: the run was started with this value, which is "
+            f"not divisible by {replicas} replica(s) x training.accumulate={training.accumulate}; resume it with "
             f"{', '.join(map(str, sorted(divisors[:MAX_SHOWN])))} replica(s)"
         )
     if remainder or not size:
         suggestions = sorted({max(1, size) * parts, (size + 1) * parts})
         raise ConfigError(
-            f"training.global_batch_size={training.global_batch_size}: does not divide by {replicas} replica(s) x "
+            f"training.global_batch_size={training.global_batch_size}: is not divisible by {replicas} replica(s) x "
             f"training.accumulate={training.accumulate}; use {' or '.join(map(str, suggestions))}"
         )
     return Batching(size, training.accumulate, replicas)

@@ -58,9 +58,8 @@ def check_targets(config: Mapping[str, Any], trusted: Sequence[str]) -> None:
         if not (isinstance(path, str) and (is_listed(key, path) or is_trusted(path, trusted))):
             module = str(path).rpartition(".")[0] or path
             raise ConfigError(
-                f"{key}._target_={format_value(path)}: is not followed: it is none of the "
-                f"{describe_allowed(key)}; if you know "
-                f"its code, --trust {module} follows it (trusted_modules=[{module}])"
+                f"{key}._target_={format_value(path)}: this code is not trusted, since it is not one of the "
+                f"{describe_allowed(key)}; if you know the code, add --trust {module} or trusted_modules=[{module}]"
             )
 
 
@@ -79,8 +78,8 @@ def check_origins(config: Mapping[str, Any], trusted: Sequence[str]) -> None:
             continue  # loading it later gives a better message
         if not (isinstance(origin, str) and is_trusted(origin, trusted)):
             raise ConfigError(
-                f"{key}._target_={path}: is not followed: it is not defined there but in {origin or 'no module'}; "
-                f"--trust {path} follows it"
+                f"{key}._target_={path}: this code is not trusted, since it is defined in {origin or 'no module'}; if "
+                f"you know the code, add --trust {path}"
             )
 
 
@@ -116,12 +115,12 @@ def is_listed(key: str, path: str) -> bool:
 def describe_allowed(key: str) -> str:
     """Describes the list for a key, for a message."""
     if key in ("dataset", "model"):
-        return f"{key}s that scaleflow brings"
+        return f"{key}s of scaleflow"
     if key.startswith(("objective.loss", "objective.metrics")):
         return "losses and metrics of Keras"
-    words = {"optimizer": "optimizers of Keras", "training.step": "steps that scaleflow brings"}
+    words = {"optimizer": "optimizers of Keras", "training.step": "steps of scaleflow"}
     if key.startswith("training.callbacks."):
-        return "callbacks of Keras that keep to themselves"
+        return "callbacks of Keras that use no files and no network"
     return words.get(key, "layers, schedules, initializers, regularizers and constraints of Keras")
 
 
@@ -145,8 +144,8 @@ def check_interpolation(key: str, value: str) -> None:
 
 def unresolvable_error(key: str, value: str) -> ConfigError:
     return ConfigError(
-        f"{key}={format_value(value)}: is not resolved on this machine, since it comes from a tracked run; type "
-        "its value"
+        f"{key}={format_value(value)}: is not resolved, because it comes from a tracked run and refers to more than "
+        "its keys; type the value"
     )
 
 
@@ -167,7 +166,8 @@ def check_values(config: Any, own: Collection[str], trusted: Sequence[str], key:
         for name, value in config.items():
             if name in OBJECT_KEYS:
                 raise ConfigError(
-                    f"{key}.{name}={format_value(value)}: is not followed, since it comes from a tracked run"
+                    f"{key}.{name}={format_value(value)}: is rejected, because it comes from a tracked run and "
+                    f"can choose code to run; type {key}=... instead"
                 )
             check_values(value, own, trusted, f"{key}.{name}" if key else str(name))
     elif isinstance(config, list | tuple):
@@ -183,11 +183,10 @@ def check_text(key: str, value: str, trusted: Sequence[str]) -> None:
         raise unresolvable_error(key, value)
     leads_out = OUTSIDE_PATH.match(value) is not None and not is_under(value, trusted)
     if leads_out or key == "hardware.tpu" or (section == "cluster" and name != "name"):
-        alternative = f", or --trust {value}" if leads_out and value.startswith("/") else ""
+        alternative = f" or add --trust {value}" if leads_out and value.startswith("/") else ""
         raise ConfigError(
-            f"{key}={format_value(value)}: leads out of this folder, and comes from a tracked run; if it is "
-            "what you want, "
-            f"type {key}={format_value(value)}{alternative}"
+            f"{key}={format_value(value)}: comes from a tracked run and points outside the current folder; if you "
+            f"want it, type {key}={format_value(value)}{alternative}"
         )
 
 

@@ -54,13 +54,16 @@ def check_mixup(options: Augment, inputs: InputStructure, outputs: OutputStructu
     key = f"dataset.augment.mixup={options.mixup:g}"
     for what, structure in (("inputs", inputs), ("targets", outputs)):
         if isinstance(structure, Mapping):
-            raise ConfigError(f"{key}: mixes one tensor, and the dataset's {what} {describe_keys(structure)}")
+            raise ConfigError(
+                f"{key}: mixes only examples of one tensor, and the dataset's {what} {describe_keys(structure)}; "
+                "remove it"
+            )
     assert isinstance(inputs, Inputs)
     assert isinstance(outputs, Outputs)
     if is_text(inputs):
-        raise ConfigError(f"{key}: mixes numbers, and the dataset's inputs are text")
+        raise ConfigError(f"{key}: mixes only numbers, and the dataset's inputs are text; remove it")
     if outputs.ignore is not None:
-        raise ConfigError(f"{key}: mixes targets, and the dataset's may be {outputs.ignore}, which is ignored")
+        raise ConfigError(f"{key}: cannot mix targets of which {outputs.ignore} is ignored (Outputs.ignore); remove it")
 
 
 def find_image(options: Augment, inputs: InputStructure, outputs: OutputStructure) -> str:
@@ -79,14 +82,14 @@ def find_image(options: Augment, inputs: InputStructure, outputs: OutputStructur
             shapes = [f"{name} {each.shape}" for name, each in leaves.items()]
             has = f"have shape {leaves[''].shape}" if "" in leaves else f"are {', '.join(shapes)}"
             raise ConfigError(
-                f"dataset.augment.{key}={value}: takes images of shape (height, width, channels), "
-                f"{'one in each example, ' if len(images) > 1 else ''}and the dataset's inputs {has}"
+                f"dataset.augment.{key}={value}: needs images of shape (height, width, channels), "
+                f"{'one in each example, ' if len(images) > 1 else ''}and the dataset's inputs {has}; remove it"
             )
         for each in name_leaves(outputs).values():
             if len(each.shape) > 2 or each.shape[:2] == leaves[images[0]].shape[:2]:
                 raise ConfigError(
-                    f"dataset.augment.{key}={value}: moves the pixels of images, and the dataset's targets of shape "
-                    f"{each.target_shape} would stay; augment both in the dataset"
+                    f"dataset.augment.{key}={value}: moves the pixels of images, but not the dataset's targets of "
+                    f"shape {each.target_shape}; augment both in the dataset"
                 )
     return images[0] if images else ""
 

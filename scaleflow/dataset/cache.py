@@ -43,7 +43,10 @@ def cache_split(split: str, examples: Examples, cache: str, transforms: Transfor
     if cache == "none":
         return examples
     if size == float("inf"):
-        raise ConfigError(f"dataset.cache={cache}: the examples of {split!r} are text or differ in shape; use none")
+        raise ConfigError(
+            f"dataset.cache={cache}: the examples of {split!r} are text or differ in shape, and such examples cannot "
+            "be cached; use dataset.cache=none"
+        )
     arrays = tf.nest.map_structure(lambda each: allocate([len(examples), *each.shape], each.dtype, cache), spec)
     return fill_arrays(split, examples, transforms, Arrays(*arrays))
 
@@ -87,7 +90,7 @@ def fill_arrays(split: str, stream: Stream, transforms: Transforms, arrays: Arra
             if done == count:
                 break
     if done < count:
-        raise ConfigError(f"dataset: the stream of {split!r} holds {done} examples, and the source says {count}")
+        raise ConfigError(f"dataset: the stream of {split!r} holds {done} examples, but the source says {count}")
     return arrays
 
 
@@ -140,7 +143,8 @@ def allocate(shape: list[int], dtype: tf.DType, cache: str) -> np.ndarray[Any, A
             return np.memmap(file, dtype.as_numpy_dtype, "w+", shape=tuple(shape) or (1,))
     except OSError as error:
         raise ConfigError(
-            f"dataset.cache=file: cannot write {tempfile.gettempdir()}: {error.strerror}; TMPDIR names another folder"
+            f"dataset.cache=file: cannot write to {tempfile.gettempdir()} ({error.strerror}); set TMPDIR to "
+            "another folder"
         ) from error
 
 

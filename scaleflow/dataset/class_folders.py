@@ -91,11 +91,15 @@ def find_split_folders(base: Path) -> dict[str, Path]:
         if split and path.is_dir():
             if split in folders:
                 raise ConfigError(
-                    f"dataset.data_dir={base}: {folders[split].name} and {path.name} are both the {split} split"
+                    f"dataset.data_dir={base}: {folders[split].name} and {path.name} are both the {split} split; "
+                    "remove one of them"
                 )
             folders[split] = path
     if folders and "train" not in folders:
-        raise ConfigError(f"dataset.data_dir={base}: there is {' and '.join(sorted(folders))} and no folder train")
+        raise ConfigError(
+            f"dataset.data_dir={base}: found {' and '.join(sorted(folders))}, but no folder train; add it, or name "
+            "the folders after classes only"
+        )
     return {split: folders[split] for split in ("train", "validation", "test") if split in folders}
 
 
@@ -104,11 +108,13 @@ def class_names(base: Path, wanted: Sequence[str]) -> tuple[str, ...]:
     available = list_folders(base)
     for name in wanted:
         if name not in available:
-            raise ConfigError(f"dataset.classes: there is no folder {base / name}; there is {', '.join(available)}")
+            raise ConfigError(
+                f"dataset.classes: there is no folder {base / name}; the folders are {', '.join(available)}"
+            )
     names = tuple(wanted or available)
     if len(names) < 2:
         raise ConfigError(
-            f"dataset.data_dir: {base} has {len(names)} folder(s), expected one to each of several classes"
+            f"dataset.data_dir: {base} has {len(names)} folder(s), expected one folder for each of at least two classes"
         )
     return names
 
@@ -121,7 +127,8 @@ def outputs_of(kind: Any, names: tuple[str, ...]) -> Outputs:
     parse_choice(kind, "dataset.kind", KINDS)
     if kind == "binary" and len(names) != 2:
         raise ConfigError(
-            f"dataset.kind=binary: there are {len(names)} classes ({', '.join(names[:5])}, ...), expected 2"
+            f"dataset.kind=binary: there are {len(names)} classes ({', '.join(names[:5])}, ...), expected 2; use "
+            "dataset.kind=classification, or choose two with dataset.classes"
         )
     if kind == "binary" or (kind == "auto" and len(names) == 2):
         return Outputs("binary", (1,), names)
@@ -138,7 +145,10 @@ def label_files(
     folders = list_folders(base)
     for name in folders if is_whole else ():
         if name not in names:
-            raise ConfigError(f"dataset.data_dir: {base / name} is no class of the training split ({', '.join(names)})")
+            raise ConfigError(
+                f"dataset.data_dir: {base / name} is not a class of the training split ({', '.join(names)}); remove "
+                "the folder, or add it to the training split"
+            )
     paths: list[str] = []
     counts = []
     for name in names:
@@ -146,7 +156,7 @@ def label_files(
         if not class_paths and is_train:
             raise ConfigError(
                 f"dataset.data_dir: the class folder {base / name} has no file that ends in {', '.join(suffixes)}; "
-                "fill it, remove it, or name the others in dataset.classes"
+                "add files, remove the folder, or list the other classes in dataset.classes"
             )
         paths += class_paths
         counts.append(len(class_paths))
@@ -165,7 +175,7 @@ def divide_files(whole: LabeledFiles, part: float, seed: int) -> dict[str, Label
         is_test[of_class[draw_test_examples(len(of_class), part, seed)]] = True
     if not is_test.any():
         raise ConfigError(
-            f"dataset.test={part:g}: leaves no file to test on; use a larger part, or 0 for no test split"
+            f"dataset.test={part:g}: leaves no file to test on; use a larger fraction, or 0 for no test split"
         )
     return {"train": take_files(whole, ~is_test), "test": take_files(whole, is_test)}
 

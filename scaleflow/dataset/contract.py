@@ -21,7 +21,6 @@ from scaleflow.interfaces import (
     describe_keys,
     label_leaf,
     map_leaves,
-    map_named,
     name_leaves,
 )
 
@@ -84,19 +83,17 @@ def check_examples(source: Source, split: str, examples: Examples) -> None:
     ):
         if list(name_leaves(found)) != list(name_leaves(wanted)):
             raise ConfigError(
-                f"dataset: {what} of {split!r} {describe_keys(found)}, and the source's {told} {describe_keys(wanted)}"
+                f"dataset: {what} of {split!r} {describe_keys(found)}, but the source's {told} {describe_keys(wanted)}"
             )
         for (name, spec), expected in zip(name_leaves(found).items(), name_leaves(wanted).values(), strict=True):
             label = f"dataset: {label_leaf(what, name)} of {split!r}"
             if spec.shape != expected.shape:
-                raise ConfigError(f"{label} have shape {spec.shape}, and the source says {expected.shape}")
+                raise ConfigError(f"{label} have shape {spec.shape}, but the source says {expected.shape}")
             if expected.dtype and spec.dtype != expected.dtype:
-                raise ConfigError(f"{label} are {spec.dtype}, and the source says {expected.dtype}")
+                raise ConfigError(f"{label} are {spec.dtype}, but the source says {expected.dtype}")
     if isinstance(examples, Arrays):
-        map_named(
-            lambda name, outputs: check_targets(outputs, split, name, name_leaves(examples.targets)[name]),
-            source.outputs,
-        )
+        for name, outputs in name_leaves(source.outputs).items():
+            check_targets(outputs, split, name, name_leaves(examples.targets)[name])
         if examples.weights is not None:
             check_weights(split, examples.weights)
 
@@ -117,14 +114,14 @@ def check_targets(outputs: Outputs, split: str, name: str, targets: np.ndarray[A
     low, high = counted.min(), counted.max()
     if low < 0 or high > last:
         besides = "" if outputs.ignore is None else f" or {outputs.ignore}, which is ignored"
-        raise ConfigError(f"dataset: {label} reach from {low} to {high}, expected 0 to {last}{besides}")
+        raise ConfigError(f"dataset: {label} range from {low} to {high}, expected 0 to {last}{besides}")
 
 
 def check_weights(split: str, weights: np.ndarray[Any, Any]) -> None:
     """Rejects weights in memory that are no numbers from 0 up."""
     is_valid = weights.dtype.kind in "iufb" and bool(np.isfinite(weights).all()) and weights.min() >= 0
     if not is_valid or not weights.any():
-        problem = "are all 0" if is_valid else "hold values that are no numbers from 0 up"
+        problem = "are all 0" if is_valid else "contain values that are negative, infinite or NaN"
         raise ConfigError(f"dataset: weights of {split!r} {problem}")
 
 
@@ -142,7 +139,7 @@ def describe_arrays(split: str, examples: Arrays) -> tuple[Any, Any]:
     if len(set(lengths.values())) > 1:
         first, count = next(iter(lengths.items()))
         other, others = next(item for item in lengths.items() if item[1] != count)
-        raise ConfigError(f"dataset: load({split!r}) gave {count} {first} and {others} {other}")
+        raise ConfigError(f"dataset: load({split!r}) returned {count} {first} and {others} {other}")
     if examples.weights is not None and examples.weights.ndim != 1:
         raise ConfigError(
             f"dataset: weights of {split!r} have shape {examples.weights.shape}, expected one number each"
@@ -160,7 +157,7 @@ def describe_stream(split: str, examples: Stream) -> tuple[Any, Any]:
     spec = decode_records(examples).element_spec
     if not (isinstance(spec, tuple) and len(spec) in (2, 3) and all(is_tensor_structure(part) for part in spec)):
         raise ConfigError(
-            f"dataset: the stream of {split!r} must yield (input, target), or (input, target, weight), and yields "
+            f"dataset: the stream of {split!r} must yield (input, target), or (input, target, weight), but yields "
             f"{spec}"
         )
     if len(spec) == 3 and (isinstance(spec[2], Mapping) or spec[2].shape.rank != 0 or not is_number(spec[2].dtype)):
@@ -168,7 +165,7 @@ def describe_stream(split: str, examples: Stream) -> tuple[Any, Any]:
     count = int(examples.dataset.cardinality())
     if count != examples.length and count >= 0:
         raise ConfigError(
-            f"dataset: the stream of {split!r} holds {count} examples, and the source says {examples.length}"
+            f"dataset: the stream of {split!r} holds {count} examples, but the source says {examples.length}"
         )
     inputs, targets = (
         map_leaves(

@@ -42,7 +42,7 @@ def make_feed(
     Raises ConfigError if the strategy cannot take such examples, or so many.
     """
     if isinstance(strategy, tf.distribute.TPUStrategy):
-        check_static_shapes(examples, transforms or {})
+        check_static_shapes(examples, transforms)
     if isinstance(examples, Arrays):
         return make_array_feed(examples, batching, strategy, shuffle_seed, threads, device_bytes)
     options = (shuffle_seed, transforms, buffer, threads)

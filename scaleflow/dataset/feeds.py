@@ -184,19 +184,25 @@ class FileFeed(HostArrayFeed):
     def _take(self, arrays: Any, position: tf.Tensor) -> Any:
         flat = tf.nest.flatten(arrays)
         gathered = tf.numpy_function(
-            lambda places: tuple(np.asarray(array[places]) for array in flat),
+            lambda places: tuple(read_rows(array, places) for array in flat),
             [position],
-            [array.dtype for array in flat],
+            [tf.string if array.dtype.kind in "SU" else array.dtype for array in flat],
             stateful=False,
         )
         shaped = [tf.ensure_shape(t, [*position.shape, *a.shape[1:]]) for t, a in zip(gathered, flat, strict=True)]
         return tf.nest.pack_sequence_as(arrays, shaped)
 
 
-def check_static_shapes(examples: Examples, transforms: Transforms = {}) -> None:  # noqa: B006  (not changed)
+def read_rows(array: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Returns rows of an array, text as objects."""
+    rows = np.asarray(array[places])
+    return rows.astype(object) if rows.dtype.kind in "SU" else rows
+
+
+def check_static_shapes(examples: Examples, transforms: Transforms | None = None) -> None:
     """Rejects examples that a TPU cannot take: text, and shapes that are not static."""
     if isinstance(examples, Stream):
-        parts = batch_spec(examples, transforms)
+        parts = batch_spec(examples, transforms or {})
     else:
         parts = tf.nest.map_structure(lambda array: tf.TensorSpec(array.shape[1:], array.dtype), examples.parts)
     for what, part in zip(("inputs", "targets", "weights"), parts, strict=False):
@@ -204,8 +210,8 @@ def check_static_shapes(examples: Examples, transforms: Transforms = {}) -> None
             if spec.dtype == tf.string or not spec.shape.is_fully_defined():
                 problem = "are text" if spec.dtype == tf.string else f"have the shape {spec.shape}"
                 raise ConfigError(
-                    f"strategy=tpu with a dataset whose {label_leaf(what, name)} {problem}: a TPU takes numbers of one "
-                    "shape that is known beforehand; make them so in the dataset, or use strategy=mirrored"
+                    f"strategy=tpu with a dataset whose {label_leaf(what, name)} {problem}: a TPU needs numbers of "
+                    "one fixed shape; change the dataset, or use strategy=mirrored"
                 )
 
 

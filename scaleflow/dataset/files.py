@@ -91,13 +91,13 @@ def find_in_folder(data_dir: Any, path: Path, suffixes: Sequence[str]) -> dict[s
         return {ALL: others}
     if "train" not in files:
         raise ConfigError(
-            f"dataset.data_dir={data_dir}: there is {' and '.join(sorted(files))} and no train; name a folder or the "
-            "files so that they begin with train"
+            f"dataset.data_dir={data_dir}: found {' and '.join(sorted(files))}, but no train; rename a folder or the "
+            "files so that their names begin with train"
         )
     if others:
         raise ConfigError(
-            f"dataset.data_dir={data_dir}: {others[0]} belongs to no split, and others do; move it away, or name it so "
-            "that it begins with train, validation or test"
+            f"dataset.data_dir={data_dir}: {others[0]} belongs to no split, but other files do; move it, or rename it "
+            "so that its name begins with train, validation or test"
         )
     return files
 

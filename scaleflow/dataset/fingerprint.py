@@ -32,7 +32,7 @@ class Fingerprint:
     #: 16 hexadecimal digits: a hash of the split's name and size, and of a sample spread evenly over it (of a stream
     #: whose records are not in memory, its first examples)
     digest: str
-    #: inputs, targets: (dtype, shape of one example), or a dict of them by name
+    #: (dtype, shape of one example), or a dict of them by name
     inputs: Any
     targets: Any
 

@@ -36,7 +36,7 @@ class Normalise:
     def __init__(self, inputs: Inputs) -> None:
         if inputs.dtype == "string" or inputs.vocabulary is not None:
             raise ConfigError(
-                "dataset.normalise=true: the dataset's inputs are text, and a mean takes numbers; leave it away"
+                "dataset.normalise=true: the dataset's inputs are text, which has no mean; remove dataset.normalise"
             )
         self._inputs = inputs
 

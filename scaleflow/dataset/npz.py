@@ -128,7 +128,7 @@ def parse_kinds(kind: Any, targets: str | Sequence[str]) -> dict[str, str]:
     names = list_names(targets)
     kinds = {**dict.fromkeys(names, "auto"), **kind} if isinstance(kind, Mapping) else dict.fromkeys(names, kind)
     if unknown := set(kinds) - set(names):
-        raise ConfigError(f"dataset.kind.{min(unknown)}: there is no such target; there is {', '.join(names)}")
+        raise ConfigError(f"dataset.kind.{min(unknown)}: there is no such target; the targets are {', '.join(names)}")
     return {name: parse_choice(each, "dataset.kind", ("auto", *get_args(Kind))) for name, each in kinds.items()}
 
 
@@ -147,7 +147,9 @@ def open_arrays(data_dir: Any) -> dict[str, Array]:
     """Returns the arrays of a file by name; memory-maps those that are not compressed."""
     path = expand_data_dir(data_dir)
     if not path.is_file():
-        raise ConfigError(f"dataset.data_dir={data_dir}: there is no such file; expected what numpy.savez writes")
+        raise ConfigError(
+            f"dataset.data_dir={data_dir}: there is no such file; expected a file that numpy.savez has written"
+        )
     try:
         with zipfile.ZipFile(path) as archive:
             return {
@@ -156,7 +158,7 @@ def open_arrays(data_dir: Any) -> dict[str, Array]:
                 if info.filename.endswith(".npy")
             }
     except (zipfile.BadZipFile, OSError, EOFError) as error:
-        raise ConfigError(f"dataset.data_dir={data_dir}: is no whole .npz file ({error})") from error
+        raise ConfigError(f"dataset.data_dir={data_dir}: is not a complete .npz file ({error})") from error
 
 
 def open_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
@@ -165,8 +167,8 @@ def open_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> 
             shape, fortran, dtype = read_array_header(file)
             if dtype.hasobject:
                 raise ConfigError(
-                    f"dataset.data_dir={path}: the array {info.filename.removesuffix('.npy')} holds Python objects, "
-                    "which are not loaded; save it with a dtype of numbers"
+                    f"dataset.data_dir={path}: the array {info.filename.removesuffix('.npy')} contains Python "
+                    "objects, which scaleflow does not load; save it with a numeric dtype"
                 )
             if info.compress_type == zipfile.ZIP_STORED and shape and 0 not in shape:
                 start = member_offset(path, info) + file.tell()
@@ -200,14 +202,16 @@ def find_parts(data_dir: Any, arrays: Part, names: Sequence[str]) -> dict[str, P
     for ending, split in ENDINGS.items():
         if first + ending in arrays:
             if split in parts:
-                raise ConfigError(f"dataset.data_dir={data_dir}: there is a {first}_val and a {first}_validation")
+                raise ConfigError(
+                    f"dataset.data_dir={data_dir}: both {first}_val and {first}_validation exist; remove one of them"
+                )
             parts[split] = find_arrays(data_dir, arrays, names, ending)
     if not parts and first in arrays:
         parts["all"] = find_arrays(data_dir, arrays, names, "")
     if "train" not in parts and "all" not in parts:
         raise ConfigError(
-            f"dataset.data_dir={data_dir}: there is no array {first}_train or {first}; there is "
-            f"{', '.join(arrays) or 'none'}; dataset.inputs and dataset.targets name them"
+            f"dataset.data_dir={data_dir}: there is no array {first}_train or {first}; the arrays are "
+            f"{', '.join(arrays) or 'none'}; set dataset.inputs and dataset.targets to their names"
         )
     return parts
 
@@ -217,7 +221,9 @@ def find_arrays(data_dir: Any, arrays: Part, names: Sequence[str], ending: str) 
     first = names[0] + ending
     for name in (each + ending for each in names):
         if name not in arrays:
-            raise ConfigError(f"dataset.data_dir={data_dir}: there is no array {name}; there is {', '.join(arrays)}")
+            raise ConfigError(
+                f"dataset.data_dir={data_dir}: there is no array {name}; the arrays are {', '.join(arrays)}"
+            )
         if arrays[name].dtype.kind not in "biuf" or not arrays[name].ndim:
             array = arrays[name]
             raise ConfigError(
@@ -226,7 +232,7 @@ def find_arrays(data_dir: Any, arrays: Part, names: Sequence[str], ending: str) 
             )
         if len(arrays[name]) != len(arrays[first]):
             raise ConfigError(
-                f"dataset.data_dir={data_dir}: {first} has {len(arrays[first])} examples, and {name} has "
+                f"dataset.data_dir={data_dir}: {first} has {len(arrays[first])} examples, but {name} has "
                 f"{len(arrays[name])}"
             )
     if not len(arrays[first]):
@@ -239,7 +245,7 @@ def describe_inputs(data_dir: Any, name: str, arrays: Mapping[str, Array]) -> In
     specs = {split: (x.shape[1:], x.dtype) for split, x in arrays.items()}
     if len(set(specs.values())) > 1:
         description = ", ".join(f"{dtype} {shape} in {split}" for split, (shape, dtype) in specs.items())
-        raise ConfigError(f"dataset.data_dir={data_dir}: the array {name} differs: {description}")
+        raise ConfigError(f"dataset.data_dir={data_dir}: the array {name} differs between the splits: {description}")
     shape, dtype = next(iter(specs.values()))
     if dtype == np.uint8 and len(shape) >= 2:
         return Inputs(shape, "uint8", scale=1 / 255)
@@ -259,14 +265,14 @@ def resolve_kind(kind: str, targets: Mapping[str, Array]) -> Kind:
     if is_row and (low, high) == (0, 1):
         if all((y.reshape(len(y), -1).sum(axis=1) == 1).all() for y in arrays):
             raise ConfigError(
-                "dataset.kind=auto: each row of the targets has a single 1; write dataset.kind=classification where "
-                "that is the class, or dataset.kind=multi_label"
+                "dataset.kind=auto: each row of the targets has a single 1; use dataset.kind=classification if it "
+                "marks the class, or dataset.kind=multi_label"
             )
         return "multi_label"
     if is_row or low < 0 or high >= MOST_CLASSES:
         raise ConfigError(
             f"dataset.kind=auto: the targets are integers from {low} to {high}, of shape {arrays[0].shape[1:]} each; "
-            "say what they mean with dataset.kind"
+            "set dataset.kind to what they mean"
         )
     return "binary" if high <= 1 else "classification"
 
@@ -303,7 +309,7 @@ def one_hot_classes(targets: Array) -> Array:
     invalid = np.flatnonzero((rows != 0).sum(axis=1) != 1)
     if len(invalid):
         raise ConfigError(
-            f"dataset.kind=classification: row {invalid[0]} of the targets has no single 1; expected [n] integers or "
-            "[n, classes] with one 1 in each row"
+            f"dataset.kind=classification: row {invalid[0]} of the targets does not have exactly one 1; expected [n] "
+            "integers or [n, classes] with one 1 in each row"
         )
     return np.asarray(rows.argmax(axis=1))

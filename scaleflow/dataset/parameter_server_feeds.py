@@ -27,8 +27,8 @@ class ParameterServerArrayFeed(ArrayFeed):
         """Returns an iterator per worker that always yields the whole arrays, without a copy."""
         if arrays.nbytes > LARGEST_BYTES:
             raise ConfigError(
-                f"strategy=parameter_server: the training split's {arrays.nbytes / 2**30:.1f} GiB in memory are more "
-                "than the 2 GiB a worker can be sent at once; use dataset.limit, a dataset that streams, or another "
+                f"strategy=parameter_server: the training split takes {arrays.nbytes / 2**30:.1f} GiB in memory, and "
+                "a worker can be sent at most 2 GiB at once; use dataset.limit, a dataset that streams, or another "
                 "strategy"
             )
 

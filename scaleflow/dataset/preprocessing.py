@@ -44,7 +44,7 @@ def choose_preprocessing(source: Source, options: Dataset) -> Preprocessings:
     preprocessings = {name: each for name, each in name_leaves(own).items() if each is not None}
     if unknown := set(preprocessings) - set(inputs):
         raise ConfigError(
-            f"dataset: {type(source).__name__}.preprocessing: is for {', '.join(sorted(unknown)) or 'one tensor'}, and "
+            f"dataset: {type(source).__name__}.preprocessing: names {', '.join(sorted(unknown)) or 'one tensor'}, but "
             f"the inputs {describe_keys(source.inputs)}"
         )
     if not options.normalise:
@@ -52,15 +52,15 @@ def choose_preprocessing(source: Source, options: Dataset) -> Preprocessings:
     if preprocessings:
         kinds = ", ".join(sorted({type(each).__name__ for each in preprocessings.values()}))
         raise ConfigError(
-            f"dataset.normalise=true: {type(source).__name__} preprocesses its inputs itself, with {kinds}; leave it "
-            "away"
+            f"dataset.normalise=true: {type(source).__name__} preprocesses its inputs itself, with {kinds}; remove "
+            "dataset.normalise"
         )
     if "" in inputs:
         return {"": Normalise(inputs[""])}
     chosen = {name: Normalise(each) for name, each in inputs.items() if can_be_normalised(each)}
     if not chosen:
         raise ConfigError(
-            f"dataset.normalise=true: none of the dataset's inputs ({', '.join(inputs)}) is float; leave it away"
+            f"dataset.normalise=true: none of the dataset's inputs ({', '.join(inputs)}) is float; remove it"
         )
     return chosen
 
@@ -120,8 +120,8 @@ def make_transform(
     if (tuple(output.shape[1:]), output.dtype.name) != (tuple(features.shape), features.dtype):
         name = type(preprocessing).__name__
         raise ConfigError(
-            f"dataset: {name}.layer gives {output.dtype.name} of shape {tuple(output.shape[1:])}, and its features say "
-            f"{features.dtype} of shape {tuple(features.shape)}"
+            f"dataset: {name}.layer returns {output.dtype.name} of shape {tuple(output.shape[1:])}, but its features "
+            f"say {features.dtype} of shape {tuple(features.shape)}"
         )
 
     def transform(inputs: tf.Tensor) -> tf.Tensor:

@@ -94,11 +94,13 @@ def check_decoded_targets(stream: Stream, outputs: OutputStructure) -> Stream:
                 is_valid = (target >= 0) & (target <= last)
                 if each.ignore is not None:
                     is_valid |= target == each.ignore
-                message = f"its {each.kind} {label_leaf('target', name)} is not from 0 to {last}"
+                message = f"its {each.kind} {label_leaf('target', name)} is not between 0 and {last}"
                 checks.append(tf.debugging.Assert(tf.reduce_all(is_valid), [message, target]))
         for weight in weights:
             is_valid = (tf.cast(weight, tf.float32) >= 0) & (tf.cast(weight, tf.float32) < np.inf)
-            checks.append(tf.debugging.Assert(tf.reduce_all(is_valid), ["its weight is no number from 0 up", weight]))
+            checks.append(
+                tf.debugging.Assert(tf.reduce_all(is_valid), ["its weight is negative, infinite or NaN", weight])
+            )
         with tf.control_dependencies(checks):
             return inputs, *tf.nest.map_structure(tf.identity, (targets, *weights))
 
@@ -131,7 +133,7 @@ def cache_records(split: str, stream: Stream) -> Stream:
         return stream
     count = int(components[0].shape[0])
     if count != len(stream):
-        raise ConfigError(f"dataset: the stream of {split!r} holds {count} examples, and the source says {len(stream)}")
+        raise ConfigError(f"dataset: the stream of {split!r} holds {count} examples, but the source says {len(stream)}")
     return make_records(stream, components)
 
 

@@ -62,7 +62,7 @@ class Splits:
     train: Examples
     validation: Examples | None
     test: Examples | None
-    #: inputs, outputs: what the model takes, after the preprocessing, and what it returns
+    #: What the model takes, after the preprocessing, and what it returns
     inputs: InputStructure
     outputs: OutputStructure
     sample: Any  # a few raw inputs of the training split
@@ -128,7 +128,7 @@ def prepare_splits(
     names += ["test"] if "test" in source.splits else []
     splits = {name: clean_split(source, name, options, workers, emit) for name in dict.fromkeys(names)}
     if "validation" in source.splits and "validation" not in splits:
-        emit(Note("the dataset's split 'validation' is not used; dataset.validation=validation would use it"))
+        emit(Note("the dataset's split 'validation' is not used; set dataset.validation=validation to use it"))
     train, validation, is_drawn = splits["train"], None, False
     if isinstance(options.validation, str):
         validation = splits[options.validation]
@@ -159,7 +159,9 @@ def clean_split(source: Source, split: str, options: Dataset, workers: Workers, 
 def refuse_faults(split: str, stream: Stream) -> None:
     if stream.faults:
         faults = "; ".join(stream.faults[:MAX_NAMED])
-        raise ConfigError(f"dataset: {split!r} has bad examples: {faults}; dataset.on_bad_example=skip leaves such out")
+        raise ConfigError(
+            f"dataset: {split!r} has bad examples: {faults}; use dataset.on_bad_example=skip to leave them out"
+        )
 
 
 def drop_unreadable(split: str, stream: Stream, workers: Workers, emit: Emit) -> Stream:
@@ -221,7 +223,9 @@ def first_inputs(examples: Examples, count: int) -> Any:
 
 def load_split(source: Source, split: str) -> Examples:
     if split not in source.splits:
-        raise ConfigError(f"dataset.validation={split}: there is no such split; there is {', '.join(source.splits)}")
+        raise ConfigError(
+            f"dataset.validation={split}: there is no such split; the splits are {', '.join(source.splits)}"
+        )
     examples = source.load(split)
     if not isinstance(examples, Arrays | Stream):
         raise ConfigError(f"dataset: load({split!r}) returned a {type(examples).__name__}, expected Arrays or a Stream")
@@ -255,7 +259,10 @@ def hold_out_examples(
     if not count:
         return examples, None, False
     if count >= len(examples):
-        raise ConfigError(f"dataset.validation={fraction}: leaves nothing of {len(examples)} examples to train on")
+        raise ConfigError(
+            f"dataset.validation={fraction}: leaves none of the {len(examples)} examples to train on; use a smaller "
+            "fraction"
+        )
     if isinstance(examples, Stream) and not isinstance(examples, Records):
         return hold_out_of_stream(examples, count, fraction, seed, emit)
     order = np.random.default_rng([seed, 1]).permutation(len(examples))
@@ -274,8 +281,8 @@ def hold_out_of_stream(
         emit(
             Note(
                 f"dataset.validation={fraction}: the first {count} examples of the stream are held out, because its "
-                "records are too large to read all of them again at each validation; if they are sorted, by class for "
-                "example, shuffle the files or name a split: dataset.validation=NAME",
+                "records are too large to read all of them again at each validation; if they are sorted, for example "
+                "by class, shuffle the files, or set dataset.validation to the name of a split",
             )
         )
         rest, held_out = dataset.skip(count), dataset.take(count)

@@ -80,7 +80,9 @@ class Tfds:
         self._size = check_image_size(size)
         self._text = Text(vocabulary, tokens, standardize)
         prepared = find_prepared(self._folder, self._name, self._version)
-        self.notes = () if prepared else (f"dataset.name={name}: not in {self._folder} yet; it is downloaded to there",)
+        self.notes = (
+            () if prepared else (f"dataset.name={name}: is not in {self._folder} yet; scaleflow downloads it to there",)
+        )
 
     @cached_property
     def inputs(self) -> Inputs:
@@ -167,8 +169,8 @@ class Tfds:
         builder = tfds.builder_from_directory(prepared)
         if builder.info.file_format != tfds.core.FileFormat.TFRECORD:
             raise ConfigError(
-                f"dataset.name={self._name}: {prepared} holds {builder.info.file_format.value} files; "
-                "prepare it as tfrecord"
+                f"dataset.name={self._name}: {prepared} contains {builder.info.file_format.value} files; prepare it "
+                "as tfrecord"
             )
         return builder
 
@@ -182,7 +184,7 @@ class Tfds:
             key = chosen or supervised_key
             if key is None or key not in available:
                 option = f"dataset.{name}={'null' if chosen is None else chosen}"
-                raise ConfigError(f"{option}: name a feature of {self._name}: {', '.join(available)}")
+                raise ConfigError(f"{option}: choose a feature of {self._name}: {', '.join(available)}")
             keys.append(key)
         return keys[0], keys[1]
 
@@ -198,7 +200,8 @@ class Tfds:
             height, width = self._size
         if height is None or width is None:
             raise ConfigError(
-                "dataset.size=null: the images differ in size; give one that all are resized to: [64, 64]"
+                "dataset.size=null: the images differ in size; set the size to which all are resized, such as "
+                "dataset.size=[64,64]"
             )
         return height, width, channels or 3
 
@@ -208,7 +211,7 @@ class Tfds:
         if not is_numeric or shape is None or None in shape:
             key = dict(zip(("input", "target"), self._chosen_keys, strict=True))[name]
             raise ConfigError(
-                f"dataset.{name}={key}: expected an image, a text, class labels or numbers of one shape, and it is "
+                f"dataset.{name}={key}: expected an image, a text, class labels or numbers of one shape, but it is "
                 f"{type(feature).__name__}(shape={shape})"
             )
         return tuple(shape)
@@ -281,7 +284,8 @@ def find_prepared(folder: Path, name: str, version: str | None) -> Path | None:
     }
     if len(configs) > 1:
         raise ConfigError(
-            f"dataset.name={name}: {root} has {', '.join(configs)}; name one: {name}/{next(iter(configs))}"
+            f"dataset.name={name}: {root} has {', '.join(configs)}; choose one, such as "
+            f"dataset.name={name}/{next(iter(configs))}"
         )
     return next(iter(configs.values()), None)
 
@@ -322,15 +326,15 @@ def download_dataset(folder: Path, name: str, version: str | None) -> Path:
         )
         hint = f"did you mean {similar[0]}? Or put" if similar else "put"
         raise ConfigError(
-            f"dataset.name={name}: tensorflow-datasets has none of that name; {hint} a prepared one at {where}, or "
-            "name its folder: dataset.data_dir"
+            f"dataset.name={name}: tensorflow-datasets has no dataset of that name; {hint} a prepared one at {where}, "
+            "or set dataset.data_dir to its folder"
         ) from None
     except Exception as error:  # the dataset's own code can raise anything
         options = f"dataset.name={name}" + ("" if version is None else f" with dataset.version={version}")
         reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         raise ConfigError(
             f"{options}: is not prepared, and could not be downloaded ({reason}); put a prepared copy at {where}, or "
-            "name its folder: dataset.data_dir"
+            "set dataset.data_dir to its folder"
         ) from error
 
 

@@ -46,7 +46,7 @@ RAW_DTYPES = ("uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "
 
 #: Message for the record at which a damaged file ends.
 DAMAGED = "the file is cut off or damaged from here on"
-WRONG_TARGET = "its target is missing, of another form or out of range"
+WRONG_TARGET = "its target is missing, has another shape or dtype, or is out of range"
 
 #: Small, because a record may be large.
 READ_BATCH_SIZE = 16
@@ -61,7 +61,7 @@ class Feature:
 
     stored: Any  # spec for `tf.io.parse_single_example`
     finish: Callable[[Any], tf.Tensor]  # parsed feature -> value. Traced.
-    #: shape, dtype: of the value
+    #: Shape and dtype of the value
     shape: tuple[int, ...]
     dtype: str
 
@@ -110,7 +110,9 @@ class TFRecord:
         self._features = read_spec(features)
         for key, name in (("input", input), ("target", target)):
             if name not in self._features:
-                raise ConfigError(f"dataset.{key}={name}: dataset.features has {', '.join(self._features)}")
+                raise ConfigError(
+                    f"dataset.{key}={name}: there is no such feature; dataset.features has {', '.join(self._features)}"
+                )
         self._input, self._target = input, target
         parse_choice(compression, "dataset.compression", COMPRESSION)
         self._compression = "" if compression == "none" else compression.upper()
@@ -238,8 +240,8 @@ class FileCounts:
 def read_spec(features: Any) -> dict[str, Feature]:
     if not isinstance(features, Mapping) or not features:
         raise ConfigError(
-            f"dataset.features={features}: expected a spec to each feature, such as "
-            "{image: {kind: image, size: [32, 32]}, label: {dtype: int64}}"
+            f"dataset.features={features}: expected a specification of each feature, such as {{image: {{kind: image, "
+            "size: [32, 32]}, label: {dtype: int64}}"
         )
     return {str(name): read_feature(f"dataset.features.{name}", spec) for name, spec in features.items()}
 
@@ -251,7 +253,7 @@ def read_feature(key: str, spec: Any) -> Feature:
     kind = parse_choice(options.pop("kind", "fixed"), f"{key}.kind", list(KEYS))
     for name in options:
         if name not in KEYS[kind]:
-            raise ConfigError(f"{key}.{name}: a feature of kind {kind} takes {', '.join(KEYS[kind])}")
+            raise ConfigError(f"{key}.{name}: a feature of kind {kind} accepts {', '.join(KEYS[kind])}")
     if kind == "image":
         return make_image_feature(key, options)
     shape = parse_shape(options.get("shape", []), f"{key}.shape")
@@ -315,14 +317,14 @@ def describe_outputs(kind: Any, classes: Any, names: Any, feature: Feature) -> O
     checked_kind: Any = parse_choice(kind, "dataset.kind", get_args(Kind))
     size = max(1, math.prod(feature.shape))
     if feature.dtype == "string":
-        raise ConfigError("dataset.target: is text; a TFRecord's targets are numbers")
+        raise ConfigError("dataset.target: is text, but targets must be numbers")
     if kind in ("classification", "binary") and size != 1:
         raise ConfigError(f"dataset.kind={kind}: the target has the shape {list(feature.shape)}, expected one number")
     labels = parse_words(names, "dataset.names")
     if kind == "classification":
         if classes is None and not labels:
             raise ConfigError(
-                "dataset.classes: is missing; say how many classes there are, or their names in dataset.names"
+                "dataset.classes: is missing; set the number of classes, or their names with dataset.names"
             )
         expected = parse_count(len(labels) if classes is None else classes, "dataset.classes", 2)
         shape: tuple[int, ...] = (expected,)
@@ -331,7 +333,7 @@ def describe_outputs(kind: Any, classes: Any, names: Any, feature: Feature) -> O
             raise ConfigError(f"dataset.classes={classes}: is for kind=classification")
         expected, shape = 2 if kind == "binary" else size, feature.shape or (1,)
     if labels and len(labels) != expected:
-        raise ConfigError(f"dataset.names={labels}: are {len(labels)}, expected {expected}")
+        raise ConfigError(f"dataset.names={labels}: has {len(labels)} names, expected {expected}")
     return Outputs(checked_kind, shape, tuple(labels) or None)
 
 

@@ -111,7 +111,7 @@ def explain_read_error(error: Exception, splits: Mapping[str, Examples]) -> Exce
         return error
     short = ENDED_EARLY.search(str(error))
     if short:
-        return RunError(f"the dataset gave {short[2]} examples where its source had promised {short[1]}")
+        return RunError(f"the dataset yielded {short[2]} examples, but its source promised {short[1]}")
     for split, examples in splits.items():
         with contextlib.suppress(*FAILURES):  # reading fails before the decoding
             example = find_first_unreadable(examples) if isinstance(examples, Stream) else None
@@ -122,7 +122,7 @@ def explain_read_error(error: Exception, splits: Mapping[str, Examples]) -> Exce
 
 def unreadable_message(split: str, example: UnreadableExample) -> str:
     message = f"dataset: {example.name} of {split!r} cannot be read: {example.reason}"
-    return f"{message}; dataset.on_bad_example=skip leaves such out"
+    return f"{message}; use dataset.on_bad_example=skip to leave it out"
 
 
 def describe_examples(stream: Stream, places: Sequence[int]) -> list[UnreadableExample]:

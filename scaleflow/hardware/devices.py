@@ -47,7 +47,7 @@ def configure_tpu(address: str | None) -> Devices:
     If something other than a TPU listens at the address, TensorFlow waits for ever; the launcher then ends the process.
     """
     if address is None:
-        raise ConfigError("hardware=tpu: there is no TPU; give hardware.tpu=grpc://HOST:8470, or use hardware=auto")
+        raise ConfigError("hardware=tpu: there is no TPU; set hardware.tpu=grpc://HOST:8470, or use hardware=auto")
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=address)
         tf.config.experimental_connect_to_cluster(resolver)
@@ -55,8 +55,9 @@ def configure_tpu(address: str | None) -> Devices:
     except (tf.errors.OpError, OSError, RuntimeError, ValueError) as error:
         reason = str(getattr(error, "message", None) or error).strip().splitlines() or [type(error).__name__]
         raise ConfigError(
-            f"hardware.tpu={address}: TensorFlow {tf.__version__} finds no TPU there ({reason[0][:160]}); it takes a "
-            "TensorFlow that is built for TPUs, and a TPU that nobody else uses; or use strategy=mirrored"
+            f"hardware.tpu={address}: TensorFlow {tf.__version__} finds no TPU there ({reason[0][:160]}); this needs "
+            "a TensorFlow that is built for TPUs, and a TPU that no other process uses; otherwise use "
+            "strategy=mirrored"
         ) from error
     cores = tf.config.list_logical_devices("TPU")
     return Devices("TPU", tuple(f"TPU:{i}" for i in range(len(cores))), resolver)
@@ -77,7 +78,7 @@ def wants_gpu(options: Hardware) -> bool:
         raise ConfigError("hardware=gpu: TensorFlow finds no GPU on this machine; use hardware=cpu, or hardware=auto")
     if not found and options.memory_limit_mb is not None:
         raise ConfigError(
-            f"hardware.memory_limit_mb={options.memory_limit_mb}: there is no GPU here, and a CPU takes no memory "
+            f"hardware.memory_limit_mb={options.memory_limit_mb}: there is no GPU, and a CPU cannot have a memory "
             "limit; leave it null"
         )
     return found

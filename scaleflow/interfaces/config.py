@@ -1,7 +1,7 @@
 """The config as typed sections: one dataclass for each config group, and `Plan`, which holds them all.
 
 `scaleflow.config.parse` reads a composed config into these classes. It checks types, the values of each `Literal`
-and the limits in a field's metadata (`at_least`, `above`, `at_most`). An integer without `at_most` is at most
+and the limits in a field's metadata (`at_least`, `above`, `at_most`, `below`). An integer without `at_most` is at most
 2**31 - 1, and a float is finite. `scaleflow.config.rules` checks combinations of keys. A default given here holds if
 the chosen option in conf/ does not set the key.
 """
@@ -248,6 +248,20 @@ class Dataset:
 
 
 @dataclass(frozen=True)
+class Lora:
+    """`model.lora`: low-rank adaptation (Hu et al. 2021): small matrices train instead of a layer's weight matrix.
+
+    Attributes:
+        layers: patterns of the names or paths of layers, as in `model.freeze`. Required. Dense, EinsumDense, Embedding
+            and convolution layers take LoRA; a pattern of a layer that contains some of them stands for these.
+        rank: the number of columns of the first and of rows of the second small matrix. At least 1. Default 8.
+    """
+
+    layers: list[str] | None = None
+    rank: int = field(default=8, metadata={"at_least": 1})
+
+
+@dataclass(frozen=True)
 class Model:
     """`model`: the factory of the model.
 
@@ -255,10 +269,16 @@ class Model:
         target: a function (inputs: Inputs, outputs: Outputs, **arguments) -> keras.Model.
         init_from: a Keras file, a folder with one, or an MLflow model URI. Layers with the same name and shapes start
             from its weights. Default null: new weights.
+        freeze: patterns of the names or paths (`backbone/conv*`) of layers that do not train, with all layers inside
+            them. `*` matches any characters, `?` one. A pattern after `!` makes layers trainable again, so
+            `['*', '!outputs']` freezes all but one. Applied after `init_from`. Default null: none.
+        lora: train small matrices instead of the weight matrices of some layers. Default null.
     """
 
     target: Target
     init_from: str | None = None
+    freeze: list[str] | None = None
+    lora: Lora | None = None
 
 
 @dataclass(frozen=True)
@@ -279,6 +299,10 @@ class Optimizer:
         scale: `linear` multiplies the peak by global batch / `base_batch_size` (Goyal et al. 2017), `sqrt` by the
             square root of that. Default `none`.
         base_batch_size: the global batch, in examples, for which `learning_rate` is meant. At least 1. Default 256.
+        rate_factors: pattern of layers, as in `model.freeze` -> the factor of their learning rate. Above 0. If several
+            patterns match, the last one counts. Default null: 1 for all layers.
+        ema: the momentum of an average of the weights: evaluations, the best checkpoint and the export use the
+            averaged weights. Above 0, below 1. Default null: no average.
     """
 
     target: Target
@@ -290,6 +314,8 @@ class Optimizer:
     warmup_steps: int = field(default=0, metadata={"at_least": 0})
     scale: Literal["none", "linear", "sqrt"] = "none"
     base_batch_size: int = field(default=256, metadata={"at_least": 1})
+    rate_factors: dict[str, float] | None = field(default=None, metadata={"at_least": 0.0})
+    ema: float | None = field(default=None, metadata={"above": 0.0, "below": 1.0})
 
 
 #: The weights of one output's classes: `balanced`, or a weight for each class by name or number.

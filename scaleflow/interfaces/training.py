@@ -232,12 +232,16 @@ class ForwardBackward(Protocol):
     def devices(self) -> Sequence[str]:
         """The device of each variable's gradient, in the order of `variables`; "" is the replica's own."""
 
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether the gradient of an embedding table may be `tf.IndexedSlices`, with rows that occur several times."""
+
     def forward(self, inputs: Any) -> Any:
         """Returns the outputs [b, ...] float32 of an evaluation, a tensor or a dict."""
 
     def backward(
         self, batch: tuple[Any, Any], weights: tf.Tensor, parts: int, scale: Callable[[Any], Any]
-    ) -> tuple[tf.Tensor, Any, list[tf.Tensor | None]]:
+    ) -> tuple[tf.Tensor, Any, list[tf.Tensor | tf.IndexedSlices | None]]:
         """Computes the gradient of the weighted loss.
 
         Args:

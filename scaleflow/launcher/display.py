@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import sys
@@ -41,6 +42,9 @@ QUIET_SECONDS = 2.0
 
 #: A stage or a training that has taken long gets such a line less often: after this share of the time it has taken.
 QUIET_SHARE = 0.02
+
+#: A stage that has just begun gets none: it may end at once.
+SHORTEST_SHOWN = 0.5
 
 #: Seconds between two checks whether such a line is due.
 TICK_SECONDS = 0.1
@@ -90,8 +94,7 @@ class Stage:
 
     def describe(self) -> str:
         """Returns a line for a log in which nothing else is printed."""
-        seconds = self.measure()
-        return self.text if seconds < QUIET_SECONDS else f"still {self.text} ({format_elapsed(seconds)})"
+        return f"still {self.text} ({format_elapsed(self.measure())})"
 
     def __rich__(self) -> Text:
         from rich.text import Text
@@ -114,6 +117,9 @@ class Display:
 
     _lock: ClassVar[threading.RLock] = threading.RLock()
 
+    #: Breaks the silence from the first line of the command until there is another display.
+    greeting: ClassVar[Display | None] = None
+
     def __init__(self, stream: TextIO, shows_stages: bool = True, breaks_silence: bool = True) -> None:
         self._stream = stream
         self._shows_stages = shows_stages
@@ -122,6 +128,7 @@ class Display:
         self._training: Training | None = None
         self._closing = threading.Event()
         self._closing.set()  # no thread runs
+        end_greeting()
         if time.monotonic() - self.printed_at > QUIET_SECONDS:
             Display.printed_at = time.monotonic()  # the silence begins now, and not with an earlier run
 
@@ -243,7 +250,8 @@ class Display:
         if doing is None:
             return
         now = time.monotonic()
-        if now - self.printed_at >= max(QUIET_SECONDS, (now - doing.began) * QUIET_SHARE):
+        elapsed = now - doing.began
+        if elapsed >= SHORTEST_SHOWN and now - self.printed_at >= max(QUIET_SECONDS, elapsed * QUIET_SHARE):
             self.print_line(doing.describe())
 
     # Training ---------------------------------------------------------------------------------
@@ -251,7 +259,7 @@ class Display:
     def _show_ready(self, event: RunReady) -> None:
         self._training = Training(event.steps)
         if event.resumed:
-            self.print_line(f"goes on at step {event.resumed}")
+            self.print_line(f"resumed at step {event.resumed}")
         self.print_line(describe_run(event))
         if self._breaks_silence:
             self._start_thread()
@@ -384,6 +392,22 @@ class BarDisplay(Display):
 
     def _time_left(self, step: int) -> str:
         return ""  # the progress bar shows it
+
+
+@functools.cache
+def greet(line: str) -> None:
+    """Prints the first line of a command that trains, once, and breaks the silence until there is another display."""
+    display = Display(sys.stdout, shows_stages=False)
+    display.print_line(line)
+    display.begin_stage("reading the config")
+    Display.greeting = display
+
+
+def end_greeting() -> None:
+    """Ends the greeting, if there is one, because the command ends, or has another display."""
+    if Display.greeting is not None:
+        Display.greeting.close()
+        Display.greeting = None
 
 
 def write_error(text: str) -> None:

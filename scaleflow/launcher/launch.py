@@ -89,7 +89,7 @@ def run_job(config: DictConfig, started: float) -> int:
             remove_created(composed.folder)  # the run has its own folder
         if run.is_finished:
             repair_quietly(run.spec.folder)  # sends what the command that finished it could not record
-            print(f"{run.spec.folder}: the run is finished; training.epochs=N with more epochs would go on with it")
+            print(f"{run.spec.folder}: the run is finished; to train longer, add training.epochs=N with more epochs")
             return 0
         check_folder_writable(run.spec.folder)
     except ConfigError as refusal:
@@ -140,8 +140,8 @@ def supervise_run(run: PreparedRun, display: Display, sweep: SweepContext | None
         if monitor.refusal is not None:
             message, folder = str(mask_secrets(str(monitor.refusal))), os.path.relpath(spec.folder)
             if step := monitor.state.step:
-                message += f"\nwhat was trained until step {step} is in {folder}; "
-                message += f"python -m scaleflow.sync {folder} records it"
+                message += f"\nthe training until step {step} is in {folder}; "
+                message += f"run python -m scaleflow.sync {folder} to record it"
             refuse(message)
             discard_refused(monitor)
             return REFUSED if recorder.refusal is not None else code
@@ -176,7 +176,7 @@ def describe_part(spec: RunSpec, is_resumed: bool) -> list[str]:
         tracked = spec.files.read_record().get("run_id")
         if requested != tracked:
             run = tracked or "the one in its folder"
-            lines.append(f"note: {RUN_ID}={requested} is not used: the run that goes on is {run}")
+            lines.append(f"note: {RUN_ID}={requested} is not used: the resumed run is {run}")
     if spec.plan.evaluator == "here":
         folder = spec.plan.checkpoint.folder
         lines.append(f"{spec.name} of the checkpoints in {folder}; the chief records the run")
@@ -201,7 +201,10 @@ def write_configs(run: PreparedRun) -> None:
         return
     if RunState.read(files.path).is_ready:
         folder = os.path.relpath(files.path)
-        raise ConfigError(f"hydra.run.dir={folder}: holds a run already; resume={folder} goes on with it")
+        raise ConfigError(
+            f"hydra.run.dir={folder}: contains a run already; use resume={folder} to continue it, or choose another "
+            "folder"
+        )
     files.config.write_text(OmegaConf.to_yaml(OmegaConf.create(mask_secrets(run.config))))
     files.overrides.write_text(overrides)
 
@@ -231,9 +234,9 @@ def finish_run(monitor: RunMonitor) -> None:
     display.print_summary(rows)
     if not is_recorded:
         display.print_error(
-            f"the store did not take {'everything' if recorder.recorded else 'anything'} in "
-            f"tracking.flush_seconds={patience:g}: {mask_secrets(recorder.reason or NO_ANSWER)}; nothing is "
-            f"lost, and what is missing there is sent by: python -m scaleflow.sync {folder}"
+            f"the store has not received {'everything' if recorder.recorded else 'anything'} within "
+            f"tracking.flush_seconds={patience:g}: {mask_secrets(recorder.reason or NO_ANSWER)}; nothing is lost; to "
+            f"send the rest, run python -m scaleflow.sync {folder}"
         )
 
 

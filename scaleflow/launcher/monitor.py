@@ -111,7 +111,7 @@ class RunMonitor:
         if waiting.vain:
             return EndReason(waiting.vain, is_reported=True)
         absent = find_unreachable(self.spec.plan, waiting.peers)
-        who = f"{absent} did not come" if absent else "all answer, and one of them does not begin"
+        who = f"{absent} has not joined" if absent else "all processes answer, but one of them does not start training"
         return EndReason(f"cluster.start_seconds={waiting.seconds:g}: {who}", is_reported=True)
 
     def find_stall(self, began: float) -> EndReason | None:
@@ -141,7 +141,7 @@ class RunMonitor:
         """
         self.follow()
         if self.state.last is None:
-            self._write_end(reason or EndReason("it ended without a reason"))
+            self._write_end(reason or EndReason("it ended without a report"))
             self.follow()
         self.display.close()
         return self.exit_code

@@ -183,7 +183,8 @@ def probe(plan: Plan) -> Plan:
     check_tensorboard(plan.tracking.tensorboard)
     if plan.task and not port_is_free(plan.task.peers[plan.task.worker]):
         raise ConfigError(
-            f"TF_CONFIG: the port of {plan.task.peers[plan.task.worker]}, this process's, is in use; name a free one"
+            f"TF_CONFIG: the port of {plan.task.peers[plan.task.worker]}, the address of this process, is in use; "
+            "choose a free one"
         )
     return replace(plan, tracking=resolve_store(plan.tracking))
 
@@ -193,8 +194,8 @@ def check_evaluator(plan: Plan) -> None:
     folder = plan.checkpoint.folder
     if folder is None or "://" in folder:
         raise ConfigError(
-            "TF_CONFIG: with the role evaluator, checkpoint.folder has to name a folder that the chief and the "
-            f"evaluator see, and it is {folder or 'null'}"
+            "TF_CONFIG: with the role evaluator, checkpoint.folder must name a folder that the chief and the "
+            f"evaluator see, but it is {folder or 'null'}"
         )
     if not plan.dataset.validation:
         raise ConfigError("TF_CONFIG: the role evaluator has nothing to evaluate: dataset.validation is null")

@@ -116,7 +116,7 @@ class RayProcess(RunProcess):
     def describe_exit(self) -> str:
         if self.has_server:
             return super().describe_exit()
-        return f"was lost with its place on {self._host}" + (f": {self._why_lost}" if self._why_lost else "")
+        return f"was lost with its Ray actor on {self._host}" + (f": {self._why_lost}" if self._why_lost else "")
 
     def start_again(self) -> str:
         exit_description = self.describe_exit()
@@ -229,7 +229,7 @@ class RayHost:
         return choose_reason(processes)
 
     def explain_loss(self) -> str | None:
-        return None if ray.is_head_reachable() else "the head of the Ray cluster is gone"
+        return None if ray.is_head_reachable() else "the head of the Ray cluster was lost"
 
     @property
     def _least(self) -> int:
@@ -247,14 +247,14 @@ class RayHost:
         available = ray.wait_for_slots(plan.cluster, self._workers + others, least + others, should_stop) - others
         if available < least:
             raise ConfigError(
-                f"there is room for {max(0, available)} worker(s) on the machines that are left, and the run goes on "
-                f"with {least} or more (cluster.min_workers)"
+                f"the remaining machines have room for {max(0, available)} worker(s), and the run needs at least "
+                f"{least} (cluster.min_workers)"
             )
         if available == count_workers(plan):
             return spec
         resized = resize_plan(plan, available, least, RunState.read(spec.folder).params)
         self._monitor.display.print_line(
-            f"goes on with {count_workers(resized)} worker(s) in place of {count_workers(plan)}"
+            f"continues with {count_workers(resized)} worker(s) instead of {count_workers(plan)}"
         )
         return replace(spec, plan=resized)
 
@@ -305,7 +305,7 @@ def call_actors(actors: Sequence[Any], name: str, *arguments: Any, seconds: floa
         return list(engine.get([getattr(actor, name).remote(*arguments) for actor in actors], timeout=seconds))
     except Exception as error:
         if why := format_actor_error(error):
-            raise ConfigError(f"cluster=ray: a machine can't take its part: {why}") from error
+            raise ConfigError(f"cluster=ray: a machine cannot run its process: {why}") from error
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise ActorUnanswered(f"cluster=ray: its machines do not answer: {lines[-1]}") from error
 
@@ -333,8 +333,8 @@ def check_folders(spec: RunSpec, actors: Sequence[Any], locations: Sequence[Acto
     if host := find_host_without(Path(options.folder), actors, locations):
         raise ConfigError(
             f"checkpoint={options.name}: {spec.checkpoints} is not on a path that {host} shares with this machine, so "
-            "no other one could go on from there; use checkpoint.folder=PATH that all see, or an object store's "
-            "(gs://...), or checkpoint=none"
+            "other machines could not resume from it; use checkpoint.folder=PATH on a path that all machines see or "
+            "in an object store (gs://...), or checkpoint=none"
         )
 
 
@@ -374,6 +374,6 @@ def resize_plan(plan: Plan, most: int, least: int, params: Mapping[str, str]) ->
             return make_plan(config, plan.choices, plan.search, look_outside=False)
     fitting = [count for count in range(1, was + 1) if size % (count * each) == 0]
     raise ConfigError(
-        f"there is room for {most} worker(s), and the global batch of {size} divides among "
-        f"{', '.join(map(str, fitting))}; cluster.min_workers={fitting[0]} goes on with those"
+        f"there is room for {most} worker(s), and the global batch of {size} is divisible among "
+        f"{', '.join(map(str, fitting))}; use cluster.min_workers={fitting[0]} to allow such a number"
     )

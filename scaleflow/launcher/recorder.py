@@ -51,7 +51,7 @@ class BackgroundReader:
             self._profiles[key] = Future()
             threading.Thread(target=self._read, args=(event, self._profiles[key]), name="profile", daemon=True).start()
         if not self._profiles[key].done():
-            raise StillReadingError(f"the profile of steps {event.first} to {event.last} is still being read")
+            raise StillReadingError(f"the profile of steps {event.first} to {event.last} is still being analyzed")
         if self._profiles[key].exception() is not None:
             return self._profiles.pop(key).result()  # raises; the next call starts the analysis again
         return self._profiles[key].result()

@@ -89,7 +89,9 @@ def repair_quietly(folder: Path) -> bool:
     status = repair(folder)
     if status.result == "not recorded":
         where = os.path.relpath(folder)
-        write_error(f"the store has not taken everything: {status.reason}; python -m scaleflow.sync {where}")
+        write_error(
+            f"not everything is recorded: {status.reason}; to send the rest, run python -m scaleflow.sync {where}"
+        )
     return status.result != "not recorded"
 
 

@@ -28,6 +28,9 @@ from scaleflow.tracking.uri import resolve_store
 CHANGEABLE = ("checkpoint", "profiler", "tracking", "strategy", "hardware", "cluster", "debug", "resume", "sweep")
 LENGTH_KEYS = ("epochs", "max_steps")
 
+#: Keys that say which variables are trained. The optimizer's state in a checkpoint is of these.
+TRAINED = ("model.freeze", "model.lora")
+
 RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 Config = dict[str, Any]
@@ -61,13 +64,13 @@ def find_resumed_run(named: str, composed: Config, choices: Mapping[str, str], o
     files = RunFolder(folder)
     state = RunState.read(folder)
     if state.ready is None:
-        raise ConfigError(f"resume={named}: {folder} holds no run: it was never ready to train; start it anew")
+        raise ConfigError(f"resume={named}: the run in {folder} ended before training began; start a new run")
     saved = load_saved_config(folder, composed)
     saved_choices = {group: option for group, option in state.params.items() if group in choices}
     typed = [override for override in parse_overrides(overrides) if override.key_or_group != "resume"]
     keys = [override.key_or_group for override in typed]
     config = merge_config(saved, composed, keys)
-    check_changes(saved, config, keys)
+    check_changes(saved, config, keys, folder)
     keep_batching(config, state.params)
     keep_store(config, files)
     config["resume"] = str(folder)
@@ -82,24 +85,32 @@ def find_run_folder(named: str, composed: Config) -> Path:
     folder = Path(named).expanduser()
     if RunFolder(folder).ledger.is_file():
         raise ConfigError(
-            f"resume={named}: that is a sweep's folder; its command goes on with it, with hydra.sweep.dir={named}"
+            f"resume={named}: this is the folder of a sweep; to continue it, repeat its command with "
+            f"hydra.sweep.dir={named}"
         )
     if RunFolder(folder).events.is_file():
         return folder.absolute()
     if not RUN_ID.fullmatch(named):
         if folder.is_dir():
             raise ConfigError(
-                f"resume={named}: there is no {RunFolder(folder).events.name} in that folder, so it is not a run's"
+                f"resume={named}: this is not the folder of a run: it has no {RunFolder(folder).events.name}"
             )
-        raise ConfigError(f"resume={named}: expected a run's folder, as it is printed at the run's end, or a run's id")
+        raise ConfigError(
+            f"resume={named}: expected the folder of a run, which the run prints at its end, or the id of a run"
+        )
     options = resolve_store(parse_section(Tracking, composed.get("tracking", {}), "tracking"))
     if options.name == "none":
-        raise ConfigError(f"resume={named}: tracking=none knows no run ids; name the run's folder")
+        raise ConfigError(
+            f"resume={named}: run ids need a tracking store, and this command has tracking=none; use the run's folder"
+        )
     tracker = make_tracker(options)
     tracker.connect()
     folder = Path(tracker.find_folder(named))
     if not RunFolder(folder).events.is_file():
-        raise ConfigError(f"resume={named}: its folder {folder} is not here; a run goes on where its folder is")
+        raise ConfigError(
+            f"resume={named}: its folder {folder} is not on this machine; resume it where its folder is, or copy the "
+            "folder and use resume=FOLDER"
+        )
     return folder
 
 
@@ -127,7 +138,9 @@ def merge_config(saved: Config, composed: Config, keys: Sequence[str]) -> Config
     result = copy.deepcopy(saved)
     for key in keys:
         if key == "experiment":
-            raise ConfigError("resume with experiment: a recipe begins a run; type the keys that are to change")
+            raise ConfigError(
+                "resume with experiment: a recipe cannot be applied to an existing run; type the keys to change"
+            )
         if key.startswith("hydra"):
             continue
         *parents, leaf = key.split(".")
@@ -143,7 +156,7 @@ def merge_config(saved: Config, composed: Config, keys: Sequence[str]) -> Config
     return result
 
 
-def check_changes(saved: Config, config: Config, typed: Sequence[str]) -> None:
+def check_changes(saved: Config, config: Config, typed: Sequence[str], folder: Path) -> None:
     """Rejects changes that would give the steps already taken another meaning."""
     known = every_key(saved)
     for key, before, now in find_differences(saved, config):
@@ -152,10 +165,15 @@ def check_changes(saved: Config, config: Config, typed: Sequence[str]) -> None:
             continue
         if key not in known and any(f"{word}.".startswith(f"{key}.") for word in typed):
             raise ConfigError(f"{key}: the run's config has no such key{suggest(key, known, '')}")
+        if key.startswith(TRAINED):
+            raise ConfigError(
+                f"{key}={format_value(now)}: the run was begun with {key}={format_value(before)}; what is trained is "
+                f"fixed when a run begins, so start a new run with model.init_from={folder}"
+            )
         raise ConfigError(
-            f"{key}={format_value(now)}: the run was begun with {key}={format_value(before)}; when it goes on, "
-            "only its length "
-            f"({', '.join(f'training.{name}' for name in LENGTH_KEYS)}) and {', '.join(CHANGEABLE[:6])} may change"
+            f"{key}={format_value(now)}: the run was started with {key}={format_value(before)}; a resumed run may "
+            f"change only its length ({', '.join(f'training.{name}' for name in LENGTH_KEYS)}) and "
+            f"{', '.join(CHANGEABLE[:6])}; start a new run for other changes: python -m scaleflow.rerun"
         )
 
 

@@ -30,8 +30,8 @@ def render_submission(plan: Plan, words: Sequence[str]) -> str:
     for word in words:
         if mask_override(word) != word:
             raise ConfigError(
-                f"cluster.submit={plan.cluster.submit}: {mask_override(word)}: a script would hold this secret; "
-                "put it into an environment variable NAME, and write '${oc.env:NAME}'"
+                f"cluster.submit={plan.cluster.submit}: {mask_override(word)}: this secret would be written into the "
+                "script; put it into an environment variable NAME, and write '${oc.env:NAME}'"
             )
     arguments = [word for word in words if override_key(word) not in SCRIPT_KEYS]
     settings = {"cluster.submit": plan.cluster.submit, "cluster.workers": plan.cluster.workers}

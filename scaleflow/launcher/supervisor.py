@@ -128,7 +128,7 @@ class Supervisor:
             self._reason = replace(reason, why=why)
             return False
         self._died_at.append(state.step)
-        self._report_restart(f"{reason.why}; all start again from the last checkpoint")
+        self._report_restart(f"{reason.why}; all processes restart from the last checkpoint")
         self._monitor.follow()
         return True
 
@@ -179,7 +179,7 @@ class Supervisor:
         for process in processes:
             if not process.spec.serves:  # the others end with the coordinator
                 process.stop()
-        self._monitor.display.print_line(f"stopping ({self._stop.signal_name}); again to stop at once")
+        self._monitor.display.print_line(f"stopping ({self._stop.signal_name}); send it again to stop at once")
 
     def _start_again(self, process: RunProcess) -> bool:
         """Restarts a lost worker if the coordinator continues without it; returns False if that is not possible."""
@@ -190,7 +190,7 @@ class Supervisor:
         ):
             return False
         name, how = process.spec.name, process.start_again()
-        self._report_restart(f"{name} {how}; it is started again", name)
+        self._report_restart(f"{name} {how}; it is restarted", name)
         return True
 
 

@@ -232,6 +232,8 @@ class EventTransfer:
             try:
                 event = next(EventReader(self._events, at).read())
                 self._log_files(event)
+                if isinstance(event, ModelExported):
+                    self._describe_run()
             except StillReadingError:
                 self._unread.add(at)
                 continue
@@ -239,8 +241,6 @@ class EventTransfer:
                 self.aside[at] = format_error(error)
             else:
                 del self.aside[at]
-                if isinstance(event, ModelExported):
-                    self._describe_run()
             self._unread.discard(at)
             self.save_state()
 

@@ -146,7 +146,7 @@ class ForkedProcess:
         """Writes to the log that the server is gone. If it forked no process, its own log says why."""
         server_log = self._log_of_server.read_bytes() if self.pid == 0 and self._log_of_server.exists() else b""
         with self._log.open("ab") as log:
-            log.write(server_log or f"the server that forks workers is gone{why}\n".encode())
+            log.write(server_log or f"the fork server has ended{why}\n".encode())
 
     def signal(self, number: int) -> None:
         with contextlib.suppress(OSError):

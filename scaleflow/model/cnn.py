@@ -55,6 +55,6 @@ def check_images(inputs: Inputs, filters: Sequence[int], padding: str) -> None:
         size = (size if padding == "same" else size - 2) // 2
     if size < 1:
         raise ConfigError(
-            f"model.filters={filters}: nothing is left of images of shape {inputs.shape} behind so many "
-            "convolutions; use fewer" + (", or model.padding=same" if padding == "valid" else "")
+            f"model.filters={filters}: images of shape {inputs.shape} are too small for so many convolutions; use "
+            "fewer" + (", or model.padding=same" if padding == "valid" else "")
         )

@@ -43,7 +43,7 @@ def write_model(
     policy: str,
     folder: Path,
     on_host: bool = False,
-    preprocessing_layers: Mapping[str, Callable[[], keras.Layer]] = {},
+    preprocessing_layers: Mapping[str, Callable[[], keras.Layer]] | None = None,
 ) -> None:
     """Exports the model into `folder`, loads the SavedModel again and compares the outputs.
 
@@ -171,5 +171,5 @@ def check_export(model: keras.Model, batch: Any, tolerance: float, folder: Path)
         if not difference <= tolerance * largest:
             raise ExportError(
                 f"the SavedModel's {label_leaf('outputs', name)} differ from the trained model's by {difference:.3g}, "
-                f"where {tolerance * largest:.3g} is allowed; its folder is {folder}"
+                f"and only {tolerance * largest:.3g} is allowed; its folder is {folder}"
             )

@@ -83,11 +83,11 @@ def check_numbers(inputs: InputStructure, name: str) -> None:
     for key, each in name_leaves(inputs).items():
         label = f"the dataset's {label_leaf('inputs', key)} are"
         if each.dtype == "string":
-            raise ConfigError(f"model={name}: takes numbers, and {label} text; {WAY_TO_TEXT}")
+            raise ConfigError(f"model={name}: needs numbers, but {label} text; {WAY_TO_TEXT}")
         if each.vocabulary is not None:
             raise ConfigError(
-                f"model={name}: takes quantities, and {label} words as numbers below {each.vocabulary}; use model=text "
-                "or model=transformer"
+                f"model={name}: needs quantities, but {label} words, as numbers below {each.vocabulary}; use "
+                "model=text or model=transformer"
             )
 
 
@@ -95,7 +95,7 @@ def check_one_tensor(inputs: InputStructure, name: str) -> None:
     """Rejects a dict of inputs."""
     if isinstance(inputs, Mapping):
         raise ConfigError(
-            f"model={name}: takes one tensor, and the dataset's inputs {describe_keys(inputs)}; use model=mlp for "
+            f"model={name}: needs one tensor, but the dataset's inputs {describe_keys(inputs)}; use model=mlp for "
             "numbers, or a model of your own"
         )
 
@@ -104,12 +104,12 @@ def check_tokens(inputs: Inputs, name: str) -> int:
     """Returns the vocabulary's size. Rejects inputs that are not text as word numbers."""
     check_one_tensor(inputs, name)
     if inputs.dtype == "string":
-        raise ConfigError(f"model={name}: takes text as numbers, and the dataset gives it as characters; {WAY_TO_TEXT}")
+        raise ConfigError(f"model={name}: needs text as numbers of words, but the dataset has strings; {WAY_TO_TEXT}")
     if inputs.vocabulary is None or len(inputs.shape) != 1:
         others = "model=cnn or model=resnet" if len(inputs.shape) == 3 else "model=mlp or model=linear"
         raise ConfigError(
-            f"model={name}: takes text as numbers (int32 of shape (tokens,), with Inputs.vocabulary), and the "
-            f"dataset's inputs are {inputs.dtype} of shape {inputs.shape}; use {others}"
+            f"model={name}: needs text as numbers of words (int32 of shape (tokens,), with Inputs.vocabulary), but "
+            f"the dataset's inputs are {inputs.dtype} of shape {inputs.shape}; use {others}"
         )
     return inputs.vocabulary
 
@@ -120,15 +120,15 @@ def check_shape(inputs: Inputs, name: str) -> None:
     check_numbers(inputs, name)
     if len(inputs.shape) != 3:
         raise ConfigError(
-            f"model={name}: takes images of shape (height, width, channels), and the dataset's inputs have shape "
+            f"model={name}: needs images of shape (height, width, channels), but the dataset's inputs have shape "
             f"{inputs.shape}; use model=mlp"
         )
 
 
 #: How to turn text into word numbers, for messages.
 WAY_TO_TEXT = (
-    "give the dataset a preprocessing that makes it int32 numbers of words with Inputs.vocabulary, and use model=text "
-    "or model=transformer"
+    "add a preprocessing to the dataset that turns the text into int32 numbers of words with Inputs.vocabulary, and "
+    "use model=text or model=transformer"
 )
 
 

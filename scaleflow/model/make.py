@@ -43,7 +43,7 @@ def make_model(factory: Callable[..., Any], inputs: InputStructure, outputs: Out
     except (ValueError, TypeError, KeyError) as error:
         shapes = [f"{name} {add_batch_dimension(each.shape)}".strip() for name, each in name_leaves(inputs).items()]
         raise ConfigError(
-            f"model: does not take inputs of shape {', '.join(shapes)}: {(str(error).splitlines() or [''])[0]}"
+            f"model: does not accept inputs of shape {', '.join(shapes)}: {(str(error).splitlines() or [''])[0]}"
         ) from error
     check_outputs(returned, outputs)
     if any(tensor.dtype != "float32" for tensor in name_leaves(returned).values()):
@@ -83,8 +83,8 @@ def check_input_keys(model: keras.Model, inputs: InputStructure) -> None:
     if is_list or set(name_leaves(taken)) != set(name_leaves(inputs)):
         found = f"are a list of {len(taken)}" if is_list else describe_keys(taken)
         keys = ", ".join(f"{name!r}: ..." for name in inputs) if isinstance(inputs, Mapping) else ""
-        way = f"; make it with keras.Model({{{keys}}}, outputs)" if keys else ""
-        raise ConfigError(f"model: its inputs {found}, and the dataset's inputs {describe_keys(inputs)}{way}")
+        way = f"; build it with keras.Model({{{keys}}}, outputs)" if keys else ""
+        raise ConfigError(f"model: its inputs {found}, but the dataset's inputs {describe_keys(inputs)}{way}")
 
 
 def find_graph(model: keras.Model) -> tuple[Any, Any] | None:
@@ -101,12 +101,12 @@ def check_outputs(returned: Any, outputs: OutputStructure) -> None:
         if not isinstance(returned, Mapping):
             keys = ", ".join(f"{name!r}: ..." for name in outputs)
             raise ConfigError(
-                f"model: returned {describe_returned(returned)}, expected a dict with the outputs' names; make it with "
-                f"keras.Model(inputs, {{{keys}}})"
+                f"model: returned {describe_returned(returned)}, expected a dict with the outputs' names; build it "
+                f"with keras.Model(inputs, {{{keys}}})"
             )
         if set(returned) != set(outputs):
             raise ConfigError(
-                f"model: its outputs {describe_keys(returned)}, and the dataset's outputs {describe_keys(outputs)}"
+                f"model: its outputs {describe_keys(returned)}, but the dataset's outputs {describe_keys(outputs)}"
             )
     for name, each in name_leaves(outputs).items():
         tensor = returned[name] if name else returned
@@ -118,7 +118,7 @@ def check_outputs(returned: Any, outputs: OutputStructure) -> None:
             )
         if tuple(tensor.shape[1:]) != tuple(each.shape):
             raise ConfigError(
-                f"model: returns {label_leaf('outputs', name)} of shape {add_batch_dimension(tensor.shape[1:])}, and "
+                f"model: returns {label_leaf('outputs', name)} of shape {add_batch_dimension(tensor.shape[1:])}, but "
                 f"the dataset's {each.kind} targets need {add_batch_dimension(each.shape)}"
             )
 
@@ -144,7 +144,7 @@ def find_logits_warning(model: keras.Model, outputs: OutputStructure) -> str | N
         activation = getattr(getattr(find_last_layer(model, name), "activation", None), "__name__", "")
         if each.kind != "regression" and activation in ("softmax", "sigmoid"):
             layer = f"the last layer of {label_leaf('outputs', name)}" if name else "its last layer"
-            return f"model: {layer} ends in {activation}, and the loss expects logits; leave that activation away"
+            return f"model: {layer} ends in {activation}, but the loss expects logits; remove that activation"
     return None
 
 
@@ -163,7 +163,7 @@ def keras_file_doubt(model: keras.Model) -> str | None:
         return None
     return (
         f"model: Keras cannot write it as a .keras file ({fault}); it is exported as a SavedModel and as weights "
-        f"({WEIGHTS_FILE}), which model.init_from and scaleflow.evaluate do not take"
+        f"({WEIGHTS_FILE}), which model.init_from and scaleflow.evaluate cannot use"
     )
 
 
@@ -176,13 +176,14 @@ def find_batch_norm_warnings(model: keras.Model, portions: Batching) -> list[str
     if unsynced and portions.replicas > 1:
         warnings.append(
             f"model: {format_first(unsynced)} normalizes each of {portions.replicas} replicas by its own examples, "
-            "and the first one's statistics are saved: the result depends on the number of replicas; write "
+            "and only the first one's statistics are saved, so the result depends on the number of replicas; write "
             "BatchNormalization(synchronized=True), or set layer.synchronized = True in a ready-made model"
         )
     if trainable and portions.accumulate > 1:
         warnings.append(
-            f"model: with training.accumulate={portions.accumulate} BatchNormalization sees a micro-batch at a time, "
-            f"not the {portions.global_size} examples of an update: the result depends on how they are divided"
+            f"model: with training.accumulate={portions.accumulate} BatchNormalization sees one micro-batch at a "
+            f"time, not the {portions.global_size} examples of an update, so the result depends on how they are "
+            "divided"
         )
     return warnings
 

@@ -77,6 +77,6 @@ def apply_dropout(x: Any, rate: float) -> Any:
 def check_transformer(width: Any, heads: Any) -> None:
     if whole(width, "model.width") % whole(heads, "model.heads"):
         raise ConfigError(
-            f"model.width={width} with model.heads={heads}: each head has an equal part of the width; use "
+            f"model.width={width} with model.heads={heads}: the width is not divisible by the number of heads; use "
             f"model.width={heads * max(1, width // heads)}"
         )

@@ -69,7 +69,8 @@ def is_of_one_output(option: Any) -> bool:
 def check_classes(described: Outputs, key: str, given: Any) -> None:
     if described.kind not in ("classification", "binary"):
         raise ConfigError(
-            f"{key}: the targets are {described.kind}, and not classes of which one is true; leave it out"
+            f"{key}: works only with classification and binary targets, and the dataset's are {described.kind}; "
+            "leave it null"
         )
     if given == "balanced":
         return
@@ -77,7 +78,7 @@ def check_classes(described: Outputs, key: str, given: Any) -> None:
     for name in given:
         if name not in known:
             some = ", ".join(list(known)[:MOST_SHOWN]) + (", ..." if len(known) > MOST_SHOWN else "")
-            raise ConfigError(f"{key}.{name}: there is no such class; there are {some}")
+            raise ConfigError(f"{key}.{name}: there is no such class; the classes are {some}")
     numbers = [known[name] for name in given]
     if len(set(numbers)) < len(numbers):
         raise ConfigError(f"{key}={dict(given)}: names a class twice, by its name and by its number")

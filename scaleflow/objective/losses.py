@@ -92,8 +92,8 @@ def make_loss(described: Outputs, target: Target, named: Any, smoothing: float, 
     call: Callable[..., Any] = made.call if isinstance(made, keras.losses.Loss) else made
     if not callable(call):
         raise ConfigError(
-            f"{target.key}._target_={target.path}: made a {type(made).__name__}, expected a keras.losses.Loss or a "
-            "function (targets, outputs) -> a loss for each example"
+            f"{target.key}._target_={target.path}: this returned a {type(made).__name__}, expected a "
+            "keras.losses.Loss or a function (targets, outputs) -> a loss for each example"
         )
     needs_probabilities = keras_name is not None and not (takes(named, FROM_LOGITS) or keras_name in HINGES)
 
@@ -104,8 +104,9 @@ def make_loss(described: Outputs, target: Target, named: Any, smoothing: float, 
             targets = to_one_hot(targets, outputs)
         elif is_shares(targets, outputs):
             raise ConfigError(
-                f"{target.key}._target_={target.path}: takes integer classes, and dataset.augment.mixup makes shares "
-                "of classes; use a loss such as keras.losses.CategoricalCrossentropy, or leave one of the two out"
+                f"{target.key}._target_={target.path}: needs integer classes, but dataset.augment.mixup turns them "
+                "into shares of classes; use a loss such as keras.losses.CategoricalCrossentropy, or remove one of "
+                "the two"
             )
         if described.shape == ():  # Keras averages over the last axis
             targets, outputs = targets[:, None], outputs[:, None]
@@ -120,8 +121,8 @@ def check_kind(described: Outputs, target: Target, keras_name: str | None) -> No
     """Rejects a loss of Keras that a kind of target has no use for."""
     if keras_name in FOR_NO_KIND:
         raise ConfigError(
-            f"{target.key}._target_={target.path}: does not fit {described.kind} targets; write a training step "
-            "(training.step) for it"
+            f"{target.key}._target_={target.path}: does not fit {described.kind} targets; write a training step for "
+            "it (training.step)"
         )
     suited = {"regression": NOT_FOR_VALUES, "binary": ONE_OF_SEVERAL, "multi_label": ONE_OF_SEVERAL}
     if keras_name in suited.get(described.kind, ()):
@@ -139,13 +140,13 @@ def complete_arguments(target: Target, named: Any, smoothing: float, has_classes
     if REDUCTION in arguments:
         raise ConfigError(
             f"{key}.{REDUCTION}={arguments[REDUCTION]}: the loop averages over the examples of the global batch, on "
-            "any number of replicas; leave it out"
+            "any number of replicas; remove this key"
         )
     added: dict[str, Any] = {}
     if takes(named, FROM_LOGITS):
         if arguments.get(FROM_LOGITS) is False:
             raise ConfigError(
-                f"{key}.{FROM_LOGITS}=false: models return logits, without softmax or sigmoid; leave it out"
+                f"{key}.{FROM_LOGITS}=false: models return logits, without softmax or sigmoid; remove this key"
             )
         added[FROM_LOGITS] = True
     if smoothing and has_classes:
@@ -157,7 +158,7 @@ def complete_arguments(target: Target, named: Any, smoothing: float, has_classes
         if SMOOTHING in arguments:
             raise ConfigError(
                 f"objective.label_smoothing={smoothing:g} with {key}.{SMOOTHING}={arguments[SMOOTHING]}: both smooth "
-                "the targets; leave one of the two out"
+                "the targets; remove one of the two"
             )
         added[SMOOTHING] = smoothing
     return add_arguments(target, added)
@@ -182,15 +183,15 @@ def check_loss(described: Outputs, target: Target, named: Any, loss: Loss) -> No
     shape = tuple(both.shape)
     if shape[:1] != (2,) or shape != tuple(outputs.shape)[: len(shape)]:
         axes = tuple(range(1, len(described.shape) + 1))
-        hint = f"; give it axis: {list(axes)}" if takes(named, "axis") and shape == () else ""
+        hint = f"; set its axis to {list(axes)}" if takes(named, "axis") and shape == () else ""
         raise ConfigError(
-            f"{start}returns shape {shape} for {form}; expected a value for each example, shape (2,), or for each of "
-            f"its positions{hint}"
+            f"{start}returns shape {shape} for {form}; expected one value for each example, shape (2,), or for each "
+            f"of its positions{hint}"
         )
     if not np.allclose(both[:1], first, rtol=1e-4, atol=1e-5, equal_nan=True):
         raise ConfigError(
             f"{start}the loss of an example depends on the other examples of its batch, so it would depend on how the "
-            "batch is divided; write a training step (training.step) for it"
+            "batch is divided; write a training step for it (training.step)"
         )
     if described.ignore is not None and both.shape.num_elements() != targets.shape.num_elements():
         raise ConfigError(

@@ -65,9 +65,7 @@ def make_objective(
 def check_smoothing(outputs: Described, smoothing: float) -> None:
     named = outputs if isinstance(outputs, Mapping) else {"": outputs}
     if smoothing and all(each.kind == "regression" for each in named.values()):
-        raise ConfigError(
-            f"objective.label_smoothing={smoothing:g}: the targets are values, and no classes; leave it 0"
-        )
+        raise ConfigError(f"objective.label_smoothing={smoothing:g}: the targets are values, not classes; leave it 0")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -123,8 +121,8 @@ def add_metrics(
     for name, count in Counter([*own, *RESERVED]).items():
         if count > 1:
             raise ConfigError(
-                f"{targets[0].key}: two values would be called {name}; give a metric a name of its own: "
-                f"{{_target_: {targets[0].path}, name: my_{name}}}"
+                f"{targets[0].key}: two values would have the name {name}; give a metric another name: {{_target_: "
+                f"{targets[0].path}, name: my_{name}}}"
             )
     modes = {name: mode for _, of_measure in made for name, mode in of_measure.items()}
     return replace(parts, measures=measures, modes={**parts.modes, **modes})

@@ -268,7 +268,7 @@ class State:
 def check_kind(described: Outputs, start: str, named: Any, keras_name: str | None) -> None:
     """Rejects a metric of Keras that a kind of target has no use for."""
     if named in (keras.metrics.Mean, keras.metrics.Sum):
-        raise ConfigError(f"{start}takes values, and no targets and outputs; the loss is reported anyway")
+        raise ConfigError(f"{start}takes values, not targets and outputs; remove it, since the loss is always reported")
     unsuited: Mapping[str, bool] = {
         "classification": False,
         "binary": keras_name in ONE_OF_SEVERAL,
@@ -286,17 +286,15 @@ def check_kind(described: Outputs, start: str, named: Any, keras_name: str | Non
 def check_metric(described: Outputs, start: str, metric: Any, keras_name: str | None) -> None:
     """Rejects what is no metric, or one that cannot leave examples out."""
     if not isinstance(metric, keras.metrics.Metric):
-        raise ConfigError(f"{start}made a {type(metric).__name__}, expected a keras.metrics.Metric")
+        raise ConfigError(f"{start}this returned a {type(metric).__name__}, expected a keras.metrics.Metric")
     if not (takes(metric.update_state, "sample_weight") or takes(metric.update_state, "kwargs")):
         raise ConfigError(
-            f"{start}its update_state takes no sample_weight, by which examples that fill up a batch are left out; "
-            "write update_state(self, y_true, y_pred, sample_weight=None)"
+            f"{start}its update_state has no parameter sample_weight, which excludes the examples that fill up a "
+            "batch; write update_state(self, y_true, y_pred, sample_weight=None)"
         )
     columns = described.shape[-1] if described.shape else 1
     if keras_name in plain_names("F1Score", "FBetaScore") and columns == 1 and metric.threshold is None:
-        raise ConfigError(
-            f"{start}takes the largest output as the predicted one, and there is one; give it threshold: 0.5"
-        )
+        raise ConfigError(f"{start}predicts the largest output, and there is only one; set threshold: 0.5")
 
 
 def check_sums(start: str, state: State, rows: Rows, is_weighted: bool) -> None:
@@ -311,7 +309,7 @@ def check_sums(start: str, state: State, rows: Rows, is_weighted: bool) -> None:
     if not is_close(state.add_up_both(first, second), parts):
         raise ConfigError(
             f"{start}its state after two batches is not the sum of the states after each, so the parts that replicas "
-            "compute cannot be put together; keep sums over examples in it"
+            "compute cannot be combined; keep sums over examples in it"
         )
 
     def results(*batch: tf.Tensor) -> Array:
@@ -327,8 +325,8 @@ def check_sums(start: str, state: State, rows: Rows, is_weighted: bool) -> None:
     twice = [tf.concat([each, each], axis=0) for each in first]
     if is_weighted and not is_close(results(*twice[:2], twice[2] / 2), results(*first)):
         raise ConfigError(
-            f"{start}an example of weight 0.5 does not count half, and the examples of the dataset have weights; a "
-            "metric of whole numbers may take dtype: float32"
+            f"{start}an example of weight 0.5 does not count half, and the examples of the dataset have weights; if "
+            "the metric counts in whole numbers, set dtype: float32"
         )
 
 
@@ -354,7 +352,9 @@ def choose_name(target: Target, metric: Any, start: str) -> str:
     elif plain_name(plain) == plain_name(cls.__name__):
         name = plain
     if not name or "/" in name:
-        raise ConfigError(f"{start}is called {name!r}, and / separates a split or an output; give it another name")
+        raise ConfigError(
+            f"{start}has the name {name!r}, in which / would separate a split or an output; give it another name"
+        )
     return name
 
 
@@ -364,7 +364,7 @@ def list_names(described: Outputs, start: str, name: str, results: Mapping[str, 
     for key, shape in results.items():
         prefix = f"{name}/{key}" if key else name
         if len(shape) > 1:
-            raise ConfigError(f"{start}its result has shape {shape}; expected a number, or one for each class")
+            raise ConfigError(f"{start}its result has shape {shape}; expected one number, or one for each class")
         size = math.prod(shape)
         is_named = described.names is not None and len(described.names) == size > 1
         each = described.names if is_named and described.names else [str(index) for index in range(size)]

@@ -23,8 +23,8 @@ def find_counted(described: Outputs, targets: tf.Tensor) -> tf.Tensor | None:
         return None
     if described.kind == "classification" and targets.shape.rank != len(described.shape):
         raise ConfigError(
-            f"dataset.augment.mixup with targets of which {described.ignore} is ignored (Outputs.ignore): a mixture of "
-            "an ignored target and another one has no meaning; leave mixup out"
+            f"dataset.augment.mixup with targets of which {described.ignore} is ignored (Outputs.ignore): a mixture "
+            "of an ignored target and another one has no meaning; remove mixup"
         )
     return tf.cast(tf.not_equal(targets, tf.cast(described.ignore, targets.dtype)), tf.float32)
 

@@ -23,8 +23,8 @@ def find_mask_note(model: Any, outputs: Described) -> str | None:
     if not (has_positions and masked):
         return None
     return (
-        "model: its outputs have a Keras mask, and the loss and the metrics count the masked positions, too; to leave "
-        "them out, give their targets a value of their own and name it in Outputs.ignore"
+        "model: its outputs have a Keras mask, but the loss and the metrics also count the masked positions; to "
+        "leave them out, give their targets a separate value and set Outputs.ignore to it"
     )
 
 
@@ -45,8 +45,8 @@ def by_output(outputs: Described, option: Any, key: str, is_one: Callable[[Any],
     if isinstance(outputs, Outputs):
         if not is_one(option):
             raise ConfigError(
-                f"{key}: names the outputs {', '.join(option)}, and the dataset has one output without a name; give "
-                "its value alone"
+                f"{key}: names the outputs {', '.join(option)}, but the dataset has a single output without a name; "
+                "give its value alone"
             )
         return {"": option}
     known = ", ".join(outputs)

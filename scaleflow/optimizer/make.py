@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from scaleflow.errors import ConfigError
+from scaleflow.optimizer.ema import average_weights
 
 #: Keras's optimizer option -> scaleflow's. Keras clips each replica's gradient before the sum, and its accumulation
 #: fails in a strategy's scope.
@@ -22,7 +23,7 @@ INSTEAD = {
 
 
 def create_optimizer(
-    factory: Callable[..., Any], rate: Any, loss_scaling: bool, takes_summed: bool = True
+    factory: Callable[..., Any], rate: Any, loss_scaling: bool, takes_summed: bool = True, ema: float | None = None
 ) -> keras.optimizers.Optimizer:
     """Creates the optimizer. Call it in the strategy's scope.
 
@@ -32,6 +33,7 @@ def create_optimizer(
         loss_scaling: wrap the optimizer for float16 gradients (dynamic scale, Micikevicius et al. 2017,
             https://arxiv.org/abs/1710.03740).
         takes_summed: whether the caller sums the gradients over the replicas; else the optimizer does.
+        ema: the momentum of an average of the weights; None for no average.
 
     Raises:
         ConfigError: if the factory makes no optimizer or rejects a value, or if an option of `INSTEAD` or `use_ema` is
@@ -48,13 +50,15 @@ def create_optimizer(
     for name, instead in INSTEAD.items():
         if getattr(optimizer, name, None):
             raise ConfigError(
-                f"optimizer.{name}={getattr(optimizer, name)}: use {instead}, which is right on every strategy"
+                f"optimizer.{name}={getattr(optimizer, name)}: use {instead}, which is correct on every strategy"
             )
     if getattr(optimizer, "use_ema", False):
         raise ConfigError(
             f"optimizer: {type(optimizer).__name__} has use_ema={optimizer.use_ema}, and Keras's moving average of the "
-            "weights would be neither evaluated nor saved; leave it out"
+            "weights would be neither evaluated nor saved; leave it out, and use optimizer.ema=0.99"
         )
+    if ema is not None:
+        average_weights(optimizer, ema)
     (take_summed_gradients if takes_summed else sum_dense_gradients)(optimizer)
     return keras.optimizers.LossScaleOptimizer(optimizer) if loss_scaling else optimizer
 

@@ -42,10 +42,10 @@ def analyze_window(event: StepsProfiled) -> Profile:
     target = folder.parent / artifacts
     steps = f"steps {event.first} to {event.last}"
     if not is_readable():
-        return Profile(files, {}, f"{steps}: the trace is not read, which takes xprof: {INSTALL}")
+        return Profile(files, {}, f"{steps}: the trace is not analyzed, because xprof is not installed: {INSTALL}")
     reason = "" if (target / SUMMARY).is_file() and is_summary_of(target / SUMMARY, event) else run_analysis(event)
     if reason:
-        return Profile(files, {}, f"{steps}: the trace could not be read: {reason}")
+        return Profile(files, {}, f"{steps}: the trace could not be analyzed: {reason}")
     summary = json.loads((target / SUMMARY).read_text())
     results = [target / SUMMARY, target / MARKDOWN, *sorted(target.glob("trace*.json.gz"))]
     results += [target / PICTURE] if (target / PICTURE).is_file() else []

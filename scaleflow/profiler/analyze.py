@@ -49,8 +49,8 @@ def analyze_profile(event: StepsProfiled, into: Path) -> None:
     if event.facts.get("hardware") == "gpu" and not timeline.has_device:
         summary["advice"].insert(
             0,
-            "The trace has none of the GPU's own events, so that the host's operations stand for them: the driver "
-            "keeps them to administrators (NVreg_RestrictProfilingToAdminUsers=0 lets others have them).",
+            "The trace has no events of the GPU itself, so the host's operations are shown instead. The driver gives "
+            "them to administrators only; NVreg_RestrictProfilingToAdminUsers=0 allows other users.",
         )
     (into / MARKDOWN).write_text(to_markdown(summary), encoding="utf-8")
     draw_profile(summary, into / PICTURE)
@@ -111,7 +111,7 @@ def run_xprof_tool(xplane: Path, tool: str) -> str:
         link.symlink_to(xplane.absolute())
         data, _ = raw_to_tool_data.xspace_to_tool_data([str(link)], tool, {})
     if not data:
-        raise ValueError(f"xprof's {tool} gives nothing of {xplane.name}")
+        raise ValueError(f"xprof's {tool} returned nothing for {xplane.name}")
     return data.decode() if isinstance(data, bytes) else str(data)
 
 

@@ -127,7 +127,7 @@ class StepTracer:
     def finish(self, step: int) -> None:
         for first, last in self._windows.coming:
             if step < first:
-                self._note(f"profiler: nothing of steps {first} to {last} was traced: the run ended at step {step}")
+                self._note(f"profiler: steps {first} to {last} were not traced, because the run ended at step {step}")
 
     def _begin(self, window: Window, step: int) -> None:
         folder = tempfile.mkdtemp(prefix="scaleflow-profile-")

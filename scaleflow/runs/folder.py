@@ -133,7 +133,7 @@ class RunFolder:
     @contextlib.contextmanager
     def lock_sweep(self) -> Iterator[None]:
         """Excludes other commands of this sweep while the block lasts. Raises `FolderBusy` if there is one."""
-        message = f"hydra.sweep.dir={self.path}: another command works on the sweep there; end it first"
+        message = f"hydra.sweep.dir={self.path}: another command runs the sweep in this folder; end it first"
         with hold_lock(self._sweep_lock, 0.0, message):
             yield
 

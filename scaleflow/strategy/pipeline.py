@@ -69,8 +69,9 @@ def build_pipeline(
     notes = [f"strategy=pipeline: {placement}"]
     if options.micro_batches > 1 and any(isinstance(call.run, keras.layers.BatchNormalization) for call in graph.calls):
         notes.append(
-            f"strategy.micro_batches={options.micro_batches}: BatchNormalization takes its statistics over a "
-            "micro-batch, so the result differs from that of strategy=one_device; with strategy.micro_batches=1 not"
+            f"strategy.micro_batches={options.micro_batches}: BatchNormalization uses the statistics of a "
+            "micro-batch, so the result differs from that of strategy=one_device; with strategy.micro_batches=1 it "
+            "does not"
         )
     return Pipeline(model, graph, stages, devices, objective, options.micro_batches), notes
 
@@ -107,6 +108,7 @@ class Pipeline:
         micro_batches: int,
     ) -> None:
         self.variables = list(model.trainable_variables)
+        self.keeps_rows = False
         device_of = {id(v): device for stage, device in zip(stages, devices, strict=True) for v in stage.variables}
         self.devices = [device_of.get(id(v), "") for v in self.variables]
         self._graph = graph

@@ -143,8 +143,8 @@ def build_graph(model: keras.Model) -> Graph:
     functional = find_functional(model)
     if functional is None:
         raise ConfigError(
-            f"strategy=pipeline: the model {model.name} ({type(model).__name__}) is no graph of layers that could be "
-            "cut; make it with keras.Model(inputs, outputs) or keras.Sequential"
+            f"strategy=pipeline: the model {model.name} ({type(model).__name__}) is not a graph of layers, so it "
+            "cannot be divided into stages; build it with keras.Model(inputs, outputs) or keras.Sequential"
         )
     numbers = itertools.count()
     source = next(numbers)
@@ -255,7 +255,7 @@ def find_balanced_starts(calls: Sequence[Call], count: int) -> list[int]:
         instead = f"use strategy.stages={most} and as many devices" if most > 1 else "use strategy=one_device"
         raise ConfigError(
             f"strategy.stages={count}: a stage begins with a layer that has parameters, so this model can be divided "
-            f"into {most} stage{'s' if most > 1 else ''} at the most{because}; {instead}"
+            f"into {most} stage{'s' if most > 1 else ''} at most{because}; {instead}"
         )
     blocks = [sum(parameters[first:end]) for first, end in itertools.pairwise([0, *possible, len(calls)])]
     return [possible[block - 1] for block in balance_blocks(blocks, count)]
@@ -288,13 +288,13 @@ def find_named_starts(calls: Sequence[Call], cuts: Sequence[str]) -> list[int]:
     for name, start, previous in zip(cuts, starts, [0, *starts], strict=False):
         if not list_layer_names(calls[previous:start]):
             raise ConfigError(
-                f"{key}: there is nothing between {name} and the cut before it; name the first layers of the second "
+                f"{key}: there is no layer between {name} and the previous cut; name the first layers of the second "
                 f"and later stages in the order in which they run: {', '.join(list_layer_names(calls)[1:])}"
             )
         if start in shared:
             raise ConfigError(
-                f"{key}: a cut before {name} would part the calls of {shared[start]}, whose variables can be on one "
-                "device only; cut before the first of them or behind the last"
+                f"{key}: a cut before {name} would separate the calls of {shared[start]}, whose variables can be on "
+                "one device only; cut before the first of these calls or after the last"
             )
     return starts
 

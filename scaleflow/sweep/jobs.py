@@ -46,8 +46,8 @@ class JobRequest:
         """
         if (resume := self.config.get("resume")) is not None:
             raise ConfigError(
-                f"resume={resume}: resumes one run, and this is a sweep; leave -m away, or resume a sweep by the same "
-                "command with hydra.sweep.dir=FOLDER"
+                f"resume={resume}: continues a single run, and this is a sweep; remove -m, or continue a sweep by "
+                "repeating its command with hydra.sweep.dir=FOLDER"
             )
         composed = replace(self.composed, folder=folder)
         if not is_resumed:

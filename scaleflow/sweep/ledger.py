@@ -65,7 +65,7 @@ class Ledger:
             return cls(files, content["base"], content["swept"], [LedgerEntry(**entry) for entry in content["jobs"]])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
-                f"hydra.sweep.dir={files.path}: its {path.name} can't be read: {error}; name another folder"
+                f"hydra.sweep.dir={files.path}: its {path.name} can't be read: {error}; choose another folder"
             ) from error
 
     def save(self) -> None:
@@ -108,8 +108,9 @@ class Ledger:
             )
             more = f" and {len(changed) - MAX_NAMED} more" if len(changed) > MAX_NAMED else ""
             raise ConfigError(
-                f"hydra.sweep.dir={self.files.path}: the sweep there was begun with another config: {named}{more}\n"
-                "sweep.on_change=new runs the jobs anew beside those; or name another folder"
+                f"hydra.sweep.dir={self.files.path}: the sweep in this folder was started with another config: "
+                f"{named}{more}\nuse sweep.on_change=new to run its jobs again, in addition to the old ones, or "
+                "choose another folder"
             )
         self.base = {k: v for k, v in now.items() if not is_under(k, all_swept)}
         self.swept = all_swept

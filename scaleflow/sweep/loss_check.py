@@ -88,7 +88,9 @@ def find_difference(summary: RunHistory, other: RunHistory) -> str:
     for step in sorted(losses.keys() & others.keys()):
         loss, other_loss = losses[step], others[step]
         if not abs(loss - other_loss) <= allowed * max(1.0, abs(other_loss)):  # also true for NaN
-            return f"a loss of {loss:.6g} at step {step}, more than {allowed:g} from the {other_loss:.6g}"
+            return (
+                f"a loss of {loss:.6g} at step {step}, which differs by more than {allowed:g} from the {other_loss:.6g}"
+            )
     return ""
 
 

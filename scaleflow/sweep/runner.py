@@ -161,7 +161,8 @@ class SweepRunner:
         options = requests[0].options
         if self._n_jobs > 1 and any(flatten(each.config).get("debug.inline") for each in requests):
             raise ConfigError(
-                f"hydra.launcher.n_jobs={self._n_jobs}: debug.inline=true has one process; n_jobs=1 goes with it"
+                f"hydra.launcher.n_jobs={self._n_jobs}: debug.inline=true runs one job at a time; use "
+                "hydra.launcher.n_jobs=1"
             )
         self._options = options
         self._ledger.check(
@@ -187,7 +188,7 @@ class SweepRunner:
         for job in jobs_by_number.values():
             if len(job.indices) > 1:
                 JobDisplay(sys.stdout, job.entry.number).print_line(
-                    f"is asked for {len(job.indices)} times and runs once"
+                    f"is requested {len(job.indices)} times and runs once"
                 )
         return list(jobs_by_number.values())
 
@@ -216,7 +217,7 @@ class SweepRunner:
         try:
             if state.status == "FINISHED" or job.entry.status == "PRUNED":
                 job.entry.status = "FINISHED" if state.status == "FINISHED" else "PRUNED"
-                JobDisplay(sys.stdout, job.entry.number).print_line(f"is {job.entry.status} already")
+                JobDisplay(sys.stdout, job.entry.number).print_line(f"is already {job.entry.status}")
             else:
                 job.run = job.request.prepare(folder, is_resumed=state.is_ready)
         except ConfigError as refusal:
@@ -270,7 +271,7 @@ class SweepRunner:
         is_inline = job.run.spec.plan.debug.inline
         display = Display(sys.stdout, breaks_silence=False) if is_inline else JobDisplay(sys.stdout, number)
         turn = f" ({job.request.turn})" if job.request.turn else ""
-        display.print_line((" ".join(job.request.describe(self._ledger.swept)) or "as it is configured") + turn)
+        display.print_line((" ".join(job.request.describe(self._ledger.swept)) or "without overrides") + turn)
 
         def on_event(event: Event) -> None:
             if isinstance(event, RunReady):

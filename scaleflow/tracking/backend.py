@@ -61,7 +61,7 @@ def to_overrides(config: Mapping[str, Any]) -> list[str]:
     for key, value in config.items():
         if key != GROUP and not key.startswith(f"{GROUP}."):
             raise ExecutionException(
-                f"--backend-config: {key}: expected settings of the config group {GROUP}, such as "
+                f"--backend-config: {key}: expected keys of the config group {GROUP}, such as "
                 f'{{"{GROUP}": "local", "{GROUP}.workers": 2}}; other keys go into -P overrides=...'
             )
         if isinstance(value, Mapping):

@@ -27,7 +27,7 @@ KERAS_FILES = ("model.keras", "data/model.keras", "model/model.keras")
 WEIGHTS_FILE = "model.weights.h5"
 
 ADVICE = (
-    "give a file that keras.Model.save wrote, a folder with a model that scaleflow exported, runs:/RUN_ID/model or "
+    "use a file that keras.Model.save wrote, a folder with a model that scaleflow exported, runs:/RUN_ID/model or "
     "models:/NAME/VERSION"
 )
 
@@ -62,10 +62,10 @@ def find_keras_file(path: Path, source: str) -> Path:
         return files[0]
     if weights := sorted(path.rglob(WEIGHTS_FILE)):
         raise ConfigError(
-            f"model.init_from={source}: holds a model that Keras could not write as a .keras file, only its weights; "
-            f"in the code that builds the model, load_weights can take them ({weights[0].relative_to(path)})"
+            f"model.init_from={source}: contains a model that Keras could not write as a .keras file, only its "
+            f"weights; call load_weights in the code that builds the model ({weights[0].relative_to(path)})"
         )
-    raise ConfigError(f"model.init_from={source}: holds no Keras file (.keras); {ADVICE}")
+    raise ConfigError(f"model.init_from={source}: contains no Keras file (.keras); {ADVICE}")
 
 
 def download_weights(uri: str, tracking: Tracking, folder: Path) -> Path:
@@ -73,7 +73,7 @@ def download_weights(uri: str, tracking: Tracking, folder: Path) -> Path:
     store = tracking.uri or resolve_store(Tracking()).uri
     assert store is not None
     if (database := sqlite_file(store)) and not database.exists():
-        raise ConfigError(f"model.init_from={uri}: there is no store {store}; name another by tracking.uri")
+        raise ConfigError(f"model.init_from={uri}: there is no tracking store {store}; set tracking.uri to another one")
     set_mlflow_defaults()
     from mlflow.artifacts import download_artifacts
     from mlflow.exceptions import MlflowException
@@ -90,5 +90,5 @@ def download_weights(uri: str, tracking: Tracking, folder: Path) -> Path:
         except (MlflowException, OSError) as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise ConfigError(
-                f"model.init_from={uri}: cannot be had from {mask_secrets(store)}: {mask_secrets(reason)}"
+                f"model.init_from={uri}: cannot be loaded from {mask_secrets(store)}: {mask_secrets(reason)}"
             ) from error

@@ -21,7 +21,7 @@ class NoTracker:
     def connect(self) -> None: ...
 
     def find_folder(self, run_id: str) -> str:
-        raise ConfigError(f"tracking=none: knows no run {run_id}")
+        raise ConfigError(f"tracking=none: there is no store with the run {run_id}")
 
     def adopt(self, run_id: str) -> None: ...
 

@@ -43,7 +43,7 @@ def draw_confusion(table: Path, split: str) -> Path | None:
     axes.set_ylabel("true")
     correct = sum(row[i] for i, row in enumerate(counts))
     total = sum(map(sum, counts))
-    axes.set_title(f"{split}: {correct:,} of {total:,} right")
+    axes.set_title(f"{split}: {correct:,} of {total:,} correct")
     if is_numbered:
         for i, row in enumerate(counts):
             for j, n in enumerate(row):

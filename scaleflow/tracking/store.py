@@ -111,14 +111,14 @@ class MlflowTracker:
         tags = self._get_run(run_id, f"MLFLOW_RUN_ID={run_id}").data.tags
         if folder := tags.get("scaleflow.folder"):
             raise ConfigError(
-                f"MLFLOW_RUN_ID={run_id}: is the run of {folder} already; resume={folder} goes on with it, and without "
-                "MLFLOW_RUN_ID there is a new run"
+                f"MLFLOW_RUN_ID={run_id}: this run already belongs to {folder}; use resume={folder} to continue it, "
+                "or unset MLFLOW_RUN_ID for a new run"
             )
 
     def find_folder(self, run_id: str) -> str:
         folder = self._get_run(run_id).data.tags.get("scaleflow.folder")
         if folder is None:
-            raise ConfigError(f"resume={run_id}: that run is none of scaleflow's: it has no tag scaleflow.folder")
+            raise ConfigError(f"resume={run_id}: this is not a run of scaleflow: it has no tag scaleflow.folder")
         return str(folder)
 
     def fetch_run(self) -> Run:
@@ -142,11 +142,13 @@ class MlflowTracker:
                 self._client.delete_tag(self._run, tag)
 
     def _get_run(self, run_id: str, key: str = "resume") -> Run:
-        with explain_missing(f"{key}: the store {mask_secrets(self.uri)} has no run {run_id}; name it by tracking.uri"):
+        with explain_missing(
+            f"{key}: the store {mask_secrets(self.uri)} has no run {run_id}; set tracking.uri to the store that has it"
+        ):
             run = self._client.get_run(run_id)
         if run.info.lifecycle_stage != "active":
             raise ConfigError(
-                f"{key}: the run {run_id} was deleted; `mlflow runs restore --run-id {run_id}` brings it back"
+                f"{key}: the run {run_id} was deleted; `mlflow runs restore --run-id {run_id}` restores it"
             )
         return run
 
@@ -196,7 +198,7 @@ class MlflowTracker:
             return name
         with explain_missing(
             f"MLFLOW_EXPERIMENT_ID={experiment_id}: the store {mask_secrets(self.uri)} has no such experiment; unset "
-            "it, or name one by tracking.experiment"
+            "it, or set tracking.experiment"
         ):
             return str(self._client.get_experiment(experiment_id).name)
 
@@ -378,7 +380,7 @@ def explain_unusable(uri: str, error: Exception) -> ConfigError:
     """Returns the error to raise if a store can't be used: StoreUnreachable if it is only unavailable now."""
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     kind = StoreUnreachable if is_transient(error) else ConfigError
-    return kind(f"tracking.uri={mask_secrets(uri)}: the store can't be used: {mask_secrets(reason)}")
+    return kind(f"tracking.uri={mask_secrets(uri)}: the store cannot be used: {mask_secrets(reason)}")
 
 
 def is_transient(error: Exception) -> bool:

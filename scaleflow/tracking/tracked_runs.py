@@ -33,7 +33,7 @@ MAX_CONFIG_BYTES = 4 << 20
 class TrackedRun:
     """A tracked run of scaleflow."""
 
-    #: run_id, name: MLflow's ID and name of the run
+    #: MLflow's ID and name of the run
     run_id: str
     name: str
     config: str  # the text of its config.yaml
@@ -50,7 +50,7 @@ def choose_store(options: Tracking) -> Tracking:
     assert store.uri is not None
     if (file := sqlite_file(store.uri)) and not file.exists():
         raise ConfigError(
-            f"tracking.uri={store.uri}: there is no store; name the one that has the run by tracking.uri=..."
+            f"tracking.uri={store.uri}: there is no such store; set tracking.uri=... to the store that has the run"
         )
     return store
 
@@ -70,9 +70,9 @@ def find_run(run_id: str, store: Tracking) -> tuple[MlflowTracker, TrackedRun]:
     except MlflowException as error:
         raise explain_unusable(tracker.uri, error) from error
     if "scaleflow.folder" not in run.data.tags:
-        raise ConfigError(f"{run_id}: that run is none of scaleflow's: it has no tag scaleflow.folder")
+        raise ConfigError(f"{run_id}: this is not a run of scaleflow: it has no tag scaleflow.folder")
     if "scaleflow.swept" in run.data.tags:
-        raise ConfigError(f"{run_id}: that run is a sweep's; name the run of one of its jobs")
+        raise ConfigError(f"{run_id}: this is the run of a sweep; use the run of one of its jobs")
     outputs = sorted(run.outputs.model_outputs if run.outputs else [], key=lambda output: output.step)
     newest = outputs[-1] if outputs else None
     params = dict(run.data.params)
@@ -112,7 +112,10 @@ def load_config_text(run_id: str, store: str) -> str:
         if path is None:
             raise ConfigError(f"{run_id}: the store {mask_secrets(store)} has no config.yaml of that run")
         if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise ConfigError(f"{run_id}: its config.yaml has {path.stat().st_size:,} bytes, which is no run's config")
+            raise ConfigError(
+                f"{run_id}: its config.yaml has {path.stat().st_size:,} bytes, which is too large for the config of a "
+                "run"
+            )
         return path.read_text(encoding="utf-8", errors="replace")
 
 
@@ -123,16 +126,15 @@ def download_model(tracker: MlflowTracker, run: TrackedRun, store: Tracking, fol
     """
     subject = f"{run.run_id}: the run {run.name}"
     if run.model_id is None:
-        raise ConfigError(
-            f"{subject} has logged no model; a run logs it when it is finished (resume=... goes on with it)"
-        )
+        raise ConfigError(f"{subject} has no model; a run logs its model when it finishes (resume=... continues it)")
     path = download_artifact(
         f"{tracker.find_artifacts(run.model_id).rstrip('/')}/{KERAS_FILES[1]}", str(store.uri), folder
     )
     if path is None:
         raise ConfigError(
-            f"{subject} has a model {run.model_id} without {KERAS_FILES[1]}: it is one that Keras could not write as a "
-            f".keras file, or none of scaleflow's; mlflow.pyfunc.load_model('models:/{run.model_id}') loads it"
+            f"the model {run.model_id} of {subject} has no {KERAS_FILES[1]}, because Keras could not write it as a "
+            f".keras file or it is not a model of scaleflow; load it with "
+            f"mlflow.pyfunc.load_model('models:/{run.model_id}')"
         )
     return path
 

@@ -12,7 +12,7 @@ from scaleflow.training.loop import Loop
 from scaleflow.training.memory import measure_peaks
 from scaleflow.training.metrics_log import MetricsLog
 from scaleflow.training.monitor import check_monitor
-from scaleflow.training.parameter_server_loop import ParameterServerLoop
+from scaleflow.training.parameter_server_loop import ParameterServerLoop, list_shards
 from scaleflow.training.session import Feeds, Length, Session, SessionResult, compute_length
 from scaleflow.training.step import CustomUpdateLoop, add_checks, check_own_updates
 from scaleflow.training.worker_sync import WorkerSync
@@ -42,6 +42,7 @@ __all__ = [
     "check_xla",
     "choose_steps_per_execution",
     "compute_length",
+    "list_shards",
     "make_loss_step",
     "measure_peaks",
 ]

@@ -98,8 +98,8 @@ class Callbacks:
                 name = part.path if isinstance(part, keras.Variable) else part.name
                 return (
                     f"training.callbacks: {type(callback).__name__} has set {name}.trainable to "
-                    f"{str(part.trainable).lower()}, but what is trained is fixed when the run begins; set it in the "
-                    "model, or train in two runs, the second with model.init_from"
+                    f"{str(part.trainable).lower()}, but the trained weights are fixed when the run starts; set "
+                    "model.freeze, or train in two runs, the second with model.init_from"
                 )
         return None
 

@@ -43,8 +43,8 @@ def choose_steps_per_execution(setting: int | str, epoch: int, total: int) -> in
     if setting in divisors:
         return setting
     raise ConfigError(
-        f"training.steps_per_loop={setting} with training.engine=fit: Keras takes whole executions, and an epoch has "
-        f"{epoch} steps, the run {total}; use {divisors[-1]}, or training.engine=loop"
+        f"training.steps_per_loop={setting} with training.engine=fit: Keras runs only whole calls, and an epoch has "
+        f"{epoch} steps and the run {total}; use {divisors[-1]}, or training.engine=loop"
     )
 
 

@@ -65,7 +65,7 @@ class MetricSums:
         """
         count = round(float(sums[0]))
         if count != expected:
-            raise RunError(f"the dataset gave {count} examples where its source had promised {expected}")
+            raise RunError(f"the dataset yielded {count} examples, but its source promised {expected}")
         total = float(sums[-1] if self._is_weighted else sums[0])
         values = [float(sums[1]) / total if total else float("nan")]
         first = 2

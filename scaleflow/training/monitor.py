@@ -29,11 +29,11 @@ def check_monitor(key: str, options: EarlyStopping | Best | None, objective: Obj
     if validates:
         names += [f"val/{name}" for name in MetricSums(objective, evaluates=True).names]
     if options.monitor not in names:
-        raise ConfigError(f"{key}.monitor={options.monitor}: there is no such value; there is {', '.join(names)}")
+        raise ConfigError(f"{key}.monitor={options.monitor}: there is no such value; the values are {', '.join(names)}")
     if find_mode(options, objective.modes) is None:
         raise ConfigError(
-            f"{key}.mode=auto with {key}.monitor={options.monitor}: it is not known whether larger values are better; "
-            f"write {key}.mode=max or min"
+            f"{key}.mode=auto with {key}.monitor={options.monitor}: scaleflow does not know whether larger values are "
+            f"better; set {key}.mode=max or min"
         )
 
 

@@ -165,7 +165,9 @@ class Session:
         self.restore(snapshot)
         self._engine.set_rate_factor(factor, self._rollbacks.rate_factor)
         self._rollbacks.count, self._rollbacks.rate_factor = count, factor
-        reason = f"{error.fact}; back to the checkpoint at step {snapshot.step}, with {factor:g} x the learning rate"
+        reason = (
+            f"{error.fact}; going back to the checkpoint at step {snapshot.step}, with {factor:g} x the learning rate"
+        )
         self._log.emit(RolledBack(count, reason))
         self._log.emit(Note(f"{reason} ({count} of at most {self._rollbacks.limit})"))
 
@@ -188,13 +190,16 @@ class Session:
         """Restores the model of the best checkpoint, if all workers can read it; returns the model's updates."""
         best = self._checkpointing.load_best(self._sync)
         if best is None:
-            text = f"checkpoint.export=best: what is tested and exported is the model of the last step, {self.step}"
+            text = (
+                "checkpoint.export=best: there is no usable best checkpoint, so the model of the last step, "
+                f"{self.step}, is tested and exported"
+            )
             self._log.emit(Note(text))
             return self._updates
         if best.step == self.step:
             return self._updates
         self._engine.restore_model(best.tensors)
-        self._log.emit(Note(f"what is tested and exported is the best checkpoint, at step {best.step}"))
+        self._log.emit(Note(f"the best checkpoint, at step {best.step}, is tested and exported"))
         if self._feeds.test is None and self._feeds.validation is not None:
             self._engine.evaluate(self._feeds.validation)  # the confusion matrix is that of the last evaluation
         return int(best.host["updates"])
@@ -230,13 +235,13 @@ class Session:
         for name, value in self._position_inputs().items():
             if snapshot.host[name] != value:
                 raise ConfigError(
-                    f"resume: the run had {snapshot.host[name]} {name.replace('_', ' ')}, and now has {value}; "
-                    "go on with the same data and global batch"
+                    f"resume: the run had {snapshot.host[name]} {name.replace('_', ' ')}, and now has {value}; resume "
+                    "it with the same data and global batch"
                 )
         if snapshot.host.get("is_drawn_as_read", False) != self._feeds.is_drawn_as_read:
             raise ConfigError(
                 "resume: the run held out the first examples of its stream, and this version of scaleflow draws the "
-                "validation split at random; go on with the version that began the run, or start a new one"
+                "validation split at random; resume it with the version that started the run, or start a new run"
             )
         self._engine.restore(snapshot.tensors)
         self._patience.restore(snapshot.host["patience"])

@@ -15,6 +15,7 @@ from scaleflow.interfaces import (
     LossStep,
     MakeOptimizer,
     Objective,
+    Optimizer,
     OutputStructure,
     OwnUpdates,
     Training,
@@ -53,7 +54,7 @@ def add_checks(step: LossStep, name: str, outputs: OutputStructure) -> LossStep:
             )
         if set(name_leaves(values)) != set(name_leaves(outputs)):
             raise ConfigError(
-                f"{KEY}={name}: returned outputs that {describe_keys(values)}, and the dataset's outputs "
+                f"{KEY}={name}: returned outputs that {describe_keys(values)}, but the dataset's outputs "
                 f"{describe_keys(outputs)}"
             )
         values = map_leaves(tf.convert_to_tensor, values)
@@ -61,7 +62,7 @@ def add_checks(step: LossStep, name: str, outputs: OutputStructure) -> LossStep:
             tensor, expected = values[key] if key else values, (*weights.shape, *each.shape)
             if not tensor.shape.is_compatible_with(expected):
                 raise ConfigError(
-                    f"{KEY}={name}: returned {label_leaf('outputs', key)} of shape {tensor.shape}, and the dataset's "
+                    f"{KEY}={name}: returned {label_leaf('outputs', key)} of shape {tensor.shape}, but the dataset's "
                     f"{each.kind} targets need {expected}"
                 )
         return tf.cast(loss, tf.float32), map_leaves(lambda tensor: tf.cast(tensor, tf.float32), values)
@@ -133,9 +134,9 @@ def check_methods(own: Any, name: str) -> None:
     for method, arguments in (("build", "model, make_optimizer"), ("update", "model, batch, weights")):
         if not accepts_arguments(getattr(own, method, None), arguments.count(",") + 1):
             raise ConfigError(
-                f"{KEY}={name}: a class that trains has the methods build(model, make_optimizer) and "
-                f"update(model, batch, weights); its {method}({arguments}) is missing or takes others. "
-                "A loss is a function (model, batch, weights)"
+                f"{KEY}={name}: a class needs the methods build(model, make_optimizer) and update(model, batch, "
+                f"weights); its {method}({arguments}) is missing or has other parameters. A loss is a function "
+                "(model, batch, weights)"
             )
 
 
@@ -150,11 +151,12 @@ def accepts_arguments(method: Callable[..., Any] | None, count: int) -> bool:
     return True
 
 
-def check_own_updates(options: Training, policy: str, xla: bool, name: str) -> None:
-    """Rejects options that act on the loop's gradients, which a step with its own optimizers does not use.
+def check_own_updates(options: Training, optimizer: Optimizer, policy: str, xla: bool, name: str) -> None:
+    """Rejects options that act on the loop's gradients or optimizer, which a step with its own does not use.
 
     Args:
         options: the config group `training`.
+        optimizer: the config group `optimizer`.
         policy: the resolved precision policy.
         xla: the value of `hardware.xla`.
         name: the configured `training.step._target_`.
@@ -173,12 +175,22 @@ def check_own_updates(options: Training, policy: str, xla: bool, name: str) -> N
         f"precision={policy}": policy == "mixed_float16",
         f"training.on_nan={options.on_nan}": options.on_nan != "stop",
     }
+    updates = {
+        "optimizer.rate_factors": optimizer.rate_factors is not None,
+        f"optimizer.ema={optimizer.ema}": optimizer.ema is not None,
+    }
+    for setting, applies in updates.items():
+        if applies:
+            raise ConfigError(
+                f"{setting} with {KEY}={name}: it applies its own optimizers, which know nothing of it; do that in its "
+                "update and leave this away, or write a function (model, batch, weights) -> (loss, outputs)"
+            )
     for setting, applies in conflicts.items():
         if applies:
             raise ConfigError(
-                f"{setting} with {KEY}={name}: it applies its own optimizers, so the loop has no gradient to "
-                "accumulate, clip or scale, and no rate to lower; do that in its update and leave this away, or write "
-                "a function (model, batch, weights) -> (loss, outputs)"
+                f"{setting} with {KEY}={name}: this class applies its own optimizers, so the loop has no gradient to "
+                "accumulate, clip or scale, and no rate to lower; do that in its update method and remove this key, "
+                "or write a function (model, batch, weights) -> (loss, outputs)"
             )
 
 

@@ -33,7 +33,7 @@ def check_xla(model: keras.Model, inputs: InputStructure, strategy: tf.distribut
         if each.dtype == "string":
             label = label_leaf("inputs", name)
             raise ConfigError(
-                f"hardware.xla=true: the dataset's {label} are text, and XLA has none; use hardware.xla=false"
+                f"hardware.xla=true: the dataset's {label} are text, which XLA cannot compile; use hardware.xla=false"
             )
     if synchronized := synchronized_layers(model, strategy):
         replicas = strategy.num_replicas_in_sync

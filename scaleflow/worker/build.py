@@ -136,6 +136,7 @@ def build_training(plan: Plan, emit: Emit, startup_timer: StartupTimer | None = 
         objective.find_mask_note(engine.model, splits.outputs),
         *model.find_batch_norm_warnings(engine.model, runtime.batching),
         optimizer.find_warm_up_warning(plan.optimizer, length.total),
+        find_table_warning(plan, runtime, engine),
     )
     for note in filter(None, warnings):
         emit(Note(note))
@@ -154,7 +155,7 @@ def build_training(plan: Plan, emit: Emit, startup_timer: StartupTimer | None = 
     def export(folder: Path) -> None:
         arguments = source.inputs, source.outputs, splits.sample, runtime.policy, folder
         model.write_model(
-            engine.gather_model(),
+            model.merge_lora(engine.finish_model()),
             *arguments,
             on_host=runtime.is_divided,
             preprocessing_layers=splits.preprocessing_layers,
@@ -197,28 +198,32 @@ def make_run_objective(plan: Plan, splits: Splits, runtime: Runtime, emit: Emit)
 def make_model_maker(
     plan: Plan, inputs: InputStructure, outputs: OutputStructure, emit: Emit
 ) -> Callable[[], keras.Model]:
-    """Returns a function that makes the model with its initial weights. Call it in the strategy's scope."""
+    """Returns a function that makes the model with its initial weights, frozen layers and LoRA.
+
+    Call it in the strategy's scope.
+    """
     from scaleflow import model
 
-    make = functools.partial(model.make_model, bind_target(plan.model.target, given=2), inputs, outputs)
-    if plan.model.init_from is None:
-        return make
-    import keras
+    make = model.keep_names(
+        functools.partial(model.make_model, bind_target(plan.model.target, given=2), inputs, outputs)
+    )
+    saved = None
+    if plan.model.init_from is not None:
+        import keras
 
-    saved = model.read_weights(plan.model.init_from, plan.config["model"]["init_from"])
-    keras.utils.set_random_seed(plan.seed)  # reading the weights has used random numbers
-    first: list[keras.Model] = []
+        saved = model.read_weights(plan.model.init_from, plan.config["model"]["init_from"])
+        keras.utils.set_random_seed(plan.seed)  # reading the weights has used random numbers
+    reported: set[str] = set()  # a coordinator makes its model twice
 
-    def initialize() -> keras.Model:
+    def make_prepared() -> keras.Model:
         new_model = make()
-        if first:  # a coordinator makes its model twice; the layers of the second have other names
-            model.copy_weights(first[0], new_model)
-        else:
-            emit(Note(model.initialize_from(new_model, saved)))
-            first.append(new_model)
+        if saved is not None and (note := model.initialize_from(new_model, saved)) not in reported:
+            reported.add(note)
+            emit(Note(note))
+        model.fine_tune(new_model, plan.model)
         return new_model
 
-    return initialize
+    return make_prepared
 
 
 def make_engine(
@@ -254,13 +259,15 @@ def make_loop(
     """Makes the loop for a whole model, or for one in stages. Returns it with notes for the user."""
     from scaleflow import optimizer, strategy, training
 
-    model_optimizer = make_optimizer(plan, runtime, run.total)
+    model_optimizer = make_optimizer(plan, runtime, run.total, net)
     passes: ForwardBackward
     if runtime.is_divided:
         optimizer.update_in_place(model_optimizer)
         passes, notes = strategy.build_pipeline(net, goal, runtime.devices, plan.strategy)
     else:
-        passes, notes = training.TapeForwardBackward(net, make_loss_step(plan, outputs, goal)), []
+        by_rows = can_update_by_rows(net, model_optimizer)
+        loss = make_loss_step(plan, outputs, goal)
+        passes, notes = training.TapeForwardBackward(net, loss, keeps_rows=by_rows), []
     options = plan.training.clip_norm, plan.hardware.xla
     return training.Loop(runtime.strategy, net, model_optimizer, goal, *options, passes=passes), notes
 
@@ -286,17 +293,56 @@ def make_parameter_server_loop(
     if step is not None and is_class_target(step):
         raise ConfigError(
             f"training.step._target_={step.path} with strategy=parameter_server: a class applies its own optimizers, "
-            "which know nothing of servers; use a function (model, batch, weights) -> (loss, outputs)"
+            "which does not work with parameter servers; use a function (model, batch, weights) -> (loss, outputs)"
         )
     with runtime.evaluation_strategy.scope():
         local = make_model()
     keras.utils.set_random_seed(plan.seed)  # so that both models have the same initial weights
     with runtime.strategy.scope():
-        parts = (runtime.strategy, make_model(), make_optimizer(plan, runtime, run.total))
-        loss = make_loss_step(plan, outputs, goal)
+        served = make_model()
+        model_optimizer = make_optimizer(plan, runtime, run.total, served)
         return training.ParameterServerLoop(
-            *parts, goal, plan.training.clip_norm, loss, count_workers(plan), local, runtime.evaluation_strategy
+            runtime.strategy,
+            served,
+            model_optimizer,
+            goal,
+            plan.training.clip_norm,
+            passes=training.TapeForwardBackward(
+                served,
+                make_loss_step(plan, outputs, goal),
+                training.list_shards(served.trainable_variables),
+                keeps_rows=can_update_by_rows(served, model_optimizer),
+            ),
+            workers=count_workers(plan),
+            whole=local,
+            here=runtime.evaluation_strategy,
         )
+
+
+def can_update_by_rows(net: keras.Model, model_optimizer: keras.optimizers.Optimizer) -> bool:
+    """Returns whether updates touch only the rows of embedding tables that a batch uses; if so, prepares for it."""
+    from scaleflow import model, optimizer
+
+    is_possible = bool(model.list_tables(net)) and optimizer.find_dense_cause(model_optimizer) is None
+    if is_possible:
+        optimizer.update_by_rows(model_optimizer)
+    return is_possible
+
+
+def find_table_warning(plan: Plan, runtime: Runtime, engine: Engine) -> str | None:
+    """Returns a warning if each step updates all rows of a large embedding table, else None."""
+    from scaleflow import model, optimizer
+
+    table = model.describe_large_table(engine.model)
+    cause = "training.step" if engine.optimizer is None else optimizer.find_dense_cause(engine.optimizer)
+    if plan.training.engine == "fit" or runtime.is_divided:
+        cause = "training.engine=fit" if plan.training.engine == "fit" else "strategy=pipeline"
+    if table is None or cause is None:
+        return None
+    return (
+        f"{cause}: each step updates {table}, not only those of its batch; optimizer=adagrad, and optimizer=sgd "
+        "optimizer.momentum=0, update only those, with training.engine=loop on other strategies than pipeline"
+    )
 
 
 def make_custom_update_loop(
@@ -307,7 +353,7 @@ def make_custom_update_loop(
 
     step = plan.training.step
     assert step is not None
-    training.check_own_updates(plan.training, runtime.policy, plan.hardware.xla, step.path)
+    training.check_own_updates(plan.training, plan.optimizer, runtime.policy, plan.hardware.xla, step.path)
     return training.CustomUpdateLoop(
         strategy=runtime.strategy,
         model=net,
@@ -326,7 +372,7 @@ def make_fit_engine(plan: Plan, runtime: Runtime, net: keras.Model, goal: Object
     return training.FitEngine(
         strategy=runtime.strategy,
         model=net,
-        optimizer=make_optimizer(plan, runtime, run.total, takes_summed=False),
+        optimizer=make_optimizer(plan, runtime, run.total, net, takes_summed=False),
         objective=goal,
         steps_per_execution=per_execution,
     )
@@ -342,15 +388,23 @@ def make_loss_step(plan: Plan, outputs: OutputStructure, goal: Objective) -> Any
     return training.make_loss_step(goal)
 
 
-def make_optimizer(plan: Plan, runtime: Runtime, steps: int, takes_summed: bool = True) -> keras.optimizers.Optimizer:
-    """Makes the config's optimizer for a run of `steps` steps."""
-    from scaleflow import optimizer
+def make_optimizer(
+    plan: Plan, runtime: Runtime, steps: int, net: keras.Model, takes_summed: bool = True
+) -> keras.optimizers.Optimizer:
+    """Makes the config's optimizer for a run of `steps` steps, which updates the variables of `net` or their shards."""
+    from scaleflow import model, optimizer, training
 
-    rate = optimizer.make_learning_rate(plan.optimizer, runtime.batching.global_size, steps)
+    options = plan.optimizer
+    rate = optimizer.make_learning_rate(options, runtime.batching.global_size, steps)
     scaled = runtime.policy == "mixed_float16"
-    return optimizer.create_optimizer(
-        bind_target(plan.optimizer.target), rate, loss_scaling=scaled, takes_summed=takes_summed
+    new_optimizer = optimizer.create_optimizer(
+        bind_target(options.target), rate, loss_scaling=scaled, takes_summed=takes_summed, ema=options.ema
     )
+    if options.rate_factors is not None:
+        factors = model.find_rate_factors(net, options.rate_factors)
+        shards = zip(factors, net.trainable_variables, strict=True)
+        optimizer.scale_rates(new_optimizer, [f for f, v in shards for _ in training.list_shards([v])])
+    return new_optimizer
 
 
 def make_optimizer_maker(plan: Plan, runtime: Runtime, steps: int) -> MakeOptimizer:
@@ -412,6 +466,7 @@ def setup_runtime(plan: Plan, emit: Emit) -> Runtime:
     from scaleflow import hardware, model, precision, strategy, training
 
     model.correct_keras_add()
+    model.read_rows_in_take()
     training.apply_debug(plan.debug)
     with guard_tpu_connection(plan, emit):
         devices = hardware.configure_devices(assigned_hardware(plan.hardware, os.environ))
@@ -424,8 +479,8 @@ def setup_runtime(plan: Plan, emit: Emit) -> Runtime:
         if not worker_sync.is_same(digest_plan(plan)):
             worker_sync.leave()
             raise ConfigError(
-                "strategy=multi_worker: the workers were not all started with the same config, TensorFlow version and "
-                "model.init_from; give each the same command"
+                "strategy=multi_worker: the workers were not all started with the same config, TensorFlow version "
+                "and model.init_from; start each with the same command"
             )
     keras.utils.set_random_seed(plan.seed)
     precision.apply_policy(policy)
@@ -484,7 +539,7 @@ def guard_tpu_connection(plan: Plan, emit: Emit) -> Iterator[None]:
         yield
         return
     seconds = plan.cluster.start_seconds
-    vain = f"hardware.tpu={plan.hardware.tpu}: does not answer as a TPU within cluster.start_seconds={seconds:g}"
+    vain = f"hardware.tpu={plan.hardware.tpu}: no TPU answers there within cluster.start_seconds={seconds:g}"
     with allow_kill(emit, vain=vain, seconds=seconds):
         yield
 

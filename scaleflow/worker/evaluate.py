@@ -85,7 +85,7 @@ def choose_split(available: Any, split: str | None) -> tuple[str, Any]:
     names = [name for name in SPLITS if name in available]
     if split is not None and split not in names:
         hint = "; dataset.validation=NAME makes one of the dataset's own splits the validation split"
-        raise ConfigError(f"--split {split}: available is no such split; available is {', '.join(names)}{hint}")
+        raise ConfigError(f"--split {split}: there is no such split; the splits are {', '.join(names)}{hint}")
     name = split or names[0]
     return name, available[name]
 
@@ -102,8 +102,8 @@ def load_model(spec: EvaluationSpec, trusted: Sequence[str]) -> keras.Model:
     except Exception as error:  # zipfile, h5py and Keras raise many types
         reason = (str(error).strip().splitlines() or [""])[0]
         raise ConfigError(
-            f"{spec.origin}: its model can't be loaded ({type(error).__name__}: {reason[:300]}); a class of your "
-            "own is found if it is decorated with keras.saving.register_keras_serializable and --trust names its module"
+            f"{spec.origin}: its model cannot be loaded ({reason[:300]}); to load a class of your own, decorate it "
+            "with keras.saving.register_keras_serializable and add --trust MODULE"
         ) from error
 
 
@@ -126,15 +126,15 @@ def check_dataset_fits(model: keras.Model, source: Source, plan: Plan, spec: Eva
     taken, given = name_leaves(inputs_of), name_leaves(source.inputs)
     if set(taken) != set(given):
         raise ConfigError(
-            f"{name}: its inputs {describe_keys(source.inputs)}, and those of the model of {spec.origin} "
+            f"{name}: its inputs {describe_keys(source.inputs)}, but those of the model of {spec.origin} "
             f"{describe_keys(inputs_of)}"
         )
     for key, inputs in given.items():
-        check_input_fits(f"{name}: gives {label_leaf('inputs', key)} of", taken[key], inputs, spec)
+        check_input_fits(f"{name}: has {label_leaf('inputs', key)} of", taken[key], inputs, spec)
     returned, needed = name_leaves(outputs_of), name_leaves(source.outputs)
     if set(returned) != set(needed):
         raise ConfigError(
-            f"{name}: its targets {describe_keys(source.outputs)}, and the outputs of the model of {spec.origin} "
+            f"{name}: its targets {describe_keys(source.outputs)}, but the outputs of the model of {spec.origin} "
             f"{describe_keys(outputs_of)}"
         )
     for key, outputs in needed.items():
@@ -142,7 +142,7 @@ def check_dataset_fits(model: keras.Model, source: Source, plan: Plan, spec: Eva
         if output_shape != target_shape:
             raise ConfigError(
                 f"{name}: its {outputs.kind} {label_leaf('targets', key)} need outputs of shape "
-                f"{add_batch_dimension(target_shape)}, and the model of {spec.origin} returns "
+                f"{add_batch_dimension(target_shape)}, but the model of {spec.origin} returns "
                 f"{add_batch_dimension(output_shape)}"
             )
 
@@ -158,7 +158,7 @@ def check_input_fits(given_text: str, model_input: Any, inputs: Inputs, spec: Ev
     is_text = "string" in (model_input.dtype, inputs.dtype) and model_input.dtype != inputs.dtype
     if is_text or len(expected) != len(given) or any(a not in (None, b) for a, b in zip(expected, given, strict=True)):
         raise ConfigError(
-            f"{given_text} {format_shape(given, inputs.dtype)}, and the model of {spec.origin} takes "
+            f"{given_text} {format_shape(given, inputs.dtype)}, but the model of {spec.origin} needs "
             f"{format_shape(expected, model_input.dtype)}"
         )
 

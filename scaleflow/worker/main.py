@@ -74,7 +74,7 @@ def end_with_launcher(pipe: int, stop: threading.Event, patience: float) -> None
     """
     while os.read(pipe, 1):
         pass
-    print("the launcher is gone; this worker ends", file=sys.stderr, flush=True)
+    print("the launcher has ended, so this worker ends, too", file=sys.stderr, flush=True)
     if patience:
         stop.set()
         time.sleep(patience)

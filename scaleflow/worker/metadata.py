@@ -50,8 +50,8 @@ def collect_metadata(plan: Plan, outputs: OutputStructure, splits: Splits, model
     notes = []
     if len(known) < len(read):
         notes.append(
-            "no baseline: the dataset's targets are known only once its examples are read; with dataset.cache=memory "
-            "there is one"
+            "no baseline: the dataset's targets are known only after its examples are read; use dataset.cache=memory "
+            "to get one"
         )
     else:
         targets, weights = ({name: each[i] for name, each in known.items()} for i in range(2))

@@ -158,8 +158,8 @@ def begin_training(
         if not worker_sync.is_same(str(snapshot and snapshot.step)):
             worker_sync.leave()
             raise ConfigError(
-                f"checkpoint.folder={spec.checkpoints}: the workers do not find the same checkpoints there; "
-                "use a path that all of them see"
+                f"checkpoint.folder={spec.checkpoints}: the workers do not see the same checkpoints there; use a path "
+                "that all of them see"
             )
         if snapshot is not None:
             session.restore(snapshot)
@@ -176,9 +176,9 @@ def check_shared_checkpoints(spec: RunSpec, manager: CheckpointManager, worker_s
         return
     worker_sync.leave()
     raise ConfigError(
-        f"checkpoint={spec.plan.checkpoint.name}: the machines do not share {spec.checkpoints}, so the others "
-        "could not go on from what the chief saves there; use checkpoint.folder=PATH that all of them see, or an "
-        "object store's (gs://...), or checkpoint=none"
+        f"checkpoint={spec.plan.checkpoint.name}: the machines do not share {spec.checkpoints}, so the others could "
+        "not resume from the chief's checkpoints; use checkpoint.folder=PATH that all of them see, or an object "
+        "store's (gs://...), or checkpoint=none"
     )
 
 
@@ -250,7 +250,7 @@ def train_and_export(
     if result.stopped:
         limit = spec.plan.checkpoint.max_seconds
         over = limit is not None and time.time() - spec.started > limit
-        why = f"checkpoint.max_seconds={limit:g} are over, " if over else ""
+        why = f"checkpoint.max_seconds={limit:g} reached: " if over else ""
         emit(RunEnded("KILLED", f"{why}stopped at step {result.steps}"))
         worker_sync.leave()
         return

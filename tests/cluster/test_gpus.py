@@ -53,7 +53,7 @@ def test_processes_that_share_a_gpu_take_its_memory_as_they_need_it() -> None:
     ("options", "message"),
     [
         (Hardware(devices=[1]), "cluster.workers=2: .* use strategy=one_device, or hardware=cpu"),
-        (Hardware(devices=[5]), r"hardware.devices=\[5\]: this machine has the GPUs \[0, 1\]; use"),
+        (Hardware(devices=[5]), r"hardware.devices=\[5\]: this machine has the GPUs \[0, 1\]; choose"),
     ],
 )
 def test_too_few_gpus_are_refused(options: Hardware, message: str) -> None:
@@ -81,7 +81,7 @@ def test_more_workers_than_gpus_are_refused_before_there_is_a_run(
     monkeypatch.setenv(CUDA_DEVICES, "0,1")
     assert main(["strategy=multi_worker", "cluster.workers=3", "tracking=none"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("scaleflow: cluster.workers=3: each worker needs a GPU of its own, and this machine has 2")
+    assert said.startswith("scaleflow: cluster.workers=3: each worker needs its own GPU, and this machine has 2")
     assert len(said.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
 

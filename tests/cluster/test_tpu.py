@@ -89,7 +89,7 @@ def test_the_order_of_variables_is_tensorflow_s_own(
 def test_several_hosts_without_an_address_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "t1v-0,t1v-1")
     with pytest.raises(
-        ConfigError, match=r"TPU_WORKER_HOSTNAMES=t1v-0,t1v-1: names 2 hosts; .*hardware\.tpu=grpc://HOST"
+        ConfigError, match=r"TPU_WORKER_HOSTNAMES=t1v-0,t1v-1: names 2 hosts .*hardware\.tpu=grpc://HOST"
     ):
         find_tpu(None)
 

@@ -183,20 +183,22 @@ def refusals() -> list[str]:
 
 def test_what_the_inputs_are_no_such_thing_as_is_refused(isolated: Callable[..., Any]) -> None:
     assert isolated(refusals) == [
-        "dataset.augment.mixup=0.2: mixes numbers, and the dataset's inputs are text",
-        "dataset.augment.flip=true: takes images of shape (height, width, channels), and the dataset's inputs have "
-        "shape (8,)",
-        "dataset.augment.crop=4: takes images of shape (height, width, channels), and the dataset's inputs have "
-        "shape ()",
-        "dataset.augment.flip=true: takes images of shape (height, width, channels), and the dataset's inputs are "
-        "a (8,), b (2, 2)",
-        "dataset.augment.flip=true: takes images of shape (height, width, channels), one in each example, and the "
-        "dataset's inputs are a (8, 8, 1), b (8, 8, 1)",
-        "dataset.augment.flip=true: moves the pixels of images, and the dataset's targets of shape (8, 8) would stay; "
+        "dataset.augment.mixup=0.2: mixes only numbers, and the dataset's inputs are text; remove it",
+        "dataset.augment.flip=true: needs images of shape (height, width, channels), and the dataset's inputs have "
+        "shape (8,); remove it",
+        "dataset.augment.crop=4: needs images of shape (height, width, channels), and the dataset's inputs have "
+        "shape (); remove it",
+        "dataset.augment.flip=true: needs images of shape (height, width, channels), and the dataset's inputs are a "
+        "(8,), b (2, 2); remove it",
+        "dataset.augment.flip=true: needs images of shape (height, width, channels), one in each example, and the "
+        "dataset's inputs are a (8, 8, 1), b (8, 8, 1); remove it",
+        "dataset.augment.flip=true: moves the pixels of images, but not the dataset's targets of shape (8, 8); "
         "augment both in the dataset",
-        "dataset.augment.mixup=0.2: mixes one tensor, and the dataset's inputs have the keys a, b",
-        "dataset.augment.mixup=0.2: mixes one tensor, and the dataset's targets have the key a",
-        "dataset.augment.mixup=0.2: mixes targets, and the dataset's may be -1, which is ignored",
+        "dataset.augment.mixup=0.2: mixes only examples of one tensor, and the dataset's inputs have the keys a, "
+        "b; remove it",
+        "dataset.augment.mixup=0.2: mixes only examples of one tensor, and the dataset's targets have the key a; "
+        "remove it",
+        "dataset.augment.mixup=0.2: cannot mix targets of which -1 is ignored (Outputs.ignore); remove it",
     ]
 
 

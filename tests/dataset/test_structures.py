@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ OUTPUTS = {"number": Outputs("classification", (EXAMPLES,)), "row": Outputs("reg
 FORMS = {
     "arrays": {},
     "host": {},
+    "mapped": {},
     "stream": {"cache": "none"},
     "records": {"cache": "none"},
     "records, several at once": {"cache": "none"},
@@ -56,6 +58,11 @@ class Numbered:
         arrays = numbered(EXAMPLES, self._text)
         if self._form in ("arrays", "host"):
             return arrays
+        if self._form == "mapped":
+            with tempfile.TemporaryFile() as file:  # it stays mapped
+                mapped = np.memmap(file, np.float32, "w+", shape=arrays.inputs["pair"].shape)
+            mapped[:] = arrays.inputs["pair"]
+            return Arrays({**arrays.inputs, "pair": mapped}, *arrays.parts[1:])
         if self._form == "stream":
             return Stream(tf.data.Dataset.from_tensor_slices(arrays.parts), EXAMPLES)
         parts = tf.nest.map_structure(tf.constant, arrays.parts)
@@ -74,7 +81,9 @@ def read_epochs(replicas: int, accumulate: int) -> dict[str, list[tuple[list[int
     batching = Batching(GLOBAL // replicas // accumulate, accumulate, replicas)
     found: dict[str, list[tuple[list[int], list[float]]]] = {}
     for form, changes in FORMS.items():
-        splits = dataset.prepare_splits(Numbered(form, text="cache" not in changes), options(**changes), 0)
+        splits = dataset.prepare_splits(
+            Numbered(form, text="cache" not in changes), options(**{"cache": "none", **changes}), 0
+        )
         assert splits.is_weighted
         feed = dataset.make_feed(splits.train, batching, strategy, 3, device_bytes=1.0 if form == "host" else None)
 
@@ -254,27 +263,28 @@ def test_what_does_not_fit_is_refused_with_the_keys_of_both_sides(isolated: Call
         "dataset: Given.inputs has the key 'a/b'; expected a name of letters, digits, spaces, _, - and .",
         "dataset: Given.outputs['x'] must be a scaleflow.interfaces.Outputs",
         "dataset: Given.outputs['x'].kind=ranking: expected one of classification",
-        "dataset: inputs of 'train' are one tensor, and the source's inputs have the keys a, b/c",
-        "dataset: inputs of 'train' have the keys a, b/d, and the source's inputs have the keys a, b/c",
-        "dataset: inputs['b/c'] of 'train' have shape (2,), and the source says ()",
-        "dataset: inputs['a'] of 'train' are uint8, and the source says float32",
+        "dataset: inputs of 'train' are one tensor, but the source's inputs have the keys a, b/c",
+        "dataset: inputs of 'train' have the keys a, b/d, but the source's inputs have the keys a, b/c",
+        "dataset: inputs['b/c'] of 'train' have shape (2,), but the source says ()",
+        "dataset: inputs['a'] of 'train' are uint8, but the source says float32",
         "dataset: load('train') gave 4 inputs['a'] and 3 inputs['b/c']",
         "dataset: inputs['b/c'] of 'train' are a list, expected a numpy array",
-        "dataset: classification targets['x'] of 'train' reach from 0 to 3, expected 0 to 2",
-        "dataset: targets of 'train' have the keys x, y, and the source's outputs are one tensor",
+        "dataset: classification targets['x'] of 'train' range from 0 to 3, expected 0 to 2",
+        "dataset: targets of 'train' have the keys x, y, but the source's outputs are one tensor",
         "dataset: load('train') gave 4 inputs['a'] and 3 weights",
-        "dataset: weights of 'train' hold values that are no numbers from 0 up",
+        "dataset: weights of 'train' contain values that are negative, infinite or NaN",
         "dataset: weights of 'train' are all 0",
         "dataset: weights of 'train' have shape (4, 1), expected one number each",
         "dataset: the stream of 'train' yields the weight TensorSpec(shape=(2,), dtype=tf.float32, name=None), "
         "expected one number",
-        "dataset: example 0 of 'train' cannot be read: its weight is no number from 0 up -1; dataset.on_bad_example",
-        "dataset: Given.preprocessing: is for b, and the inputs have the keys a, b/c",
-        "dataset: Given.preprocessing: is for one tensor, and the inputs have the keys a, b/c",
-        "dataset: targets of 'train' have shape (3,), and the source says (5,)",
+        "dataset: example 0 of 'train' cannot be read: its weight is negative, infinite or NaN -1; use "
+        "dataset.on_bad_example",
+        "dataset: Given.preprocessing: names b, but the inputs have the keys a, b/c",
+        "dataset: Given.preprocessing: names one tensor, but the inputs have the keys a, b/c",
+        "dataset: targets of 'train' have shape (3,), but the source says (5,)",
         "dataset: all classification targets of 'train' are -1, which is ignored",
-        "dataset: classification targets of 'train' reach from -2 to -2, expected 0 to 2 or -1, which is ignored",
-        "dataset.normalise=true: none of the dataset's inputs (a) is float; leave it away",
+        "dataset: classification targets of 'train' range from -2 to -2, expected 0 to 2 or -1, which is ignored",
+        "dataset.normalise=true: none of the dataset's inputs (a) is float; remove it",
     ]
     found = isolated(refusals)
     for expected, message in zip(wanted, found, strict=True):

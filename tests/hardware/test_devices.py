@@ -61,7 +61,7 @@ def test_what_is_not_there_is_refused(isolated: Callable[..., Any]) -> None:
         ({"name": "cpu", "devices": [0, 1]}, ("hardware.devices=[0, 1]: found 1 CPU", "use hardware.devices=[0]")),
         ({"name": "cpu", "devices": [5]}, ("hardware.devices=[5]: found 1 CPU; use hardware.devices=[0]",)),
         ({"name": "gpu"}, ("hardware=gpu: TensorFlow finds no GPU", "use hardware=cpu")),
-        ({"memory_limit_mb": 100}, ("hardware.memory_limit_mb=100: there is no GPU here", "leave it null")),
+        ({"memory_limit_mb": 100}, ("hardware.memory_limit_mb=100: there is no GPU, and", "leave it null")),
     ]
     for options, words in wanted:
         message = isolated(without_gpu, **options)

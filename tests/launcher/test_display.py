@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ from scaleflow.events import (
     Waiting,
 )
 from scaleflow.launcher import display as display_module
-from scaleflow.launcher.display import BarDisplay, Display, JobDisplay, display_for, format_metrics
+from scaleflow.launcher.display import BarDisplay, Display, JobDisplay, display_for, end_greeting, format_metrics, greet
 
 READY = RunReady(
     "digits-mlp",
@@ -270,16 +271,17 @@ def test_a_long_stage_fills_no_log(log: Log, clock: Clock) -> None:
 
 
 @pytest.mark.usefixtures("no_thread")
-def test_a_stage_that_has_just_begun_is_not_still_under_way(log: Log, clock: Clock) -> None:
-    display, new_lines = log
+def test_a_stage_that_has_just_begun_may_end_at_once(clock: Clock) -> None:
+    stream = io.StringIO()
+    display = JobDisplay(stream, 3)
     display.begin_stage("reading")
-    clock.now += 1.95
-    Display.printed_at = 1000.0
-    display._shows_stages = False  # as in a job of a sweep
+    clock.now += 1.9
     display.begin_stage("compiling")
-    clock.now += 0.05
-    display.break_silence()
-    assert new_lines() == ["compiling"]
+    for _ in range(5):
+        assert stream.getvalue() == ""
+        clock.now += 0.1
+        display.break_silence()
+    assert stream.getvalue() == "#3 still compiling (0.5 s)\n"
 
 
 @pytest.mark.usefixtures("no_thread")
@@ -312,6 +314,7 @@ def test_a_worker_that_waits_for_others_says_so(log: Log, clock: Clock) -> None:
 
 def test_a_thread_breaks_the_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(display_module, "QUIET_SECONDS", 0.01)
+    monkeypatch.setattr(display_module, "SHORTEST_SHOWN", 0.0)
     before = set(threading.enumerate())
     reader, writer = os.pipe()
     with os.fdopen(writer, "w") as stream, os.fdopen(reader) as lines:
@@ -322,6 +325,21 @@ def test_a_thread_breaks_the_silence(monkeypatch: pytest.MonkeyPatch) -> None:
             (thread,) = set(threading.enumerate()) - before
             display.close()
             thread.join()
+
+
+@pytest.mark.parametrize("end", [end_greeting, lambda: Display(io.StringIO())], ids=["the command", "a display"])
+def test_the_first_line_is_printed_once_and_breaks_the_silence_until_something_ends_it(
+    capsys: pytest.CaptureFixture[str], end: Callable[[], Any]
+) -> None:
+    greet.cache_clear()
+    before = set(threading.enumerate())
+    greet("scaleflow 1.0")
+    greet("scaleflow 1.0")
+    assert capsys.readouterr().out == "scaleflow 1.0\n"
+    (thread,) = set(threading.enumerate()) - before
+    end()
+    thread.join()
+    assert Display.greeting is None
 
 
 def test_with_a_debugger_in_the_terminal_no_thread_prints() -> None:

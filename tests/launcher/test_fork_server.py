@@ -43,7 +43,7 @@ def test_a_server_that_is_gone_is_said_in_the_log(tmp_path: Path) -> None:
     process = ForkedProcess(str(tmp_path / "nobody"), log, os.environ)
     assert process.poll() == 1
     process.close()
-    assert "the server that forks workers is gone" in log.read_text()
+    assert "the fork server has ended" in log.read_text()
 
 
 def test_a_second_close_leaves_the_files_alone_that_were_opened_in_between(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_what_the_log_holds_stays_where_the_server_is_gone(tmp_path: Path) -> No
     log = tmp_path / "worker-0.log"
     log.write_text("of an earlier attempt\n")
     ForkedProcess(str(tmp_path / "nobody"), log, os.environ).close()
-    assert log.read_text().startswith("of an earlier attempt\nthe server that forks workers is gone")
+    assert log.read_text().startswith("of an earlier attempt\nthe fork server has ended")
 
 
 def test_the_log_of_a_server_that_is_gone_already_says_why(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_server_that_is_killed_ends_the_run_as_failed(command: Command) -> Non
     assert long.end(60) == 1
     wait_for(lambda: not worker.is_running())
     assert command.events()[-1]["status"] == "FAILED"
-    assert "the server that forks workers is gone" in command.events()[-1]["error"]
+    assert "the fork server has ended" in command.events()[-1]["error"]
 
 
 @pytest.mark.slow
@@ -116,7 +116,7 @@ def test_a_server_that_is_killed_is_followed_by_another_where_restarts_are_allow
     os.kill(long.worker().ppid(), signal.SIGKILL)
     assert long.end(120) == 0, long.err.read_text()
     (restart,) = [event for event in command.events() if event["event"] == "restart"]
-    assert "the server that forks workers is gone" in restart["reason"]
+    assert "the fork server has ended" in restart["reason"]
     assert any(event.get("resumed", 0) > 0 for event in command.events())
 
 

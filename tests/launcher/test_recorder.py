@@ -457,7 +457,7 @@ def test_a_profile_that_takes_too_long_is_named(setting: Setting, profiles: Prof
     recorder = setting.begin()
     until(lambda: "finish" in setting.tracker.words())
     assert not recorder.finish(0.2)
-    assert recorder.reason == "the profile of steps 2 to 3 is still being read"
+    assert recorder.reason == "the profile of steps 2 to 3 is still being analyzed"
 
 
 def test_nothing_is_sent_once_finish_has_given_up(setting: Setting) -> None:

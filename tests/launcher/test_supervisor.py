@@ -266,7 +266,7 @@ def test_what_was_trained_inline_before_a_slow_store_refused_it_stays(
     training.each_step = tracker.may.set
     code, refusals, folder = inline(training, tracker)
     assert code == REFUSED
-    assert re.match(r"the store refuses to start\nwhat was trained until step \d+ is in .*run; ", refusals[0])
+    assert re.match(r"the store refuses to start\nthe training until step \d+ is in .*run; ", refusals[0])
     assert isinstance(list(EventReader(folder / "events.jsonl").read())[-1], RunEnded)
     assert (folder / "config.yaml").exists()
 

@@ -282,12 +282,12 @@ WRONG: Mapping[str, tuple[Any, ObjectiveOptions, str]] = {
     "a scalar": (
         Outputs("regression", (2,)),
         ObjectiveOptions(loss=named(f"{OWN}.whole_batch")),
-        "returns shape () for regression targets of shape (2, 2) and outputs of shape (2, 2); expected a value",
+        "returns shape () for regression targets of shape (2, 2) and outputs of shape (2, 2); expected one value",
     ),
     "a scalar of Keras's": (
         Outputs("classification", (3,)),
         ObjectiveOptions(loss=named("Dice")),
-        "of its positions; give it axis: [1]",
+        "of its positions; set its axis to [1]",
     ),
     "the batch's": (
         Outputs("regression", (2,)),
@@ -303,7 +303,7 @@ WRONG: Mapping[str, tuple[Any, ObjectiveOptions, str]] = {
     "unknown argument": (
         Outputs("regression", (2,)),
         ObjectiveOptions(loss=named("Huber", deltas=1)),
-        "objective.loss.deltas=1: keras.losses.Huber does not take it",
+        "objective.loss.deltas=1: keras.losses.Huber has no such argument",
     ),
     "smoothed integers": (
         Outputs("classification", (3,)),
@@ -318,7 +318,7 @@ WRONG: Mapping[str, tuple[Any, ObjectiveOptions, str]] = {
     "smoothed values": (
         Outputs("regression", (1,)),
         ObjectiveOptions(label_smoothing=0.1),
-        "are values, and no classes",
+        "are values, not classes",
     ),
     "single values ignored": (
         Outputs("regression", (2,), ignore=-1),
@@ -328,7 +328,7 @@ WRONG: Mapping[str, tuple[Any, ObjectiveOptions, str]] = {
     "outputs of one": (
         Outputs("regression", (1,)),
         ObjectiveOptions(loss={"age": named("Huber")}),
-        "objective.loss: names the outputs age, and the dataset has one output without a name",
+        "objective.loss: names the outputs age, but the dataset has a single output without a name",
     ),
     "one of several": (SEVERAL, ObjectiveOptions(loss=named("Huber")), "the dataset has the outputs age, kind; write"),
     "unknown output": (
@@ -349,11 +349,15 @@ WRONG_WEIGHTS: Mapping[str, tuple[Any, Any, str]] = {
     "no class": (
         Outputs("classification", (3,)),
         {"3": 1.0},
-        "objective.class_weight.3: there is no such class; there",
+        "objective.class_weight.3: there is no such class; the classes are",
     ),
-    "no name": (Outputs("binary", (1,), names=("no", "yes")), {"maybe": 1.0}, "there are 0, 1, no, yes"),
+    "no name": (Outputs("binary", (1,), names=("no", "yes")), {"maybe": 1.0}, "the classes are 0, 1, no, yes"),
     "twice": (Outputs("binary", (1,), names=("no", "yes")), {"1": 1.0, "yes": 2.0}, "names a class twice"),
-    "values": (Outputs("regression", (1,)), "balanced", "objective.class_weight: the targets are regression"),
+    "values": (
+        Outputs("regression", (1,)),
+        "balanced",
+        "objective.class_weight: works only with classification and binary targets, and the dataset's are regression",
+    ),
     "several": (SEVERAL, "balanced", "objective.class_weight: the dataset has the outputs age, kind; write"),
     "values of several": (SEVERAL, {"age": "balanced"}, "objective.class_weight.age: the targets are regression"),
 }

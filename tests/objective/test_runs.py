@@ -123,16 +123,20 @@ def test_the_metrics_are_the_same_on_every_strategy(tmp_path: Path, on_one_devic
     [
         (
             ["objective.metrics=[{_target_: keras.metrics.AUC}, {_target_: keras.metrics.AUC}]"],
-            "objective.metrics: two values would be called auc; give a metric a name of its own: {_target_: "
+            "objective.metrics: two values would have the name auc; give a metric another name: {_target_: "
             "keras.metrics.AUC, name: my_auc}",
         ),
-        (["objective.class_weight={10: 2.0}"], "objective.class_weight.10: there is no such class; there are 0, 1, 2"),
+        (
+            ["objective.class_weight={10: 2.0}"],
+            "objective.class_weight.10: there is no such class; the classes are 0, 1, 2",
+        ),
         (
             [
                 "objective.metrics=[{_target_: tests.objective.own.MeanMargin}]",
                 "checkpoint.best={monitor: val/mean_margin}",
             ],
-            "checkpoint.best.mode=auto with checkpoint.best.monitor=val/mean_margin: it is not known whether larger",
+            "checkpoint.best.mode=auto with checkpoint.best.monitor=val/mean_margin: scaleflow does not know "
+            "whether larger",
         ),
     ],
 )

@@ -63,12 +63,12 @@ def test_what_the_loop_does_is_refused_to_keras(isolated: Callable[..., Any]) ->
     assert isolated(all_made) == [
         "Adam",
         "LossScaleOptimizer of Adam",
-        "optimizer.clipnorm=1.0: use training.clip_norm, which is right on every strategy",
-        "optimizer.global_clipnorm=0.5: use training.clip_norm, which is right on every strategy",
-        "optimizer.clipvalue=2.0: use training.clip_norm, which is right on every strategy",
-        "optimizer.gradient_accumulation_steps=4: use training.accumulate, which is right on every strategy",
-        "optimizer.loss_scale_factor=128.0: use precision=mixed_float16, which is right on every strategy",
+        "optimizer.clipnorm=1.0: use training.clip_norm, which is correct on every strategy",
+        "optimizer.global_clipnorm=0.5: use training.clip_norm, which is correct on every strategy",
+        "optimizer.clipvalue=2.0: use training.clip_norm, which is correct on every strategy",
+        "optimizer.gradient_accumulation_steps=4: use training.accumulate, which is correct on every strategy",
+        "optimizer.loss_scale_factor=128.0: use precision=mixed_float16, which is correct on every strategy",
         "optimizer: Adam has use_ema=True, and Keras's moving average of the weights would be neither evaluated nor "
-        "saved; leave it out",
+        "saved; leave it out, and use optimizer.ema=0.99",
         "optimizer: the factory returned a float, expected a keras.optimizers.Optimizer",
     ]

@@ -73,7 +73,7 @@ def test_a_sweep_is_a_parent_with_a_child_to_each_job(command: Command) -> None:
 
     rerun = command.python("-m", "scaleflow.rerun", parent.info.run_id)
     assert rerun.returncode == 2
-    assert "that run is a sweep's; name the run of one of its jobs" in rerun.stderr
+    assert "this is the run of a sweep; use the run of one of its jobs" in rerun.stderr
 
     again = command(*SWEEP, *swept, secret, "training.global_batch_size=50", "seed=0,1")
     assert again.returncode == 0, again.stderr

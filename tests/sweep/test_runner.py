@@ -98,8 +98,8 @@ def test_a_sweep_that_resumes_one_run_is_refused_with_what_to_do(
     fake = sweep(monkeypatch, *words)
     assert (fake.code, fake.plans) == (2, [])  # type: ignore[attr-defined]
     error = capsys.readouterr().err
-    assert "resume=outputs/a: resumes one run, and this is a sweep" in error
-    assert "leave -m away" in error
+    assert "resume=outputs/a: continues a single run, and this is a sweep" in error
+    assert "remove -m" in error
     assert "hydra.sweep.dir=FOLDER" in error
     assert not (folder / "s").exists()
 
@@ -212,7 +212,7 @@ def test_two_commands_do_not_share_a_folder(
     (folder / "s").mkdir()
     with RunFolder(folder / "s").lock_sweep():
         assert sweep(monkeypatch, "training.epochs=1,2").code == 2  # type: ignore[attr-defined]
-    assert "another command works on the sweep there" in capsys.readouterr().err
+    assert "another command runs the sweep in this folder" in capsys.readouterr().err
 
 
 def test_a_sweeps_folder_is_free_when_the_command_is_through(tmp_path: Path) -> None:
@@ -361,7 +361,7 @@ def test_repeats_that_make_no_sense_are_refused(
 @pytest.mark.parametrize("word", ["sweep.repeat=2", "sweep.same_losses=true"])
 def test_one_run_is_not_repeated(folder: Path, word: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tracking=none", word]) == 2
-    assert f"{word}: this is one run" in capsys.readouterr().err
+    assert f"{word}: applies only to the jobs of a sweep" in capsys.readouterr().err
 
 
 def losing(*losses: float) -> Any:

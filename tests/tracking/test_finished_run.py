@@ -242,7 +242,7 @@ def test_weights_that_the_store_has_not_are_refused(
 
     there = plan(f"tracking.uri=sqlite:///{finished[0].folder}/mlflow.db", f"model.init_from={origin}")
     with (
-        pytest.raises(ConfigError, match=f"model.init_from={origin}: cannot be had from sqlite"),
+        pytest.raises(ConfigError, match=f"model.init_from={origin}: cannot be loaded from sqlite"),
         locate_weights(there),
     ):
         pass

@@ -125,9 +125,9 @@ def test_a_run_is_evaluated_and_fine_tuned(command: Command) -> None:
 
     tuned = command(*words, f"model.init_from=runs:/{run_id}/model", "training.max_steps=1")
     assert tuned.returncode == 0, tuned.stderr
-    assert "took the weights of 7 of 7 layers" in tuned.stdout
+    assert "loaded the weights of 7 of 7 layers" in tuned.stdout
     refused = command("dataset=digits", "model=mlp", f"model.init_from=runs:/{run_id}/model")
     assert refused.returncode == 2
     other = command.python("-m", "scaleflow.evaluate", run_id, "dataset=digits", "hardware=cpu", "--trust", "tests")
     assert other.returncode == 2
-    assert "are one tensor, and those of the model of" in other.stderr
+    assert "are one tensor, but those of the model of" in other.stderr

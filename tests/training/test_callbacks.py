@@ -107,8 +107,8 @@ def test_a_callback_that_changes_what_is_trained_ends_the_run_in_words(
 ) -> None:
     freeze = f"training.callbacks=[{{_target_: tests.training.watch.Freeze, hook: {hook}, layer: outputs}}]"
     assert isolated(frozen, plan(*BASE, SIZE, f"training.engine={engine}", freeze)) == (
-        f"{kind}: training.callbacks: Freeze has set outputs.trainable to false, but what is trained is fixed when the "
-        "run begins; set it in the model, or train in two runs, the second with model.init_from",
+        f"{kind}: training.callbacks: Freeze has set outputs.trainable to false, but the trained weights are fixed "
+        "when the run starts; set model.freeze, or train in two runs, the second with model.init_from",
         step,
     )
 

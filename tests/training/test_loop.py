@@ -208,7 +208,7 @@ def broken_promise(strategy: Any, there: int, length: int) -> str | None:
 
 def test_a_stream_shorter_than_promised_ends_the_run(isolated: Callable[..., Any]) -> None:
     cases = [(20, 26), (20, 24), (3, 8)]
-    wanted = [f"the dataset gave {there} examples where its source had promised {length}" for there, length in cases]
+    wanted = [f"the dataset yielded {there} examples, but its source promised {length}" for there, length in cases]
     assert isolated(promised, cases) == wanted
 
 

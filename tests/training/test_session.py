@@ -175,9 +175,9 @@ def test_what_the_data_cannot_give_is_refused(isolated: Callable[..., Any], plan
     )
     assert found == [
         "training.steps_per_epoch=6: the training split's 80 examples make 5 steps of 16; use at most 5",
-        "training.early_stopping.monitor=val/auc: there is no such value; "
-        "there is train/loss, train/accuracy, val/loss, val/accuracy, val/balanced_accuracy",
-        "training.early_stopping.monitor=val/loss: there is no such value; there is train/loss, train/accuracy",
+        "training.early_stopping.monitor=val/auc: there is no such value; the values are train/loss, train/accuracy, "
+        "val/loss, val/accuracy, val/balanced_accuracy",
+        "training.early_stopping.monitor=val/loss: there is no such value; the values are train/loss, train/accuracy",
     ]
 
 
