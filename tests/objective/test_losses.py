@@ -359,7 +359,7 @@ WRONG_WEIGHTS: Mapping[str, tuple[Any, Any, str]] = {
         "objective.class_weight: works only with classification and binary targets, and the dataset's are regression",
     ),
     "several": (SEVERAL, "balanced", "objective.class_weight: the dataset has the outputs age, kind; write"),
-    "values of several": (SEVERAL, {"age": "balanced"}, "objective.class_weight.age: the targets are regression"),
+    "values of several": (SEVERAL, {"age": "balanced"}, "objective.class_weight.age: works only with classification"),
 }
 
 

@@ -214,7 +214,7 @@ WRONG: Mapping[str, tuple[Any, Any, str]] = {
     "padding counts": (CLASSES, [metric(f"{OWN}.Unweighted")], "counts examples of weight 0"),
     "no weights": (CLASSES, [metric(f"{OWN}.WithoutWeights")], "its update_state has no parameter sample_weight"),
     "a matrix": (CLASSES, [metric(f"{OWN}.Square")], "its result has shape (3, 3)"),
-    "not a metric": (CLASSES, [metric("keras.losses.Huber")], "made a Huber, expected a keras.metrics.Metric"),
+    "not a metric": (CLASSES, [metric("keras.losses.Huber")], "returned a Huber, expected a keras.metrics.Metric"),
     "of values": (CLASSES, [metric("Mean")], "takes values, not targets and outputs"),
     "twice": (
         CLASSES,
