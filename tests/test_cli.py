@@ -101,7 +101,7 @@ REFUSED: Mapping[tuple[str, ...], Sequence[str]] = {
     ("debug=eager", "strategy=mirrored"): ["debug.eager=true", "strategy=mirrored", "use strategy=one_device"],
     ("checkpoint.keep=0",): ["checkpoint.keep=0", "at least 1"],
     ("checkpoint=none", "checkpoint.keep=3"): ["checkpoint.keep"],
-    ("resume=abc",): ["resume=abc", "a run's folder", "a run's id"],
+    ("resume=abc",): ["resume=abc", "the folder of a run", "the id of a run"],
     ("training.engine=fit", "strategy=multi_worker"): ["training.engine=fit", "multi_worker", "training.engine=loop"],
     ("experiment=digits_miror",): ["experiment=digits_miror", "did you mean digits_mirrored?"],
     ("training=dafault",): ["training=dafault", "did you mean default?"],
