@@ -449,16 +449,26 @@ def test_a_command_that_may_print_something_else_has_its_first_line_later(words:
     assert surely_trains(words) is trains
 
 
+def heed_sigint() -> None:
+    """A shell's background job ignores SIGINT, and so would all processes that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("until", ["scaleflow ", "importing TensorFlow"])
 def test_ctrl_c_during_the_imports_ends_the_command_in_a_line(command: Command, until: str) -> None:
     environment = {key: value for key, value in command.environment.items() if key != SERVER_ENV}
     words = [*command.arguments("tracking=none", "training.epochs=100000")]
-    with subprocess.Popen(words, cwd=command.folder, env=environment, stdout=PIPE, stderr=PIPE, text=True) as process:
-        assert process.stdout is not None
-        while until not in (line := process.stdout.readline()):
-            assert line
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+    with subprocess.Popen(
+        words, cwd=command.folder, env=environment, stdout=PIPE, stderr=PIPE, text=True, preexec_fn=heed_sigint
+    ) as process:
+        try:
+            assert process.stdout is not None
+            while until not in (line := process.stdout.readline()):
+                assert line
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert (process.returncode, errors) == (130, "scaleflow: stopped by SIGINT\n")
     assert left_in(command.folder) == []
 
