@@ -166,7 +166,7 @@ def launch_config(
 def normalize_config(config: Any, dirs: Sequence[str | Path]) -> ComposedConfig:
     """Converts a config that was composed elsewhere to a `ComposedConfig`."""
     if not isinstance(config, Mapping | DictConfig):
-        raise ConfigError(f"run({type(config).__name__}): expected overrides, KEY=VALUE, or one config")
+        raise ConfigError(f"run({type(config).__name__}): expected overrides KEY=VALUE, or one config")
     node = config if isinstance(config, DictConfig) else OmegaConf.create(dict(config))
     resolved = OmegaConf.create(resolve_config(node))  # another app's interpolations may refer to keys outside of it
     with open_dict(resolved):
@@ -196,8 +196,8 @@ def check_main(plan: Plan) -> None:
     for target in (*targets, *(plan.training.callbacks or ())):
         if target is not None and target.path.startswith("__main__.") and not plan.debug.inline:
             raise ConfigError(
-                f"{target.key}._target_={target.path}: the worker is a process of its own, which cannot import a "
-                "script or a notebook; put it into a module beside it, or use debug=inline"
+                f"{target.key}._target_={target.path}: the worker is a separate process, which cannot import a script "
+                "or a notebook; move this code into a module next to it, or use debug=inline"
             )
 
 
@@ -207,7 +207,7 @@ def make_writable(folder: Path) -> Path:
         create_folder(folder)
     except OSError as error:
         raise ConfigError(
-            f"hydra.run.dir={folder}: cannot be made ({error.strerror}); choose another folder"
+            f"hydra.run.dir={folder}: cannot be created ({error.strerror}); choose another folder"
         ) from error
     return check_folder_writable(folder)
 
@@ -247,5 +247,5 @@ def to_folders(config_dir: Folders) -> list[str | Path]:
 
 def to_override(word: Any) -> str:
     if not isinstance(word, str):
-        raise ConfigError(f"run(..., {type(word).__name__}): expected overrides, KEY=VALUE, or one config alone")
+        raise ConfigError(f"run(..., {type(word).__name__}): expected overrides KEY=VALUE, or one config alone")
     return word

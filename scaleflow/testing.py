@@ -100,7 +100,7 @@ class Events:
         points = self.history(metric)
         if not points:
             existing = sorted({key for event in self.named("metrics") for key in event["values"]})
-            raise KeyError(f"{metric}; there is {', '.join(existing)}")
+            raise KeyError(f"{metric}; the metrics are {', '.join(existing)}")
         return points[-1][1]
 
 

@@ -218,13 +218,14 @@ def choose_direction(typed: str | None, config: DictConfig) -> str:
         chosen = choose_mode(metric, str(mode), None, ()) if isinstance(metric, str) else "min"
         if chosen is None:
             raise HydraException(
-                f"sweep.metric={metric}: it is not known whether larger values are better; set sweep.mode=max or min"
+                f"sweep.metric={metric}: scaleflow does not know whether larger values are better; set "
+                "sweep.mode=max or min"
             )
         return f"{chosen}imize"
     one_of("direction", typed, DIRECTIONS)
     if mode in ("min", "max") and not typed.startswith(mode):
         raise HydraException(
-            f"hydra.sweeper.direction={typed}: sweep.mode={mode} is the opposite; leave one of them out"
+            f"hydra.sweeper.direction={typed}: sweep.mode={mode} is the opposite; remove one of the two"
         )
     return typed
 

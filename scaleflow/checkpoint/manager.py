@@ -102,7 +102,7 @@ class CheckpointManager:
             advice = (
                 "TensorFlow can open paths and gs://; mount any other store as a path"
                 if is_unknown
-                else "choose another"
+                else "choose another folder"
             )
             raise ConfigError(
                 f"checkpoint.folder={self._options.folder}: cannot be written ({describe_error(error)}); {advice}"

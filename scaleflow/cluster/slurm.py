@@ -40,7 +40,8 @@ def tf_config(environment: Mapping[str, str], servers: int) -> str:
     missing = [name for name in (TASK, COUNT, NODES, TASKS_PER_NODE) if not environment.get(name)]
     if missing:
         raise ConfigError(
-            f"cluster=slurm: {', '.join(missing)} is not set, so this process is no task of a Slurm step; {SRUN_HINT}"
+            f"cluster=slurm: {', '.join(missing)} is not set, so this process is not a task of a Slurm step; "
+            f"{SRUN_HINT}"
         )
     task, count = int(environment[TASK]), int(environment[COUNT])
     per_node = parse_tasks_per_node(environment[TASKS_PER_NODE])

@@ -56,7 +56,7 @@ def shorten_error(error: Exception) -> str:
     key = getattr(error, "full_key", None)
     if key and lines:
         return f"{key}: {lines[0]}"
-    text = "; ".join(lines[:2])
+    text = "; ".join(line.rstrip(".") for line in lines[:2])
     is_known = isinstance(error, HydraException | OmegaConfBaseException | YAMLError)
     return text if text and is_known else f"{type(error).__name__}: {text}".removesuffix(": ")
 

@@ -49,7 +49,7 @@ def parse_section(cls: type[T], section: object, key: str) -> T:
     known = {f.name: f for f in dataclasses.fields(typing.cast(Any, cls))}
     has_target = known.pop("target", None) is not None
     if not isinstance(section, Mapping):
-        example = f"with {key}._target_ among them" if has_target else f"such as {key}.{next(iter(known))}=..."
+        example = f"including {key}._target_" if has_target else f"such as {key}.{next(iter(known))}=..."
         raise ConfigError(f"{key}={format_value(section)}: expected keys under {key}, {example}")
     others = {name: value for name, value in section.items() if name not in known}
     if others and not has_target:

@@ -49,6 +49,7 @@ class Synthetic:
             raise ConfigError(f"dataset.shape={shape}: expected a list of sizes, such as [32, 32, 3]")
         parse_choice(kind, "dataset.kind", get_args(Kind))
         parse_count(outputs, "dataset.outputs", 2 if kind == "classification" else 1)
+        parse_count(seed, "dataset.seed", 0)
         self.inputs = Inputs(shape=tuple(shape), dtype="float32")
         self.outputs = Outputs(kind=kind, shape=(1,) if kind == "binary" else (outputs,))
         self._examples = examples

@@ -24,6 +24,17 @@ def configure_devices(options: Hardware) -> Devices:
 
     Raises ConfigError if the machine does not have the devices, or they cannot be divided like that.
     """
+    try:
+        return apply_options(options)
+    except RuntimeError as error:  # with debug.inline, in a process where TensorFlow already runs
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise ConfigError(
+            f"hardware={options.name}: TensorFlow has already started in this process with other devices ({reason}); "
+            "remove debug=inline, or start a new process, such as a new kernel of the notebook"
+        ) from error
+
+
+def apply_options(options: Hardware) -> Devices:
     set_threads(options)
     if options.deterministic:
         tf.config.experimental.enable_op_determinism()

@@ -24,7 +24,7 @@ MOST_METRICS = 20
 #: Space between two columns of a table.
 SPACE = "&emsp;"
 
-LEFT_OUT = "*The rest is left out: MLflow takes 8,000 characters.*"
+LEFT_OUT = "*The rest is omitted: MLflow accepts at most 8,000 characters.*"
 
 
 def describe_run(files: RunFolder, state: RunState, store: str, model_uri: str | None) -> str:

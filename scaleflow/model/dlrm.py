@@ -60,13 +60,13 @@ def build(
 
 def check_columns(inputs: Any) -> None:
     if not isinstance(inputs, Mapping):
-        raise ConfigError("model=dlrm: takes several inputs by name, and the dataset has one; use model=mlp")
+        raise ConfigError("model=dlrm: needs several inputs by name, but the dataset has one; use model=mlp")
     wrong = [name for name, spec in inputs.items() if not isinstance(spec, Inputs) or spec.dtype == "string"]
     if wrong:
-        raise ConfigError(f"model=dlrm: takes numbers and categories, and {', '.join(wrong)} is text or a group")
+        raise ConfigError(f"model=dlrm: accepts numbers and categories, but {', '.join(wrong)} is text or a group")
     long = [name for name, spec in inputs.items() if len(spec.shape) > 1]
     if long:
-        raise ConfigError(f"model=dlrm: takes single values and lists, and {', '.join(long)} has more dimensions")
+        raise ConfigError(f"model=dlrm: accepts single values and lists, but {', '.join(long)} has more dimensions")
     if not any(spec.vocabulary for spec in inputs.values()):
         raise ConfigError("model=dlrm: the dataset has no categorical input (Inputs.vocabulary); use model=mlp")
 

@@ -45,7 +45,7 @@ def build(
     vocabulary = check_tokens(inputs, "gpt")
     if outputs.kind != "classification" or len(outputs.shape) != 2 or outputs.shape[0] != inputs.shape[0]:
         raise ConfigError(
-            f"model=gpt: predicts a token at each of {inputs.shape[0]} positions, and the dataset's {outputs.kind} "
+            f"model=gpt: predicts a token at each of {inputs.shape[0]} positions, but the dataset's {outputs.kind} "
             f"targets need outputs of shape {outputs.shape}; use dataset=tokens, or model=transformer"
         )
     check_transformer(width, heads)

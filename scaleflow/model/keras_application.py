@@ -53,7 +53,7 @@ def build(
     check_shape(inputs, "keras_application")
     if inputs.shape[2] not in (1, 3):
         raise ConfigError(
-            f"model=keras_application: takes images with 1 or 3 channels, and the dataset's have {inputs.shape[2]}"
+            f"model=keras_application: needs images with 1 or 3 channels, but the dataset's have {inputs.shape[2]}"
         )
     rate = fraction(dropout)
     raw = keras.Input(inputs.shape, dtype=inputs.dtype, name="inputs")
@@ -101,7 +101,8 @@ def make_network(name: Any, shape: tuple[int, ...], weights: Any) -> keras.Model
             network.load_weights(file)
         except Exception as error:  # h5py, zipfile and Keras raise many types
             raise ConfigError(
-                f"model.weights={weights}: does not hold the weights of {name} without its top: {first_line(error)}"
+                f"model.weights={weights}: this is not a file with the weights of {name} without its top "
+                f"({first_line(error)}); use such a file, imagenet or null"
             ) from error
     return network
 

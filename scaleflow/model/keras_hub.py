@@ -56,7 +56,7 @@ def build(
         return keras.Model(raw, head(features, outputs), name="keras_hub")
     if features.shape[1:-1] != outputs.shape[:-1]:
         raise ConfigError(
-            f"model=keras_hub: the backbone gives features of shape {features.shape[1:]}, and the dataset's "
+            f"model=keras_hub: the backbone returns features of shape {features.shape[1:]}, but the dataset's "
             f"{outputs.kind} targets need outputs of shape {outputs.shape}"
         )
     logits = keras.layers.Dense(outputs.shape[-1], dtype="float32", name="outputs")(features)
@@ -95,7 +95,7 @@ def make_backbone(name: Any, config: Mapping[str, Any]) -> keras.Model:
     try:
         return getattr(keras_hub.models, name)(**config)
     except Exception as error:  # each class checks its arguments in its own way
-        raise ConfigError(f"model.config: {name} does not take it: {first_line(error)}") from error
+        raise ConfigError(f"model.config: {name} does not accept these arguments: {first_line(error)}") from error
 
 
 def apply(network: keras.Model, inputs: Inputs) -> tuple[Any, Any]:
@@ -106,7 +106,7 @@ def apply(network: keras.Model, inputs: Inputs) -> tuple[Any, Any]:
         return raw, take_features(network(x))
     except (ValueError, TypeError) as error:
         raise ConfigError(
-            f"model=keras_hub: {type(network).__name__} does not take inputs of shape {inputs.shape}: "
+            f"model=keras_hub: {type(network).__name__} does not accept inputs of shape {inputs.shape}: "
             f"{first_line(error)}"
         ) from error
 
@@ -117,7 +117,7 @@ def apply_to_tokens(network: keras.Model, inputs: Inputs) -> tuple[Any, Any]:
     vocabulary = getattr(network, "vocabulary_size", size)
     if size > vocabulary:
         raise ConfigError(
-            f"model=keras_hub: the backbone has a vocabulary of {vocabulary}, and the dataset's is {size}; set "
+            f"model=keras_hub: the backbone has a vocabulary of {vocabulary}, but the dataset's is {size}; set "
             f"dataset.vocabulary={vocabulary}, or model.config.vocabulary_size={size}"
         )
     raw, tokens = entry(inputs)
@@ -129,7 +129,8 @@ def apply_to_tokens(network: keras.Model, inputs: Inputs) -> tuple[Any, Any]:
     unknown = sorted(set(network.input) - set(arguments))
     if unknown:
         raise ConfigError(
-            f"model=keras_hub: {type(network).__name__} needs {', '.join(unknown)}, which no dataset gives"
+            f"model=keras_hub: {type(network).__name__} needs {', '.join(unknown)}, which no dataset has; use "
+            "another backbone"
         )
     return raw, take_features(network({name: arguments[name] for name in network.input}))
 

@@ -51,15 +51,15 @@ def build(
 def check_pixels(inputs: Inputs, outputs: Outputs, levels: Sequence[int]) -> None:
     if outputs.shape[:-1] != inputs.shape[:2]:
         raise ConfigError(
-            f"model=unet: gives outputs for each of {inputs.shape[0]} x {inputs.shape[1]} pixels, and the dataset's "
+            f"model=unet: returns outputs for each of {inputs.shape[0]} x {inputs.shape[1]} pixels, but the dataset's "
             f"{outputs.kind} targets need outputs of shape {outputs.shape}; use model=cnn or model=resnet"
         )
     step = 2 ** (len(levels) - 1)
     if any(side % step for side in inputs.shape[:2]):
         raise ConfigError(
             f"model.filters={list(levels)}: {len(levels)} levels halve the images {len(levels) - 1} times, and "
-            f"{inputs.shape[0]} x {inputs.shape[1]} pixels are no multiples of {step}; use fewer levels or resize the "
-            "images"
+            f"{inputs.shape[0]} x {inputs.shape[1]} pixels are not multiples of {step}; use fewer levels or resize "
+            "the images"
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -39,6 +41,7 @@ def create_optimizer(
         ConfigError: if the factory makes no optimizer or rejects a value, or if an option of `INSTEAD` or `use_ema` is
             set.
     """
+    check_numbers(factory)
     try:
         optimizer = factory(learning_rate=rate)
     except ValueError as error:  # Keras rejects a value
@@ -61,6 +64,18 @@ def create_optimizer(
         average_weights(optimizer, ema)
     (take_summed_gradients if takes_summed else sum_dense_gradients)(optimizer)
     return keras.optimizers.LossScaleOptimizer(optimizer) if loss_scaling else optimizer
+
+
+def check_numbers(factory: Callable[..., Any]) -> None:
+    """Rejects text for an argument that is a number. Keras does not check all of them."""
+    if not isinstance(factory, functools.partial):
+        return
+    is_keras = factory.func.__module__.startswith("keras.")  # there, null stands for a number that is not set
+    numbers = (int, float, type(None)) if is_keras else (int, float)
+    parameters = inspect.signature(factory.func).parameters
+    for key, value in factory.keywords.items():
+        if isinstance(value, str) and key in parameters and type(parameters[key].default) in numbers:
+            raise ConfigError(f"optimizer.{key}={value}: expected a number")
 
 
 def keys_in(message: str, factory: Callable[..., Any]) -> str:

@@ -97,8 +97,8 @@ class ParentRun:
         is_recorded = self._recorder.finish(self._flush_seconds, lambda: stop.times > signals_before)
         if not is_recorded:
             display.print_error(
-                f"the store did not take the sweep's own run: {mask_secrets(self._recorder.reason)}; nothing is lost, "
-                f"and what is missing there is sent by: python -m scaleflow.sync {os.path.relpath(self._files.path)}"
+                f"the sweep's own run is not fully recorded: {mask_secrets(self._recorder.reason)}; nothing is lost; "
+                f"to send the rest, run python -m scaleflow.sync {os.path.relpath(self._files.path)}"
             )
         return is_recorded
 

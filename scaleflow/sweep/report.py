@@ -194,9 +194,9 @@ class Report:
         notes = [self.ranking]
         if self._has_replicas:
             blank = f"; blank: {self.reason}" if self.reason else ""
-            notes.append(f"efficiency: examples/s of a replica, over those of one alone{blank}")
+            notes.append(f"efficiency: examples/s of each replica, divided by those of a single replica{blank}")
         if self._are_repeated:
-            notes.append("of repeats that count: medians, and the least and the most examples/s")
+            notes.append("with repeats: medians, and the lowest and highest examples/s")
         return notes
 
     @property
@@ -206,10 +206,10 @@ class Report:
             order = "largest" if self._mode == "max" else "smallest"
             return f"best job ({BEST_MARK}): the one with the {order} {self._metric} (sweep.metric)"
         if self._mode is None:
-            why = f"it is not known whether larger values of sweep.metric={self._metric} are better"
+            why = f"scaleflow does not know whether larger values of sweep.metric={self._metric} are better"
             return f"no best job: {why}; set sweep.mode=max or min"
         names = choose_results(self.columns, "", MAX_RESULTS)
-        hint = f"; there is {', '.join(names)}" if names else ""
+        hint = f"; the metrics are {', '.join(names)}" if names else ""
         return f"no best job: no finished job has sweep.metric={self._metric}{hint}"
 
     def describe_best(self) -> str:

@@ -1,7 +1,7 @@
 """Training engines: the compiled loop (many steps per call, on every strategy) and Keras's `fit`."""
 
 from scaleflow.training.baseline import baselines
-from scaleflow.training.callbacks import check_callback
+from scaleflow.training.callbacks import make_callback
 from scaleflow.training.checkpointing import Checkpointing
 from scaleflow.training.debug import apply_debug
 from scaleflow.training.engine import Engine
@@ -36,13 +36,13 @@ __all__ = [
     "add_checks",
     "apply_debug",
     "baselines",
-    "check_callback",
     "check_monitor",
     "check_own_updates",
     "check_xla",
     "choose_steps_per_execution",
     "compute_length",
     "list_shards",
+    "make_callback",
     "make_loss_step",
     "measure_peaks",
 ]

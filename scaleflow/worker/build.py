@@ -162,7 +162,7 @@ def build_training(plan: Plan, emit: Emit, startup_timer: StartupTimer | None = 
         )
 
     metadata = collect_metadata(plan, source.outputs, splits, engine.model) if is_chief(plan) else None
-    callbacks = [training.check_callback(bind_target(each)(), each.path) for each in plan.training.callbacks or ()]
+    callbacks = [training.make_callback(bind_target(each), each.path) for each in plan.training.callbacks or ()]
     explain = functools.partial(dataset.explain_read_error, splits=splits.by_name())
     parts = runtime.strategy, engine, train, validation, test, export, callbacks
     facts = list_profile_facts(resolved, splits)

@@ -119,7 +119,7 @@ def check_dataset_fits(model: keras.Model, source: Source, plan: Plan, spec: Eva
             outputs_of = model(inputs_of)
         except (ValueError, TypeError, KeyError) as error:
             raise ConfigError(
-                f"{name}: the model of {spec.origin} does not take its inputs: {(str(error).splitlines() or [''])[0]}"
+                f"{name}: the model of {spec.origin} does not accept its inputs: {(str(error).splitlines() or [''])[0]}"
             ) from error
     else:
         inputs_of, outputs_of = map(to_single, graph)

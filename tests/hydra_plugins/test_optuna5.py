@@ -98,7 +98,7 @@ def test_a_job_that_tells_nothing_is_a_trial_that_failed(hydra_sweep_runner: TSw
         (("hydra.sweeper.direction=up", "foo=1,2"), "hydra.sweeper.direction=up"),
         (("hydra.sweeper.n_trials=0", "foo=1,2"), "hydra.sweeper.n_trials=0"),
         (("hydra.sweeper.direction=minimize", "+sweep.mode=max", "foo=1,2"), "sweep.mode=max is the opposite"),
-        (("+sweep.metric=val/mine", "foo=1,2"), "sweep.metric=val/mine: it is not known whether larger"),
+        (("+sweep.metric=val/mine", "foo=1,2"), "sweep.metric=val/mine: scaleflow does not know whether larger"),
         (("foo=1",), "there is no parameter to search"),
         (("foo=1,2", "hydra.sweeper.pruner=median"), "only jobs of scaleflow's own command"),
     ],

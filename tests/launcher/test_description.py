@@ -159,7 +159,7 @@ def test_a_part_that_does_not_fit_is_left_out_as_a_whole(tmp_path: Path) -> None
     values = {f"test/{'metric' * 30}{n}": 1.0 for n in range(20)}
     text = described(READY, MetricsLogged(1, values), RunEnded("FAILED", "z" * 1900))
     assert len(text) <= 8000
-    assert text.endswith("*The rest is left out: MLflow takes 8,000 characters.*")
+    assert text.endswith("*The rest is omitted: MLflow accepts at most 8,000 characters.*")
     assert text.count("```") % 2 == 0
 
 

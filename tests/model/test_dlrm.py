@@ -42,7 +42,7 @@ def test_each_pair_of_vectors_has_a_product(isolated: Callable[..., Any]) -> Non
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        (Inputs((3,)), "takes several inputs by name"),
+        (Inputs((3,)), "needs several inputs by name"),
         ({"age": Inputs(())}, "has no categorical input"),
         ({"name": Inputs((), "string")}, "name is text"),
         ({"image": Inputs((4, 4, 1))}, "image has more dimensions"),

@@ -101,10 +101,10 @@ def test_a_network_takes_weights_of_a_file_and_grey_images(isolated: Callable[..
     expected = [
         "model.name=ResNet5: expected one of ConvNeXtBase",
         "there is no such file",
-        "does not hold the weights of MobileNet without its top",
+        "this is not a file with the weights of MobileNet without its top",
         "cannot be built for images of 32 x 32 pixels",
-        "takes images with 1 or 3 channels",
-        "takes images of shape (height, width, channels)",
+        "needs images with 1 or 3 channels",
+        "needs images of shape (height, width, channels)",
     ]
     for part, message in zip(expected, refusals, strict=True):
         assert part in message

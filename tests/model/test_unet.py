@@ -29,8 +29,8 @@ def test_there_is_an_output_for_each_pixel(isolated: Callable[..., Any]) -> None
 @pytest.mark.parametrize(
     ("outputs", "filters", "message"),
     [
-        (Outputs("classification", (4,)), [2], "gives outputs for each of 8 x 16 pixels"),
-        (Outputs("classification", (8, 16, 4)), [2, 2, 2, 2, 2], "are no multiples of 16"),
+        (Outputs("classification", (4,)), [2], "returns outputs for each of 8 x 16 pixels"),
+        (Outputs("classification", (8, 16, 4)), [2, 2, 2, 2, 2], "are not multiples of 16"),
         (Outputs("classification", (8, 16, 4)), [0], "model.filters"),
     ],
 )

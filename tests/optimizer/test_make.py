@@ -4,6 +4,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from scaleflow.errors import ConfigError
 
 
@@ -53,6 +55,27 @@ def wrong_momentum() -> str:
     except ConfigError as refusal:
         return str(refusal)
     return "made"
+
+
+def texts() -> list[str]:
+    """The refusals of text for a number with a default, and for one whose default is null."""
+    import keras
+
+    from scaleflow.optimizer import create_optimizer
+
+    found = []
+    for words in ({"epsilon": "small"}, {"weight_decay": "little"}):
+        with pytest.raises(ConfigError) as refusal:
+            create_optimizer(functools.partial(keras.optimizers.Adam, **words), 0.1, loss_scaling=False)
+        found.append(str(refusal.value))
+    return found
+
+
+def test_text_for_a_number_is_refused_by_its_key(isolated: Callable[..., Any]) -> None:
+    assert isolated(texts) == [
+        "optimizer.epsilon=small: expected a number",
+        "optimizer.weight_decay=little: expected a number",
+    ]
 
 
 def test_a_value_that_keras_does_not_take_is_refused_by_its_key(isolated: Callable[..., Any]) -> None:

@@ -468,7 +468,10 @@ def test_without_a_direction_no_job_is_the_best(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sweep(monkeypatch, "training.epochs=1,2", "sweep.metric=val/mine", measured=lambda plan: {"val/mine": 1.0})
-    why = "no best job: it is not known whether larger values of sweep.metric=val/mine are better; set sweep.mode=max"
+    why = (
+        "no best job: scaleflow does not know whether larger values of sweep.metric=val/mine are better; set "
+        "sweep.mode=max"
+    )
     assert why in capsys.readouterr().out
 
 
