@@ -89,5 +89,6 @@ def test_many_long_reasons_leave_room_for_the_table(folder: Path) -> None:
 
 def test_without_a_best_job_it_says_why(folder: Path) -> None:
     text = describe_sweep(Report([job(1), job(2)], ["seed"], "val/f1"), folder)
-    assert text.startswith("no best job: no finished job has sweep.metric=val/f1; there is val/loss, test/loss\n")
+    why = "no finished job has sweep.metric=val/f1; the metrics are val/loss, test/loss"
+    assert text.startswith(f"no best job: {why}\n")
     assert "import mlflow" not in text

@@ -65,7 +65,7 @@ def test_a_sweep_is_a_parent_with_a_child_to_each_job(command: Command) -> None:
     assert {"report.json", "report.csv", "report.md", "multirun.yaml", "config.yaml"} <= kept
     assert {"plots/throughput.png", "plots/curves.png", "plots/over-strategy.png"} <= kept
     described = parent.data.tags["mlflow.note.content"]
-    assert described.startswith("no best job: no finished job has sweep.metric=val/loss; there is test/loss")
+    assert described.startswith("no best job: no finished job has sweep.metric=val/loss; the metrics are test/loss")
     assert described.count("| FINISHED") == 2
     assert json.loads(parent.data.tags["mlflow.loggedArtifacts"]) == [{"path": "report.json", "type": "table"}]
     losses = [float(row["test/loss"]) for row in rows]
@@ -77,7 +77,7 @@ def test_a_sweep_is_a_parent_with_a_child_to_each_job(command: Command) -> None:
 
     again = command(*SWEEP, *swept, secret, "training.global_batch_size=50", "seed=0,1")
     assert again.returncode == 0, again.stderr
-    assert again.stdout.count("is FINISHED already") == 2
+    assert again.stdout.count("is already FINISHED") == 2
     same, children = runs(command.folder)
     assert same.info.run_id == parent.info.run_id
     assert same.info.status == "FINISHED"

@@ -193,7 +193,7 @@ def test_another_base_is_refused_with_what_differs(
     assert again.code == 2  # type: ignore[attr-defined]
     assert again.plans == []
     error = capsys.readouterr().err
-    assert "begun with another config: model.units=[7] (was [128, 128])" in error or "model.units=[7] (was" in error
+    assert "started with another config: model.units=[7] (was [128, 128])" in error or "model.units=[7] (was" in error
     assert "sweep.on_change=new" in error
     assert len(error.splitlines()) == 2
     allowed = sweep(monkeypatch, "training.epochs=1,2", "model.units=[7]", "sweep.on_change=new")
@@ -375,7 +375,10 @@ STRATEGIES = ("strategy=one_device,mirrored", "hardware.logical_devices=2", "swe
 def test_first_losses_that_differ_are_named_and_stay_wrong_when_the_sweep_is_sent_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = "#1 strategy=mirrored has a loss of 2.1 at step 1, more than 0.001 from the 2 of #0 strategy=one_device"
+    line = (
+        "#1 strategy=mirrored has a loss of 2.1 at step 1, which differs by more than 0.001 from the 2 of #0 "
+        "strategy=one_device"
+    )
     for _ in range(2):
         fake = sweep(monkeypatch, *STRATEGIES, measured=losing(2.0, 2.1))
         assert fake.code == 1  # type: ignore[attr-defined]
@@ -480,7 +483,7 @@ def test_without_the_metric_no_job_is_the_best(
 ) -> None:
     measured = {"train/loss": 1.0, "test/loss": 2.0, "test/accuracy": 0.5}
     sweep(monkeypatch, "training.epochs=1,2", measured=lambda plan: measured)
-    why = "no best job: no finished job has sweep.metric=val/loss; there is test/loss, test/accuracy"
+    why = "no best job: no finished job has sweep.metric=val/loss; the metrics are test/loss, test/accuracy"
     lines = capsys.readouterr().out.splitlines()
     assert why in lines
     assert not any(line.startswith("best") for line in lines)
