@@ -175,12 +175,12 @@ def test_a_head_is_trained_then_everything_from_that_run(command: Command) -> No
     assert head.returncode == 0, head.stderr
     words = ("resume=head", "model.freeze=null", "training.max_steps=6")
     refused = command(*words)
-    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.returncode == 2
     assert "model.freeze=null: the run was begun with model.freeze=['dense*']; what is trained" in refused.stderr
     assert "start a new run with model.init_from=" in refused.stderr
     further = command(*BASE, "training.max_steps=3", "model.init_from=head", "hydra.run.dir=all")
     assert further.returncode == 0, further.stderr
-    assert "took the weights of 3 of 3 layers" in further.stdout + further.stderr
+    assert "loaded the weights of 3 of 3 layers" in further.stdout
 
 
 def exported(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
@@ -218,10 +218,10 @@ def test_lora_trains_on_a_saved_model_and_is_merged_at_the_export(
 
 REFUSED = {
     ("model.freeze=dense",): ["model.freeze=dense: expected a list such as [a, b], or null"],
-    ("model.lora={rank: 8}",): ["model.lora.layers=null: no layers are named", "model.lora.layers=[dense*]"],
+    ("model.lora={rank: 8}",): ["model.lora.layers=null: it names no layers", "model.lora.layers=[dense*]"],
     ("model.lora={layers: [dense], rank: 0}",): ["model.lora.rank=0: expected an integer, at least 1"],
     ("optimizer.rate_factors={dense: 0}",): ["optimizer.rate_factors={'dense': 0.0}", "use model.freeze=[PATTERN]"],
-    ("optimizer.rate_factors={dense: -1}",): ["optimizer.rate_factors={'dense': -1}: expected a number for each"],
+    ("optimizer.rate_factors={dense: -1}",): ["optimizer.rate_factors={'dense': -1}: expected {NAME: a number"],
     ("optimizer.ema=1.0",): ["optimizer.ema=1.0: expected a number, above 0.0, below 1.0, or null"],
     ("+optimizer.use_ema=true",): ["optimizer.use_ema=true", "use optimizer.ema=0.99"],
 }
