@@ -84,7 +84,7 @@ class RayProcess(RunProcess):
         except Exception as error:
             if isinstance(error, ConfigError):
                 raise ConfigError(str(getattr(error, "cause", error))) from None  # without the traceback that Ray adds
-            self._mark_lost(raised_by_actor(error))
+            self._mark_lost(format_actor_error(error))
             return None
 
     def _mark_lost(self, why: str = "") -> None:
@@ -107,7 +107,7 @@ class RayProcess(RunProcess):
                         return
                 returncode = engine.get(pending)
             except Exception as error:  # the actor, its machine, or the cluster is gone
-                self._mark_lost(raised_by_actor(error))
+                self._mark_lost(format_actor_error(error))
                 return
             with self._changed:
                 self._returncode = returncode
@@ -322,13 +322,13 @@ def call_actors(actors: Sequence[Any], name: str, *arguments: Any, seconds: floa
     try:
         return list(engine.get([getattr(actor, name).remote(*arguments) for actor in actors], timeout=seconds))
     except Exception as error:
-        if why := raised_by_actor(error):
+        if why := format_actor_error(error):
             raise ConfigError(f"cluster=ray: a machine can't take its part: {why}") from error
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise ActorUnanswered(f"cluster=ray: its machines do not answer: {lines[-1]}") from error
 
 
-def raised_by_actor(error: Exception) -> str:
+def format_actor_error(error: Exception) -> str:
     """Returns the last line of an exception that an actor's method or constructor raised, or "" for a lost actor."""
     from ray.exceptions import RayTaskError
 
