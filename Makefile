@@ -7,6 +7,7 @@
 # make campaign  makes CASES=200 faults from SEED=0, and prints what came of them as a table
 # make random  draws CASES=300 command lines from SEED=0, and prints what came of them as a table
 # make table   makes docs/combinations.md
+# make docs      builds the site of docs/ in site/; broken links are errors
 # make pictures  makes docs/pictures, of MLflow's UI; it takes chromium and chromedriver
 PYTHON ?= python3
 VENV := .venv
@@ -17,7 +18,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist worksteal -
 
 SEED ?= 0
 
-.PHONY: run test test-all test-rest check matrix campaign random table pictures lint bench ui clean
+.PHONY: run test test-all test-rest check matrix campaign random table docs pictures lint bench ui clean
 
 run: $(VENV)/installed
 	$(BIN)/python -m scaleflow
@@ -46,8 +47,13 @@ random: $(VENV)/developed
 	$(BIN)/python -m tests.random --cases $(CASES) --seed $(SEED)
 
 table: $(VENV)/installed
-	$(BIN)/python -m scaleflow.table > docs/combinations.new
+	$(BIN)/python -m tests.combinations > docs/combinations.new
 	mv docs/combinations.new docs/combinations.md
+
+docs: $(VENV)/documented
+	$(BIN)/python docs/build_site.py build/pages
+	$(BIN)/zensical build --strict --clean
+	@echo "Read it with: $(BIN)/python -m http.server --directory site"
 
 pictures: $(VENV)/developed
 	$(BIN)/python -m pytest tests/tracking/test_ui.py --pictures docs/pictures
@@ -74,5 +80,9 @@ $(VENV)/developed: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
+$(VENV)/documented: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) build dist site *.egg-info

@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.measure import Benchmark, Results, Row, WrongResultError, check_store, environment, row, say
-from scaleflow.cluster import environments
+from scaleflow.cluster.tasks import environments
 from tests.cluster import engine
 from tests.cluster.machines import machines
 

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from benchmarks.__main__ import told
 from benchmarks.measure import Benchmark, Results, Row, WrongResultError, metric, row, run_scaleflow, take_rounds
-from scaleflow.sweep.devices import visible_gpus
+from scaleflow.cluster.gpus import visible_gpus
 
 #: What a training run of it is about: large enough to keep a GPU busy, from a known source (docs/models.md).
 WORK = ("model=resnet", "model.depth=50", "dataset.shape=[224,224,3]")

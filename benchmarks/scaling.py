@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import WrongResultError, run_scaleflow, say, temporary_folder
-from scaleflow.launcher.worker_process import SERVER, start_fork_server
+from scaleflow.launcher.worker_process import SERVER_ENV, start_fork_server
 
 BYTES_PER_PARAMETER = 4  # gradients are float32 in any precision
 
@@ -236,11 +236,11 @@ def together(task: Task, count: int, folder: Path) -> float:
 def served() -> Iterator[None]:
     """TensorFlow is imported once for all runs."""
     with start_fork_server() as address:
-        os.environ[SERVER] = address
+        os.environ[SERVER_ENV] = address
         try:
             yield
         finally:
-            del os.environ[SERVER]
+            del os.environ[SERVER_ENV]
 
 
 def measured_here(rounds: int) -> list[Work]:

@@ -13,10 +13,9 @@ recorded as KILLED, and then raises KeyboardInterrupt. In other threads, signal 
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,7 @@ from scaleflow.interfaces import Plan, Status
 from scaleflow.launcher.launch import launch_run
 from scaleflow.launcher.prepare import RunCommand, prepare_run
 from scaleflow.launcher.recovery import repair_quietly
-from scaleflow.runs import RunFolder, RunState
+from scaleflow.runs.state import RunHistory
 
 #: Exit codes after SIGINT and SIGTERM.
 INTERRUPTED, TERMINATED = 130, 143
@@ -55,6 +54,10 @@ class Result:
         folder: the run's folder, with its events, logs, checkpoints and model.
         metrics: the last value of each metric.
         error: why the run did not finish; None if it finished.
+        model_uri: the model in MLflow, for `mlflow.pyfunc.load_model`: the one that the run logged last. None if it has
+            logged none, as with `tracking=none`; the model is then in the folder `model` of the run's folder.
+        history: all values of each metric by step, over all commands that resumed the run.
+            `pandas.DataFrame(result.history)` has a row for each step and a column for each metric.
     """
 
     status: Status
@@ -62,6 +65,8 @@ class Result:
     folder: Path
     metrics: Mapping[str, float]
     error: str | None = None
+    model_uri: str | None = None
+    history: Mapping[str, Mapping[int, float]] = field(default_factory=dict, repr=False)
 
 
 class RunFailed(RunError):
@@ -161,7 +166,7 @@ def launch_config(
 def normalize_config(config: Any, dirs: Sequence[str | Path]) -> ComposedConfig:
     """Converts a config that was composed elsewhere to a `ComposedConfig`."""
     if not isinstance(config, Mapping | DictConfig):
-        raise ConfigError(f"run({type(config).__name__}): expected overrides, KEY=VALUE, or one config")
+        raise ConfigError(f"run({type(config).__name__}): expected overrides KEY=VALUE, or one config")
     node = config if isinstance(config, DictConfig) else OmegaConf.create(dict(config))
     resolved = OmegaConf.create(resolve_config(node))  # another app's interpolations may refer to keys outside of it
     with open_dict(resolved):
@@ -191,8 +196,8 @@ def check_main(plan: Plan) -> None:
     for target in (*targets, *(plan.training.callbacks or ())):
         if target is not None and target.path.startswith("__main__.") and not plan.debug.inline:
             raise ConfigError(
-                f"{target.key}._target_={target.path}: the worker is a process of its own, which cannot import a "
-                "script or a notebook; put it into a module beside it, or use debug=inline"
+                f"{target.key}._target_={target.path}: the worker is a separate process, which cannot import a script "
+                "or a notebook; move this code into a module next to it, or use debug=inline"
             )
 
 
@@ -202,7 +207,7 @@ def make_writable(folder: Path) -> Path:
         create_folder(folder)
     except OSError as error:
         raise ConfigError(
-            f"hydra.run.dir={folder}: cannot be made ({error.strerror}); choose another folder"
+            f"hydra.run.dir={folder}: cannot be created ({error.strerror}); choose another folder"
         ) from error
     return check_folder_writable(folder)
 
@@ -213,18 +218,14 @@ def default_folder() -> Path:
 
 def read_result(folder: Path) -> Result:
     """Reads the result of the run in a folder."""
-    state = RunState.read(folder)
-    run_id = RunFolder(folder).read_record().get("run_id")
-    return Result(state.status or "FAILED", run_id, folder.absolute(), state.metrics, state.error or None)
+    run = RunHistory.read(folder)
+    history = {name: dict(points) for name, points in run.curves.items()}
+    status = run.status or "FAILED"
+    return Result(status, run.run_id, folder.absolute(), run.metrics, run.error or None, run.model_uri, history)
 
 
 def check_result(result: Result, code: int) -> Result:
-    """Returns a run's result, or raises the exception for the way in which the run ended.
-
-    Raises:
-        RunFailed: if the run failed.
-        KeyboardInterrupt, SystemExit: if a signal stopped it.
-    """
+    """Returns a run's result, or raises RunFailed, or KeyboardInterrupt or SystemExit if a signal stopped the run."""
     if result.status == "FAILED":
         raise RunFailed(result)
     if result.status == "KILLED" and not str(result.error).startswith("checkpoint.max_seconds"):
@@ -233,12 +234,7 @@ def check_result(result: Result, code: int) -> Result:
 
 
 def raise_interruption(code: int, why: str) -> None:
-    """Raises what a signal would have raised, if the exit code of a run says that one ended it.
-
-    Raises:
-        KeyboardInterrupt: after SIGINT.
-        SystemExit: after SIGTERM.
-    """
+    """Raises KeyboardInterrupt or SystemExit, if the exit code of a run says that SIGINT or SIGTERM ended it."""
     if code == INTERRUPTED:
         raise KeyboardInterrupt(why)
     if code == TERMINATED:
@@ -246,10 +242,10 @@ def raise_interruption(code: int, why: str) -> None:
 
 
 def to_folders(config_dir: Folders) -> list[str | Path]:
-    return [config_dir] if isinstance(config_dir, str | Path) else list(copy.copy(config_dir))
+    return [config_dir] if isinstance(config_dir, str | Path) else list(config_dir)
 
 
 def to_override(word: Any) -> str:
     if not isinstance(word, str):
-        raise ConfigError(f"run(..., {type(word).__name__}): expected overrides, KEY=VALUE, or one config alone")
+        raise ConfigError(f"run(..., {type(word).__name__}): expected overrides KEY=VALUE, or one config alone")
     return word

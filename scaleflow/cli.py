@@ -18,13 +18,15 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import HydraContext, RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from scaleflow import __version__
-from scaleflow.command import FAILED, exit_process, quote_nan_option, refuse, split_overrides, take_keys_of_run
+from scaleflow.command import FAILED, accept_keys_of_run, end_with, quote_nan_option, refuse, split_overrides
+from scaleflow.config.folders import remove_created
 from scaleflow.config.hydra_errors import CONF, check_config_dirs, check_overrides, explain_error
 from scaleflow.errors import ConfigError
+from scaleflow.launcher.display import end_greeting, greet
 from scaleflow.secret_masking import find_environment_secrets, find_typed_secrets, register_resolver, remember_secrets
 
 if TYPE_CHECKING:
@@ -37,11 +39,12 @@ FLAGS_WITH_VALUE = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
     """Runs one command.
 
     Args:
         argv: the words after `scaleflow`; None for those of `sys.argv`.
+        began: when the command began, in seconds since the epoch; None: now.
 
     Returns:
         0 finished, 1 failed, 2 refused, 130 or 143 interrupted.
@@ -50,10 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "--version" in words:  # Hydra would print its own version
         print(f"scaleflow {__version__}")
         return 0
-    words = take_keys_of_run(quote_nan_option(words))
+    words = accept_keys_of_run(quote_nan_option(words))
     remember_secrets([*find_environment_secrets(), *find_typed_secrets(words)])
     register_resolver()
-    task = Task(time.time())
+    task = Task(began or time.time())
     app = hydra.main(version_base="1.3", config_path=f"pkg://{CONF}", config_name="config")(task)
     sys.argv = ["scaleflow", *words]
     try:
@@ -66,11 +69,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return refuse(str(refusal))
     except JobFailed:
         return FAILED
+    except BrokenPipeError:
+        raise  # of standard output: `end_with` handles it
     except Exception as error:  # Hydra raises arbitrary exceptions for words that it does not expect
         is_from_hydra = isinstance(error, HydraException | OmegaConfBaseException) or not task.has_begun
         if "HYDRA_FULL_ERROR" in os.environ or not is_from_hydra:
             raise  # the user asked for the traceback, or the error is not Hydra's
         return refuse(explain_error(error, words))
+    finally:
+        end_greeting()
     return task.code
 
 
@@ -102,12 +109,21 @@ class Task:
             self._codes.append(self._sweep.end())
 
     def __call__(self, config: DictConfig) -> None:
+        try:
+            self._run_job(config)
+        except KeyboardInterrupt:  # before there is a run; later it is a request to stop
+            remove_created(Path(HydraConfig.get().runtime.output_dir))
+            raise
+
+    def _run_job(self, config: DictConfig) -> None:
+        is_job = HydraConfig.get().mode is RunMode.MULTIRUN  # under a Hydra launcher that is not scaleflow's
+        if not is_job and OmegaConf.select(config, "cluster.submit") is None:  # that prints a script, and nothing else
+            greet(f"scaleflow {__version__}")
         from scaleflow.config.hydra_config import mask_sweep_config
-        from scaleflow.launcher.job import run_job
+        from scaleflow.launcher.launch import run_job
         from scaleflow.runs import RunFolder
 
         began, self.has_begun = time.time() if self.has_begun else self._began, True
-        is_job = HydraConfig.get().mode is RunMode.MULTIRUN  # under a Hydra launcher that is not scaleflow's
         if is_job:
             mask_sweep_config(RunFolder(Path(HydraConfig.get().sweep.dir)).sweep_config)
         code = run_job(config, began)
@@ -117,6 +133,8 @@ class Task:
 
     def sweep(self, context: HydraContext, config: DictConfig) -> SweepRunner:
         """Returns the runner of the sweep's jobs. The first call creates it."""
+        if self._sweep is None:
+            greet(f"scaleflow {__version__}")
         from scaleflow.sweep import SweepRunner
 
         self.has_begun = True
@@ -126,13 +144,12 @@ class Task:
 
     @property
     def code(self) -> int:
-        """The command's exit code."""
         return self._codes[0] if len(self._codes) == 1 else int(any(self._codes))
 
 
 def entry() -> None:
-    """Runs the command and ends the process: the console script, and `python -m scaleflow`."""
-    exit_process(main())
+    """Runs the command and ends the process: the console script."""
+    end_with(main)
 
 
 def move_flags_first(words: Sequence[str]) -> list[str]:

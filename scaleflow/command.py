@@ -6,14 +6,16 @@ import atexit
 import contextlib
 import os
 import re
+import select
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from scaleflow.secret_masking import mask_secrets
 
-FAILED, REFUSED = 1, 2
+FAILED, REFUSED, INTERRUPTED = 1, 2, 130
 
 
 def refuse(message: str) -> int:
@@ -27,6 +29,45 @@ def to_printable(message: str) -> str:
     lines = message.split("\n")
     escaped = ["".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line) for line in lines]
     return ("\n" if len(escaped) <= 2 else "\\n").join(escaped)
+
+
+def surely_trains(words: Sequence[str]) -> bool:
+    """Returns whether a command trains or is refused, whatever its config is.
+
+    A flag may ask for something else, and the config of a cluster may ask for a script, which is all that is printed.
+    """
+    return all(word in ("-m", "--multirun") or re.match(r"(?!cluster|experiment)\w[\w./]*=", word) for word in words)
+
+
+def end_with(main: Callable[[], int]) -> NoReturn:
+    """Runs a command, and ends the process with its exit code. Ctrl-C before there is a run gives no traceback.
+
+    A closed standard output, as in `COMMAND --help | head`, ends the command quietly with exit code 0.
+    """
+    try:
+        try:
+            code = main()
+        except SystemExit:  # argparse has printed a page of help
+            sys.stdout.flush()
+            raise
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("scaleflow: stopped by SIGINT", file=sys.stderr)
+        code = INTERRUPTED
+    except BrokenPipeError:
+        if not is_stdout_closed():
+            raise
+        with Path(os.devnull).open("w") as null:
+            os.dup2(null.fileno(), sys.stdout.fileno())  # what is still in the buffer cannot fail either
+        code = 0
+    exit_process(code)
+
+
+def is_stdout_closed() -> bool:
+    """Whether the reader of standard output has closed it."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(state & (select.POLLERR | select.POLLHUP) for _, state in poll.poll(0))
 
 
 def exit_process(code: int) -> NoReturn:
@@ -58,7 +99,7 @@ def quote_nan_option(words: Sequence[str]) -> list[str]:
     return [re.sub(r"(?<=[=,])nan(?=,|$)", "'nan'", word) if word.startswith("debug=") else word for word in words]
 
 
-def take_keys_of_run(words: Sequence[str]) -> list[str]:
+def accept_keys_of_run(words: Sequence[str]) -> list[str]:
     """With `resume=RUN`, makes Hydra accept keys that only that run's options have, such as `model.filters=8` of a cnn.
 
     A key that the run does not have either is rejected when the run's config is read.

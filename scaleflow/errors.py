@@ -55,7 +55,7 @@ class NotFinite(RunError):
     def __init__(self, step: int, what: Literal["the loss is", "the weights are"] = "the loss is") -> None:
         advice = "try a lower optimizer.learning_rate, training.clip_norm=1.0, or training.on_nan=rollback"
         if step == 1 and what == "the loss is":
-            advice = "nothing was updated before it: look for NaN in the dataset's inputs, or in the model"
+            advice = "no update came before it, so look for NaN in the dataset's inputs or in the model"
         self.fact = f"{what} not finite at step {step}"
         super().__init__(f"{self.fact}; {advice}")
         self.step = step
@@ -80,4 +80,4 @@ class WorkerDied(RunError):
     """
 
     def __init__(self, how: str, last_lines: str, name: str = "worker 0") -> None:
-        super().__init__(f"{name} {how}" + (f"; its last words: {last_lines}" if last_lines else ""))
+        super().__init__(f"{name} {how}" + (f"; the end of its log: {last_lines}" if last_lines else ""))

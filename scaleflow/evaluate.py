@@ -6,11 +6,14 @@
     python -m scaleflow.evaluate RUN_ID profiler=trace            # with a profile of some batches
 
 The metrics are evaluate/DATASET/loss and so on, at the step at which the model was logged. For a split other than the
-test split they are evaluate/DATASET.SPLIT/loss. The dataset becomes an input of the run. The steps of a profile are
-batches of the split, which is repeated as often as necessary. The profile goes to evaluate/DATASET/profile/.
+test split they are evaluate/DATASET.SPLIT/loss. The dataset becomes an input of the run. A profile traces batches of
+the split, which is repeated if it is too short. The profile is stored under evaluate/DATASET/profile/.
 
-Strategy and hardware are those of this command. Dataset, precision and seed are those of the run, unless you type them.
-The run is looked up in `tracking.uri=...`, else MLFLOW_TRACKING_URI, else sqlite:///mlflow.db.
+Dataset, objective, precision and seed are those of the run, unless you type them. Strategy and hardware are those of
+this command.
+The run is looked up in `tracking.uri=...`, else in MLFLOW_TRACKING_URI, else in sqlite:///mlflow.db.
+
+Exit code: 0 the metrics are recorded; 1 the evaluation failed; 2 the command cannot work; 130 or 143 interrupted.
 """
 
 from __future__ import annotations
@@ -23,9 +26,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from scaleflow.command import exit_process, refuse, split_overrides, to_printable
+from scaleflow.command import end_with, refuse, split_overrides, to_printable
 from scaleflow.config.compose import ComposedConfig, resolve_config
-from scaleflow.config.from_mlflow import RerunCommand, find_store_options, reuse_config
+from scaleflow.config.from_mlflow import find_store_options, reuse_config
 from scaleflow.config.hydra_errors import parse_overrides
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.events import (
@@ -36,10 +39,12 @@ from scaleflow.events import (
     Note,
     RunEnded,
     RunRefused,
+    StageBegan,
     StepsProfiled,
 )
+from scaleflow.formatting import format_number
 from scaleflow.interfaces import Plan, Tracking
-from scaleflow.launcher.display import display_for
+from scaleflow.launcher.display import Display, display_for
 from scaleflow.launcher.prepare import make_plan
 from scaleflow.launcher.stop import StopRequest, catch_stop_signals
 from scaleflow.launcher.worker_process import start_fork_server, start_workers
@@ -60,7 +65,7 @@ from scaleflow.worker.evaluate import SPLITS
 from scaleflow.worker.train import run_worker
 
 #: The sections of a tracked config that an evaluation uses.
-SECTIONS = ("dataset", "precision", "seed")
+SECTIONS = ("dataset", "objective", "precision", "seed")
 
 STRATEGIES = ("auto", "one_device", "mirrored")
 
@@ -75,70 +80,71 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0 the metrics are recorded, 1 failed, 2 refused, 130 or 143 interrupted.
     """
-    began = time.time()
+    began, display = time.time(), display_for()
     parser = argument_parser("scaleflow.evaluate", __doc__)
-    parser.add_argument("--split", choices=SPLITS, help="which part of the dataset; the test split, where there is one")
+    parser.add_argument(
+        "--split",
+        choices=SPLITS,
+        help="the split to evaluate on (default: the first of test, validation and train that the dataset has)",
+    )
     typed = list(sys.argv[1:] if argv is None else argv)
     try:
         words = parse_command(parser, typed)
         split = parser.parse_intermixed_args(split_overrides(typed)).split
+        display.begin_stage("reading the run and its model from MLflow")
         store = choose_store(find_store_options(words))
         tracker, tracked = find_run(words.run_id, store)
         describe_opened_run(tracked, store)
         plan = make_evaluation_plan(reuse_config(tracked.config, tracked.params, words, SECTIONS), store)
         with tempfile.TemporaryDirectory(prefix="scaleflow-evaluate-") as folder, catch_stop_signals() as stop:
             model = download_model(tracker, tracked, store, Path(folder))
-            evaluation = EvaluationSpec(str(model), tracked.run_id, split, is_typed("precision", words))
-            events = run_evaluation(RunSpec(plan, Path(folder), began, evaluation=evaluation), stop)
+            typed_keys = {str(o.key_or_group).partition(".")[0] for o in parse_overrides(words.overrides)}
+            evaluation = EvaluationSpec(str(model), tracked.run_id, split, "precision" in typed_keys)
+            events = run_evaluation(RunSpec(plan, Path(folder), began, evaluation=evaluation), stop, display)
             if stop.is_set():
                 return stop.exit_code
-            return record_evaluation(tracker, tracked, plan, events)
+            return record_evaluation(tracker, tracked, events, display)
     except ConfigError as refusal:
+        display.close()
         return refuse(str(refusal))
     except RunError as error:
+        display.close()
         print(f"scaleflow: {mask_secrets(str(error))}", file=sys.stderr)
         return FAILED
 
 
-def is_typed(key: str, words: RerunCommand) -> bool:
-    return any(str(override.key_or_group).partition(".")[0] == key for override in parse_overrides(words.overrides))
-
-
-def make_evaluation_plan(made: ComposedConfig, store: Tracking) -> Plan:
+def make_evaluation_plan(composed: ComposedConfig, store: Tracking) -> Plan:
     """Makes the plan of an evaluation, which runs in one process.
 
-    Raises:
-        ConfigError: if the config asks for several processes or a TPU, or is wrong.
+    Raises ConfigError if the config asks for several processes or a TPU, or is wrong.
     """
-    plan = make_plan(resolve_config(made.config), made.choices, made.search, look_outside=False)
+    plan = make_plan(resolve_config(composed.config), composed.choices, composed.search, look_outside=False)
     if plan.strategy.name not in STRATEGIES or plan.evaluator is not None:
         raise ConfigError(
-            f"strategy={plan.strategy.name}: an evaluation is one process's work; use {' or '.join(STRATEGIES[1:])}"
+            f"strategy={plan.strategy.name}: an evaluation runs in one process; use "
+            f"strategy={' or '.join(STRATEGIES[1:])}"
         )
     return replace(plan, tracking=store)
 
 
-def run_evaluation(spec: RunSpec, stop: StopRequest) -> list[Event]:
-    """Runs the worker to its end, and shows its notes as they arrive.
+def run_evaluation(spec: RunSpec, stop: StopRequest, display: Display) -> list[Event]:
+    """Runs the worker to its end, and shows its stages and notes as they arrive.
 
-    Returns:
-        All events of the worker. The last ones are missing if `stop` was set.
-
-    Raises:
-        ConfigError: if the evaluation cannot work.
-        RunError: if it failed.
+    Returns all events of the worker. The last ones are missing if `stop` was set. Raises ConfigError if the evaluation
+    cannot work, and RunError if it failed.
     """
-    display = display_for()
+    display.begin_stage("importing TensorFlow")
     reader = EventReader(spec.events)
     events: list[Event] = []
 
     def look() -> None:
         for event in reader.read():
             events.append(event)
-            if isinstance(event, Note):
+            if isinstance(event, Note | RunEnded | RunRefused | StageBegan):
                 display.show_event(event)
 
     if spec.plan.debug.inline:
+        display.close()  # a debugger needs the terminal
         run_worker(spec, EventWriter(spec.events), stop.is_set)
         look()
     else:
@@ -153,16 +159,12 @@ def run_evaluation(spec: RunSpec, stop: StopRequest) -> list[Event]:
                 raise RunError(process.find_reason().why)
     last = events[-1]
     if isinstance(last, RunRefused):
-        raise (RunError if last.keep else ConfigError)(drop_log_hint(last.message, spec))
+        message = last.message.replace(f"; the traceback is in {spec.log}", "")  # the log is deleted
+        raise (RunError if last.keep else ConfigError)(message)
     return events
 
 
-def drop_log_hint(message: str, spec: RunSpec) -> str:
-    """Removes from a worker's message the reference to the log, which is deleted."""
-    return message.replace(f"; the traceback is in {spec.log}", "")
-
-
-def record_evaluation(tracker: Any, past: TrackedRun, plan: Plan, events: Sequence[Event]) -> int:
+def record_evaluation(tracker: Any, tracked: TrackedRun, events: Sequence[Event], display: Display) -> int:
     """Records the evaluation in the run and prints the metrics; returns the exit code."""
     ready = next(event for event in events if isinstance(event, EvaluationReady))
     dataset = next(event for event in events if isinstance(event, DatasetDescribed))
@@ -173,22 +175,23 @@ def record_evaluation(tracker: Any, past: TrackedRun, plan: Plan, events: Sequen
         f"{ready.examples} examples of {split}, {resolved['strategy']}, {resolved['precision']}, "
         f"{resolved['replicas']} replica(s)"
     )
-    rows = [("run", f"{to_printable(past.name)}  ({past.run_id})"), ("model", f"models:/{past.model_id}"), ("on", text)]
+    rows = [("run", f"{to_printable(tracked.name)}  ({tracked.run_id})"), ("model", f"models:/{tracked.model_id}")]
+    rows += [("on", text)]
     try:
         values: Mapping[str, float] = log_evaluation(
-            tracker, past, name, events, f"{text}; {command_line(sys.orig_argv)}", profiles
+            tracker, tracked, name, events, f"{text}; {command_line(sys.orig_argv)}", profiles
         )
         error = None
     except Exception as failed:  # a store may raise anything
         values = {k: v for event in events if isinstance(event, MetricsLogged) for k, v in event.values.items()}
         error = str(failed).strip().partition("\n")[0] or type(failed).__name__
-    rows += [(key, f"{value:.4f}") for key, value in values.items()]
+    rows += [(key, format_number(value)) for key, value in values.items()]
     rows += [("profile", profile.line) for profile in profiles]
-    display_for().print_summary(rows)
+    display.print_summary(rows)
     if error is not None:
-        print(f"scaleflow: the store did not take it: {mask_secrets(error)}", file=sys.stderr)
+        print(f"scaleflow: the metrics could not be recorded: {mask_secrets(error)}", file=sys.stderr)
     return FINISHED if error is None else FAILED
 
 
 if __name__ == "__main__":
-    exit_process(main())
+    end_with(main)

@@ -25,14 +25,10 @@ KINDS: dict[str, type[Event]] = {}
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened in a run.
+    """Something that happened in a run."""
 
-    Attributes:
-        event: the name of the kind of event in `events.jsonl`.
-        time: when it happened, in milliseconds since the epoch.
-    """
-
-    event: ClassVar[str] = ""
+    event: ClassVar[str] = ""  # the name of the kind of event in `events.jsonl`
+    #: When it happened, in milliseconds since the epoch
     time: int = field(default_factory=lambda: int(clock.time() * 1000), kw_only=True)
 
     def __init_subclass__(cls, event: str) -> None:
@@ -53,29 +49,29 @@ class ProcessStarted(Event, event="started"):
 
 
 @dataclass(frozen=True)
+class StageBegan(Event, event="stage"):
+    """A part of the work before or after training begins, such as `reading house.csv`. The part before it has ended."""
+
+    text: str = field(metadata=MASKED)
+
+
+@dataclass(frozen=True)
 class RunReady(Event, event="ready"):
-    """The worker has built everything. From here on there is a run. Before it, an error is a refusal.
+    """The worker has built everything. From here on there is a run. Before it, an error is a refusal."""
 
-    Attributes:
-        name: the run's name in the store.
-        tags: the user's tags.
-        params: every key of the config, and the `resolved.` values.
-        began: when the command began, in milliseconds since the epoch.
-        steps, epochs: how long the run is.
-        search: the folders with modules of the user.
-        parent: the folder of the sweep, if the run is a job of one.
-        resumed: the step at which the run continues; None if it begins.
-    """
-
-    name: str = field(metadata=MASKED)
-    tags: Mapping[str, str] = field(default_factory=dict, metadata=MASKED)
+    name: str = field(metadata=MASKED)  # the run's name in the store
+    tags: Mapping[str, str] = field(default_factory=dict, metadata=MASKED)  # the user's tags
+    #: Every key of the config, and the `resolved.` values
     params: Mapping[str, str] = field(default_factory=dict, metadata=MASKED)
-    began: int = 0
+    began: int = 0  # when the command began, in milliseconds since the epoch
+    #: How long the run is
     steps: int = 0
     epochs: int = 0
-    search: Sequence[str] = ()
-    parent: str | None = None
-    resumed: int | None = None
+    #: Which values of the objective are better, `min` or `max`, by their names without the split
+    modes: Mapping[str, str] = field(default_factory=dict)
+    search: Sequence[str] = ()  # the folders with modules of the user
+    parent: str | None = None  # the folder of the sweep, if the run is a job of one
+    resumed: int | None = None  # the step at which the run continues; None if it begins
 
 
 @dataclass(frozen=True)
@@ -95,6 +91,13 @@ class TagsSet(Event, event="tags"):
 
 
 @dataclass(frozen=True)
+class DescriptionSet(Event, event="description"):
+    """A sweep has a new description, in Markdown. The launcher itself describes a run."""
+
+    text: str = field(metadata=MASKED)
+
+
+@dataclass(frozen=True)
 class CheckpointSaved(Event, event="checkpoint"):
     """A checkpoint was written and verified."""
 
@@ -104,17 +107,11 @@ class CheckpointSaved(Event, event="checkpoint"):
 
 @dataclass(frozen=True)
 class Restarted(Event, event="restart"):
-    """The launcher restarts processes.
+    """The launcher restarts processes."""
 
-    Attributes:
-        number: how many restarts there were, including this one.
-        reason: why.
-        worker: the process that restarts while the others continue; None: all processes restart.
-    """
-
-    number: int
-    reason: str = field(metadata=MASKED)
-    worker: str | None = None
+    number: int  # how many restarts there were, including this one
+    reason: str = field(metadata=MASKED)  # why
+    worker: str | None = None  # the process that restarts while the others continue; None: all processes restart
 
 
 @dataclass(frozen=True)
@@ -127,16 +124,11 @@ class RolledBack(Event, event="rollback"):
 
 @dataclass(frozen=True)
 class Waiting(Event, event="waiting"):
-    """The worker waits for others, at most `seconds`.
+    """The worker waits for others, at most `seconds`."""
 
-    Attributes:
-        seconds: the limit.
-        peers: the addresses that it waits for.
-        vain: the error if nobody answers in time; None: the launcher makes one that names the missing peers.
-    """
-
-    seconds: float
-    peers: Sequence[str] = ()
+    seconds: float  # the limit
+    peers: Sequence[str] = ()  # the addresses that it waits for
+    #: The error if nobody answers in time; None: the launcher makes one that names the missing peers
     vain: str | None = field(default=None, metadata=MASKED)
 
 
@@ -154,19 +146,12 @@ class Note(Event, event="note"):
 
 @dataclass(frozen=True)
 class MetricsLogged(Event, event="metrics"):
-    """Values of metrics after `step` updates.
+    """Values of metrics after `step` updates."""
 
-    Attributes:
-        step: the number of updates.
-        values: by the metric's name.
-        rate: training examples per second, for the terminal.
-        checkpoint: the step of the evaluated checkpoint; only in the file of an evaluator.
-    """
-
-    step: int
-    values: Mapping[str, float]
-    rate: float | None = None
-    checkpoint: int | None = None
+    step: int  # the number of updates
+    values: Mapping[str, float]  # by the metric's name
+    rate: float | None = None  # training examples per second, for the terminal
+    checkpoint: int | None = None  # the step of the evaluated checkpoint; only in the file of an evaluator
 
 
 @dataclass(frozen=True)
@@ -205,20 +190,16 @@ class ArtifactWritten(Event, event="artifact"):
 
 @dataclass(frozen=True)
 class DatasetDescribed(Event, event="data"):
-    """The dataset.
+    """The dataset."""
 
-    Attributes:
-        name: the option of the group `dataset`.
-        source: the path, or the class and arguments that read it.
-        kind: of its targets: `classification` and so on.
-        classes: the names of the classes, if it has some.
-        splits: the number of examples, the digest, the dtypes and the shapes, by split.
-    """
-
-    name: str = field(metadata=MASKED)
+    name: str = field(metadata=MASKED)  # the option of the group `dataset`
+    #: The path, or the class and arguments that read it
     source: Mapping[str, Any] = field(default_factory=dict, metadata=MASKED)
-    kind: str = ""
-    classes: Sequence[str] = ()
+    #: The kind of its targets: `classification` and so on; a dict by name for several outputs
+    kind: str | Mapping[str, str] = ""
+    #: The names of the classes, if it has some; a dict by name for several outputs
+    classes: Sequence[str] | Mapping[str, Sequence[str]] = ()
+    #: The number of examples, the digest, the dtypes and the shapes (by name for a dict), by split
     splits: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
@@ -233,22 +214,15 @@ class ConfusionWritten(Event, event="confusion"):
 
 @dataclass(frozen=True)
 class StepsProfiled(Event, event="profile"):
-    """The steps `first` to `last` were traced.
+    """The steps `first` to `last` were traced."""
 
-    Attributes:
-        folder: holds the traces.
-        first, last: the steps, both included.
-        artifacts: the artifact folder for the result of the analysis.
-        usual_ms: the time of a step outside of the window, in ms; None if it is not known.
-        facts: values of the run that the analysis uses.
-    """
-
-    folder: str
+    folder: str  # holds the traces
+    #: The traced steps, both included
     first: int
     last: int
-    artifacts: str
-    usual_ms: float | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    artifacts: str  # the artifact folder for the result of the analysis
+    usual_ms: float | None = None  # the time of a step outside of the window, in ms; None if it is not known
+    facts: Mapping[str, Any] = field(default_factory=dict)  # values of the run that the analysis uses
 
 
 @dataclass(frozen=True)
@@ -261,15 +235,10 @@ class ModelExported(Event, event="model"):
 
 @dataclass(frozen=True)
 class FaultReported(Event, event="fault"):
-    """Training failed. The launcher decides how the run ends.
+    """Training failed. The launcher decides how the run ends."""
 
-    Attributes:
-        error: one line.
-        lost_peer: whether the cause is that another process is gone.
-    """
-
-    error: str = field(metadata=MASKED)
-    lost_peer: bool = False
+    error: str = field(metadata=MASKED)  # one line
+    lost_peer: bool = False  # whether the cause is that another process is gone
 
 
 @dataclass(frozen=True)
@@ -282,17 +251,11 @@ class RunEnded(Event, event="end"):
 
 @dataclass(frozen=True)
 class RunRefused(Event, event="refused"):
-    """There is no run: the command cannot work.
+    """There is no run: the command cannot work."""
 
-    Attributes:
-        message: the reason, and what would work.
-        keep: whether the folder stays, because a log says more.
-        died: whether the cause is a process that died; the exit code is then 1 instead of 2.
-    """
-
-    message: str = field(metadata=MASKED)
-    keep: bool = False
-    died: bool = False
+    message: str = field(metadata=MASKED)  # the reason, and what would work
+    keep: bool = False  # whether the folder stays, because a log says more
+    died: bool = False  # whether the cause is a process that died; the exit code is then 1 instead of 2
 
 
 def to_fields(event: Event) -> dict[str, Any]:

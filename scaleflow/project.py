@@ -1,8 +1,12 @@
-"""Runs the entry points of MLproject: `python -m scaleflow.project main strategy=auto ... --overrides 'a=1 b=2'`.
+"""Runs the entry points of the file MLproject, for `mlflow run`.
 
-MLflow passes every parameter, also those that the user did not set. Options that equal the defaults of config.yaml are
-dropped, since an explicit option would take precedence over a recipe (`-P experiment=...`). Then this process executes
-the command itself.
+    python -m scaleflow.project main strategy=auto ... --overrides 'a=1 b=2'
+    python -m scaleflow.project sweep ...
+    python -m scaleflow.project evaluate RUN_ID ...
+
+main, sweep and evaluate stand for scaleflow, scaleflow -m and scaleflow.evaluate. MLflow passes every parameter, also
+those that the user did not set. Options that equal the defaults of config.yaml are dropped, because an explicit option
+would take precedence over a recipe (-P experiment=...).
 """
 
 from __future__ import annotations
@@ -27,9 +31,12 @@ COMMANDS: Mapping[str, Sequence[str]] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Replaces this process with the command. Returns an exit code only if there is no such entry point."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if {"--help", "-h"} & set(words[:1]):
+        print(__doc__)
+        return 0
     if words and words[0] in COMMANDS:
         os.execv(sys.executable, [sys.executable, "-m", *COMMANDS[words[0]], *drop_empty_words(words[1:])])
-    return refuse(f"{' '.join(words[:1])}: expected one of {', '.join(COMMANDS)} first")
+    return refuse(f"{' '.join(words[:1])}: expected one of {', '.join(COMMANDS)} as the first argument")
 
 
 def drop_empty_words(words: Sequence[str]) -> list[str]:

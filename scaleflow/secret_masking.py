@@ -65,11 +65,6 @@ SHORTEST_OF_ENVIRONMENT = 8
 _known: set[str] = set()
 
 
-# ---------------------------------------------------------------------------------------------
-# Detection
-# ---------------------------------------------------------------------------------------------
-
-
 def is_secret(key: str, value: object = "") -> bool:
     """Tells whether a key's value is a secret: for `api_key` and `dbPassword`, not for `max_tokens` or `key_dim`."""
     key = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key)
@@ -91,18 +86,15 @@ def remember_secrets(values: Iterable[str]) -> None:
         _compile_known.cache_clear()
 
 
-def known_in(text: str) -> list[str]:
+def find_known_secrets(text: str) -> list[str]:
     """Returns the known secrets in a JSON text, for the process that receives it. Never write the result to a file."""
     return sorted(value for value in _known if json.dumps(value)[1:-1] in text)
 
 
 def find_secrets(raw: Any, plain: Any, key: str = "") -> Iterator[str]:
-    """Yields the secrets in a config.
+    """Yields the secrets in a config: `raw` with its interpolations, `plain` resolved, both as plain containers.
 
-    Args:
-        raw: the config with its interpolations, as plain containers.
-        plain: the same config, resolved.
-        key: the last part of the key of this value.
+    `key` is the last part of the key of this value.
     """
     if isinstance(plain, Mapping):
         for name, value in plain.items():
@@ -165,11 +157,6 @@ def register_resolver() -> None:
     from omegaconf import OmegaConf
 
     OmegaConf.register_new_resolver("secret", resolve_secret, replace=True)
-
-
-# ---------------------------------------------------------------------------------------------
-# Masking
-# ---------------------------------------------------------------------------------------------
 
 
 def mask_secrets(value: Any, key: str = "") -> Any:

@@ -7,12 +7,13 @@ says how much the store has.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from scaleflow.command import end_with
+from scaleflow.launcher.display import Display
 from scaleflow.launcher.recovery import SyncResult, SyncStatus, repair
 from scaleflow.runs import RunFolder
 from scaleflow.secret_masking import register_resolver
@@ -37,57 +38,62 @@ def find_run_folders(folder: Path) -> Iterator[Path]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m scaleflow.sync",
-        description="Sends what a tracking store has not taken of the runs in a folder, and gives a run that was "
-        "killed its end. Exit code: 0 all is recorded, 1 something is not, or a run is under way, 2 wrong use.",
+        description="Sends to the tracking store what it does not have yet of the runs in a folder. If all processes "
+        "of a run were killed, it also records the run's end. Exit code: 0 everything is recorded; 1 something is not "
+        "recorded, or a run is still active; 2 wrong arguments.",
     )
-    parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="a run's folder, or any folder above some")
-    parser.add_argument("--uri", help="the store, where it is another than the run was told of")
+    parser.add_argument(
+        "folders",
+        nargs="+",
+        type=Path,
+        metavar="DIR",
+        help="the folder of a run, or a folder that contains folders of runs",
+    )
+    parser.add_argument("--uri", help="the tracking store to send to (default: the store in the run's config)")
     options = parser.parse_args(arguments)
     register_resolver()
     os.environ.pop("MLFLOW_RUN_ID", None)  # it names a run of the caller, not one of these
     folders = list(dict.fromkeys(folder for root in options.folders for folder in find_run_folders(root.absolute())))
     if not folders:
-        print(f"scaleflow.sync: no run's folder in {', '.join(map(str, options.folders))}", file=sys.stderr)
+        print(f"scaleflow.sync: no folder of a run in {', '.join(map(str, options.folders))}", file=sys.stderr)
         return WRONG_USE
-    statuses = []
+    statuses, display = [], Display(sys.stdout)
     for folder in folders:
         statuses.append(repair(folder, options.uri))
-        print(format_status(statuses[-1]), flush=True)
-    print(format_totals(statuses))
+        display.print_line(format_status(statuses[-1]))
+    display.print_line(format_totals(statuses))
     return NOT_ALL if any(s.result in ("not recorded", "under way") for s in statuses) else ALL
 
 
 WORDS: dict[SyncResult, str] = {
     "recorded": "recorded",
-    "complete": "was recorded before",
+    "complete": "already recorded",
     "not recorded": "NOT RECORDED",
-    "under way": "left alone",
-    "no run": "never ready, nothing to record",
+    "under way": "skipped",
+    "no run": "ended before training began, nothing to record",
     "not tracked": "tracking=none, nothing to record",
 }
 
 
-def format_status(standing: SyncStatus) -> str:
-    """Formats a line such as `outputs/a/b: KILLED, which nobody was left to say, recorded, run 0123...`."""
-    words = [standing.status or "", WORDS[standing.result]]
-    if standing.was_open:
-        words[0] += ", which nobody was left to say"
-    line = f"{os.path.relpath(standing.folder)}: " + ", ".join(filter(None, words))
-    if standing.result == "recorded" and standing.run_id:
-        line += f", run {standing.run_id}"
-    return line + (f": {standing.reason}" if standing.reason else "")
+def format_status(status: SyncStatus) -> str:
+    """Formats a line such as `outputs/a/b: KILLED (end written by sync), recorded, run 0123...`."""
+    words = [status.status or "", WORDS[status.result]]
+    if status.was_open:
+        words[0] += " (end written by sync)"
+    line = f"{os.path.relpath(status.folder)}: " + ", ".join(filter(None, words))
+    if status.result == "recorded" and status.run_id:
+        line += f", run {status.run_id}"
+    return line + (f": {status.reason}" if status.reason else "")
 
 
-def format_totals(standings: Sequence[SyncStatus]) -> str:
-    """Formats a line such as `5 folders: 2 recorded, 2 was recorded before, 1 NOT RECORDED`."""
-    counts = {result: sum(s.result == result for s in standings) for result in WORDS}
+def format_totals(statuses: Sequence[SyncStatus]) -> str:
+    """Formats a line such as `5 folders: 2 recorded, 2 already recorded, 1 NOT RECORDED`."""
+    counts = {result: sum(s.result == result for s in statuses) for result in WORDS}
     totals = ", ".join(f"{count} {WORDS[result]}" for result, count in counts.items() if count)
-    return f"{len(standings)} folder{'s' * (len(standings) != 1)}: {totals}"
+    return f"{len(statuses)} folder{'s' * (len(statuses) != 1)}: {totals}"
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(BrokenPipeError):
-        sys.exit(main())
+    end_with(main)

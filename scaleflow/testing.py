@@ -28,7 +28,21 @@ import numpy as np
 
 from scaleflow.errors import ConfigError
 from scaleflow.events import Event, to_fields
-from scaleflow.interfaces import Arrays, Batching, Dataset, Inputs, Outputs, Source, Target
+from scaleflow.interfaces import (
+    Arrays,
+    Batching,
+    Dataset,
+    Inputs,
+    InputStructure,
+    Outputs,
+    OutputStructure,
+    Source,
+    Target,
+    label_leaf,
+    map_leaves,
+    map_named,
+    name_leaves,
+)
 from scaleflow.runs import EventReader, RunFolder
 
 if TYPE_CHECKING:
@@ -86,7 +100,7 @@ class Events:
         points = self.history(metric)
         if not points:
             existing = sorted({key for event in self.named("metrics") for key in event["values"]})
-            raise KeyError(f"{metric}; there is {', '.join(existing)}")
+            raise KeyError(f"{metric}; the metrics are {', '.join(existing)}")
         return points[-1][1]
 
 
@@ -98,27 +112,29 @@ class Checked:
         counts: number of examples in each of the splits train, validation and test, at most `limit`.
         inputs: shape and dtype of a model's inputs, after preprocessing.
         outputs: kind and shape of a model's outputs.
-        batch: (inputs, targets) of the first batch that a model gets.
+        batch: (inputs, targets) of the first batch that a model gets: arrays, or dicts of arrays.
     """
 
     counts: Mapping[str, int]
-    inputs: Inputs
-    outputs: Outputs
-    batch: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
+    inputs: InputStructure
+    outputs: OutputStructure
+    batch: tuple[Any, Any]
 
 
 class Tiny:
     """A dataset in memory for tests of a model or a step. Its targets are a function of its inputs.
 
     Args:
-        inputs: float32, uint8, int32 or string; default four float32 numbers.
-        outputs: kind and shape of the targets; default three classes.
+        inputs: float32, uint8, int32 or string, or a dict of such; default four float32 numbers.
+        outputs: kind and shape of the targets, or a dict of such; default three classes.
         examples: examples of the training split; the test split has a quarter of that number.
     """
 
     splits = ("train", "test")
 
-    def __init__(self, inputs: Inputs | None = None, outputs: Outputs | None = None, examples: int = 32) -> None:
+    def __init__(
+        self, inputs: InputStructure | None = None, outputs: OutputStructure | None = None, examples: int = 32
+    ) -> None:
         self.inputs = inputs or Inputs((4,))
         self.outputs = outputs or Outputs("classification", (3,))
         self._examples = examples
@@ -126,11 +142,15 @@ class Tiny:
     def load(self, split: str) -> Arrays:
         count, seed = (self._examples, 0) if split == "train" else (max(1, self._examples // 4), 1)
         x = made_up(self.inputs, count, seed)
-        return Arrays(x, targets_for(x, self.outputs))
+        return Arrays(x, map_leaves(functools.partial(targets_for, x), self.outputs))
 
 
-def made_up(inputs: Inputs, count: int, seed: int = 0) -> np.ndarray[Any, Any]:
-    """Returns random inputs [count, *shape] of the inputs' dtype, which depend only on the seed."""
+def made_up(inputs: InputStructure, count: int, seed: int = 0) -> Any:
+    """Returns random inputs [count, *shape] of the inputs' dtype, which depend only on the seed and the names."""
+    return map_named(lambda name, each: made_up_tensor(each, count, [seed, *name.encode()]), inputs)
+
+
+def made_up_tensor(inputs: Inputs, count: int, seed: list[int]) -> np.ndarray[Any, Any]:
     random = np.random.default_rng(seed)
     shape = (count, *inputs.shape)
     if inputs.dtype == "string":
@@ -141,15 +161,22 @@ def made_up(inputs: Inputs, count: int, seed: int = 0) -> np.ndarray[Any, Any]:
     return random.normal(size=shape).astype(inputs.dtype)
 
 
-def targets_for(x: np.ndarray[Any, Any], outputs: Outputs) -> np.ndarray[Any, Any]:
+def targets_for(x: Any, outputs: Outputs) -> np.ndarray[Any, Any]:
     """Returns learnable targets: they depend on the rank of each example's mean (for text, of its mean length)."""
-    numbers = np.char.str_len(x) if x.dtype.kind == "U" else x
-    means = np.reshape(numbers, [len(x), -1]).astype("float64").mean(axis=1)
-    ranks = np.argsort(np.argsort(means)) / max(1, len(x))
+    means = sum(mean_of_each(array) for array in name_leaves(x).values())
+    count = len(means)
+    ranks = np.argsort(np.argsort(means)) / max(1, count)
+    shape = outputs.target_shape
+    targets = np.broadcast_to(ranks.reshape([count] + [1] * len(shape)), (count, *shape))
     if outputs.kind == "classification":
-        return (ranks * outputs.shape[-1]).astype("int64")
-    targets = np.broadcast_to(ranks.reshape([len(x)] + [1] * len(outputs.shape)), (len(x), *outputs.shape))
+        return (targets * outputs.shape[-1]).astype("int64")
     return (targets if outputs.kind == "regression" else targets >= 0.5).astype("float32")
+
+
+def mean_of_each(array: np.ndarray[Any, Any]) -> Any:
+    """Returns the mean of each example, [n] float64; for text the mean length."""
+    numbers = np.char.str_len(array) if array.dtype.kind == "U" else array
+    return np.reshape(numbers, [len(array), -1]).astype("float64").mean(axis=1)
 
 
 def check_dataset(source: Source, limit: int = 64, options: Dataset | None = None) -> Checked:
@@ -173,34 +200,39 @@ def check_dataset(source: Source, limit: int = 64, options: Dataset | None = Non
     for name, fingerprint in splits.fingerprints.items():
         if fingerprint != again.fingerprints[name]:
             raise ConfigError(
-                f"dataset: load({name!r}) gives other examples when it is called again; seed what is random"
+                f"dataset: load({name!r}) returns different examples on each call; seed its random operations"
             )
-    feed = functools.partial(dataset.make_feed, transform=splits.transform)
+    feed = functools.partial(dataset.make_feed, transforms=splits.transforms)
     first: tuple[Any, Any] | None = None
     for name, examples in splits.by_name().items():
         batching = Batching(min(BATCH, len(examples)), 1, 1)
         batches = feed(examples, batching, tf.distribute.get_strategy()).batches(1, batching.steps(len(examples)))
-        for x, y, _ in batches.as_numpy_iterator():
+        for x, y, *_ in batches.as_numpy_iterator():
             refuse_not_finite(name, x, y)
             first = first or (x, y)
     assert first is not None
     return Checked(splits.counts(), splits.inputs, source.outputs, first)
 
 
-def refuse_not_finite(split: str, *batch: np.ndarray[Any, Any]) -> None:
-    for what, values in zip(("inputs", "targets"), batch, strict=True):
-        if np.issubdtype(values.dtype, np.floating) and not np.isfinite(values).all():
-            raise ConfigError(f"dataset: {what} of {split!r} hold NaN or Inf")
+def refuse_not_finite(split: str, *batch: Any) -> None:
+    for what, part in zip(("inputs", "targets"), batch, strict=True):
+        for name, values in name_leaves(part).items():
+            if np.issubdtype(values.dtype, np.floating) and not np.isfinite(values).all():
+                raise ConfigError(f"dataset: {label_leaf(what, name)} of {split!r} contain NaN or Inf")
 
 
 def check_model(
-    factory: Callable[..., Any], inputs: Inputs | None = None, outputs: Outputs | None = None, **arguments: Any
+    factory: Callable[..., Any],
+    inputs: InputStructure | None = None,
+    outputs: OutputStructure | None = None,
+    **arguments: Any,
 ) -> keras.Model:
     """Builds a model as a run would, then calls it on random inputs, computes gradients and exports it.
 
     Args:
         factory: (inputs, outputs, **arguments) -> a Keras model.
-        inputs, outputs: the dataset's; default four numbers and three classes.
+        inputs: the dataset's, or a dict of them; default four numbers.
+        outputs: the dataset's, or a dict of them; default three classes.
         arguments: the factory's arguments, as next to `_target_` in the config.
 
     Returns:
@@ -223,14 +255,14 @@ def check_model(
     net: keras.Model = model.make_model(functools.partial(factory, **arguments), source.inputs, source.outputs)
     batch = made_up(source.inputs, BATCH)
     with tf.GradientTape() as tape:
-        result = net(tf.constant(batch), training=True)
-        total = tf.reduce_sum(result)
-    if not np.isfinite(result.numpy()).all():
+        results = name_leaves(net(map_leaves(tf.constant, batch), training=True)).values()
+        total = tf.add_n([tf.reduce_sum(result) for result in results])
+    if not all(np.isfinite(result.numpy()).all() for result in results):
         raise ConfigError(f"model: {name} returns NaN or Inf")
     gradients = tape.gradient(total, [variable.value for variable in net.trainable_variables])
     unused = [v.path for v, gradient in zip(net.trainable_variables, gradients, strict=True) if gradient is None]
     if unused:
-        raise ConfigError(f"model: {', '.join(unused)} of {name} have no influence on what it returns")
+        raise ConfigError(f"model: {', '.join(unused)} of {name} have no influence on its output")
     with tempfile.TemporaryDirectory() as folder:
         policy = keras.config.dtype_policy().name
         model.write_model(net, source.inputs, source.outputs, batch, policy, Path(folder, "model"))
@@ -240,8 +272,8 @@ def check_model(
 def check_step(
     step: Callable[..., Any],
     factory: Callable[..., Any] | None = None,
-    inputs: Inputs | None = None,
-    outputs: Outputs | None = None,
+    inputs: InputStructure | None = None,
+    outputs: OutputStructure | None = None,
     **arguments: Any,
 ) -> float:
     """Calls a training step's function on a small batch, and again with padding.
@@ -250,7 +282,8 @@ def check_step(
         step: (model, batch, weights, **arguments) -> (loss, outputs). A class, which applies its own optimizers, needs
             a whole run instead: `one_step("training.step={_target_: my_steps.Mine}")`.
         factory: the model's factory; default one dense layer.
-        inputs, outputs: the dataset's; default four numbers and three classes.
+        inputs: the dataset's, or a dict of them; default four numbers.
+        outputs: the dataset's, or a dict of them; default three classes.
         arguments: the step's arguments, as next to `_target_` in the config.
 
     Returns:
@@ -268,7 +301,7 @@ def check_step(
 
     if inspect.isclass(step):
         raise ConfigError(
-            f"training.step: {step.__name__} is a class; try it by one_step('training.step={{_target_: ...}}')"
+            f"training.step: {step.__name__} is a class; test it with one_step('training.step={{_target_: ...}}')"
         )
     name = getattr(step, "__name__", "the step")
     check_arguments(Target("training.step", name, arguments), step, 3, dict(arguments))
@@ -276,7 +309,7 @@ def check_step(
     net = model.make_model(factory or functools.partial(build, units=[]), source.inputs, source.outputs)
     checked_step = training.add_checks(functools.partial(step, **arguments), name, source.outputs)
     examples = source.load("train")
-    x, y = examples.inputs, examples.targets
+    batch = map_leaves(tf.constant, examples.inputs), map_leaves(tf.constant, examples.targets)
 
     @tf.function(autograph=False)
     def loss_of(x: Any, y: Any, weights: Any) -> Any:
@@ -285,25 +318,20 @@ def check_step(
         return loss, tape.gradient(loss, [variable.value for variable in net.trainable_variables])
 
     weights = np.full([BATCH], 1 / BATCH, "float32")
-    loss, gradients = loss_of(tf.constant(x), tf.constant(y), weights)
+    loss, gradients = loss_of(*batch, weights)
     if not np.isfinite(float(loss)):
         raise ConfigError(f"training.step: the loss of {name} is {float(loss)}")
     if all(gradient is None for gradient in gradients):
         raise ConfigError(f"training.step: the loss of {name} does not depend on the model's weights")
     for padding in (slice(0, 1), slice(-1, None)):  # a single example may happen to have the mean loss
-        padded_x, padded_y = (tf.constant(np.concatenate([array, array[padding]])) for array in (x, y))
-        padded, _ = loss_of(padded_x, padded_y, np.append(weights, np.float32(0)))
-        check_padded(name, float(loss), float(padded))
+        padded_batch = tf.nest.map_structure(lambda part, ends=padding: tf.concat([part, part[ends]], axis=0), batch)
+        padded, _ = loss_of(*padded_batch, np.append(weights, np.float32(0)))
+        if abs(float(loss) - float(padded)) > 1e-4 * max(1.0, abs(float(loss))):
+            raise ConfigError(
+                f"training.step: with an example of weight 0, padding, the loss of {name} is {float(padded):.6g}, not "
+                f"{float(loss):.6g}; multiply each example's loss by its weight, and sum"
+            )
     return float(loss)
-
-
-def check_padded(name: str, loss: float, padded: float) -> None:
-    """Raises ConfigError if an example of weight 0 changes the loss."""
-    if abs(loss - padded) > 1e-4 * max(1.0, abs(loss)):
-        raise ConfigError(
-            f"training.step: with an example of weight 0, padding, the loss of {name} is {padded:.6g}, not {loss:.6g}; "
-            "multiply each example's loss by its weight, and sum"
-        )
 
 
 def one_step(*overrides: str, config_dir: str | Path | Sequence[str | Path] = ()) -> Events:

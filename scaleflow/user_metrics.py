@@ -42,7 +42,7 @@ def log_metric(name: str, value: Any) -> None:
 def log_nowhere(name: str, value: float) -> None:
     """Raises RuntimeError: before and after training there is no step to log a metric at."""
     raise RuntimeError(
-        f"scaleflow.log_metric({name!r}): no run trains in this process; call it in the hooks of a callback"
+        f"scaleflow.log_metric({name!r}): no run trains in this process; call it in the methods of a callback"
     )
 
 
@@ -80,8 +80,8 @@ def guard(fluent: ModuleType) -> None:
     def begin_unless_in_worker() -> Any:
         if _log is not None and fluent.active_run() is None:
             raise RuntimeError(
-                "MLflow's fluent API (mlflow.log_metric and so on) would begin another run, since the launcher records "
-                "this one; use scaleflow.log_metric(name, value) in the hooks of a callback"
+                "MLflow's fluent API (mlflow.log_metric and so on) would start another run, because the launcher "
+                "records this one; use scaleflow.log_metric(name, value) in the methods of a callback"
             )
         return begin()
 

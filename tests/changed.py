@@ -17,14 +17,18 @@ ROOT = Path(__file__).parent.parent
 ALWAYS = ("tests/test_architecture.py",)
 
 #: What is tested for other files than Python modules, by the beginning of their path.
-OTHERS = {
-    "conf/": "tests/conf/test_conf.py",
-    "README.md": "tests/test_readme.py",
-    "docs/": "tests/test_readme.py",
-    "MLproject": "tests/test_project.py",
-    "hydra_plugins/": "tests/hydra_plugins",
-    "benchmarks/": "tests/benchmarks",
-}
+OTHERS = (
+    ("conf/", "tests/conf/test_conf.py"),
+    ("README.md", "tests/test_readme.py"),
+    ("docs/", "tests/test_readme.py"),
+    ("docs/", "tests/test_site.py"),
+    ("docs/models.md", "tests/test_answers.py"),
+    ("docs/data.md", "tests/test_answers.py"),
+    ("mkdocs.yml", "tests/test_site.py"),
+    ("MLproject", "tests/test_project.py"),
+    ("hydra_plugins/", "tests/hydra_plugins"),
+    ("benchmarks/", "tests/benchmarks"),
+)
 
 
 def list_changed_files(since: str = "main") -> list[str]:
@@ -48,7 +52,7 @@ def tests_of(path: str) -> Iterator[str]:
         own = folder / f"test_{file.stem}.py"
         yield str(own if Path(ROOT, own).exists() or folder == PurePosixPath("tests") else folder)
     else:
-        yield from (tests for beginning, tests in OTHERS.items() if path.startswith(beginning))
+        yield from (tests for beginning, tests in OTHERS if path.startswith(beginning))
 
 
 def main() -> int:

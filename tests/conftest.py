@@ -23,7 +23,7 @@ from scaleflow.cluster.tpu import VARIABLES
 from scaleflow.command import quote_nan_option
 from scaleflow.interfaces import Plan
 from scaleflow.launcher.prepare import make_plan
-from scaleflow.launcher.worker_process import SERVER
+from scaleflow.launcher.worker_process import SERVER_ENV
 from tests.processes import ADDRESS, SESSION, CommandProcess, call, empty_store_of, run_server, server
 from tests.tiers import mark_slow_cases
 
@@ -109,7 +109,7 @@ class Command:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.environment = {**clean_environment(), SERVER: server()}
+        self.environment = {**clean_environment(), SERVER_ENV: server()}
 
     def arguments(self, *words: str) -> list[str]:
         """The command for another way to start it."""

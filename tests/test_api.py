@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 from hydra import initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
@@ -38,7 +39,8 @@ thread.start()
 thread.join()
 (result,) = results
 assert "tensorflow" not in sys.modules
-print(json.dumps([refused, result.run_id, result.status, str(result.folder), dict(result.metrics)]))
+told = [refused, result.run_id, result.status, str(result.folder), dict(result.metrics), result.model_uri]
+print(json.dumps(told))
 """
 
 
@@ -53,12 +55,13 @@ def test_a_script_without_a_guard_trains_and_gets_the_result(command: Command) -
     (own / "train.py").write_text(SCRIPT.replace("{conf}", str(own / "conf")))
     ended = command.python("scripts/train.py")
     assert ended.returncode == 0, ended.stderr + ended.stdout
-    refused, run_id, status, folder, metrics = json.loads(ended.stdout.splitlines()[-1])
+    refused, run_id, status, folder, metrics, model_uri = json.loads(ended.stdout.splitlines()[-1])
     assert refused == "training.epochs=0: expected an integer, at least 1"
     assert (status, folder) == ("FINISHED", str(command.folder / "out"))
     from mlflow import MlflowClient
 
     run = MlflowClient(f"sqlite:///{command.folder}/mlflow.db").get_run(run_id)
+    assert [f"models:/{output.model_id}" for output in run.outputs.model_outputs] == [model_uri]
     assert run.data.metrics["test/accuracy"] == metrics["test/accuracy"]
     assert run.data.tags["mlflow.source.name"] == "scripts/train.py"
     assert run.data.tags["scaleflow.command"] == "python scripts/train.py"
@@ -94,6 +97,8 @@ def test_runs_in_this_process(isolated: Callable[..., Any], tmp_path: Path) -> N
     found = isolated(runs_in_this_process, str(tmp_path), timeout=240)
     first = found["run"]
     assert (first.status, first.run_id, first.folder) == ("FINISHED", None, tmp_path / "thread")
+    assert first.model_uri is None
+    assert {name: points[max(points)] for name, points in first.history.items()} == first.metrics
     assert {"train/loss", "val/accuracy", "test/accuracy"} <= set(first.metrics)
     kept = OmegaConf.load(first.folder / "config.yaml")
     assert (kept.seed, kept.model._target_) == (5, "scaleflow.model.linear.build")
@@ -103,7 +108,13 @@ def test_runs_in_this_process(isolated: Callable[..., Any], tmp_path: Path) -> N
     assert "not finite" in failed.error
     assert found["over"] == first
     assert found["further"].folder == first.folder
-    assert found["further"].metrics["val/loss"] != first.metrics["val/loss"]
+    further = found["further"]
+    assert further.metrics["val/loss"] != first.metrics["val/loss"]
+    assert len(further.history["val/loss"]) == 2
+    assert further.history["val/loss"].items() > first.history["val/loss"].items()
+    table = pandas.DataFrame(further.history).sort_index()
+    assert list(table["val/loss"].dropna()) == list(further.history["val/loss"].values())
+    assert table.index[-1] == max(further.history["val/loss"])
 
 
 def test_hydras_state_is_left_as_it_was() -> None:
@@ -120,17 +131,17 @@ def test_hydras_state_is_left_as_it_was() -> None:
     [
         (("model=cnnn",), "model=cnnn: there is no such option; did you mean cnn?"),
         (("training.epoch=3",), "training.epoch: there is no such key; did you mean training.epochs?"),
-        (("seed=1,2",), "seed: several values are a sweep"),
-        (("-m", "seed=1"), "-m: expected overrides, KEY=VALUE"),
-        (("experiment=strategy_benchmark",), "experiment=strategy_benchmark: is a sweep, several runs"),
-        (("sweep.repeat=2",), "sweep.repeat=2: this is one run"),
+        (("seed=1,2",), "seed: several values make a sweep"),
+        (("-m", "seed=1"), "-m: expected an override KEY=VALUE, not a flag"),
+        (("experiment=strategy_benchmark",), "experiment=strategy_benchmark: this recipe is a sweep"),
+        (("sweep.repeat=2",), "sweep.repeat=2: applies only to the jobs of a sweep"),
         (("nonsense",), "nonsense: cannot be read as KEY=VALUE"),
         (("dataset=csv", "tracking=none"), "dataset.data_dir, dataset.target: have no default"),
-        (("model._target_=__main__.build", "tracking=none"), "the worker is a process of its own"),
-        (("resume=nowhere",), "resume=nowhere: expected a run's folder"),
+        (("model._target_=__main__.build", "tracking=none"), "the worker is a separate process"),
+        (("resume=nowhere",), "resume=nowhere: expected the folder of a run"),
         (({"seed": 3, "modle": {}},), "modle: there is no such key"),
-        ((3,), "run(int): expected overrides, KEY=VALUE, or one config"),
-        (("seed=1", {"seed": 3}), "run(..., dict): expected overrides, KEY=VALUE, or one config alone"),
+        ((3,), "run(int): expected overrides KEY=VALUE, or one config"),
+        (("seed=1", {"seed": 3}), "run(..., dict): expected overrides KEY=VALUE, or one config alone"),
     ],
 )
 def test_what_cannot_work_is_raised(

@@ -25,7 +25,17 @@ LAYERS = ("config", "runs", "worker", "launcher", "sweep")
 GROUP_EXTRAS = {"tracking": {"scaleflow.secret_masking"}}
 
 #: Groups whose code runs in the worker, with TensorFlow.
-WORKER_GROUPS = ("checkpoint", "strategy", "hardware", "precision", "dataset", "model", "optimizer", "training")
+WORKER_GROUPS = (
+    "checkpoint",
+    "strategy",
+    "hardware",
+    "precision",
+    "dataset",
+    "model",
+    "objective",
+    "optimizer",
+    "training",
+)
 
 #: Other modules that import TensorFlow or Keras. The loader travels in each logged model; the probe is a process of the
 #: doctor's; the tracer is the worker's part of the profiler.
@@ -138,7 +148,7 @@ def test_imports_point_downward(layer: str) -> None:
     others = {package_of(other) for name in modules for other in imported(name) & set(SOURCES)}
     assert modules
     assert {other for other in others - allowed if other in (*LAYERS, "doctor")} == set()
-    entry_points = ("api", "cli", "evaluate", "rerun", "sync", "table", "project", "testing")
+    entry_points = ("api", "cli", "evaluate", "rerun", "sync", "project", "testing")
     assert others & {f"scaleflow.{name}" for name in entry_points} == set()
 
 

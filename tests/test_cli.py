@@ -1,19 +1,24 @@
+import os
 import re
+import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
 
-from scaleflow import cli
+from scaleflow import __version__, cli
 from scaleflow.cli import main, move_flags_first, split_overrides
-from scaleflow.launcher import job, launch
+from scaleflow.command import surely_trains
+from scaleflow.launcher import launch
 from scaleflow.launcher.prepare import PreparedRun
-from scaleflow.launcher.worker_process import SERVER
+from scaleflow.launcher.worker_process import SERVER_ENV
 from scaleflow.sweep import runner
 from tests.conftest import Command
 from tests.sweep.fake_runs import FakeLaunch
@@ -63,7 +68,7 @@ def refused(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
             code = leaving.code
         shown = capsys.readouterr()
         assert code == 2, shown
-        assert shown.out == ""
+        assert shown.out in ("", f"scaleflow {__version__}\n")  # the first line comes before the rules are checked
         assert "Traceback" not in shown.err
         assert left_in(folder) == []
         return shown.err
@@ -90,13 +95,13 @@ REFUSED: Mapping[tuple[str, ...], Sequence[str]] = {
     ("debug=nan", "hardware.deterministic=true"): [
         "debug.nan=true",
         "hardware.deterministic=true",
-        "leave one of the two",
+        "set one of the two to false",
     ],
-    ("debug=nan", "hardware.xla=true"): ["debug.nan=true", "hardware.xla=true", "leave one of the two"],
+    ("debug=nan", "hardware.xla=true"): ["debug.nan=true", "hardware.xla=true", "set one of the two to false"],
     ("debug=eager", "strategy=mirrored"): ["debug.eager=true", "strategy=mirrored", "use strategy=one_device"],
     ("checkpoint.keep=0",): ["checkpoint.keep=0", "at least 1"],
     ("checkpoint=none", "checkpoint.keep=3"): ["checkpoint.keep"],
-    ("resume=abc",): ["resume=abc", "a run's folder", "a run's id"],
+    ("resume=abc",): ["resume=abc", "the folder of a run", "the id of a run"],
     ("training.engine=fit", "strategy=multi_worker"): ["training.engine=fit", "multi_worker", "training.engine=loop"],
     ("experiment=digits_miror",): ["experiment=digits_miror", "did you mean digits_mirrored?"],
     ("training=dafault",): ["training=dafault", "did you mean default?"],
@@ -272,7 +277,7 @@ def test_a_good_command_is_launched_once_with_its_plan_and_folder(
         runs.append(run)
         return 7
 
-    monkeypatch.setattr(job, "launch_run", launch_run)
+    monkeypatch.setattr(launch, "launch_run", launch_run)
     monkeypatch.setattr(sys, "argv", ["scaleflow"])
     before = time.time()
     assert main(["model=cnn", "training.epochs=3"]) == 7
@@ -295,7 +300,7 @@ def test_a_good_command_is_launched_once_with_its_plan_and_folder(
 
 def test_the_folder_of_config_dir_is_searched_for_targets(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plans: list[Any] = []
-    monkeypatch.setattr(job, "launch_run", lambda run: plans.append(run.spec.plan) or 0)
+    monkeypatch.setattr(launch, "launch_run", lambda run: plans.append(run.spec.plan) or 0)
     monkeypatch.setattr(sys, "argv", ["scaleflow"])
     assert main(["--config-dir", "conf", "model=mine", "+model.width=3"]) == 0
     assert plans[0].model.target.path == "mine.build"
@@ -317,7 +322,7 @@ def test_options_and_keys_are_swept_together_wherever_the_flag_stands(
     fake = FakeLaunch()
     monkeypatch.setattr(runner, "launch_run", fake)
     monkeypatch.setattr(sys, "argv", ["scaleflow"])
-    monkeypatch.setenv(SERVER, "nobody forks here")
+    monkeypatch.setenv(SERVER_ENV, "nobody forks here")
     assert main((*words, "tracking=none")) == 0
     assert [(plan.precision.name, plan.training.epochs) for plan in fake.plans] == [("float32", 2), ("mixed", 2)]
 
@@ -404,6 +409,20 @@ def test_an_answer_imports_nothing_heavy(command: Command, words: tuple[str, ...
     assert left_in(command.folder) == []
 
 
+@pytest.mark.parametrize(
+    ("words", "unbuffered"), [("scaleflow --help", ""), ("scaleflow --help", "1"), ("scaleflow.sync --help", "")]
+)
+def test_a_closed_standard_output_ends_an_answer_quietly(command: Command, words: str, unbuffered: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    environment = {**command.environment, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(
+        [sys.executable, "-m", *words.split()], env=environment, stdout=write, stderr=subprocess.PIPE, text=True
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("words", [("--cfg", "job"), ("--help",), ("training.epochs=abc",)], ids=" ".join)
 def test_python_m_imports_nothing_heavy_either(command: Command, words: tuple[str, ...]) -> None:
     done = command.python("-X", "importtime", "-m", "scaleflow", *words)
@@ -411,6 +430,47 @@ def test_python_m_imports_nothing_heavy_either(command: Command, words: tuple[st
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     assert "hydra" in imported
     assert not imported & HEAVY
+
+
+@pytest.mark.parametrize(
+    ("words", "trains"),
+    [
+        ((), True),
+        (("model=cnn", "training.epochs=3", "hydra/launcher=isolated", "-m"), True),
+        (("--cfg", "job"), False),
+        (("--help",), False),
+        (("--config-dir", "own", "model=mine"), False),
+        (("cluster=slurm", "cluster.submit=print"), False),
+        (("experiment=mine",), False),
+        (("+experiment=mine",), False),
+    ],
+)
+def test_a_command_that_may_print_something_else_has_its_first_line_later(words: Sequence[str], trains: bool) -> None:
+    assert surely_trains(words) is trains
+
+
+def heed_sigint() -> None:
+    """A shell's background job ignores SIGINT, and so would all processes that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@pytest.mark.parametrize("until", ["scaleflow ", "importing TensorFlow"])
+def test_ctrl_c_during_the_imports_ends_the_command_in_a_line(command: Command, until: str) -> None:
+    environment = {key: value for key, value in command.environment.items() if key != SERVER_ENV}
+    words = [*command.arguments("tracking=none", "training.epochs=100000")]
+    with subprocess.Popen(
+        words, cwd=command.folder, env=environment, stdout=PIPE, stderr=PIPE, text=True, preexec_fn=heed_sigint
+    ) as process:
+        try:
+            assert process.stdout is not None
+            while until not in (line := process.stdout.readline()):
+                assert line
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (process.returncode, errors) == (130, "scaleflow: stopped by SIGINT\n")
+    assert left_in(command.folder) == []
 
 
 def test_an_unreachable_server_costs_seconds(command: Command) -> None:
@@ -423,7 +483,7 @@ def test_an_unreachable_server_costs_seconds(command: Command) -> None:
 REFUSED_LATER: Mapping[tuple[str, ...], str] = {
     (
         "+model.width=3",
-    ): "model.width=3: scaleflow.model.mlp.build does not take it; it takes units, dropout, batch_norm",
+    ): "model.width=3: scaleflow.model.mlp.build has no such argument; it accepts units, dropout, batch_norm",
     ("tracking.uri=ftp://me:sesame@host/x",): "tracking.uri=ftp://****@host/x: ",
 }
 

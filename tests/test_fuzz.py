@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from scaleflow import cli, command
 from scaleflow.config import hydra_errors
 from scaleflow.interfaces import Plan
-from scaleflow.launcher import job
+from scaleflow.launcher import launch
 from tests.conftest import Command
 
 REAL_CASES = 21
@@ -33,7 +33,7 @@ GROUPS = {
     "precision": ["float32", "mixed", "mixed_float16", "mixed_bfloat16"],
     "dataset": ["digits", "synthetic"],
     "model": ["mlp", "cnn"],
-    "optimizer": ["adam", "adamw", "sgd"],
+    "optimizer": ["adagrad", "adam", "adamw", "sgd"],
     "checkpoint": ["default", "none"],
     "tracking": ["mlflow", "none"],
     "cluster": ["local", "tf_config"],
@@ -131,7 +131,7 @@ def up_to_the_plan(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
         plans.append(plan)
         return 0
 
-    monkeypatch.setattr(job, "launch_run", keep)
+    monkeypatch.setattr(launch, "launch_run", keep)
     yield plans
 
 

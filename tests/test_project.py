@@ -53,7 +53,7 @@ def test_what_nobody_has_typed_is_left_away(words: list[str], command: list[str]
 @pytest.mark.parametrize("words", [[], ["mian", "seed=1"]])
 def test_an_entry_point_that_is_none_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert project.main(words) == 2
-    assert "expected one of main, sweep, evaluate first" in capsys.readouterr().err
+    assert "expected one of main, sweep, evaluate as the first argument" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_what_is_no_setting_of_the_cluster_is_named() -> None:
 
     from scaleflow.tracking.backend import to_overrides
 
-    with pytest.raises(ExecutionException, match="--backend-config: strategy: expected settings of the config group"):
+    with pytest.raises(ExecutionException, match="--backend-config: strategy: expected keys of the config group"):
         to_overrides({"strategy": "mirrored"})
 
 

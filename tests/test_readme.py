@@ -1,4 +1,4 @@
-"""The README, and the pages that its commands moved to, are true: commands work, links lead somewhere."""
+"""The README and the pages of docs/ are true: commands work, links lead somewhere."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from tests.processes import ROOT
 
 README = (ROOT / "README.md").read_text()
 
-#: The pages whose commands are checked.
-NAMES = ("commands", "choosing", "troubleshooting", "data")
-PAGES = [README, *((ROOT / "docs" / f"{name}.md").read_text() for name in NAMES)]
+PATHS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+#: The pages, each long command in one line.
+PAGES = [re.sub(r"\\\n +", "", path.read_text()) for path in PATHS]
 
 #: A command in an indented line, or in a cell of a table.
 COMMAND = re.compile(
@@ -27,9 +28,9 @@ COMMAND = re.compile(
 
 
 def commands() -> list[str]:
-    """Every `python -m scaleflow ...` of the pages, comments cut."""
+    """Every `python -m scaleflow ...` of the pages, without comments and redirections."""
     found = [line or cell for page in PAGES for line, cell in COMMAND.findall(page)]
-    return list(dict.fromkeys(line.partition("#")[0].strip() for line in found))
+    return list(dict.fromkeys(re.split(r" (?:#|>|\|)", line)[0].strip() for line in found))
 
 
 @pytest.mark.parametrize("line", [c for c in commands() if not re.search("--config-dir|--help|miror", c)])
@@ -82,10 +83,26 @@ def test_the_own_dataset_and_model_train(command: Command) -> None:
     assert float(accuracy) > 0.8
 
 
-def test_relative_links_lead_somewhere() -> None:
-    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
-        for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-            assert (page.parent / link).exists(), f"{page.name}: {link}"
+def anchors(page: str) -> set[str]:
+    """The anchors of a page: those that GitHub gives its headings, and its own."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", page, flags=re.M | re.S), re.M)
+    own = re.findall(r'<a id="([^"]+)">', page)
+    return {*own, *(re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings)}
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
+def test_relative_links_lead_somewhere(path: Path) -> None:
+    for link, anchor in re.findall(r"\]\((?!\w+:)([^)#\s]*)#?([^)\s]*)\)", path.read_text()):
+        target = path.parent / link if link else path
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target.read_text()), f"{link}#{anchor}"
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
+def test_a_block_of_code_begins_with_the_name_of_its_file(path: Path) -> None:
+    for name, first in re.findall(r"<!-- test: (\S+) -->\n```\w+\n(.*)", path.read_text()):
+        assert first.startswith("# ")
+        assert first.endswith(name)
 
 
 def test_every_make_target_named_is_there() -> None:

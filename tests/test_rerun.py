@@ -102,11 +102,11 @@ def test_an_own_model_is_run_again_and_evaluated(isolated: Callable[..., Any], t
     first = told["first"]
     code, text = told["untrusted"]
     assert code == 2
-    assert "scaleflow: model._target_=own_net.build: is not followed" in text
+    assert "scaleflow: model._target_=own_net.build: this code is not trusted" in text
     assert "--trust own_net" in text
     code, text = told["masked"]
     assert code == 2
-    assert "scaleflow: model.api_key: was masked where it was tracked; type its value" in text
+    assert "scaleflow: model.api_key: the tracked value is a masked secret; type the value" in text
     code, text = told["again"]
     assert code == 0, text
     runs = {run[0]: run[1:] for run in told["runs"]}
@@ -136,11 +136,11 @@ def test_an_own_model_is_run_again_and_evaluated(isolated: Callable[..., Any], t
     assert set(inputs) == {"digits"}
     code, text = told["not_trusted"]
     assert code == 2
-    assert "its model can't be loaded" in text
-    assert "--trust names its module" in text
+    assert "its model cannot be loaded" in text
+    assert "add --trust MODULE" in text
     code, text = told["other_shape"]
     assert code == 2
-    assert "dataset=synthetic: gives inputs of shape (batch, 32, 32, 3), float32, and the model of" in text
+    assert "dataset=synthetic: has inputs of shape (batch, 32, 32, 3), float32, but the model of" in text
     assert "takes shape (batch, 8, 8, 1), float32" in text
     code, text = told["other_targets"]
     assert code == 2
@@ -156,7 +156,7 @@ def test_an_own_model_is_run_again_and_evaluated(isolated: Callable[..., Any], t
     assert {"summary.json", "summary.md", "profile.png", "trace.json.gz", "plugins"} <= made
     code, text = told["no_split"]
     assert code == 2
-    assert "--split validation: there is no such split; there is test, train" in text
+    assert "--split validation: there is no such split; the splits are test, train" in text
     assert told["left"] == ["again", "mlartifacts", "mlflow.db", "mlflow.db.lock", "outputs", "own"]
 
 
@@ -220,10 +220,10 @@ UNKNOWN = "0123456789abcdef0123456789abcdef"
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["abc"], "abc: expected the id of a run in MLflow first"),
-        ([UNKNOWN], "there is no store; name the one that has the run by tracking.uri=..."),
+        (["abc"], "abc: expected the id of a run in MLflow (32 hexadecimal digits) as the first argument"),
+        ([UNKNOWN], "there is no such store; set tracking.uri=... to the store that has the run"),
         ([UNKNOWN, "tracking.uri=http://127.0.0.1:9"], "no tracking server answers there"),
-        ([UNKNOWN, "tracking.uri=a", "seed=1,2"], "MLflow 3 keeps no runs in plain folders"),
+        ([UNKNOWN, "tracking.uri=a", "seed=1,2"], "MLflow 3 does not store runs in plain folders"),
     ],
 )
 def test_without_a_run_there_is_a_line(

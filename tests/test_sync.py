@@ -20,7 +20,8 @@ from scaleflow.launcher.transfer import EventTransfer
 from scaleflow.runs import EventReader, RunFolder
 from scaleflow.sync import main
 from scaleflow.tracking import NoTracker, store
-from scaleflow.tracking.store import MlflowTracker
+from scaleflow.tracking.store import DESCRIPTION, MlflowTracker
+from scaleflow.tracking.uri import drop_credentials
 from tests.tracking.example_runs import MadeRun, assert_has_one_model, assert_is_all_there, only_run
 
 #: MLflow's own, where it is imported.
@@ -35,7 +36,7 @@ def uri(empty_store: Path, tmp_path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "SECONDS_BETWEEN_TRIES", 0.01)
+    monkeypatch.setattr(recovery, "RETRY_SECONDS", 0.01)
     for variable in [name for name in os.environ if name.startswith("MLFLOW_")]:
         monkeypatch.delenv(variable)
 
@@ -62,8 +63,8 @@ def test_runs_are_found_sent_once_and_told_of(uri: str, tmp_path: Path, capsys: 
     assert [line.partition(": ")[2].partition(", run ")[0] for line in shown[:-1]] == [
         "FINISHED, recorded",
         "FAILED, recorded",
-        "KILLED, which nobody was left to say, recorded",
-        "never ready, nothing to record",
+        "KILLED (end written by sync), recorded",
+        "ended before training began, nothing to record",
         "FINISHED, tracking=none, nothing to record",
     ]
     assert shown[-1].startswith("5 folders: 3 recorded, ")
@@ -76,11 +77,16 @@ def test_runs_are_found_sent_once_and_told_of(uri: str, tmp_path: Path, capsys: 
 
     (version,) = MlflowClient(uri).search_model_versions("name = 'net'")
     assert version.source == f"models:/{model.model_id}"
+    assert whole.state["model_uri"] == version.source
+    assert f'load_model("{version.source}")' in run.data.tags[DESCRIPTION]
     assert MlflowClient(uri).get_model_version_by_alias("net", "newest").version == version.version
     run = assert_is_all_there(uri, failed, "FAILED")
     assert run.data.tags["scaleflow.error"] == "NotFinite: the loss"
+    assert "**FAILED** at step 3:\n\n```text\nNotFinite: the loss\n```" in run.data.tags[DESCRIPTION]
     run = assert_is_all_there(uri, killed, "KILLED")
     assert run.data.tags["scaleflow.error"] == LAUNCHER_DIED
+    assert f"```text\n{LAUNCHER_DIED}\n```" in run.data.tags[DESCRIPTION]
+    assert f"python -m scaleflow resume={killed.folder}" in run.data.tags[DESCRIPTION]
     assert run.info.end_time == max(event.time for event in EventReader(killed.events).read())
     assert not (never.folder / "mlruns").exists()
     assert not untracked.folder.joinpath("record.json").exists()
@@ -89,7 +95,7 @@ def test_runs_are_found_sent_once_and_told_of(uri: str, tmp_path: Path, capsys: 
     assert main([str(day), str(day / "0")]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert len(shown) == 5
-    assert sum("was recorded before" in line for line in shown[:-1]) == 3
+    assert sum("already recorded" in line for line in shown[:-1]) == 3
     assert [path.read_bytes() for path in sorted(day.glob("*/events.jsonl"))] == before
 
 
@@ -102,6 +108,7 @@ CRASHES = {
     "before the model is among the run's": (MlflowTracker, "_log_output"),
     "before it is registered": (store, "register_model"),
     "before the run is ended": (MlflowTracker, "finish"),
+    "before the run is described": (MlflowTracker, "describe"),
 }
 
 
@@ -179,7 +186,7 @@ def test_a_run_that_is_under_way_is_left_alone(uri: str, tmp_path: Path, capsys:
             before = made.events.read_bytes()
             assert main([str(made.folder)]) == 1
             assert made.events.read_bytes() == before
-        assert f"left alone: {words}" in capsys.readouterr().out
+        assert f"skipped: {words}" in capsys.readouterr().out
     assert repair(made.folder).result == "recorded"
 
 
@@ -198,7 +205,7 @@ def test_what_was_masked_is_as_the_environment_has_it(
     uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = MadeRun(tmp_path / "run", uri="http://****@127.0.0.1:9/x").ready().end()
-    assert recovery.drop_masked_credentials("http://****@127.0.0.1:9/x") == "http://127.0.0.1:9/x"
+    assert drop_credentials("http://****@127.0.0.1:9/x") == "http://127.0.0.1:9/x"
     assert "http://127.0.0.1:9/x" in repair(made.folder).reason
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     assert repair(made.folder).result == "recorded"

@@ -19,13 +19,15 @@ from unittest import mock
 
 import pytest
 
-from scaleflow.cluster import count_workers, process_names
-from scaleflow.config.rules import AXES, RULES, Rule, check_rules, find_applicable, resolve_choices
+from scaleflow.cluster.members import count_workers, process_names
+from scaleflow.config.rules import RULES, Rule, check_rules, find_applicable, resolve_choices
 from scaleflow.errors import ConfigError
 from scaleflow.events import to_fields
 from scaleflow.interfaces import Plan
 from scaleflow.launcher.prepare import make_plan
-from scaleflow.table import (
+from tests.cluster.test_several_launchers import Hosts, ends
+from tests.combinations import (
+    AXES,
     Cell,
     assemble_config,
     list_cells,
@@ -34,7 +36,6 @@ from scaleflow.table import (
     make_cell_plan,
     render_page,
 )
-from tests.cluster.test_several_launchers import Hosts, ends
 from tests.processes import ROOT
 
 CELLS = list(list_cells())
@@ -111,13 +112,13 @@ def test_each_axis_is_made_of_values_that_are_read_as_such() -> None:
             assert json.dumps(config[section][leaf or "name"]).strip('"') == value.name
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: " with ".join(rule.keys))
 def test_a_rule_says_what_to_do_instead(rule: Rule) -> None:
     assert rule.keys
     assert rule.reason
     assert rule.instead
     assert len(rule.reason + rule.instead) < 200
-    assert [r.name for r in RULES].count(rule.name) == 1
+    assert [(r.keys, r.reason) for r in RULES].count((rule.keys, rule.reason)) == 1
 
 
 def test_several_workers_on_cpus_say_that_logical_devices_make_no_replicas(plan: Callable[..., Plan]) -> None:

@@ -24,15 +24,22 @@ QUICK: Mapping[str, Sequence[str]] = {
     "hydra_plugins/test_optuna5.py::test_a_value_that_is_proposed_twice_runs_once_and_is_told_twice": ["n_jobs=4"],
     "launcher/test_supervisor.py::test_a_signal_to_the_launcher_ends_the_run_as_killed": ["15-143"],
     "model/test_export.py::test_both_forms_do_what_the_trained_model_does": ["float32-1e-05"],
+    "objective/test_runs.py::test_the_metrics_are_the_same_on_every_strategy": ["fit", "multi_worker"],
     "strategy/test_pipeline.py::test_float32_equals_one_device": ["mlp"],
     "strategy/test_pipeline.py::test_mixed_precision_equals_one_device_within_its_rounding": ["mixed_float16-0.005"],
+    "strategy/test_structures.py::test_each_strategy_gives_the_losses_and_metrics_of_one_device": [
+        *("dict out-mirrored-float32", "dict in-pipeline-float32", "dict out-multi_worker-float32"),
+        *("weights-parameter_server-float32", "positions-pipeline-mixed"),
+    ],
+    "strategy/test_structures.py::test_fit_trains_as_the_loop_does": ["weights"],
+    "strategy/test_structures.py::test_a_run_that_is_stopped_goes_on_with_the_same_bits": ["dict out-mirrored"],
     "test_cli.py::test_an_answer_imports_nothing_heavy": [
         "--help",
         "--cfg job",
         "strategy=miror",
         "training.epochs=abc",
     ],
-    "test_extend.py::test_a_command_trains": ["my_steps.TwoRates"],
+    "test_extend.py::test_a_command_trains": ["my_steps.TwoRates", "model=houses"],
     "test_matrix.py::test_the_default_job_reaches_the_promised_accuracy": [
         "mirrored-mixed_bfloat16",
     ],

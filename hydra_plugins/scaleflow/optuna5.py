@@ -21,6 +21,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from scaleflow.events import Event, MetricsLogged
+from scaleflow.formatting import format_number
 
 if TYPE_CHECKING:
     import optuna
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 NODE = {
     "_target_": "hydra_plugins.scaleflow.optuna5.OptunaSweeper",
     "n_trials": 20,
-    "direction": "minimize",
+    "direction": None,
     "sampler": "tpe",
     "pruner": None,
     "seed": 0,
@@ -52,7 +53,8 @@ class OptunaSweeper(Sweeper):
     Args:
         n_trials: the number of trials in the study after which the search ends. Complete, pruned and failed ones count,
             also those of earlier commands. At least 1.
-        direction: `minimize` or `maximize` the result of a job; scaleflow's jobs return the last `sweep.metric`.
+        direction: `minimize` or `maximize` the result of a job; scaleflow's jobs return the last `sweep.metric`. None:
+            the direction in which `sweep.metric` is better; in other apps `minimize`.
         sampler: `tpe`, `random`, `gp` or `cmaes`.
         pruner: `median`, `hyperband` or `successive_halving`, only for scaleflow's jobs. None: no pruning.
         seed: the seed of the sampler. None: a random one.
@@ -64,7 +66,7 @@ class OptunaSweeper(Sweeper):
     def __init__(
         self,
         n_trials: int,
-        direction: str,
+        direction: str | None,
         sampler: str,
         pruner: str | None,
         seed: int | None,
@@ -82,7 +84,7 @@ class OptunaSweeper(Sweeper):
         Raises:
             HydraException: if an option is wrong.
         """
-        one_of("direction", self._direction, DIRECTIONS)
+        self._direction = choose_direction(self._direction, config)
         one_of("sampler", self._sampler, SAMPLERS)
         if self._pruner is not None:
             one_of("pruner", self._pruner, PRUNERS)
@@ -111,7 +113,9 @@ class OptunaSweeper(Sweeper):
         space = {key: distribution(o) for key, o in latest.items() if o.is_sweep_override()}
         fixed = [f"{k}={o.get_value_element_as_str()}" for k, o in latest.items() if not o.is_sweep_override()]
         if not space:
-            raise HydraException("hydra/sweeper=optuna5: nothing to look for; write KEY=interval(LOW,HIGH) or KEY=A,B")
+            raise HydraException(
+                "hydra/sweeper=optuna5: there is no parameter to search; write KEY=interval(LOW,HIGH) or KEY=A,B"
+            )
         folder = Path(str(self._config.hydra.sweep.dir))
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(self._config, folder / "multirun.yaml")
@@ -171,7 +175,8 @@ class OptunaSweeper(Sweeper):
             return pruned
         if not hasattr(self._task, "sweep"):
             raise HydraException(
-                f"hydra.sweeper.pruner={self._pruner}: only jobs of scaleflow's own command tell how they go; use null"
+                f"hydra.sweeper.pruner={self._pruner}: only jobs of scaleflow's own command report values while "
+                "they run; use null"
             )
         metric = OmegaConf.select(self._config, "sweep.metric") or "val/loss"
 
@@ -196,8 +201,33 @@ class OptunaSweeper(Sweeper):
         best = {"name": "optuna", "best_params": dict(study.best_params), "best_value": study.best_value}
         OmegaConf.save(OmegaConf.create(best), folder / RESULTS)
         words = " ".join(f"{key}={shown(value)}" for key, value in study.best_params.items())
-        print(f"best of {len(study.trials)}: {study.best_value:.6g} with {words}", flush=True)
+        print(f"best of {len(study.trials)}: {format_number(study.best_value)} with {words}", flush=True)
         return best
+
+
+def choose_direction(typed: str | None, config: DictConfig) -> str:
+    """Returns the direction of a search: as it is typed, or as scaleflow's options `sweep` say.
+
+    Raises:
+        HydraException: if it is wrong, or if `sweep.mode` is the opposite.
+    """
+    from scaleflow.sweep.ranking import choose_mode
+
+    metric, mode = (OmegaConf.select(config, f"sweep.{key}") for key in ("metric", "mode"))
+    if typed is None:
+        chosen = choose_mode(metric, str(mode), None, ()) if isinstance(metric, str) else "min"
+        if chosen is None:
+            raise HydraException(
+                f"sweep.metric={metric}: scaleflow does not know whether larger values are better; set "
+                "sweep.mode=max or min"
+            )
+        return f"{chosen}imize"
+    one_of("direction", typed, DIRECTIONS)
+    if mode in ("min", "max") and not typed.startswith(mode):
+        raise HydraException(
+            f"hydra.sweeper.direction={typed}: sweep.mode={mode} is the opposite; remove one of the two"
+        )
+    return typed
 
 
 def distribution(override: Override) -> Any:
@@ -220,7 +250,7 @@ def distribution(override: Override) -> Any:
         of_ints = all(type(end) is int for end in (sweep.start, sweep.end))  # Hydra annotates them as float
         kind = optuna.distributions.IntDistribution if of_ints else optuna.distributions.FloatDistribution
         return kind(sweep.start, sweep.end, log="log" in sweep.tags)
-    raise HydraException(f"{override.input_line}: optuna5 takes values, choice(...), range(...), interval(...)")
+    raise HydraException(f"{override.input_line}: optuna5 supports values, choice(...), range(...), interval(...)")
 
 
 def plain(value: Any) -> Any:

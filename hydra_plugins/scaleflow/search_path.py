@@ -34,7 +34,7 @@ class ScaleflowSearchPath(SearchPathPlugin):
                 search_path.append(provider=point.name, path=f"pkg://{point.value}")
             else:
                 print(
-                    f"scaleflow: the entry point {point.name} names the config package {point.value}, which can't be "
+                    f"scaleflow: the entry point {point.name} names the config package {point.value}, which cannot be "
                     "imported; it is skipped",
                     file=sys.stderr,
                 )

@@ -15,20 +15,16 @@ from scaleflow.events import CheckpointSaved, Emit, Note
 from scaleflow.interfaces import Checkpoint, Snapshot
 
 #: A note reports a checkpoint that is not written after this many seconds. Training goes on.
-SECONDS_TO_NOTE = 60.0
+NOTE_SECONDS = 60.0
 
 #: `Condition.wait` rejects very long timeouts, so longer waits are repeated waits of this many seconds.
-LONGEST_WAIT = 3600.0
+MAX_WAIT_SECONDS = 3600.0
 
 
 class CheckpointManager:
     """Saves, loads and deletes the checkpoints of one run. Implements `Checkpoints`, which documents its methods.
 
-    Args:
-        options: the config group `checkpoint`.
-        folder: the folder of the checkpoints.
-        emit: receives an event per written checkpoint, and notes.
-        writes: whether this worker writes; the other workers make the same calls.
+    A worker that does not write makes the same calls.
     """
 
     def __init__(self, options: Checkpoint, folder: str, emit: Emit, writes: bool = True) -> None:
@@ -38,7 +34,7 @@ class CheckpointManager:
         self._writes = writes
         self._best: int | None = None
         self._writer = BackgroundWriter(self._write, options.write_seconds, self._store.folder)
-        self._noted = 0.0
+        self._noted_write = 0.0
 
     def steps_left(self, step: int) -> int | None:
         every = self._options.every_steps
@@ -62,15 +58,15 @@ class CheckpointManager:
             self._report_slow_writing()
 
     def _report_slow_writing(self) -> None:
-        """Emits one note per checkpoint that takes longer than `SECONDS_TO_NOTE` to write."""
+        """Emits one note per checkpoint that takes longer than `NOTE_SECONDS` to write."""
         began = self._writer.began
-        if began is None or began == self._noted or time.monotonic() - began < SECONDS_TO_NOTE:
+        if began is None or began == self._noted_write or time.monotonic() - began < NOTE_SECONDS:
             return
-        self._noted = began
+        self._noted_write = began
         self._emit(
             Note(
-                f"a checkpoint has been being written to {self._store.folder} for {time.monotonic() - began:.0f} s; "
-                "training goes on, without newer ones until that is done",
+                f"writing a checkpoint to {self._store.folder} has taken {time.monotonic() - began:.0f} s so far; "
+                "training continues, but no newer one is written before it is done",
             )
         )
 
@@ -91,8 +87,8 @@ class CheckpointManager:
         steps = self._store.steps() if self._options.folder is not None and self._writes else []
         if steps:
             raise ConfigError(
-                f"checkpoint.folder={self._options.folder}: holds checkpoints of another run, up to step {steps[-1]}; "
-                "go on with that one by resume=RUN, or name a folder of this run's own"
+                f"checkpoint.folder={self._options.folder}: contains checkpoints of another run, up to step "
+                f"{steps[-1]}; continue that run with resume=RUN, or choose another folder"
             )
 
     def check_writable(self) -> None:
@@ -104,7 +100,9 @@ class CheckpointManager:
         except (tf.errors.OpError, OSError) as error:
             is_unknown = isinstance(error, tf.errors.UnimplementedError)
             advice = (
-                "TensorFlow opens paths and gs://; mount another store as a path" if is_unknown else "choose another"
+                "TensorFlow can open paths and gs://; mount any other store as a path"
+                if is_unknown
+                else "choose another folder"
             )
             raise ConfigError(
                 f"checkpoint.folder={self._options.folder}: cannot be written ({describe_error(error)}); {advice}"
@@ -113,9 +111,7 @@ class CheckpointManager:
     def is_shared(self, from_chief: Callable[[Callable[[], str]], str], by_all: Callable[[bool], bool]) -> bool:
         """Returns whether every worker sees what the chief writes; all workers must call it.
 
-        Args:
-            from_chief: `WorkerSync.from_chief`.
-            by_all: `WorkerSync.all`.
+        The arguments are `WorkerSync.from_chief` and `WorkerSync.all`.
         """
         if self._options.name == "none":
             return True
@@ -138,7 +134,7 @@ class CheckpointManager:
             try:
                 snapshot = self._store.read(step)
             except DamagedCheckpoint as error:
-                self._emit(Note(f"the checkpoint at step {step} is damaged ({error}); the one before it is used"))
+                self._emit(Note(f"the checkpoint at step {step} is damaged ({error}); the previous one is used"))
                 if self._writes:
                     self._store.quarantine(step)
                 continue
@@ -161,10 +157,7 @@ class CheckpointManager:
 class BackgroundWriter:
     """A thread that writes one item at a time. While one is written, a newer item replaces one that waits.
 
-    Args:
-        write: writes an item.
-        patience: seconds that writing an item may take before `put` and `wait` raise CheckpointError.
-        place: the folder, for that message.
+    `put` and `wait` raise CheckpointError if writing an item to the folder `place` takes more than `patience` seconds.
 
     Attributes:
         began: the time by `time.monotonic` at which the current write began; None if nothing is being written.
@@ -181,14 +174,10 @@ class BackgroundWriter:
         self._thread: threading.Thread | None = None
 
     def put(self, item: Any, replaceable: bool = True) -> None:
-        """Hands over the next item.
+        """Hands over the next item, which must not change afterwards. A newer one may replace it if it is
+        `replaceable`.
 
-        Args:
-            item: must not change afterwards.
-            replaceable: whether a newer item may replace it while it waits.
-
-        Raises:
-            CheckpointError: if an earlier item could not be written.
+        Raises CheckpointError if an earlier item could not be written.
         """
         with self._changed:
             self._wait_for(lambda: self._waiting is None or self._waiting[1])
@@ -204,19 +193,15 @@ class BackgroundWriter:
             self._wait_for(lambda: self._waiting is None and self.began is None)
 
     def _wait_for(self, condition: Callable[[], bool]) -> None:
-        """Waits for a condition, with the lock held.
-
-        Raises:
-            CheckpointError: if an item could not be written, or takes longer than `patience`.
-        """
+        """Waits for a condition, with the lock held. Raises CheckpointError as `put` does."""
         while self._error is None and not condition():
             remaining = None if self.began is None else self.began + self._patience - time.monotonic()
             if remaining is not None and remaining <= 0:
                 raise CheckpointError(
-                    f"a checkpoint was not written within checkpoint.write_seconds={self._patience:g}: "
-                    f"{self._place} does not answer; those before it are as they were"
+                    f"a checkpoint was not written within checkpoint.write_seconds={self._patience:g}: {self._place} "
+                    "does not answer; earlier checkpoints are unchanged"
                 )
-            self._changed.wait(LONGEST_WAIT if remaining is None else min(remaining, LONGEST_WAIT))
+            self._changed.wait(MAX_WAIT_SECONDS if remaining is None else min(remaining, MAX_WAIT_SECONDS))
         if self._error is not None:
             raise self._error
 

@@ -27,13 +27,13 @@ from scaleflow.interfaces import Snapshot
 FORMAT = 2
 TENSORS = "tensors"
 MANIFEST = "checkpoint.json"
-CHECK = "crc32"
+CHECKSUM = "crc32"
 QUARANTINE = "damaged.json"
 PROBE = "can-be-written"
 CHUNK_BYTES = 1 << 22
 
 #: Seconds that a network file system may take to show a file written by another machine.
-SECONDS_TO_SEE = 5.0
+VISIBLE_SECONDS = 5.0
 
 
 class DamagedCheckpoint(Exception):
@@ -41,11 +41,7 @@ class DamagedCheckpoint(Exception):
 
 
 class CheckpointStore:
-    """The files of one run's checkpoints.
-
-    Args:
-        folder: a path for `tf.io.gfile`; the first write creates it.
-    """
+    """The files of one run's checkpoints in a folder, a path for `tf.io.gfile`, which the first write creates."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder.rstrip("/")
@@ -84,8 +80,8 @@ class CheckpointStore:
         return name
 
     def can_see_probe(self, name: str) -> bool:
-        """Returns whether a probe of another machine appears here within `SECONDS_TO_SEE`."""
-        deadline = time.monotonic() + SECONDS_TO_SEE
+        """Returns whether a probe of another machine appears here within `VISIBLE_SECONDS`."""
+        deadline = time.monotonic() + VISIBLE_SECONDS
         while not tf.io.gfile.exists(f"{self.folder}/{name}"):
             if time.monotonic() > deadline:
                 return False
@@ -101,8 +97,7 @@ class CheckpointStore:
     def write(self, snapshot: Snapshot) -> str:
         """Writes a checkpoint and verifies it; returns its folder.
 
-        Raises:
-            CheckpointError: if it could not be written. The checkpoints of other steps stay valid.
+        Raises CheckpointError if it could not be written. The checkpoints of other steps stay valid.
         """
         path = self.path_of(snapshot.step)
         try:
@@ -113,7 +108,7 @@ class CheckpointStore:
             files = {name: describe_file(f"{path}/{name}") for name in tf.io.gfile.listdir(path)}
             manifest = {"format": FORMAT, "step": snapshot.step, "files": files, "host": snapshot.host}
             with tf.io.gfile.GFile(f"{path}/{MANIFEST}", "w") as file:
-                file.write(json.dumps({**manifest, CHECK: manifest_checksum(manifest)}))
+                file.write(json.dumps({**manifest, CHECKSUM: manifest_checksum(manifest)}))
         except (tf.errors.OpError, OSError, DamagedCheckpoint) as error:
             raise CheckpointError(
                 f"the checkpoint at step {snapshot.step} could not be written to {self.folder}: {describe_error(error)}"
@@ -131,22 +126,18 @@ class CheckpointStore:
                 self.delete(folder_step)
 
     def read(self, step: int) -> Snapshot:
-        """Reads and verifies a checkpoint.
-
-        Raises:
-            DamagedCheckpoint: if its files differ from what was written.
-        """
+        """Reads and verifies a checkpoint. Raises `DamagedCheckpoint` if its files differ from what was written."""
         path = self.path_of(step)
         try:
             with tf.io.gfile.GFile(f"{path}/{MANIFEST}") as file:
                 manifest = json.loads(file.read())
             if manifest["format"] != FORMAT:
                 raise DamagedCheckpoint(f"it has the format {manifest['format']}, and this version reads {FORMAT}")
-            if manifest.pop(CHECK) != manifest_checksum(manifest):
-                raise DamagedCheckpoint(f"{MANIFEST} is not what was written")
+            if manifest.pop(CHECKSUM) != manifest_checksum(manifest):
+                raise DamagedCheckpoint(f"{MANIFEST} has changed since it was written")
             for name, description in manifest["files"].items():
                 if describe_file(f"{path}/{name}") != description:
-                    raise DamagedCheckpoint(f"{name} is not what was written")
+                    raise DamagedCheckpoint(f"{name} has changed since it was written")
             return Snapshot(manifest["step"], read_tensors(f"{path}/{TENSORS}"), manifest["host"])
         except (tf.errors.OpError, OSError, ValueError, KeyError, TypeError) as error:
             raise DamagedCheckpoint(
@@ -184,7 +175,7 @@ def check_tensors(prefix: str, tensors: Mapping[str, np.ndarray[Any, Any]]) -> N
     reader = tf.compat.v1.train.NewCheckpointReader(prefix)
     for name, value in tensors.items():
         if np.asarray(reader.get_tensor(name)).tobytes() != value.tobytes():
-            raise DamagedCheckpoint(f"{name} is read otherwise than it was written")
+            raise DamagedCheckpoint(f"{name} was read back with other values than it was written with")
 
 
 def describe_error(error: Exception) -> str:
@@ -194,12 +185,10 @@ def describe_error(error: Exception) -> str:
 
 
 def manifest_checksum(manifest: Mapping[str, Any]) -> int:
-    """Returns the CRC-32 of a manifest as JSON."""
     return zlib.crc32(json.dumps(manifest).encode())
 
 
 def describe_file(path: str) -> dict[str, int]:
-    """Returns a file's size and CRC-32."""
     size = check = 0
     with tf.io.gfile.GFile(path, "rb") as file:
         while chunk := file.read(CHUNK_BYTES):

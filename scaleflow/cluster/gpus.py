@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from dataclasses import replace
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Hardware
 
-GPUS = "CUDA_VISIBLE_DEVICES"
+CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 #: Marks a process whose CUDA_VISIBLE_DEVICES already reflects `hardware.devices`: it must not apply the indices again.
 ASSIGNED = "SCALEFLOW_GPUS_ASSIGNED"
@@ -19,24 +20,25 @@ ASSIGNED = "SCALEFLOW_GPUS_ASSIGNED"
 #: TensorFlow then allocates GPU memory as needed, so that several processes can share a GPU.
 GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
 
-#: Limit for a call of nvidia-smi.
-ASK_SECONDS = 10.0
+#: Time limit of nvidia-smi.
+QUERY_SECONDS = 10.0
+
+MIB = 1 << 20
 
 
 def gpu_environments(roles: Mapping[str, int], options: Hardware, gpus: Sequence[str]) -> list[dict[str, str]]:
     """Returns, for each process of a run on this machine, the environment variables that select its GPUs.
 
     Synchronous workers get equal shares. In a parameter server run each worker gets one GPU, which workers share if
-    there are too few. The coordinator, which evaluates, gets a GPU that no worker uses, or shares the last one.
-    Servers get none.
+    there are too few. The coordinator, which evaluates, gets a GPU that no worker uses, or shares the last one. Servers
+    get none.
 
     Args:
         roles: number of processes in each TF_CONFIG role, in the order in which processes are numbered.
         options: the run's hardware options.
         gpus: this machine's GPUs, as CUDA_VISIBLE_DEVICES names them.
 
-    Raises:
-        ConfigError: if there are fewer GPUs than synchronous workers, or `hardware.devices` names a missing GPU.
+    Raises ConfigError if there are fewer GPUs than synchronous workers, or `hardware.devices` names a missing GPU.
     """
     count = sum(roles.values())
     if options.name == "cpu" and count > 1:
@@ -51,8 +53,8 @@ def gpu_environments(roles: Mapping[str, int], options: Hardware, gpus: Sequence
     elif len(chosen) < workers:
         instead = "strategy=one_device" if len(chosen) == 1 else f"cluster.workers={len(chosen)}"
         raise ConfigError(
-            f"cluster.workers={workers}: each worker needs a GPU of its own, and this machine has {len(chosen)} for "
-            f"them; use {instead}, or hardware=cpu"
+            f"cluster.workers={workers}: each worker needs its own GPU, and this machine has {len(chosen)}; use "
+            f"{instead}, or hardware=cpu"
         )
     else:
         shares = [share(chosen, index, workers) for index in range(workers)]
@@ -61,7 +63,7 @@ def gpu_environments(roles: Mapping[str, int], options: Hardware, gpus: Sequence
 
 
 def environment_with(gpus: Sequence[str], is_shared: bool = False) -> dict[str, str]:
-    return {GPUS: ",".join(gpus) or "-1", ASSIGNED: "1", **({GROWTH: "true"} if is_shared else {})}
+    return {CUDA_DEVICES: ",".join(gpus) or "-1", ASSIGNED: "1", **({GROWTH: "true"} if is_shared else {})}
 
 
 def assigned_hardware(options: Hardware, environment: Mapping[str, str]) -> Hardware:
@@ -76,7 +78,7 @@ def choose_gpus(gpus: Sequence[str], indices: Sequence[int] | None) -> Sequence[
         return gpus
     if max(indices) >= len(gpus):
         available = list(range(len(gpus)))
-        raise ConfigError(f"hardware.devices={list(indices)}: this machine has the GPUs {available}; use some of these")
+        raise ConfigError(f"hardware.devices={list(indices)}: this machine has the GPUs {available}; choose from these")
     return [gpus[index] for index in indices]
 
 
@@ -91,19 +93,41 @@ def share(gpus: Sequence[str], slot: int, count: int) -> Sequence[str]:
 def visible_gpus(environment: Mapping[str, str] | None = None) -> list[str]:
     """Returns the visible NVIDIA GPUs as CUDA_VISIBLE_DEVICES names them. Without that variable it asks nvidia-smi.
 
-    Args:
-        environment: variables that override those of this process.
+    Variables in `environment` override those of this process.
     """
-    if (chosen := {**os.environ, **(environment or {})}.get(GPUS)) is not None:
+    if (chosen := {**os.environ, **(environment or {})}.get(CUDA_DEVICES)) is not None:
         return [name for name in chosen.split(",") if name.strip() not in ("", "-1")]
     try:
-        result = subprocess.run(
-            ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=ASK_SECONDS,
-            check=True,
-        )
+        return [index for (index,) in query_nvidia_smi("index")]
     except (OSError, subprocess.SubprocessError):
         return []
-    return result.stdout.split()
+
+
+def gpu_memory_bytes(kind: str, options: Hardware) -> float | None:
+    """Returns the memory of the machine's smallest GPU, or `hardware.memory_limit_mb` if it is set.
+
+    Returns None if devices of this `kind` are no GPUs, and if nvidia-smi fails.
+    """
+    if kind != "GPU":
+        return None
+    if options.memory_limit_mb is not None:
+        return options.memory_limit_mb * MIB
+    try:
+        return min(float(megabytes) for (megabytes,) in query_nvidia_smi("memory.total")) * MIB
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+
+
+def query_nvidia_smi(*fields: str) -> list[list[str]]:
+    """Returns a row of these fields, without units, for each GPU that nvidia-smi lists; no row if it is not installed.
+
+    Raises OSError if nvidia-smi fails, as with a broken driver, and `subprocess.TimeoutExpired` after `QUERY_SECONDS`.
+    """
+    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    if shutil.which(command[0]) is None:
+        return []
+    process = subprocess.run(command, capture_output=True, text=True, timeout=QUERY_SECONDS, check=False)
+    if process.returncode:
+        lines = (process.stdout + process.stderr).strip().splitlines()
+        raise OSError(f"nvidia-smi: {lines[0] if lines else f'exit status {process.returncode}'}")
+    return [[cell.strip() for cell in line.split(",")] for line in process.stdout.splitlines() if line.strip()]

@@ -30,10 +30,12 @@ LEAST_VERSION = "1.31"
 GROUP = 1000
 
 #: Longest name of a host, a Service or a Job, in characters.
-LONGEST = 63
+MAX_NAME_LENGTH = 63
+
+CONTAINER = "scaleflow"
 
 REFUSED, TERMINATED = 2, 143
-INSTEAD = "cluster.submit=print writes the manifest of one, for kubectl apply -f -"
+MANIFEST_HINT = "use cluster.submit=print to write the manifest of such a Job, for kubectl apply -f -"
 
 _LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
@@ -42,30 +44,21 @@ _IMAGE = re.compile(rf"(?:[\w.-]+(?::\d+)?/)?{_PART}(?:/{_PART})*(?::\w[\w.-]{{0
 _MEMORY = re.compile(r"\d+(?:\.\d+)?(?:[KMGTP]i|[kMGTP])?")
 
 
-# ---------------------------------------------------------------------------------------------
-# In a pod
-# ---------------------------------------------------------------------------------------------
-
-
 def tf_config(environment: Mapping[str, str], servers: int, port: int) -> str:
-    """Returns the TF_CONFIG of this pod.
+    """Returns the TF_CONFIG of this pod, with the variables of its `environment`. Each pod listens on `port`.
 
-    Args:
-        environment: the pod's environment variables.
-        servers: number of parameter servers, or 0; see `make_tf_config`.
-        port: the port that every pod listens on.
-
-    Raises:
-        ConfigError: if this process is not in a pod of such a Job, or there are too few pods.
+    `servers` is the number of parameter servers, or 0. Raises ConfigError if this process is not in a pod of such a
+    Job, or there are too few pods.
     """
     missing = [name for name in (INDEX, PODS, JOB) if not environment.get(name)]
     if missing:
         raise ConfigError(
-            f"cluster=kubernetes: {', '.join(missing)} is not set, so this is no pod of an Indexed Job; {INSTEAD}"
+            f"cluster=kubernetes: {', '.join(missing)} is not set, so this process is not in a pod of an Indexed "
+            f"Job; {MANIFEST_HINT}"
         )
     index, pods = (read_number(environment, name) for name in (INDEX, PODS))
     if index >= pods:
-        raise ConfigError(f"{INDEX}={index}: expected 0 to {pods - 1}, since {PODS}={pods}; {INSTEAD}")
+        raise ConfigError(f"{INDEX}={index}: expected 0 to {pods - 1}, since {PODS}={pods}; {MANIFEST_HINT}")
     check_enough(PODS, pods, servers, "use a Job of {least} pods or more")
     job = environment[JOB]
     return make_tf_config(index, [f"{job}-{pod_index}.{job}:{port}" for pod_index in range(pods)], servers)
@@ -73,13 +66,8 @@ def tf_config(environment: Mapping[str, str], servers: int, port: int) -> str:
 
 def read_number(environment: Mapping[str, str], name: str) -> int:
     if not re.fullmatch(r"\d{1,6}", environment[name]):
-        raise ConfigError(f"{name}={environment[name]}: expected a number; {INSTEAD}")
+        raise ConfigError(f"{name}={environment[name]}: expected a number; {MANIFEST_HINT}")
     return int(environment[name])
-
-
-# ---------------------------------------------------------------------------------------------
-# The manifest
-# ---------------------------------------------------------------------------------------------
 
 
 def manifest(cluster: Cluster, pods: int, words: Sequence[str], folder: str | None, grace_seconds: int) -> str:
@@ -92,8 +80,7 @@ def manifest(cluster: Cluster, pods: int, words: Sequence[str], folder: str | No
         folder: the run's folder; None with a volume means a folder on it with the Job's name.
         grace_seconds: time that a pod has to save its state when it is asked to stop.
 
-    Raises:
-        ConfigError: if Kubernetes would reject a name or a quantity, or the folder is not on the volume.
+    Raises ConfigError if Kubernetes would reject a name or a quantity, or the folder is not on the volume.
     """
     check_kubernetes_values(cluster, pods)
     if cluster.volume is not None:
@@ -117,11 +104,11 @@ _Dumper.add_representer(
 
 def check_kubernetes_values(cluster: Cluster, pods: int) -> None:
     """Raises ConfigError for values that the API server or a node would reject."""
-    longest = LONGEST - len(f"-{pods - 1}")
+    longest = MAX_NAME_LENGTH - len(f"-{pods - 1}")
     if not _LABEL.fullmatch(cluster.job) or len(cluster.job) > longest:
         raise ConfigError(
-            f"cluster.job={cluster.job}: is a part of host names; expected at most {longest} lower-case letters, "
-            f"digits and -, a letter first and no - last, such as {suggest_valid_name(cluster.job, longest)}"
+            f"cluster.job={cluster.job}: becomes part of host names; use at most {longest} lower-case letters, digits "
+            f"and -, with a letter first and no - at the end, such as {suggest_valid_name(cluster.job, longest)}"
         )
     if cluster.image is None or not _IMAGE.fullmatch(cluster.image):
         raise ConfigError(
@@ -139,7 +126,6 @@ def check_kubernetes_values(cluster: Cluster, pods: int) -> None:
 
 
 def suggest_valid_name(name: str, longest: int) -> str:
-    """Returns the valid name that is closest to an invalid one."""
     suggestion = re.sub(r"[^a-z0-9]+", "-", name.lower()).lstrip("-0123456789")[:longest].rstrip("-")
     return suggestion or "train"
 
@@ -213,6 +199,7 @@ def job(cluster: Cluster, pods: int, command: Sequence[str], grace_seconds: int)
     A disrupted or terminated pod is replaced, and any other failure is retried `cluster.retries` times per index. A
     rejected config fails the whole Job.
     """
+    exit_codes = {"containerName": CONTAINER, "operator": "In"}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -227,20 +214,13 @@ def job(cluster: Cluster, pods: int, command: Sequence[str], grace_seconds: int)
             "podFailurePolicy": {
                 "rules": [
                     {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-                    {"action": "Ignore", "onExitCodes": exit_code(TERMINATED)},
-                    {"action": "FailJob", "onExitCodes": exit_code(REFUSED)},
+                    {"action": "Ignore", "onExitCodes": {**exit_codes, "values": [TERMINATED]}},
+                    {"action": "FailJob", "onExitCodes": {**exit_codes, "values": [REFUSED]}},
                 ]
             },
             "template": {"metadata": {"labels": labels(cluster)}, "spec": pod(cluster, pods, command, grace_seconds)},
         },
     }
-
-
-CONTAINER = "scaleflow"
-
-
-def exit_code(code: int) -> dict[str, Any]:
-    return {"containerName": CONTAINER, "operator": "In", "values": [code]}
 
 
 def pod(cluster: Cluster, pods: int, command: Sequence[str], grace_seconds: int) -> dict[str, Any]:

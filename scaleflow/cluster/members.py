@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from scaleflow.cluster import kubernetes, slurm
-from scaleflow.cluster.tf_config import TF_CONFIG, is_listening
+from scaleflow.cluster.network import is_listening
+from scaleflow.cluster.tf_config import TF_CONFIG
 from scaleflow.interfaces import Plan
 
 #: Options of `cluster` for which this command itself starts all processes, here or on other machines.
@@ -16,12 +17,7 @@ STARTED_HERE = ("local", "ray")
 def read_tf_config(plan: Plan, environment: Mapping[str, str]) -> str | None:
     """Returns this process's TF_CONFIG: the environment variable, or one derived from its Slurm task or its pod.
 
-    Args:
-        plan: with the options of the cluster.
-        environment: of this process.
-
-    Raises:
-        ConfigError: if this is not a Slurm task or a pod of an Indexed Job, although `cluster` says so.
+    Raises ConfigError if this is not a Slurm task or a pod of an Indexed Job, although `cluster` says so.
     """
     servers = (plan.cluster.servers or 1) if plan.strategy.name == "parameter_server" else 0
     if plan.cluster.name == "slurm":
@@ -48,12 +44,8 @@ def count_processes(plan: Plan) -> Mapping[str, int]:
 
 def process_names(plan: Plan) -> list[str]:
     """Returns the names that messages use for the processes, in the order in which they are numbered."""
-    words = {"chief": "coordinator", "worker": "worker", "ps": "server"}
-    return [
-        words[role] if role == "chief" else f"{words[role]} {index}"
-        for role, count in count_processes(plan).items()
-        for index in range(count)
-    ]
+    names = {"chief": "coordinator", "worker": "worker {}", "ps": "server {}"}
+    return [names[role].format(index) for role, count in count_processes(plan).items() for index in range(count)]
 
 
 def find_unreachable(plan: Plan, peers: Sequence[str]) -> str:

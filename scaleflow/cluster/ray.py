@@ -17,38 +17,38 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any
 
-from scaleflow.cluster.tf_config import is_address, is_listening
+from scaleflow.cluster.network import is_address, is_listening
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Cluster
 
 #: The variable from which Ray itself reads the cluster's address.
-VARIABLE = "RAY_ADDRESS"
+ADDRESS_VARIABLE = "RAY_ADDRESS"
 
 #: Ray's addresses for a cluster that already runs on this machine, and for a new one that only this run uses.
-AUTO, OWN = "auto", "local"
+RUNNING_CLUSTER, NEW_CLUSTER = "auto", "local"
 
 LOOPBACK = "127.0.0.1"
 
 #: Time between polls of the cluster.
-SECONDS_BETWEEN_LOOKS = 0.2
+POLL_SECONDS = 0.2
 
 #: Time to wait for slots before printing that the run waits.
-SECONDS_TO_TELL = 2.0
+NOTICE_SECONDS = 2.0
 
 #: Ray may still list a lost node as alive for this long.
-SECONDS_TO_SHOW = 1.0
+NODE_LOSS_SECONDS = 1.0
 
 #: Time to wait for a lost process's node to return before the run continues with fewer workers.
-SECONDS_TO_COME_BACK = 5.0
+NODE_RETURN_SECONDS = 5.0
 
 #: A Unix socket path has at most 107 bytes, and Ray's socket names take about 70 of them.
-LONGEST_FOLDER = 30
+MAX_FOLDER_LENGTH = 30
 
 #: Longest absence of the cluster's head. Ray ends this process if the head is away for a minute.
-SECONDS_TO_RETURN = 20.0
+HEAD_SECONDS = 20.0
 
-_using = threading.RLock()
-_users = 0
+_connection_lock = threading.RLock()
+_connections = 0
 _head = ""
 _folders: list[tempfile.TemporaryDirectory[str]] = []
 
@@ -56,68 +56,63 @@ _folders: list[tempfile.TemporaryDirectory[str]] = []
 def check_address(cluster: Cluster) -> None:
     """Checks that the cluster can be reached, without importing Ray.
 
-    Raises:
-        ConfigError: if Ray is not installed, the address is invalid, or nothing answers there.
+    Raises ConfigError if Ray is not installed, the address is invalid, or nothing answers there.
     """
     if find_spec("ray") is None:
         raise ConfigError("cluster=ray: Ray is not installed; pip install 'scaleflow[ray]'")
     address = address_of(cluster)
-    if address in (AUTO, OWN):
+    if address in (RUNNING_CLUSTER, NEW_CLUSTER):
         return
-    key = "cluster.address" if cluster.address else VARIABLE
+    key = "cluster.address" if cluster.address else ADDRESS_VARIABLE
     if "://" in address or not is_address(address):
         raise ConfigError(
             f"{key}={address}: expected HOST:PORT or auto; from a machine outside of the cluster use "
             "ray job submit -- python -m scaleflow cluster=ray ..."
         )
     if not is_listening(address):
-        raise ConfigError(f"{key}={address}: nothing answers there; start it with ray start --head --port=6379")
+        raise ConfigError(f"{key}={address}: no Ray cluster answers there; start one with ray start --head --port=6379")
 
 
 def address_of(cluster: Cluster) -> str:
-    return cluster.address or os.environ.get(VARIABLE) or OWN
+    return cluster.address or os.environ.get(ADDRESS_VARIABLE) or NEW_CLUSTER
 
 
 def loopback(cluster: Cluster) -> str | None:
     """Returns the loopback address if all processes are on this machine, or None if other machines must reach them."""
-    return LOOPBACK if address_of(cluster) == OWN else None
+    return LOOPBACK if address_of(cluster) == NEW_CLUSTER else None
 
 
 @contextlib.contextmanager
 def connect(cluster: Cluster, count: int) -> Iterator[None]:
     """Connects this process to the cluster as a driver. The jobs of a sweep share one connection.
 
-    Args:
-        cluster: the `cluster` options, with the address.
-        count: number of processes that a new local cluster must have room for, however few cores there are.
-
-    Raises:
-        ConfigError: if Ray can't connect or start a local cluster.
+    A new local cluster has room for `count` processes, however few cores there are. Raises ConfigError if Ray can't
+    connect or start a local cluster.
     """
-    global _users
-    with _using:
-        if not _users:
+    global _connections
+    with _connection_lock:
+        if not _connections:
             connect_or_start(address_of(cluster), count * (cluster.cpus or 1))
-        _users += 1
+        _connections += 1
     try:
         yield
     finally:
-        with _using:
-            _users -= 1
-            if not _users:
+        with _connection_lock:
+            _connections -= 1
+            if not _connections:
                 disconnect()
 
 
 def connect_or_start(address: str, least: int) -> None:
     """Connects to the cluster, or starts a local one with at least `least` CPUs; raises ConfigError if that fails."""
-    if address == OWN:  # a token keeps others out; `import ray` reads these variables
+    if address == NEW_CLUSTER:  # a token keeps others out; `import ray` reads these variables
         variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
         os.environ.update({name: value for name, value in variables.items() if name not in os.environ})
     import ray
 
     logging.getLogger("ray").setLevel(logging.CRITICAL)  # the launcher itself reports lost nodes
     options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "namespace": "scaleflow"}
-    if address == OWN:
+    if address == NEW_CLUSTER:
         options |= {"include_dashboard": False, "_node_ip_address": LOOPBACK}
         options |= {"num_cpus": max(least, len(os.sched_getaffinity(0))), "_temp_dir": make_cluster_folder()}
     global _head
@@ -129,17 +124,19 @@ def connect_or_start(address: str, least: int) -> None:
         reason = (str(error).strip().splitlines() or [""])[-1]
         if not reason or not isinstance(error, OSError | RuntimeError):
             reason = f"{type(error).__name__}: {reason}"
-        raise ConfigError(f"cluster.address={address}: Ray can't be reached: {reason}") from error
+        raise ConfigError(
+            f"cluster.address={address}: Ray cannot be reached ({reason}); check the address, and that the cluster runs"
+        ) from error
 
 
 def is_head_reachable() -> bool:
-    """Tells whether the cluster's head answers within `SECONDS_TO_RETURN`. After one failure the answer stays False."""
+    """Tells whether the cluster's head answers within `HEAD_SECONDS`. After one failure the answer stays False."""
     global _head
-    deadline = time.monotonic() + SECONDS_TO_RETURN
+    deadline = time.monotonic() + HEAD_SECONDS
     while _head and not is_listening(_head):
         if time.monotonic() > deadline:
             _head = ""
-        time.sleep(SECONDS_BETWEEN_LOOKS)
+        time.sleep(POLL_SECONDS)
     return bool(_head)
 
 
@@ -156,7 +153,7 @@ def disconnect() -> None:
 
 def make_cluster_folder() -> str:
     """Makes the temporary folder for a local cluster's logs and sockets; `disconnect` deletes it."""
-    is_short = len(tempfile.gettempdir()) + len("/ray-12345678") <= LONGEST_FOLDER
+    is_short = len(tempfile.gettempdir()) + len("/ray-12345678") <= MAX_FOLDER_LENGTH
     parent = None if is_short else "/tmp"
     _folders.append(tempfile.TemporaryDirectory(prefix="ray-", dir=parent, ignore_cleanup_errors=True))
     return _folders[-1].name
@@ -177,7 +174,6 @@ def preserve_signal_handlers() -> Iterator[None]:
 
 
 def resource_bundle(cluster: Cluster) -> dict[str, float]:
-    """Returns the resources of one process, by Ray's names."""
     return {"CPU": float(cluster.cpus or 1), **({"GPU": float(cluster.gpus)} if cluster.gpus else {})}
 
 
@@ -193,39 +189,36 @@ def count_slots(cluster: Cluster) -> int:
 def reserve_slots(
     cluster: Cluster, count: int, least: int, should_stop: Callable[[], bool], report: Callable[[str], None]
 ) -> Any:
-    """Reserves a placement group with one slot per process.
+    """Reserves a placement group with one slot per process; returns None if it was not granted.
 
     While the cluster is large enough but busy, it waits without a limit. While the cluster is too small, it waits
-    `cluster.start_seconds`, since an autoscaler may add nodes, or `SECONDS_TO_COME_BACK` if fewer processes would do.
+    `cluster.start_seconds`, since an autoscaler may add nodes, or `NODE_RETURN_SECONDS` if fewer processes would do.
 
     Args:
         cluster: the `cluster` options, with the resources of each process.
         count: number of processes.
         least: the smallest number of processes with which the run can continue.
         should_stop: polled; when it returns true, the function gives up.
-        report: called once with a message if the wait takes longer than `SECONDS_TO_TELL`.
-
-    Returns:
-        The placement group, or None if it was not granted.
+        report: called once with a message if the wait takes longer than `NOTICE_SECONDS`.
     """
     import ray
     from ray.util.placement_group import placement_group
 
-    if address_of(cluster) == OWN and count_slots(cluster) < count:
+    if address_of(cluster) == NEW_CLUSTER and count_slots(cluster) < count:
         return None  # a local cluster never grows
     group = placement_group([resource_bundle(cluster)] * count, strategy=cluster.placement.upper())
-    patience = cluster.start_seconds if least == count else SECONDS_TO_COME_BACK
+    patience = cluster.start_seconds if least == count else NODE_RETURN_SECONDS
     began = time.monotonic()
     deadline, has_reported = began + patience, False
     ready = group.ready()
     while not should_stop() and time.monotonic() < deadline:
-        if ray.wait([ready], timeout=SECONDS_BETWEEN_LOOKS)[0]:
+        if ray.wait([ready], timeout=POLL_SECONDS)[0]:
             return group
         if count_slots(cluster) >= count:
             deadline = time.monotonic() + patience
-        if not has_reported and time.monotonic() - began > SECONDS_TO_TELL:
+        if not has_reported and time.monotonic() - began > NOTICE_SECONDS:
             report(
-                f"waits for {count} places with {describe_resources(cluster)} each; the cluster has "
+                f"waiting for {count} process(es) with {describe_resources(cluster)} each; the cluster has room for "
                 f"{count_slots(cluster)} in all"
             )
             has_reported = True
@@ -234,7 +227,6 @@ def reserve_slots(
 
 
 def release_slots(group: Any) -> None:
-    """Returns the slots of a placement group to the cluster."""
     from ray.util.placement_group import remove_placement_group
 
     if is_head_reachable():
@@ -261,30 +253,30 @@ def explain_too_large(cluster: Cluster, count: int) -> str:
     available = ", ".join(f"{resources.get(name, 0):g} {name}" for name in resource_bundle(cluster))
     nodes = sum(bool(node["Alive"]) for node in ray.nodes())
     return (
-        f"cluster=ray: {count} process(es) with {describe_resources(cluster)} each do not fit: there are {available} "
-        f"on {nodes} machine(s), and room for {count_slots(cluster)}; use fewer cluster.workers, or add machines "
-        f"within cluster.start_seconds={cluster.start_seconds:g}"
+        f"cluster=ray: {count} process(es) with {describe_resources(cluster)} each do not fit: the cluster has "
+        f"{available} on {nodes} machine(s), which is room for {count_slots(cluster)}; use fewer cluster.workers, or "
+        f"add machines within cluster.start_seconds={cluster.start_seconds:g}"
     )
 
 
 def wait_for_slots(cluster: Cluster, wanted: int, least: int, should_stop: Callable[[], bool]) -> int:
     """Returns how many processes, at most `wanted`, fit on the cluster after it lost a process.
 
-    It waits `SECONDS_TO_SHOW` for Ray to notice a lost node, `SECONDS_TO_COME_BACK` while there is room for `least` but
-    not for `wanted`, and `cluster.start_seconds` while there is not even room for `least`. Returns 0 if it is stopped.
+    It waits `NODE_LOSS_SECONDS` for Ray to notice a lost node, `NODE_RETURN_SECONDS` while there is room for `least`
+    but not for `wanted`, and `cluster.start_seconds` while there is not even room for `least`. Returns 0 if it is
+    stopped.
     """
     began = time.monotonic()
     while not should_stop():
         slots, waited = min(wanted, count_slots(cluster)), time.monotonic() - began
-        patience = SECONDS_TO_SHOW if slots == wanted else SECONDS_TO_COME_BACK
+        patience = NODE_LOSS_SECONDS if slots == wanted else NODE_RETURN_SECONDS
         if waited > (patience if slots >= least else cluster.start_seconds):
             return slots
-        time.sleep(SECONDS_BETWEEN_LOOKS)
+        time.sleep(POLL_SECONDS)
     return 0
 
 
 def actor_options(group: Any, place: int, cluster: Cluster) -> dict[str, Any]:
-    """Returns the options that schedule an actor in slot `place` of a placement group."""
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     required = resource_bundle(cluster)

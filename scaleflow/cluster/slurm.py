@@ -16,56 +16,47 @@ from scaleflow.errors import ConfigError
 
 #: This task, its node, and the tasks and nodes of the step. A batch script without srun has no SLURM_STEP_* variables.
 TASK, NODE = "SLURM_PROCID", "SLURM_NODEID"
-COUNT, NODES, SPREAD = "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE"
+COUNT, NODES, TASKS_PER_NODE = "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE"
 
 #: Ports that `srun --resv-ports` reserved for the step, such as `12000-12001`.
-RESERVED = "SLURM_STEP_RESV_PORTS"
+RESERVED_PORTS = "SLURM_STEP_RESV_PORTS"
 DISTRIBUTION = "SLURM_DISTRIBUTION"
 
 #: Range of ports if none are reserved. It is below the ephemeral ports of common systems.
-FIRST_PORT, PORTS = 10000, 20000
+FIRST_PORT, PORT_COUNT = 10000, 20000
 
-INSTEAD = (
-    "start one to each task with srun (srun -N4 python -m scaleflow cluster=slurm ...); "
-    "cluster.submit=print writes a batch script that does"
+SRUN_HINT = (
+    "start the command once for each task with srun (srun -N4 python -m scaleflow cluster=slurm ...), or use "
+    "cluster.submit=print to write a batch script that does"
 )
 
 
 def tf_config(environment: Mapping[str, str], servers: int) -> str:
-    """Returns the TF_CONFIG of this task.
+    """Returns the TF_CONFIG of this task, with the variables of its `environment`.
 
-    Args:
-        environment: the task's environment variables.
-        servers: number of parameter servers, or 0; see `make_tf_config`.
-
-    Raises:
-        ConfigError: if this process is not a task of a step, the step's tasks are not distributed in blocks, or there
-            are too few of them.
+    `servers` is the number of parameter servers, or 0. Raises ConfigError if this process is not a task of a step, the
+    step's tasks are not distributed in blocks, or there are too few of them.
     """
-    missing = [name for name in (TASK, COUNT, NODES, SPREAD) if not environment.get(name)]
+    missing = [name for name in (TASK, COUNT, NODES, TASKS_PER_NODE) if not environment.get(name)]
     if missing:
         raise ConfigError(
-            f"cluster=slurm: {', '.join(missing)} is not set, so this is no task of a Slurm step; {INSTEAD}"
+            f"cluster=slurm: {', '.join(missing)} is not set, so this process is not a task of a Slurm step; "
+            f"{SRUN_HINT}"
         )
     task, count = int(environment[TASK]), int(environment[COUNT])
-    places = assign_nodes(environment)
+    per_node = parse_tasks_per_node(environment[TASKS_PER_NODE])
+    places = [(node, place) for node, tasks in enumerate(per_node) for place in range(tasks)]
     if len(places) != count or (node := environment.get(NODE)) not in (None, str(places[task][0])):
         order = environment.get(DISTRIBUTION, "")
         raise ConfigError(
-            f"cluster=slurm: its {count} tasks are not on the machines in turn ({DISTRIBUTION}={order}, "
-            f"{SPREAD}={environment[SPREAD]}, task {task} on machine {node}); use srun --distribution=block"
+            f"cluster=slurm: the {count} tasks are not distributed over the machines in blocks "
+            f"({DISTRIBUTION}={order}, {TASKS_PER_NODE}={environment[TASKS_PER_NODE]}, task {task} on machine {node}); "
+            "use srun --distribution=block"
         )
     check_enough(COUNT, count, servers, "use srun --ntasks={least} or more")
-    hosts, ports = expand_node_list(environment[NODES]), choose_ports(environment)
+    hosts, ports = expand_node_list(environment[NODES]), choose_ports(environment, max(per_node))
     peers = [f"{hosts[node]}:{ports[place]}" for node, place in places]
     return make_tf_config(task, peers, servers)
-
-
-def assign_nodes(environment: Mapping[str, str]) -> list[tuple[int, int]]:
-    """Returns, for each task, the index of its node and its own index on that node."""
-    return [
-        (node, place) for node, count in enumerate(parse_tasks_per_node(environment[SPREAD])) for place in range(count)
-    ]
 
 
 def parse_tasks_per_node(text: str) -> list[int]:
@@ -74,7 +65,7 @@ def parse_tasks_per_node(text: str) -> list[int]:
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
         if match is None:
-            raise ConfigError(f"{SPREAD}={text}: expected something like 2(x3),1")
+            raise ConfigError(f"{TASKS_PER_NODE}={text}: expected something like 2(x3),1")
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
 
@@ -96,16 +87,17 @@ def expand_range(part: str) -> list[str]:
     return [f"{prefix}{number}{suffix}" for number in numbers for suffix in expand_range(rest)]
 
 
-def choose_ports(environment: Mapping[str, str]) -> Sequence[int]:
-    """Returns the ports of the tasks on one node: the step's reserved ports, or some derived from the job's number."""
-    count = max(parse_tasks_per_node(environment[SPREAD]))
-    if reserved := environment.get(RESERVED):
+def choose_ports(environment: Mapping[str, str], count: int) -> Sequence[int]:
+    """Returns the ports of `count` tasks on one node: the step's reserved ports, or some that the job's number
+    gives.
+    """
+    if reserved := environment.get(RESERVED_PORTS):
         first, _, last = reserved.partition("-")
         ports = range(int(first), int(last or first) + 1)
         if len(ports) >= count:
             return ports
     job, step = (int(environment.get(name) or 0) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
-    first_port = FIRST_PORT + (job * 101 + step * 11) % PORTS
+    first_port = FIRST_PORT + (job * 101 + step * 11) % PORT_COUNT
     return range(first_port, first_port + count)
 
 
@@ -127,23 +119,23 @@ SCRIPT = """\
 #SBATCH --open-mode=append
 #SBATCH --requeue
 #SBATCH --signal=TERM@120
-# For the site to say, and to uncomment:
+# Options of your site; remove one # from those that you need:
 ##SBATCH --partition=...
 ##SBATCH --time=24:00:00
 ##SBATCH --cpus-per-task=8
 ##SBATCH --gpus-per-node=1
 
-# A folder that all machines see. Two minutes before its time is up (--signal), or when something more urgent takes its
-# place, the run saves and stops; when the job starts again, it goes on from there.
+# The run's folder, which all machines must see. The run saves and stops two minutes before the time limit (--signal),
+# or when Slurm preempts the job. When the job starts again, it resumes the run.
 run={folder}
 if {ready}; then
-    where=(resume="$run")
+    words=(resume="$run")
 else
-    where=(hydra.run.dir="$run")
+    words=(hydra.run.dir="$run")
 fi
 
 srun {words} \\
-    "${{where[@]}}"
+    "${{words[@]}}"
 code=$?
 
 if [ $code -eq 143 ]; then  # stopped by SIGTERM, with a checkpoint

@@ -5,15 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from scaleflow.cluster.network import free_ports
+from scaleflow.cluster.tf_config import TF_CONFIG
 from scaleflow.errors import ConfigError
+
+
+def environments(roles: Mapping[str, int]) -> list[Mapping[str, str]]:
+    """Returns the environment variables of each process on this machine: TF_CONFIG, unless there is only one."""
+    count = sum(roles.values())
+    if count == 1:
+        return [{}]
+    peers = [f"127.0.0.1:{port}" for port in free_ports(count)]
+    return [{TF_CONFIG: text} for text in make_tf_configs(roles, peers)]
 
 
 def make_tf_configs(roles: Mapping[str, int], peers: Sequence[str]) -> list[str]:
     """Returns the TF_CONFIG of each process.
 
-    Args:
-        roles: number of processes in each TF_CONFIG role, in the order in which processes are numbered.
-        peers: HOST:PORT of each process.
+    `roles` has the number of processes in each TF_CONFIG role, in the order in which they are numbered; `peers` has the
+    HOST:PORT of each process.
     """
     addresses = iter(peers)
     cluster = {role: [next(addresses) for _ in range(count)] for role, count in roles.items()}
@@ -22,13 +32,10 @@ def make_tf_configs(roles: Mapping[str, int], peers: Sequence[str]) -> list[str]
 
 
 def make_tf_config(task: int, peers: Sequence[str], servers: int) -> str:
-    """Returns the TF_CONFIG of one task.
+    """Returns the TF_CONFIG of one task; `peers` has the HOST:PORT of each.
 
-    Args:
-        task: the task's number.
-        peers: HOST:PORT of each task.
-        servers: number of parameter servers, which are the last tasks; the first task is the coordinator. With 0 all
-            tasks are synchronous workers.
+    The last `servers` tasks are parameter servers, and the first task is their coordinator. With 0 all tasks are
+    synchronous workers.
     """
     count = len(peers)
     roles = {"chief": 1, "worker": count - servers - 1, "ps": servers} if servers else {"worker": count}
@@ -43,15 +50,12 @@ def check_enough(variable: str, count: int, servers: int, instead: str) -> None:
         count: number of tasks.
         servers: number of parameter servers; 0 means that there is no coordinator, and any count is valid.
         instead: advice for the message; `{least}` stands for the smallest valid number of tasks.
-
-    Raises:
-        ConfigError: if there are too few.
     """
     least = servers + 2
     if servers and count < least:
         raise ConfigError(
-            f"{variable}={count}: strategy=parameter_server with cluster.servers={servers} takes a coordinator and a "
-            f"worker beside them; {instead.format(least=least)}"
+            f"{variable}={count}: strategy=parameter_server with cluster.servers={servers} also needs a coordinator "
+            f"and a worker; {instead.format(least=least)}"
         )
 
 

@@ -7,12 +7,11 @@ TensorFlow resolves with Google Cloud's metadata server and API.
 from __future__ import annotations
 
 import os
-import socket
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from scaleflow.cluster.network import explain_no_answer
 from scaleflow.errors import ConfigError
 
 LOCAL = "local"
@@ -29,29 +28,22 @@ ROOT = Path("/")
 #: The TPU library in Google's images. Elsewhere the Python package `libtpu` contains it.
 LIBRARIES = ("/lib/libtpu.so", "/usr/lib/libtpu.so")
 
-PROBE_SECONDS = 3.0
-
 
 @dataclass(frozen=True)
 class TpuAddress:
-    """The address of a TPU.
+    """The address of a TPU."""
 
-    Attributes:
-        address: `grpc://HOST:PORT`, `local` or a name.
-        origin: the source of the address: `hardware.tpu`, an environment variable, or a device file.
-    """
-
-    address: str
-    origin: str
+    address: str  # `grpc://HOST:PORT`, `local` or a name
+    origin: str  # the source of the address: `hardware.tpu`, an environment variable, or a device file
 
     def __str__(self) -> str:
         return f"{self.origin}={self.address}"
 
 
-def find_tpu(asked: str | None) -> TpuAddress | None:
+def find_tpu(requested: str | None) -> TpuAddress | None:
     """Returns the TPU that `hardware.tpu` names, otherwise the one from the environment or the device files."""
-    if asked is not None:
-        return TpuAddress(check_tpu_address(asked), "hardware.tpu")
+    if requested is not None:
+        return TpuAddress(check_tpu_address(requested), "hardware.tpu")
     for variable in VARIABLES:
         if value := os.environ.get(variable, "").strip():
             return TpuAddress(address_from_variable(variable, value), variable)
@@ -63,7 +55,7 @@ def check_tpu_address(address: str) -> str:
     """Returns the address, or raises ConfigError if it is empty or TensorFlow would misread it as a name."""
     host, colon, port = address.removeprefix(GRPC).partition(":")
     if not address.startswith(GRPC) and colon and port.isdigit():
-        raise ConfigError(f"hardware.tpu={address}: would be taken for a name; write {GRPC}{address}")
+        raise ConfigError(f"hardware.tpu={address}: would be read as a name; for an address write {GRPC}{address}")
     if not address.strip() or (address.startswith(GRPC) and not host):
         raise ConfigError(f"hardware.tpu={address}: expected grpc://HOST:{PORT}, local, a name, or null")
     return address
@@ -77,8 +69,8 @@ def address_from_variable(variable: str, value: str) -> str:
     hosts = [host for host in value.split(",") if host.strip()]
     if len(hosts) > 1:
         raise ConfigError(
-            f"TPU_WORKER_HOSTNAMES={value[:60]}: names {len(hosts)} hosts; say how they are reached, with "
-            f"hardware.tpu={GRPC}HOST:PORT,... or the slice's name, or use hardware=cpu"
+            f"TPU_WORKER_HOSTNAMES={value[:60]}: names {len(hosts)} hosts without their ports; set "
+            f"hardware.tpu={GRPC}HOST:PORT,... or hardware.tpu to the name of the slice, or use hardware=cpu"
         )
     return LOCAL
 
@@ -88,22 +80,21 @@ def device_files() -> list[str]:
 
 
 def format_device_files(between: str) -> str:
-    """Returns the paths of the device files, joined by `between`."""
     return between.join(f"/{pattern.replace('[0-9]', '')}" for pattern in DEVICE_FILES)
 
 
-def is_sure(place: TpuAddress) -> bool:
-    """Tells whether `strategy=auto` may use this TPU without being asked to.
+def is_sure(tpu: TpuAddress) -> bool:
+    """Tells whether `strategy=auto` may use this TPU if nothing names it.
 
     Other hardware has device files of these names too, so a local TPU also needs the TPU library.
     """
-    if place.address != LOCAL:
+    if tpu.address != LOCAL:
         return True
-    return bool(device_files()) and has_library(os.environ)
+    return bool(device_files()) and has_library()
 
 
-def has_library(environment: Mapping[str, str]) -> bool:
-    path = environment.get("TPU_LIBRARY_PATH")
+def has_library() -> bool:
+    path = os.environ.get("TPU_LIBRARY_PATH")
     return any(Path(file).exists() for file in ((path,) if path else LIBRARIES)) or find_spec("libtpu") is not None
 
 
@@ -111,7 +102,7 @@ def explain_no_tpu() -> str:
     """Returns the error message that lists where a TPU was looked for."""
     return (
         f"there is no TPU: looked for hardware.tpu, the environment variables {', '.join(VARIABLES)} and the device "
-        f"files {format_device_files(' and ')}; give hardware.tpu={GRPC}HOST:{PORT}, or use strategy=mirrored"
+        f"files {format_device_files(' and ')}; set hardware.tpu={GRPC}HOST:{PORT}, or use strategy=mirrored"
     )
 
 
@@ -125,7 +116,10 @@ def explain_unreachable(place: TpuAddress) -> str | None:
     for endpoint in place.address.split(","):
         reason = explain_no_answer(endpoint.removeprefix(GRPC), PORT)
         if reason:
-            return f"nothing answers at {endpoint} ({reason}); name a TPU that is up, or use strategy=mirrored"
+            return (
+                f"nothing answers at {endpoint} ({reason}); set hardware.tpu to a TPU that runs, or use "
+                "strategy=mirrored"
+            )
     return None
 
 
@@ -136,16 +130,6 @@ def explain_unknown_name() -> str | None:
     if reason is None:
         return None
     return (
-        f"is a name, and {server}, where Google Cloud looks names up, does not answer ({reason}); "
-        f"elsewhere give the address, hardware.tpu={GRPC}HOST:{PORT}"
+        f"is a name, but {server}, which resolves the names of TPUs on Google Cloud, does not answer ({reason}); on "
+        f"other machines set the address, hardware.tpu={GRPC}HOST:{PORT}"
     )
-
-
-def explain_no_answer(address: str, default_port: int) -> str | None:
-    """Returns why nothing answers at HOST or HOST:PORT, or None if something listens there."""
-    host, _, port = address.partition(":")
-    try:
-        socket.create_connection((host, int(port) if port.isdigit() else default_port), timeout=PROBE_SECONDS).close()
-    except (OSError, OverflowError, ValueError) as error:
-        return getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return None

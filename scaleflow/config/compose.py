@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from scaleflow.command import quote_nan_option, take_keys_of_run
+from scaleflow.command import accept_keys_of_run, quote_nan_option
 from scaleflow.config.hydra_errors import (
     CONF,
     check_config_dirs,
@@ -43,32 +43,21 @@ HYDRA_LOCK = threading.RLock()
 
 @dataclass(frozen=True)
 class ComposedConfig:
-    """The composed config of a command.
+    """The composed config of a command."""
 
-    Attributes:
-        config: the config, with its interpolations.
-        choices: the option chosen in each config group.
-        search: the folders in which modules of `_target_` are looked for, first match first.
-        folder: the folder of the run. `compose_config` does not create it.
-    """
-
-    config: DictConfig
-    choices: dict[str, str]
-    search: list[str]
-    folder: Path
+    config: DictConfig  # the config, with its interpolations
+    choices: dict[str, str]  # the option chosen in each config group
+    search: list[str]  # the folders in which modules of `_target_` are looked for, first match first
+    folder: Path  # the folder of the run. `compose_config` does not create it.
 
 
 def compose_config(overrides: Sequence[str], config_dirs: Sequence[str | Path] = ()) -> ComposedConfig:
-    """Composes the config of one run from overrides.
+    """Composes the config of one run from overrides, without flags and sweeps, as the command line does.
 
-    Args:
-        overrides: `KEY=VALUE` and `GROUP=OPTION`, without flags and sweeps.
-        config_dirs: folders with further options, as for `--config-dir`.
-
-    Raises:
-        ConfigError: naming the override that is wrong, and what would work.
+    `config_dirs` are folders with further options. Raises ConfigError, naming the override that is wrong, and what
+    would work.
     """
-    words = take_keys_of_run(quote_nan_option(overrides))
+    words = accept_keys_of_run(quote_nan_option(overrides))
     remember_secrets(find_typed_secrets(words))
     register_resolver()
     flags = config_dir_flags(config_dirs)
@@ -85,7 +74,8 @@ def compose_config(overrides: Sequence[str], config_dirs: Sequence[str | Path] =
     choices = select_group_choices(config.hydra.runtime.choices)
     if config.hydra.mode is RunMode.MULTIRUN:
         raise ConfigError(
-            f"experiment={choices.get('experiment')}: is a sweep, several runs; python -m scaleflow runs it"
+            f"experiment={choices.get('experiment')}: this recipe is a sweep, and only one run can be started "
+            f"here; run python -m scaleflow experiment={choices.get('experiment')}"
         )
     check_single_run(config)
     with open_dict(config):
@@ -101,8 +91,8 @@ def check_single_run(config: DictConfig) -> None:
     for key, default in defaults.items():
         if isinstance(options, DictConfig) and (value := options.get(key, default)) != default:
             raise ConfigError(
-                f"sweep.{key}={format_value(value)}: this is one run; of a sweep's jobs (-m) "
-                "hydra/launcher=isolated makes that"
+                f"sweep.{key}={format_value(value)}: applies only to the jobs of a sweep, and this is a single run; "
+                "add -m, with hydra/launcher=isolated"
             )
 
 
@@ -110,11 +100,15 @@ def check_overrides_only(words: Sequence[str], flags: Sequence[str]) -> None:
     """Raises `ConfigError` for a flag among the words, an override with several values, or a missing folder."""
     for word in words:
         if word.startswith("-"):
-            raise ConfigError(f"{word}: expected overrides, KEY=VALUE; folders with options are named by config_dir")
+            raise ConfigError(
+                f"{word}: expected an override KEY=VALUE, not a flag; pass folders of options as config_dir"
+            )
     check_config_dirs(flags)
     for override in parse_overrides(words):
         if override.is_sweep_override():
-            raise ConfigError(f"{override.key_or_group}: several values are a sweep; a list is written [a,b]")
+            raise ConfigError(
+                f"{override.key_or_group}: several values make a sweep, and this is a single run; write a list as [a,b]"
+            )
 
 
 def config_dir_flags(config_dirs: Sequence[str | Path]) -> list[str]:
@@ -129,14 +123,13 @@ def select_group_choices(chosen: Any) -> dict[str, str]:
 
 def user_module_folders() -> list[str]:
     """Lists the folders with a user's modules: the current one, and that of the script that this process runs."""
-    script = getattr(sys.modules.get("__main__"), "__file__", None)
-    is_script = script is not None and getattr(sys.modules["__main__"], "__spec__", None) is None
-    folders = [Path.cwd(), *([Path(script).absolute().parent] if script is not None and is_script else [])]
+    main = sys.modules.get("__main__")
+    script = getattr(main, "__file__", None) if getattr(main, "__spec__", None) is None else None
+    folders = [Path.cwd(), *([] if script is None else [Path(script).absolute().parent])]
     return list(dict.fromkeys(map(str, folders)))
 
 
 def list_options(config_dirs: Sequence[str | Path] = ()) -> dict[str, list[str]]:
-    """Lists the available options of each config group."""
     search = search_path_overrides(config_dir_flags(config_dirs))
     with preserve_hydra_state(), hydra.initialize_config_module(CONF, version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
@@ -145,13 +138,9 @@ def list_options(config_dirs: Sequence[str | Path] = ()) -> dict[str, list[str]]
 
 
 def resolve_config(config: DictConfig) -> dict[str, Any]:
-    """Resolves the interpolations of a config, and remembers its secrets so that they are masked.
+    """Resolves the interpolations of a config to plain containers, and remembers its secrets so that they are masked.
 
-    Returns:
-        The config as plain containers.
-
-    Raises:
-        ConfigError: if a key without a default has no value, or if an interpolation cannot be resolved.
+    Raises ConfigError if a key without a default has no value, or if an interpolation cannot be resolved.
     """
     try:
         if missing := sorted(OmegaConf.missing_keys(config)):

@@ -14,7 +14,6 @@ _created: set[Path] = set()
 
 
 def create_folder(folder: Path) -> None:
-    """Creates a folder with its parents."""
     note_missing(folder)
     folder.mkdir(parents=True, exist_ok=True)
 

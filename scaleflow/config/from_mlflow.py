@@ -28,7 +28,7 @@ from scaleflow.interfaces import Tracking
 from scaleflow.secret_masking import MASK
 
 #: (section, key) of values that belong to the tracked run's machine. They are cleared.
-OF_ITS_PLACE = (("checkpoint", "folder"), ("tracking", "uri"))
+MACHINE_KEYS = (("checkpoint", "folder"), ("tracking", "uri"))
 
 RUN_DIR = "hydra.run.dir"
 
@@ -38,18 +38,12 @@ NAME = re.compile(r"[\w.-]+")
 
 @dataclass(frozen=True)
 class RerunCommand:
-    """The arguments of a command that uses a tracked run.
+    """The arguments of a command that uses a tracked run."""
 
-    Attributes:
-        run_id: the run's id in MLflow.
-        overrides: the overrides as they were typed.
-        config_dirs: the folders of `--config-dir`.
-        trusted: the names of `--trust`: modules whose code may run, and folders (with a `/`) whose files may be used.
-    """
-
-    run_id: str
-    overrides: Sequence[str]
-    config_dirs: Sequence[str] = ()
+    run_id: str  # the run's id in MLflow
+    overrides: Sequence[str]  # the overrides as they were typed
+    config_dirs: Sequence[str] = ()  # the folders of `--config-dir`
+    #: The names of `--trust`: modules whose code may run, and folders (with a `/`) whose files may be used
     trusted: Sequence[str] = ()
 
 
@@ -71,18 +65,21 @@ def reuse_config(
         words: the command.
         sections: use only these sections of the tracked config; None: all.
 
-    Raises:
-        ConfigError: naming the key that is wrong or not trusted.
+    Raises ConfigError, naming the key that is wrong or not trusted.
     """
     overrides = parse_rerun_overrides(words)
     options = list_options(words.config_dirs)
     for override in overrides:
         if override.is_delete() and override.key_or_group in options:
             key = override.key_or_group
-            raise ConfigError(f"~{key}: a group cannot be left out; write {key}=OPTION ({', '.join(options[key])})")
+            raise ConfigError(
+                f"~{key}: a config group cannot be removed; write {key}=OPTION ({', '.join(options[key])})"
+            )
     groups = {str(o.key_or_group): str(o.value()) for o in overrides if o.key_or_group in options}
     groups.pop("experiment", None)  # null
-    check_options(groups, options)
+    for group, option in groups.items():
+        if option not in options[group]:
+            raise unknown_option_error(group, option, options[group])
     raw = {
         key: value
         for key, value in load_config(text, words.run_id).items()
@@ -94,14 +91,19 @@ def reuse_config(
     tracked, local_keys = resolve_separately(raw, default)
     local_keys |= {*groups, *(key for key in default if key not in tracked)}
     config = {**copy.deepcopy(default), **tracked, **{group: default[group] for group in groups if group in default}}
-    drop_machine_keys(config, local_keys)
+    for section, key in MACHINE_KEYS:
+        if isinstance(config.get(section), dict) and key in config[section]:
+            config[section][key] = None
+            local_keys.add(f"{section}.{key}")
     reused = OmegaConf.create(config)
     for override in overrides:
         if override.key_or_group not in (*groups, "experiment", RUN_DIR):
             apply_override(reused, override, default)
             local_keys.add(str(override.key_or_group))
     restore_secrets(reused, default, local_keys)
-    reused.trusted_modules = list_trusted_modules(words, reused, local_keys)
+    typed_modules = reused.get("trusted_modules") if "trusted_modules" in local_keys else None  # not the tracked ones
+    flagged_modules = [name for name in words.trusted if "/" not in name]
+    reused.trusted_modules = list(dict.fromkeys([*flagged_modules, *(typed_modules or ())]))
     reused.resume = None
     config = to_container(reused)
     check_targets(config, reused.trusted_modules)
@@ -124,20 +126,19 @@ def parse_rerun_overrides(words: RerunCommand) -> list[Override]:
     for override in overrides:
         key = str(override.key_or_group)
         if override.is_sweep_override():
-            raise ConfigError(f"{key}: several values are a sweep; a list is written [a,b]")
+            raise ConfigError(
+                f"{key}: several values make a sweep, and this command uses one run; write a list as [a,b]"
+            )
         if key == "experiment" and override.value() is not None:
-            raise ConfigError(f"experiment={override.value()}: a recipe begins a run; type the keys that are to change")
+            raise ConfigError(
+                f"experiment={override.value()}: a recipe cannot be applied to the config of an existing run; type "
+                "the keys to change"
+            )
         if key == "resume":
-            raise ConfigError("resume: goes on with a run; python -m scaleflow resume=... does that")
+            raise ConfigError("resume: this command does not continue a run; use python -m scaleflow resume=RUN")
         if key.startswith("hydra") and key != RUN_DIR:
-            raise ConfigError(f"{key}: of Hydra's own keys only {RUN_DIR} counts here")
+            raise ConfigError(f"{key}: of Hydra's own keys, only {RUN_DIR} works here")
     return overrides
-
-
-def check_options(groups: Mapping[str, str], there: Mapping[str, Sequence[str]]) -> None:
-    for group, option in groups.items():
-        if option not in there[group]:
-            raise unknown_option_error(group, option, there[group])
 
 
 def clear_keys(config: dict[str, Any], keys: Sequence[str]) -> None:
@@ -156,15 +157,16 @@ def load_config(text: str, run_id: str) -> dict[str, Any]:
     except (YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
         raise ConfigError(f"{run_id}: its config.yaml can't be read: {shorten_error(error)}") from error
     if not isinstance(config, dict) or not all(isinstance(key, str) for key in config):
-        raise ConfigError(f"{run_id}: its config.yaml is no run's")
+        raise ConfigError(f"{run_id}: its config.yaml is not the config of a scaleflow run")
     return {str(key): value for key, value in config.items()}
 
 
 def compose_base(
-    params: Mapping[str, str], groups: Mapping[str, str], words: RerunCommand, there: Mapping[str, Sequence[str]]
+    params: Mapping[str, str], groups: Mapping[str, str], words: RerunCommand, options: Mapping[str, Sequence[str]]
 ) -> ComposedConfig:
     """Composes this machine's options: those that are typed, otherwise those of the run that exist here."""
-    choices = {group: params[group] for group in there if group != "experiment" and params.get(group) in there[group]}
+    known = {group: params.get(group) for group in options if group != "experiment"}
+    choices = {group: str(option) for group, option in known.items() if option in options[group]}
     choices |= groups
     return compose_config([f"{group}='{option}'" for group, option in choices.items()], words.config_dirs)
 
@@ -172,10 +174,7 @@ def compose_base(
 def resolve_separately(raw: dict[str, Any], default: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
     """Resolves the interpolations of a tracked config within the tracked config alone.
 
-    An interpolation that this machine's options have too stays unresolved.
-
-    Returns:
-        The config, and the keys of the unresolved interpolations.
+    An interpolation that this machine's options have too stays unresolved. Returns the config, and the keys of these.
     """
     local_keys: set[str] = set()
     isolated = OmegaConf.create(copy.deepcopy(raw))
@@ -198,13 +197,6 @@ def resolve_separately(raw: dict[str, Any], default: dict[str, Any]) -> tuple[di
     for key in local_keys:
         OmegaConf.update(restored, key, get_at(default, key))
     return to_container(restored), local_keys
-
-
-def drop_machine_keys(config: dict[str, Any], own: set[str]) -> None:
-    for section, key in OF_ITS_PLACE:
-        if isinstance(config.get(section), dict) and key in config[section]:
-            config[section][key] = None
-            own.add(f"{section}.{key}")
 
 
 def apply_override(config: DictConfig, override: Override, default: Mapping[str, Any]) -> None:
@@ -233,17 +225,10 @@ def restore_secrets(config: DictConfig, default: Mapping[str, Any], own: set[str
         local_value = get_at(default, key)
         if local_value is None or local_value == value:
             raise ConfigError(
-                f"{key}: was masked where it was tracked; type its value, or give the --config-dir that has it"
+                f"{key}: the tracked value is a masked secret; type the value, or add the --config-dir that sets it"
             )
         OmegaConf.update(config, key, local_value)
         own.add(key)
-
-
-def list_trusted_modules(words: RerunCommand, config: DictConfig, own: set[str]) -> list[str]:
-    """Lists the modules that this command trusts. Those that the tracked config trusts do not count."""
-    typed = config.get("trusted_modules") if "trusted_modules" in own else None
-    from_flag = [each for each in words.trusted if "/" not in each]
-    return list(dict.fromkeys([*from_flag, *(typed or ())]))
 
 
 def to_container(config: DictConfig, resolve: bool = False) -> dict[str, Any]:
@@ -253,7 +238,6 @@ def to_container(config: DictConfig, resolve: bool = False) -> dict[str, Any]:
 
 
 def iterate_leaves(config: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the (dotted key, value) of each value that is no container."""
     if isinstance(config, Mapping):
         for name, value in config.items():
             yield from iterate_leaves(value, f"{key}.{name}" if key else str(name))

@@ -15,11 +15,7 @@ from scaleflow.secret_masking import mask_override, mask_secrets
 
 
 def composed_from_hydra(config: DictConfig) -> ComposedConfig:
-    """Returns what Hydra composed for the current job.
-
-    Args:
-        config: the config without Hydra's own part, with its interpolations.
-    """
+    """Returns what Hydra composed for the current job. `config` lacks Hydra's own part, and has its interpolations."""
     runtime = HydraConfig.get().runtime
     choices = {g: str(o) for g, o in runtime.choices.items() if "/" not in g and "@" not in g and o is not None}
     config_dirs = [source.path for source in runtime.config_sources if source.schema == "file"]
@@ -34,11 +30,7 @@ def read_typed_overrides() -> list[str]:
 
 
 def check_folder_writable(folder: Path) -> Path:
-    """Returns the folder of a run after checking that files can be created in it.
-
-    Raises:
-        ConfigError: if they cannot.
-    """
+    """Returns the folder of a run. Raises ConfigError if no files can be created in it."""
     try:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:

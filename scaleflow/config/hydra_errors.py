@@ -24,11 +24,10 @@ CONF = "scaleflow.conf"
 
 
 def explain_error(error: Exception, words: Sequence[str]) -> str:
-    """Describes an error in one line: the key, the value and what would work.
+    """Describes an error of Hydra, OmegaConf, YAML or the run's folder in one line: the key, the value, what would
+    work.
 
-    Args:
-        error: raised by Hydra, OmegaConf or YAML, or by creating the run's folder.
-        words: the words of the command, with its flags.
+    `words` are those of the command, with its flags.
     """
     if isinstance(error, OSError) and not isinstance(error, HydraException):
         return f"hydra.run.dir={error.filename}: {error.strerror}; choose a folder that can be written"
@@ -57,7 +56,7 @@ def shorten_error(error: Exception) -> str:
     key = getattr(error, "full_key", None)
     if key and lines:
         return f"{key}: {lines[0]}"
-    text = "; ".join(lines[:2])
+    text = "; ".join(line.rstrip(".") for line in lines[:2])
     is_known = isinstance(error, HydraException | OmegaConfBaseException | YAMLError)
     return text if text and is_known else f"{type(error).__name__}: {text}".removesuffix(": ")
 
@@ -79,7 +78,7 @@ def check_overrides(words: Sequence[str]) -> None:
             options = loader.get_group_options(key, ObjectType.CONFIG, "config", search)
             if override.is_sweep_override() and not is_sweep:
                 line = mask_override(override.input_line or key)
-                raise ConfigError(f"{line}: several values need -m, which runs a job for each; a list is written [a,b]")
+                raise ConfigError(f"{line}: several values need -m, which runs one job for each; write a list as [a,b]")
             for option in parse_options(override) if options else ():
                 if option not in options:
                     raise unknown_option_error(key, option, options)
@@ -100,11 +99,7 @@ def override_key(override: str) -> str:
 
 
 def parse_overrides(words: Sequence[str]) -> list[Override]:
-    """Parses overrides.
-
-    Raises:
-        ConfigError: if one cannot be parsed.
-    """
+    """Parses overrides. Raises ConfigError if one cannot be parsed."""
     try:
         return list(OverridesParser.create().parse_overrides(list(words)))
     except HydraException as error:

@@ -19,50 +19,47 @@ from scaleflow.interfaces import Target
 from scaleflow.secret_masking import mask_secrets
 
 #: Keys that are null by default, and otherwise a mapping.
-EMPTY_MAPPINGS = ("dataset.augment", "training.early_stopping", "training.step", "checkpoint.best", "tracking.tags")
+EMPTY_MAPPINGS = (
+    "dataset.augment",
+    "model.lora",
+    "objective.loss",
+    "objective.loss_weights",
+    "objective.class_weight",
+    "optimizer.rate_factors",
+    "training.early_stopping",
+    "training.step",
+    "checkpoint.best",
+    "tracking.tags",
+)
 
 #: The limit of an integer without an `at_most` of its own.
-LARGEST = 2**31 - 1
+MAX_INT = 2**31 - 1
 
 T = TypeVar("T")
-
-
-# ---------------------------------------------------------------------------------------------
-# Sections
-# ---------------------------------------------------------------------------------------------
 
 
 def parse_section(cls: type[T], section: object, key: str) -> T:
     """Parses a mapping into the dataclass `cls`. `key` is its dotted key, for messages.
 
+    If `cls` has the field `target`, keys that it lacks are arguments of the section's `_target_`.
+
     Raises:
         ConfigError: if the section is no mapping, or if a name, type or range is wrong.
     """
+    known = {f.name: f for f in dataclasses.fields(typing.cast(Any, cls))}
+    has_target = known.pop("target", None) is not None
     if not isinstance(section, Mapping):
-        raise ConfigError(
-            f"{key}={format_value(section)}: expected keys under {key}, such as {key}.{list_fields(cls)[0].name}=..."
-        )
-    known = {f.name: f for f in list_fields(cls)}
+        example = f"including {key}._target_" if has_target else f"such as {key}.{next(iter(known))}=..."
+        raise ConfigError(f"{key}={format_value(section)}: expected keys under {key}, {example}")
+    others = {name: value for name, value in section.items() if name not in known}
+    if others and not has_target:
+        raise unknown_key_error(f"{key}.{next(iter(others))}", [f"{key}.{name}" for name in known])
     hints = type_hints(typing.cast(Any, cls))
-    for name in section:
-        if name not in known:
-            raise unknown_key_error(f"{key}.{name}", [f"{key}.{k}" for k in known])
-    values = {
-        name: parse_value(value, hints[name], f"{key}.{name}", known[name].metadata) for name, value in section.items()
-    }
+    values: dict[str, Any] = {"target": parse_target(others, key)} if has_target else {}
+    for name, value in section.items():
+        if name in known:
+            values[name] = parse_value(value, hints[name], f"{key}.{name}", known[name].metadata)
     return cls(**values)
-
-
-def parse_section_with_target(cls: type[T], section: object, key: str) -> T:
-    """Parses a section as `parse_section` does, except that keys that `cls` lacks are arguments of its `_target_`."""
-    if not isinstance(section, Mapping):
-        raise ConfigError(f"{key}={format_value(section)}: expected keys under {key}, with {key}._target_ among them")
-    names = {f.name for f in list_fields(cls)} - {"target"}
-    target = parse_target({k: v for k, v in section.items() if k not in names}, key)
-    known = {f.name: f for f in list_fields(cls)}
-    hints = type_hints(typing.cast(Any, cls))
-    values = {k: parse_value(section[k], hints[k], f"{key}.{k}", known[k].metadata) for k in section if k in names}
-    return cls(**{"target": target, **values})
 
 
 def parse_target(section: Mapping[str, Any], key: str) -> Target:
@@ -76,68 +73,75 @@ def parse_target(section: Mapping[str, Any], key: str) -> Target:
 
 @functools.cache
 def type_hints(cls: Any) -> Mapping[str, Any]:
-    """Returns the types of a section's fields. Cached, since `table.py` parses thousands of configs."""
+    """Returns the types of a dataclass's fields. Cached, since the tests parse thousands of configs."""
     return typing.get_type_hints(cls)
 
 
-def list_fields(cls: type[Any]) -> tuple[dataclasses.Field[Any], ...]:
-    return dataclasses.fields(cls)
-
-
 def parse_value(value: object, hint: Any, key: str, limits: Mapping[str, Any]) -> Any:
-    """Converts a value to the type `hint`, and checks the field's `limits`: `at_least`, `above`, `at_most`.
+    """Converts a value to the type `hint`, and checks the field's `limits`: `at_least`, `above`, `at_most`, `below`.
 
-    Raises:
-        ConfigError: if the type or the range is wrong.
+    Raises ConfigError if the type or the range is wrong.
     """
     converted = convert(value, hint, key)
-    if converted is _NO or not is_within(converted, limits):
+    if converted is _INVALID or not is_within(converted, limits):
         raise ConfigError(f"{key}={format_value(value)}: expected {describe_type(hint, limits)}")
-    if "at_most" not in limits and not is_within(converted, {"at_most": LARGEST}) and not isinstance(converted, float):
-        raise ConfigError(f"{key}={format_value(value)}: expected an integer, at most {LARGEST}")
+    if "at_most" not in limits and not is_within(converted, {"at_most": MAX_INT}) and not isinstance(converted, float):
+        raise ConfigError(f"{key}={format_value(value)}: expected an integer, at most {MAX_INT}")
     return converted
 
 
-_NO = object()
+_INVALID = object()
 
 
 def convert(value: object, hint: Any, key: str) -> Any:
-    """Converts a value to a type; returns `_NO` if that fails. Text is not parsed as a number: YAML has done that."""
+    """Converts a value to a type, or returns `_INVALID`. Text is not parsed as a number: YAML has done that."""
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
-        conversions = (convert(value, option, key) for option in get_args(hint))
-        return next((f for f in conversions if f is not _NO), _NO)
+        options = get_args(hint)
+        if isinstance(value, Mapping) and "_target_" not in value and any(get_origin(o) is dict for o in options):
+            options = tuple(option for option in options if option is not Target)
+        conversions = (convert(value, option, key) for option in options)
+        return next((result for result in conversions if result is not _INVALID), _INVALID)
     if origin is Literal:
-        return value if isinstance(value, str) and value in get_args(hint) else _NO
+        return value if isinstance(value, str) and value in get_args(hint) else _INVALID
     if origin is list:
-        items = [convert(v, get_args(hint)[0], key) for v in value] if isinstance(value, list | tuple) else [_NO]
-        return _NO if any(i is _NO for i in items) else items
+        items = [convert(v, get_args(hint)[0], key) for v in value] if isinstance(value, list | tuple) else [_INVALID]
+        return _INVALID if any(i is _INVALID for i in items) else items
     if origin is dict:
-        return {str(k): str(v) for k, v in value.items()} if isinstance(value, Mapping) else _NO
+        return convert_mapping(value, get_args(hint)[1], key) if isinstance(value, Mapping) else _INVALID
     if hint is Target:
-        return parse_target(value, key) if isinstance(value, Mapping) else _NO
+        return parse_target(value, key) if isinstance(value, Mapping) else _INVALID
     if dataclasses.is_dataclass(hint):
-        return parse_section(typing.cast(type[Any], hint), value, key) if isinstance(value, Mapping) else _NO
+        return parse_section(typing.cast(type[Any], hint), value, key) if isinstance(value, Mapping) else _INVALID
     return convert_plain(value, hint)
+
+
+def convert_mapping(value: Mapping[Any, object], hint: Any, key: str) -> Any:
+    """Converts the values of a mapping. Values that are to be text may be anything."""
+    items = {str(k): str(v) if hint is str else convert(v, hint, f"{key}.{k}") for k, v in value.items()}
+    return _INVALID if any(item is _INVALID for item in items.values()) else items
 
 
 def convert_plain(value: object, hint: Any) -> Any:
     if hint is type(None):
-        return None if value is None else _NO
+        return None if value is None else _INVALID
     if isinstance(value, bool) or hint is bool:
-        return value if isinstance(value, bool) and hint is bool else _NO
+        return value if isinstance(value, bool) and hint is bool else _INVALID
     if hint is float:
         is_finite = isinstance(value, int | float) and abs(value) < float("inf")
-        return float(typing.cast(float, value)) if is_finite else _NO
-    return value if isinstance(value, hint) else _NO
+        return float(typing.cast(float, value)) if is_finite else _INVALID
+    return value if isinstance(value, hint) else _INVALID
 
 
 def is_within(value: object, limits: Mapping[str, Any]) -> bool:
+    if isinstance(value, Mapping):
+        return all(is_within(each, limits) for each in value.values())
     numbers = value if isinstance(value, list) else [value]
     return all(
         (limits.get("at_least") is None or n >= limits["at_least"])
         and (limits.get("at_most") is None or n <= limits["at_most"])
         and (limits.get("above") is None or n > limits["above"])
+        and (limits.get("below") is None or n < limits["below"])
         for n in numbers
         if isinstance(n, int | float)
     )
@@ -147,20 +151,23 @@ def describe_type(hint: Any, limits: Mapping[str, Any]) -> str:
     """Describes a type and its limits for a message: `an integer, at least 1, or null`."""
     if get_origin(hint) in (Union, types.UnionType):
         options = [o for o in get_args(hint) if o is not type(None)]
-        words = " or ".join(describe_type(o, limits if o in (int, float) else {}) for o in options)
+        takes_limits = [o for o in options if o in (int, float) or get_origin(o) is dict]
+        words = " or ".join(describe_type(o, limits if o in takes_limits else {}) for o in options)
         return words + (", or null" if type(None) in get_args(hint) else "")
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(get_args(hint)) if len(get_args(hint)) > 1 else str(get_args(hint)[0])
     if get_origin(hint) is list:
-        examples = {int: "0, 1", Target: "{_target_: keras.callbacks.TerminateOnNaN}"}
+        examples = {int: "0, 1", Target: "{_target_: the dotted name of a class, and its arguments}"}
         return f"a list such as [{examples.get(get_args(hint)[0], 'a, b')}]"
+    if get_origin(hint) is dict and get_args(hint)[1] is not str:
+        return f"{{NAME: {describe_type(get_args(hint)[1], limits)}}}"
     if hint is Target:
         return "{_target_: the dotted name of a class or function, and its arguments}"
     if dataclasses.is_dataclass(hint):
         return "{" + ", ".join(f.name for f in dataclasses.fields(hint)) + "}"
     names: dict[Any, str] = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
     words = names.get(hint, "keys and values")
-    bounds = [("at least", limits.get("at_least")), ("above", limits.get("above")), ("at most", limits.get("at_most"))]
+    bounds = [(name.replace("_", " "), limits.get(name)) for name in ("at_least", "above", "at_most", "below")]
     return words + "".join(f", {word} {bound}" for word, bound in bounds if bound is not None)
 
 
@@ -191,18 +198,13 @@ def every_key(config: Any, prefix: str = "") -> list[str]:
     return [key for name in config for key in (f"{prefix}{name}", *every_key(config[name], f"{prefix}{name}."))]
 
 
-# ---------------------------------------------------------------------------------------------
-# Unknown names
-# ---------------------------------------------------------------------------------------------
-
-
 def unknown_key_error(key: str, known: Iterable[str]) -> ConfigError:
     """Returns the error for a key that does not exist; suggests the most similar known key."""
     known = list(known)
     parent, _, leaf = key.rpartition(".")
     if parent in EMPTY_MAPPINGS and parent in known:
         return ConfigError(f"{key}: {parent} is null; write '{parent}={{{leaf}: ...}}'")
-    return ConfigError(f"{key}: there is no such key" + suggest(key, known, "; --cfg job lists them all"))
+    return ConfigError(f"{key}: there is no such key" + suggest(key, known, "; --cfg job lists all keys"))
 
 
 def unknown_option_error(group: str, option: str, available: Sequence[str]) -> ConfigError:

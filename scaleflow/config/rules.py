@@ -1,7 +1,6 @@
 """Defines which options work together, as data.
 
-Each combination that cannot work is one `Rule` in `RULES`. `scaleflow.table` renders the docs page from the rules and
-from `AXES`, which take the names of options from the Literals in `interfaces/config.py`.
+Each combination that cannot work is one `Rule` in `RULES`. `tests/combinations.py` renders the docs page from them.
 
 The launcher checks the rules with the config, in which `auto` means not known yet. The worker checks them again with
 the actual devices, strategy and precision, before `ready`.
@@ -10,35 +9,26 @@ the actual devices, strategy and precision, before `ready`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast, get_args, get_type_hints
+from typing import Any, Literal, cast
 
-from scaleflow.cluster import EXAMPLE, EXAMPLE_WITH_SERVERS, STARTED_HERE, TF_CONFIG, process_names
+from scaleflow.cluster.members import STARTED_HERE, process_names
 from scaleflow.config.parse import format_value
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Cluster, Hardware, Partitioner, Plan, Precision, Strategy, Training
+from scaleflow.interfaces import Cluster, Partitioner, Plan, Strategy
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A combination of options that does not work, or that a user should know about.
+    """A combination of options that does not work, or that a user should know about."""
 
-    Attributes:
-        name: a short name, for the tests.
-        keys: the keys that the message shows, the one that is best changed first. A group stands for its option.
-        applies: whether a plan has the combination. The name `auto` means: not known yet.
-        reason: why it does not work.
-        instead: what would work.
-        verdict: `refused`, or `warning`: the run starts and shows it as a note.
-    """
-
-    name: str
+    #: The keys that the message shows, the one that is best changed first. A group stands for its option.
     keys: tuple[str, ...]
-    applies: Callable[[Plan], bool]
-    reason: str
-    instead: str
-    verdict: Literal["refused", "warning"] = "refused"
+    applies: Callable[[Plan], bool]  # whether a plan has the combination. The name `auto` means: not known yet.
+    reason: str  # why it does not work
+    instead: str  # what would work
+    verdict: Literal["refused", "warning"] = "refused"  # `refused`, or `warning`: the run starts and shows it as a note
 
     def message(self, plan: Plan) -> str:
         """Returns the text for the user: keys, values, reason, and what would work."""
@@ -73,13 +63,8 @@ def find_applicable(plan: Plan) -> Iterator[Rule]:
 
 
 def check_rules(plan: Plan) -> list[str]:
-    """Checks a plan against all rules.
-
-    Returns:
-        The messages of the warnings that apply.
-
-    Raises:
-        ConfigError: with the message of the first rule that refuses the plan.
+    """Returns the messages of the warnings that apply. Raises ConfigError with the message of the first rule that
+    refuses.
     """
     rules = list(find_applicable(plan))
     for rule in rules:
@@ -88,17 +73,12 @@ def check_rules(plan: Plan) -> list[str]:
     return [rule.message(plan) for rule in rules]
 
 
-# ---------------------------------------------------------------------------------------------
-# Conditions
-# ---------------------------------------------------------------------------------------------
-
-
-def has_indices_that_are_none(plan: Plan) -> bool:
+def has_invalid_indices(plan: Plan) -> bool:
     indices = plan.hardware.devices or []
     return any(index < 0 for index in indices) or len(set(indices)) < len(indices)
 
 
-def has_no_fraction_to_validate(plan: Plan) -> bool:
+def has_invalid_fraction(plan: Plan) -> bool:
     validation = plan.dataset.validation
     return isinstance(validation, float) and not 0 <= validation < 1
 
@@ -113,11 +93,6 @@ def is_started_elsewhere(plan: Plan) -> bool:
     return plan.cluster.name not in STARTED_HERE
 
 
-def is_over_machines(plan: Plan) -> bool:
-    """Whether the run has several processes, each with its own launcher."""
-    return plan.task is not None and len(plan.task.peers) > 1
-
-
 def count_named_servers(plan: Plan) -> int:
     """Counts the parameter servers that TF_CONFIG names."""
     return plan.task.servers if plan.task else 0
@@ -127,13 +102,9 @@ def is_fit_mirrored(plan: Plan) -> bool:
     return plan.training.engine == "fit" and plan.strategy.name == "mirrored"
 
 
-def is_staged(strategy: Strategy) -> bool:
-    return differs_from_default(strategy, Strategy(), "stages", "micro_batches", "cuts")
-
-
-def differs_from_default(section: object, nothing_said: object, *names: str) -> bool:
+def differs_from_default(section: object, default: object, *names: str) -> bool:
     """Whether one of the named fields of a section differs from the section with defaults."""
-    return any(getattr(section, name) != getattr(nothing_said, name) for name in names)
+    return any(getattr(section, name) != getattr(default, name) for name in names)
 
 
 def has_windows_after_the_end(plan: Plan) -> bool:
@@ -161,84 +132,74 @@ SEVERAL_PROCESSES = ("multi_worker", "parameter_server")
 #: Options of `cluster` that `cluster.submit` supports.
 SUBMITTED_TO = ("slurm", "kubernetes")
 
-#: Keys of `cluster` that only one option has.
+#: Keys of `strategy` and `cluster` that only one option has.
+FOR_PIPELINE = ("stages", "micro_batches", "cuts")
 FOR_RAY = ("address", "min_workers", "placement")
 FOR_PODS = ("image", "job", "namespace", "memory", "env_from", "volume", "path", "port", "retries")
 
 RULES: Sequence[Rule] = (
     Rule(
-        "memory limit on a CPU",
         ("hardware.memory_limit_mb", "hardware"),
         lambda p: p.hardware.memory_limit_mb is not None and p.hardware.name == "cpu",
-        "only a GPU takes a memory limit",
+        "only a GPU can have a memory limit",
         "use hardware=gpu, or leave it null",
     ),
     Rule(
-        "memory growth and limit",
         ("hardware.memory_growth", "hardware.memory_limit_mb"),
         lambda p: p.hardware.memory_growth and p.hardware.memory_limit_mb is not None,
-        "a limited device can't grow",
-        "leave one of the two",
+        "TensorFlow supports memory growth or a memory limit, not both",
+        "use only one of the two",
     ),
     Rule(
-        "divided GPU without a limit",
         ("hardware.logical_devices", "hardware"),
         lambda p: p.hardware.name == "gpu" and p.hardware.logical_devices > 1 and p.hardware.memory_limit_mb is None,
-        "dividing a GPU takes a limit to the memory of each logical device",
-        "give hardware.memory_limit_mb",
+        "each logical device of a GPU needs a memory limit",
+        "set hardware.memory_limit_mb",
     ),
     Rule(
-        "XLA and determinism",
         ("hardware.xla", "hardware.deterministic"),
         lambda p: p.hardware.xla and p.hardware.deterministic,
-        "XLA has no deterministic form of some gradients, max-pooling's for one",
-        "leave one of the two false",
+        "XLA has no deterministic version of some gradients, such as that of max-pooling",
+        "set one of the two to false",
     ),
     Rule(
-        "XLA on a CPU",
         ("hardware.xla", "hardware"),
         lambda p: p.hardware.xla and p.hardware.name == "cpu",
-        "right, but on a CPU slower than without it (measured: half to three quarters of the examples a second)",
-        "hardware.xla=false is faster there",
+        "results are correct, but XLA is slower on a CPU (measured: half to three quarters of the examples per second)",
+        "hardware.xla=false is faster",
         "warning",
     ),
     Rule(
-        "no device",
         ("hardware.devices",),
         lambda p: p.hardware.devices is not None and not p.hardware.devices,
-        "there is no device to compute on",
-        "expected at least one index, or null for every device",
+        "the list is empty, so there is no device to compute on",
+        "give at least one index, or null for all devices",
     ),
     Rule(
-        "indices of devices",
         ("hardware.devices",),
-        has_indices_that_are_none,
-        "these are no indices of devices",
-        "expected different indices from 0",
+        has_invalid_indices,
+        "an index is negative or is given twice",
+        "give different indices, counted from 0",
     ),
     Rule(
-        "several processes of a strategy with one",
         ("cluster.workers", "strategy"),
         lambda p: p.cluster.workers not in (None, 1) and p.strategy.name not in SEVERAL_PROCESSES,
-        "this strategy has one process",
+        "this strategy runs in one process",
         "use strategy=multi_worker or parameter_server, or leave cluster.workers null",
     ),
     Rule(
-        "servers of a strategy without them",
         ("cluster.servers", "strategy"),
         lambda p: p.cluster.servers is not None and p.strategy.name != "parameter_server",
         "this strategy has no parameter servers",
         "use strategy=parameter_server, or leave cluster.servers null",
     ),
     Rule(
-        "restarts of servers elsewhere",
         ("cluster.max_restarts", "strategy", "cluster"),
         lambda p: bool(p.cluster.max_restarts) and is_started_elsewhere(p) and p.strategy.name == "parameter_server",
-        "a coordinator can't start again what runs on other machines",
-        "have whatever started the processes start them again, with resume=FOLDER, and leave it null",
+        "a coordinator cannot restart processes on other machines",
+        "let the system that started the processes restart them, with resume=FOLDER, and leave it null",
     ),
     Rule(
-        "restarts on several machines",
         ("cluster.max_restarts", "cluster", "checkpoint"),
         lambda p: (
             bool(p.cluster.max_restarts)
@@ -246,552 +207,439 @@ RULES: Sequence[Rule] = (
             and p.strategy.name != "parameter_server"
             and p.checkpoint.name == "none"
         ),
-        "every machine's worker goes on from the last checkpoint, and none is kept",
-        "use checkpoint=default, on a path that all of them see, or leave it null",
+        "a restarted worker continues from the last checkpoint, and no checkpoints are saved",
+        "use checkpoint=default, in a folder that all machines see, or leave it null",
     ),
     Rule(
-        "keys of Ray",
         ("cluster.min_workers", "cluster.address", "cluster.placement", "cluster"),
         lambda p: p.cluster.name != "ray" and differs_from_default(p.cluster, Cluster(), *FOR_RAY),
-        "these are for the machines of a Ray cluster",
-        "use cluster=ray, or leave them out",
+        "these keys are only for a Ray cluster",
+        "use cluster=ray, or remove them",
     ),
     Rule(
-        "cores and GPUs of processes",
         ("cluster.cpus", "cluster.gpus", "cluster"),
         lambda p: (
             p.cluster.name not in ("ray", "kubernetes") and differs_from_default(p.cluster, Cluster(), "cpus", "gpus")
         ),
-        "its processes take what their machine has",
+        "only Ray and Kubernetes assign cores and GPUs to processes",
         "use hardware.devices and hardware.intra_op_threads, or cluster=ray or kubernetes",
     ),
     Rule(
-        "fewer workers than the least",
         ("cluster.min_workers", "cluster.workers"),
         lambda p: p.cluster.min_workers is not None and p.cluster.min_workers > (p.cluster.workers or 2),
-        "the run would begin with fewer than it may go on with",
+        "the run would start with fewer workers than the minimum",
         "use more cluster.workers, or a smaller cluster.min_workers",
     ),
     Rule(
-        "the least workers of a strategy with one",
         ("cluster.min_workers", "strategy"),
         lambda p: p.cluster.min_workers is not None and p.strategy.name not in SEVERAL_PROCESSES,
-        "this strategy has one process",
+        "this strategy runs in one process",
         "use strategy=multi_worker or parameter_server, or leave it null",
     ),
     Rule(
-        "inline on other machines",
         ("debug.inline", "cluster"),
         lambda p: p.debug.inline and p.cluster.name == "ray",
-        "its process is on another machine than the debugger's terminal",
+        "Ray can run the process on a machine without the debugger's terminal",
         "use cluster=local",
     ),
     Rule(
-        "nothing to submit to",
         ("cluster.submit", "cluster"),
         lambda p: p.cluster.submit is not None and p.cluster.name not in SUBMITTED_TO,
-        "these processes are started by nothing that takes a script",
+        "scripts can be written only for Slurm and Kubernetes",
         "use cluster=slurm or kubernetes, or leave it null",
     ),
     Rule(
-        "what pods have elsewhere",
         ("cluster",),
         lambda p: p.cluster.name != "kubernetes" and differs_from_default(p.cluster, Cluster(), *FOR_PODS),
-        "its processes are in no pods, which have an image, a job, a volume and so on",
-        "use cluster=kubernetes, or leave out such keys",
+        f"{', '.join(FOR_PODS)}: these keys are only for pods",
+        "use cluster=kubernetes, or remove them",
     ),
     Rule(
-        "a time limit of pods",
         ("checkpoint.max_seconds", "cluster"),
         lambda p: p.cluster.name == "kubernetes" and p.checkpoint.max_seconds is not None,
-        "its end looks like a pod that was preempted, which is started again at once",
-        "put activeDeadlineSeconds into the Job, and leave it null",
+        "a pod that stops at this limit looks preempted, and Kubernetes starts it again at once",
+        "set activeDeadlineSeconds in the Job, and leave it null",
     ),
     Rule(
-        "pods without an image",
         ("cluster.image", "cluster"),
         lambda p: is_submitted_to_pods(p) and p.cluster.image is None,
-        "a pod is started from an image that has Python, scaleflow and your code in it",
-        "name it: cluster.image=REGISTRY/IMAGE",
+        "a pod needs an image with Python, scaleflow and your code",
+        "set cluster.image=REGISTRY/IMAGE:TAG",
     ),
     Rule(
-        "checkpoints in pods",
         ("cluster.volume", "checkpoint"),
         lambda p: is_submitted_to_pods(p) and p.cluster.volume is None and p.checkpoint.name != "none",
-        "what a pod has for itself goes with it, and the run's folder is there",
-        "name a PersistentVolumeClaim that all pods may write to by cluster.volume, or use checkpoint=none",
+        "without a volume the run's folder, with its checkpoints, is deleted with the pod",
+        "set cluster.volume to a PersistentVolumeClaim that all pods can write to, or use checkpoint=none",
     ),
     Rule(
-        "servers in pods",
         ("cluster.volume", "strategy"),
         lambda p: is_submitted_to_pods(p) and p.cluster.volume is None and p.strategy.name == "parameter_server",
-        "pods of servers learn from the run's folder whether the coordinator that is gone was through",
-        "name a PersistentVolumeClaim that all pods may write to by cluster.volume",
+        "the pods of servers read in the run's folder whether the coordinator has finished",
+        "set cluster.volume to a PersistentVolumeClaim that all pods can write to",
     ),
     Rule(
-        "a store in a pod",
         ("tracking.uri", "cluster.env_from", "cluster"),
         has_store_in_pod,
-        "the store would be a file in the first pod, and go with it",
-        "name a server by tracking.uri, or a Secret with MLFLOW_TRACKING_URI in cluster.env_from, or use tracking=none",
+        "the store would be a file in the first pod, which is deleted with the pod",
+        "set tracking.uri to a server, or cluster.env_from to a Secret with MLFLOW_TRACKING_URI, or use tracking=none",
     ),
     Rule(
-        "TF_CONFIG with servers",
         ("strategy", "cluster"),
         lambda p: is_started_elsewhere(p) and p.strategy.name == "multi_worker" and count_named_servers(p) > 0,
         "TF_CONFIG names ps, and this strategy has no parameter servers",
         "use strategy=parameter_server",
     ),
     Rule(
-        "TF_CONFIG without servers",
         ("strategy", "cluster"),
         lambda p: (
             p.cluster.name == "tf_config" and p.strategy.name == "parameter_server" and not count_named_servers(p)
         ),
-        "TF_CONFIG names no ps, the servers that hold the variables",
-        "give it a chief, worker and ps, or use strategy=multi_worker",
+        "TF_CONFIG names no parameter servers (ps)",
+        "add a chief, worker and ps, or use strategy=multi_worker",
     ),
     Rule(
-        "divided devices of a coordinator's workers",
         ("hardware.logical_devices", "strategy"),
         lambda p: p.hardware.logical_devices > 1 and p.strategy.name == "parameter_server",
         "each worker is one replica on one device",
         "use more cluster.workers",
     ),
     Rule(
-        "partitioner without servers",
         ("strategy.partitioner.max_shards", "strategy"),
         lambda p: p.strategy.partitioner != Partitioner() and p.strategy.name != "parameter_server",
-        "there are no servers to divide variables among",
+        "this strategy has no parameter servers to divide variables among",
         "use strategy=parameter_server, or leave it null",
     ),
     Rule(
-        "communication without workers",
         ("strategy.communication", "strategy"),
         lambda p: p.strategy.communication != "auto" and p.strategy.name != "multi_worker",
-        "this strategy has no workers that speak with each other",
+        "this strategy has no workers that communicate",
         "use strategy=multi_worker, or leave it auto",
     ),
     Rule(
-        "TPU strategy elsewhere",
         ("strategy", "hardware"),
         lambda p: p.strategy.name == "tpu" and p.hardware.name in ("cpu", "gpu"),
-        "its replicas are the cores of a TPU",
+        "this strategy runs only on the cores of a TPU",
         "use hardware=tpu, or strategy=mirrored",
     ),
     Rule(
-        "TPU with another strategy",
         ("hardware", "strategy"),
         lambda p: p.hardware.name == "tpu" and p.strategy.name != "tpu",
         "only strategy=tpu uses a TPU",
-        "use it, or hardware=auto",
+        "use strategy=tpu, or hardware=auto",
     ),
     Rule(
-        "address of a TPU that is not used",
         ("hardware.tpu", "strategy", "hardware"),
         lambda p: p.hardware.tpu is not None and p.strategy.name != "tpu",
-        "this uses no TPU",
+        "this strategy uses no TPU",
         "use strategy=tpu hardware=tpu, or leave hardware.tpu null",
     ),
     Rule(
-        "divided TPU",
         ("hardware.logical_devices", "hardware"),
         lambda p: p.hardware.name == "tpu" and p.hardware.logical_devices > 1,
-        "its cores are not divided",
+        "the cores of a TPU cannot be divided",
         "leave it 1, or use hardware=cpu",
     ),
     Rule(
-        "some of a TPU",
         ("hardware.devices", "hardware"),
         lambda p: p.hardware.name == "tpu" and p.hardware.devices is not None,
-        "all of its cores are used",
+        "a TPU is always used with all of its cores",
         "leave it null, or use hardware=gpu",
     ),
     Rule(
-        "memory of a TPU",
         ("hardware.memory_growth", "hardware.memory_limit_mb", "hardware"),
         lambda p: p.hardware.name == "tpu" and (p.hardware.memory_growth or p.hardware.memory_limit_mb is not None),
-        "they are for GPUs",
+        "these keys are only for GPUs",
         "leave them false and null",
     ),
     Rule(
-        "float16 on a TPU",
         ("precision", "hardware"),
         lambda p: p.hardware.name == "tpu" and p.precision.name == "mixed_float16",
-        "its units multiply bfloat16",
-        "use precision=mixed_bfloat16, or mixed, which means that there",
+        "a TPU computes in bfloat16, not in float16",
+        "use precision=mixed_bfloat16, or mixed, which selects it",
     ),
     Rule(
-        "TPU in TF_CONFIG",
         ("cluster", "strategy"),
         lambda p: p.cluster.name != "local" and p.strategy.name == "tpu",
-        "hardware.tpu names the TPU's hosts",
+        "this strategy runs in one process, and hardware.tpu names the TPU's hosts",
         "use cluster=local",
     ),
     Rule(
-        "several machines of a strategy with one",
         ("cluster", "strategy"),
-        lambda p: p.strategy.name in ("one_device", "mirrored") and is_over_machines(p),
-        "this strategy stays on one machine",
+        lambda p: p.strategy.name in ("one_device", "mirrored") and p.task is not None and len(p.task.peers) > 1,
+        "this strategy runs on one machine",
         "use strategy=multi_worker or parameter_server, or cluster=local",
     ),
     Rule(
-        "workers counted twice",
         ("cluster.workers", "cluster"),
         lambda p: is_started_elsewhere(p) and p.cluster.workers is not None and p.cluster.submit is None,
-        "what has started the processes says how many there are",
+        "the system that starts the processes sets their number",
         "leave it null",
     ),
     Rule(
-        "divided CPUs of several workers",
         ("hardware.logical_devices", "strategy"),
         lambda p: p.hardware.logical_devices > 1 and p.strategy.name == "multi_worker" and p.hardware.name == "cpu",
-        "on CPUs this strategy has one replica to a worker, whatever its devices",
-        "more replicas take cluster.workers=4, or so",
+        "on CPUs this strategy has one replica per worker, whatever the number of devices",
+        "for more replicas, use for example cluster.workers=4",
         "warning",
     ),
     Rule(
-        "several processes inline",
         ("debug.inline", "strategy"),
         lambda p: p.debug.inline and len(process_names(p)) > 1,
-        "its workers need a process each",
+        "each worker needs its own process",
         "use strategy=one_device or mirrored, or cluster.workers=1",
     ),
     Rule(
-        "nothing compiled and XLA",
         ("debug.eager", "hardware.xla"),
         lambda p: p.debug.eager and p.hardware.xla,
-        "XLA compiles, and this has nothing compiled",
-        "leave one of the two false",
+        "XLA compiles, and debug.eager turns compilation off",
+        "set one of the two to false",
     ),
     Rule(
-        "nothing compiled on replicas",
         ("debug.eager", "strategy"),
         lambda p: p.debug.eager and p.strategy.name in ("mirrored", "multi_worker"),
-        "replicas that are not compiled begin their collectives in any order, and TensorFlow aborts (measured)",
-        "use strategy=one_device, or pipeline",
+        "without compilation, replicas start their collective operations in different orders, and TensorFlow "
+        "aborts (measured)",
+        "use strategy=one_device or pipeline",
     ),
     Rule(
-        "nothing compiled elsewhere",
         ("debug.eager", "strategy"),
         lambda p: p.debug.eager and p.strategy.name in ("parameter_server", "tpu"),
-        "what is sent to other machines or a TPU is a compiled function",
+        "only compiled functions run on other machines or on a TPU",
         "use strategy=one_device",
     ),
     Rule(
-        "NaN looked for by XLA",
         ("debug.nan", "hardware.xla"),
         lambda p: p.debug.nan and p.hardware.xla,
-        "the check of each operation is none that XLA compiles",
-        "leave one of the two false",
+        "XLA cannot compile the check of each operation",
+        "set one of the two to false",
     ),
     Rule(
-        "NaN looked for in deterministic operations",
         ("debug.nan", "hardware.deterministic"),
         lambda p: p.debug.nan and p.hardware.deterministic,
-        "TensorFlow's deterministic cross-entropy has a NaN among its constants, which the check would find at step 1",
-        "leave one of the two false",
+        "TensorFlow's deterministic cross-entropy contains a NaN constant, which the check would report at step 1",
+        "set one of the two to false",
     ),
     Rule(
-        "NaN looked for in tables",
         ("debug.nan", "dataset._target_"),
         lambda p: p.debug.nan and p.dataset.target.path == "scaleflow.dataset.csv.Csv",
-        "the preprocessing of a table marks missing values by NaN, which the check would find before step 1",
-        "leave debug=nan away: the first step whose loss is not finite is named anyway",
+        "the preprocessing of a table marks missing values with NaN, which the check would report before step 1",
+        "remove debug=nan; a run always reports the first step whose loss is not finite",
     ),
     Rule(
-        "NaN looked for on a TPU",
         ("debug.nan", "strategy"),
         lambda p: p.debug.nan and p.strategy.name == "tpu",
-        "the check of each operation is none that a TPU does",
+        "a TPU cannot run the check of each operation",
         "use strategy=one_device or mirrored",
     ),
     Rule(
-        "NaN looked for in float16",
         ("debug.nan", "precision"),
         lambda p: p.debug.nan and p.precision.name == "mixed_float16",
-        "its loss scale rises until a gradient is Inf, and falls then: that is no fault",
+        "dynamic loss scaling makes some gradients Inf on purpose, which is not an error",
         "use precision=float32 or mixed_bfloat16",
     ),
     Rule(
-        "profile of one step",
         ("profiler", "debug.fast"),
         lambda p: p.profiler.name == "trace" and p.debug.fast,
-        "there is but one step, which compiles",
+        "debug.fast runs a single step, whose time is mostly compilation",
         "use profiler=none, or training.max_steps=100 instead of debug=fast",
     ),
     Rule(
-        "profile behind the run's end",
         ("profiler.start_step", "profiler.steps", "training.max_steps"),
         has_windows_after_the_end,
-        "the run ends before the last step that is to be traced",
-        "begin earlier, trace fewer steps, or train longer",
+        "the run ends before the last step to trace",
+        "start earlier, trace fewer steps, or train longer",
     ),
     Rule(
-        "profile of no window",
         ("profiler.start_step",),
         lambda p: p.profiler.name == "trace" and not p.profiler.windows,
-        "there is no step to begin with",
-        "give profiler.start_step=50",
+        "the list is empty, so there is no step to start at",
+        "set profiler.start_step=50",
     ),
     Rule(
-        "profiles that overlap",
         ("profiler.start_step", "profiler.steps"),
         has_windows_that_overlap,
-        "a window begins before the one before it ends",
-        "give starts that are further from each other, or fewer steps",
+        "a window starts before the previous one ends",
+        "use starts that are further apart, or fewer steps",
     ),
     Rule(
-        "profile of nothing compiled",
         ("profiler", "debug.eager"),
         lambda p: p.profiler.name == "trace" and p.debug.eager,
-        "what would be seen is Python's time, not that of the run",
-        "leave one of the two",
+        "the trace would show Python's time, not that of a compiled run",
+        "use only one of the two",
     ),
     Rule(
-        "profile of fit with several steps to a call",
         ("profiler", "training.engine", "training.steps_per_loop"),
         lambda p: (
             p.profiler.name == "trace" and p.training.engine == "fit" and p.training.steps_per_loop not in ("auto", 1)
         ),
-        "Keras's fit can't be told to take the traced steps one by one",
+        "Keras's fit cannot run the traced steps one by one",
         "use training.steps_per_loop=1, or training.engine=loop",
     ),
     Rule(
-        "profile of a TPU",
         ("profiler", "strategy"),
         lambda p: p.profiler.name == "trace" and p.strategy.name == "tpu",
-        "nobody has tried it on a TPU, and of one that is reached over a network there is the host's part alone",
-        "look at the trace before you trust its summary",
+        "this has not been tried on a TPU, and the trace of a TPU on the network contains only the host's part",
+        "check the trace before you trust its summary",
         "warning",
     ),
     Rule(
-        "pipeline over machines",
         ("cluster", "strategy"),
         lambda p: p.strategy.name == "pipeline" and p.cluster.name != "local",
-        "a pipeline's stages are on one machine",
+        "all stages of a pipeline run on one machine",
         "use cluster=local",
     ),
     Rule(
-        "devices of a pipeline",
         ("strategy.stages", "hardware.logical_devices"),
         lambda p: (
             p.strategy.name == "pipeline"
             and p.hardware.name == "cpu"
             and p.hardware.logical_devices != p.strategy.stages
         ),
-        "a pipeline has one device to each stage, and is not replicated over data",
-        "use as many of the one as of the other",
+        "a pipeline needs exactly one device per stage, and is not replicated over data",
+        "set both to the same number",
     ),
     Rule(
-        "cuts of a pipeline",
         ("strategy.cuts", "strategy.stages"),
         lambda p: (
             p.strategy.name == "pipeline"
             and p.strategy.cuts is not None
             and len(p.strategy.cuts) != p.strategy.stages - 1
         ),
-        "these are not the first layer of each stage but the first",
-        "expected one less than there are stages, or null",
+        "the list must name the first layer of every stage except the first stage",
+        "give one name fewer than there are stages, or null",
     ),
     Rule(
-        "stages without a pipeline",
         ("strategy.stages", "strategy.micro_batches", "strategy.cuts", "strategy"),
-        lambda p: p.strategy.name != "pipeline" and is_staged(p.strategy),
+        lambda p: p.strategy.name != "pipeline" and differs_from_default(p.strategy, Strategy(), *FOR_PIPELINE),
         "this strategy does not divide the model",
-        "use strategy=pipeline, or leave them as they are",
+        "use strategy=pipeline, or leave them at their defaults",
     ),
     Rule(
-        "XLA and stages",
         ("hardware.xla", "strategy"),
         lambda p: p.hardware.xla and p.strategy.name == "pipeline",
-        "XLA makes one program for one device of what is on several",
+        "XLA compiles a program for one device, and a pipeline uses several",
         "use hardware.xla=false, or another strategy",
     ),
     Rule(
-        "XLA and servers",
         ("hardware.xla", "strategy"),
         lambda p: p.hardware.xla and p.strategy.name == "parameter_server",
-        "a program of XLA's reads no variables that are on another machine",
+        "an XLA program cannot read variables on another machine",
         "use hardware.xla=false, or another strategy",
     ),
     Rule(
-        "fit under other strategies",
         ("training.engine", "strategy"),
         lambda p: p.training.engine == "fit" and p.strategy.name not in ("auto", "one_device", "mirrored"),
-        "Keras 3's fit fails there, it knows one device and mirrored",
+        "Keras 3's fit works only with strategy=one_device and mirrored",
         "use training.engine=loop",
     ),
     Rule(
-        "fit with an own step",
         ("training.engine", "training.step._target_"),
         lambda p: p.training.engine == "fit" and p.training.step is not None,
-        "Keras's fit takes its own step",
+        "Keras's fit runs its own training step",
         "use training.engine=loop",
     ),
     Rule(
-        "fit with accumulation",
         ("training.engine", "training.accumulate"),
         lambda p: p.training.engine == "fit" and p.training.accumulate > 1,
-        "Keras's own accumulation fails under a strategy",
+        "Keras's gradient accumulation fails under a strategy",
         "use training.engine=loop",
     ),
     Rule(
-        "fit with clipping",
         ("training.engine", "training.clip_norm"),
         lambda p: p.training.engine == "fit" and p.training.clip_norm is not None,
-        "Keras clips each replica's gradient, before they are summed",
+        "Keras clips the gradient of each replica before they are summed",
         "use training.engine=loop",
     ),
     Rule(
-        "fit with XLA",
         ("training.engine", "hardware.xla"),
         lambda p: p.training.engine == "fit" and p.hardware.xla,
-        "what XLA compiles is the loop's",
+        "XLA is supported only in scaleflow's own loop",
         "use training.engine=loop, or hardware.xla=false",
     ),
     Rule(
-        "fit mirrored in float16",
         ("training.engine", "precision", "strategy"),
         lambda p: is_fit_mirrored(p) and p.precision.name == "mixed_float16",
-        "Keras looks for an overflow in the first replica's gradients alone",
+        "Keras checks only the first replica's gradients for overflow",
         "use training.engine=loop",
     ),
     Rule(
-        "fit mirrored with several steps to a call",
         ("training.steps_per_loop", "training.engine", "strategy"),
         lambda p: is_fit_mirrored(p) and p.training.steps_per_loop not in ("auto", 1),
-        "Keras's steps_per_execution fails there",
+        "Keras's steps_per_execution fails under this strategy",
         "use auto, or training.engine=loop",
     ),
     Rule(
-        "rollback in fit",
         ("training.on_nan", "training.engine"),
         lambda p: p.training.on_nan == "rollback" and p.training.engine == "fit",
-        "Keras's fit goes through its epochs once",
+        "Keras's fit cannot go back to an earlier step",
         "use training.engine=loop",
     ),
     Rule(
-        "rollback without checkpoints",
         ("training.on_nan", "checkpoint"),
         lambda p: p.training.on_nan == "rollback" and p.checkpoint.name == "none",
-        "there is nothing to go back to",
-        "leave checkpoint=default",
+        "no checkpoints are saved to go back to",
+        "use checkpoint=default",
     ),
     Rule(
-        "rollback and the search for NaN",
         ("debug.nan", "training.on_nan"),
         lambda p: p.debug.nan and p.training.on_nan == "rollback",
-        "the one ends the run where the other goes on",
-        "leave one of the two",
+        "debug.nan ends the run at the first NaN, and a rollback continues it",
+        "use only one of the two",
     ),
     Rule(
-        "own step in stages",
+        ("objective.class_weight", "training.step._target_"),
+        lambda p: p.objective.class_weight is not None and p.training.step is not None,
+        "a custom step computes the training loss itself",
+        "apply the class weights in the step, and leave objective.class_weight null",
+    ),
+    Rule(
         ("training.step._target_", "strategy"),
         lambda p: p.training.step is not None and p.strategy.name == "pipeline",
-        "it calls the model as a whole, and a pipeline has it in stages",
+        "a custom step calls the whole model, and a pipeline divides it into stages",
         "use another strategy",
     ),
     Rule(
-        "NCCL on a CPU",
         ("strategy.communication", "hardware"),
         lambda p: p.strategy.communication == "nccl" and p.hardware.name == "cpu",
-        "NCCL connects GPUs",
+        "NCCL works only between GPUs",
         "use ring, or auto",
     ),
     Rule(
-        "float16 on a CPU",
         ("precision", "hardware"),
         lambda p: p.precision.name == "mixed_float16" and p.hardware.name == "cpu",
-        "right, but slow",
-        "precision=mixed picks bfloat16 there",
+        "results are correct, but float16 is slow on a CPU",
+        "precision=mixed selects bfloat16",
         "warning",
     ),
     Rule(
-        "step schedule without a step",
         ("optimizer.schedule",),
         lambda p: p.optimizer.schedule == "step" and p.optimizer.step_every is None,
-        "the rate is multiplied by optimizer.step_factor every so many updates",
-        "give optimizer.step_every",
+        "the schedule needs the number of updates after which the rate is multiplied by optimizer.step_factor",
+        "set optimizer.step_every",
     ),
     Rule(
-        "validation fraction",
+        ("model.lora.layers",),
+        lambda p: p.model.lora is not None and not p.model.lora.layers,
+        "it names no layers",
+        "name the layers: model.lora.layers=[dense*]",
+    ),
+    Rule(
+        ("optimizer.rate_factors",),
+        lambda p: 0.0 in (p.optimizer.rate_factors or {}).values(),
+        "a layer whose learning rate is 0 does not train",
+        "leave it out, and use model.freeze=[PATTERN]",
+    ),
+    Rule(
         ("dataset.validation",),
-        has_no_fraction_to_validate,
-        "no fraction of the training split",
-        "expected a fraction from 0 to less than 1, the name of a split, or null",
+        has_invalid_fraction,
+        "this is not a fraction of the training split",
+        "give a fraction from 0 to less than 1, the name of a split, or null",
     ),
     Rule(
-        "monitor without validation",
         ("training.early_stopping.monitor", "dataset.validation"),
         has_monitor_without_validation,
-        "there is nothing to validate on",
+        "there is no validation split",
         "set dataset.validation=0.1, or monitor train/loss",
     ),
-)
-
-
-# ---------------------------------------------------------------------------------------------
-# The axes of the docs page
-# ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Value:
-    """One value of an axis.
-
-    Attributes:
-        key: the key of the axis.
-        name: the value as it is typed after the key.
-    """
-
-    key: str
-    name: str
-
-    @property
-    def word(self) -> str:
-        """The override: `KEY=NAME`."""
-        return f"{self.key}={self.name}"
-
-
-@dataclass(frozen=True)
-class Axis:
-    """A key and its values. Of values that work with the same values of other keys, only one is listed."""
-
-    key: str
-    values: tuple[Value, ...]
-
-
-#: (overrides, a further override that a combination with all of them needs to make sense): several devices on a CPU.
-NEEDS: Sequence[tuple[frozenset[str], str]] = tuple(
-    (frozenset({f"strategy={strategy}", f"hardware={hardware}"}), "hardware.logical_devices=2")
-    for strategy in ("auto", "mirrored", "pipeline")
-    for hardware in ("auto", "cpu")
-)
-
-#: (overrides, the environment variables that a combination with all of them needs). A later entry wins.
-ENVIRONMENTS: Sequence[tuple[frozenset[str], Mapping[str, str]]] = (
-    (frozenset({"cluster=tf_config"}), {TF_CONFIG: EXAMPLE}),
-    (frozenset({"cluster=tf_config", "strategy=parameter_server"}), {TF_CONFIG: EXAMPLE_WITH_SERVERS}),
-)
-
-
-def make_axis(key: str, *names: str) -> Axis:
-    return Axis(key, tuple(Value(key, name) for name in names))
-
-
-def literal_values(cls: type[Any], name: str = "name") -> tuple[str, ...]:
-    """Returns the values of the Literal of a field."""
-    return get_args(get_type_hints(cls)[name])
-
-
-AXES: Sequence[Axis] = (
-    make_axis("strategy", *literal_values(Strategy)),
-    make_axis("hardware", *literal_values(Hardware)),
-    make_axis("precision", *literal_values(Precision)),
-    make_axis("training.engine", *literal_values(Training, "engine")),
-    make_axis("training.accumulate", "1", "4"),
-    make_axis("training.clip_norm", "null", "1.0"),
-    make_axis("hardware.xla", "false", "true"),
-    make_axis("cluster", "local", "tf_config"),  # slurm and kubernetes work as tf_config
 )

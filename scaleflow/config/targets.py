@@ -19,17 +19,13 @@ from scaleflow.interfaces import Target
 def bind_target(target: Target, given: int = 0) -> Callable[..., Any]:
     """Loads the callable that a target names, and binds its arguments. It does not call it.
 
-    Args:
-        target: the parsed `_target_`.
-        given: the number of positional arguments that the caller will add.
-
-    Raises:
-        ConfigError: if the callable cannot be loaded, is not callable, or does not accept the arguments.
+    `given` is the number of positional arguments that the caller will add. Raises ConfigError if the callable cannot be
+    loaded, is not callable, or does not accept the arguments.
     """
     loaded = locate_target(target)
     if not callable(loaded):
         raise ConfigError(
-            f"{target.key}._target_={target.path}: is a {type(loaded).__name__}, expected a class or a function"
+            f"{target.key}._target_={target.path}: this is a {type(loaded).__name__}, expected a class or a function"
         )
     arguments = {name: build_nested(target, name, value) for name, value in target.arguments.items()}
     check_arguments(target, loaded, given, arguments)
@@ -49,15 +45,12 @@ def to_floats(named: Callable[..., Any], arguments: dict[str, Any]) -> dict[str,
 
 
 def is_class_target(target: Target) -> bool:
-    """Whether a target names a class and not a function."""
     return inspect.isclass(locate_target(target))
 
 
 def locate_target(target: Target) -> Any:
-    """Imports what a target names.
-
-    Raises:
-        ConfigError: if there is no such module or attribute, or if importing the module fails.
+    """Imports what a target names. Raises ConfigError if there is no such module or attribute, or if importing
+    fails.
     """
     try:
         with silence_hydra():
@@ -96,7 +89,12 @@ def build_nested(target: Target, name: str, value: Any) -> Any:
     try:
         return instantiate(value, _convert_="all")
     except InstantiationException as error:
-        raise ConfigError(f"{target.key}.{name}: {first_line(error)} {first_line(error.__cause__ or error)}") from error
+        cause = error.__cause__ or error
+        is_clear = isinstance(cause, TypeError | ValueError | ImportError)  # such as a wrong argument: needs no class
+        reason = str(cause).partition("\n")[0].rstrip(":") if is_clear else first_line(cause)
+        raise ConfigError(
+            f"{target.key}.{name}: cannot be built ({reason}); check its _target_ and the other keys"
+        ) from error
 
 
 def check_arguments(target: Target, named: Callable[..., Any], given: int, arguments: dict[str, Any]) -> None:
@@ -112,18 +110,19 @@ def check_arguments(target: Target, named: Callable[..., Any], given: int, argum
         ):
             accepted = ", ".join(list(signature.parameters)[given:]) or "no arguments"
             raise ConfigError(
-                f"{target.key}.{name}={arguments[name]}: {target.path} does not take it; it takes {accepted}"
+                f"{target.key}.{name}={arguments[name]}: {target.path} has no such argument; it accepts {accepted}"
             )
     given_names = list(signature.parameters)[:given]
     for name in arguments:
         if name in given_names:
             raise ConfigError(
-                f"{target.key}.{name}={arguments[name]}: scaleflow gives {target.path} its {name}; leave it away"
+                f"{target.key}.{name}={arguments[name]}: scaleflow itself passes {name} to {target.path}; remove "
+                "this key"
             )
     try:
         signature.bind(*[None] * given, **arguments)
     except TypeError as error:
-        positional = f" beside the {given} that scaleflow gives it" if given else ""
+        positional = f" in addition to the {given} that scaleflow passes" if given else ""
         raise ConfigError(
             f"{target.key}._target_={target.path}: {error}{positional}; set it under {target.key}"
         ) from None

@@ -1,8 +1,8 @@
 """Checks a config that comes from a tracking server, where somebody else may have written it.
 
 A config names code (`_target_`), files, addresses and interpolations. Allowed code: scaleflow's own datasets, models
-and steps, Keras's optimizers, some of its callbacks, and what the user trusts by name. Files must be in the current
-folder, and interpolations must refer to the config itself.
+and steps, Keras's optimizers, losses and metrics, some of its callbacks, and what the user trusts by name. Files must
+be in the current folder, and interpolations must refer to the config itself.
 """
 
 from __future__ import annotations
@@ -21,57 +21,55 @@ from scaleflow.errors import ConfigError
 #: The paths that a `_target_` may have, by its key. These are lists of names and not whole packages, because a package
 #: has functions that write files, fetch URLs or load code (keras.utils.get_file, tensorflow.io.write_file,
 #: keras.saving.load_model).
-OPTIMIZERS = re.compile(r"keras\.optimizers\.[A-Z]\w*")
-CALLBACKS = re.compile(
+ALLOWED_OPTIMIZERS = re.compile(r"keras\.optimizers\.[A-Z]\w*")
+ALLOWED_CALLBACKS = re.compile(
     r"keras\.callbacks\.(EarlyStopping|History|ProgbarLogger|ReduceLROnPlateau|SwapEMAWeights|TerminateOnNaN)"
 )
-STEPS = re.compile(r"scaleflow\.training\.examples\.[A-Za-z]\w*")
+ALLOWED_LOSSES = re.compile(r"keras\.losses\.[A-Z]\w*")
+ALLOWED_METRICS = re.compile(r"keras\.metrics\.[A-Z]\w*")
+ALLOWED_STEPS = re.compile(r"scaleflow\.training\.examples\.[A-Za-z]\w*")
 
 #: Allowed as an argument of another `_target_`. Excludes the layers that load files or run code from their arguments.
-PARTS = re.compile(
+ALLOWED_ARGUMENTS = re.compile(
     r"keras\.(optimizers|optimizers\.schedules|initializers|regularizers|constraints)\.[A-Z]\w*"
     r"|keras\.layers\.(?!Lambda\b|TFSMLayer\b|JaxLayer\b|FlaxLayer\b|TorchModuleWrapper\b|StringLookup\b"
     r"|IntegerLookup\b|TextVectorization\b|Wrapper\b)[A-Z]\w*"
 )
 
 #: Keys with which Keras deserializes a mapping into an object, and with which Hydra controls a call.
-OF_OBJECTS = ("class_name", "registered_name", "_args_", "_recursive_", "_convert_")
+OBJECT_KEYS = ("class_name", "registered_name", "_args_", "_recursive_", "_convert_")
 
 #: An interpolation of another key: no resolver, and no nested interpolation.
-OF_A_KEY = re.compile(r"\$\{[\w.\[\]]+\}")
+KEY_INTERPOLATION = re.compile(r"\$\{[\w.\[\]]+\}")
 
 #: The start of a URL, an absolute path or a path in a home folder, or any path with `..`.
-ELSEWHERE = re.compile(r"[A-Za-z][\w+.-]*://|/.|~|.*\.\.(/|$)")
+OUTSIDE_PATH = re.compile(r"[A-Za-z][\w+.-]*://|/.|~|.*\.\.(/|$)")
 
 #: Keys whose text is only shown, so that it may look like a path.
-ONLY_SHOWN = ("tracking.experiment", "tracking.run_name", "tracking.tags")
+DISPLAY_KEYS = ("tracking.experiment", "tracking.run_name", "tracking.tags")
 
 
 def check_targets(config: Mapping[str, Any], trusted: Sequence[str]) -> None:
     """Checks that each `_target_` is on the lists or has a `trusted` name or prefix. Imports nothing.
 
-    Raises:
-        ConfigError: naming the first one that is not.
+    Raises ConfigError, naming the first one that is not.
     """
-    for key, path in targets_in(config):
+    for key, path in list_targets(config):
         if not (isinstance(path, str) and (is_listed(key, path) or is_trusted(path, trusted))):
             module = str(path).rpartition(".")[0] or path
             raise ConfigError(
-                f"{key}._target_={format_value(path)}: is not followed: it is none of the "
-                f"{describe_allowed(key)}; if you know "
-                f"its code, --trust {module} follows it (trusted_modules=[{module}])"
+                f"{key}._target_={format_value(path)}: this code is not trusted, since it is not one of the "
+                f"{describe_allowed(key)}; if you know the code, add --trust {module} or trusted_modules=[{module}]"
             )
 
 
 def check_origins(config: Mapping[str, Any], trusted: Sequence[str]) -> None:
     """Checks that each trusted `_target_` is defined in a trusted module, and not imported there from another one.
 
-    It imports the modules. So only the process that uses them calls it.
-
-    Raises:
-        ConfigError: naming the module that defines it.
+    It imports the modules. So only the process that uses them calls it. Raises ConfigError, naming the module that
+    defines it.
     """
-    for key, path in targets_in(config):
+    for key, path in list_targets(config):
         if path in trusted or not is_trusted(path, trusted):
             continue
         try:
@@ -80,21 +78,21 @@ def check_origins(config: Mapping[str, Any], trusted: Sequence[str]) -> None:
             continue  # loading it later gives a better message
         if not (isinstance(origin, str) and is_trusted(origin, trusted)):
             raise ConfigError(
-                f"{key}._target_={path}: is not followed: it is not defined there but in {origin or 'no module'}; "
-                f"--trust {path} follows it"
+                f"{key}._target_={path}: this code is not trusted, since it is defined in {origin or 'no module'}; if "
+                f"you know the code, add --trust {path}"
             )
 
 
-def targets_in(config: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+def list_targets(config: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """Yields (key of the mapping, its `_target_`) for every `_target_`, those in arguments too."""
     if isinstance(config, Mapping):
         if "_target_" in config:
             yield key, config["_target_"]
         for name, value in config.items():
-            yield from targets_in(value, f"{key}.{name}" if key else str(name))
+            yield from list_targets(value, f"{key}.{name}" if key else str(name))
     elif isinstance(config, list | tuple):
         for index, value in enumerate(config):
-            yield from targets_in(value, f"{key}.{index}")
+            yield from list_targets(value, f"{key}.{index}")
 
 
 def is_listed(key: str, path: str) -> bool:
@@ -102,21 +100,27 @@ def is_listed(key: str, path: str) -> bool:
     if key in ("dataset", "model"):
         return name in list_factories(key)
     if key == "optimizer":
-        return OPTIMIZERS.fullmatch(name) is not None
+        return ALLOWED_OPTIMIZERS.fullmatch(name) is not None
     if key == "training.step":
-        return STEPS.fullmatch(name) is not None
+        return ALLOWED_STEPS.fullmatch(name) is not None
     if re.fullmatch(r"training\.callbacks\.\d+", key):
-        return CALLBACKS.fullmatch(name) is not None
-    return PARTS.fullmatch(name) is not None
+        return ALLOWED_CALLBACKS.fullmatch(name) is not None
+    if re.fullmatch(r"objective\.loss(\.\w+)?", key):
+        return ALLOWED_LOSSES.fullmatch(name) is not None
+    if re.fullmatch(r"objective\.metrics(\.\w+)?\.\d+", key):
+        return ALLOWED_METRICS.fullmatch(name) is not None
+    return ALLOWED_ARGUMENTS.fullmatch(name) is not None
 
 
 def describe_allowed(key: str) -> str:
     """Describes the list for a key, for a message."""
     if key in ("dataset", "model"):
-        return f"{key}s that scaleflow brings"
-    words = {"optimizer": "optimizers of Keras", "training.step": "steps that scaleflow brings"}
+        return f"{key}s of scaleflow"
+    if key.startswith(("objective.loss", "objective.metrics")):
+        return "losses and metrics of Keras"
+    words = {"optimizer": "optimizers of Keras", "training.step": "steps of scaleflow"}
     if key.startswith("training.callbacks."):
-        return "callbacks of Keras that keep to themselves"
+        return "callbacks of Keras that use no files and no network"
     return words.get(key, "layers, schedules, initializers, regularizers and constraints of Keras")
 
 
@@ -132,21 +136,16 @@ def list_factories(group: str) -> frozenset[str]:
     return frozenset(target for targets in targets_of_files for target in targets)
 
 
-# ---------------------------------------------------------------------------------------------
-# Interpolations, files and addresses
-# ---------------------------------------------------------------------------------------------
-
-
 def check_interpolation(key: str, value: str) -> None:
     """Raises `ConfigError` if a text refers to more than other keys: the environment, a file or a function."""
-    if "${" in OF_A_KEY.sub("", value) or "\\${" in value:
+    if "${" in KEY_INTERPOLATION.sub("", value) or "\\${" in value:
         raise unresolvable_error(key, value)
 
 
 def unresolvable_error(key: str, value: str) -> ConfigError:
     return ConfigError(
-        f"{key}={format_value(value)}: is not resolved on this machine, since it comes from a tracked run; type "
-        "its value"
+        f"{key}={format_value(value)}: is not resolved, because it comes from a tracked run and refers to more than "
+        "its keys; type the value"
     )
 
 
@@ -159,16 +158,16 @@ def check_values(config: Any, own: Collection[str], trusted: Sequence[str], key:
         trusted: trusted names; those with a `/` are folders that paths may be in.
         key: the dotted key of `config`.
 
-    Raises:
-        ConfigError: naming the key.
+    Raises ConfigError, naming the key.
     """
-    if is_own(key, own) or is_own(key, ONLY_SHOWN):
+    if is_own(key, own) or is_own(key, DISPLAY_KEYS):
         return
     if isinstance(config, Mapping):
         for name, value in config.items():
-            if name in OF_OBJECTS:
+            if name in OBJECT_KEYS:
                 raise ConfigError(
-                    f"{key}.{name}={format_value(value)}: is not followed, since it comes from a tracked run"
+                    f"{key}.{name}={format_value(value)}: is rejected, because it comes from a tracked run and "
+                    f"can choose code to run; type {key}=... instead"
                 )
             check_values(value, own, trusted, f"{key}.{name}" if key else str(name))
     elif isinstance(config, list | tuple):
@@ -182,13 +181,12 @@ def check_text(key: str, value: str, trusted: Sequence[str]) -> None:
     section, _, name = key.partition(".")
     if "${" in value:
         raise unresolvable_error(key, value)
-    leads_out = ELSEWHERE.match(value) is not None and not is_under(value, trusted)
+    leads_out = OUTSIDE_PATH.match(value) is not None and not is_under(value, trusted)
     if leads_out or key == "hardware.tpu" or (section == "cluster" and name != "name"):
-        alternative = f", or --trust {value}" if leads_out and value.startswith("/") else ""
+        alternative = f" or add --trust {value}" if leads_out and value.startswith("/") else ""
         raise ConfigError(
-            f"{key}={format_value(value)}: leads out of this folder, and comes from a tracked run; if it is "
-            "what you want, "
-            f"type {key}={format_value(value)}{alternative}"
+            f"{key}={format_value(value)}: comes from a tracked run and points outside the current folder; if you "
+            f"want it, type {key}={format_value(value)}{alternative}"
         )
 
 

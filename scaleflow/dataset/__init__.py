@@ -1,11 +1,12 @@
 """Dataset sources, and the input pipeline that all of them share."""
 
 from scaleflow.dataset.augment import augment_feed
+from scaleflow.dataset.cache import is_mapped
 from scaleflow.dataset.feed_factory import make_feed
 from scaleflow.dataset.fingerprint import read_cheap_targets
 from scaleflow.dataset.records import decode_records
-from scaleflow.dataset.splits import Splits, prepare_splits
-from scaleflow.dataset.subset import limit_evaluation, repeat_first_batch
+from scaleflow.dataset.splits import Splits, limit_evaluation, prepare_splits, repeat_first_batch
+from scaleflow.dataset.targets import read_targets
 from scaleflow.dataset.unreadable import UnreadableExample, explain_read_error, find_first_unreadable
 
 __all__ = [
@@ -15,9 +16,11 @@ __all__ = [
     "decode_records",
     "explain_read_error",
     "find_first_unreadable",
+    "is_mapped",
     "limit_evaluation",
     "make_feed",
     "prepare_splits",
     "read_cheap_targets",
+    "read_targets",
     "repeat_first_batch",
 ]

@@ -6,62 +6,108 @@ replica takes its rows. So the number of replicas, the training engine and a res
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Augment, Batching, Feed, Inputs, Outputs
+from scaleflow.interfaces import (
+    Augment,
+    Batching,
+    Feed,
+    Inputs,
+    InputStructure,
+    Outputs,
+    OutputStructure,
+    describe_keys,
+    map_named,
+    name_leaves,
+)
 
 #: Number of mixup weights that are drawn in advance. Each example uses one of them.
-SHARES = 1 << 16
+MIX_WEIGHTS = 1 << 16
 
-#: Kinds of random numbers, each with its own seed. Those of a mixup partner are offset by `KINDS`.
-FLIP, DOWN, ACROSS, SHARE, KINDS = range(5)
+#: Kinds of random numbers, each with its own seed. Those of a mixup partner are offset by `KIND_COUNT`.
+FLIP, DOWN, ACROSS, MIX_WEIGHT, KIND_COUNT = range(5)
 
 
-def augment_feed(feed: Any, options: Augment | None, seed: int, inputs: Inputs, outputs: Outputs) -> Feed:
-    """Wraps the training feed as `dataset.augment` asks for.
+def augment_feed(
+    feed: Any, options: Augment | None, seed: int, inputs: InputStructure, outputs: OutputStructure
+) -> Feed:
+    """Wraps the training feed as `dataset.augment` asks for; without options it is returned unchanged.
 
-    Args:
-        feed: of the training split.
-        options: None disables augmentation.
-        seed: of all random numbers.
-        inputs, outputs: describe the inputs and targets that the feed returns.
-
-    Raises:
-        ConfigError: if an option does not apply to such inputs.
+    `inputs` and `outputs` describe the inputs and targets that the feed returns. Raises ConfigError if an option does
+    not apply to such inputs.
     """
     if options is None or options == Augment():
         return feed  # type: ignore[no-any-return]
-    check_augment(options, inputs)
     if options.mixup:
-        return MixedFeed(feed, options, seed, outputs)
-    return AugmentedFeed(options, seed, feed)
+        check_mixup(options, inputs, outputs)
+    image = find_image(options, inputs, outputs)
+    return MixedFeed(feed, options, seed, outputs) if options.mixup else AugmentedFeed(options, seed, image, feed)
 
 
-def check_augment(options: Augment, inputs: Inputs) -> None:
-    is_text = inputs.dtype == "string" or inputs.vocabulary is not None
-    if options.mixup and is_text:
-        raise ConfigError(f"dataset.augment.mixup={options.mixup:g}: mixes numbers, and the dataset's inputs are text")
-    for key, value, wanted in (("flip", "true", options.flip), ("crop", options.crop, options.crop > 0)):
-        if wanted and (is_text or len(inputs.shape) != 3):
+def check_mixup(options: Augment, inputs: InputStructure, outputs: OutputStructure) -> None:
+    """Rejects examples that cannot be mixed."""
+    key = f"dataset.augment.mixup={options.mixup:g}"
+    for what, structure in (("inputs", inputs), ("targets", outputs)):
+        if isinstance(structure, Mapping):
             raise ConfigError(
-                f"dataset.augment.{key}={value}: takes images of shape (height, width, channels), and the dataset's "
-                f"inputs have shape {inputs.shape}"
+                f"{key}: mixes only examples of one tensor, and the dataset's {what} {describe_keys(structure)}; "
+                "remove it"
             )
+    assert isinstance(inputs, Inputs)
+    assert isinstance(outputs, Outputs)
+    if is_text(inputs):
+        raise ConfigError(f"{key}: mixes only numbers, and the dataset's inputs are text; remove it")
+    if outputs.ignore is not None:
+        raise ConfigError(f"{key}: cannot mix targets of which {outputs.ignore} is ignored (Outputs.ignore); remove it")
+
+
+def find_image(options: Augment, inputs: InputStructure, outputs: OutputStructure) -> str:
+    """Returns the name of the only input that is an image, "" if it is the only input.
+
+    Raises:
+        ConfigError: if images are to be changed, and there is none, there are several, or a target has a value for each
+            pixel, which would not move with it.
+    """
+    leaves = name_leaves(inputs)
+    images = [name for name, each in leaves.items() if len(each.shape) == 3 and not is_text(each)]
+    for key, value, wanted in (("flip", "true", options.flip), ("crop", options.crop, options.crop > 0)):
+        if not wanted:
+            continue
+        if len(images) != 1:
+            shapes = [f"{name} {each.shape}" for name, each in leaves.items()]
+            has = f"have shape {leaves[''].shape}" if "" in leaves else f"are {', '.join(shapes)}"
+            raise ConfigError(
+                f"dataset.augment.{key}={value}: needs images of shape (height, width, channels), "
+                f"{'one in each example, ' if len(images) > 1 else ''}and the dataset's inputs {has}; remove it"
+            )
+        for each in name_leaves(outputs).values():
+            if len(each.shape) > 2 or each.shape[:2] == leaves[images[0]].shape[:2]:
+                raise ConfigError(
+                    f"dataset.augment.{key}={value}: moves the pixels of images, but not the dataset's targets of "
+                    f"shape {each.target_shape}; augment both in the dataset"
+                )
+    return images[0] if images else ""
+
+
+def is_text(inputs: Inputs) -> bool:
+    return inputs.dtype == "string" or inputs.vocabulary is not None
 
 
 class AugmentedFeed:
-    """Flips and crops the images of another feed."""
+    """Flips and crops the images of another feed, which are its input named `image`."""
 
-    def __init__(self, options: Augment, seed: int, *feeds: Any) -> None:
+    def __init__(self, options: Augment, seed: int, image: str, *feeds: Any) -> None:
         self.examples: int = feeds[0].examples
         self.batching: Batching = feeds[0].batching
         self.ahead: bool = feeds[0].ahead
         self._options = options
         self._seed = seed
+        self._image = image
         self._feeds = feeds
 
     def open(self, epoch: int, step: int) -> Any:
@@ -76,7 +122,7 @@ class AugmentedFeed:
 
     def micro_batch(
         self, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, replica: tf.Tensor, index: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    ) -> tuple[Any, ...]:
         parts = zip(self._feeds, fetched, strict=True)
         batches = [feed.micro_batch(part, epoch, step, replica, index) for feed, part in parts]
         first = tf.cast(replica, tf.int64) * self.batching.share + index * self.batching.batch_size
@@ -91,10 +137,10 @@ class AugmentedFeed:
         batches = tf.data.Dataset.zip(tuple(feed.batches(epochs, steps_per_epoch) for feed in self._feeds))
         return batches.enumerate().map(change, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
 
-    def _change(self, batches: Any, draws: Draws) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Augments one batch (inputs, targets, mask) from each feed. Traced."""
-        ((inputs, targets, mask),) = batches
-        return self._move(inputs, draws, 0), targets, mask
+    def _change(self, batches: Any, draws: Draws) -> tuple[Any, ...]:
+        """Augments one batch (inputs, ...) from each feed. Traced."""
+        ((inputs, *rest),) = batches
+        return map_named(lambda name, x: self._move(x, draws, 0) if name == self._image else x, inputs), *rest
 
     def _move(self, images: tf.Tensor, draws: Draws, kinds: int) -> tf.Tensor:
         """Flips and crops images. `kinds` offsets the kinds of random numbers, for a mixup partner."""
@@ -114,19 +160,21 @@ class MixedFeed(AugmentedFeed):
     depend on how a batch is divided. Targets are mixed, too; class targets become one-hot [b, classes] float32.
     """
 
-    def __init__(self, feed: Any, options: Augment, seed: int, outputs: Outputs) -> None:
+    def __init__(self, feed: Any, options: Augment, seed: int, outputs: Any) -> None:
         partner_seed = int(np.random.default_rng([seed, 4]).integers(2**31))
-        super().__init__(options, seed, feed, feed.reorder(partner_seed))
+        super().__init__(options, seed, "", feed, feed.reorder(partner_seed))
         self._classes = outputs.shape[-1] if outputs.kind == "classification" else None
         alpha = options.mixup
-        self._shares = np.random.default_rng([seed, 3]).beta(alpha, alpha, SHARES).astype(np.float32)
+        self._shares = np.random.default_rng([seed, 3]).beta(alpha, alpha, MIX_WEIGHTS).astype(np.float32)
 
-    def _change(self, batches: Any, draws: Draws) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        (inputs, targets, mask), (partner_inputs, partner_targets, _) = batches
-        indices = draws.integers(SHARE, batch_length(inputs), SHARES)
+    def _change(self, batches: Any, draws: Draws) -> tuple[Any, ...]:
+        (inputs, targets, mask, *weights), (partner_inputs, partner_targets, _, *partner_weights) = batches
+        indices = draws.integers(MIX_WEIGHT, batch_length(inputs), MIX_WEIGHTS)
         share = tf.gather(tf.constant(self._shares), indices)
-        mixed = mix_examples(self._move(inputs, draws, 0), self._move(partner_inputs, draws, KINDS), share)
-        return mixed, mix_examples(self._soft(targets), self._soft(partner_targets), share), mask
+        mixed = mix_examples(self._move(inputs, draws, 0), self._move(partner_inputs, draws, KIND_COUNT), share)
+        mixed_targets = mix_examples(self._soft(targets), self._soft(partner_targets), share)
+        mixed_weights = [mix_examples(*each, share) for each in zip(weights, partner_weights, strict=True)]
+        return mixed, mixed_targets, mask, *mixed_weights
 
     def _soft(self, targets: tf.Tensor) -> tf.Tensor:
         """Converts targets to float32; classes become one-hot."""
@@ -138,10 +186,8 @@ class MixedFeed(AugmentedFeed):
 class Draws:
     """Random numbers for one part of a global batch.
 
-    Args:
-        seed, epoch, step: determine the numbers.
-        size: of the global batch. Numbers are drawn for all of it.
-        first: index in the global batch of the part's first example.
+    Seed, epoch and step determine the numbers, which are drawn for the whole global batch of this `size`; `first` is
+    the index in it of the part's first example.
     """
 
     def __init__(self, seed: int, epoch: tf.Tensor, step: tf.Tensor, size: int, first: tf.Tensor) -> None:
@@ -168,12 +214,9 @@ def flip(images: tf.Tensor, chosen: tf.Tensor) -> tf.Tensor:
 
 
 def crop(images: tf.Tensor, padding: int, down: tf.Tensor, across: tf.Tensor) -> tf.Tensor:
-    """Pads images [b, h, w, c] with zeros, and cuts a window of the original size out of each.
+    """Pads images [b, h, w, c] of one size with zeros, and cuts a window of the original size out of each.
 
-    Args:
-        images: of one size.
-        padding: pixels added at each side.
-        down, across: [b] offsets of each window, 0 to 2 * padding.
+    `padding` pixels are added at each side; `down` and `across` are the [b] offsets of each window, 0 to 2 * padding.
     """
     height, width = images.shape[1:3]
     paddings = [[0, 0], [padding, padding], [padding, padding], [0, 0]]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,45 +16,39 @@ import tensorflow as tf
 from scaleflow.dataset.records import decode_records, static_bytes
 from scaleflow.dataset.unreadable import FAILURES, find_first_unreadable, unreadable_message
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Arrays, Examples, Stream, Workers
+from scaleflow.interfaces import Arrays, Examples, Stream, Workers, map_named
 
 #: `dataset.cache=auto` caches a split in memory up to this size, and up to a quarter of the available memory.
 AUTO_BYTES = 1 << 30
 
 READ_BATCH_SIZE = 256
 
-#: Preprocessing: raw inputs [b, ...] -> the model's inputs [b, ...]. Traced.
-Transform = Callable[[tf.Tensor], tf.Tensor]
+#: Preprocessing by the name of the input that has one: raw [b, ...] -> the model's input [b, ...]. Traced.
+Transforms = Mapping[str, Callable[[tf.Tensor], tf.Tensor]]
 
 
-def cache_split(split: str, examples: Examples, cache: str, transform: Transform | None, workers: Workers) -> Examples:
-    """Applies `dataset.cache` to a split.
+def cache_split(split: str, examples: Examples, cache: str, transforms: Transforms, workers: Workers) -> Examples:
+    """Applies `dataset.cache` to a split; `split` is its name, for messages, and all `workers` decide together.
 
-    A cached stream becomes arrays of preprocessed inputs. Arrays are always preprocessed here. Memory-mapped arrays
-    are copied into memory if a stream of their size would be, and stay mapped otherwise.
-
-    Args:
-        split: name of the split, for messages.
-        examples: raw.
-        cache: `auto`, `memory`, `file` or `none`.
-        transform: preprocessing of the inputs.
-        workers: decide together, because all of them must read in the same way.
-
-    Raises:
-        ConfigError: if an example cannot be read, or if examples to be cached are text or differ in shape.
+    A cached stream becomes arrays of preprocessed inputs. Arrays are always preprocessed here. Memory-mapped arrays are
+    copied into memory if a stream of their size would be, and stay mapped otherwise. Raises ConfigError if an example
+    cannot be read, or if examples to be cached are text or differ in shape.
     """
     if isinstance(examples, Arrays):
-        examples = read_mapped(examples, cache, workers)
-        return examples if transform is None else Arrays(transform_inputs(examples.inputs, transform), examples.targets)
-    spec = batch_spec(examples, transform)
+        return preprocess_arrays(read_mapped(examples, cache, workers), transforms)
+    spec = batch_spec(examples, transforms)
     size = static_bytes(spec) * len(examples)
     if cache == "auto":
         cache = "memory" if workers.all(is_small(size)) else "none"
     if cache == "none":
         return examples
     if size == float("inf"):
-        raise ConfigError(f"dataset.cache={cache}: the examples of {split!r} are text or differ in shape; use none")
-    return fill_arrays(split, examples, transform, *(allocate([len(examples), *s.shape], s.dtype, cache) for s in spec))
+        raise ConfigError(
+            f"dataset.cache={cache}: the examples of {split!r} are text or differ in shape, and such examples cannot "
+            "be cached; use dataset.cache=none"
+        )
+    arrays = tf.nest.map_structure(lambda each: allocate([len(examples), *each.shape], each.dtype, cache), spec)
+    return fill_arrays(split, examples, transforms, Arrays(*arrays))
 
 
 def is_small(size: float) -> bool:
@@ -61,49 +56,49 @@ def is_small(size: float) -> bool:
     return size <= min(AUTO_BYTES, available_bytes() / 4)
 
 
+def is_mapped(arrays: Arrays) -> bool:
+    """Returns whether some of the arrays are memory-mapped files."""
+    return any(isinstance(array, np.memmap) for array in tf.nest.flatten(arrays.parts))
+
+
 def read_mapped(arrays: Arrays, cache: str, workers: Workers) -> Arrays:
-    """Copies memory-mapped inputs into memory if `dataset.cache` asks for it."""
-    if not isinstance(arrays.inputs, np.memmap):
+    """Copies memory-mapped arrays into memory if `dataset.cache` asks for it."""
+    if not is_mapped(arrays):
         return arrays
-    if cache == "memory" or (cache == "auto" and workers.all(is_small(arrays.inputs.nbytes))):
-        return Arrays(np.array(arrays.inputs), arrays.targets)
+    if cache == "memory" or (cache == "auto" and workers.all(is_small(arrays.nbytes))):
+        return arrays.map(lambda array: np.array(array) if isinstance(array, np.memmap) else array)
     return arrays
 
 
-def batch_spec(stream: Stream, transform: Transform | None) -> Any:
-    """Returns the specs (input, target) of one example after preprocessing."""
-    examples = decode_records(stream)
-    inputs, targets = examples.element_spec
-    if transform is not None:
-        batched = examples.batch(1, drop_remainder=True).map(lambda x, y: (transform(x), y)).element_spec[0]
-        inputs = tf.TensorSpec(batched.shape[1:], batched.dtype)
-    return inputs, targets
+def batch_spec(stream: Stream, transforms: Transforms) -> Any:
+    """Returns the specs of one example after preprocessing: (input, target), or with a weight."""
+    batches = preprocess_batches(decode_records(stream).batch(1, drop_remainder=True), transforms)
+    return tf.nest.map_structure(lambda spec: tf.TensorSpec(spec.shape[1:], spec.dtype), batches.element_spec)
 
 
-def fill_arrays(
-    split: str, stream: Stream, transform: Transform | None, inputs: np.ndarray[Any, Any], targets: np.ndarray[Any, Any]
-) -> Arrays:
-    """Fills `inputs` and `targets` with the examples of a stream."""
-    done = 0
-    batches = preprocess_batches(decode_records(stream).batch(READ_BATCH_SIZE), transform).prefetch(tf.data.AUTOTUNE)
+def fill_arrays(split: str, stream: Stream, transforms: Transforms, arrays: Arrays) -> Arrays:
+    """Fills empty arrays with the examples of a stream, and returns them."""
+    flat, count, done = tf.nest.flatten(arrays.parts), len(arrays), 0
+    batches = preprocess_batches(decode_records(stream).batch(READ_BATCH_SIZE), transforms).prefetch(tf.data.AUTOTUNE)
     with refuse_unreadable(split, stream):
-        for x, y in batches:
-            end = min(done + len(x), len(inputs))
-            inputs[done:end], targets[done:end] = x.numpy()[: end - done], y.numpy()[: end - done]
+        for batch in batches:
+            tensors = tf.nest.flatten(batch)
+            end = min(done + len(tensors[0]), count)
+            for array, tensor in zip(flat, tensors, strict=True):
+                array[done:end] = tensor.numpy()[: end - done]
             done = end
-            if done == len(inputs):
+            if done == count:
                 break
-    if done < len(inputs):
-        raise ConfigError(f"dataset: the stream of {split!r} holds {done} examples, and the source says {len(inputs)}")
-    return Arrays(inputs, targets)
+    if done < count:
+        raise ConfigError(f"dataset: the stream of {split!r} holds {done} examples, but the source says {count}")
+    return arrays
 
 
 @contextlib.contextmanager
 def refuse_unreadable(split: str, examples: Examples) -> Iterator[None]:
-    """Wraps code that reads a split: if reading fails, names the first unreadable example.
+    """Wraps code that reads a split: if reading fails, raises ConfigError, which names the first unreadable example.
 
-    Raises:
-        ConfigError: names that example. If there is none, the original error passes through.
+    If there is none, the original error passes through.
     """
     try:
         yield
@@ -114,20 +109,29 @@ def refuse_unreadable(split: str, examples: Examples) -> Iterator[None]:
         raise ConfigError(unreadable_message(split, bad)) from error
 
 
-def preprocess_batches(batches: tf.data.Dataset, transform: Transform | None) -> tf.data.Dataset:
-    """Preprocesses the inputs of batches (inputs, ...)."""
-    if transform is None:
+def preprocess_batches(batches: tf.data.Dataset, transforms: Transforms) -> tf.data.Dataset:
+    if not transforms:
         return batches
-    return batches.map(lambda x, *rest: (transform(x), *rest), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+
+    def preprocess(inputs: Any, *rest: Any) -> Any:
+        return map_named(lambda name, x: transforms[name](x) if name in transforms else x, inputs), *rest
+
+    return batches.map(preprocess, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
 
-def transform_inputs(inputs: np.ndarray[Any, Any], transform: Transform) -> np.ndarray[Any, Any]:
+def preprocess_arrays(arrays: Arrays, transforms: Transforms) -> Arrays:
     """Preprocesses inputs in memory, on the CPU."""
-    parts = []
-    with tf.device("CPU:0"):
-        for first in range(0, len(inputs), READ_BATCH_SIZE):
-            parts.append(np.asarray(transform(tf.constant(inputs[first : first + READ_BATCH_SIZE]))))
-    return np.concatenate(parts)
+
+    def preprocess(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        if name not in transforms:
+            return array
+        parts = []
+        with tf.device("CPU:0"):
+            for first in range(0, len(array), READ_BATCH_SIZE):
+                parts.append(np.asarray(transforms[name](tf.constant(array[first : first + READ_BATCH_SIZE]))))
+        return np.concatenate(parts)
+
+    return replace(arrays, inputs=map_named(preprocess, arrays.inputs)) if transforms else arrays
 
 
 def allocate(shape: list[int], dtype: tf.DType, cache: str) -> np.ndarray[Any, Any]:
@@ -139,7 +143,8 @@ def allocate(shape: list[int], dtype: tf.DType, cache: str) -> np.ndarray[Any, A
             return np.memmap(file, dtype.as_numpy_dtype, "w+", shape=tuple(shape) or (1,))
     except OSError as error:
         raise ConfigError(
-            f"dataset.cache=file: cannot write {tempfile.gettempdir()}: {error.strerror}; TMPDIR names another folder"
+            f"dataset.cache=file: cannot write to {tempfile.gettempdir()} ({error.strerror}); set TMPDIR to "
+            "another folder"
         ) from error
 
 

@@ -38,17 +38,9 @@ class LabeledFiles:
 class ClassFolders:
     """Base of sources with one folder per class: finds the files of each class, and describes the targets.
 
-    Args:
-        data_dir: contains the folder `train`, and optionally `validation` (or `val`) and `test`, each with one folder
-            per class; or contains the class folders directly.
-        suffixes: lower-case suffixes of the files to use. Other files are ignored.
-        classes: class folders to use, in this order; null means all, sorted.
-        kind: `auto` (binary for two classes, else classification), `classification` or `binary`.
-        test: fraction of each class in the test split, if there are no split folders.
-        split_seed: selects the test files, and the order of the files of a split.
+    It reads the files with one of the lower-case `suffixes`. The classes that use it describe the other arguments.
 
-    Raises:
-        ConfigError: if a folder is missing or empty, or an option is invalid.
+    Raises ConfigError if a folder is missing or empty, or an option is invalid.
     """
 
     def __init__(
@@ -88,7 +80,6 @@ class ClassFolders:
         return Stream(records, len(paths), decode, lambda path, _: path.decode(errors="replace"))
 
     def read(self, path: tf.Tensor) -> tf.Tensor:
-        """Reads the raw input in a file. Traced."""
         raise NotImplementedError
 
 
@@ -100,11 +91,15 @@ def find_split_folders(base: Path) -> dict[str, Path]:
         if split and path.is_dir():
             if split in folders:
                 raise ConfigError(
-                    f"dataset.data_dir={base}: {folders[split].name} and {path.name} are both the {split} split"
+                    f"dataset.data_dir={base}: {folders[split].name} and {path.name} are both the {split} split; "
+                    "remove one of them"
                 )
             folders[split] = path
     if folders and "train" not in folders:
-        raise ConfigError(f"dataset.data_dir={base}: there is {' and '.join(sorted(folders))} and no folder train")
+        raise ConfigError(
+            f"dataset.data_dir={base}: found {' and '.join(sorted(folders))}, but no folder train; add it, or name "
+            "the folders after classes only"
+        )
     return {split: folders[split] for split in ("train", "validation", "test") if split in folders}
 
 
@@ -113,26 +108,27 @@ def class_names(base: Path, wanted: Sequence[str]) -> tuple[str, ...]:
     available = list_folders(base)
     for name in wanted:
         if name not in available:
-            raise ConfigError(f"dataset.classes: there is no folder {base / name}; there is {', '.join(available)}")
+            raise ConfigError(
+                f"dataset.classes: there is no folder {base / name}; the folders are {', '.join(available)}"
+            )
     names = tuple(wanted or available)
     if len(names) < 2:
         raise ConfigError(
-            f"dataset.data_dir: {base} has {len(names)} folder(s), expected one to each of several classes"
+            f"dataset.data_dir: {base} has {len(names)} folder(s), expected one folder for each of at least two classes"
         )
     return names
 
 
 def list_folders(base: Path) -> list[str]:
-    """Returns the sorted names of the folders in a folder, except hidden ones."""
     return sorted(path.name for path in base.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 def outputs_of(kind: Any, names: tuple[str, ...]) -> Outputs:
-    """Describes the targets for the given classes."""
     parse_choice(kind, "dataset.kind", KINDS)
     if kind == "binary" and len(names) != 2:
         raise ConfigError(
-            f"dataset.kind=binary: there are {len(names)} classes ({', '.join(names[:5])}, ...), expected 2"
+            f"dataset.kind=binary: there are {len(names)} classes ({', '.join(names[:5])}, ...), expected 2; use "
+            "dataset.kind=classification, or choose two with dataset.classes"
         )
     if kind == "binary" or (kind == "auto" and len(names) == 2):
         return Outputs("binary", (1,), names)
@@ -142,19 +138,17 @@ def outputs_of(kind: Any, names: tuple[str, ...]) -> Outputs:
 def label_files(
     base: Path, names: Sequence[str], suffixes: Sequence[str], *, is_train: bool, is_whole: bool
 ) -> LabeledFiles:
-    """Lists the files of each class folder, at any depth.
+    """Lists the files of each class folder, at any depth; `names` are the classes in the order of their indices.
 
-    Args:
-        base: contains the class folders.
-        names: of the classes, in the order of their indices.
-        suffixes: of the files to use.
-        is_train: every class must have files.
-        is_whole: no other class folders may exist.
+    If it `is_train`, every class must have files; if it `is_whole`, no other class folders may exist.
     """
     folders = list_folders(base)
     for name in folders if is_whole else ():
         if name not in names:
-            raise ConfigError(f"dataset.data_dir: {base / name} is no class of the training split ({', '.join(names)})")
+            raise ConfigError(
+                f"dataset.data_dir: {base / name} is not a class of the training split ({', '.join(names)}); remove "
+                "the folder, or add it to the training split"
+            )
     paths: list[str] = []
     counts = []
     for name in names:
@@ -162,7 +156,7 @@ def label_files(
         if not class_paths and is_train:
             raise ConfigError(
                 f"dataset.data_dir: the class folder {base / name} has no file that ends in {', '.join(suffixes)}; "
-                "fill it, remove it, or name the others in dataset.classes"
+                "add files, remove the folder, or list the other classes in dataset.classes"
             )
         paths += class_paths
         counts.append(len(class_paths))
@@ -181,7 +175,7 @@ def divide_files(whole: LabeledFiles, part: float, seed: int) -> dict[str, Label
         is_test[of_class[draw_test_examples(len(of_class), part, seed)]] = True
     if not is_test.any():
         raise ConfigError(
-            f"dataset.test={part:g}: leaves no file to test on; use a larger part, or 0 for no test split"
+            f"dataset.test={part:g}: leaves no file to test on; use a larger fraction, or 0 for no test split"
         )
     return {"train": take_files(whole, ~is_test), "test": take_files(whole, is_test)}
 

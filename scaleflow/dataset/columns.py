@@ -130,8 +130,8 @@ class Columns:
         for n, is_finite in zip(self._numeric, np.isfinite(moments.squares), strict=True):
             if not is_finite:
                 raise ConfigError(
-                    f"dataset.columns: the column {self._names[n]} has numbers too large to have a mean; "
-                    "leave it out with dataset.drop"
+                    f"dataset.columns: the column {self._names[n]} has numbers too large to compute a mean; remove it "
+                    "with dataset.drop"
                 )
         return {
             "mean": moments.mean.tolist(),
@@ -199,7 +199,7 @@ class Columns:
 
 def too_many_values_error(name: str, most: int) -> str:
     return (
-        f"dataset.columns: the column {name} has more than {most} different words; leave it out with dataset.drop, or "
+        f"dataset.columns: the column {name} has more than {most} different words; remove it with dataset.drop, or "
         "raise dataset.most_values"
     )
 

@@ -113,7 +113,10 @@ class Csv:
         as_numeric = self._table.find_columns(numeric, "dataset.numeric", self._columns)
         as_words = self._table.find_columns(categorical, "dataset.categorical", self._columns)
         if conflicts := set(as_numeric) & set(as_words):
-            raise ConfigError(f"dataset.numeric: {self._table.names[min(conflicts)]} is in dataset.categorical, too")
+            raise ConfigError(
+                f"dataset.numeric: {self._table.names[min(conflicts)]} is in dataset.categorical, too; name it in one "
+                "of the two"
+            )
         learned_on = "train" if "train" in self._files else ALL
         survey = Survey(self._table, self._files[learned_on], self._most)
         self._numeric = [n for n in self._columns if n in as_numeric or (n not in as_words and survey.is_numeric(n))]
@@ -156,7 +159,9 @@ class Csv:
         checks = [tf.debugging.Assert(~tf.reduce_any(missing[:, table.target]), ["its target is missing"])]
         if numbers:
             is_invalid = ~are_numbers(tf.gather(fields, numbers, axis=1)) & ~tf.gather(missing, numbers, axis=1)
-            checks.append(tf.debugging.Assert(~tf.reduce_any(is_invalid), ["a column of numbers has something else"]))
+            checks.append(
+                tf.debugging.Assert(~tf.reduce_any(is_invalid), ["a numeric column has a value that is not a number"])
+            )
         with tf.control_dependencies(checks):
             return tf.gather(fields, self._columns, axis=1), parse_target_field(outputs, target)
 
@@ -171,7 +176,7 @@ def parse_target_field(outputs: Outputs, target: tf.Tensor) -> tf.Tensor:
         return tf.cast(as_numbers(target), tf.float32)[:, None]
     is_class = tf.equal(target[:, None], tf.constant(outputs.names))
     is_known = tf.reduce_any(is_class, axis=1)
-    message = ["its target is no class of the training split:", tf.boolean_mask(target, ~is_known)]
+    message = ["its target is not a class of the training split:", tf.boolean_mask(target, ~is_known)]
     with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(is_known), message)]):
         label = tf.argmax(tf.cast(is_class, tf.int32), axis=1, output_type=tf.int32)
     return tf.cast(label, tf.float32)[:, None] if outputs.kind == "binary" else label
@@ -212,9 +217,9 @@ def read_header(files: dict[str, list[str]], form: CsvFormat) -> tuple[str, ...]
     for path in others:
         other_names = first_line(path, form)
         if other_names != names:
-            difference = next((f"{b} for {a}" for a, b in zip(names, other_names, strict=False) if a != b), None)
-            detail = difference or f"{len(other_names)} columns for {len(names)}"
-            raise ConfigError(f"dataset.data_dir: {path} has another header than {first}: {detail}")
+            difference = next((f"{b} instead of {a}" for a, b in zip(names, other_names, strict=False) if a != b), None)
+            detail = difference or f"{len(other_names)} columns instead of {len(names)}"
+            raise ConfigError(f"dataset.data_dir: {path} and {first} have different headers: {detail}")
     return names
 
 
@@ -242,12 +247,12 @@ class CsvTable:
         self.names = tuple(names)
         duplicate = next((name for n, name in enumerate(names) if name in names[:n]), None)
         if duplicate is not None:
-            raise ConfigError(f"dataset.data_dir: two columns are called {duplicate!r}; name them apart")
+            raise ConfigError(f"dataset.data_dir: two columns have the name {duplicate!r}; rename one of them")
         self.target = self.find_column(target, "dataset.target")
 
     def find_column(self, name: Any, key: str) -> int:
         if name not in self.names:
-            raise ConfigError(f"{key}={name}: there is no such column; there is {', '.join(self.names)}")
+            raise ConfigError(f"{key}={name}: there is no such column; the columns are {', '.join(self.names)}")
         return self.names.index(name)
 
     def choose_inputs(self, columns: Any, drop: Any) -> list[int]:
@@ -255,10 +260,12 @@ class CsvTable:
         selected = [self.find_column(name, "dataset.columns") for name in parse_words(columns, "dataset.columns")]
         dropped = {self.find_column(name, "dataset.drop") for name in parse_words(drop, "dataset.drop")}
         if self.target in selected:
-            raise ConfigError(f"dataset.columns: {self.names[self.target]} is the target")
+            raise ConfigError(
+                f"dataset.columns: {self.names[self.target]} is the target, which cannot be an input; remove it"
+            )
         inputs = [n for n in selected or range(len(self.names)) if n != self.target and n not in dropped]
         if not inputs:
-            raise ConfigError("dataset.columns: there is no column left beside the target")
+            raise ConfigError("dataset.columns: no column is left besides the target")
         return inputs
 
     def find_columns(self, given: Any, key: str, among: Sequence[int]) -> list[int]:
@@ -266,7 +273,7 @@ class CsvTable:
         indices = [self.find_column(name, key) for name in parse_words(given, key)]
         for n in indices:
             if n not in among:
-                raise ConfigError(f"{key}: {self.names[n]} is no input column")
+                raise ConfigError(f"{key}: {self.names[n]} is not an input column")
         return indices
 
     def lines(self, files: Sequence[str]) -> tf.data.Dataset:
@@ -322,7 +329,7 @@ class CsvTable:
         return f"it has {len(fields)} column(s), expected {len(self.names)}"
 
 
-UNCLOSED = "its quotes do not match; a field cannot hold a line break, and a quote in a field is written twice"
+UNCLOSED = "its quotes do not match; a field cannot contain a line break, and a quote in a field is written twice"
 
 
 def is_utf8(strings: tf.Tensor) -> tf.Tensor:
@@ -435,11 +442,11 @@ class Survey:
             (where, value), key = column.first_others[0], "kind" if n == self._table.target else "numeric"
             raise ConfigError(
                 f"dataset.{key}: the column {name} has {value!r} ({where}), and {column.numbers} of its "
-                f"{column.numbers + column.others} values are numbers; add it to dataset.missing, or "
+                f"{column.numbers + column.others} values are numbers; add this value to dataset.missing, or "
                 + (
-                    "say what it is with dataset.kind"
+                    "set dataset.kind"
                     if key == "kind"
-                    else f"put {name} in dataset.numeric (then it is a bad example) or dataset.categorical"
+                    else f"add {name} to dataset.numeric (the value is then a bad example) or dataset.categorical"
                 )
             )
         return not column.others and bool(column.numbers)
@@ -454,7 +461,8 @@ class Survey:
         name = self._table.names[target]
         if len(self._targets) > self._most:
             raise ConfigError(
-                f"dataset.target={name}: has more than {self._most} classes; raise dataset.most_values, or name another"
+                f"dataset.target={name}: has more than {self._most} classes; raise dataset.most_values, or choose "
+                "another target"
             )
         if len(self._targets) < 2 or (kind == "binary" and len(self._targets) != 2):
             expected = "2" if kind == "binary" else "at least 2"
@@ -481,7 +489,7 @@ class Survey:
         if outputs.names:
             unknown = {value: where for value, where in self._targets.items() if value.decode() not in outputs.names}
             messages += [
-                f"{where}: its target {name} is {value.decode()!r}, no class of the training split"
+                f"{where}: its target {name} is {value.decode()!r}, which is not a class of the training split"
                 for value, where in unknown.items()
             ]
         return tuple(messages[:NAMED])

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.cache import Transform
+from scaleflow.dataset.cache import Transforms, is_mapped
 from scaleflow.dataset.feeds import ArrayFeed, FileFeed, HostArrayFeed, StreamFeed, check_static_shapes
 from scaleflow.dataset.parameter_server_feeds import (
     ParameterServerArrayFeed,
@@ -24,7 +23,7 @@ def make_feed(
     strategy: tf.distribute.Strategy,
     shuffle_seed: int | None = None,
     *,
-    transform: Transform | None = None,
+    transforms: Transforms | None = None,
     buffer: int | None = None,
     threads: int | None = None,
     device_bytes: float | None = None,
@@ -36,18 +35,17 @@ def make_feed(
         batching: how a global batch is divided.
         strategy: whose replicas read. With parameter servers, the coordinator provides the workers' data.
         shuffle_seed: reshuffles every epoch; None keeps the order.
-        transform: preprocessing of a stream's inputs; arrays are preprocessed already.
+        transforms: preprocessing of a stream's inputs; arrays are preprocessed already.
         buffer, threads: `dataset.shuffle` (streams only) and `dataset.threads`.
         device_bytes: memory of the smallest device; None if devices use the host's memory.
 
-    Raises:
-        ConfigError: if the strategy cannot take such examples, or so many.
+    Raises ConfigError if the strategy cannot take such examples, or so many.
     """
     if isinstance(strategy, tf.distribute.TPUStrategy):
-        check_static_shapes(examples, transform)
+        check_static_shapes(examples, transforms)
     if isinstance(examples, Arrays):
         return make_array_feed(examples, batching, strategy, shuffle_seed, threads, device_bytes)
-    options = (shuffle_seed, transform, buffer, threads)
+    options = (shuffle_seed, transforms, buffer, threads)
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         local_strategy = tf.distribute.get_strategy()  # only this process reads
         return ParameterServerStreamFeed(examples, batching, local_strategy, *options)
@@ -62,10 +60,8 @@ def make_array_feed(
     threads: int | None,
     device_bytes: float | None,
 ) -> Feed:
-    """Makes the feed of a split in memory or in a memory-mapped file."""
-    size = arrays.inputs.nbytes + arrays.targets.nbytes
-    has_room = device_bytes is None or size <= device_bytes * DEVICE_SHARE
-    is_file = isinstance(arrays.inputs, np.memmap)
+    has_room = device_bytes is None or arrays.nbytes <= device_bytes * DEVICE_SHARE
+    is_file = is_mapped(arrays)
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         if is_file:
             return ParameterServerFileFeed(arrays, batching, tf.distribute.get_strategy(), shuffle_seed, threads)

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.cache import Transform, batch_spec, preprocess_batches
-from scaleflow.dataset.shuffle import Mine, ShuffledOrder, shuffle_position
+from scaleflow.dataset.cache import Transforms, batch_spec, preprocess_batches
+from scaleflow.dataset.shuffle import IsOwn, ShuffledOrder, shuffle_position
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Arrays, Batching, Examples, Stream
+from scaleflow.interfaces import Arrays, Batching, Examples, Stream, label_leaf, name_leaves
 
 #: A replica's share of a batch up to this size is read while the previous step computes: small steps leave cores
 #: idle (measured: 1.07x as fast). To copy a larger one takes cores from the step (0.95x).
@@ -37,7 +37,7 @@ class ArrayFeed:
     ) -> None:
         self.examples = len(arrays)
         self.batching = batching
-        share_bytes = batching.share * (arrays.inputs.nbytes + arrays.targets.nbytes) // len(arrays)
+        share_bytes = batching.share * arrays.nbytes // len(arrays)
         self.ahead = self._can_read_ahead and batching.accumulate == 1 and share_bytes <= READ_AHEAD_BYTES
         self._seed = shuffle_seed
         self._strategy = strategy
@@ -45,7 +45,7 @@ class ArrayFeed:
         self._arrays = self._hold(arrays)
 
     def _hold(self, arrays: Arrays) -> Any:
-        """Copies (inputs, targets) to the devices of this worker's replicas."""
+        """Copies the arrays' parts to the devices of this worker's replicas."""
         devices = replica_devices(self._strategy)
 
         def distribute(array: np.ndarray[Any, Any]) -> Any:
@@ -55,7 +55,7 @@ class ArrayFeed:
 
             return self._strategy.experimental_distribute_values_from_function(copy_to_replica)
 
-        return distribute(arrays.inputs), distribute(arrays.targets)
+        return tf.nest.map_structure(distribute, arrays.parts)
 
     def reorder(self, seed: int) -> ArrayFeed:
         """Returns a feed of the same examples in the order of another seed; it shares the arrays."""
@@ -71,7 +71,7 @@ class ArrayFeed:
 
     def micro_batch(
         self, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, replica: tf.Tensor, index: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    ) -> tuple[Any, ...]:
         size = self.batching.batch_size
         first = step * self.batching.global_size + tf.cast(replica, tf.int64) * self.batching.share + index * size
         return self._gather(fetched, epoch, first, size)
@@ -88,14 +88,15 @@ class ArrayFeed:
         return batches.prefetch(tf.data.AUTOTUNE).with_options(self._options)
 
     def _on_host(self) -> Any:
-        """Returns the arrays in the host's memory."""
-        with tf.device("CPU"):
-            return tuple(tf.identity(self._strategy.experimental_local_results(values)[0]) for values in self._arrays)
 
-    def _gather(
-        self, arrays: Any, epoch: tf.Tensor, first: tf.Tensor, size: int
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns the examples at `size` positions of an epoch's order from `first` on: (inputs, targets, mask)."""
+        def copy_to_host(values: Any) -> tf.Tensor:
+            return tf.identity(self._strategy.experimental_local_results(values)[0])
+
+        with tf.device("CPU"):
+            return tf.nest.map_structure(copy_to_host, self._arrays)
+
+    def _gather(self, arrays: Any, epoch: tf.Tensor, first: tf.Tensor, size: int) -> tuple[Any, ...]:
+        """Returns the examples at `size` positions of an epoch's order from `first` on, as `Feed.micro_batch` does."""
         position = first + tf.range(size, dtype=tf.int64)
         mask = tf.ones([size])
         if self.examples % self.batching.global_size:  # the last batch is partial
@@ -103,17 +104,16 @@ class ArrayFeed:
         position %= self.examples  # padding and read-ahead repeat the epoch's first examples
         if self._seed is not None:
             position = shuffle_position(position, self._seed, epoch, self.examples)
-        return *self._take(arrays, position), mask
+        return add_mask(self._take(arrays, position), mask)
 
-    def _take(self, arrays: Any, position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        inputs, targets = arrays
-        return tf.gather(inputs, position), tf.gather(targets, position)
+    def _take(self, arrays: Any, position: tf.Tensor) -> Any:
+        return tf.nest.map_structure(lambda array: tf.gather(array, position), arrays)
 
 
 class SharesFeed:
     """Base of feeds whose batches are built on the host by tf.data, which also reads ahead.
 
-    An element is one replica's share of one global batch: (inputs, targets, mask).
+    An element is one replica's share of one global batch, in the form that `Feed.micro_batch` returns.
     """
 
     examples: int
@@ -145,7 +145,7 @@ class SharesFeed:
 
     def micro_batch(
         self, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, replica: tf.Tensor, index: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    ) -> tuple[Any, ...]:
         return slice_micro_batch(fetched, self.batching.batch_size, index)
 
 
@@ -159,7 +159,7 @@ class HostArrayFeed(SharesFeed, ArrayFeed):
 
     def _hold(self, arrays: Arrays) -> Any:
         with tf.device("CPU:0"):
-            return tf.constant(arrays.inputs), tf.constant(arrays.targets)
+            return tf.nest.map_structure(tf.constant, arrays.parts)
 
     def _read_shares(
         self, epoch: int, step: int, numbers: tf.data.Dataset, context: tf.distribute.InputContext
@@ -176,39 +176,43 @@ class FileFeed(HostArrayFeed):
     """Builds the batches from memory-mapped arrays, so that memory holds only what is being read."""
 
     def _hold(self, arrays: Arrays) -> Any:
-        return arrays
+        return arrays.parts
 
     def _on_host(self) -> Any:
         return self._arrays
 
-    def _take(self, arrays: Any, position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        sources = (arrays.inputs, arrays.targets)
+    def _take(self, arrays: Any, position: tf.Tensor) -> Any:
+        flat = tf.nest.flatten(arrays)
         gathered = tf.numpy_function(
-            lambda places: tuple(np.asarray(array[places]) for array in sources),
+            lambda places: tuple(read_rows(array, places) for array in flat),
             [position],
-            [array.dtype for array in sources],
+            [tf.string if array.dtype.kind in "SU" else array.dtype for array in flat],
             stateful=False,
         )
-        inputs, targets = (
-            tf.ensure_shape(t, [*position.shape, *a.shape[1:]]) for t, a in zip(gathered, sources, strict=True)
-        )
-        return inputs, targets
+        shaped = [tf.ensure_shape(t, [*position.shape, *a.shape[1:]]) for t, a in zip(gathered, flat, strict=True)]
+        return tf.nest.pack_sequence_as(arrays, shaped)
 
 
-def check_static_shapes(examples: Examples, transform: Transform | None = None) -> None:
+def read_rows(array: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Returns rows of an array, text as objects."""
+    rows = np.asarray(array[places])
+    return rows.astype(object) if rows.dtype.kind in "SU" else rows
+
+
+def check_static_shapes(examples: Examples, transforms: Transforms | None = None) -> None:
     """Rejects examples that a TPU cannot take: text, and shapes that are not static."""
     if isinstance(examples, Stream):
-        specs = [(spec.dtype, spec.shape) for spec in batch_spec(examples, transform)]
+        parts = batch_spec(examples, transforms or {})
     else:
-        arrays = (examples.inputs, examples.targets)
-        specs = [(tf.as_dtype(array.dtype), tf.TensorShape(array.shape[1:])) for array in arrays]
-    for name, (dtype, shape) in zip(("inputs", "targets"), specs, strict=False):
-        if dtype == tf.string or not shape.is_fully_defined():
-            problem = "are text" if dtype == tf.string else f"have the shape {shape}"
-            raise ConfigError(
-                f"strategy=tpu with a dataset whose {name} {problem}: a TPU takes numbers of one shape that is known "
-                "beforehand; make them so in the dataset, or use strategy=mirrored"
-            )
+        parts = tf.nest.map_structure(lambda array: tf.TensorSpec(array.shape[1:], array.dtype), examples.parts)
+    for what, part in zip(("inputs", "targets", "weights"), parts, strict=False):
+        for name, spec in name_leaves(part).items():
+            if spec.dtype == tf.string or not spec.shape.is_fully_defined():
+                problem = "are text" if spec.dtype == tf.string else f"have the shape {spec.shape}"
+                raise ConfigError(
+                    f"strategy=tpu with a dataset whose {label_leaf(what, name)} {problem}: a TPU needs numbers of "
+                    "one fixed shape; change the dataset, or use strategy=mirrored"
+                )
 
 
 def replica_devices(strategy: tf.distribute.Strategy) -> tuple[str, ...]:
@@ -220,16 +224,7 @@ def replica_devices(strategy: tf.distribute.Strategy) -> tuple[str, ...]:
 
 
 class StreamFeed(SharesFeed):
-    """Reads examples from a stream, and batches and pads them with tf.data.
-
-    Args:
-        stream: the examples.
-        batching: how a global batch is divided.
-        strategy: whose replicas read.
-        shuffle_seed: reshuffles every epoch; None keeps the order.
-        transform: preprocessing of the inputs.
-        buffer, threads: `dataset.shuffle` and `dataset.threads`.
-    """
+    """Reads examples from a stream, and batches and pads them with tf.data. `make_feed` describes the arguments."""
 
     ahead = False  # tf.data reads ahead
 
@@ -239,7 +234,7 @@ class StreamFeed(SharesFeed):
         batching: Batching,
         strategy: tf.distribute.Strategy,
         shuffle_seed: int | None,
-        transform: Transform | None = None,
+        transforms: Transforms | None = None,
         buffer: int | None = None,
         threads: int | None = None,
     ) -> None:
@@ -249,7 +244,7 @@ class StreamFeed(SharesFeed):
         self._buffer = buffer
         self._order = ShuffledOrder(stream, shuffle_seed, buffer)
         self._strategy = strategy
-        self._transform = transform
+        self._transforms = transforms or {}
         self._options = tf_data_options(threads)
 
     def reorder(self, seed: int) -> StreamFeed:
@@ -277,34 +272,36 @@ class StreamFeed(SharesFeed):
         return dataset.prefetch(tf.data.AUTOTUNE).with_options(self._options)
 
     def _shares(self, examples: tf.data.Dataset, numbers: tf.data.Dataset, share: int) -> tf.data.Dataset:
-        """Batches examples, and adds a mask that is 0 for padding.
+        """Batches examples, padded to whole batches of `share`, and adds a mask that is 0 for padding.
 
-        Padding repeats real examples: with zeros a model's loss could be NaN, and NaN * 0 is NaN.
-
-        Args:
-            examples: padded to whole batches.
-            numbers: index of each batch in the epoch.
-            share: examples per batch.
+        Padding repeats real examples: with zeros a model's loss could be NaN, and NaN * 0 is NaN. `numbers` has the
+        index of each batch in the epoch.
         """
 
         def masked(batch: Any, number: tf.Tensor) -> Any:
             is_real = number * share + tf.range(share, dtype=tf.int64) < self.examples
-            return *batch, tf.cast(is_real, tf.float32)
+            return add_mask(batch, tf.cast(is_real, tf.float32))
 
-        batches = preprocess_batches(examples.batch(share, drop_remainder=True), self._transform)
+        batches = preprocess_batches(examples.batch(share, drop_remainder=True), self._transforms)
         numbered = tf.data.Dataset.zip(batches, numbers)
         return numbered.map(masked, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
 
-def slice_micro_batch(fetched: Any, size: int, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns one micro-batch of a replica's share: (inputs, targets, mask)."""
+def add_mask(parts: Any, mask: tf.Tensor) -> tuple[Any, ...]:
+    """Returns (inputs, targets, mask), or with weights that are 0 for padding, from the parts of examples."""
+    inputs, targets, *weights = parts
+    return inputs, targets, mask, *(tf.cast(each, tf.float32) * mask for each in weights)
+
+
+def slice_micro_batch(fetched: Any, size: int, index: tf.Tensor) -> tuple[Any, ...]:
+    """Returns one micro-batch of a replica's share, in the same form."""
 
     def part(tensor: tf.Tensor) -> tf.Tensor:
         shape = tensor.shape[1:]  # in a loop, XLA does not infer the static size of `tensor[first : first + size]`
         return tf.slice(tensor, [index * size, *[0] * shape.rank], [size, *(-1 if n is None else n for n in shape)])
 
-    inputs, targets, mask = (part(tensor) for tensor in fetched)
-    return inputs, targets, mask
+    micro_batch: tuple[Any, ...] = tf.nest.map_structure(part, tuple(fetched))
+    return micro_batch
 
 
 def tf_data_options(threads: int | None) -> tf.data.Options:
@@ -316,7 +313,7 @@ def tf_data_options(threads: int | None) -> tf.data.Options:
     return options
 
 
-def worker_positions(share: int, context: tf.distribute.InputContext) -> Mine | None:
+def worker_positions(share: int, context: tf.distribute.InputContext) -> IsOwn | None:
     """Returns which positions of an epoch's order one worker's replicas read; None for a single worker."""
     workers, worker = context.num_input_pipelines, context.input_pipeline_id
     local = context.num_replicas_in_sync // workers

@@ -40,18 +40,13 @@ TEST_FRACTION = 0.2
 
 
 def expand_data_dir(data_dir: Any) -> Path:
-    """Returns `dataset.data_dir` with `~` expanded.
-
-    Raises:
-        ConfigError: if it is not a path.
-    """
+    """Returns `dataset.data_dir` with `~` expanded. Raises ConfigError if it is not a path."""
     if not isinstance(data_dir, str) or not data_dir.strip():
         raise ConfigError(f"dataset.data_dir={data_dir}: expected a path")
     return Path(os.path.expanduser(data_dir.strip()))  # noqa: PTH111  (Path.expanduser raises for an unknown user)
 
 
 def find_data_dir(data_dir: Any) -> Path:
-    """Returns `dataset.data_dir` as an existing folder."""
     path = expand_data_dir(data_dir)
     if not path.is_dir():
         reason = "is a file, expected a folder" if path.exists() else "there is no such folder"
@@ -67,8 +62,7 @@ def find_files(data_dir: Any, suffixes: Sequence[str]) -> dict[str, list[str]]:
             files whose names begin with these words, are the splits.
         suffixes: lower-case suffixes; names in a folder must end with one, or contain it before a `-` or `.`.
 
-    Raises:
-        ConfigError: if there is no file, or there are splits without `train`.
+    Raises ConfigError if there is no file, or there are splits without `train`.
     """
     path = expand_data_dir(data_dir)
     if path.is_file():
@@ -97,13 +91,13 @@ def find_in_folder(data_dir: Any, path: Path, suffixes: Sequence[str]) -> dict[s
         return {ALL: others}
     if "train" not in files:
         raise ConfigError(
-            f"dataset.data_dir={data_dir}: there is {' and '.join(sorted(files))} and no train; name a folder or the "
-            "files so that they begin with train"
+            f"dataset.data_dir={data_dir}: found {' and '.join(sorted(files))}, but no train; rename a folder or the "
+            "files so that their names begin with train"
         )
     if others:
         raise ConfigError(
-            f"dataset.data_dir={data_dir}: {others[0]} belongs to no split, and others do; move it away, or name it so "
-            "that it begins with train, validation or test"
+            f"dataset.data_dir={data_dir}: {others[0]} belongs to no split, but other files do; move it, or rename it "
+            "so that its name begins with train, validation or test"
         )
     return files
 
@@ -131,18 +125,10 @@ def has_suffix(name: str, suffixes: Sequence[str]) -> bool:
     return any(base.endswith(suffix) or f"{suffix}-" in base or f"{suffix}." in base for suffix in suffixes)
 
 
-# ---------------------------------------------------------------------------------------------
-# Records of several files
-# ---------------------------------------------------------------------------------------------
-
-
 def interleave_files(files: Sequence[str], records: Any, block: int = BLOCK) -> tf.data.Dataset:
-    """Reads the records of several files in parallel, always in the same order.
+    """Reads the records of several files in parallel, `block` consecutive ones of each, always in the same order.
 
-    Args:
-        files: paths.
-        records: (index of the file int64, path) -> dataset of its records. Traced.
-        block: number of consecutive records from one file.
+    `records` maps (index of the file int64, path) to a dataset of its records. Traced.
     """
     numbered = tf.data.Dataset.from_tensor_slices(
         (tf.range(len(files), dtype=tf.int64), tf.constant(list(files), tf.string))
@@ -164,10 +150,8 @@ def list_splits(files: Mapping[str, Sequence[str]], test: float) -> tuple[str, .
 def divide_records(
     records: tf.data.Dataset, count: int, split: str, test: float, seed: int
 ) -> tuple[tf.data.Dataset, int]:
-    """Returns the records of one split, if file names denote no splits. `seed` draws the test records.
-
-    Returns:
-        (records of the split, their number).
+    """Returns the records of one split and their number, if file names denote no splits. `seed` draws the test
+    records.
     """
     held_out = round(count * test)
     if not held_out:
@@ -179,14 +163,9 @@ def divide_records(
 def draw(
     records: tf.data.Dataset, count: int, held_out: int, seeds: tuple[int, int], is_held_out: bool
 ) -> tf.data.Dataset:
-    """Returns the records that are held out, or all others, in their order.
+    """Returns the `held_out` of `count` records that the seeds select, or all others, in their order.
 
-    Args:
-        records: of fixed shapes, the same at each iteration.
-        count: number of records.
-        held_out: number of records to hold out.
-        seeds: select them.
-        is_held_out: whether to return the records that are held out, or the others.
+    The records have fixed shapes and are the same at each iteration.
     """
     max_index = tf.constant(max(count - 1, 1), tf.int64)
     seed = tf.constant(seeds, tf.int64)
@@ -209,13 +188,7 @@ def draw_test_examples(count: int, fraction: float, seed: int) -> np.ndarray[Any
     return is_test
 
 
-# ---------------------------------------------------------------------------------------------
-# Options
-# ---------------------------------------------------------------------------------------------
-
-
 def parse_fraction(value: Any, key: str = "dataset.test") -> float:
-    """Returns a fraction in [0, 1)."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
         raise ConfigError(f"{key}={value}: expected a number from 0 to less than 1")
     return float(value)
@@ -228,7 +201,6 @@ def parse_count(value: Any, key: str, least: int = 0) -> int:
 
 
 def is_shape(value: Any) -> bool:
-    """Returns whether a value is a list of positive integers."""
     is_list = isinstance(value, Sequence) and not isinstance(value, str)
     return is_list and all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in value)
 

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.dataset.records import Records, decode, decode_records, to_record
-from scaleflow.interfaces import Arrays, Examples, Stream
+from scaleflow.interfaces import Arrays, Examples, Stream, map_leaves, name_leaves
 
 #: A digest covers this many examples; of arrays more, if they fit in so many bytes.
 SAMPLE = 32
@@ -26,52 +26,50 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What identifies a split.
+    """What identifies a split."""
 
-    Attributes:
-        examples: their number.
-        digest: 16 hexadecimal digits: a hash of the split's name and size, and of a sample spread evenly over it (of
-            a stream whose records are not in memory, its first examples).
-        inputs, targets: (dtype, shape of one example).
-    """
-
-    examples: int
+    examples: int  # their number
+    #: 16 hexadecimal digits: a hash of the split's name and size, and of a sample spread evenly over it (of a stream
+    #: whose records are not in memory, its first examples)
     digest: str
-    inputs: tuple[str, Sequence[int]]
-    targets: tuple[str, Sequence[int]]
+    #: (dtype, shape of one example), or a dict of them by name
+    inputs: Any
+    targets: Any
 
 
 def fingerprint_split(split: str, examples: Examples) -> Fingerprint:
     """Computes the fingerprint of a split from a sample of its raw examples, except unreadable ones."""
-    inputs, targets = sample_examples(examples)
+    parts = sample_examples(examples)
     digest = hashlib.blake2b(f"{split} {len(examples)}".encode(), digest_size=8)
-    for values in (inputs, targets):
-        digest.update(f"{dtype_name(values)} {values.shape}".encode())
+    for name, values in (named for part in parts for named in name_leaves(part).items()):
+        label = f"{name} " if name else ""  # a single tensor has the digest that it had before there were names
+        digest.update(f"{label}{dtype_name(values)} {values.shape}".encode())
         digest.update(to_bytes(values))
-    specs = ((dtype_name(values), list(values.shape[1:])) for values in (inputs, targets))
-    return Fingerprint(len(examples), digest.hexdigest(), *specs)
+    specs = ({name: to_spec(values) for name, values in name_leaves(part).items()} for part in parts[:2])
+    return Fingerprint(len(examples), digest.hexdigest(), *(spec.get("", spec) for spec in specs))
 
 
-def sample_examples(examples: Examples) -> tuple[Array, Array]:
-    """Returns a sample of the examples: (inputs, targets), each [n, ...]."""
+def to_spec(values: Array) -> tuple[str, Sequence[int]]:
+    return dtype_name(values), list(values.shape[1:])
+
+
+def sample_examples(examples: Examples) -> tuple[Any, ...]:
+    """Returns a sample of the examples: (inputs, targets), or with weights, each [n, ...]."""
     if isinstance(examples, Arrays):
-        example_bytes = max(1, (examples.inputs.nbytes + examples.targets.nbytes) // len(examples))
+        example_bytes = max(1, examples.nbytes // len(examples))
         indices = spread_evenly(len(examples), max(SAMPLE, SAMPLE_BYTES // example_bytes))
-        return examples.inputs[indices], examples.targets[indices]
+        return examples.map(lambda array: array[indices]).parts
     subset = examples.select(spread_evenly(len(examples), SAMPLE)) if isinstance(examples, Records) else examples
     readable = decode_records(
         subset, subset.dataset.take(SAMPLE)
     ).ignore_errors()  # bad examples are reported elsewhere
-    pairs = list(readable.as_numpy_iterator())
-    if not pairs:
-        input_spec, target_spec = decode_records(examples).element_spec
-        return empty_examples(input_spec), empty_examples(target_spec)
-    inputs, targets = zip(*pairs, strict=True)
-    return stack_values(inputs), stack_values(targets)
+    found = list(readable.as_numpy_iterator())
+    if not found:
+        return tuple(map_leaves(empty_examples, spec) for spec in decode_records(examples).element_spec)
+    return tuple(map_leaves(lambda *values: stack_values(values), *parts) for parts in zip(*found, strict=True))
 
 
 def empty_examples(spec: tf.TensorSpec) -> Array:
-    """Returns an array [0, ...] of no examples."""
     return np.empty([0, *(size or 0 for size in spec.shape)], spec.dtype.as_numpy_dtype)
 
 
@@ -98,19 +96,18 @@ def to_bytes(values: Array) -> bytes:
     return b"\0".join(texts)
 
 
-def read_cheap_targets(examples: Examples) -> Array | None:
-    """Returns all targets of a split [n, ...], or None if they can't be read within `SECONDS` or without reading the
-    split.
+def read_cheap_targets(examples: Examples) -> tuple[Any, Array | None] | None:
+    """Returns all targets of a split, [n, ...] each, and the weights [n] of its examples if it has some.
 
-    For records in memory, tf.data traces `decode` and prunes its graph to what the target needs: a file that only the
-    input comes from is not read.
+    Returns None if they can't be read within `SECONDS` or without reading the split. For records in memory, tf.data
+    traces `decode` and prunes its graph to what the targets need: a file that only the inputs come from is not read.
     """
     if isinstance(examples, Arrays):
-        return examples.targets
+        return examples.targets, examples.weights
     if not isinstance(examples, Records):
         return None
     stream: Stream = examples
-    targets = stream.dataset.map(lambda *record: decode(stream, to_record(record))[1], num_parallel_calls=2)
+    targets = stream.dataset.map(lambda *record: decode(stream, to_record(record))[1:], num_parallel_calls=2)
     deadline = time.monotonic() + SECONDS
     batches = []
     try:
@@ -120,4 +117,7 @@ def read_cheap_targets(examples: Examples) -> Array | None:
                 return None
     except tf.errors.OpError:  # training reports bad examples
         return None
-    return np.concatenate(batches)
+    read, *weights = (
+        map_leaves(lambda *values: np.concatenate(values), *parts) for parts in zip(*batches, strict=True)
+    )
+    return read, weights[0] if weights else None

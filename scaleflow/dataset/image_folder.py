@@ -49,5 +49,4 @@ class ImageFolder(ClassFolders):
         super().__init__(data_dir, SUFFIXES, classes, kind, test, split_seed)
 
     def read(self, path: tf.Tensor) -> tf.Tensor:
-        """Reads and decodes an image file. Traced."""
         return self._decode(tf.io.read_file(path))

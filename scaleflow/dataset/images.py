@@ -26,9 +26,6 @@ def make_image_decoder(
         resize: `stretch` to the size; `pad` with black, keeps the aspect ratio; `crop` the middle to fill the size.
         channels: 3, or 1 for grey.
         key: prefix of the options in messages.
-
-    Raises:
-        ConfigError: if an option is invalid.
     """
     height, width = parse_image_size(size, key)
     parse_choice(resize, f"{key}.resize", RESIZE)

@@ -15,6 +15,11 @@ from scaleflow.interfaces import Inputs
 LEAST_DEVIATION = 1e-6
 
 
+def can_be_normalised(inputs: Inputs) -> bool:
+    """Returns whether an input of several is a quantity: floats, or raw values with a `scale`, such as images."""
+    return inputs.dtype.startswith(("float", "bfloat")) or inputs.scale is not None
+
+
 class Normalise:
     """Preprocesses numbers: (x - mean) / deviation, along the last axis.
 
@@ -29,17 +34,18 @@ class Normalise:
     """
 
     def __init__(self, inputs: Inputs) -> None:
-        if inputs.dtype == "string" or inputs.vocabulary is not None or not inputs.shape:
+        if inputs.dtype == "string" or inputs.vocabulary is not None:
             raise ConfigError(
-                "dataset.normalise=true: the dataset's inputs are text, and a mean takes numbers; leave it away"
+                "dataset.normalise=true: the dataset's inputs are text, which has no mean; remove dataset.normalise"
             )
         self._inputs = inputs
 
     def learn(self, batches: Iterable[np.ndarray[Any, Any]]) -> dict[str, list[float]]:
         """Returns the mean and the deviation of each channel, over all examples and positions."""
-        count, mean, squares = 0, np.zeros(self._inputs.shape[-1]), np.zeros(self._inputs.shape[-1])
+        channels = self._inputs.shape[-1] if self._inputs.shape else 1
+        count, mean, squares = 0, np.zeros(channels), np.zeros(channels)
         for batch in batches:
-            values = batch.reshape(-1, batch.shape[-1]).astype(np.float64)
+            values = batch.reshape(-1, channels).astype(np.float64)
             batch_mean = values.mean(axis=0)
             delta, total = batch_mean - mean, count + len(values)
             mean = mean + delta * len(values) / total  # Chan, Golub and LeVeque 1979
@@ -54,6 +60,6 @@ class Normalise:
 
     def layer(self, learned: Any) -> keras.Layer:
         """Returns the layer raw inputs [b, ...] -> [b, ...] float32."""
-        deviation = np.asarray(learned["deviation"])
-        offset = -np.asarray(learned["mean"]) / deviation
+        deviation = np.reshape(learned["deviation"], self._inputs.shape[-1:])
+        offset = -np.reshape(learned["mean"], self._inputs.shape[-1:]) / deviation
         return keras.layers.Rescaling((1 / deviation).tolist(), offset.tolist(), dtype="float32", name="normalise")

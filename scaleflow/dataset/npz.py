@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, get_args
 
@@ -16,9 +16,10 @@ from scaleflow.dataset.files import (
     parse_choice,
     parse_count,
     parse_fraction,
+    parse_words,
 )
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Arrays, Inputs, Kind, Outputs
+from scaleflow.interfaces import Arrays, Inputs, Kind, Outputs, map_leaves
 
 #: Suffix of an array's name -> its split.
 ENDINGS: Mapping[str, str] = {"_train": "train", "_val": "validation", "_validation": "validation", "_test": "test"}
@@ -27,6 +28,10 @@ ENDINGS: Mapping[str, str] = {"_train": "train", "_val": "validation", "_validat
 MOST_CLASSES = 10_000
 
 Array = np.ndarray[Any, Any]
+
+
+#: The arrays of a split by name.
+Part = Mapping[str, Array]
 
 
 class Npz:
@@ -38,9 +43,11 @@ class Npz:
 
     Args:
         data_dir: the file.
-        inputs, targets: names of the arrays, without the suffixes `_train`, `_val` or `_validation`, `_test`.
-        kind: of the targets. With `auto`, integers are classes (binary if there are only 0 and 1), floats are
-            regression targets, and integers [n, k] of 0 and 1 are labels.
+        inputs, targets: names of the arrays, without the suffixes `_train`, `_val` or `_validation`, `_test`. A list
+            makes a dict, with a tensor for each name.
+        weights: name of the array [n] of the examples' weights; None: all count the same.
+        kind: of the targets, or a dict from the name of a target to its kind. With `auto`, integers are classes (binary
+            if there are only 0 and 1), floats are regression targets, and integers [n, k] of 0 and 1 are labels.
         test: fraction of the examples in the test split, if the arrays have no suffixes.
         split_seed: selects the test examples.
 
@@ -51,58 +58,98 @@ class Npz:
     def __init__(
         self,
         data_dir: str,
-        inputs: str = "x",
-        targets: str = "y",
-        kind: str = "auto",
+        inputs: str | Sequence[str] = "x",
+        targets: str | Sequence[str] = "y",
+        weights: str | None = None,
+        kind: str | Mapping[str, str] = "auto",
         test: float = TEST_FRACTION,
         split_seed: int = 0,
     ) -> None:
-        parse_choice(kind, "dataset.kind", ("auto", *get_args(Kind)))
+        self._names = parse_names(inputs, "dataset.inputs"), parse_names(targets, "dataset.targets")
+        kinds = parse_kinds(kind, targets)
+        self._weights = weights
         self._part = parse_fraction(test)
         self._seed = parse_count(split_seed, "dataset.split_seed")
         arrays = open_arrays(data_dir)
-        pairs = find_pairs(data_dir, arrays, inputs, targets)
-        resolved_kind = resolve_kind(kind, {name: y for name, (_, y) in pairs.items()})
-        self.inputs = describe_inputs(data_dir, {name: x for name, (x, _) in pairs.items()})
-        self.outputs = describe_outputs(resolved_kind, [y for _, y in pairs.values()])
-        self._splits = divide_pairs(pairs, self._part, self._seed)
+        names = [*list_names(inputs), *list_names(targets), *list_names(weights or [])]
+        parts = find_parts(data_dir, arrays, names)
+
+        def of_all(name: str) -> dict[str, Array]:
+            return {split: part[name] for split, part in parts.items()}
+
+        def describe_target(name: str) -> Outputs:
+            return describe_outputs(resolve_kind(kinds[name], of_all(name)), list(of_all(name).values()))
+
+        self.inputs = map_leaves(lambda name: describe_inputs(data_dir, name, of_all(name)), self._names[0])
+        self.outputs = map_leaves(describe_target, self._names[1])
+        self._splits = divide_parts(parts, self._part, self._seed)
 
     @property
     def splits(self) -> Collection[str]:
         return tuple(self._splits)
 
     def load(self, split: str) -> Arrays:
-        x, y, chosen = self._splits[split]
-        if chosen is not None:
-            x, y = x[chosen], y[chosen]
-        if x.dtype != self.inputs.dtype:  # else it stays mapped, if it is
-            x = np.asarray(x, self.inputs.dtype)
-        return Arrays(x, convert_targets(self.outputs, np.asarray(y)))
+        part, chosen = self._splits[split]
+
+        def take(name: str) -> Array:
+            return part[name] if chosen is None else part[name][chosen]
+
+        def take_input(name: str, described: Inputs) -> Array:
+            x = take(name)
+            return x if x.dtype == described.dtype else np.asarray(x, described.dtype)  # else it stays mapped, if it is
+
+        def take_target(name: str, described: Outputs) -> Array:
+            return convert_targets(described, np.asarray(take(name)))
+
+        inputs, targets = self._names
+        return Arrays(
+            map_leaves(take_input, inputs, self.inputs),
+            map_leaves(take_target, targets, self.outputs),
+            None if self._weights is None else np.asarray(take(self._weights)),
+        )
 
 
-def divide_pairs(
-    pairs: Mapping[str, tuple[Array, Array]], part: float, seed: int
-) -> dict[str, tuple[Array, Array, Array | None]]:
-    """Returns {split: (inputs, targets, mask of the examples or None for all)}."""
-    if set(pairs) != {"all"}:
-        return {split: (x, y, None) for split, (x, y) in pairs.items()}
-    x, y = pairs["all"]
-    is_test = draw_test_examples(len(x), part, seed)
+def list_names(names: str | Sequence[str]) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)
+
+
+def parse_names(names: Any, key: str) -> Any:
+    """Returns the structure of names: one name, or a dict from each name of a list to itself."""
+    if isinstance(names, str) and names:
+        return names
+    words = parse_words(names, key)
+    if not words or len(set(words)) < len(words):
+        raise ConfigError(f"{key}={names}: expected the name of an array, or a list of different names")
+    return {name: name for name in words}
+
+
+def parse_kinds(kind: Any, targets: str | Sequence[str]) -> dict[str, str]:
+    """Returns the kind, or `auto`, of each target by its name."""
+    names = list_names(targets)
+    kinds = {**dict.fromkeys(names, "auto"), **kind} if isinstance(kind, Mapping) else dict.fromkeys(names, kind)
+    if unknown := set(kinds) - set(names):
+        raise ConfigError(f"dataset.kind.{min(unknown)}: there is no such target; the targets are {', '.join(names)}")
+    return {name: parse_choice(each, "dataset.kind", ("auto", *get_args(Kind))) for name, each in kinds.items()}
+
+
+def divide_parts(parts: Mapping[str, Part], test: float, seed: int) -> dict[str, tuple[Part, Array | None]]:
+    """Returns {split: (arrays, mask of the examples or None for all)}."""
+    if set(parts) != {"all"}:
+        return {split: (part, None) for split, part in parts.items()}
+    part = parts["all"]
+    is_test = draw_test_examples(len(next(iter(part.values()))), test, seed)
     if not is_test.any():
-        return {"train": (x, y, None)}
-    return {"train": (x, y, ~is_test), "test": (x, y, is_test)}
-
-
-# ---------------------------------------------------------------------------------------------
-# The file
-# ---------------------------------------------------------------------------------------------
+        return {"train": (part, None)}
+    return {"train": (part, ~is_test), "test": (part, is_test)}
 
 
 def open_arrays(data_dir: Any) -> dict[str, Array]:
     """Returns the arrays of a file by name; memory-maps those that are not compressed."""
     path = expand_data_dir(data_dir)
     if not path.is_file():
-        raise ConfigError(f"dataset.data_dir={data_dir}: there is no such file; expected what numpy.savez writes")
+        raise ConfigError(
+            f"dataset.data_dir={data_dir}: there is no such file; expected a file that numpy.savez has written"
+        )
     try:
         with zipfile.ZipFile(path) as archive:
             return {
@@ -111,18 +158,17 @@ def open_arrays(data_dir: Any) -> dict[str, Array]:
                 if info.filename.endswith(".npy")
             }
     except (zipfile.BadZipFile, OSError, EOFError) as error:
-        raise ConfigError(f"dataset.data_dir={data_dir}: is no whole .npz file ({error})") from error
+        raise ConfigError(f"dataset.data_dir={data_dir}: is not a complete .npz file ({error})") from error
 
 
 def open_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
-    """Opens one array of a file."""
     with archive.open(info) as file:
         try:
             shape, fortran, dtype = read_array_header(file)
             if dtype.hasobject:
                 raise ConfigError(
-                    f"dataset.data_dir={path}: the array {info.filename.removesuffix('.npy')} holds Python objects, "
-                    "which are not loaded; save it with a dtype of numbers"
+                    f"dataset.data_dir={path}: the array {info.filename.removesuffix('.npy')} contains Python "
+                    "objects, which scaleflow does not load; save it with a numeric dtype"
                 )
             if info.compress_type == zipfile.ZIP_STORED and shape and 0 not in shape:
                 start = member_offset(path, info) + file.tell()
@@ -149,54 +195,57 @@ def member_offset(path: Path, info: zipfile.ZipInfo) -> int:
     return info.header_offset + 30 + name + extra
 
 
-def find_pairs(data_dir: Any, arrays: Mapping[str, Array], x: str, y: str) -> dict[str, tuple[Array, Array]]:
-    """Returns (inputs, targets) of each split, or of `all` if the names have no suffixes."""
-    pairs: dict[str, tuple[Array, Array]] = {}
+def find_parts(data_dir: Any, arrays: Part, names: Sequence[str]) -> dict[str, Part]:
+    """Returns the arrays of each split by name, or of `all` if the names have no suffixes."""
+    first = names[0]
+    parts: dict[str, Part] = {}
     for ending, split in ENDINGS.items():
-        if x + ending in arrays:
-            if split in pairs:
-                raise ConfigError(f"dataset.data_dir={data_dir}: there is a {x}_val and a {x}_validation")
-            pairs[split] = find_pair(data_dir, arrays, x + ending, y + ending)
-    if not pairs and x in arrays:
-        pairs["all"] = find_pair(data_dir, arrays, x, y)
-    if "train" not in pairs and "all" not in pairs:
+        if first + ending in arrays:
+            if split in parts:
+                raise ConfigError(
+                    f"dataset.data_dir={data_dir}: both {first}_val and {first}_validation exist; remove one of them"
+                )
+            parts[split] = find_arrays(data_dir, arrays, names, ending)
+    if not parts and first in arrays:
+        parts["all"] = find_arrays(data_dir, arrays, names, "")
+    if "train" not in parts and "all" not in parts:
         raise ConfigError(
-            f"dataset.data_dir={data_dir}: there is no array {x}_train or {x}; there is {', '.join(arrays) or 'none'}; "
-            "dataset.inputs and dataset.targets name them"
+            f"dataset.data_dir={data_dir}: there is no array {first}_train or {first}; the arrays are "
+            f"{', '.join(arrays) or 'none'}; set dataset.inputs and dataset.targets to their names"
         )
-    return pairs
+    return parts
 
 
-def find_pair(data_dir: Any, arrays: Mapping[str, Array], x: str, y: str) -> tuple[Array, Array]:
-    for name in (x, y):
+def find_arrays(data_dir: Any, arrays: Part, names: Sequence[str], ending: str) -> Part:
+    """Returns the arrays of one split."""
+    first = names[0] + ending
+    for name in (each + ending for each in names):
         if name not in arrays:
-            raise ConfigError(f"dataset.data_dir={data_dir}: there is no array {name}; there is {', '.join(arrays)}")
+            raise ConfigError(
+                f"dataset.data_dir={data_dir}: there is no array {name}; the arrays are {', '.join(arrays)}"
+            )
         if arrays[name].dtype.kind not in "biuf" or not arrays[name].ndim:
             array = arrays[name]
             raise ConfigError(
                 f"dataset.data_dir={data_dir}: the array {name} is {array.dtype} of shape {array.shape}, expected "
                 "numbers, [examples, ...]"
             )
-    if len(arrays[x]) != len(arrays[y]):
-        raise ConfigError(
-            f"dataset.data_dir={data_dir}: {x} has {len(arrays[x])} examples, and {y} has {len(arrays[y])}"
-        )
-    if not len(arrays[x]):
-        raise ConfigError(f"dataset.data_dir={data_dir}: {x} is empty")
-    return arrays[x], arrays[y]
+        if len(arrays[name]) != len(arrays[first]):
+            raise ConfigError(
+                f"dataset.data_dir={data_dir}: {first} has {len(arrays[first])} examples, but {name} has "
+                f"{len(arrays[name])}"
+            )
+    if not len(arrays[first]):
+        raise ConfigError(f"dataset.data_dir={data_dir}: {first} is empty")
+    return {name: arrays[name + ending] for name in names}
 
 
-# ---------------------------------------------------------------------------------------------
-# What they mean
-# ---------------------------------------------------------------------------------------------
-
-
-def describe_inputs(data_dir: Any, arrays: Mapping[str, Array]) -> Inputs:
-    """Describes the inputs, which must have the same shape and dtype in all splits."""
+def describe_inputs(data_dir: Any, name: str, arrays: Mapping[str, Array]) -> Inputs:
+    """Describes an array of inputs, which must have the same shape and dtype in all splits."""
     specs = {split: (x.shape[1:], x.dtype) for split, x in arrays.items()}
     if len(set(specs.values())) > 1:
         description = ", ".join(f"{dtype} {shape} in {split}" for split, (shape, dtype) in specs.items())
-        raise ConfigError(f"dataset.data_dir={data_dir}: the inputs differ: {description}")
+        raise ConfigError(f"dataset.data_dir={data_dir}: the array {name} differs between the splits: {description}")
     shape, dtype = next(iter(specs.values()))
     if dtype == np.uint8 and len(shape) >= 2:
         return Inputs(shape, "uint8", scale=1 / 255)
@@ -216,20 +265,19 @@ def resolve_kind(kind: str, targets: Mapping[str, Array]) -> Kind:
     if is_row and (low, high) == (0, 1):
         if all((y.reshape(len(y), -1).sum(axis=1) == 1).all() for y in arrays):
             raise ConfigError(
-                "dataset.kind=auto: each row of the targets has a single 1; write dataset.kind=classification where "
-                "that is the class, or dataset.kind=multi_label"
+                "dataset.kind=auto: each row of the targets has a single 1; use dataset.kind=classification if it "
+                "marks the class, or dataset.kind=multi_label"
             )
         return "multi_label"
     if is_row or low < 0 or high >= MOST_CLASSES:
         raise ConfigError(
             f"dataset.kind=auto: the targets are integers from {low} to {high}, of shape {arrays[0].shape[1:]} each; "
-            "say what they mean with dataset.kind"
+            "set dataset.kind to what they mean"
         )
     return "binary" if high <= 1 else "classification"
 
 
 def describe_outputs(kind: Kind, targets: list[Array]) -> Outputs:
-    """Describes what a model must return."""
     shape = targets[0].shape[1:] or (1,)
     if any((y.shape[1:] or (1,)) != shape for y in targets):
         raise ConfigError("dataset: the targets of the splits differ in shape")
@@ -261,7 +309,7 @@ def one_hot_classes(targets: Array) -> Array:
     invalid = np.flatnonzero((rows != 0).sum(axis=1) != 1)
     if len(invalid):
         raise ConfigError(
-            f"dataset.kind=classification: row {invalid[0]} of the targets has no single 1; expected [n] integers or "
-            "[n, classes] with one 1 in each row"
+            f"dataset.kind=classification: row {invalid[0]} of the targets does not have exactly one 1; expected [n] "
+            "integers or [n, classes] with one 1 in each row"
         )
     return np.asarray(rows.argmax(axis=1))

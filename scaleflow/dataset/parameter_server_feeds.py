@@ -24,16 +24,16 @@ class ParameterServerArrayFeed(ArrayFeed):
     _can_read_ahead = False  # little to gain: the variables come over the network
 
     def _hold(self, arrays: Arrays) -> Any:
-        """Returns an iterator per worker that always yields the whole (inputs, targets), without a copy."""
-        size = arrays.inputs.nbytes + arrays.targets.nbytes
-        if size > LARGEST_BYTES:
+        """Returns an iterator per worker that always yields the whole arrays, without a copy."""
+        if arrays.nbytes > LARGEST_BYTES:
             raise ConfigError(
-                f"strategy=parameter_server: the training split's {size / 2**30:.1f} GiB in memory are more than the "
-                "2 GiB a worker can be sent at once; use dataset.limit, a dataset that streams, or another strategy"
+                f"strategy=parameter_server: the training split takes {arrays.nbytes / 2**30:.1f} GiB in memory, and "
+                "a worker can be sent at most 2 GiB at once; use dataset.limit, a dataset that streams, or another "
+                "strategy"
             )
 
         def whole() -> tf.data.Dataset:
-            return tf.data.Dataset.from_tensors((tf.constant(arrays.inputs), tf.constant(arrays.targets))).repeat()
+            return tf.data.Dataset.from_tensors(tf.nest.map_structure(tf.constant, arrays.parts)).repeat()
 
         coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)
         return iter(coordinator.create_per_worker_dataset(whole))
@@ -51,18 +51,19 @@ class ParameterServerFeed:
     batching: Batching
 
     def worker_argument(self, opened: Any, first: int, steps: int) -> Any:
-        """Returns (first step, inputs [steps, share, ...], targets, mask); for 0 steps, one step that is not used."""
-        elements = [next(opened) for _ in range(max(1, steps))]
-        return tf.constant(first, tf.int64), *(tf.stack(tensors) for tensors in zip(*elements, strict=True))
+        """Returns (first step, the shares of the steps, [steps, share, ...]); for 0 steps, one that is not used."""
+        shares = [next(opened) for _ in range(max(1, steps))]
+        return tf.constant(first, tf.int64), tf.nest.map_structure(lambda *tensors: tf.stack(tensors), *shares)
 
     def fetch(self, opened: Any) -> Any:
         return opened
 
     def micro_batch(
         self, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, replica: tf.Tensor, index: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        first, *tensors = fetched
-        return slice_micro_batch([t[step - first] for t in tensors], self.batching.batch_size, index)
+    ) -> tuple[Any, ...]:
+        first, shares = fetched
+        share = tf.nest.map_structure(lambda tensor: tensor[step - first], shares)
+        return slice_micro_batch(share, self.batching.batch_size, index)
 
 
 class ParameterServerStreamFeed(ParameterServerFeed, StreamFeed):

@@ -4,43 +4,90 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.cache import Transform, refuse_unreadable
+from scaleflow.dataset.cache import refuse_unreadable
+from scaleflow.dataset.normalise import Normalise, can_be_normalised
 from scaleflow.dataset.records import decode_records
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Arrays, Examples, Inputs, Preprocessing, Workers
+from scaleflow.interfaces import (
+    Arrays,
+    Dataset,
+    Examples,
+    Inputs,
+    Preprocessing,
+    Source,
+    Workers,
+    describe_keys,
+    name_leaves,
+)
 
 BATCH = 256
 
+#: The preprocessing of each input that has one, by its name; "" is a single tensor's.
+Preprocessings = Mapping[str, Preprocessing]
 
-def learn_on_chief(preprocessing: Preprocessing, train: Examples, workers: Workers) -> Any:
-    """Learns the preprocessing on the chief, and returns the result on every worker.
+
+def choose_preprocessing(source: Source, options: Dataset) -> Preprocessings:
+    """Returns the source's own preprocessing, or the one that the config asks for.
 
     Raises:
-        ConfigError: if an example cannot be read.
+        ConfigError: if the source's preprocessing does not fit its inputs, or `dataset.normalise` does not.
+    """
+    inputs = name_leaves(source.inputs)
+    own = getattr(source, "preprocessing", None) or {}
+    preprocessings = {name: each for name, each in name_leaves(own).items() if each is not None}
+    if unknown := set(preprocessings) - set(inputs):
+        raise ConfigError(
+            f"dataset: {type(source).__name__}.preprocessing: names {', '.join(sorted(unknown)) or 'one tensor'}, but "
+            f"the inputs {describe_keys(source.inputs)}"
+        )
+    if not options.normalise:
+        return preprocessings
+    if preprocessings:
+        kinds = ", ".join(sorted({type(each).__name__ for each in preprocessings.values()}))
+        raise ConfigError(
+            f"dataset.normalise=true: {type(source).__name__} preprocesses its inputs itself, with {kinds}; remove "
+            "dataset.normalise"
+        )
+    if "" in inputs:
+        return {"": Normalise(inputs[""])}
+    chosen = {name: Normalise(each) for name, each in inputs.items() if can_be_normalised(each)}
+    if not chosen:
+        raise ConfigError(
+            f"dataset.normalise=true: none of the dataset's inputs ({', '.join(inputs)}) is float; remove it"
+        )
+    return chosen
+
+
+def learn_on_chief(preprocessings: Preprocessings, train: Examples, workers: Workers) -> Mapping[str, Any]:
+    """Learns the preprocessing on the chief, and returns the result of each on every worker.
+
+    Raises ConfigError if an example cannot be read.
     """
 
     def learn() -> str:
         with refuse_unreadable("train", train):
-            return json.dumps(preprocessing.learn(raw_batches(train)))
+            return json.dumps({name: each.learn(raw_batches(train, name)) for name, each in preprocessings.items()})
 
-    return json.loads(workers.from_chief(learn))
+    learned: Mapping[str, Any] = json.loads(workers.from_chief(learn))
+    return learned
 
 
-def raw_batches(examples: Examples) -> Iterator[np.ndarray[Any, Any]]:
-    """Yields the raw inputs in their order, [b, *Source.inputs.shape]."""
+def raw_batches(examples: Examples, name: str) -> Iterator[np.ndarray[Any, Any]]:
+    """Yields one of the raw inputs in the order of the examples, [b, *Inputs.shape]."""
     if isinstance(examples, Arrays):
+        inputs = name_leaves(examples.inputs)[name]
         for first in range(0, len(examples), BATCH):
-            yield examples.inputs[first : first + BATCH]
+            yield inputs[first : first + BATCH]
         return
     batches = decode_records(examples, examples.dataset.take(len(examples))).batch(BATCH)
-    yield from batches.map(lambda x, _: x).prefetch(tf.data.AUTOTUNE).as_numpy_iterator()
+    yield from batches.map(lambda x, *_: name_leaves(x)[name]).prefetch(tf.data.AUTOTUNE).as_numpy_iterator()
 
 
 def make_layer(preprocessing: Preprocessing, learned: Any) -> keras.Layer:
@@ -62,11 +109,10 @@ def use_float32() -> Iterator[None]:
 
 def make_transform(
     preprocessing: Preprocessing, learned: Any, sample: np.ndarray[Any, Any], features: Inputs
-) -> Transform:
+) -> Callable[[tf.Tensor], tf.Tensor]:
     """Returns the preprocessing function of the input pipeline, on the CPU.
 
-    Raises:
-        ConfigError: if the layer turns `sample` (raw inputs) into another shape or dtype than `features`.
+    Raises ConfigError if the layer turns `sample` (raw inputs) into another shape or dtype than `features`.
     """
     with tf.device("CPU:0"), use_float32():
         layer = preprocessing.layer(learned)
@@ -74,8 +120,8 @@ def make_transform(
     if (tuple(output.shape[1:]), output.dtype.name) != (tuple(features.shape), features.dtype):
         name = type(preprocessing).__name__
         raise ConfigError(
-            f"dataset: {name}.layer gives {output.dtype.name} of shape {tuple(output.shape[1:])}, and its features say "
-            f"{features.dtype} of shape {tuple(features.shape)}"
+            f"dataset: {name}.layer returns {output.dtype.name} of shape {tuple(output.shape[1:])}, but its features "
+            f"say {features.dtype} of shape {tuple(features.shape)}"
         )
 
     def transform(inputs: tf.Tensor) -> tf.Tensor:

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Outputs, Stream
+from scaleflow.interfaces import Arrays, Examples, Outputs, OutputStructure, Stream, label_leaf, name_leaves
 
 #: Maximum size of the records held in memory, and of a shuffle buffer.
 RECORD_BYTES = 256 << 20
@@ -27,19 +27,16 @@ READ_BATCH_SIZE = 1024
 class Records(Stream):
     """A stream whose records are all in memory, for access by index.
 
-    Attributes:
-        components: the flat components of all records, each [length, ...].
+    `components` has the flat components of all records, each [length, ...].
     """
 
     components: tuple[tf.Tensor, ...] = ()
 
     def at(self, index: tf.Tensor) -> Any:
-        """Returns the record at an index. Traced."""
         flat = [tf.gather(component, index) for component in self.components]
         return tf.nest.pack_sequence_as(self.dataset.element_spec, flat)
 
     def select(self, places: np.ndarray[Any, Any]) -> Records:
-        """Returns the records at these indices, in this order."""
         with tf.device("CPU:0"):
             components = tuple(tf.gather(component, places) for component in self.components)
         return make_records(replace(self, length=len(places)), components)
@@ -52,7 +49,7 @@ def make_records(stream: Stream, components: tuple[tf.Tensor, ...]) -> Records:
 
 
 def decode(stream: Stream, record: Any) -> Any:
-    """Decodes a record to (input, target). Traced."""
+    """Decodes a record to an example. Traced."""
     if stream.at_once is None:
         return call_decode(stream, record)
     batch = call_decode(stream, tf.nest.map_structure(lambda tensor: tensor[None], record))
@@ -67,7 +64,7 @@ def call_decode(stream: Stream, record: Any) -> Any:
 
 
 def decode_records(stream: Stream, dataset: tf.data.Dataset | None = None) -> tf.data.Dataset:
-    """Decodes a stream's records, or those of `dataset`, to (input, target), in parallel and in their order."""
+    """Decodes a stream's records, or those of `dataset`, to examples, in parallel and in their order."""
     dataset = stream.dataset if dataset is None else dataset
     if stream.decode is None:
         return dataset
@@ -83,20 +80,38 @@ def to_record(arguments: tuple[Any, ...]) -> Any:
     return arguments if len(arguments) > 1 else arguments[0]
 
 
-def check_decoded_targets(stream: Stream, outputs: Outputs) -> Stream:
-    """Returns the stream with a check that decoded targets are valid for their kind."""
-    last = largest_target(outputs)
-    if last is None:
-        return stream
+def check_decoded_targets(stream: Stream, outputs: OutputStructure) -> Stream:
+    """Returns the stream with a check that decoded targets are valid for their kind, and weights not negative."""
+    limits = {name: (each, largest_target(each)) for name, each in name_leaves(outputs).items()}
+    limited = {name: (each, last) for name, (each, last) in limits.items() if last is not None}
 
-    def decode_checked(*record: Any) -> tuple[Any, Any]:
-        inputs, target = call_decode(stream, to_record(record))
-        is_valid = tf.reduce_all((target >= 0) & (target <= last))
-        message = f"its {outputs.kind} target is not from 0 to {last}"
-        with tf.control_dependencies([tf.debugging.Assert(is_valid, [message, target])]):
-            return inputs, tf.identity(target)
+    def decode_checked(*record: Any) -> tuple[Any, ...]:
+        inputs, targets, *weights = call_decode(stream, to_record(record))
+        checks = []
+        for name, target in name_leaves(targets).items():
+            if name in limited:
+                each, last = limited[name]
+                is_valid = (target >= 0) & (target <= last)
+                if each.ignore is not None:
+                    is_valid |= target == each.ignore
+                message = f"its {each.kind} {label_leaf('target', name)} is not between 0 and {last}"
+                checks.append(tf.debugging.Assert(tf.reduce_all(is_valid), [message, target]))
+        for weight in weights:
+            is_valid = (tf.cast(weight, tf.float32) >= 0) & (tf.cast(weight, tf.float32) < np.inf)
+            checks.append(
+                tf.debugging.Assert(tf.reduce_all(is_valid), ["its weight is negative, infinite or NaN", weight])
+            )
+        with tf.control_dependencies(checks):
+            return inputs, *tf.nest.map_structure(tf.identity, (targets, *weights))
 
-    return replace(stream, decode=decode_checked)
+    return replace(stream, decode=decode_checked) if limited or has_weights(stream) else stream
+
+
+def has_weights(examples: Examples) -> bool:
+    """Returns whether examples have weights."""
+    if isinstance(examples, Arrays):
+        return examples.weights is not None
+    return len(decode_records(examples).element_spec) == 3
 
 
 def largest_target(outputs: Outputs) -> int | None:
@@ -109,8 +124,7 @@ def largest_target(outputs: Outputs) -> int | None:
 def cache_records(split: str, stream: Stream) -> Stream:
     """Returns the stream with its records in memory, if they are small and have a `decode`.
 
-    Raises:
-        ConfigError: if there are fewer records than the source says.
+    Raises ConfigError if there are fewer records than the source says.
     """
     if isinstance(stream, Records) or stream.decode is None or record_bytes(stream) * len(stream) > RECORD_BYTES:
         return stream
@@ -119,7 +133,7 @@ def cache_records(split: str, stream: Stream) -> Stream:
         return stream
     count = int(components[0].shape[0])
     if count != len(stream):
-        raise ConfigError(f"dataset: the stream of {split!r} holds {count} examples, and the source says {len(stream)}")
+        raise ConfigError(f"dataset: the stream of {split!r} holds {count} examples, but the source says {len(stream)}")
     return make_records(stream, components)
 
 

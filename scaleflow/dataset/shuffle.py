@@ -17,7 +17,7 @@ SHUFFLE_BUFFER = 10_000
 GATHER_BATCH_SIZE = 256
 
 #: Position in the epoch's order [] int64 -> whether this worker reads it.
-Mine = Callable[[tf.Tensor], tf.Tensor]
+IsOwn = Callable[[tf.Tensor], tf.Tensor]
 
 
 def shuffle_position(place: tf.Tensor, seed: int, epoch: tf.Tensor | int, count: int) -> tf.Tensor:
@@ -35,26 +35,26 @@ class ShuffledOrder:
     Args:
         stream: the records.
         seed: reshuffles every epoch; None keeps the order.
-        buffer: size of the shuffle buffer in records, for streams that are not in memory; None means as many as fit
-            in `RECORD_BYTES`.
+        buffer: size of the shuffle buffer in records, for streams that are not in memory; None means as many as fit in
+            `RECORD_BYTES`.
     """
 
     def __init__(self, stream: Stream, seed: int | None, buffer: int | None = None) -> None:
         self._stream = stream
         self._seed = seed
-        self._is_held = isinstance(stream, Records)
-        self._buffer = 0 if self._is_held or seed is None else buffer_size(stream, buffer)
+        self._in_memory = isinstance(stream, Records)
+        self._buffer = 0 if self._in_memory or seed is None else buffer_size(stream, buffer)
 
-    def examples(self, epoch: tf.Tensor | int, first: int, last: int, mine: Mine | None = None) -> tf.data.Dataset:
+    def examples(self, epoch: tf.Tensor | int, first: int, last: int, is_own: IsOwn | None = None) -> tf.data.Dataset:
         """Returns the examples (input, target) at the positions [first, last) of an epoch.
 
         Positions after the last example are padding. Records in memory repeat the first ones of the epoch. Any other
         stream repeats its first records unshuffled, so that its buffer is not filled again.
         """
-        read_records = self._read_from_memory if self._is_held else self._read_through_buffer
-        return decode_records(self._stream, read_records(epoch, first, last, mine))
+        read_records = self._read_from_memory if self._in_memory else self._read_through_buffer
+        return decode_records(self._stream, read_records(epoch, first, last, is_own))
 
-    def _read_from_memory(self, epoch: tf.Tensor | int, first: int, last: int, mine: Mine | None) -> tf.data.Dataset:
+    def _read_from_memory(self, epoch: tf.Tensor | int, first: int, last: int, is_own: IsOwn | None) -> tf.data.Dataset:
         stream, seed = self._stream, self._seed
         assert isinstance(stream, Records)
         count = len(stream)
@@ -64,10 +64,12 @@ class ShuffledOrder:
             return stream.at(place if seed is None else shuffle_position(place, seed, epoch, count))
 
         positions = tf.data.Dataset.range(first, last)
-        worker_positions = positions if mine is None else positions.filter(mine)
+        worker_positions = positions if is_own is None else positions.filter(is_own)
         return worker_positions.batch(GATHER_BATCH_SIZE).map(gather).unbatch()
 
-    def _read_through_buffer(self, epoch: tf.Tensor | int, first: int, last: int, mine: Mine | None) -> tf.data.Dataset:
+    def _read_through_buffer(
+        self, epoch: tf.Tensor | int, first: int, last: int, is_own: IsOwn | None
+    ) -> tf.data.Dataset:
         count = len(self._stream)
         in_order = self._stream.dataset.take(count)
         dataset = in_order.apply(tf.data.experimental.assert_cardinality(count))
@@ -75,14 +77,13 @@ class ShuffledOrder:
             seed = epoch_seed(self._seed, epoch)
             dataset = dataset.shuffle(self._buffer, seed=seed, reshuffle_each_iteration=False)
         dataset = dataset.concatenate(in_order.repeat().take(last - count)).skip(first)
-        if mine is None:
+        if is_own is None:
             return dataset
-        numbered = dataset.enumerate(start=first).filter(lambda place, *_: mine(place))
+        numbered = dataset.enumerate(start=first).filter(lambda place, *_: is_own(place))
         return numbered.map(lambda _, *record: to_record(record))
 
 
 def buffer_size(stream: Stream, wanted: int | None) -> int:
-    """Returns the size of the shuffle buffer in records."""
     if wanted is not None:
         return min(wanted, len(stream))
     size = record_bytes(stream)

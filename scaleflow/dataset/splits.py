@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+from typing import Any
 
 import keras
 import numpy as np
 
-from scaleflow.dataset.cache import Transform, cache_split, refuse_unreadable
+from scaleflow.dataset.cache import Transforms, cache_split, refuse_unreadable
+from scaleflow.dataset.contract import check_contract, check_examples
 from scaleflow.dataset.files import draw
 from scaleflow.dataset.fingerprint import Fingerprint, fingerprint_split
-from scaleflow.dataset.normalise import Normalise
-from scaleflow.dataset.preprocessing import learn_on_chief, make_layer, make_transform
+from scaleflow.dataset.preprocessing import (
+    Preprocessings,
+    choose_preprocessing,
+    learn_on_chief,
+    make_layer,
+    make_transform,
+)
 from scaleflow.dataset.records import (
     Records,
     cache_records,
     check_decoded_targets,
     decode_records,
-    largest_target,
+    has_weights,
     record_bytes,
 )
 from scaleflow.dataset.unreadable import describe_examples, drop_records, find_unreadable
@@ -28,53 +35,52 @@ from scaleflow.errors import ConfigError
 from scaleflow.events import Emit, Event, Note
 from scaleflow.interfaces import (
     Arrays,
+    Batching,
     Dataset,
     Examples,
-    Inputs,
-    Kind,
-    Outputs,
-    Preprocessing,
+    InputStructure,
+    OutputStructure,
     Source,
     Stream,
     Workers,
+    map_leaves,
+    map_named,
+    name_leaves,
 )
 
 #: Validation is drawn from all records of a stream up to this average size; both splits then read all of them.
 SMALL_RECORD_BYTES = 16 << 10
 
 #: Maximum number of bad examples that a message names.
-NAMED = 5
+MAX_NAMED = 5
 
 
 @dataclass(frozen=True)
 class Splits:
-    """The training, validation and test split of a run; the last two are optional.
-
-    Attributes:
-        inputs, outputs: what the model takes, after the preprocessing, and what it returns.
-        sample: a few raw inputs of the training split.
-        transform: preprocessing of streams; arrays are preprocessed already.
-        preprocessing_model: makes a new preprocessing layer, as the first part of a saved model.
-        fingerprints: of each raw split, by name.
-        is_drawn_as_read: whether the validation split is drawn from a stream while its records are read.
-    """
+    """The training, validation and test split of a run; the last two are optional."""
 
     train: Examples
     validation: Examples | None
     test: Examples | None
-    inputs: Inputs
-    outputs: Outputs
-    sample: np.ndarray[Any, Any]
-    transform: Transform | None = None
-    preprocessing_model: Callable[[], keras.Layer] | None = None
-    fingerprints: Mapping[str, Fingerprint] = field(default_factory=dict)
-    is_drawn_as_read: bool = False
+    #: What the model takes, after the preprocessing, and what it returns
+    inputs: InputStructure
+    outputs: OutputStructure
+    sample: Any  # a few raw inputs of the training split
+    transforms: Transforms = field(default_factory=dict)  # preprocessing of streams; arrays are preprocessed already
+    #: By the name of an input, makes a new preprocessing layer for it, as the first part of a saved model
+    preprocessing_layers: Mapping[str, Callable[[], keras.Layer]] = field(default_factory=dict)
+    fingerprints: Mapping[str, Fingerprint] = field(default_factory=dict)  # of each raw split, by name
+    is_drawn_as_read: bool = False  # whether the validation split is drawn from a stream while its records are read
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether examples of some split have weights."""
+        return any(map(has_weights, self.by_name().values()))
 
     def counts(self) -> Mapping[str, int]:
         return {name: len(examples) for name, examples in self.by_name().items()}
 
     def by_name(self) -> Mapping[str, Examples]:
-        """Returns the splits that exist."""
         roles = {"train": self.train, "validation": self.validation, "test": self.test}
         return {name: examples for name, examples in roles.items() if examples is not None}
 
@@ -111,17 +117,18 @@ def prepare_splits(
         emit: receives notes about what was left out.
         preprocesses: False leaves the inputs raw, for a saved model that preprocesses them itself.
 
-    Raises:
-        ConfigError: if the source violates its interface, a named split is missing, or an example that is read at the
-            start cannot be read.
+    Raises ConfigError if the source violates its interface, a named split is missing, or an example that is read at the
+    start cannot be read.
     """
     for note in getattr(source, "notes", ()):
         emit(Note(note))
     check_contract(source)
     workers = workers or SingleProcess()
-    splits = {name: clean_split(source, name, options, workers, emit) for name in list_needed_splits(source, options)}
+    names = ["train", *([options.validation] if isinstance(options.validation, str) else [])]
+    names += ["test"] if "test" in source.splits else []
+    splits = {name: clean_split(source, name, options, workers, emit) for name in dict.fromkeys(names)}
     if "validation" in source.splits and "validation" not in splits:
-        emit(Note("the dataset's split 'validation' is not used; dataset.validation=validation would use it"))
+        emit(Note("the dataset's split 'validation' is not used; set dataset.validation=validation to use it"))
     train, validation, is_drawn = splits["train"], None, False
     if isinstance(options.validation, str):
         validation = splits[options.validation]
@@ -131,14 +138,8 @@ def prepare_splits(
     raw = Splits(train, validation, splits.get("test"), source.inputs, source.outputs, sample)
     fingerprints = {name: fingerprint_split(name, examples) for name, examples in raw.by_name().items()}
     raw = replace(raw, fingerprints=fingerprints, is_drawn_as_read=is_drawn)
-    preprocessing = choose_preprocessing(source, options) if preprocesses else None
-    return cache_splits(preprocess_splits(preprocessing, raw, workers), options.cache, workers)
-
-
-def list_needed_splits(source: Source, options: Dataset) -> list[str]:
-    """Returns the names of the splits to read, without duplicates."""
-    names = ["train", *([options.validation] if isinstance(options.validation, str) else [])]
-    return list(dict.fromkeys([*names, *(["test"] if "test" in source.splits else [])]))
+    preprocessings = choose_preprocessing(source, options) if preprocesses else {}
+    return cache_splits(preprocess_splits(preprocessings, raw, workers), options.cache, workers)
 
 
 def clean_split(source: Source, split: str, options: Dataset, workers: Workers, emit: Emit) -> Examples:
@@ -156,10 +157,11 @@ def clean_split(source: Source, split: str, options: Dataset, workers: Workers, 
 
 
 def refuse_faults(split: str, stream: Stream) -> None:
-    """Rejects a stream whose source knows that examples cannot be read."""
     if stream.faults:
-        faults = "; ".join(stream.faults[:NAMED])
-        raise ConfigError(f"dataset: {split!r} has bad examples: {faults}; dataset.on_bad_example=skip leaves such out")
+        faults = "; ".join(stream.faults[:MAX_NAMED])
+        raise ConfigError(
+            f"dataset: {split!r} has bad examples: {faults}; use dataset.on_bad_example=skip to leave them out"
+        )
 
 
 def drop_unreadable(split: str, stream: Stream, workers: Workers, emit: Emit) -> Stream:
@@ -172,35 +174,29 @@ def drop_unreadable(split: str, stream: Stream, workers: Workers, emit: Emit) ->
         raise ConfigError(
             f"dataset.on_bad_example=skip: none of the {len(stream)} examples of {split!r} can be read: {first}"
         )
-    names = ", ".join(map(str, describe_examples(stream, indices[:NAMED])))
-    more = f" and {len(indices) - NAMED} more" if len(indices) > NAMED else ""
+    names = ", ".join(map(str, describe_examples(stream, indices[:MAX_NAMED])))
+    more = f" and {len(indices) - MAX_NAMED} more" if len(indices) > MAX_NAMED else ""
     skipped = f"left out {len(indices)} of the {len(stream)} examples of {split!r} that cannot be read"
     emit(Note(f"dataset.on_bad_example=skip: {skipped}: {names}{more}"))
     return drop_records(stream, indices)
 
 
-def choose_preprocessing(source: Source, options: Dataset) -> Preprocessing | None:
-    """Returns the source's own preprocessing, or the one that the config asks for."""
-    preprocessing: Preprocessing | None = getattr(source, "preprocessing", None)
-    if not options.normalise:
-        return preprocessing
-    if preprocessing is not None:
-        raise ConfigError(
-            f"dataset.normalise=true: {type(source).__name__} preprocesses its inputs itself, with "
-            f"{type(preprocessing).__name__}; leave it away"
-        )
-    return Normalise(source.inputs)
-
-
-def preprocess_splits(preprocessing: Preprocessing | None, splits: Splits, workers: Workers) -> Splits:
-    """Adds the preprocessing to the splits, learned from the training split."""
-    if preprocessing is None:
+def preprocess_splits(preprocessings: Preprocessings, splits: Splits, workers: Workers) -> Splits:
+    if not preprocessings:
         return splits
-    learned = learn_on_chief(preprocessing, splits.train, workers)
-    inputs = preprocessing.features(learned)
-    transform = make_transform(preprocessing, learned, splits.sample, inputs)
+    learned = learn_on_chief(preprocessings, splits.train, workers)
+    features = {name: each.features(learned[name]) for name, each in preprocessings.items()}
+    samples = name_leaves(splits.sample)
     return replace(
-        splits, inputs=inputs, transform=transform, preprocessing_model=lambda: make_layer(preprocessing, learned)
+        splits,
+        inputs=map_named(lambda name, inputs: features.get(name, inputs), splits.inputs),
+        transforms={
+            name: make_transform(each, learned[name], samples[name], features[name])
+            for name, each in preprocessings.items()
+        },
+        preprocessing_layers={
+            name: functools.partial(make_layer, each, learned[name]) for name, each in preprocessings.items()
+        },
     )
 
 
@@ -209,111 +205,43 @@ def cache_splits(splits: Splits, cache: str, workers: Workers) -> Splits:
     cached: dict[int, Examples] = {}
     for name, examples in splits.by_name().items():
         if id(examples) not in cached:
-            cached[id(examples)] = cache_split(name, examples, cache, splits.transform, workers)
+            cached[id(examples)] = cache_split(name, examples, cache, splits.transforms, workers)
     validation, test = (
         None if examples is None else cached[id(examples)] for examples in (splits.validation, splits.test)
     )
     return replace(splits, train=cached[id(splits.train)], validation=validation, test=test)
 
 
-def first_inputs(examples: Examples, count: int) -> np.ndarray[Any, Any]:
-    """Returns the first raw inputs of the training split, [count, *shape]."""
+def first_inputs(examples: Examples, count: int) -> Any:
+    """Returns the first raw inputs of the training split, [count, *shape] each."""
     if isinstance(examples, Arrays):
-        return np.array(examples.inputs[:count])
+        return map_leaves(lambda array: np.array(array[:count]), examples.inputs)
     with refuse_unreadable("train", examples):
-        return np.stack([x for x, _ in decode_records(examples, examples.dataset.take(count)).as_numpy_iterator()])
-
-
-def check_contract(source: Any) -> None:
-    """Rejects an object that is not a `Source`; the error names what is missing."""
-    name = type(source).__name__
-    for attribute, kind in (("inputs", Inputs), ("outputs", Outputs)):
-        # Without getattr's default, an AttributeError inside a property is not mistaken for a missing property.
-        value = getattr(source, attribute) if hasattr(type(source), attribute) else getattr(source, attribute, None)
-        if not isinstance(value, kind):
-            raise ConfigError(f"dataset: {name}.{attribute} must be a scaleflow.interfaces.{kind.__name__}")
-    if "train" not in (getattr(source, "splits", None) or ()):
-        raise ConfigError(f"dataset: {name}.splits must name the splits, 'train' among them")
-    if not callable(getattr(source, "load", None)):
-        raise ConfigError(f"dataset: {name} needs a method load(split)")
-    if source.outputs.kind not in get_args(Kind):
-        raise ConfigError(
-            f"dataset: {name}.outputs.kind={source.outputs.kind}: expected one of {', '.join(get_args(Kind))}"
-        )
+        first = [x for x, *_ in decode_records(examples, examples.dataset.take(count)).as_numpy_iterator()]
+        return map_leaves(lambda *values: np.stack(values), *first)
 
 
 def load_split(source: Source, split: str) -> Examples:
     if split not in source.splits:
-        raise ConfigError(f"dataset.validation={split}: there is no such split; there is {', '.join(source.splits)}")
+        raise ConfigError(
+            f"dataset.validation={split}: there is no such split; the splits are {', '.join(source.splits)}"
+        )
     examples = source.load(split)
     if not isinstance(examples, Arrays | Stream):
         raise ConfigError(f"dataset: load({split!r}) returned a {type(examples).__name__}, expected Arrays or a Stream")
     if not len(examples):
         raise ConfigError(f"dataset: the split {split!r} is empty")
-    check_shapes(source, split, examples)
+    check_examples(source, split, examples)
+    if isinstance(examples, Arrays) and examples.weights is not None:
+        return replace(examples, weights=examples.weights.astype(np.float32))
     return examples
 
 
-def check_shapes(source: Source, split: str, examples: Examples) -> None:
-    """Rejects examples whose shapes or dtype differ from the source's description."""
-    target_shape = () if source.outputs.kind == "classification" else tuple(source.outputs.shape)
-    actual = describe_arrays(split, examples) if isinstance(examples, Arrays) else describe_stream(split, examples)
-    for what, shape, expected in zip(
-        ("inputs", "targets"), actual[:2], (source.inputs.shape, target_shape), strict=True
-    ):
-        if shape != tuple(expected):
-            raise ConfigError(f"dataset: {what} of {split!r} have shape {shape}, and the source says {tuple(expected)}")
-    if actual[2] != source.inputs.dtype:
-        raise ConfigError(f"dataset: inputs of {split!r} are {actual[2]}, and the source says {source.inputs.dtype}")
-    if isinstance(examples, Arrays):
-        check_targets(source.outputs, split, examples.targets)
-
-
-def check_targets(outputs: Outputs, split: str, targets: np.ndarray[Any, Any]) -> None:
-    """Rejects targets in memory that are invalid for their kind."""
-    kind = outputs.kind
-    if targets.dtype.kind not in ("iu" if kind == "classification" else "iufb"):
-        expected = "integers" if kind == "classification" else "numbers"
-        raise ConfigError(f"dataset: {kind} targets of {split!r} are {targets.dtype.name}, expected {expected}")
-    last = largest_target(outputs)
-    if last is None:
-        return
-    low, high = targets.min(), targets.max()
-    if low < 0 or high > last:
-        raise ConfigError(f"dataset: {kind} targets of {split!r} reach from {low} to {high}, expected 0 to {last}")
-
-
-def describe_arrays(split: str, examples: Arrays) -> tuple[Any, Any, str]:
-    """Returns (input shape, target shape, input dtype) of examples in memory."""
-    inputs, targets = examples.inputs, examples.targets
-    for what, array in (("inputs", inputs), ("targets", targets)):
-        if not isinstance(array, np.ndarray):
-            raise ConfigError(f"dataset: {what} of {split!r} are a {type(array).__name__}, expected a numpy array")
-    if len(inputs) != len(targets):
-        raise ConfigError(f"dataset: load({split!r}) gave {len(inputs)} inputs and {len(targets)} targets")
-    return inputs.shape[1:], targets.shape[1:], "string" if inputs.dtype.kind in "OSU" else inputs.dtype.name
-
-
-def describe_stream(split: str, examples: Stream) -> tuple[Any, Any, str]:
-    """Returns (input shape, target shape, input dtype) of a stream."""
-    spec = decode_records(examples).element_spec
-    if not (isinstance(spec, tuple) and len(spec) == 2 and all(hasattr(s, "shape") for s in spec)):
-        raise ConfigError(f"dataset: the stream of {split!r} must yield (input, target), and yields {spec}")
-    count = int(examples.dataset.cardinality())
-    if count != examples.length and count >= 0:
-        raise ConfigError(
-            f"dataset: the stream of {split!r} holds {count} examples, and the source says {examples.length}"
-        )
-    shapes = [tuple(s.shape) if s.shape.rank is not None else "unknown" for s in spec]
-    return shapes[0], shapes[1], spec[0].dtype.name
-
-
 def limit_examples(examples: Examples, limit: int | None) -> Examples:
-    """Returns the first `limit` examples; all for None."""
     if limit is None or limit >= len(examples):
         return examples
     if isinstance(examples, Arrays):
-        return Arrays(examples.inputs[:limit], examples.targets[:limit])
+        return examples.map(lambda array: array[:limit])
     if isinstance(examples, Records):
         return examples.select(np.arange(limit))
     return replace(examples, dataset=examples.dataset.take(limit), length=limit)
@@ -322,19 +250,19 @@ def limit_examples(examples: Examples, limit: int | None) -> Examples:
 def hold_out_examples(
     examples: Examples, fraction: float, seed: int, emit: Emit
 ) -> tuple[Examples, Examples | None, bool]:
-    """Divides a training split into training and validation.
+    """Divides a training split: (train, validation, whether validation is drawn from a stream as its records are read).
 
-    `seed` draws the validation examples. Of a stream of large records the first ones are held out, because a draw
-    would read the whole stream at each validation.
-
-    Returns:
-        (train, validation, whether validation is drawn from a stream while its records are read).
+    `seed` draws the validation examples. Of a stream of large records the first ones are held out, because a draw would
+    read the whole stream at each validation.
     """
     count = round(len(examples) * fraction)
     if not count:
         return examples, None, False
     if count >= len(examples):
-        raise ConfigError(f"dataset.validation={fraction}: leaves nothing of {len(examples)} examples to train on")
+        raise ConfigError(
+            f"dataset.validation={fraction}: leaves none of the {len(examples)} examples to train on; use a smaller "
+            "fraction"
+        )
     if isinstance(examples, Stream) and not isinstance(examples, Records):
         return hold_out_of_stream(examples, count, fraction, seed, emit)
     order = np.random.default_rng([seed, 1]).permutation(len(examples))
@@ -353,8 +281,8 @@ def hold_out_of_stream(
         emit(
             Note(
                 f"dataset.validation={fraction}: the first {count} examples of the stream are held out, because its "
-                "records are too large to read all of them again at each validation; if they are sorted, by class for "
-                "example, shuffle the files or name a split: dataset.validation=NAME",
+                "records are too large to read all of them again at each validation; if they are sorted, for example "
+                "by class, shuffle the files, or set dataset.validation to the name of a split",
             )
         )
         rest, held_out = dataset.skip(count), dataset.take(count)
@@ -365,4 +293,24 @@ def hold_out_of_stream(
 def select_examples(examples: Arrays | Records, places: np.ndarray[Any, Any]) -> Examples:
     if isinstance(examples, Records):
         return examples.select(places)
-    return Arrays(examples.inputs[places], examples.targets[places])
+    return examples.map(lambda array: array[places])
+
+
+def repeat_first_batch(splits: Splits, batching: Batching) -> Splits:
+    """Replaces every training batch of an epoch by the first one; validates on it, too, and drops the test split."""
+    batch = limit_examples(splits.train, batching.global_size)
+    train = repeat_examples(batch, batching.steps(len(splits.train)))
+    return replace(splits, train=train, validation=None if splits.validation is None else batch, test=None)
+
+
+def repeat_examples(batch: Examples, times: int) -> Examples:
+    if isinstance(batch, Arrays):
+        return batch.map(lambda array: np.concatenate([array] * times))
+    return replace(batch, dataset=batch.dataset.cache().repeat(times), length=times * len(batch))
+
+
+def limit_evaluation(splits: Splits, size: int) -> Splits:
+    def take_first(examples: Examples | None) -> Examples | None:
+        return None if examples is None else limit_examples(examples, size)
+
+    return replace(splits, validation=take_first(splits.validation), test=take_first(splits.test))

@@ -44,7 +44,12 @@ class Synthetic:
         outputs: int = 10,
         seed: int = 0,
     ) -> None:
-        check_synthetic(examples, shape, kind, outputs)
+        parse_count(examples, "dataset.examples", 2)
+        if not shape or not is_shape(shape):
+            raise ConfigError(f"dataset.shape={shape}: expected a list of sizes, such as [32, 32, 3]")
+        parse_choice(kind, "dataset.kind", get_args(Kind))
+        parse_count(outputs, "dataset.outputs", 2 if kind == "classification" else 1)
+        parse_count(seed, "dataset.seed", 0)
         self.inputs = Inputs(shape=tuple(shape), dtype="float32")
         self.outputs = Outputs(kind=kind, shape=(1,) if kind == "binary" else (outputs,))
         self._examples = examples
@@ -70,12 +75,3 @@ class Synthetic:
             return np.eye(width, dtype=np.float32)[classes], classes
         amounts = random.standard_normal((count, width), dtype=np.float32)
         return amounts, amounts if self.outputs.kind == "regression" else (amounts > 0).astype(np.float32)
-
-
-def check_synthetic(examples: Any, shape: Any, kind: Any, outputs: Any) -> None:
-    """Rejects invalid options."""
-    parse_count(examples, "dataset.examples", 2)
-    if not shape or not is_shape(shape):
-        raise ConfigError(f"dataset.shape={shape}: expected a list of sizes, such as [32, 32, 3]")
-    parse_choice(kind, "dataset.kind", get_args(Kind))
-    parse_count(outputs, "dataset.outputs", 2 if kind == "classification" else 1)

@@ -67,20 +67,22 @@ class Tfds:
         tokens: int = 250,
         standardize: Standardize = "lower_and_strip_punctuation",
     ) -> None:
-        check_installed()
+        if importlib.util.find_spec("tensorflow_datasets") is None:
+            raise ConfigError("dataset: tensorflow-datasets is not installed; pip install 'scaleflow[tfds]'")
         if not isinstance(name, str) or not re.fullmatch(r"\w+(/[\w.-]+)?", name):
             raise ConfigError(f"dataset.name={name}: expected the name of a dataset, such as mnist or glue/cola")
         self._name = name
-        self._folder = find_datasets_folder(data_dir)
+        default_folder = os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")
+        self._folder = Path(default_folder if data_dir is None else data_dir).expanduser()
         self._version = None if version is None else str(version)
         self._splits = dict(splits or {})
         self._keys = input, target
         self._size = check_image_size(size)
         self._text = Text(vocabulary, tokens, standardize)
         prepared = find_prepared(self._folder, self._name, self._version)
-        self.notes = () if prepared else (f"dataset.name={name}: not in {self._folder} yet; it is downloaded to there",)
-
-    # Description of the examples --------------------------------------------------------------
+        self.notes = (
+            () if prepared else (f"dataset.name={name}: is not in {self._folder} yet; scaleflow downloads it to there",)
+        )
 
     @cached_property
     def inputs(self) -> Inputs:
@@ -127,8 +129,6 @@ class Tfds:
 
         return Stream(read_files(parts), info.num_examples, self._decoder(), name)
 
-    # Decoding ---------------------------------------------------------------------------------
-
     def _decoder(self) -> Callable[..., Any]:
         import tensorflow_datasets as tfds
 
@@ -158,8 +158,6 @@ class Tfds:
             return tf.minimum(tf.reduce_sum(tf.one_hot(value, *outputs.shape), axis=0), 1.0)
         return tf.reshape(tf.cast(value, tf.float32), outputs.shape)
 
-    # The dataset ------------------------------------------------------------------------------
-
     @cached_property
     def _builder(self) -> Any:
         """The prepared dataset. The first process that needs it downloads it if it is missing."""
@@ -171,8 +169,8 @@ class Tfds:
         builder = tfds.builder_from_directory(prepared)
         if builder.info.file_format != tfds.core.FileFormat.TFRECORD:
             raise ConfigError(
-                f"dataset.name={self._name}: {prepared} holds {builder.info.file_format.value} files; "
-                "prepare it as tfrecord"
+                f"dataset.name={self._name}: {prepared} contains {builder.info.file_format.value} files; prepare it "
+                "as tfrecord"
             )
         return builder
 
@@ -186,7 +184,7 @@ class Tfds:
             key = chosen or supervised_key
             if key is None or key not in available:
                 option = f"dataset.{name}={'null' if chosen is None else chosen}"
-                raise ConfigError(f"{option}: name a feature of {self._name}: {', '.join(available)}")
+                raise ConfigError(f"{option}: choose a feature of {self._name}: {', '.join(available)}")
             keys.append(key)
         return keys[0], keys[1]
 
@@ -202,7 +200,8 @@ class Tfds:
             height, width = self._size
         if height is None or width is None:
             raise ConfigError(
-                "dataset.size=null: the images differ in size; give one that all are resized to: [64, 64]"
+                "dataset.size=null: the images differ in size; set the size to which all are resized, such as "
+                "dataset.size=[64,64]"
             )
         return height, width, channels or 3
 
@@ -212,15 +211,10 @@ class Tfds:
         if not is_numeric or shape is None or None in shape:
             key = dict(zip(("input", "target"), self._chosen_keys, strict=True))[name]
             raise ConfigError(
-                f"dataset.{name}={key}: expected an image, a text, class labels or numbers of one shape, and it is "
+                f"dataset.{name}={key}: expected an image, a text, class labels or numbers of one shape, but it is "
                 f"{type(feature).__name__}(shape={shape})"
             )
         return tuple(shape)
-
-
-def check_installed() -> None:
-    if importlib.util.find_spec("tensorflow_datasets") is None:
-        raise ConfigError("dataset: tensorflow-datasets is not installed; pip install 'scaleflow[tfds]'")
 
 
 def check_image_size(size: Any) -> tuple[int, int] | None:
@@ -263,11 +257,6 @@ def class_names(labels: Any) -> tuple[str, ...]:
     return tuple(labels.int2str(number) for number in range(labels.num_classes))
 
 
-# ---------------------------------------------------------------------------------------------
-# Reading
-# ---------------------------------------------------------------------------------------------
-
-
 def read_files(parts: Sequence[tuple[str, int, int]]) -> tf.data.Dataset:
     """Returns records (file, row, serialized example) of parts (file, rows to skip, rows to take), read in parallel."""
     files, skips, takes = zip(*parts, strict=True)
@@ -280,24 +269,11 @@ def read_files(parts: Sequence[tuple[str, int, int]]) -> tf.data.Dataset:
     return interleave_files(files, read_part)
 
 
-# ---------------------------------------------------------------------------------------------
-# Prepared datasets, and downloads
-# ---------------------------------------------------------------------------------------------
-
-
-def find_datasets_folder(data_dir: str | None) -> Path:
-    """Returns the folder of prepared datasets."""
-    if data_dir is not None:
-        return Path(data_dir).expanduser()
-    return Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()
-
-
 def find_prepared(folder: Path, name: str, version: str | None) -> Path | None:
     """Returns the folder of a prepared dataset: `folder/name/version`, or `folder/name/config/version` if it has
     configs.
 
-    Raises:
-        ConfigError: if several configs are prepared, and `name` contains none.
+    Raises ConfigError if several configs are prepared, and `name` contains none.
     """
     root = folder / name
     prepared = find_newest_version(root, version)
@@ -308,7 +284,8 @@ def find_prepared(folder: Path, name: str, version: str | None) -> Path | None:
     }
     if len(configs) > 1:
         raise ConfigError(
-            f"dataset.name={name}: {root} has {', '.join(configs)}; name one: {name}/{next(iter(configs))}"
+            f"dataset.name={name}: {root} has {', '.join(configs)}; choose one, such as "
+            f"dataset.name={name}/{next(iter(configs))}"
         )
     return next(iter(configs.values()), None)
 
@@ -329,8 +306,7 @@ def list_entries(folder: Path) -> list[Path]:
 def download_dataset(folder: Path, name: str, version: str | None) -> Path:
     """Downloads and prepares a dataset, unless another process does so first; progress goes to the log.
 
-    Raises:
-        ConfigError: if there is no such dataset, no network, or no space. It says where to put a prepared copy.
+    Raises ConfigError if there is no such dataset, no network, or no space. It says where to put a prepared copy.
     """
     import tensorflow_datasets as tfds
 
@@ -350,23 +326,22 @@ def download_dataset(folder: Path, name: str, version: str | None) -> Path:
         )
         hint = f"did you mean {similar[0]}? Or put" if similar else "put"
         raise ConfigError(
-            f"dataset.name={name}: tensorflow-datasets has none of that name; {hint} a prepared one at {where}, or "
-            "name its folder: dataset.data_dir"
+            f"dataset.name={name}: tensorflow-datasets has no dataset of that name; {hint} a prepared one at {where}, "
+            "or set dataset.data_dir to its folder"
         ) from None
     except Exception as error:  # the dataset's own code can raise anything
         options = f"dataset.name={name}" + ("" if version is None else f" with dataset.version={version}")
         reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         raise ConfigError(
             f"{options}: is not prepared, and could not be downloaded ({reason}); put a prepared copy at {where}, or "
-            "name its folder: dataset.data_dir"
+            "set dataset.data_dir to its folder"
         ) from error
 
 
 def check_reachable(urls: Iterable[str]) -> None:
-    """Checks that the first host of a download answers: without a network, tensorflow-datasets retries for minutes.
+    """Raises ConnectionError if the first host of a download does not answer.
 
-    Raises:
-        ConnectionError: if it does not answer.
+    Without a network, tensorflow-datasets retries for minutes.
     """
     if any(name.lower() in ("http_proxy", "https_proxy", "all_proxy") for name in os.environ):
         return

@@ -41,32 +41,27 @@ KEYS: Mapping[str, Sequence[str]] = {
     "raw": ("shape", "dtype"),
     "image": ("size", "resize", "channels"),
 }
-STORED = ("int64", "float32", "string")
-RAW = ("uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64")
+STORED_DTYPES = ("int64", "float32", "string")
+RAW_DTYPES = ("uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64")
 
 #: Message for the record at which a damaged file ends.
-LOST = "the file is cut off or damaged from here on"
-WRONG_TARGET = "its target is missing, of another form or out of range"
+DAMAGED = "the file is cut off or damaged from here on"
+WRONG_TARGET = "its target is missing, has another shape or dtype, or is out of range"
 
 #: Small, because a record may be large.
 READ_BATCH_SIZE = 16
 
 #: Maximum number of faults that are recorded.
-NAMED = 10
+MAX_FAULTS = 10
 
 
 @dataclass(frozen=True)
 class Feature:
-    """Parser of one feature of the spec.
+    """Parser of one feature of the spec."""
 
-    Attributes:
-        stored: spec for `tf.io.parse_single_example`.
-        finish: parsed feature -> value. Traced.
-        shape, dtype: of the value.
-    """
-
-    stored: Any
-    finish: Callable[[Any], tf.Tensor]
+    stored: Any  # spec for `tf.io.parse_single_example`
+    finish: Callable[[Any], tf.Tensor]  # parsed feature -> value. Traced.
+    #: Shape and dtype of the value
     shape: tuple[int, ...]
     dtype: str
 
@@ -115,7 +110,9 @@ class TFRecord:
         self._features = read_spec(features)
         for key, name in (("input", input), ("target", target)):
             if name not in self._features:
-                raise ConfigError(f"dataset.{key}={name}: dataset.features has {', '.join(self._features)}")
+                raise ConfigError(
+                    f"dataset.{key}={name}: there is no such feature; dataset.features has {', '.join(self._features)}"
+                )
         self._input, self._target = input, target
         parse_choice(compression, "dataset.compression", COMPRESSION)
         self._compression = "" if compression == "none" else compression.upper()
@@ -163,8 +160,7 @@ class TFRecord:
         return records.apply(tf.data.experimental.assert_cardinality(counted.total))
 
     def _decode(self, file: tf.Tensor, place: tf.Tensor, record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Decodes a record to (input, target). Traced."""
-        is_intact = tf.debugging.Assert(place >= 0, [LOST])
+        is_intact = tf.debugging.Assert(place >= 0, [DAMAGED])
         with tf.control_dependencies([is_intact]):
             record = tf.identity(record)
         used = {name: self._features[name] for name in (self._input, self._target)}
@@ -177,8 +173,8 @@ class TFRecord:
         with ThreadPoolExecutor(min(len(files), os.cpu_count() or 1)) as pool:
             results = list(pool.map(self._count_file, files))
         faults = [fault for _, file_faults in results for fault in file_faults]
-        broken = {n for n, (_, file_faults) in enumerate(results) if any(LOST in fault for fault in file_faults)}
-        return FileCounts([count for count, _ in results], frozenset(broken), tuple(faults[:NAMED]))
+        broken = {n for n, (_, file_faults) in enumerate(results) if any(DAMAGED in fault for fault in file_faults)}
+        return FileCounts([count for count, _ in results], frozenset(broken), tuple(faults[:MAX_FAULTS]))
 
     def _count_file(self, path: str) -> tuple[int, list[str]]:
         """Returns (number of intact records, faults of the file and of targets in it)."""
@@ -195,7 +191,7 @@ class TFRecord:
             for _ in records.batch(READ_BATCH_SIZE):
                 pass
         except FAILURES:
-            faults.append(f"{path}, record {count}: {LOST}")
+            faults.append(f"{path}, record {count}: {DAMAGED}")
         return count, faults
 
     def _count_good(self, records: tf.data.Dataset) -> int:
@@ -224,22 +220,16 @@ class TFRecord:
         good = np.zeros(count, bool)
         for indices in records.enumerate().map(if_good).ignore_errors().batch(READ_BATCH_SIZE).as_numpy_iterator():
             good[indices] = True
-        return [int(place) for place in np.flatnonzero(~good)[:NAMED]]
+        return [int(place) for place in np.flatnonzero(~good)[:MAX_FAULTS]]
 
 
 @dataclass(frozen=True)
 class FileCounts:
-    """Result of the first pass.
+    """Result of the first pass."""
 
-    Attributes:
-        intact: number of intact records in each file.
-        broken: indices of the damaged files.
-        faults: the first faults, in words.
-    """
-
-    intact: list[int]
-    broken: frozenset[int]
-    faults: tuple[str, ...]
+    intact: list[int]  # number of intact records in each file
+    broken: frozenset[int]  # indices of the damaged files
+    faults: tuple[str, ...]  # the first faults, in words
 
     @property
     def total(self) -> int:
@@ -247,17 +237,11 @@ class FileCounts:
         return sum(self.intact) + len(self.broken)
 
 
-# ---------------------------------------------------------------------------------------------
-# The spec
-# ---------------------------------------------------------------------------------------------
-
-
 def read_spec(features: Any) -> dict[str, Feature]:
-    """Converts `dataset.features` to parsers."""
     if not isinstance(features, Mapping) or not features:
         raise ConfigError(
-            f"dataset.features={features}: expected a spec to each feature, such as "
-            "{image: {kind: image, size: [32, 32]}, label: {dtype: int64}}"
+            f"dataset.features={features}: expected a specification of each feature, such as {{image: {{kind: image, "
+            "size: [32, 32]}, label: {dtype: int64}}"
         )
     return {str(name): read_feature(f"dataset.features.{name}", spec) for name, spec in features.items()}
 
@@ -269,7 +253,7 @@ def read_feature(key: str, spec: Any) -> Feature:
     kind = parse_choice(options.pop("kind", "fixed"), f"{key}.kind", list(KEYS))
     for name in options:
         if name not in KEYS[kind]:
-            raise ConfigError(f"{key}.{name}: a feature of kind {kind} takes {', '.join(KEYS[kind])}")
+            raise ConfigError(f"{key}.{name}: a feature of kind {kind} accepts {', '.join(KEYS[kind])}")
     if kind == "image":
         return make_image_feature(key, options)
     shape = parse_shape(options.get("shape", []), f"{key}.shape")
@@ -288,12 +272,12 @@ def make_image_feature(key: str, options: Mapping[str, Any]) -> Feature:
 
 
 def make_fixed_feature(key: str, shape: tuple[int, ...], dtype: Any) -> Feature:
-    parse_choice(dtype, f"{key}.dtype", STORED)
+    parse_choice(dtype, f"{key}.dtype", STORED_DTYPES)
     return Feature(tf.io.FixedLenFeature(shape, dtype), tf.identity, shape, dtype)
 
 
 def make_padded_feature(key: str, shape: tuple[int, ...], dtype: Any) -> Feature:
-    parse_choice(dtype, f"{key}.dtype", STORED[:2])
+    parse_choice(dtype, f"{key}.dtype", STORED_DTYPES[:2])
     if len(shape) != 1:
         raise ConfigError(f"{key}.shape={list(shape)}: a padded feature has the shape [length]")
 
@@ -305,7 +289,7 @@ def make_padded_feature(key: str, shape: tuple[int, ...], dtype: Any) -> Feature
 
 
 def make_raw_feature(key: str, shape: tuple[int, ...], dtype: Any) -> Feature:
-    parse_choice(dtype, f"{key}.dtype", RAW)
+    parse_choice(dtype, f"{key}.dtype", RAW_DTYPES)
 
     def finish(found: tf.Tensor) -> tf.Tensor:
         return tf.reshape(tf.io.decode_raw(found, dtype), shape)
@@ -330,18 +314,17 @@ def parse_scale(scale: Any, feature: Feature) -> float | None:
 
 
 def describe_outputs(kind: Any, classes: Any, names: Any, feature: Feature) -> Outputs:
-    """Describes the targets."""
     checked_kind: Any = parse_choice(kind, "dataset.kind", get_args(Kind))
     size = max(1, math.prod(feature.shape))
     if feature.dtype == "string":
-        raise ConfigError("dataset.target: is text; a TFRecord's targets are numbers")
+        raise ConfigError("dataset.target: is text, but targets must be numbers")
     if kind in ("classification", "binary") and size != 1:
         raise ConfigError(f"dataset.kind={kind}: the target has the shape {list(feature.shape)}, expected one number")
     labels = parse_words(names, "dataset.names")
     if kind == "classification":
         if classes is None and not labels:
             raise ConfigError(
-                "dataset.classes: is missing; say how many classes there are, or their names in dataset.names"
+                "dataset.classes: is missing; set the number of classes, or their names with dataset.names"
             )
         expected = parse_count(len(labels) if classes is None else classes, "dataset.classes", 2)
         shape: tuple[int, ...] = (expected,)
@@ -350,7 +333,7 @@ def describe_outputs(kind: Any, classes: Any, names: Any, feature: Feature) -> O
             raise ConfigError(f"dataset.classes={classes}: is for kind=classification")
         expected, shape = 2 if kind == "binary" else size, feature.shape or (1,)
     if labels and len(labels) != expected:
-        raise ConfigError(f"dataset.names={labels}: are {len(labels)}, expected {expected}")
+        raise ConfigError(f"dataset.names={labels}: has {len(labels)} names, expected {expected}")
     return Outputs(checked_kind, shape, tuple(labels) or None)
 
 

@@ -18,29 +18,23 @@ from scaleflow.interfaces import Examples, Stream
 DECODE_BATCH_SIZE = 16
 
 #: Text that TensorFlow adds around an operation's own message.
-AROUND_WORDS = re.compile(r"^(\{\{.*?\}\}\s*)?(Error in user-defined function passed to .*?Iterator::\S+:\s*)?")
+ERROR_PREFIX = re.compile(r"^(\{\{.*?\}\}\s*)?(Error in user-defined function passed to .*?Iterator::\S+:\s*)?")
 ASSERTED = re.compile(r"assertion failed: \[(.*)\]$")
 
 #: Errors that TensorFlow raises; the last, if its own message quotes bytes that are not UTF-8.
 FAILURES = (tf.errors.OpError, UnicodeDecodeError)
 
 #: Message of `assert_cardinality` for a stream that ends too early.
-SHORT = re.compile(r"expected to contain (\d+) elements? but contained only (\d+)")
+ENDED_EARLY = re.compile(r"expected to contain (\d+) elements? but contained only (\d+)")
 
 
 @dataclass(frozen=True)
 class UnreadableExample:
-    """One example that cannot be read.
+    """One example that cannot be read."""
 
-    Attributes:
-        place: its index in the split.
-        name: for the user, such as a file and a row.
-        reason: TensorFlow's error message.
-    """
-
-    place: int
-    name: str
-    reason: str
+    place: int  # its index in the split
+    name: str  # for the user, such as a file and a row
+    reason: str  # TensorFlow's error message
 
     def __str__(self) -> str:
         return f"{self.name} ({self.reason})"
@@ -81,13 +75,10 @@ def readable_batches(stream: Stream) -> tf.data.Dataset:
 
 
 def readable_records(stream: Stream, doubtful: np.ndarray[Any, Any] | None = None) -> tf.data.Dataset:
-    """Returns (index, witness) of the records that can be decoded, in order.
+    """Returns (index, witness) of the records that can be decoded, in order; only those that are `doubtful`, [length]
+    bool.
 
     Errors that are raised before the decoding are raised here, too.
-
-    Args:
-        stream: the records.
-        doubtful: [length] bool; check only these records.
     """
 
     def place_if_read(place: tf.Tensor, record: Any) -> tuple[tf.Tensor, tf.Tensor]:
@@ -111,19 +102,16 @@ def witness(example: Any) -> tf.Tensor:
 
 
 def explain_read_error(error: Exception, splits: Mapping[str, Examples]) -> Exception:
-    """Returns an error that names the cause in the data, or else the original error. Reads the streams again to find
-    it.
+    """Returns an error that names the cause in the data of the error that ended the training, or else that error.
 
-    Args:
-        error: the error that ended the training.
-        splits: by name.
+    Reads the streams again to find it.
     """
     is_from_input = isinstance(error, FAILURES) and ("terator" in str(error) or isinstance(error, UnicodeDecodeError))
     if not is_from_input:
         return error
-    short = SHORT.search(str(error))
+    short = ENDED_EARLY.search(str(error))
     if short:
-        return RunError(f"the dataset gave {short[2]} examples where its source had promised {short[1]}")
+        return RunError(f"the dataset yielded {short[2]} examples, but its source promised {short[1]}")
     for split, examples in splits.items():
         with contextlib.suppress(*FAILURES):  # reading fails before the decoding
             example = find_first_unreadable(examples) if isinstance(examples, Stream) else None
@@ -133,13 +121,11 @@ def explain_read_error(error: Exception, splits: Mapping[str, Examples]) -> Exce
 
 
 def unreadable_message(split: str, example: UnreadableExample) -> str:
-    """Formats the message that names an example."""
     message = f"dataset: {example.name} of {split!r} cannot be read: {example.reason}"
-    return f"{message}; dataset.on_bad_example=skip leaves such out"
+    return f"{message}; use dataset.on_bad_example=skip to leave it out"
 
 
 def describe_examples(stream: Stream, places: Sequence[int]) -> list[UnreadableExample]:
-    """Returns the names and reasons of some unreadable records."""
     return [
         describe_record(stream, place, record)
         for place, record in zip(places, select_records(stream, places), strict=False)
@@ -171,7 +157,7 @@ def operation_message(error: Exception) -> str:
     """Returns an operation's own message, without what TensorFlow adds."""
     if not isinstance(error, tf.errors.OpError):
         return "it cannot be read"
-    line = AROUND_WORDS.sub("", str(error.message).strip()).partition("\n")[0].strip()
+    line = ERROR_PREFIX.sub("", str(error.message).strip()).partition("\n")[0].strip()
     asserted = ASSERTED.match(line)
     if asserted:
         line = asserted[1].replace("] [", " ")
@@ -179,7 +165,6 @@ def operation_message(error: Exception) -> str:
 
 
 def drop_records(stream: Stream, places: Sequence[int]) -> Stream:
-    """Returns the stream without the records at some indices."""
     good = np.setdiff1d(np.arange(len(stream)), np.asarray(places, np.int64))
     if isinstance(stream, Records):
         return stream.select(good)

@@ -1,6 +1,7 @@
 """Runs the doctor."""
 
-from scaleflow.doctor.report import entry
+from scaleflow.command import end_with
+from scaleflow.doctor.report import main
 
 if __name__ == "__main__":
-    entry()
+    end_with(main)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
 import re
-import shutil
-import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from scaleflow.cluster import TF_CONFIG, parse_tf_config
+from scaleflow.cluster.gpus import query_nvidia_smi
+from scaleflow.cluster.tf_config import TF_CONFIG, parse_tf_config
 from scaleflow.cluster.tpu import VARIABLES as TPU_VARIABLES
 from scaleflow.secret_masking import mask_secrets
 
@@ -36,10 +36,7 @@ VARIABLES: Mapping[str, tuple[str, ...]] = {
 }
 
 #: Variables that every machine sets -> the variable without which they are not reported.
-BESIDE = {"HOSTNAME": "KUBERNETES_SERVICE_HOST"}
-
-NVIDIA_SMI = ("nvidia-smi", "--query-gpu=index,name,memory.total,memory.free,driver_version")
-NVIDIA_SECONDS = 10
+REPORTED_WITH = {"HOSTNAME": "KUBERNETES_SERVICE_HOST"}
 
 #: cgroup v1 writes "no limit" as the largest multiple of the page size, which is above this.
 UNLIMITED = 1 << 60
@@ -47,14 +44,11 @@ UNLIMITED = 1 << 60
 
 def read_versions() -> dict[str, str | None]:
     """Returns the versions of Python and of `PACKAGES`, None for a package that is not installed."""
-    return {"python": platform.python_version(), **{name: read_version(name) for name in PACKAGES}}
-
-
-def read_version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
+    versions: dict[str, str | None] = {"python": platform.python_version(), **dict.fromkeys(PACKAGES)}
+    for name in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return versions
 
 
 def describe_system() -> str:
@@ -134,22 +128,10 @@ def read_kernel_file(path: Path) -> str:
         return ""
 
 
-def query_nvidia(run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run) -> list[dict[str, Any]]:
-    """Returns the GPUs that nvidia-smi lists, none if it is not installed, with their memory in MiB.
-
-    Raises:
-        OSError: if nvidia-smi fails, as with a broken driver.
-        subprocess.TimeoutExpired: if it does not end within `NVIDIA_SECONDS`.
-    """
-    if shutil.which(NVIDIA_SMI[0]) is None:
-        return []
-    command = [*NVIDIA_SMI, "--format=csv,noheader,nounits"]
-    process = run(command, capture_output=True, text=True, timeout=NVIDIA_SECONDS, check=False)
-    if process.returncode:
-        lines = (process.stdout + process.stderr).strip().splitlines()
-        raise OSError(f"nvidia-smi: {lines[0] if lines else f'exit status {process.returncode}'}")
+def list_gpus() -> list[dict[str, Any]]:
+    """Returns the GPUs that nvidia-smi lists, with their memory in MiB. Raises what `query_nvidia_smi` raises."""
+    rows = query_nvidia_smi("index", "name", "memory.total", "memory.free", "driver_version")
     keys = ("index", "name", "memory_mb", "free_mb", "driver")
-    rows = [[cell.strip() for cell in line.split(",")] for line in process.stdout.splitlines() if line.strip()]
     return [{key: int(cell) if cell.isdigit() else cell for key, cell in zip(keys, row, strict=False)} for row in rows]
 
 
@@ -159,18 +141,14 @@ def read_variables() -> dict[str, dict[str, str]]:
         who: {
             name: mask_secrets(os.environ[name], name)
             for name in names
-            if name in os.environ and BESIDE.get(name, name) in os.environ
+            if name in os.environ and REPORTED_WITH.get(name, name) in os.environ
         }
         for who, names in VARIABLES.items()
     }
 
 
 def describe_tf_config() -> dict[str, Any] | None:
-    """Returns TF_CONFIG as a run would read it, None if it is not set.
-
-    Raises:
-        ConfigError: if it is invalid.
-    """
+    """Returns TF_CONFIG as a run would read it, None if it is not set. Raises ConfigError if it is invalid."""
     text = os.environ.get(TF_CONFIG)
     if not text:
         return None

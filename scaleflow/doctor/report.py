@@ -1,25 +1,25 @@
-"""`python -m scaleflow.doctor`: what is here, and what works here.
+"""`python -m scaleflow.doctor`: shows what this machine has, and which strategies and precisions work on it.
 
-    --json      one JSON object instead of text
-    --help      this page
+    --json      print one JSON object instead of text
+    --help      print this page
 
-The object's keys:
+The keys of the JSON object (sizes in MiB):
 
     versions    python, scaleflow, tensorflow, keras, mlflow, hydra-core, numpy; null: not installed
     system      the operating system
     cpu         model, cores, allowed (by affinity), limit (by control groups), usable, bfloat16
     memory      total_mb, available_mb, limit_mb (by control groups)
-    tensorflow  works, error, devices [name, kind, model, compute_capability], cuda [built, cuda, cudnn: what it was
-                built for; cuda_found, cudnn_found, driver_found], computes {dtype: null, or how it failed}
-    gpus        what NVIDIA's driver tells: [index, name, memory_mb, free_mb, driver]
-    tf_config   null where it is not set; role, index, worker, peers
-    variables   slurm, kubernetes, tpu, tensorflow: those that are set
-    tracking    uri, reachable (null: not looked at), detail
-    auto        strategy, hardware, mixed: what a command without a word takes; refusal: why it is refused
-    strategies  {option: works (null: can't be told), reason}
-    precisions  the same
+    tensorflow  works, error, devices [name, kind, model, compute_capability], cuda [built; cuda, cudnn: the versions
+                it was built for; cuda_found, cudnn_found, driver_found], computes {dtype: null, or why it failed}
+    gpus        the GPUs that NVIDIA's driver reports: [index, name, memory_mb, free_mb, driver]
+    tf_config   role, index, worker, peers; null: TF_CONFIG is not set
+    variables   the environment variables that are set, by group: slurm, kubernetes, tpu, tensorflow
+    tracking    uri, reachable (null: not checked), detail
+    auto        strategy, hardware, mixed: the choices of a command without arguments; refusal: why it is refused
+    strategies  {option: works (null: unknown), reason}
+    precisions  {option: works (null: unknown), reason}
 
-What can't be found out is {"error": why} in its place. Exit code 0; 2 for a wrong argument.
+A value that cannot be determined is replaced by {"error": reason}. Exit code: 0; 2 for a wrong argument.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from scaleflow.cluster import explain_no_tpu, explain_unreachable, find_tpu
+from scaleflow.cluster.tpu import explain_no_tpu, explain_unreachable, find_tpu
+from scaleflow.command import refuse
 from scaleflow.config.parse import suggest
 from scaleflow.doctor import machine
 from scaleflow.doctor.verdicts import PRECISIONS, STRATEGIES, Judge, MachineFacts, judge_option
@@ -65,8 +66,7 @@ def main() -> int:
     for word in words:
         if word not in (*FLAGS, "-h"):
             hint = suggest(word, FLAGS, "") + f" ({', '.join(FLAGS)})"
-            print(f"scaleflow: {mask_secrets(word)}: the doctor has no such flag{hint}", file=sys.stderr)
-            return 2
+            return refuse(f"{word}: there is no such flag{hint}")
     if {"--help", "-h"} & set(words):
         print(__doc__.replace("`", ""))
         return 0
@@ -75,49 +75,36 @@ def main() -> int:
     return 0
 
 
-def entry() -> None:
-    """Runs the command `python -m scaleflow.doctor` and exits."""
-    try:
-        code = main()
-        sys.stdout.flush()
-    except KeyboardInterrupt:
-        code = 130
-    except BrokenPipeError:  # the reader has closed the pipe, such as `head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
-    sys.exit(code)
-
-
 def examine(seconds: float = TENSORFLOW_SECONDS) -> Report:
     """Returns the report; faults of the machine are part of it and not raised. TensorFlow may take `seconds`."""
     with start_tensorflow_probe() as process:  # runs while the rest is examined
         report: Report = {
-            "versions": try_look(machine.read_versions),
-            "system": try_look(machine.describe_system),
-            "cpu": try_look(machine.describe_cpu),
-            "memory": try_look(machine.describe_memory),
+            "versions": try_check(machine.read_versions),
+            "system": try_check(machine.describe_system),
+            "cpu": try_check(machine.describe_cpu),
+            "memory": try_check(machine.describe_memory),
             "tensorflow": {},
-            "gpus": try_look(machine.query_nvidia),
-            "tf_config": try_look(machine.describe_tf_config),
-            "variables": try_look(machine.read_variables),
-            "tracking": try_look(check_store),
+            "gpus": try_check(machine.list_gpus),
+            "tf_config": try_check(machine.describe_tf_config),
+            "variables": try_check(machine.read_variables),
+            "tracking": try_check(check_store),
         }
         answer = read_answer(process, seconds)
     report["tensorflow"] = answer
     report["versions"] = {**report["versions"], **answer.pop("versions", {})}
     facts = gather_facts(report)
-    report["auto"] = try_look(lambda: resolve_auto(answer))
-    report["strategies"] = try_look(lambda: judge_options("strategy", STRATEGIES, facts))
-    report["precisions"] = try_look(lambda: judge_options("precision", PRECISIONS, facts))
+    report["auto"] = try_check(lambda: resolve_auto(answer))
+    report["strategies"] = try_check(lambda: judge_options("strategy", STRATEGIES, facts))
+    report["precisions"] = try_check(lambda: judge_options("precision", PRECISIONS, facts))
     for key in ("kind", "strategy", "mixed"):  # reported under `auto`
         answer.pop(key, None)
     return report
 
 
-def try_look(look: Callable[[], Any]) -> Any:
-    """Returns what `look` returns, or `{"error": reason}` if it raises, so that the rest is still examined."""
+def try_check(check: Callable[[], Any]) -> Any:
+    """Returns what `check` returns, or `{"error": reason}` if it raises, so that the rest is still examined."""
     try:
-        return look()
+        return check()
     except Exception as error:
         lines = str(error).strip().splitlines() or [""]
         return {
@@ -241,20 +228,20 @@ def check_store() -> dict[str, Any]:
     elif uri.startswith(("http://", "https://")):
         reachable, detail = check_store_server(uri)
     else:
-        reachable, detail = None, "not looked at: neither a file nor a server over http"
+        reachable, detail = None, "not checked: neither a file nor a server over http"
     return {"uri": mask_secrets(uri), "reachable": reachable, "detail": mask_secrets(detail)}
 
 
 def check_store_file(path: Path) -> tuple[bool, str]:
     if not path.exists():
-        return True, "the first run makes it"
+        return True, "does not exist yet; the first run creates it"
     try:
         store = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=PROBE_SECONDS)
         with contextlib.closing(store):
             (tables,) = store.execute("select count(*) from sqlite_master where name = 'experiments'").fetchone()
     except sqlite3.Error as error:
-        return False, f"is no SQLite database that can be read: {error}"
-    return True, "holds MLflow's tables" if tables else "is empty; the first run makes MLflow's tables"
+        return False, f"cannot be read as an SQLite database: {error}"
+    return True, "holds MLflow's tables" if tables else "is empty; the first run creates MLflow's tables"
 
 
 def check_store_server(uri: str) -> tuple[bool, str]:
@@ -266,17 +253,23 @@ def check_store_server(uri: str) -> tuple[bool, str]:
         connection.request("GET", f"{parts.path.rstrip('/')}/health")
         status = connection.getresponse().status
     except (OSError, HTTPException) as error:
-        return False, f"takes a connection and does not answer: {str(error) or type(error).__name__}"
+        return False, f"accepts connections but does not answer: {str(error) or type(error).__name__}"
     finally:
         connection.close()
     return True, "answers" if status < 400 else f"answers GET /health with {status}"
 
 
 def format_report(report: Report) -> str:
-    """Formats the report as text."""
     blocks = [
         format_block("versions", report["versions"].items()),
-        format_block("machine", machine_rows(report)),
+        format_block(
+            "machine",
+            [
+                ("system", failure_of(report["system"]) or report["system"]),
+                ("cpu", failure_of(report["cpu"]) or cpu_line(report["cpu"])),
+                ("memory", failure_of(report["memory"]) or memory_line(report["memory"])),
+            ],
+        ),
         format_block("tensorflow", tensorflow_rows(report)),
         format_block("environment", environment_rows(report)),
         format_block("strategies", verdict_rows(report["strategies"])),
@@ -293,14 +286,6 @@ def format_block(title: str, rows: Any) -> str:
 
 
 Rows = list[tuple[str, str]]
-
-
-def machine_rows(report: Report) -> Rows:
-    return [
-        ("system", failure_of(report["system"]) or report["system"]),
-        ("cpu", failure_of(report["cpu"]) or cpu_line(report["cpu"])),
-        ("memory", failure_of(report["memory"]) or memory_line(report["memory"])),
-    ]
 
 
 def failure_of(found: Any) -> str | None:

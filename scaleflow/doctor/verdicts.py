@@ -15,31 +15,18 @@ TENSOR_CORES = {"float16": 7.0, "bfloat16": 8.0}
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """The facts that verdicts follow from.
+    """The facts that verdicts follow from."""
 
-    Attributes:
-        failure: why TensorFlow does not work here; None if it works.
-        gpus: how many GPUs TensorFlow finds.
-        capability: the lowest compute capability of these GPUs; None if unknown.
-        cores: CPU cores that this process may use.
-        has_bfloat16: whether the CPU computes bfloat16 natively.
-        workers: how many processes TF_CONFIG names; 0 if it is not set.
-        tf_config: what is wrong with TF_CONFIG; None if nothing is.
-        tpu: the setting that names a TPU, such as `TPU_NAME=local`; None if there is none.
-        no_tpu: why there is no TPU, or why it cannot be reached.
-        fails: dtype -> how a small multiplication in it failed.
-    """
-
-    failure: str | None = None
-    gpus: int = 0
-    capability: float | None = None
-    cores: float = 1.0
-    has_bfloat16: bool = False
-    workers: int = 0
-    tf_config: str | None = None
-    tpu: str | None = None
-    no_tpu: str | None = None
-    fails: Mapping[str, str] = field(default_factory=dict)
+    failure: str | None = None  # why TensorFlow does not work here; None if it works
+    gpus: int = 0  # how many GPUs TensorFlow finds
+    capability: float | None = None  # the lowest compute capability of these GPUs; None if unknown
+    cores: float = 1.0  # CPU cores that this process may use
+    has_bfloat16: bool = False  # whether the CPU computes bfloat16 natively
+    workers: int = 0  # how many processes TF_CONFIG names; 0 if it is not set
+    tf_config: str | None = None  # what is wrong with TF_CONFIG; None if nothing is
+    tpu: str | None = None  # the setting that names a TPU, such as `TPU_NAME=local`; None if there is none
+    no_tpu: str | None = None  # why there is no TPU, or why it cannot be reached
+    fails: Mapping[str, str] = field(default_factory=dict)  # dtype -> how a small multiplication in it failed
 
     @property
     def device(self) -> str:
@@ -72,39 +59,45 @@ def judge_one_device(machine: MachineFacts) -> Verdict:
 
 def judge_mirrored(machine: MachineFacts) -> Verdict:
     if machine.gpus > 1:
-        return Verdict(True, f"a replica on each of {machine.gpus} GPUs")
+        return Verdict(True, f"one replica on each of {machine.gpus} GPUs")
     if machine.gpus == 1:
-        return Verdict(True, "one replica: there is one GPU; hardware.logical_devices and .memory_limit_mb divide it")
-    return Verdict(True, "one replica on the CPU; hardware.logical_devices=2 makes two, to try it, no faster")
+        return Verdict(
+            True, "one replica on one GPU; hardware.logical_devices with hardware.memory_limit_mb divides it"
+        )
+    return Verdict(True, "one replica on the CPU; hardware.logical_devices=2 makes two, for a trial, not for speed")
 
 
 def judge_multi_worker(machine: MachineFacts) -> Verdict:
     if machine.workers > 1:
-        return Verdict(True, f"TF_CONFIG names {machine.workers} workers; whether they answer shows at the start")
+        return Verdict(True, f"TF_CONFIG names {machine.workers} workers; not checked whether they answer")
     return judge_parameter_server(machine)
 
 
 def judge_parameter_server(machine: MachineFacts) -> Verdict:
     if machine.tf_config is not None:
-        return Verdict(None, f"on this machine with cluster=local; cluster=tf_config is refused: {machine.tf_config}")
+        return Verdict(
+            None, f"works on this machine with cluster=local; cluster=tf_config is refused: {machine.tf_config}"
+        )
     shared = f"{machine.cores:g} core{'s' if machine.cores != 1 else ''}"
     if machine.gpus:
-        shared = f"{machine.gpus} GPU{'s' if machine.gpus > 1 else ''}, for which strategy=mirrored is made"
-    return Verdict(True, f"processes on this machine, which share {shared}; several machines take TF_CONFIG")
+        shared = f"{machine.gpus} GPU{'s' if machine.gpus > 1 else ''}; strategy=mirrored uses them better"
+    return Verdict(True, f"processes on this machine share {shared}; for several machines set TF_CONFIG")
 
 
 def judge_tpu(machine: MachineFacts) -> Verdict:
     if machine.tpu is None or machine.no_tpu is not None:
         return Verdict(False, machine.no_tpu or "there is no TPU")
-    return Verdict(None, f"{machine.tpu} is there; it was not tried, which would take it from whoever uses it")
+    return Verdict(None, f"{machine.tpu} is set; not tried, because a trial would take the TPU from its current user")
 
 
 def judge_pipeline(machine: MachineFacts) -> Verdict:
     if machine.gpus > 1:
         return Verdict(True, f"stages on {machine.gpus} GPUs")
     if machine.gpus == 1:
-        return Verdict(None, "there is one GPU for all stages; hardware.logical_devices and .memory_limit_mb divide it")
-    return Verdict(True, "stages on the CPU with hardware.logical_devices=2, to try it")
+        return Verdict(
+            None, "one GPU for all stages; hardware.logical_devices with hardware.memory_limit_mb divides it"
+        )
+    return Verdict(True, "stages on the CPU with hardware.logical_devices=2, for a trial")
 
 
 STRATEGIES: Mapping[str, Judge] = {
@@ -118,19 +111,19 @@ STRATEGIES: Mapping[str, Judge] = {
 
 
 def judge_float32(machine: MachineFacts) -> Verdict:
-    return dtype_failure("float32", machine) or Verdict(True, "everywhere")
+    return dtype_failure("float32", machine) or Verdict(True, "works on every device")
 
 
 def judge_mixed_float16(machine: MachineFacts) -> Verdict:
     on_tpu = "; refused on the TPU" if machine.tpu and not machine.no_tpu else ""
-    on_cpu = f"right, but slow on a CPU; precision=mixed picks bfloat16 there{on_tpu}"
+    on_cpu = f"correct, but slow on a CPU; precision=mixed selects bfloat16{on_tpu}"
     return judge_half_precision("float16", machine, on_cpu)
 
 
 def judge_mixed_bfloat16(machine: MachineFacts) -> Verdict:
-    on_cpu = "right, but slow: the CPU converts bfloat16"
+    on_cpu = "correct, but slow: the CPU converts bfloat16 to float32"
     if machine.has_bfloat16:
-        on_cpu = "the CPU multiplies bfloat16 itself"
+        on_cpu = "the CPU computes in bfloat16"
     return judge_half_precision("bfloat16", machine, on_cpu)
 
 
@@ -147,13 +140,13 @@ def judge_half_precision(dtype: str, machine: MachineFacts, on_cpu: str) -> Verd
     if not machine.gpus:
         return Verdict(True, on_cpu)
     if machine.capability is None:
-        return Verdict(True, "TensorFlow does not say what the GPU can")
+        return Verdict(True, "TensorFlow does not report the GPU's compute capability")
     if machine.capability >= TENSOR_CORES[dtype]:
-        return Verdict(True, f"in tensor cores (compute capability {machine.capability})")
+        return Verdict(True, f"runs in tensor cores (compute capability {machine.capability})")
     return Verdict(
         True,
-        f"right, but no faster: tensor cores take {dtype} from compute capability {TENSOR_CORES[dtype]} on, "
-        f"and this is {machine.capability}",
+        f"correct, but no faster: tensor cores need compute capability {TENSOR_CORES[dtype]} for {dtype}, and this "
+        f"GPU has {machine.capability}",
     )
 
 

@@ -12,25 +12,29 @@ from scaleflow.interfaces import Hardware
 
 @dataclass(frozen=True)
 class Devices:
-    """The devices that a run computes on.
+    """The devices that a run computes on."""
 
-    Attributes:
-        kind: `CPU`, `GPU` or `TPU`.
-        names: the logical devices, such as `CPU:0`.
-        tpu: the connected TPU, for its strategy.
-    """
-
-    kind: str
-    names: tuple[str, ...]
-    tpu: tf.distribute.cluster_resolver.TPUClusterResolver | None = None
+    kind: str  # `CPU`, `GPU` or `TPU`
+    names: tuple[str, ...]  # the logical devices, such as `CPU:0`
+    tpu: tf.distribute.cluster_resolver.TPUClusterResolver | None = None  # the connected TPU, for its strategy
 
 
 def configure_devices(options: Hardware) -> Devices:
     """Applies the config group `hardware` and returns the logical devices.
 
-    Raises:
-        ConfigError: if the machine does not have the devices, or they cannot be divided like that.
+    Raises ConfigError if the machine does not have the devices, or they cannot be divided like that.
     """
+    try:
+        return apply_options(options)
+    except RuntimeError as error:  # with debug.inline, in a process where TensorFlow already runs
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise ConfigError(
+            f"hardware={options.name}: TensorFlow has already started in this process with other devices ({reason}); "
+            "remove debug=inline, or start a new process, such as a new kernel of the notebook"
+        ) from error
+
+
+def apply_options(options: Hardware) -> Devices:
     set_threads(options)
     if options.deterministic:
         tf.config.experimental.enable_op_determinism()
@@ -52,12 +56,9 @@ def configure_tpu(address: str | None) -> Devices:
     """Connects this process to a TPU, initialises it and returns its cores.
 
     If something other than a TPU listens at the address, TensorFlow waits for ever; the launcher then ends the process.
-
-    Args:
-        address: `grpc://HOST:PORT`, `local` or a name.
     """
     if address is None:
-        raise ConfigError("hardware=tpu: there is no TPU; give hardware.tpu=grpc://HOST:8470, or use hardware=auto")
+        raise ConfigError("hardware=tpu: there is no TPU; set hardware.tpu=grpc://HOST:8470, or use hardware=auto")
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=address)
         tf.config.experimental_connect_to_cluster(resolver)
@@ -65,8 +66,9 @@ def configure_tpu(address: str | None) -> Devices:
     except (tf.errors.OpError, OSError, RuntimeError, ValueError) as error:
         reason = str(getattr(error, "message", None) or error).strip().splitlines() or [type(error).__name__]
         raise ConfigError(
-            f"hardware.tpu={address}: TensorFlow {tf.__version__} finds no TPU there ({reason[0][:160]}); it takes a "
-            "TensorFlow that is built for TPUs, and a TPU that nobody else uses; or use strategy=mirrored"
+            f"hardware.tpu={address}: TensorFlow {tf.__version__} finds no TPU there ({reason[0][:160]}); this needs "
+            "a TensorFlow that is built for TPUs, and a TPU that no other process uses; otherwise use "
+            "strategy=mirrored"
         ) from error
     cores = tf.config.list_logical_devices("TPU")
     return Devices("TPU", tuple(f"TPU:{i}" for i in range(len(cores))), resolver)
@@ -87,7 +89,7 @@ def wants_gpu(options: Hardware) -> bool:
         raise ConfigError("hardware=gpu: TensorFlow finds no GPU on this machine; use hardware=cpu, or hardware=auto")
     if not found and options.memory_limit_mb is not None:
         raise ConfigError(
-            f"hardware.memory_limit_mb={options.memory_limit_mb}: there is no GPU here, and a CPU takes no memory "
+            f"hardware.memory_limit_mb={options.memory_limit_mb}: there is no GPU, and a CPU cannot have a memory "
             "limit; leave it null"
         )
     return found
@@ -111,7 +113,6 @@ def choose_devices(
 
 
 def divide_device(device: tf.config.PhysicalDevice, options: Hardware, kind: str) -> None:
-    """Divides a physical device into logical devices and limits their memory."""
     if kind == "GPU" and options.memory_growth and options.memory_limit_mb is None:
         tf.config.experimental.set_memory_growth(device, True)
     if options.logical_devices > 1 or options.memory_limit_mb is not None:

@@ -4,6 +4,7 @@ Import names from here, not from the modules below:
 
 - `config`: the typed sections of the config, and `Plan`, which holds all of them.
 - `data`: what a dataset is: `Source`, `Inputs`, `Outputs`, `Arrays`, `Stream`, `Preprocessing`.
+- `structures`: values and dicts of values, with a name for each value.
 - `training`: what the worker's parts exchange: batches and feeds, the training step, snapshots, traces.
 - `tracking`: the store that a run is recorded in (`Tracker`).
 
@@ -15,12 +16,15 @@ from scaleflow.interfaces.config import (
     Augment,
     Best,
     Checkpoint,
+    ClassWeight,
     Cluster,
     Dataset,
     Debug,
     EarlyStopping,
     Hardware,
+    Lora,
     Model,
+    ObjectiveOptions,
     Optimizer,
     Partitioner,
     Plan,
@@ -37,12 +41,21 @@ from scaleflow.interfaces.data import (
     Arrays,
     Examples,
     Inputs,
+    InputStructure,
     Kind,
     Outputs,
+    OutputStructure,
     Preprocessing,
     Source,
     Standardize,
     Stream,
+)
+from scaleflow.interfaces.structures import (
+    describe_keys,
+    label_leaf,
+    map_leaves,
+    map_named,
+    name_leaves,
 )
 from scaleflow.interfaces.tracking import (
     IDENTITY,
@@ -61,6 +74,7 @@ from scaleflow.interfaces.training import (
     ForwardBackward,
     LossStep,
     MakeOptimizer,
+    Measure,
     Objective,
     OwnUpdates,
     Snapshot,
@@ -79,6 +93,7 @@ __all__ = [
     "Best",
     "Checkpoint",
     "Checkpoints",
+    "ClassWeight",
     "Cluster",
     "CoordinatedFeed",
     "Dataset",
@@ -88,13 +103,18 @@ __all__ = [
     "Feed",
     "ForwardBackward",
     "Hardware",
+    "InputStructure",
     "Inputs",
     "Kind",
+    "Lora",
     "LossStep",
     "MakeOptimizer",
+    "Measure",
     "Model",
     "Objective",
+    "ObjectiveOptions",
     "Optimizer",
+    "OutputStructure",
     "Outputs",
     "OwnUpdates",
     "Partitioner",
@@ -117,4 +137,9 @@ __all__ = [
     "Tracking",
     "Training",
     "Workers",
+    "describe_keys",
+    "label_leaf",
+    "map_leaves",
+    "map_named",
+    "name_leaves",
 ]

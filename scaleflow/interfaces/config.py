@@ -1,7 +1,7 @@
 """The config as typed sections: one dataclass for each config group, and `Plan`, which holds them all.
 
 `scaleflow.config.parse` reads a composed config into these classes. It checks types, the values of each `Literal`
-and the limits in a field's metadata (`at_least`, `above`, `at_most`). An integer without `at_most` is at most
+and the limits in a field's metadata (`at_least`, `above`, `at_most`, `below`). An integer without `at_most` is at most
 2**31 - 1, and a float is finite. `scaleflow.config.rules` checks combinations of keys. A default given here holds if
 the chosen option in conf/ does not set the key.
 """
@@ -248,6 +248,20 @@ class Dataset:
 
 
 @dataclass(frozen=True)
+class Lora:
+    """`model.lora`: low-rank adaptation (Hu et al. 2021): small matrices train instead of a layer's weight matrix.
+
+    Attributes:
+        layers: patterns of the names or paths of layers, as in `model.freeze`. Required. Dense, EinsumDense, Embedding
+            and convolution layers take LoRA; a pattern of a layer that contains some of them stands for these.
+        rank: the number of columns of the first and of rows of the second small matrix. At least 1. Default 8.
+    """
+
+    layers: list[str] | None = None
+    rank: int = field(default=8, metadata={"at_least": 1})
+
+
+@dataclass(frozen=True)
 class Model:
     """`model`: the factory of the model.
 
@@ -255,10 +269,16 @@ class Model:
         target: a function (inputs: Inputs, outputs: Outputs, **arguments) -> keras.Model.
         init_from: a Keras file, a folder with one, or an MLflow model URI. Layers with the same name and shapes start
             from its weights. Default null: new weights.
+        freeze: patterns of the names or paths (`backbone/conv*`) of layers that do not train, with all layers inside
+            them. `*` matches any characters, `?` one. A pattern after `!` makes layers trainable again, so
+            `['*', '!outputs']` freezes all but one. Applied after `init_from`. Default null: none.
+        lora: train small matrices instead of the weight matrices of some layers. Default null.
     """
 
     target: Target
     init_from: str | None = None
+    freeze: list[str] | None = None
+    lora: Lora | None = None
 
 
 @dataclass(frozen=True)
@@ -279,6 +299,10 @@ class Optimizer:
         scale: `linear` multiplies the peak by global batch / `base_batch_size` (Goyal et al. 2017), `sqrt` by the
             square root of that. Default `none`.
         base_batch_size: the global batch, in examples, for which `learning_rate` is meant. At least 1. Default 256.
+        rate_factors: pattern of layers, as in `model.freeze` -> the factor of their learning rate. Above 0. If several
+            patterns match, the last one counts. Default null: 1 for all layers.
+        ema: the momentum of an average of the weights: evaluations, the best checkpoint and the export use the
+            averaged weights. Above 0, below 1. Default null: no average.
     """
 
     target: Target
@@ -290,6 +314,38 @@ class Optimizer:
     warmup_steps: int = field(default=0, metadata={"at_least": 0})
     scale: Literal["none", "linear", "sqrt"] = "none"
     base_batch_size: int = field(default=256, metadata={"at_least": 1})
+    rate_factors: dict[str, float] | None = field(default=None, metadata={"at_least": 0.0})
+    ema: float | None = field(default=None, metadata={"above": 0.0, "below": 1.0})
+
+
+#: The weights of one output's classes: `balanced`, or a weight for each class by name or number.
+ClassWeight = Literal["balanced"] | dict[str, float]
+
+
+@dataclass(frozen=True)
+class ObjectiveOptions:
+    """`objective`: the loss that is minimised, and the metrics that are reported.
+
+    With several outputs `loss`, `metrics` and `class_weight` are mappings from outputs to what they have with one.
+
+    Attributes:
+        loss: a Keras loss, or a function or class of the user's with the same form. Its `reduction` is scaleflow's.
+            Default null: the loss of the kind of target.
+        loss_weights: the factor of each output's loss in the sum that is minimised. At least 0. Default null: 1 each;
+            also 1 for outputs that it leaves out.
+        metrics: `keras.metrics.Metric` classes, added to the metrics of the kind of target. Default null: none.
+        class_weight: the factor of each class in the training loss, for `classification` and `binary`. At least 0.
+            `balanced`: examples / (classes x examples of the class) in the training split. Reported losses do not have
+            it. Default null: 1 each; also 1 for classes that it leaves out.
+        label_smoothing: the share of each target that is spread evenly over all classes, in the loss of training and of
+            evaluations. Not for `regression`. 0 to 1. Default 0.
+    """
+
+    loss: Target | dict[str, Target] | None = None
+    loss_weights: dict[str, float] | None = field(default=None, metadata={"at_least": 0.0})
+    metrics: list[Target] | dict[str, list[Target]] | None = None
+    class_weight: ClassWeight | dict[str, ClassWeight] | None = field(default=None, metadata={"at_least": 0.0})
+    label_smoothing: float = field(default=0.0, metadata={"at_least": 0.0, "at_most": 1.0})
 
 
 @dataclass(frozen=True)
@@ -297,10 +353,11 @@ class EarlyStopping:
     """`training.early_stopping`: end the run when a value stops improving.
 
     Attributes:
-        monitor: the watched value: `train/` or `val/` with `loss` or a metric's name. Default `val/loss`.
+        monitor: the watched value: `train/` or `val/` with `loss` or a metric's name, or with an output's name and its
+            loss or metric (`val/age/mae`). Default `val/loss`.
         patience: the number of epochs without an improvement after which the run ends. At least 1. Default 3.
-        mode: whether a smaller (`min`) or larger (`max`) value is better. Default `auto`: `max` for names that end in
-            `accuracy` or `exact_match`, otherwise `min`.
+        mode: whether a smaller (`min`) or larger (`max`) value is better. Default `auto`: `max` for metrics such
+            as accuracy, AUC and R2, `min` for losses and errors. It must be set for a metric of the user's own.
     """
 
     monitor: str = "val/loss"
@@ -521,8 +578,10 @@ class Sweep:
     Attributes:
         on_change: what to do if `hydra.sweep.dir` holds a sweep of another config: `refuse` ends the command; `new`
             runs its jobs in addition to the old ones. Default `refuse`.
-        metric: the metric whose last value a sweeper gets for each job; NaN if the job did not finish. Default
-            `val/loss`.
+        metric: the metric whose last value ranks the jobs in the report. A sweeper gets it for each job; NaN if the
+            job did not finish. Default `val/loss`.
+        mode: whether a smaller (`min`) or larger (`max`) value of it is better. Default `auto`: as the sweeper's
+            `direction` says; without one, as in `EarlyStopping`. It must be set for a metric of the user's own.
         repeat: how often each job runs and counts; the report has medians. At least 1. Default 1.
         warm_up: how often each job runs before that, without counting. At least 0. Default 0.
         same_losses: fail if jobs that differ only in strategy, hardware, cluster and precision, and have the same
@@ -531,6 +590,7 @@ class Sweep:
 
     on_change: Literal["refuse", "new"] = "refuse"
     metric: str = "val/loss"
+    mode: Literal["auto", "min", "max"] = "auto"
     repeat: int = field(default=1, metadata={"at_least": 1})
     warm_up: int = field(default=0, metadata={"at_least": 0})
     same_losses: bool = False
@@ -541,8 +601,8 @@ class Plan:
     """A command, composed, resolved and typed, and checked as far as that is possible without TensorFlow.
 
     Attributes:
-        strategy, hardware, precision, dataset, model, optimizer, training, checkpoint, profiler, tracking, cluster,
-            sweep, debug: the sections of the config.
+        strategy, hardware, precision, dataset, model, optimizer, objective, training, checkpoint, profiler, tracking,
+            cluster, sweep, debug: the sections of the config.
         seed: the seed of the weights, of the order of examples and of synthetic data. 0 to 2**31 - 1. In the config the
             default is 0.
         choices: the chosen option of each config group.
@@ -567,6 +627,7 @@ class Plan:
     dataset: Dataset
     model: Model
     optimizer: Optimizer
+    objective: ObjectiveOptions
     training: Training
     checkpoint: Checkpoint
     profiler: Profiler

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from scaleflow.interfaces.structures import map_leaves, name_leaves
 
 if TYPE_CHECKING:
     import keras
@@ -46,14 +48,31 @@ class Outputs:
             `multi_label`: the target is 0 or 1 for each label, of the output's shape;
             `regression`: the target is real values, of the output's shape.
         shape: the shape of the model's output without the batch dimension: (classes,) logits for `classification`, (1,)
-            logit for `binary`, logits for `multi_label`, values for `regression`.
+            logit for `binary`, logits for `multi_label`, values for `regression`. `classification` may have further
+            dimensions before the last one, such as (tokens, vocabulary) or (height, width, classes): then the target
+            has a class for each position, (tokens,) or (height, width).
         names: names of the classes, labels or values, in their order; for `binary` the names of 0 and of 1. None: they
             have no names.
+        ignore: a target with this value counts neither in the loss nor in a metric, such as -1 for an unlabelled pixel.
+            None: all count.
     """
 
     kind: Kind
     shape: tuple[int, ...]
     names: tuple[str, ...] | None = None
+    ignore: int | None = None
+
+    @property
+    def target_shape(self) -> tuple[int, ...]:
+        """The shape of one example's target."""
+        return tuple(self.shape[:-1] if self.kind == "classification" else self.shape)
+
+
+#: One tensor, or a dict from name to `Inputs` or to further dicts.
+InputStructure = Inputs | Mapping[str, "InputStructure"]
+
+#: One tensor, or a dict from name to `Outputs`.
+OutputStructure = Outputs | Mapping[str, Outputs]
 
 
 @dataclass(frozen=True)
@@ -61,15 +80,33 @@ class Arrays:
     """A split that fits in memory.
 
     Attributes:
-        inputs: [n, *Inputs.shape] of Inputs.dtype. Text is numpy's `str`, or objects that are `str` or `bytes`.
-        targets: [n] integers for `classification`, otherwise [n, *Outputs.shape] numbers.
+        inputs: [n, *Inputs.shape] of Inputs.dtype, or a dict of such arrays with the keys of `Source.inputs`. Text is
+            numpy's `str`, or objects that are `str` or `bytes`.
+        targets: [n, *Outputs.target_shape], integers for `classification`, otherwise numbers; or a dict of such arrays
+            with the keys of `Source.outputs`.
+        weights: [n] numbers from 0 up: how much each example counts in the loss and the metrics. None: all the same.
     """
 
-    inputs: np.ndarray[Any, Any]
-    targets: np.ndarray[Any, Any]
+    inputs: Any
+    targets: Any
+    weights: np.ndarray[Any, Any] | None = None
 
     def __len__(self) -> int:
-        return len(self.inputs)
+        return len(next(iter(name_leaves(self.inputs).values()), ()))
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """(inputs, targets), or (inputs, targets, weights)."""
+        return (self.inputs, self.targets) if self.weights is None else (self.inputs, self.targets, self.weights)
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all arrays."""
+        return sum(array.nbytes for part in self.parts for array in name_leaves(part).values())
+
+    def map(self, function: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]) -> Arrays:
+        """Returns the split with `function` applied to each array."""
+        return Arrays(*(map_leaves(function, part) for part in self.parts))
 
 
 @dataclass(frozen=True)
@@ -77,25 +114,26 @@ class Stream:
     """A split that is read while training.
 
     Attributes:
-        dataset: yields single (input, target) examples, not batched, the same ones in the same order at each iteration.
-            With `decode` it yields records that are cheap to read and to keep in memory instead: a path and a label, a
-            line, a serialized example.
+        dataset: yields single examples, not batched, the same ones in the same order at each iteration: (input, target)
+            or (input, target, weight), where input and target are tensors, or dicts as in `Arrays`, and weight is a
+            scalar. With `decode` it yields records that are cheap to read and to keep in memory instead: a path and a
+            label, a line, a serialized example.
         length: the number of examples of an epoch. A stream that ends earlier is rejected before training, or ends the
             run as FAILED. Further examples are not used.
-        decode: a function that `tf.data.Dataset.map` traces: the components of a record as arguments -> (input,
-            target), of the source's shapes and dtypes. It runs in parallel, after shuffling and after the records are
-            divided among workers, so each worker decodes only its own. None: `dataset` yields examples.
+        decode: a function that `tf.data.Dataset.map` traces: the components of a record as arguments -> an example, of
+            the source's keys, shapes and dtypes. It runs in parallel, after shuffling and after the records are divided
+            among workers, so each worker decodes only its own. None: `dataset` yields examples.
         name: a function that names an example in messages by a file, or a file and a row: the components of its record
             as numpy values (strings as `bytes`), as arguments -> str. None: the position in the split.
         faults: messages about the first examples that the source already knows it cannot decode.
         at_once: the number of records that one call of `decode` takes, fewer at the end; small records need it to be
-            fast. `decode` then takes components [b, ...] and returns (inputs [b, ...], targets [b, ...]). One bad
-            record fails the call. None: one record, without a batch dimension.
+            fast. `decode` then takes components [b, ...] and returns (inputs [b, ...], targets [b, ...]), or with
+            weights [b]. One bad record fails the call. None: one record, without a batch dimension.
     """
 
     dataset: tf.data.Dataset
     length: int
-    decode: Callable[..., tuple[Any, Any]] | None = None
+    decode: Callable[..., tuple[Any, ...]] | None = None
     name: Callable[..., str] | None = None
     faults: Sequence[str] = ()
     at_once: int | None = None
@@ -117,17 +155,18 @@ class Source(Protocol):
 
     It may have two more attributes:
 
-    - `preprocessing`: a `Preprocessing`, or None;
+    - `preprocessing`: a `Preprocessing`, a dict from an input's name to its `Preprocessing`, or None. The name of an
+      input in a nested dict is its keys joined with `/`;
     - `notes`: lines that the user sees before anything is read, for example that the data must be downloaded first.
     """
 
     @property
-    def inputs(self) -> Inputs:
-        """One example's input."""
+    def inputs(self) -> InputStructure:
+        """One example's input: one tensor, or a dict of several (whose values may be dicts)."""
 
     @property
-    def outputs(self) -> Outputs:
-        """What the model returns for one example, and what its target means."""
+    def outputs(self) -> OutputStructure:
+        """What the model returns for one example, and what its target means: one tensor, or a dict of several."""
 
     @property
     def splits(self) -> Collection[str]:
@@ -138,7 +177,7 @@ class Source(Protocol):
 
 
 class Preprocessing(Protocol):
-    """Turns raw inputs (`Source.inputs`) into the model's features, if a factor (`Inputs.scale`) is not enough.
+    """Turns raw inputs (`Source.inputs`, or one of its dict) into features, if a factor (`Inputs.scale`) is not enough.
 
     The chief learns it once, from the training split. The input pipeline applies it in training. The saved model begins
     with it, so it takes raw inputs: a string, a row.

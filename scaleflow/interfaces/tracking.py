@@ -55,6 +55,10 @@ class Tracker(Protocol):
     def uri(self) -> str | None:
         """The store's address; None without a store."""
 
+    @property
+    def model_uri(self) -> str | None:
+        """The URI of the model that was logged last; None if this object has logged none."""
+
     def connect(self) -> None:
         """Opens the store; creates no run.
 
@@ -97,6 +101,13 @@ class Tracker(Protocol):
 
     def set_tags(self, values: Mapping[str, str]) -> None:
         """Sets tags."""
+
+    def describe(self, text: str) -> None:
+        """Sets the run's description, unless the user has written one.
+
+        Args:
+            text: Markdown with at most 8,000 characters.
+        """
 
     def log_artifact(self, path: Path, folder: str | None) -> None:
         """Uploads a file into a folder of the run's artifacts; None is their root."""

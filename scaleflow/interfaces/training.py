@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -84,7 +84,7 @@ class Feed(Protocol):
 
     def micro_batch(
         self, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, replica: tf.Tensor, index: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    ) -> tuple[Any, ...]:
         """Traced, in a replica: reads one micro-batch.
 
         Args:
@@ -94,11 +94,13 @@ class Feed(Protocol):
             index: the micro-batch's index within the replica's share, an int64 scalar.
 
         Returns:
-            (inputs [b, ...], targets [b, ...], mask [b] float32: 1 for an example, 0 for padding).
+            (inputs [b, ...], targets [b, ...], mask [b] float32: 1 for an example, 0 for padding), and, if the source
+            has weights, the weights [b] float32, 0 for padding. Inputs and targets are tensors or dicts of tensors.
         """
 
     def batches(self, epochs: int, steps_per_epoch: int) -> tf.data.Dataset:
-        """Returns the global batches of the first `epochs`, for Keras's `fit`: (inputs, targets, mask).
+        """Returns the global batches of the first `epochs`, for Keras's `fit`: (inputs, targets, mask), and weights if
+        the source has some.
 
         The replicas' shares follow each other within a batch.
         """
@@ -112,35 +114,69 @@ class CoordinatedFeed(Feed, Protocol):
 
 
 @dataclass(frozen=True)
+class Measure:
+    """Reported values that are computed from sums over examples: a mean, or the result of a Keras metric.
+
+    Attributes:
+        names: the names of the values, without the split: `accuracy`, or `age/mae` with several outputs.
+        sums: (targets, outputs, weights [b] float32) -> this batch's sums, [size]; a scalar if `size` is 1. Traced. An
+            example of weight 0 counts nowhere.
+        finish: (the sums of all batches [size] float64, the sum of all weights) -> a value for each name.
+        size: the number of sums. Several sums are added in float64.
+    """
+
+    names: tuple[str, ...]
+    sums: Callable[[Any, Any, tf.Tensor], tf.Tensor]
+    finish: Callable[[np.ndarray[Any, Any], float], Sequence[float]]
+    size: int = 1
+
+
+@dataclass(frozen=True)
 class Objective:
     """The loss to minimise and the metrics to report.
 
+    Targets and outputs are tensors [b, ...], or dicts of such tensors by the name of the output.
+
     Attributes:
-        loss: (targets [b, ...], outputs [b, ...] float32) -> [b] float32.
-        metrics: name -> a function of the same form. Each is averaged over examples.
-        finish: name -> a function that is applied to that metric's mean, such as a square root.
-        classes: the number of classes, if targets are classes; otherwise None.
-        decide: with `classes`: (targets, outputs) -> (the true class [b], the predicted class [b]), int32.
+        loss: (targets, outputs float32) -> [b] float32: what is minimised.
+        measures: what is reported besides the loss, of training and of evaluations.
+        evaluation_measures: what is reported of evaluations only.
+        reported_loss: the loss without class weights, in the same form, which is what is reported. None: `loss`.
+        is_weighted: whether examples have weights. Reported values are then weighted means.
+        modes: name of a value -> `min` or `max`, which is better, as far as it is known.
+        classes: the number of classes, if there is one output and its targets are classes; otherwise None.
+        decide: with `classes`: (targets, outputs, mask [b]) -> (the true class [n], the predicted class [n], whether
+            it counts [n]), int32. With targets for each position, n is the number of positions of the batch.
     """
 
-    loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-    metrics: Mapping[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]]
-    finish: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    loss: Callable[[Any, Any], tf.Tensor]
+    measures: Sequence[Measure] = ()
+    evaluation_measures: Sequence[Measure] = ()
+    reported_loss: Callable[[Any, Any], tf.Tensor] | None = None
+    is_weighted: bool = False
+    modes: Mapping[str, Literal["min", "max"]] = field(default_factory=dict)
     classes: int | None = None
-    decide: Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]] | None = None
+    decide: Callable[[Any, Any, tf.Tensor], tuple[tf.Tensor, tf.Tensor, tf.Tensor]] | None = None
 
 
-#: (model, (inputs, targets) [b, ...], weights [b] float32)
-#:     -> (the scalar sum of the examples' losses times their weights, outputs [b, *Outputs.shape]: logits or values).
-#:
-#: `training.step._target_` names a user's own function; the other keys there are its further arguments. The loop calls
-#: it in a replica, for one micro-batch, under its gradient tape. The loop does the rest: it adds the model's own losses
-#: (regularization), scales the loss for float16, accumulates, sums over the replicas, clips and updates.
-#:
-#: Weights sum to 1 over all micro-batches and replicas of an update. A padding example has weight 0 and is a copy of a
-#: real one. Multiply a term that is not a sum over examples by the sum of the weights, so that it counts once.
-#: The `train/` metrics are computed from the outputs. With `dataset.augment.mixup`, class targets are [b, classes].
 LossStep = Callable[[Any, tuple[Any, Any], Any], tuple[Any, Any]]
+"""A user's training step that is a function: (model, batch, weights) -> (loss, outputs).
+
+- `batch` is (inputs, targets) [b, ...], `weights` is [b] float32.
+- `loss` is the scalar sum of the examples' losses times their weights.
+- `outputs` are [b, *Outputs.shape], logits or values. The `train/` metrics are computed from them.
+
+Inputs, targets and outputs are dicts of such tensors if the dataset's are.
+
+`training.step._target_` names the function; the other keys there are its further arguments. The loop calls it in a
+replica, for one micro-batch, under its gradient tape. The loop does the rest: it adds the model's own losses
+(regularization), scales the loss for float16, accumulates, sums over the replicas, clips and updates.
+
+Weights sum to 1 over all micro-batches and replicas of an update, unless the dataset gives examples weights of their
+own, which they are multiplied by. A padding example has weight 0 and is a copy of a real one. Multiply a term that is
+not a sum over examples by the sum of the weights, so that it counts once. With `dataset.augment.mixup`, class targets
+are [b, classes].
+"""
 
 
 class MakeOptimizer(Protocol):
@@ -196,17 +232,21 @@ class ForwardBackward(Protocol):
     def devices(self) -> Sequence[str]:
         """The device of each variable's gradient, in the order of `variables`; "" is the replica's own."""
 
-    def forward(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Returns the outputs [b, ...] float32 of an evaluation."""
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether the gradient of an embedding table may be `tf.IndexedSlices`, with rows that occur several times."""
+
+    def forward(self, inputs: Any) -> Any:
+        """Returns the outputs [b, ...] float32 of an evaluation, a tensor or a dict."""
 
     def backward(
-        self, batch: tuple[tf.Tensor, tf.Tensor], weights: tf.Tensor, parts: int, scale: Callable[[Any], Any]
-    ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor | None]]:
+        self, batch: tuple[Any, Any], weights: tf.Tensor, parts: int, scale: Callable[[Any], Any]
+    ) -> tuple[tf.Tensor, Any, list[tf.Tensor | tf.IndexedSlices | None]]:
         """Computes the gradient of the weighted loss.
 
         Args:
             batch: (inputs, targets) of one micro-batch.
-            weights: [b] float32, one for each example; 0 for padding.
+            weights: [b] float32, one for each example; 0 for padding. They include the examples' own weights.
             parts: micro-batches of an update, over all replicas. The model's own losses are divided by it, so that they
                 count once for each update.
             scale: applied to the loss before the backward pass, for float16.

@@ -1,71 +1,177 @@
-"""Shows a run while it trains: a progress bar on a terminal, plain lines in a log."""
+"""Shows a run: what its start waits for, its training and its result. A bar on a terminal, plain lines in a log."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
-from scaleflow.events import EpochEnded, Event, MetricsLogged, Note, RunEnded, RunReady
+from scaleflow.events import (
+    EpochEnded,
+    Event,
+    MetricsLogged,
+    Note,
+    RunEnded,
+    RunReady,
+    RunRefused,
+    StageBegan,
+    Waiting,
+)
+from scaleflow.formatting import format_duration, format_elapsed, format_number
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
     from rich.status import Status
+    from rich.text import Text
 
 METRICS_SHOWN = ("train/loss", "train/accuracy", "train/mae", "val/loss", "val/accuracy", "val/mae")
 
+#: The usual width of a number, so that the lines of epochs have columns.
+NUMBER_WIDTH = 7
 
-def display_for(stream: TextIO | None = None, is_plain: bool = False) -> Display:
+#: After so many seconds without a line, a log gets one that says what goes on.
+QUIET_SECONDS = 2.0
+
+#: A stage or a training that has taken long gets such a line less often: after this share of the time it has taken.
+QUIET_SHARE = 0.02
+
+#: A stage that has just begun gets none: it may end at once.
+SHORTEST_SHOWN = 0.5
+
+#: Seconds between two checks whether such a line is due.
+TICK_SECONDS = 0.1
+
+#: A stage gets a line of its own at its end if it took at least so many seconds.
+SHORTEST_STAGE = 0.1
+
+
+def display_for(stream: TextIO | None = None, is_plain: bool = False, is_chief: bool = True) -> Display:
     """Makes a display: a progress bar on a terminal, plain lines elsewhere.
 
     Args:
         stream: receives the output; None: standard output.
-        is_plain: whether to use plain lines on a terminal, too.
+        is_plain: whether to use plain lines on a terminal, too. They come from this thread only, so that a debugger
+            can be used.
+        is_chief: whether to show the stages of the start and the end. One process of a run does that.
     """
     stream = stream or sys.stdout  # not a default argument, because a notebook replaces it
-    return BarDisplay(stream) if stream.isatty() and not is_plain else Display(stream)
+    if stream.isatty() and os.environ.get("TERM") != "dumb" and not is_plain:
+        return BarDisplay(stream, is_chief)
+    return Display(stream, is_chief, breaks_silence=is_chief and not is_plain)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of the work before or after training.
+
+    Attributes:
+        text: what is done.
+        began: when it began, in seconds of this process's monotonic clock.
+        began_ms: the same, in milliseconds of the worker's clock, if the worker reported it.
+    """
+
+    text: str
+    began: float
+    began_ms: int | None = None
+
+    def measure(self, now_ms: int | None = None) -> float:
+        """Returns its duration until now in seconds. The worker's clock may differ from this machine's.
+
+        Args:
+            now_ms: the time by the worker's clock, if the worker reported it.
+        """
+        if now_ms is not None and self.began_ms is not None:
+            return max(0.0, (now_ms - self.began_ms) / 1000)
+        return time.monotonic() - self.began
+
+    def describe(self) -> str:
+        """Returns a line for a log in which nothing else is printed."""
+        return f"still {self.text} ({format_elapsed(self.measure())})"
+
+    def __rich__(self) -> Text:
+        from rich.text import Text
+
+        return Text(f"{self.text} ({format_elapsed(self.measure())})")
 
 
 class Display:
-    """Prints plain lines: one per epoch, one per note, and the summary."""
+    """Prints plain lines: one per stage, per epoch and per note, and the summary.
 
-    def __init__(self, stream: TextIO) -> None:
+    Args:
+        stream: receives the lines.
+        shows_stages: whether a stage gets a line.
+        breaks_silence: whether a thread prints what goes on while nothing else is printed. Without it, a stage gets
+            a line when it begins, too.
+    """
+
+    #: When a display of this process has printed a line, by the monotonic clock. All of them use the same stream.
+    printed_at: ClassVar[float] = time.monotonic()
+
+    _lock: ClassVar[threading.RLock] = threading.RLock()
+
+    #: Breaks the silence from the first line of the command until there is another display.
+    greeting: ClassVar[Display | None] = None
+
+    def __init__(self, stream: TextIO, shows_stages: bool = True, breaks_silence: bool = True) -> None:
         self._stream = stream
-        self._begin: float | None = None
-        self._first = 0
-        self._steps = 0
+        self._shows_stages = shows_stages
+        self._breaks_silence = breaks_silence
+        self._stage: Stage | None = None
+        self._training: Training | None = None
+        self._closing = threading.Event()
+        self._closing.set()  # no thread runs
+        end_greeting()
+        if time.monotonic() - self.printed_at > QUIET_SECONDS:
+            Display.printed_at = time.monotonic()  # the silence begins now, and not with an earlier run
 
     def show_event(self, event: Event) -> None:
         """Shows an event. Each event must be passed once, in order."""
-        match event:
-            case RunReady():
-                self._show_ready(event)
-            case MetricsLogged():
-                self._show_metrics(event)
-            case Note():
-                self.print_line(f"note: {event.text}", "yellow")
-            case EpochEnded():
-                self._show_epoch(event)
-            case RunEnded():
-                self._show_end()
+        with self._lock:
+            match event:
+                case StageBegan():
+                    self._begin_stage(Stage(event.text, time.monotonic(), event.time))
+                case Waiting():
+                    what = "the other processes" if event.peers else "the TPU"
+                    self._begin_stage(Stage(f"waiting for {what}", time.monotonic(), event.time))
+                case RunReady():
+                    self._end_stage(event.time)
+                    self._show_ready(event)
+                case MetricsLogged():
+                    self._show_metrics(event)
+                case Note():
+                    self.print_line(f"note: {event.text}", "yellow")
+                case EpochEnded():
+                    self._show_epoch(event)
+                case RunEnded() | RunRefused():
+                    if isinstance(event, RunEnded) and event.status == "FINISHED":
+                        self._end_stage(event.time)
+                    self.close()
+
+    # Lines ------------------------------------------------------------------------------------
 
     def print_line(self, text: str, style: str = "") -> None:
         """Prints a line. The run continues if nobody reads the output any more, or if the disk of a log is full."""
-        try:
-            self._print(text, style)
-        except BrokenPipeError:
-            self.close()
-            silence_stream(self._stream)
-        except OSError:  # the disk is full; there may be room for the next line
-            pass
+        with self._lock:
+            Display.printed_at = time.monotonic()
+            try:
+                self._print(text, style)
+            except BrokenPipeError:
+                self.close()
+                silence_stream(self._stream)
+            except OSError:  # the disk is full; there may be room for the next line
+                pass
 
     def _print(self, text: str, style: str) -> None:
-        print(text, file=self._stream, flush=True)
+        self._stream.write(f"{text}\n")  # in one piece: other displays may print at the same time
+        self._stream.flush()
 
     def print_error(self, text: str) -> None:
         """Prints an error to standard error."""
@@ -78,45 +184,143 @@ class Display:
             self.print_line(f"{label:<{width}}  {value}")
 
     def close(self) -> None:
-        """Ends the display: no more events will come."""
+        """Ends what is under way: the thread, a stage, the bar. The display can be used again."""
+        with self._lock:
+            self._closing.set()
+            self._stage = self._training = None
+
+    # Stages -----------------------------------------------------------------------------------
+
+    def begin_stage(self, text: str, since: float | None = None) -> None:
+        """Shows what the command does now, until the next stage, or until the run is ready.
+
+        Args:
+            text: what is done, such as `importing TensorFlow`.
+            since: when it began, in seconds since the epoch; None: now.
+        """
+        earlier = 0.0 if since is None else max(0.0, time.time() - since)
+        with self._lock:
+            self._begin_stage(Stage(text, time.monotonic() - earlier))
+
+    def end_stage(self) -> None:
+        """Ends the stage, and prints how long it took."""
+        with self._lock:
+            self._end_stage()
+
+    def _begin_stage(self, stage: Stage) -> None:
+        self._end_stage(stage.began_ms)
+        self._training = None
+        self._stage = stage
+        self._show_stage(stage)
+
+    def _end_stage(self, now_ms: int | None = None) -> None:
+        stage, self._stage = self._stage, None
+        if stage is None:
+            return
+        self._hide_stage()
+        seconds = stage.measure(now_ms)
+        if self._shows_stages and seconds >= SHORTEST_STAGE:
+            self.print_line(f"{stage.text} ({format_elapsed(seconds)})", "dim")
+
+    def _show_stage(self, stage: Stage) -> None:
+        if self._breaks_silence:
+            self._start_thread()
+        elif self._shows_stages:
+            self.print_line(stage.text)
+
+    def _hide_stage(self) -> None:
+        pass
+
+    # Silence ----------------------------------------------------------------------------------
+
+    def _start_thread(self) -> None:
+        if self._closing.is_set():
+            self._closing = threading.Event()
+            threading.Thread(target=self._tick, args=(self._closing,), name="display", daemon=True).start()
+
+    def _tick(self, closing: threading.Event) -> None:
+        while not closing.wait(TICK_SECONDS):
+            with self._lock:
+                if not closing.is_set():
+                    self.break_silence()
+
+    def break_silence(self) -> None:
+        """Prints what goes on, if no line was printed for `QUIET_SECONDS`."""
+        doing = self._stage or self._training
+        if doing is None:
+            return
+        now = time.monotonic()
+        elapsed = now - doing.began
+        if elapsed >= SHORTEST_SHOWN and now - self.printed_at >= max(QUIET_SECONDS, elapsed * QUIET_SHARE):
+            self.print_line(doing.describe())
+
+    # Training ---------------------------------------------------------------------------------
 
     def _show_ready(self, event: RunReady) -> None:
-        self._steps = event.steps
-        self._begin = None
-        resolved = {k.removeprefix("resolved."): v for k, v in event.params.items() if k.startswith("resolved.")}
+        self._training = Training(event.steps)
         if event.resumed:
-            self.print_line(f"goes on at step {event.resumed}")
-        self.print_line(
-            f"{event.name}: {resolved['parameters']} parameters, {resolved['replicas']} replica(s) on "
-            f"{resolved['hardware']}, global batch {resolved['global_batch_size']}, {event.steps} steps"
-        )
+            self.print_line(f"resumed at step {event.resumed}")
+        self.print_line(describe_run(event))
+        if self._breaks_silence:
+            self._start_thread()
 
     def _show_metrics(self, event: MetricsLogged) -> None:
-        """Starts the clock after the first call of the training loop, which includes the compilation."""
-        if self._begin is None and "train/loss" in event.values:
-            self._begin = time.monotonic()
-            self._first = event.step
+        if self._training is not None and "train/loss" in event.values:
+            self._training.add(event)
 
     def _show_epoch(self, event: EpochEnded) -> None:
         epochs = f"{event.epoch:>{len(str(event.epochs))}}/{event.epochs}"
         left = self._time_left(event.step)
-        self.print_line(f"epoch {epochs}  {format_metrics(event.values)}" + (f"  {left} left" if left else ""))
-
-    def _show_end(self) -> None:
-        pass
+        self.print_line(f"epoch {epochs}  {format_metrics(event.values)}{left}")
 
     def _time_left(self, step: int) -> str:
+        return "" if self._training is None else self._training.describe_time_left(step)
+
+
+class Training:
+    """What is known of a training that is under way.
+
+    Args:
+        steps: its number of steps.
+
+    Attributes:
+        began: when it began, in seconds of the monotonic clock.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self.began = time.monotonic()
+        self._steps = steps
+        self._latest: MetricsLogged | None = None
+        self._measured_from: tuple[float, int] | None = None
+
+    def add(self, event: MetricsLogged) -> None:
+        """Notes the metrics of a call of the training loop. The first call includes the compilation."""
+        self._latest = event
+        if self._measured_from is None:
+            self._measured_from = time.monotonic(), event.step
+
+    def describe(self) -> str:
+        """Returns a line with the step, the metrics and the time left."""
+        if self._latest is None:
+            return f"compiling the first steps ({format_elapsed(time.monotonic() - self.began)})"
+        step = self._latest.step
+        figures = format_metrics({**self._latest.values, "perf/examples_per_second": self._latest.rate})
+        return f"step {step:>{len(str(self._steps))}}/{self._steps}  {figures}{self.describe_time_left(step)}"
+
+    def describe_time_left(self, step: int) -> str:
         """Estimates the time left from the speed so far; empty if it is not known."""
-        if self._begin is None or step <= self._first or step >= self._steps:
+        began, first = self._measured_from or (0.0, step)
+        if step <= first or step >= self._steps:
             return ""
-        return format_duration((time.monotonic() - self._begin) / (step - self._first) * (self._steps - step))
+        seconds = (time.monotonic() - began) / (step - first) * (self._steps - step)
+        return f"  {format_duration(seconds)} left"
 
 
 class JobDisplay(Display):
     """Shows one of several jobs: each line begins with the job's number, and the summary is one line."""
 
     def __init__(self, stream: TextIO, number: int) -> None:
-        super().__init__(stream)
+        super().__init__(stream, shows_stages=False)
         self._number = number
 
     def _print(self, text: str, style: str) -> None:
@@ -136,32 +340,36 @@ class JobDisplay(Display):
 
 
 class BarDisplay(Display):
-    """Prints the same lines above a progress bar, with some colour."""
+    """Prints the same lines above a spinner or a progress bar, with some colour."""
 
-    def __init__(self, stream: TextIO) -> None:
-        super().__init__(stream)
+    def __init__(self, stream: TextIO, shows_stages: bool = True) -> None:
+        super().__init__(stream, shows_stages, breaks_silence=False)
         from rich.console import Console
 
         self._console = Console(file=stream, highlight=False)
-        self._waiting: Status | None = self._console.status("starting TensorFlow")
-        self._waiting.start()
+        self._spinner: Status | None = None
         self._progress: Progress | None = None
         self._task: TaskID | None = None
 
     def _print(self, text: str, style: str) -> None:
         self._console.print(text, style=style or None, markup=False, soft_wrap=True)
 
-    def show_event(self, event: Event) -> None:
-        self._stop_waiting()
-        super().show_event(event)
-
-    def _stop_waiting(self) -> None:
-        if self._waiting is not None:
-            self._waiting.stop()
-            self._waiting = None
-
     def close(self) -> None:
-        self._stop_waiting()
+        super().close()
+        self._hide_stage()
+        self._hide_bar()
+
+    def _show_stage(self, stage: Stage) -> None:
+        self._hide_bar()
+        self._spinner = self._console.status(stage)
+        self._spinner.start()
+
+    def _hide_stage(self) -> None:
+        if self._spinner is not None:
+            self._spinner.stop()
+            self._spinner = None
+
+    def _hide_bar(self) -> None:
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
@@ -170,22 +378,36 @@ class BarDisplay(Display):
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         super()._show_ready(event)
+        self._hide_bar()  # of the attempt before a restart
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[text]}"), TimeRemainingColumn())
         self._progress = Progress(*columns, console=self._console, transient=True)
-        self._task = self._progress.add_task("", total=event.steps, text="")
+        self._task = self._progress.add_task("", total=event.steps, text="compiling the first steps")
         self._progress.start()
 
     def _show_metrics(self, event: MetricsLogged) -> None:
         super()._show_metrics(event)
         if self._progress is not None and self._task is not None and "train/loss" in event.values:
-            values = {**event.values, "perf/examples_per_second": event.rate or math.nan}
+            values = {**event.values, "perf/examples_per_second": event.rate}
             self._progress.update(self._task, completed=event.step, text=format_metrics(values))
 
     def _time_left(self, step: int) -> str:
         return ""  # the progress bar shows it
 
-    def _show_end(self) -> None:
-        self.close()
+
+@functools.cache
+def greet(line: str) -> None:
+    """Prints the first line of a command that trains, once, and breaks the silence until there is another display."""
+    display = Display(sys.stdout, shows_stages=False)
+    display.print_line(line)
+    display.begin_stage("reading the config")
+    Display.greeting = display
+
+
+def end_greeting() -> None:
+    """Ends the greeting, if there is one, because the command ends, or has another display."""
+    if Display.greeting is not None:
+        Display.greeting.close()
+        Display.greeting = None
 
 
 def write_error(text: str) -> None:
@@ -200,20 +422,25 @@ def silence_stream(stream: TextIO) -> None:
         os.dup2(nowhere.fileno(), stream.fileno())
 
 
+def describe_run(event: RunReady) -> str:
+    """Returns the first line of a run: its name, its model, its devices and its length."""
+    resolved = {k.removeprefix("resolved."): v for k, v in event.params.items() if k.startswith("resolved.")}
+    total, trainable = int(resolved["parameters"]), int(resolved["trainable_parameters"])
+    count = f"all {total:,}" if trainable == total else f"{trainable:,} of {total:,}"
+    return (
+        f"{event.name}: {count} parameters train, {resolved['replicas']} replica(s) on {resolved['hardware']}, "
+        f"global batch {resolved['global_batch_size']}, {event.steps} steps"
+    )
+
+
 def format_metrics(values: Mapping[str, Any]) -> str:
-    """Formats metrics as `loss 0.3120  accuracy 0.9100  val loss 0.3500  61,000 examples/s`."""
-    shown = [f"{k.removeprefix('train/').replace('/', ' ')} {values[k]:.4f}" for k in METRICS_SHOWN if k in values]
+    """Formats metrics as `loss 0.312    accuracy 0.91     val loss 0.35     61,000 examples/s`, in columns."""
+    shown = [
+        f"{name.removeprefix('train/').replace('/', ' ')} {format_number(values[name]):<{NUMBER_WIDTH}}"
+        for name in METRICS_SHOWN
+        if name in values
+    ]
     rate = values.get("perf/examples_per_second")
     if rate is not None and math.isfinite(rate):
         shown.append(f"{rate:,.0f} examples/s")
-    return "  ".join(shown)
-
-
-def format_duration(seconds: float) -> str:
-    """Formats a duration as `8 s`, `4 min 10 s` or `2 h 05 min`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return "  ".join(shown).rstrip()

@@ -28,10 +28,10 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 #: Maximum bytes of a first message: an environment and a path.
-LONGEST = 4 * 2**20
+MAX_MESSAGE_BYTES = 4 * 2**20
 
 #: Seconds until a worker whose launcher is gone is killed. It ends by itself before that, unless TensorFlow hangs.
-SECONDS_TO_END = 35.0
+ORPHAN_SECONDS = 35.0
 
 
 class ForkRequest:
@@ -40,19 +40,19 @@ class ForkRequest:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.pid: int | None = None
-        self._rest = b""
+        self._partial = b""
         self._descriptors: list[int] = []
 
     def receive(self) -> list[dict[str, Any]] | None:
         """Receives complete messages; returns None if the launcher is gone."""
         try:
-            data, descriptors, _, _ = socket.recv_fds(self.connection, LONGEST, 3)
+            data, descriptors, _, _ = socket.recv_fds(self.connection, MAX_MESSAGE_BYTES, 3)
         except ConnectionError:
             return None
         self._descriptors += descriptors
         if not data:
             return None
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, self._partial = (self._partial + data).split(b"\n")
         return [json.loads(line) for line in lines]
 
     def descriptors(self) -> list[int]:
@@ -73,35 +73,31 @@ class ForkRequest:
 class ForkServer:
     """Forks a worker for each connection, reports how it ended, and forwards signals.
 
-    Args:
-        listener: accepts the connections.
-        alive: the descriptor of a pipe that becomes readable when the launcher is gone.
+    `alive` is the descriptor of a pipe that becomes readable when the launcher is gone.
     """
 
     def __init__(self, listener: socket.socket, alive: int) -> None:
         self._listener = listener
         self._alive = alive
         self._workers: dict[int, ForkRequest] = {}
-        self._left: dict[int, float] = {}
+        self._orphans: dict[int, float] = {}
         self._selector = selectors.DefaultSelector()
-        self._woken, waker = socket.socketpair()
-        for end in (self._woken, waker):
+        self._wakeup, self._wakeup_writer = socket.socketpair()
+        for end in (self._wakeup, self._wakeup_writer):
             end.setblocking(False)
-        self._waker = waker
 
     def run(self) -> None:
-        """Serves until the launcher is gone."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._selector.register(self._woken, selectors.EVENT_READ)
-        self._selector.register(self._alive, selectors.EVENT_READ)
+        signal.set_wakeup_fd(self._wakeup_writer.fileno(), warn_on_full_buffer=False)
+        for source in (self._listener, self._wakeup, self._alive):
+            self._selector.register(source, selectors.EVENT_READ)
         while True:
             self._end_orphans()
-            for key, _ in self._selector.select(1.0 if self._left else None):
+            for key, _ in self._selector.select(1.0 if self._orphans else None):
                 if key.fileobj is self._listener:
-                    self._accept()
-                elif key.fileobj is self._woken:
+                    connection, _ = self._listener.accept()
+                    self._selector.register(connection, selectors.EVENT_READ, ForkRequest(connection))
+                elif key.fileobj is self._wakeup:
                     self._reap()
                 elif key.fileobj == self._alive:
                     return
@@ -109,19 +105,15 @@ class ForkServer:
                     self._handle_messages(key.data)
 
     def _end_orphans(self) -> None:
-        """Kills workers whose launcher has been gone for `SECONDS_TO_END`."""
-        for pid in [pid for pid, deadline in self._left.items() if time.monotonic() > deadline]:
-            del self._left[pid]
+        """Kills workers whose launcher has been gone for `ORPHAN_SECONDS`."""
+        for pid in [pid for pid, deadline in self._orphans.items() if time.monotonic() > deadline]:
+            del self._orphans[pid]
             if pid in self._workers:
                 os.kill(pid, signal.SIGKILL)
 
-    def _accept(self) -> None:
-        connection, _ = self._listener.accept()
-        self._selector.register(connection, selectors.EVENT_READ, ForkRequest(connection))
-
     def _reap(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            while self._woken.recv(4096):
+            while self._wakeup.recv(4096):
                 pass
         for pid, request in list(self._workers.items()):
             done, status = os.waitpid(pid, os.WNOHANG)
@@ -130,34 +122,33 @@ class ForkServer:
                 request.pid = None
                 request.send(status=os.waitstatus_to_exitcode(status))
 
-    def _handle_messages(self, asked: ForkRequest) -> None:
-        messages = asked.receive()
+    def _handle_messages(self, request: ForkRequest) -> None:
+        messages = request.receive()
         if messages is None:
-            self._selector.unregister(asked.connection)
-            asked.close()
-            if asked.pid is not None:
-                self._left[asked.pid] = time.monotonic() + SECONDS_TO_END
+            self._selector.unregister(request.connection)
+            request.close()
+            if request.pid is not None:
+                self._orphans[request.pid] = time.monotonic() + ORPHAN_SECONDS
             return
         for message in messages:
             if "signal" in message:
-                if asked.pid is not None:  # not reaped yet, so the id still belongs to the worker
-                    os.kill(asked.pid, message["signal"])
+                if request.pid is not None:  # not reaped yet, so the id still belongs to the worker
+                    os.kill(request.pid, message["signal"])
             else:
-                self._fork(asked, message)
+                self._fork(request, message)
 
-    def _fork(self, asked: ForkRequest, message: dict[str, Any]) -> None:
-        streams = asked.descriptors()
-        pid = os.fork()
-        if pid == 0:
-            self._leave_to_the_worker()
+    def _fork(self, request: ForkRequest, message: dict[str, Any]) -> None:
+        streams = request.descriptors()
+        request.pid = os.fork()
+        if request.pid == 0:
+            self._close_server_descriptors()
             become_worker(streams, **message)
         for stream in streams:
             os.close(stream)
-        asked.pid = pid
-        self._workers[pid] = asked
-        asked.send(pid=pid)
+        self._workers[request.pid] = request
+        request.send(pid=request.pid)
 
-    def _leave_to_the_worker(self) -> None:
+    def _close_server_descriptors(self) -> None:
         """In the child: closes the server's descriptors, so that none of them keeps a pipe of the launcher open."""
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM):
@@ -166,7 +157,7 @@ class ForkServer:
             if isinstance(key.data, ForkRequest):
                 key.data.close()
         self._selector.close()
-        for sock in (self._listener, self._woken, self._waker):
+        for sock in (self._listener, self._wakeup, self._wakeup_writer):
             sock.close()
         os.close(self._alive)
 
@@ -190,7 +181,6 @@ def become_worker(streams: Sequence[int], module: str, environment: dict[str, st
 
 
 def import_tensorflow() -> None:
-    """Imports what every worker imports."""
     from scaleflow.worker.keras_import import import_keras
 
     import_keras()

@@ -14,15 +14,11 @@ from scaleflow.runs import EventWriter, RunSpec
 from scaleflow.worker.train import run_worker
 
 #: Seconds to wait for the store before training.
-SECONDS_TO_OPEN = 10.0
+STORE_SECONDS = 10.0
 
 
 class InlineRun:
-    """Runs the worker in this process.
-
-    Args:
-        monitor: follows the run.
-    """
+    """Runs the worker in this process."""
 
     def __init__(self, monitor: RunMonitor) -> None:
         self._monitor = monitor
@@ -32,6 +28,7 @@ class InlineRun:
     def run(self) -> int:
         """Trains; returns the exit code of the command."""
         monitor = self._monitor
+        monitor.begin_start("importing TensorFlow")
         if not monitor.open_store():
             return monitor.finish(EndReason(monitor.recorder.reason, is_reported=True))
         with record_system_metrics(self.spec, make_machine_metrics(self.spec, [self])):
@@ -59,10 +56,9 @@ class InlineRun:
     def _wait_for_store(self) -> None:
         """Waits until the store has the run: training cannot be ended from outside if the store refuses the run.
 
-        Raises:
-            ConfigError: if the store refuses the run.
+        Raises ConfigError if it refuses it.
         """
-        deadline, recorder = time.monotonic() + SECONDS_TO_OPEN, self._monitor.recorder
+        deadline, recorder = time.monotonic() + STORE_SECONDS, self._monitor.recorder
         while not self._must_stop() and not self._monitor.has_stored():
             if recorder.reason or time.monotonic() > deadline:
                 return

@@ -1,28 +1,36 @@
-"""Launches a prepared run: locks its folder, starts the recorder and the supervisor, and prints how it ended."""
+"""Launches a run: locks its folder, starts the recorder and the supervisor, and prints how it ended."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from omegaconf import OmegaConf
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
 
+from scaleflow.command import refuse as print_refusal
 from scaleflow.command import to_printable
+from scaleflow.config.compose import check_single_run
 from scaleflow.config.folders import remove_created
+from scaleflow.config.hydra_config import check_folder_writable, composed_from_hydra, read_typed_overrides
 from scaleflow.errors import ConfigError
 from scaleflow.events import Event
-from scaleflow.launcher.display import Display, display_for, format_duration
+from scaleflow.formatting import format_duration, format_number
+from scaleflow.launcher.display import Display, display_for
 from scaleflow.launcher.inline import InlineRun
 from scaleflow.launcher.local_host import LocalHost
 from scaleflow.launcher.monitor import REFUSED, RunMonitor
-from scaleflow.launcher.prepare import PreparedRun
+from scaleflow.launcher.prepare import PreparedRun, RunCommand, prepare_run
 from scaleflow.launcher.recorder import Recorder
-from scaleflow.launcher.recovery import finalize_run
+from scaleflow.launcher.recovery import finalize_run, repair_quietly
 from scaleflow.launcher.stop import StopRequest, catch_stop_signals
+from scaleflow.launcher.submit import render_submission
 from scaleflow.launcher.supervisor import ProcessHost, Supervisor
 from scaleflow.runs import RunSpec, RunState
 from scaleflow.secret_masking import (
@@ -37,46 +45,69 @@ from scaleflow.tracking import RUN_ID, NoTracker, TensorBoardWriter, locate_weig
 #: Seconds that a refused command waits until a store that it has begun to create is complete.
 MIGRATION_SECONDS = 180.0
 
+#: The constant prediction whose metric the baseline is.
+PREDICTIONS = {
+    "accuracy": "always the most frequent class",
+    "exact_match": "always the most frequent labels",
+    "mae": "always the mean",
+    "rmse": "always the mean",
+}
+
 NO_ANSWER = "it does not answer"
 
 
 @dataclass(frozen=True)
 class SweepContext:
-    """What a sweep passes to the run of a job.
+    """What a sweep passes to the run of a job."""
 
-    Attributes:
-        parent: the folder of the sweep, whose own run is the parent.
-        label: what distinguishes this job from the others, for the run's name.
-        environment: variables to add to the environment of its processes.
-        server: the address of the fork server.
-        display: shows the job.
-        stop: the request to end the job.
-        on_event: receives each event.
+    parent: Path  # the folder of the sweep, whose own run is the parent
+    label: str  # what distinguishes this job from the others, for the run's name
+    environment: Mapping[str, str]  # variables to add to the environment of its processes
+    server: str  # the address of the fork server
+    display: Display  # shows the job
+    stop: StopRequest  # the request to end the job
+    on_event: Callable[[Event], None]  # receives each event
+
+
+def run_job(config: DictConfig, started: float) -> int:
+    """Prepares and launches what Hydra has composed: a command, or a job of a Hydra launcher that is not scaleflow's.
+
+    The config has its interpolations; the command `started` at a time in seconds since the epoch. Returns the exit
+    code.
     """
-
-    parent: Path
-    label: str
-    environment: Mapping[str, str]
-    server: str
-    display: Display
-    stop: StopRequest
-    on_event: Callable[[Event], None]
+    composed = composed_from_hydra(config)
+    may_submit = HydraConfig.get().mode is not RunMode.MULTIRUN
+    try:
+        if config.get("resume") is None:
+            check_single_run(config)
+        run = prepare_run(RunCommand(composed, read_typed_overrides(), started, may_submit=may_submit))
+        if run.spec.plan.cluster.submit is not None:
+            print(render_submission(run.spec.plan, sys.argv[1:]), end="")
+            remove_created(composed.folder)
+            return 0
+        if run.resume_number:
+            remove_created(composed.folder)  # the run has its own folder
+        if run.is_finished:
+            repair_quietly(run.spec.folder)  # sends what the command that finished it could not record
+            print(f"{run.spec.folder}: the run is finished; to train longer, add training.epochs=N with more epochs")
+            return 0
+        check_folder_writable(run.spec.folder)
+    except ConfigError as refusal:
+        remove_created(composed.folder)
+        return print_refusal(str(refusal))
+    return launch_run(run)
 
 
 def launch_run(run: PreparedRun, sweep: SweepContext | None = None, refuse: Callable[[str], None] | None = None) -> int:
-    """Runs a prepared run from start to end.
+    """Runs a prepared run, whose folder exists and can be written, from start to end. Returns the command's exit code.
 
-    Args:
-        run: the prepared run. Its folder exists and can be written.
-        sweep: the sweep, if the run is a job of one.
-        refuse: receives the reason if there is no run; None: the terminal shows it.
-
-    Returns:
-        The exit code of the command.
+    `sweep` is the sweep, if the run is a job of one. `refuse` receives the reason if there is no run; None: the
+    terminal shows it.
     """
     spec = run.spec
     remember_secrets([*find_environment_secrets(), *find_secrets(run.config, spec.plan.config)])
-    display = sweep.display if sweep else display_for(is_plain=spec.plan.debug.inline)
+    display = sweep.display if sweep else display_for(is_plain=spec.plan.debug.inline, is_chief=spec.records)
+    display.begin_stage("reading the config", since=spec.started)
     if sweep:
         spec = replace(spec, parent=str(sweep.parent), label=sweep.label)
         spec = replace(spec, environment=sweep.environment, server=sweep.server)
@@ -107,8 +138,11 @@ def supervise_run(run: PreparedRun, display: Display, sweep: SweepContext | None
         run_processes = InlineRun(monitor) if spec.plan.debug.inline else Supervisor(monitor, make_host(monitor))
         code = run_processes.run()
         if monitor.refusal is not None:
-            more = f"\n{describe_remains(spec, monitor.state)}" if monitor.state.step else ""
-            refuse(str(mask_secrets(str(monitor.refusal))) + more)
+            message, folder = str(mask_secrets(str(monitor.refusal))), os.path.relpath(spec.folder)
+            if step := monitor.state.step:
+                message += f"\nthe training until step {step} is in {folder}; "
+                message += f"run python -m scaleflow.sync {folder} to record it"
+            refuse(message)
             discard_refused(monitor)
             return REFUSED if recorder.refusal is not None else code
         finish_run(monitor)
@@ -116,7 +150,6 @@ def supervise_run(run: PreparedRun, display: Display, sweep: SweepContext | None
 
 
 def make_host(monitor: RunMonitor) -> ProcessHost:
-    """Makes the host of the run's processes."""
     if monitor.spec.plan.cluster.name == "ray":
         from scaleflow.launcher.ray_host import RayHost
 
@@ -143,7 +176,7 @@ def describe_part(spec: RunSpec, is_resumed: bool) -> list[str]:
         tracked = spec.files.read_record().get("run_id")
         if requested != tracked:
             run = tracked or "the one in its folder"
-            lines.append(f"note: {RUN_ID}={requested} is not used: the run that goes on is {run}")
+            lines.append(f"note: {RUN_ID}={requested} is not used: the resumed run is {run}")
     if spec.plan.evaluator == "here":
         folder = spec.plan.checkpoint.folder
         lines.append(f"{spec.name} of the checkpoints in {folder}; the chief records the run")
@@ -156,8 +189,7 @@ def describe_part(spec: RunSpec, is_resumed: bool) -> list[str]:
 def write_configs(run: PreparedRun) -> None:
     """Writes the config and the overrides, with secrets masked. Only the command that records the run does that.
 
-    Raises:
-        ConfigError: if the folder holds another run, or if a worker still writes to it.
+    Raises ConfigError if the folder holds another run, or if a worker still writes to it.
     """
     files = run.spec.files
     overrides = OmegaConf.to_yaml([mask_override(override) for override in run.overrides])
@@ -169,15 +201,12 @@ def write_configs(run: PreparedRun) -> None:
         return
     if RunState.read(files.path).is_ready:
         folder = os.path.relpath(files.path)
-        raise ConfigError(f"hydra.run.dir={folder}: holds a run already; resume={folder} goes on with it")
+        raise ConfigError(
+            f"hydra.run.dir={folder}: contains a run already; use resume={folder} to continue it, or choose another "
+            "folder"
+        )
     files.config.write_text(OmegaConf.to_yaml(OmegaConf.create(mask_secrets(run.config))))
     files.overrides.write_text(overrides)
-
-
-def describe_remains(spec: RunSpec, state: RunState) -> str:
-    """Says how to record a run that had trained when the store refused it."""
-    folder = os.path.relpath(spec.folder)
-    return f"what was trained until step {state.step} is in {folder}; python -m scaleflow.sync {folder} records it"
 
 
 def finish_run(monitor: RunMonitor) -> None:
@@ -186,11 +215,16 @@ def finish_run(monitor: RunMonitor) -> None:
     folder = os.path.relpath(spec.folder)
     duration = format_duration(time.time() - spec.started)
     signals, patience = monitor.stop.times, spec.plan.tracking.flush_seconds
+    if spec.plan.tracking.name != "none" and spec.records:
+        display.begin_stage("recording the run in MLflow")
     is_recorded = recorder.finish(patience, lambda: monitor.stop.times > signals)
+    if is_recorded:
+        display.end_stage()
+    display.close()
     if state.error:
         display.print_error(str(mask_secrets(state.error)))
     rows = [("status", f"{state.status} in {duration}")]
-    rows += [(k.replace("/", " "), f"{v:.4f}") for k, v in state.metrics_of("test").items()]
+    rows += describe_results(spec, state)
     rows += [("profile", line) for line in recorder.profiles.values()]
     rows += [("output", folder)]
     if state.status != "FINISHED" and state.checkpoint is not None:
@@ -200,10 +234,22 @@ def finish_run(monitor: RunMonitor) -> None:
     display.print_summary(rows)
     if not is_recorded:
         display.print_error(
-            f"the store did not take {'everything' if recorder.recorded else 'anything'} in "
-            f"tracking.flush_seconds={patience:g}: {mask_secrets(recorder.reason or NO_ANSWER)}; nothing is "
-            f"lost, and what is missing there is sent by: python -m scaleflow.sync {folder}"
+            f"the store has not received {'everything' if recorder.recorded else 'anything'} within "
+            f"tracking.flush_seconds={patience:g}: {mask_secrets(recorder.reason or NO_ANSWER)}; nothing is lost; to "
+            f"send the rest, run python -m scaleflow.sync {folder}"
         )
+
+
+def describe_results(spec: RunSpec, state: RunState) -> list[tuple[str, str]]:
+    """Returns rows with the last metrics of the run, each beside the baseline, which jobs of a sweep leave out."""
+    baseline = {} if spec.parent else (RunState.read(spec.folder) if spec.is_resumed else state).baseline
+    rows = []
+    for name, value in state.results.items():
+        reference = baseline.get(name)
+        why = f": {PREDICTIONS[metric]}" if (metric := name.rpartition("/")[2]) in PREDICTIONS else ""
+        beside = "" if reference is None else f" (baseline {format_number(reference)}{why})"
+        rows.append((name.replace("/", " "), format_number(value) + beside))
+    return rows
 
 
 def discard_refused(monitor: RunMonitor) -> None:

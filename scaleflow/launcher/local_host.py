@@ -6,7 +6,10 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from scaleflow.cluster import TF_CONFIG, count_processes, environments, gpu_environments, visible_gpus
+from scaleflow.cluster.gpus import gpu_environments, visible_gpus
+from scaleflow.cluster.members import count_processes
+from scaleflow.cluster.tasks import environments
+from scaleflow.cluster.tf_config import TF_CONFIG
 from scaleflow.launcher.supervisor import choose_reason
 from scaleflow.launcher.system_metrics import make_machine_metrics, record_system_metrics
 from scaleflow.launcher.worker_process import EndReason, RunProcess, start_fork_server, start_workers
@@ -14,17 +17,15 @@ from scaleflow.runs import RunSpec
 
 
 class LocalHost:
-    """Starts the processes of a run on this machine.
+    """Starts the processes of a run on this machine. Without the address of a fork `server`, the run starts its own."""
 
-    Args:
-        server: the address of a fork server; None: the run starts its own.
-    """
+    first_stage = "importing TensorFlow"
 
     def __init__(self, server: str | None) -> None:
-        self._given = server
+        self._requested_server = server
         self._servers = contextlib.ExitStack()
         self._server = ""
-        self._lost: str | None = None
+        self._lost_server: str | None = None
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
@@ -35,11 +36,11 @@ class LocalHost:
     def _start_server(self) -> None:
         """Starts the fork server, which imports TensorFlow while the launcher opens the store."""
         self._servers.close()
-        self._server = self._servers.enter_context(start_fork_server(self._given, self._lost))
+        self._server = self._servers.enter_context(start_fork_server(self._requested_server, self._lost_server))
 
     @contextlib.contextmanager
     def start(self, spec: RunSpec) -> Iterator[tuple[RunSpec, Sequence[RunProcess]]]:
-        if self._lost == self._server:
+        if self._lost_server == self._server:
             self._start_server()
         with (
             start_workers(*make_worker_specs(spec), self._server) as processes,
@@ -47,7 +48,7 @@ class LocalHost:
         ):
             yield spec, processes
             if not all(process.has_server for process in processes):
-                self._lost = self._server
+                self._lost_server = self._server
 
     def find_reason(self, processes: Sequence[RunProcess]) -> EndReason:
         return choose_reason(processes)
@@ -59,8 +60,7 @@ class LocalHost:
 def make_worker_specs(spec: RunSpec) -> tuple[list[RunSpec], list[Mapping[str, str]]]:
     """Makes the specs of the processes on this machine, the chief first, and their environment variables.
 
-    Raises:
-        ConfigError: if the machine has too few GPUs for them.
+    Raises ConfigError if the machine has too few GPUs for them.
     """
     plan = spec.plan
     if plan.tf_config is not None:  # each process of the run has its own launcher

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import distributions
 
-from scaleflow.cluster import find_unreachable
+from scaleflow.cluster.members import find_unreachable
 from scaleflow.errors import ConfigError
 from scaleflow.events import Event, RunEnded, RunRefused, SystemMetrics
 from scaleflow.launcher.display import Display
@@ -29,14 +29,8 @@ POLL_SECONDS = 0.1
 class RunMonitor:
     """What a launcher knows of its run.
 
-    Args:
-        spec: the spec of the chief, or of the process that this command runs.
-        recorder: sends the events to the store.
-        display: shows the events.
-        stop: the request to end the run.
-        on_event: also receives each event.
-
     Attributes:
+        spec: the spec of the chief, or of the process that this command runs.
         state: the state, computed from the events of this command.
         heard_at: when the last event of a worker arrived, in seconds of this process's monotonic clock. The clock of
             the worker's machine may be wrong.
@@ -61,11 +55,20 @@ class RunMonitor:
         self._on_event = on_event
         self._reader = EventReader(spec.events, spec.events.stat().st_size if spec.events.exists() else 0)
 
+    def begin_start(self, stage: str, since: float | None = None) -> None:
+        """Shows that the processes are being started, and the store opened at the same time.
+
+        Args:
+            stage: what the start of the processes waits for.
+            since: when it began, in seconds since the epoch; None: now.
+        """
+        is_opening = self.spec.plan.tracking.name != "none" and not self.recorder.is_settled.is_set()
+        self.display.begin_stage(f"{stage}, opening the MLflow store" if is_opening else stage, since)
+
     def open_store(self) -> bool:
         """Starts the recorder and waits until it knows whether the store can be used, so that no training is wasted.
 
-        Returns:
-            False if the store refuses the run, or if the user asked for the end.
+        Returns False if the store refuses the run, or if the user asked for the end.
         """
         if not self.recorder.is_alive() and not self.recorder.done.is_set():
             if self.spec.records:  # another process of the run may share the folder
@@ -108,16 +111,14 @@ class RunMonitor:
         if waiting.vain:
             return EndReason(waiting.vain, is_reported=True)
         absent = find_unreachable(self.spec.plan, waiting.peers)
-        who = f"{absent} did not come" if absent else "all answer, and one of them does not begin"
+        who = f"{absent} has not joined" if absent else "all processes answer, but one of them does not start training"
         return EndReason(f"cluster.start_seconds={waiting.seconds:g}: {who}", is_reported=True)
 
     def find_stall(self, began: float) -> EndReason | None:
         """Returns why processes without progress for `cluster.stall_seconds` have to be killed; None if they may go on.
 
-        Until the processes have built everything, `cluster.start_seconds` are added to the limit.
-
-        Args:
-            began: when the processes were started, by the monotonic clock.
+        Until the processes have built everything, `cluster.start_seconds` are added to the limit. They `began` at a
+        time of the monotonic clock.
         """
         plan = self.spec.plan
         cluster = plan.cluster
@@ -133,17 +134,14 @@ class RunMonitor:
         return EndReason(why)
 
     def finish(self, reason: EndReason | None) -> int:
-        """Writes the end of the run, unless a worker has written it, and shows it.
+        """Writes the end of the run, unless a worker has written it, and shows it; returns the exit code of the
+        command.
 
-        Args:
-            reason: why the run ended, if no worker reported its end.
-
-        Returns:
-            The exit code of the command.
+        `reason` is why the run ended, if no worker reported its end.
         """
         self.follow()
         if self.state.last is None:
-            self._write_end(reason or EndReason("it ended without a reason"))
+            self._write_end(reason or EndReason("it ended without a report"))
             self.follow()
         self.display.close()
         return self.exit_code

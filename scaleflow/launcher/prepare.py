@@ -11,21 +11,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from scaleflow.cluster import (
-    TF_CONFIG,
-    check_ray,
-    explain_no_tpu,
-    explain_unreachable,
-    find_tpu,
-    is_sure,
-    parse_tf_config,
-    port_is_free,
-    read_tf_config,
-)
+from scaleflow.cluster.members import read_tf_config
+from scaleflow.cluster.network import port_is_free
+from scaleflow.cluster.ray import check_address as check_ray
+from scaleflow.cluster.tf_config import TF_CONFIG, parse_tf_config
+from scaleflow.cluster.tpu import explain_no_tpu, explain_unreachable, find_tpu, is_sure
 from scaleflow.config.compose import ComposedConfig, resolve_config
 from scaleflow.config.plan import check_plan, parse_plan
 from scaleflow.errors import ConfigError
@@ -38,49 +33,31 @@ from scaleflow.tracking.uri import resolve_store
 
 @dataclass(frozen=True)
 class RunCommand:
-    """A command for one run.
+    """A command for one run."""
 
-    Attributes:
-        composed: the composed config, with the folder of the run.
-        overrides: the overrides as they were typed.
-        started: when the command began, in seconds since the epoch.
-        tags: tags of the run, in addition to those that every run has.
-        resume: the folder or the id of the run to resume; None: the config's `resume`.
-        may_submit: whether `cluster.submit` is allowed.
-    """
-
-    composed: ComposedConfig
-    overrides: Sequence[str]
-    started: float
-    tags: Mapping[str, str] = field(default_factory=dict)
-    resume: str | None = None
-    may_submit: bool = False
+    composed: ComposedConfig  # the composed config, with the folder of the run
+    overrides: Sequence[str]  # the overrides as they were typed
+    started: float  # when the command began, in seconds since the epoch
+    tags: Mapping[str, str] = field(default_factory=dict)  # tags of the run, in addition to those that every run has
+    resume: str | None = None  # the folder or the id of the run to resume; None: the config's `resume`
+    may_submit: bool = False  # whether `cluster.submit` is allowed
 
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A run that can be launched.
+    """A run that can be launched."""
 
-    Attributes:
-        spec: the spec of the first process that this command starts.
-        config: the composed config, interpolations kept, for `config.yaml`.
-        overrides: for `overrides.yaml`, or for `resume-N.yaml`.
-        resume_number: how many commands have resumed the run, including this one; 0 if the run begins.
-        is_finished: whether the run to resume is finished, and the command does not make it longer.
-    """
-
-    spec: RunSpec
-    config: Any
-    overrides: Sequence[str]
-    resume_number: int = 0
-    is_finished: bool = False
+    spec: RunSpec  # the spec of the first process that this command starts
+    config: Any  # the composed config, interpolations kept, for `config.yaml`
+    overrides: Sequence[str]  # for `overrides.yaml`, or for `resume-N.yaml`
+    resume_number: int = 0  # how many commands have resumed the run, including this one; 0 if the run begins
+    is_finished: bool = False  # whether the run to resume is finished, and the command does not make it longer
 
 
 def prepare_run(command: RunCommand) -> PreparedRun:
     """Checks a command, and finds the run that it resumes.
 
-    Raises:
-        ConfigError: if the command cannot work; the message names the key, the value and what would work.
+    Raises ConfigError if the command cannot work; the message names the key, the value and what would work.
     """
     composed = command.composed
     config = resolve_config(composed.config)
@@ -88,25 +65,27 @@ def prepare_run(command: RunCommand) -> PreparedRun:
     if resume is not None:
         return prepare_resume(command, config, str(resume))
     plan = make_plan(config, composed.choices, composed.search, may_submit=command.may_submit)
-    spec = RunSpec(plan, composed.folder.absolute(), command.started, plan.task.worker if plan.task else 0)
-    return PreparedRun(
-        replace(spec, tags=command.tags), OmegaConf.to_container(composed.config, resolve=False), command.overrides
-    )
+    raw = OmegaConf.to_container(composed.config, resolve=False)
+    return PreparedRun(make_spec(plan, composed.folder, command), raw, command.overrides)
+
+
+def make_spec(plan: Plan, folder: Path, command: RunCommand) -> RunSpec:
+    worker = plan.task.worker if plan.task else 0
+    return RunSpec(plan, folder.absolute(), command.started, worker, tags=command.tags)
 
 
 def prepare_resume(command: RunCommand, config: dict[str, Any], resume: str) -> PreparedRun:
     """Prepares a run that continues in its own folder, with its own config.
 
-    Raises:
-        ConfigError: if there is no such run, or if an override may not change.
+    Raises ConfigError if there is no such run, or if an override may not change.
     """
     composed = command.composed
     run = find_resumed_run(resume, config, composed.choices, command.overrides)
     plan = make_plan(run.config, run.choices, list(dict.fromkeys((*composed.search, *run.search))))
     if any(run.files.checkpoints.glob("step-*")):  # the weights are in the checkpoints
         plan = replace(plan, model=replace(plan.model, init_from=None))
-    spec = RunSpec(plan, run.files.path.absolute(), command.started, plan.task.worker if plan.task else 0)
-    return PreparedRun(replace(spec, tags=command.tags), run.config, run.changes, run.number, run.is_finished)
+    spec = make_spec(plan, run.files.path, command)
+    return PreparedRun(spec, run.config, run.changes, run.number, run.is_finished)
 
 
 def make_plan(
@@ -116,7 +95,7 @@ def make_plan(
     look_outside: bool = True,
     may_submit: bool = False,
 ) -> Plan:
-    """Parses and checks a config, as far as that is possible without TensorFlow.
+    """Parses and checks a config, as far as that is possible without TensorFlow. Raises what `prepare_run` raises.
 
     Args:
         config: the config with interpolations resolved, as plain containers.
@@ -124,9 +103,6 @@ def make_plan(
         search: the folders in which modules of `_target_` are looked for.
         look_outside: whether to check ports, the TPU and the tracking store, too.
         may_submit: whether `cluster.submit` is allowed: in the command of one new run.
-
-    Raises:
-        ConfigError: as `prepare_run`.
     """
     plan = resolve_environment(parse_plan(config, choices, search), os.environ)
     check_plan(plan, may_submit)
@@ -138,8 +114,7 @@ def make_plan(
 def resolve_environment(plan: Plan, environment: Mapping[str, str]) -> Plan:
     """Adds what the environment determines: the task of this process, and the strategy for `strategy=auto`.
 
-    Raises:
-        ConfigError: if TF_CONFIG, a task of Slurm or Kubernetes or a TPU is asked for, and is missing or wrong.
+    Raises ConfigError if TF_CONFIG, a task of Slurm or Kubernetes or a TPU is asked for, and is missing or wrong.
     """
     plan = apply_tf_config(apply_tpu(plan), environment)
     starts_elsewhere = plan.cluster.name not in ("local", "ray") and plan.cluster.submit is None
@@ -153,9 +128,6 @@ def apply_tf_config(plan: Plan, environment: Mapping[str, str]) -> Plan:
     """Replaces `strategy=auto` by multi_worker if TF_CONFIG names several workers, by parameter_server if it names ps.
 
     Also notes whether an evaluator belongs to the run, or whether this process is the evaluator.
-
-    Raises:
-        ConfigError: if TF_CONFIG, or a task of Slurm or Kubernetes, is asked for, and is missing or wrong.
     """
     cluster = plan.cluster
     if cluster.submit is not None or cluster.name == "ray":
@@ -184,8 +156,7 @@ def is_auto(plan: Plan) -> bool:
 def apply_tpu(plan: Plan) -> Plan:
     """Replaces `strategy=auto` by tpu if there is one, and adds the address of the TPU.
 
-    Raises:
-        ConfigError: if `hardware.tpu` or the environment names the TPU in a form that is not valid.
+    Raises ConfigError if `hardware.tpu` or the environment names the TPU in a form that is not valid.
     """
     if not (is_auto(plan) or plan.strategy.name == "tpu") or plan.hardware.name in ("cpu", "gpu"):
         return plan
@@ -202,8 +173,7 @@ def apply_tpu(plan: Plan) -> Plan:
 def probe(plan: Plan) -> Plan:
     """Checks what the run needs outside of this process; returns the plan with the address of the tracking store.
 
-    Raises:
-        ConfigError: if something is missing; the message names it.
+    Raises ConfigError if something is missing; the message names it.
     """
     if plan.evaluator is not None:
         check_evaluator(plan)
@@ -213,33 +183,26 @@ def probe(plan: Plan) -> Plan:
     check_tensorboard(plan.tracking.tensorboard)
     if plan.task and not port_is_free(plan.task.peers[plan.task.worker]):
         raise ConfigError(
-            f"TF_CONFIG: the port of {plan.task.peers[plan.task.worker]}, this process's, is in use; name a free one"
+            f"TF_CONFIG: the port of {plan.task.peers[plan.task.worker]}, the address of this process, is in use; "
+            "choose a free one"
         )
     return replace(plan, tracking=resolve_store(plan.tracking))
 
 
 def check_evaluator(plan: Plan) -> None:
-    """Checks that the chief and the evaluator share a folder of checkpoints, and that there is a validation split.
-
-    Raises:
-        ConfigError: if one of them is missing.
-    """
+    """Checks that the chief and the evaluator share a folder of checkpoints, and that there is a validation split."""
     folder = plan.checkpoint.folder
     if folder is None or "://" in folder:
         raise ConfigError(
-            "TF_CONFIG: with the role evaluator, checkpoint.folder has to name a folder that the chief and the "
-            f"evaluator see, and it is {folder or 'null'}"
+            "TF_CONFIG: with the role evaluator, checkpoint.folder must name a folder that the chief and the "
+            f"evaluator see, but it is {folder or 'null'}"
         )
     if not plan.dataset.validation:
         raise ConfigError("TF_CONFIG: the role evaluator has nothing to evaluate: dataset.validation is null")
 
 
 def check_tpu(plan: Plan) -> None:
-    """Checks that the TPU answers, because TensorFlow would wait for it without a limit.
-
-    Raises:
-        ConfigError: if it does not.
-    """
+    """Checks that the TPU answers, because TensorFlow would wait for it without a limit."""
     if plan.strategy.name != "tpu":
         return
     hardware = plan.config.get("hardware") or {}

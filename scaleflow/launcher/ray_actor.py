@@ -7,25 +7,19 @@ import os
 import socket
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from scaleflow.launcher.system_metrics import MachineMetrics, Values, name_by_host
 from scaleflow.launcher.worker_process import WorkerProcess, start_fork_server
 from scaleflow.runs import RunSpec
 
 #: Maximum seconds that one call of `WorkerActor.wait` blocks.
-SECONDS_PER_WAIT = 1.0
+WAIT_SECONDS = 1.0
 
 
-@dataclass(frozen=True)
-class ActorLocation:
-    """Where an actor runs.
-
-    Attributes:
-        address: HOST:PORT on which the actor's process listens for the other processes.
-        host: the machine's name.
-    """
+class ActorLocation(NamedTuple):
+    """Where an actor runs: the HOST:PORT on which its process listens for the others, and the machine's name."""
 
     address: str
     host: str
@@ -34,11 +28,9 @@ class ActorLocation:
 class WorkerActor:
     """Starts, watches and ends one process of a run on the machine of this actor.
 
-    The constructor starts the fork server, which imports TensorFlow while Ray still starts the other actors.
-
-    Args:
-        folder: the launcher's working directory. If this machine has it, it is the working directory here too, so that
-            relative paths mean the same.
+    The constructor starts the fork server, which imports TensorFlow while Ray still starts the other actors. If this
+    machine has the launcher's working directory `folder`, it becomes the working directory here too, so that relative
+    paths mean the same.
     """
 
     def __init__(self, folder: str) -> None:
@@ -59,11 +51,7 @@ class WorkerActor:
         return self._started
 
     def locate(self, address: str | None) -> ActorLocation:
-        """Returns where this actor runs.
-
-        Args:
-            address: the host's address; None for the one by which Ray knows the machine.
-        """
+        """Returns where this actor runs. `address` is the host's; None for the one by which Ray knows the machine."""
         import ray as engine
 
         host = address or engine.util.get_node_ip_address()
@@ -73,12 +61,7 @@ class WorkerActor:
         return Path(path).exists()
 
     def start(self, spec: RunSpec, environment: Mapping[str, str]) -> int:
-        """Starts the process and returns its id.
-
-        Args:
-            spec: what the process has to do.
-            environment: variables to add to the machine's environment.
-        """
+        """Starts the process and returns its id. `environment` has variables to add to those of the machine."""
         self._port.close()  # as late as possible, so that no other process takes the port
         self._started = WorkerProcess(spec, {"TMPDIR": self._temporary.name, **environment}, self._server)
         return self._wait_for_pid()
@@ -95,12 +78,11 @@ class WorkerActor:
         return self._process.pid
 
     def wait(self) -> int | None:
-        """Waits up to `SECONDS_PER_WAIT` for the end; returns the exit status, or None while the process runs."""
-        self._process.wait(SECONDS_PER_WAIT)
+        """Waits up to `WAIT_SECONDS` for the end; returns the exit status, or None while the process runs."""
+        self._process.wait(WAIT_SECONDS)
         return self._process.returncode
 
     def measure(self) -> Values:
-        """Returns the system metrics of the machine, under its name, and of the process."""
         if self._measure is None:
             self._measure = MachineMetrics(self._process.spec.folder, [self._process]).measure
         return name_by_host(self._measure(), self._process.spec, socket.gethostname())

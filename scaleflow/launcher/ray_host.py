@@ -16,7 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from scaleflow.cluster import TF_CONFIG, count_processes, count_workers, make_tf_configs, ray
+from scaleflow.cluster import ray
+from scaleflow.cluster.members import count_processes, count_workers
+from scaleflow.cluster.tasks import make_tf_configs
+from scaleflow.cluster.tf_config import TF_CONFIG
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
 from scaleflow.launcher.monitor import POLL_SECONDS, RunMonitor
@@ -25,54 +28,47 @@ from scaleflow.launcher.ray_actor import ActorLocation, WorkerActor
 from scaleflow.launcher.resume import keep_batching
 from scaleflow.launcher.supervisor import choose_reason
 from scaleflow.launcher.system_metrics import Values, record_system_metrics
-from scaleflow.launcher.worker_process import THREADS, EndReason, RunProcess
+from scaleflow.launcher.worker_process import THREADS_ENV, EndReason, RunProcess
 from scaleflow.runs import RunSpec, RunState
 
 #: Calls that an actor runs concurrently: one waits for the end of the process, the others are short.
-PARALLEL_CALLS = 4
+CONCURRENT_CALLS = 4
 
 #: Seconds to wait for an answer from an actor.
-SECONDS_TO_ANSWER = 60.0
+ANSWER_SECONDS = 60.0
 
 #: Seconds without an answer from an actor after which the launcher checks the cluster's head.
-SECONDS_BETWEEN_LOOKS = 5.0
+HEAD_CHECK_SECONDS = 5.0
 
 #: Attempts to start the processes after a loss, since Ray may still offer slots on a machine that is gone.
-TRIES = 3
+MAX_START_ATTEMPTS = 3
 
 #: Seconds for Ray to report the loss of a machine after other processes have lost the connection to it.
-SECONDS_TO_MISS = 5.0
+LOSS_REPORT_SECONDS = 5.0
 
 
 class RayProcess(RunProcess):
-    """A process of the run on another machine.
+    """A process of the run on another machine, `host`. A `WorkerActor`, of which `actor` is Ray's handle, runs it."""
 
-    Args:
-        spec: the task of the process.
-        actor: the Ray handle of the `WorkerActor` that runs it.
-        environment: variables to add to the machine's environment.
-        host: the machine's name.
-    """
+    returncode: int | None = None
+    pid = 0
+    has_server = True
 
     def __init__(self, spec: RunSpec, actor: Any, environment: Mapping[str, str], host: str) -> None:
         super().__init__(spec)
         self._actor = actor
         self._host = host
-        self._returncode: int | None = None
-        self._has_actor = True
         self._why_lost = ""
         self._changed = threading.Condition()
-        self._pid = self._call("start", spec.without_credentials(), environment) or 0
+        self.pid = self._call("start", spec.without_credentials(), environment) or 0
         self._watch()
 
     def _watch(self) -> None:
         threading.Thread(target=self._wait_for_exit, name=f"end of {self.spec.name}", daemon=True).start()
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        """Calls a method of the actor; returns None if the actor is gone.
-
-        Raises:
-            ConfigError: if the method raises one.
+        """Calls a method of the actor; returns None if the actor is gone. Raises ConfigError if the method
+        raises one.
         """
         import ray as engine
 
@@ -80,7 +76,7 @@ class RayProcess(RunProcess):
             self._mark_lost()
             return None
         try:
-            return engine.get(getattr(self._actor, name).remote(*arguments), timeout=SECONDS_TO_ANSWER)
+            return engine.get(getattr(self._actor, name).remote(*arguments), timeout=ANSWER_SECONDS)
         except Exception as error:
             if isinstance(error, ConfigError):
                 raise ConfigError(str(getattr(error, "cause", error))) from None  # without the traceback that Ray adds
@@ -90,18 +86,18 @@ class RayProcess(RunProcess):
     def _mark_lost(self, why: str = "") -> None:
         with self._changed:
             self._why_lost = self._why_lost or why
-            if self._returncode is None:
-                self._returncode, self._has_actor = 1, False
+            if self.returncode is None:
+                self.returncode, self.has_server = 1, False
             self._changed.notify_all()
 
     def _wait_for_exit(self) -> None:
         """Asks the actor for the exit status until the process has ended."""
         import ray as engine
 
-        while self._returncode is None:
+        while self.returncode is None:
             try:
                 pending = self._actor.wait.remote()
-                while not engine.wait([pending], timeout=SECONDS_BETWEEN_LOOKS)[0]:
+                while not engine.wait([pending], timeout=HEAD_CHECK_SECONDS)[0]:
                     if not ray.is_head_reachable():
                         self._mark_lost()
                         return
@@ -110,35 +106,23 @@ class RayProcess(RunProcess):
                 self._mark_lost(format_actor_error(error))
                 return
             with self._changed:
-                self._returncode = returncode
+                self.returncode = returncode
                 self._changed.notify_all()
-
-    @property
-    def pid(self) -> int:
-        return self._pid
-
-    @property
-    def has_server(self) -> bool:
-        return self._has_actor
-
-    @property
-    def returncode(self) -> int | None:
-        return self._returncode
 
     def wait(self, seconds: float) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._returncode is not None, seconds)
+            self._changed.wait_for(lambda: self.returncode is not None, seconds)
 
     def describe_exit(self) -> str:
-        if self._has_actor:
+        if self.has_server:
             return super().describe_exit()
-        return f"was lost with its place on {self._host}" + (f": {self._why_lost}" if self._why_lost else "")
+        return f"was lost with its Ray actor on {self._host}" + (f": {self._why_lost}" if self._why_lost else "")
 
     def start_again(self) -> str:
         exit_description = self.describe_exit()
         self._begin()
-        self._returncode = None
-        self._pid = self._call("start_again") or 0
+        self.returncode = None
+        self.pid = self._call("start_again") or 0
         self._watch()
         return exit_description
 
@@ -155,13 +139,13 @@ class RayProcess(RunProcess):
         import ray as engine
 
         with contextlib.suppress(Exception):
-            return dict(engine.get(self._actor.measure.remote(), timeout=SECONDS_TO_ANSWER))
+            return dict(engine.get(self._actor.measure.remote(), timeout=ANSWER_SECONDS))
         return {}
 
     def close(self) -> None:
         """Waits for the end of the process, then has the actor release what it holds."""
-        self.wait(SECONDS_TO_ANSWER)
-        if self._has_actor:
+        self.wait(ANSWER_SECONDS)
+        if self.has_server:
             self._call("close")
 
 
@@ -170,19 +154,18 @@ class ActorUnanswered(ConfigError):
 
 
 class RayHost:
-    """Starts the processes of a run on the machines of a Ray cluster.
+    """Starts the processes of a run on the machines of a Ray cluster."""
 
-    Args:
-        monitor: follows the run.
-    """
+    first_stage = "starting the processes on Ray"
 
     def __init__(self, monitor: RunMonitor) -> None:
         self._monitor = monitor
         self._cluster = monitor.spec.plan.cluster
-        self._asked = count_workers(monitor.spec.plan)
+        self._workers = count_workers(monitor.spec.plan)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
+        self._monitor.display.begin_stage("connecting to Ray")
         with ray.connect(self._cluster, sum(count_processes(self._monitor.spec.plan).values())):
             yield
 
@@ -190,16 +173,19 @@ class RayHost:
     def start(self, spec: RunSpec) -> Iterator[tuple[RunSpec, Sequence[RunProcess]]]:
         with contextlib.ExitStack() as cleanup:
             spec, processes = self._start_processes(spec, cleanup)
-            with record_system_metrics(spec, lambda: lambda: measure_machines(processes)):
+
+            def measure() -> Values:
+                return {key: value for process in processes for key, value in process.measure().items()}
+
+            with record_system_metrics(spec, lambda: measure):
                 yield spec, processes
 
     def _start_processes(self, spec: RunSpec, cleanup: contextlib.ExitStack) -> tuple[RunSpec, list[RayProcess]]:
         """Starts all processes; `cleanup` ends them. After a loss it retries: a machine that Ray offers may be gone.
 
-        Raises:
-            ConfigError: if there is no room for them, or a machine does not see a folder of the run.
+        Raises ConfigError if there is no room for them, or a machine does not see a folder of the run.
         """
-        tries = TRIES if spec.attempt else 1
+        tries = MAX_START_ATTEMPTS if spec.attempt else 1
         while True:
             tries -= 1
             with contextlib.ExitStack() as this_try:
@@ -217,8 +203,7 @@ class RayHost:
     def _reserve_slots(self, spec: RunSpec) -> tuple[RunSpec, Any]:
         """Returns a placement group with one slot per process. After a loss it may be for fewer workers.
 
-        Raises:
-            ConfigError: if there is not enough room.
+        Raises ConfigError if there is not enough room.
         """
         should_stop, display = self._monitor.stop.is_set, self._monitor.display
         while True:
@@ -234,7 +219,7 @@ class RayHost:
 
     def find_reason(self, processes: Sequence[RunProcess]) -> EndReason:
         """Returns why the attempt ended, after Ray has had time to report a loss that processes noticed before it."""
-        deadline = time.monotonic() + SECONDS_TO_MISS
+        deadline = time.monotonic() + LOSS_REPORT_SECONDS
         while (
             ray.is_head_reachable() and all(process.has_server for process in processes) and time.monotonic() < deadline
         ):
@@ -244,33 +229,32 @@ class RayHost:
         return choose_reason(processes)
 
     def explain_loss(self) -> str | None:
-        return None if ray.is_head_reachable() else "the head of the Ray cluster is gone"
+        return None if ray.is_head_reachable() else "the head of the Ray cluster was lost"
 
     @property
     def _least(self) -> int:
         """The smallest number of workers with which the run continues after a loss."""
-        return self._cluster.min_workers or self._asked
+        return self._cluster.min_workers or self._workers
 
     def _resize(self, spec: RunSpec) -> RunSpec:
         """Returns the spec with as many workers as there is room for after a loss.
 
-        Raises:
-            ConfigError: if there is room for too few.
+        Raises ConfigError if there is room for too few.
         """
         plan = spec.plan
         others = sum(count_processes(plan).values()) - count_workers(plan)
         least, should_stop = self._least, self._monitor.stop.is_set
-        available = ray.wait_for_slots(plan.cluster, self._asked + others, least + others, should_stop) - others
+        available = ray.wait_for_slots(plan.cluster, self._workers + others, least + others, should_stop) - others
         if available < least:
             raise ConfigError(
-                f"there is room for {max(0, available)} worker(s) on the machines that are left, and the run goes on "
-                f"with {least} or more (cluster.min_workers)"
+                f"the remaining machines have room for {max(0, available)} worker(s), and the run needs at least "
+                f"{least} (cluster.min_workers)"
             )
         if available == count_workers(plan):
             return spec
         resized = resize_plan(plan, available, least, RunState.read(spec.folder).params)
         self._monitor.display.print_line(
-            f"goes on with {count_workers(resized)} worker(s) in place of {count_workers(plan)}"
+            f"continues with {count_workers(resized)} worker(s) instead of {count_workers(plan)}"
         )
         return replace(spec, plan=resized)
 
@@ -278,8 +262,7 @@ class RayHost:
 def start_processes(spec: RunSpec, group: Any, cleanup: contextlib.ExitStack) -> list[RayProcess]:
     """Starts an actor and a process in each slot of a placement group; `cleanup` ends them.
 
-    Raises:
-        ConfigError: if an actor cannot start, or a machine does not see a folder of the run.
+    Raises ConfigError if an actor cannot start, or a machine does not see a folder of the run.
     """
     import ray as engine
 
@@ -287,7 +270,7 @@ def start_processes(spec: RunSpec, group: Any, cleanup: contextlib.ExitStack) ->
     count = sum(names.values())
     remote = engine.remote(WorkerActor)
     actors = [
-        remote.options(max_concurrency=PARALLEL_CALLS, **ray.actor_options(group, slot, cluster)).remote(
+        remote.options(max_concurrency=CONCURRENT_CALLS, **ray.actor_options(group, slot, cluster)).remote(
             str(Path.cwd())
         )
         for slot in range(count)
@@ -298,7 +281,7 @@ def start_processes(spec: RunSpec, group: Any, cleanup: contextlib.ExitStack) ->
     check_folders(spec, actors, locations)
     addresses = [location.address for location in locations]
     configs = [{TF_CONFIG: text} for text in make_tf_configs(names, addresses)] if count > 1 else [{}]
-    limits = thread_environment(cluster.cpus)
+    limits = {} if cluster.cpus is None else dict.fromkeys(THREADS_ENV, str(cluster.cpus))
     processes: list[RayProcess] = []
     for number, (actor, config, location) in enumerate(zip(actors, configs, locations, strict=True)):
         environment = {**spec.environment, **limits, **config}
@@ -310,12 +293,11 @@ def start_processes(spec: RunSpec, group: Any, cleanup: contextlib.ExitStack) ->
     return processes
 
 
-def call_actors(actors: Sequence[Any], name: str, *arguments: Any, seconds: float = SECONDS_TO_ANSWER) -> list[Any]:
+def call_actors(actors: Sequence[Any], name: str, *arguments: Any, seconds: float = ANSWER_SECONDS) -> list[Any]:
     """Calls a method of all actors at the same time and returns their answers.
 
-    Raises:
-        ActorUnanswered: if an actor or its machine is gone, or does not answer within `seconds`.
-        ConfigError: if an actor raises an exception.
+    Raises `ActorUnanswered` if an actor or its machine is gone, or does not answer within `seconds`, and ConfigError if
+    an actor raises an exception.
     """
     import ray as engine
 
@@ -323,7 +305,7 @@ def call_actors(actors: Sequence[Any], name: str, *arguments: Any, seconds: floa
         return list(engine.get([getattr(actor, name).remote(*arguments) for actor in actors], timeout=seconds))
     except Exception as error:
         if why := format_actor_error(error):
-            raise ConfigError(f"cluster=ray: a machine can't take its part: {why}") from error
+            raise ConfigError(f"cluster=ray: a machine cannot run its process: {why}") from error
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise ActorUnanswered(f"cluster=ray: its machines do not answer: {lines[-1]}") from error
 
@@ -338,11 +320,7 @@ def format_actor_error(error: Exception) -> str:
 
 
 def check_folders(spec: RunSpec, actors: Sequence[Any], locations: Sequence[ActorLocation]) -> None:
-    """Checks that all machines see the run's folder, and `checkpoint.folder` if it is a path.
-
-    Raises:
-        ConfigError: naming the folder and a machine that does not see it.
-    """
+    """Raises ConfigError if a machine does not see the run's folder, or `checkpoint.folder` if that is a path."""
     if host := find_host_without(spec.folder, actors, locations):
         key = "hydra.run.dir" if spec.parent is None else "hydra.sweep.dir"
         raise ConfigError(
@@ -355,18 +333,16 @@ def check_folders(spec: RunSpec, actors: Sequence[Any], locations: Sequence[Acto
     if host := find_host_without(Path(options.folder), actors, locations):
         raise ConfigError(
             f"checkpoint={options.name}: {spec.checkpoints} is not on a path that {host} shares with this machine, so "
-            "no other one could go on from there; use checkpoint.folder=PATH that all see, or an object store's "
-            "(gs://...), or checkpoint=none"
+            "other machines could not resume from it; use checkpoint.folder=PATH on a path that all machines see or "
+            "in an object store (gs://...), or checkpoint=none"
         )
 
 
 def find_host_without(folder: Path, actors: Sequence[Any], locations: Sequence[ActorLocation]) -> str | None:
     """Returns the name of a machine that does not see a folder of this machine, or None if all see it.
 
-    A file with a random name distinguishes the folder from another one at the same path.
-
-    Raises:
-        ConfigError: if this machine cannot write to the folder.
+    A file with a random name distinguishes the folder from another one at the same path. Raises ConfigError if this
+    machine cannot write to the folder.
     """
     probe = folder / f".seen-{secrets.token_hex(8)}"
     try:
@@ -381,26 +357,11 @@ def find_host_without(folder: Path, actors: Sequence[Any], locations: Sequence[A
     return next((location.host for location, sees in zip(locations, answers, strict=True) if not sees), None)
 
 
-def thread_environment(cpus: int | None) -> dict[str, str]:
-    """Returns the variables that limit TensorFlow's thread pools to the cores reserved for a process."""
-    return {} if cpus is None else dict.fromkeys(THREADS, str(cpus))
-
-
-def measure_machines(processes: Sequence[RayProcess]) -> Values:
-    return {key: value for process in processes for key, value in process.measure().items()}
-
-
 def resize_plan(plan: Plan, most: int, least: int, params: Mapping[str, str]) -> Plan:
     """Returns the plan for the largest number of workers, `least` to `most`, that divides the run's global batch.
 
-    Args:
-        plan: the plan of the last attempt.
-        most: how many workers there is room for.
-        least: the smallest number of workers with which the run continues.
-        params: the params of the run, which contain its original numbers of workers and replicas and its batch size.
-
-    Raises:
-        ConfigError: if the global batch is divisible by none of these numbers.
+    `params` has the run's original numbers of workers and replicas and its batch size. Raises ConfigError if none of
+    these numbers divides the global batch.
     """
     config = copy.deepcopy(dict(plan.config))
     keep_batching(config, params)
@@ -413,6 +374,6 @@ def resize_plan(plan: Plan, most: int, least: int, params: Mapping[str, str]) ->
             return make_plan(config, plan.choices, plan.search, look_outside=False)
     fitting = [count for count in range(1, was + 1) if size % (count * each) == 0]
     raise ConfigError(
-        f"there is room for {most} worker(s), and the global batch of {size} divides among "
-        f"{', '.join(map(str, fitting))}; cluster.min_workers={fitting[0]} goes on with those"
+        f"there is room for {most} worker(s), and the global batch of {size} is divisible among "
+        f"{', '.join(map(str, fitting))}; use cluster.min_workers={fitting[0]} to allow such a number"
     )

@@ -21,17 +21,17 @@ from scaleflow.tracking import TensorBoardWriter
 if TYPE_CHECKING:
     from scaleflow.profiler.analysis_process import Profile
 
-SECONDS_BETWEEN_PASSES = 1.0
-LONGEST_PAUSE = 10.0
+PASS_SECONDS = 1.0
+MAX_PAUSE_SECONDS = 10.0
 
 #: Seconds that a store may fail to open before a run that needs it is refused.
-SECONDS_TO_CONNECT = 10.0
+CONNECT_SECONDS = 10.0
 
 #: Seconds to wait for a request in progress when nothing more is to be sent.
-SECONDS_TO_STOP = 1.0
+STOP_SECONDS = 1.0
 
 #: How often files that were put aside are sent again when everything else is recorded.
-TRIES_AT_THE_END = 5
+FINAL_ATTEMPTS = 5
 
 
 class BackgroundReader:
@@ -39,26 +39,25 @@ class BackgroundReader:
 
     def __init__(self) -> None:
         self._profiles: dict[tuple[int, int], Future[Profile]] = {}
-        self._turn = threading.Lock()
+        self._one_at_a_time = threading.Lock()
 
     def __call__(self, event: StepsProfiled) -> Profile:
         """Returns the analysis of a traced window. The first call starts it. Raises what the analysis raised.
 
-        Raises:
-            StillReadingError: until the analysis is done.
+        Raises `StillReadingError` until the analysis is done.
         """
         key = event.first, event.time
         if key not in self._profiles:
             self._profiles[key] = Future()
             threading.Thread(target=self._read, args=(event, self._profiles[key]), name="profile", daemon=True).start()
         if not self._profiles[key].done():
-            raise StillReadingError(f"the profile of steps {event.first} to {event.last} is still being read")
+            raise StillReadingError(f"the profile of steps {event.first} to {event.last} is still being analyzed")
         if self._profiles[key].exception() is not None:
             return self._profiles.pop(key).result()  # raises; the next call starts the analysis again
         return self._profiles[key].result()
 
     def _read(self, event: StepsProfiled, profile: Future[Profile]) -> None:
-        with self._turn:
+        with self._one_at_a_time:
             try:
                 profile.set_result(read_profile(event))
             except Exception as error:
@@ -78,7 +77,6 @@ class Recorder(threading.Thread):
         keeps: whether to write `record.json`; False if another process, which shares the folder, writes it.
 
     Attributes:
-        events: the run's `events.jsonl`.
         refusal: why the store cannot be used, when that is known.
         is_settled: set when it is known that the store can be used, that it cannot, or that it may be unreachable.
         done: set when the thread sends nothing more.
@@ -106,9 +104,9 @@ class Recorder(threading.Thread):
             self._transfer.start_after(before)
         self._offline = offline
         self._hurry = threading.Event()
-        self._told_to_stop = threading.Event()
+        self._stop_requested = threading.Event()
         self._is_open = False
-        self._tries_left = TRIES_AT_THE_END
+        self._attempts_left = FINAL_ATTEMPTS
         self._failing_since: float | None = None
         self._reason = ""
         self._unwritten: list[Event] = []
@@ -139,13 +137,13 @@ class Recorder(threading.Thread):
         try:
             self._wait_for_earlier()
             self._transfer.save_state()
-            while not self._told_to_stop.is_set():
+            while not self._stop_requested.is_set():
                 self._try_pass(began)
                 if self._is_open or self._offline:
                     self.is_settled.set()
-                if self._is_through and not (self._transfer.has_deferred and self._tries_left):
+                if self._is_through and not (self._transfer.has_deferred and self._attempts_left):
                     break
-                self._tries_left -= self._is_through and not self._transfer.is_reading
+                self._attempts_left -= self._is_through and not self._transfer.is_reading
                 self._pause()
         except ConfigError as refusal:
             self.refusal = refusal
@@ -156,27 +154,18 @@ class Recorder(threading.Thread):
     def _wait_for_earlier(self) -> None:
         """Waits for the recorder of an earlier command in this process, whose last request may still end the run."""
         for thread in threading.enumerate():
-            if isinstance(thread, Recorder) and thread.events == self.events and thread.is_stopping:
+            if isinstance(thread, Recorder) and thread.events == self.events and thread._stop_requested.is_set():
                 thread.join()
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether the thread ends after the request in progress."""
-        return self._told_to_stop.is_set()
 
     @property
     def _is_through(self) -> bool:
         return self._transfer.ended > self._before
 
     def finish(self, patience: float, should_stop: Callable[[], bool] = bool) -> bool:
-        """Waits until everything is recorded, or gives up. Nothing is sent after that.
+        """Waits until everything is recorded, or gives up; returns whether everything is. Nothing is sent after that.
 
-        Args:
-            patience: seconds to wait for a store that is unreachable or slow.
-            should_stop: returns True to give up immediately.
-
-        Returns:
-            Whether everything is recorded.
+        It waits `patience` seconds for a store that is unreachable or slow, and gives up when `should_stop` returns
+        True.
         """
         deadline = time.monotonic() + patience
         self._hurry.set()
@@ -191,16 +180,17 @@ class Recorder(threading.Thread):
 
     def stop(self) -> None:
         """Stops sending, and writing to the run's folder."""
-        self._transfer.keeps_record = False
+        self._transfer.leave_record()
         self._end_thread()
 
     def _end_thread(self) -> None:
         """Ends the thread. It lives longer than this call if the store does not answer a request."""
-        self._told_to_stop.set()
+        self._stop_requested.set()
         self._hurry.set()
         if self.is_alive():
-            self.join(SECONDS_TO_STOP)
-            self._transfer.keeps_record = self._transfer.keeps_record and not self.is_alive()
+            self.join(STOP_SECONDS)
+            if self.is_alive():
+                self._transfer.leave_record()
 
     @property
     def reason(self) -> str:
@@ -214,16 +204,16 @@ class Recorder(threading.Thread):
     def _pause(self) -> None:
         """Waits for more to send. The pause grows with the time for which the store has failed."""
         if self._hurry.is_set():
-            self._told_to_stop.wait(SECONDS_BETWEEN_PASSES)
+            self._stop_requested.wait(PASS_SECONDS)
             return
         failing = 0.0 if self._failing_since is None else time.monotonic() - self._failing_since
-        self._hurry.wait(min(LONGEST_PAUSE, SECONDS_BETWEEN_PASSES + failing / 2))
+        self._hurry.wait(min(MAX_PAUSE_SECONDS, PASS_SECONDS + failing / 2))
 
     def _try_pass(self, began: float) -> None:
         """Sends what is there. After a failure, what the store has taken stays taken.
 
-        Raises:
-            ConfigError: if the store cannot be used. Once it has the run, errors are only noted, and it is tried again.
+        Raises ConfigError if the store cannot be used. Once it has the run, errors are only noted, and it is tried
+        again.
         """
         is_first = not self._is_open and self._failing_since is None
         try:
@@ -231,7 +221,7 @@ class Recorder(threading.Thread):
                 self._transfer.open()
                 self._is_open = True
             self._transfer.write_tensorboard()
-            self._transfer.send(self._hurry.is_set(), self._told_to_stop.is_set)
+            self._transfer.send(self._hurry.is_set(), self._stop_requested.is_set)
             self._transfer.send_unwritten(list(self._unwritten))
             self._failing_since, self._reason = None, ""
         except Exception as error:  # a store may raise anything
@@ -246,4 +236,4 @@ class Recorder(threading.Thread):
         """Returns whether an error means that the store cannot be used, so that the run is refused."""
         if isinstance(error, ConfigError) and not isinstance(error, StoreUnreachable):
             return is_first or not (self._offline or self._failing_since or self._transfer.has_run)
-        return not self._is_open and not self._offline and seconds > SECONDS_TO_CONNECT
+        return not self._is_open and not self._offline and seconds > CONNECT_SECONDS

@@ -22,47 +22,39 @@ from scaleflow.runs.event_log import append_event
 from scaleflow.runs.folder import FolderBusy
 from scaleflow.secret_masking import MASK, mask_secrets
 from scaleflow.tracking import NoTracker, make_tracker
-from scaleflow.tracking.uri import resolve_store
+from scaleflow.tracking.uri import drop_credentials, resolve_store
 
 LAUNCHER_DIED = "the launcher was killed"
 
 #: A store counts as unreachable after this many failures in a row, during which it took nothing.
-TRIES = 3
-SECONDS_BETWEEN_TRIES = 1.0
+MAX_ATTEMPTS = 3
+RETRY_SECONDS = 1.0
 
 SyncResult = Literal["recorded", "complete", "not recorded", "under way", "no run", "not tracked"]
 
 
 @dataclass(frozen=True)
 class SyncStatus:
-    """The state of a run after a repair, in its folder and in its store.
+    """The state of a run after a repair, in its folder and in its store."""
 
-    Attributes:
-        folder: the run's folder.
-        result: `recorded`: the store has it now; `complete`: the store had it before; `not recorded`: the store lacks
-            something; `under way`: a process of the run is alive, so nothing was done; `no run`: it was never ready;
-            `not tracked`: `tracking=none`.
-        status: FINISHED, FAILED or KILLED; None if the run has not ended, or if there is none.
-        was_open: whether the repair wrote the run's end.
-        run_id: the run's id in the store.
-        reason: why it is not recorded, or which process is alive.
-    """
-
-    folder: Path
+    folder: Path  # the run's folder
+    #: `recorded`: the store has it now; `complete`: the store had it before; `not recorded`: the store lacks
+    #: something; `under way`: a process of the run is alive, so nothing was done; `no run`: it was never ready; `not
+    #: tracked`: `tracking=none`
     result: SyncResult
-    status: str | None = None
-    was_open: bool = False
-    run_id: str | None = None
-    reason: str = ""
+    status: str | None = None  # FINISHED, FAILED or KILLED; None if the run has not ended, or if there is none
+    was_open: bool = False  # whether the repair wrote the run's end
+    run_id: str | None = None  # the run's id in the store
+    reason: str = ""  # why it is not recorded, or which process is alive
 
 
-def repair(folder: Path, uri: str | None = None, tries: int = TRIES) -> SyncStatus:
+def repair(folder: Path, uri: str | None = None, tries: int = MAX_ATTEMPTS) -> SyncStatus:
     """Writes a run's end if it has none, and sends what the store has not taken.
 
     Args:
         folder: the run's folder.
         uri: the address of the store; None: the one in which the run was recorded, or which its config names.
-        tries: failures in a row, without anything taken, after which to give up.
+        tries: failures of the store in a row, without anything taken, after which to give up.
 
     Returns:
         The new state. It reports a failure of the store, which is not raised.
@@ -93,20 +85,17 @@ def repair(folder: Path, uri: str | None = None, tries: int = TRIES) -> SyncStat
 
 
 def repair_quietly(folder: Path) -> bool:
-    """Repairs a run, and prints an error if the store does not take everything.
-
-    Returns:
-        False if the store lacks something.
-    """
+    """Repairs a run. Prints an error, and returns False, if the store does not take everything."""
     status = repair(folder)
     if status.result == "not recorded":
         where = os.path.relpath(folder)
-        write_error(f"the store has not taken everything: {status.reason}; python -m scaleflow.sync {where}")
+        write_error(
+            f"not everything is recorded: {status.reason}; to send the rest, run python -m scaleflow.sync {where}"
+        )
     return status.result != "not recorded"
 
 
 def send_missing(status: SyncStatus, tracking: Tracking, tries: int) -> SyncStatus:
-    """Sends what the store lacks; returns the new state."""
     transfer = EventTransfer(make_tracker(tracking), RunFolder(status.folder).events, tries_of_a_file=max(1, tries - 1))
     reason, left = "", tries
     transfer.save_state()
@@ -120,7 +109,7 @@ def send_missing(status: SyncStatus, tracking: Tracking, tries: int) -> SyncStat
             reason = format_store_error(error)
             left = tries if transfer.taken > before else left - 1
             if left:
-                time.sleep(SECONDS_BETWEEN_TRIES)
+                time.sleep(RETRY_SECONDS)
     status = replace(status, run_id=transfer.run_id)
     if transfer.is_complete:
         return replace(status, result="recorded")
@@ -134,22 +123,19 @@ def format_store_error(error: Exception) -> str:
 def find_tracking_options(folder: Path, uri: str | None) -> Tracking:
     """Returns the options of a run's store: at `uri`, else at the address in `record.json`, else at the config's.
 
-    An address with masked credentials is replaced by MLFLOW_TRACKING_URI, or loses the masked part.
-
-    Raises:
-        ConfigError: if the run's config cannot be read, or the store cannot be used.
+    An address with masked credentials is replaced by MLFLOW_TRACKING_URI, or loses the masked part. Raises ConfigError
+    if the run's config cannot be read, or the store cannot be used.
     """
     tracking = parse_section(Tracking, read_tracking_section(folder), "tracking")
     address = uri or RunFolder(folder).read_record().get("uri") or tracking.uri
     if address is not None and MASK in address:
-        address = os.environ.get("MLFLOW_TRACKING_URI") or drop_masked_credentials(address)
+        address = os.environ.get("MLFLOW_TRACKING_URI") or drop_credentials(address)
     if tracking.name == "none" and uri is None:
         return tracking
     return resolve_store(replace(tracking, name="mlflow", uri=address, offline=False))
 
 
 def read_tracking_section(folder: Path) -> dict[str, Any]:
-    """Reads the section `tracking` of a run's config."""
     try:
         config = OmegaConf.load(RunFolder(folder).config)
     except (OSError, ValueError) as error:
@@ -158,21 +144,11 @@ def read_tracking_section(folder: Path) -> dict[str, Any]:
     return {str(key): value for key, value in section.items()} if isinstance(section, dict) else {}
 
 
-def drop_masked_credentials(uri: str) -> str:
-    """Removes masked credentials from an address: MLflow reads them from MLFLOW_TRACKING_USERNAME and so on."""
-    return uri.replace(f"{MASK}@", "")
-
-
 def finalize_run(folder: Path) -> bool:
-    """Writes the end of a run that has none, because its launcher was killed.
+    """Writes the end of a run that has none, because its launcher was killed; returns whether it had none.
 
-    The run ended at its newest event: FAILED if its chief had reported a fault, else KILLED.
-
-    Args:
-        folder: the run's folder. The caller holds its locks.
-
-    Returns:
-        Whether the run had no end.
+    The run ended at its newest event: FAILED if its chief had reported a fault, else KILLED. The caller holds its
+    locks.
     """
     state = RunState.read(folder)
     if state.is_open:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
+from scaleflow.config.hydra_errors import parse_overrides
 from scaleflow.config.parse import every_key, format_value, parse_section, suggest
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Tracking
@@ -25,8 +25,11 @@ from scaleflow.tracking import make_tracker
 from scaleflow.tracking.uri import resolve_store
 
 #: Sections, and keys of `training`, that may change when a run is resumed.
-MAY_CHANGE = ("checkpoint", "profiler", "tracking", "strategy", "hardware", "cluster", "debug", "resume", "sweep")
-LENGTH = ("epochs", "max_steps")
+CHANGEABLE = ("checkpoint", "profiler", "tracking", "strategy", "hardware", "cluster", "debug", "resume", "sweep")
+LENGTH_KEYS = ("epochs", "max_steps")
+
+#: Keys that say which variables are trained. The optimizer's state in a checkpoint is of these.
+TRAINED = ("model.freeze", "model.lora")
 
 RUN_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -35,25 +38,15 @@ Config = dict[str, Any]
 
 @dataclass(frozen=True)
 class ResumedRun:
-    """A run that is resumed.
+    """A run that is resumed."""
 
-    Attributes:
-        files: the run's folder.
-        config: the saved config with the typed keys.
-        choices: the option chosen in each config group.
-        search: the folders in which the run's modules were looked for.
-        changes: the typed overrides, without `resume`.
-        number: how many commands have resumed the run, including this one.
-        is_finished: whether the run is finished, and the command does not make it longer.
-    """
-
-    files: RunFolder
-    config: Config
-    choices: Mapping[str, str]
-    search: Sequence[str]
-    changes: Sequence[str]
-    number: int
-    is_finished: bool
+    files: RunFolder  # the run's folder
+    config: Config  # the saved config with the typed keys
+    choices: Mapping[str, str]  # the option chosen in each config group
+    search: Sequence[str]  # the folders in which the run's modules were looked for
+    changes: Sequence[str]  # the typed overrides, without `resume`
+    number: int  # how many commands have resumed the run, including this one
+    is_finished: bool  # whether the run is finished, and the command does not make it longer
 
 
 def find_resumed_run(named: str, composed: Config, choices: Mapping[str, str], overrides: Sequence[str]) -> ResumedRun:
@@ -65,20 +58,19 @@ def find_resumed_run(named: str, composed: Config, choices: Mapping[str, str], o
         choices: the option that this command chose in each config group.
         overrides: the typed overrides.
 
-    Raises:
-        ConfigError: if there is no such run, or if a typed key may not change.
+    Raises ConfigError if there is no such run, or if a typed key may not change.
     """
     folder = find_run_folder(named, composed)
     files = RunFolder(folder)
     state = RunState.read(folder)
     if state.ready is None:
-        raise ConfigError(f"resume={named}: {folder} holds no run: it was never ready to train; start it anew")
+        raise ConfigError(f"resume={named}: the run in {folder} ended before training began; start a new run")
     saved = load_saved_config(folder, composed)
     saved_choices = {group: option for group, option in state.params.items() if group in choices}
-    typed = [override for override in parse_typed_keys(overrides) if override.key_or_group != "resume"]
+    typed = [override for override in parse_overrides(overrides) if override.key_or_group != "resume"]
     keys = [override.key_or_group for override in typed]
     config = merge_config(saved, composed, keys)
-    check_changes(saved, config, keys)
+    check_changes(saved, config, keys, folder)
     keep_batching(config, state.params)
     keep_store(config, files)
     config["resume"] = str(folder)
@@ -93,24 +85,32 @@ def find_run_folder(named: str, composed: Config) -> Path:
     folder = Path(named).expanduser()
     if RunFolder(folder).ledger.is_file():
         raise ConfigError(
-            f"resume={named}: that is a sweep's folder; its command goes on with it, with hydra.sweep.dir={named}"
+            f"resume={named}: this is the folder of a sweep; to continue it, repeat its command with "
+            f"hydra.sweep.dir={named}"
         )
     if RunFolder(folder).events.is_file():
         return folder.absolute()
     if not RUN_ID.fullmatch(named):
         if folder.is_dir():
             raise ConfigError(
-                f"resume={named}: there is no {RunFolder(folder).events.name} in that folder, so it is not a run's"
+                f"resume={named}: this is not the folder of a run: it has no {RunFolder(folder).events.name}"
             )
-        raise ConfigError(f"resume={named}: expected a run's folder, as it is printed at the run's end, or a run's id")
+        raise ConfigError(
+            f"resume={named}: expected the folder of a run, which the run prints at its end, or the id of a run"
+        )
     options = resolve_store(parse_section(Tracking, composed.get("tracking", {}), "tracking"))
     if options.name == "none":
-        raise ConfigError(f"resume={named}: tracking=none knows no run ids; name the run's folder")
+        raise ConfigError(
+            f"resume={named}: run ids need a tracking store, and this command has tracking=none; use the run's folder"
+        )
     tracker = make_tracker(options)
     tracker.connect()
     folder = Path(tracker.find_folder(named))
     if not RunFolder(folder).events.is_file():
-        raise ConfigError(f"resume={named}: its folder {folder} is not here; a run goes on where its folder is")
+        raise ConfigError(
+            f"resume={named}: its folder {folder} is not on this machine; resume it where its folder is, or copy the "
+            "folder and use resume=FOLDER"
+        )
     return folder
 
 
@@ -133,16 +133,14 @@ def restore_secrets(saved: Any, composed: Any) -> Any:
     return composed if isinstance(saved, str) and MASK in saved else saved
 
 
-def parse_typed_keys(overrides: Sequence[str]) -> list[Any]:
-    return list(OverridesParser.create().parse_overrides(list(overrides)))
-
-
 def merge_config(saved: Config, composed: Config, keys: Sequence[str]) -> Config:
     """Returns the saved config with this command's values for the typed keys, which can be whole groups."""
     result = copy.deepcopy(saved)
     for key in keys:
         if key == "experiment":
-            raise ConfigError("resume with experiment: a recipe begins a run; type the keys that are to change")
+            raise ConfigError(
+                "resume with experiment: a recipe cannot be applied to an existing run; type the keys to change"
+            )
         if key.startswith("hydra"):
             continue
         *parents, leaf = key.split(".")
@@ -158,19 +156,24 @@ def merge_config(saved: Config, composed: Config, keys: Sequence[str]) -> Config
     return result
 
 
-def check_changes(saved: Config, config: Config, typed: Sequence[str]) -> None:
+def check_changes(saved: Config, config: Config, typed: Sequence[str], folder: Path) -> None:
     """Rejects changes that would give the steps already taken another meaning."""
     known = every_key(saved)
     for key, before, now in find_differences(saved, config):
         section, _, rest = key.partition(".")
-        if section in MAY_CHANGE or (section == "training" and rest in LENGTH):
+        if section in CHANGEABLE or (section == "training" and rest in LENGTH_KEYS):
             continue
         if key not in known and any(f"{word}.".startswith(f"{key}.") for word in typed):
             raise ConfigError(f"{key}: the run's config has no such key{suggest(key, known, '')}")
+        if key.startswith(TRAINED):
+            raise ConfigError(
+                f"{key}={format_value(now)}: the run was begun with {key}={format_value(before)}; what is trained is "
+                f"fixed when a run begins, so start a new run with model.init_from={folder}"
+            )
         raise ConfigError(
-            f"{key}={format_value(now)}: the run was begun with {key}={format_value(before)}; when it goes on, "
-            "only its length "
-            f"({', '.join(f'training.{name}' for name in LENGTH)}) and {', '.join(MAY_CHANGE[:6])} may change"
+            f"{key}={format_value(now)}: the run was started with {key}={format_value(before)}; a resumed run may "
+            f"change only its length ({', '.join(f'training.{name}' for name in LENGTH_KEYS)}) and "
+            f"{', '.join(CHANGEABLE[:6])}; start a new run for other changes: python -m scaleflow.rerun"
         )
 
 
@@ -184,11 +187,8 @@ def find_differences(saved: Any, config: Any, key: str = "") -> Iterator[tuple[s
 
 
 def keep_batching(config: Config, params: Mapping[str, str]) -> None:
-    """Fixes the global batch size and the caching, so that they do not depend on the replicas and the memory here.
-
-    Args:
-        config: the config of the resumed run. It is changed in place.
-        params: the params of the run.
+    """Fixes the global batch size and the caching in a resumed run's config to those of its `params`, so that they do
+    not depend on the replicas and the memory here.
     """
     training, dataset = config["training"], config["dataset"]
     if training.get("global_batch_size") is None:
@@ -206,10 +206,8 @@ def keep_store(config: Config, files: RunFolder) -> None:
 
 
 def is_longer(saved: Config, config: Config) -> bool:
-    """Returns whether a config asks for more epochs or steps than the saved one."""
-
     def size(training: Mapping[str, Any], name: str) -> float:
         value = training.get(name)
         return value if isinstance(value, int | float) else float("inf")  # `parse_plan` rejects other values
 
-    return any(size(config["training"], name) > size(saved["training"], name) for name in LENGTH)
+    return any(size(config["training"], name) > size(saved["training"], name) for name in LENGTH_KEYS)

@@ -23,29 +23,31 @@ from scaleflow.runs import EventWriter, RunSpec
 from scaleflow.secret_masking import mask_secrets
 
 #: The limit of restarts if `cluster.max_restarts` is null, for runs that are restarted by default.
-MOST_RESTARTS = 10
+DEFAULT_MAX_RESTARTS = 10
 
 #: A run that has died this often at one step is not restarted if it dies there again: it would never get further.
-SAME_STEP = 2
+MAX_DEATHS_AT_STEP = 2
 
 
 class ProcessHost(Protocol):
-    """Starts the processes of a run."""
+    """Starts the processes of a run.
+
+    Attributes:
+        first_stage: what the start waits for, such as `importing TensorFlow`.
+    """
+
+    first_stage: str
 
     def open(self) -> AbstractContextManager[None]:
-        """Prepares the host for the whole run and releases it after the block.
-
-        Raises:
-            ConfigError: if it cannot be used.
+        """Prepares the host for the whole run and releases it after the block. Raises ConfigError if it cannot
+        be used.
         """
 
     def start(self, spec: RunSpec) -> AbstractContextManager[tuple[RunSpec, Sequence[RunProcess]]]:
         """Starts all processes of an attempt; none of them outlives the block.
 
-        Yields the spec, whose plan may have fewer workers after a loss, and the processes, the chief first.
-
-        Raises:
-            ConfigError: if the machines have too few resources.
+        Yields the spec, whose plan may have fewer workers after a loss, and the processes, the chief first. Raises
+        ConfigError if the machines have too few resources.
         """
 
     def find_reason(self, processes: Sequence[RunProcess]) -> EndReason:
@@ -56,12 +58,7 @@ class ProcessHost(Protocol):
 
 
 class Supervisor:
-    """Runs the processes of one run to their end.
-
-    Args:
-        monitor: follows the run.
-        host: starts the processes.
-    """
+    """Runs the processes of one run to their end. The host starts them, and the monitor follows the run."""
 
     def __init__(self, monitor: RunMonitor, host: ProcessHost) -> None:
         self._monitor = monitor
@@ -72,13 +69,16 @@ class Supervisor:
         self._restarts = 0
         self._began = 0.0
         self._died_at: list[int] = []
+        self._opened = time.time()
 
     def run(self) -> int:
         """Starts, watches and restarts the processes; returns the exit code of the command."""
         try:
+            self._opened = time.time()
             with self._host.open():
                 while self._run_attempt():
                     self._spec = replace(self._spec, attempt=self._spec.attempt + 1)
+                    self._opened = time.time()
         except ConfigError as refusal:
             self._reason = EndReason(str(refusal), is_reported=True, has_log=False)
         except Exception as error:  # a defect of the launcher: the run still needs a recorded end
@@ -90,6 +90,7 @@ class Supervisor:
     def _run_attempt(self) -> bool:
         """Runs all processes once; returns whether they have to be restarted."""
         self._reason = None
+        self._monitor.begin_start(self._host.first_stage, self._opened)
         if not self._monitor.open_store():
             self._reason = EndReason(self._monitor.recorder.reason, is_reported=True)
             return False
@@ -122,12 +123,12 @@ class Supervisor:
         if loss := self._host.explain_loss():
             self._reason = EndReason(f"{loss}: {reason.why}")
             return False
-        if self._died_at[-SAME_STEP:] == [state.step] * SAME_STEP:
-            why = f"{reason.why}; it died at step {state.step} each of the last {SAME_STEP + 1} times"
+        if self._died_at[-MAX_DEATHS_AT_STEP:] == [state.step] * MAX_DEATHS_AT_STEP:
+            why = f"{reason.why}; it died at step {state.step} each of the last {MAX_DEATHS_AT_STEP + 1} times"
             self._reason = replace(reason, why=why)
             return False
         self._died_at.append(state.step)
-        self._report_restart(f"{reason.why}; all start again from the last checkpoint")
+        self._report_restart(f"{reason.why}; all processes restart from the last checkpoint")
         self._monitor.follow()
         return True
 
@@ -144,7 +145,7 @@ class Supervisor:
         if plan.cluster.max_restarts is not None:
             return plan.cluster.max_restarts
         is_asynchronous_here = plan.strategy.name == "parameter_server" and plan.cluster.name == "local"
-        return MOST_RESTARTS if is_asynchronous_here or plan.cluster.name == "ray" else 0
+        return DEFAULT_MAX_RESTARTS if is_asynchronous_here or plan.cluster.name == "ray" else 0
 
     def _watch(self, processes: Sequence[RunProcess]) -> None:
         """Follows the run until the chief has ended, and ends processes that must not continue."""
@@ -178,7 +179,7 @@ class Supervisor:
         for process in processes:
             if not process.spec.serves:  # the others end with the coordinator
                 process.stop()
-        self._monitor.display.print_line(f"stopping ({self._stop.signal_name}); again to stop at once")
+        self._monitor.display.print_line(f"stopping ({self._stop.signal_name}); send it again to stop at once")
 
     def _start_again(self, process: RunProcess) -> bool:
         """Restarts a lost worker if the coordinator continues without it; returns False if that is not possible."""
@@ -189,7 +190,7 @@ class Supervisor:
         ):
             return False
         name, how = process.spec.name, process.start_again()
-        self._report_restart(f"{name} {how}; it is started again", name)
+        self._report_restart(f"{name} {how}; it is restarted", name)
         return True
 
 

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     import psutil
 
 #: MLflow's own interval.
-SECONDS_BETWEEN_SAMPLES = 10.0
+SAMPLE_SECONDS = 10.0
 
 #: Seconds before the measurement begins: values from the start of the processes are useless.
-SECONDS_TO_BEGIN = 1.0
+START_SECONDS = 1.0
 
 #: Bytes at the end of the file in which the event `end` is looked for.
-LONGEST_END = 1 << 16
+MAX_END_BYTES = 1 << 16
 
 MEGABYTE = 1e6
 
@@ -76,11 +76,11 @@ def record_system_metrics(spec: RunSpec, measuring: Measuring) -> Iterator[None]
 
 def append_samples(spec: RunSpec, measuring: Measuring, over: threading.Event) -> None:
     """Appends an event every ten seconds. Events that cannot be written are dropped."""
-    if over.wait(SECONDS_TO_BEGIN):
+    if over.wait(START_SECONDS):
         return
     measure = measuring()
     step: int | None = None
-    while not over.wait(SECONDS_BETWEEN_SAMPLES):
+    while not over.wait(SAMPLE_SECONDS):
         values = measure()
         if step is None:
             step = next_sample(spec.events, RunReady if spec.records else ProcessStarted)  # a run begins with its chief
@@ -104,7 +104,7 @@ def next_sample(events: Path, first: type[Event]) -> int | None:
 def has_ended(events: Path) -> bool:
     """Returns whether the last event is the end of the run, after which no event may follow."""
     with events.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_END))
+        file.seek(max(0, file.seek(0, os.SEEK_END) - MAX_END_BYTES))
         lines = file.read().splitlines()
     return bool(lines) and lines[-1].startswith((b'{"event": "end"', b'{"event": "refused"'))
 
@@ -150,11 +150,8 @@ class SharedRunMetrics:
 
 
 class MachineMetrics:
-    """Measures a machine and the run's processes on it.
-
-    Args:
-        folder: the run's folder. Its disk is measured.
-        processes: the processes. The id of one changes when it restarts.
+    """Measures a machine, with the disk of the run's folder, and the run's processes on it, whose ids change when they
+    restart.
     """
 
     def __init__(self, folder: Path, processes: Sequence[MeasuredProcess]) -> None:

@@ -19,6 +19,7 @@ from scaleflow.events import (
     ArtifactWritten,
     ConfusionWritten,
     DatasetDescribed,
+    DescriptionSet,
     Event,
     MetricsLogged,
     ModelExported,
@@ -32,8 +33,9 @@ from scaleflow.events import (
     TagsSet,
 )
 from scaleflow.interfaces import IDENTITY, Point, Tracker
+from scaleflow.launcher.description import describe_run
 from scaleflow.provenance import read_provenance
-from scaleflow.runs import EventReader, RunFolder
+from scaleflow.runs import EventReader, RunFolder, RunState
 from scaleflow.secret_masking import mask_secrets
 from scaleflow.tracking import TensorBoardWriter
 
@@ -52,7 +54,7 @@ TRIES_OF_A_FILE = 8
 DEFERRABLE = (ArtifactWritten, ConfusionWritten, DatasetDescribed, ModelExported, StepsProfiled)
 
 #: Events that are sent, in addition to metrics.
-SENT = (*DEFERRABLE, RunReady, TagsSet, Restarted, RolledBack, RunEnded, RunRefused)
+SENT = (*DEFERRABLE, RunReady, TagsSet, DescriptionSet, Restarted, RolledBack, RunEnded, RunRefused)
 
 
 class StillReadingError(Exception):
@@ -81,7 +83,6 @@ class EventTransfer:
         taken: how many bytes of the events the store has.
         ended: the bytes up to the event `end` or `refused`, if that was the last taken one; else 0.
         aside: the events that were put aside: the reason, by offset in the file.
-        keeps_record: whether to write `record.json`.
         profiles: a line for the user about each traced window, by its first step.
     """
 
@@ -106,7 +107,7 @@ class EventTransfer:
         self._unread: set[int] = set()
         self._tries: dict[int, int] = {}
         self._missing: set[int] = set()
-        self.keeps_record = keeps_record
+        self._keeps_record = keeps_record
         self.profiles: dict[int, str] = {}
         self.taken: int = self._record.get("offset", 0)
         self.ended: int = self.taken if self._record.get("done") else 0
@@ -119,7 +120,6 @@ class EventTransfer:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the store has taken all events."""
         return not self.aside and self.taken >= (self._events.stat().st_size if self._events.exists() else 0)
 
     @property
@@ -230,7 +230,10 @@ class EventTransfer:
     def _send_deferred(self, offsets: Iterable[int]) -> None:
         for at in sorted(offsets):
             try:
-                self._log_files(next(EventReader(self._events, at).read()))
+                event = next(EventReader(self._events, at).read())
+                self._log_files(event)
+                if isinstance(event, ModelExported):
+                    self._describe_run()
             except StillReadingError:
                 self._unread.add(at)
                 continue
@@ -261,6 +264,8 @@ class EventTransfer:
                 self._end_run(event)
             case TagsSet():
                 self._tracker.set_tags(event.values)
+            case DescriptionSet():
+                self._tracker.describe(event.text)
             case Restarted():
                 self._count_event("restart", event.number, event.reason)
             case RolledBack():
@@ -286,13 +291,17 @@ class EventTransfer:
             self.taken = offset
             self.save_state()
 
+    def leave_record(self) -> None:
+        """Writes `record.json` no more: the folder is removed, or another command may record the run."""
+        self._keeps_record = False
+
     def save_state(self, is_vital: bool = False) -> None:
         """Writes `record.json`: which run in the store this is, and how much of it the store has.
 
         Args:
             is_vital: whether to wait until it is on the disk, because a request follows that must not be sent twice.
         """
-        if not self.keeps_record:
+        if not self._keeps_record:
             return
         if self._tracker.uri is None:  # not tracked now: the record keeps a store that has the run
             record = {"run_id": None, **self._files.read_record()}
@@ -303,6 +312,8 @@ class EventTransfer:
                 record["adopts"] = self._tracker.adopted
             if self._tracker.run_id is not None:
                 record["run_id"] = self._tracker.run_id
+            if self._tracker.model_uri is not None:
+                record["model_uri"] = self._tracker.model_uri
             self._record = record
         with contextlib.suppress(OSError):  # the disk is full; sending the same again later does no harm
             self._files.write_record(record, is_vital)
@@ -310,6 +321,7 @@ class EventTransfer:
     def _start_run(self, event: RunReady) -> None:
         if event.resumed is not None and self.has_run:
             self._tracker.reopen()
+            self._describe_run()
             return
         self.save_state(is_vital=True)  # so that a later command finds the run that is created or adopted now
         tags = {
@@ -322,6 +334,21 @@ class EventTransfer:
         self._tracker.start(event.name, tags, event.began)
         self.save_state()
         self._tracker.log_params(event.params)
+        self._describe_run()
+
+    def _describe_run(self, end: RunEnded | None = None) -> None:
+        """Writes the description of the run as it is now. The command of a sweep describes the sweep.
+
+        Args:
+            end: the end of the run, which may not be in the file.
+        """
+        if self._tracker.uri is None or self._files.ledger.exists():
+            return
+        state = RunState.read(self._files.path)
+        if end is not None and state.is_open:
+            state.apply(end)
+        model = self._tracker.model_uri or self._record.get("model_uri")
+        self._tracker.describe(describe_run(self._files, state, self._tracker.uri, model))
 
     def _make_parent_tag(self, event: RunReady) -> dict[str, str]:
         """Returns the tag that makes a run the child of its sweep's run.
@@ -359,6 +386,7 @@ class EventTransfer:
             tags["scaleflow.error"] = event.error
         self._tracker.set_tags(tags)
         self._tracker.finish(event.status, event.time)
+        self._describe_run(event)
 
     def _locate(self, name: str) -> Path:
         """Returns the path of a file that an event names, even if the run's folder was moved."""
@@ -374,7 +402,6 @@ class EventTransfer:
 
 
 def format_error(error: BaseException) -> str:
-    """Formats an error as one line."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 

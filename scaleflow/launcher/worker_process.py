@@ -20,25 +20,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from scaleflow.cluster import TF_CONFIG
+from scaleflow.cluster.tf_config import TF_CONFIG
 from scaleflow.errors import WorkerDied
 from scaleflow.events import FaultReported, RunRefused
 from scaleflow.runs import EventReader, RunSpec
 
 #: The variable with the address of a running fork server. Commands that see it start none.
-SERVER = "SCALEFLOW_SERVER"
+SERVER_ENV = "SCALEFLOW_SERVER"
 
 #: The variables with the sizes of TensorFlow's thread pools. The config's sizes win over them.
-THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+THREADS_ENV = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 
 #: The file with a server's own output, beside its socket.
-LOG = "log"
+SERVER_LOG = "log"
 
 #: Seconds to wait until the server reports the end of a process that was killed.
-SECONDS_TO_DIE = 10.0
+KILL_SECONDS = 10.0
+
+#: The same for a process that was killed before the server has reported its id: the server still imports TensorFlow.
+FORK_SECONDS = 1.0
 
 #: Maximum length of the folder for a socket. The path of a Unix socket may have 104 bytes; we add about 30.
-LONGEST_ADDRESS = 70
+MAX_SOCKET_FOLDER_LENGTH = 70
 
 
 class ForkedProcess:
@@ -69,9 +72,9 @@ class ForkedProcess:
         self.has_server = True
         self.pid = 0
         self._killed: float | None = None
-        self._rest = b""
+        self._partial = b""
         self._log = log
-        self._log_of_server = Path(address).with_name(LOG)
+        self._log_of_server = Path(address).with_name(SERVER_LOG)
         task, self._input = os.pipe()
         os.set_inheritable(self._input, False)
         self._server = socket.socket(socket.AF_UNIX)
@@ -97,8 +100,11 @@ class ForkedProcess:
     def poll(self) -> int | None:
         while self.returncode is None and self._has_message(0.0):
             self._receive()
-        if self.returncode is None and self._killed is not None and time.monotonic() - self._killed > SECONDS_TO_DIE:
-            self._give_up()
+        if self.returncode is None and self._killed is not None:
+            patience = KILL_SECONDS if self.pid else FORK_SECONDS
+            if time.monotonic() - self._killed > patience:  # a suspended server, or a disk that hangs: no end comes
+                self._kill_without_server()
+                self.returncode, self.has_server = -signal.SIGKILL, False
         return self.returncode
 
     def _has_message(self, seconds: float) -> bool:
@@ -106,11 +112,6 @@ class ForkedProcess:
         poll = select.poll()
         poll.register(self._server, select.POLLIN)
         return bool(poll.poll(math.ceil(seconds * 1000)))
-
-    def _give_up(self) -> None:
-        """Counts the process as dead. A suspended server reports no end, nor is there one while the disk hangs."""
-        self._kill_without_server()
-        self.returncode, self.has_server = -signal.SIGKILL, False
 
     def _kill_without_server(self) -> None:
         """Kills the process by its id, which is still its own: the server has not reported its end."""
@@ -136,7 +137,7 @@ class ForkedProcess:
             self.returncode, self.has_server = 1, False
             self._log_lost_server()
             self._kill_without_server()  # nobody would report its end
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, self._partial = (self._partial + data).split(b"\n")
         for message in map(json.loads, lines):
             self.pid = message.get("pid", self.pid)
             self.returncode = message.get("status", self.returncode)
@@ -145,14 +146,17 @@ class ForkedProcess:
         """Writes to the log that the server is gone. If it forked no process, its own log says why."""
         server_log = self._log_of_server.read_bytes() if self.pid == 0 and self._log_of_server.exists() else b""
         with self._log.open("ab") as log:
-            log.write(server_log or f"the server that forks workers is gone{why}\n".encode())
+            log.write(server_log or f"the fork server has ended{why}\n".encode())
 
     def signal(self, number: int) -> None:
         with contextlib.suppress(OSError):
             self._server.sendall(json.dumps({"signal": int(number)}).encode() + b"\n")
 
     def kill(self) -> None:
-        """Kills the process. It counts as dead after `SECONDS_TO_DIE`, even if the server does not report its end."""
+        """Kills the process. It counts as dead after `KILL_SECONDS`, even if the server does not report its end.
+
+        If the server has not forked it yet, it does so later, and kills it at once.
+        """
         self._killed = self._killed or time.monotonic()
         self.signal(signal.SIGKILL)
 
@@ -166,19 +170,12 @@ class ForkedProcess:
 
 @dataclass(frozen=True)
 class EndReason:
-    """Why the processes of a run ended.
+    """Why the processes of a run ended."""
 
-    Attributes:
-        why: one line.
-        is_reported: whether a worker reported the reason itself, as a refusal or a fault.
-        is_lost_peer: whether it reported that another process is gone or does not answer.
-        has_log: whether a log says more.
-    """
-
-    why: str
-    is_reported: bool = False
-    is_lost_peer: bool = False
-    has_log: bool = True
+    why: str  # one line
+    is_reported: bool = False  # whether a worker reported the reason itself, as a refusal or a fault
+    is_lost_peer: bool = False  # whether it reported that another process is gone or does not answer
+    has_log: bool = True  # whether a log says more
 
     @property
     def would_come_again(self) -> bool:
@@ -187,14 +184,7 @@ class EndReason:
 
 
 class RunProcess(ABC):
-    """A process of the run, on this machine or on another one.
-
-    Args:
-        spec: the task of the process.
-
-    Attributes:
-        was_ended: whether this command killed it.
-    """
+    """A process of the run, on this machine or on another one. `was_ended` says whether this command killed it."""
 
     def __init__(self, spec: RunSpec) -> None:
         self.spec = spec
@@ -205,8 +195,8 @@ class RunProcess(ABC):
 
     def _begin(self) -> None:
         """Remembers where the events and the log of the new process begin."""
-        self._first_event = file_size(self.spec.events)
-        self._first_word = file_size(self.spec.log)
+        self._events_begin = file_size(self.spec.events)
+        self._log_begin = file_size(self.spec.log)
 
     @property
     @abstractmethod
@@ -252,22 +242,20 @@ class RunProcess(ABC):
 
     def find_reason(self) -> EndReason:
         """Returns why the process ended: its own report, or the end of its log."""
-        for event in reversed(list(EventReader(self.spec.events, self._first_event).read())):
+        for event in reversed(list(EventReader(self.spec.events, self._events_begin).read())):
             if isinstance(event, RunRefused):
                 return EndReason(event.message, is_reported=True)
             if isinstance(event, FaultReported):
                 return EndReason(event.error, is_reported=True, is_lost_peer=event.lost_peer)
-        lines = last_lines(self.spec.log, offset=self._first_word)
+        lines = last_lines(self.spec.log, offset=self._log_begin)
         return EndReason(str(WorkerDied(self.describe_exit(), lines, self.spec.name)))
 
 
 class WorkerProcess(RunProcess):
     """A process on this machine. It ends when the launcher ends, and has its own log.
 
-    Args:
-        spec: the task of the process.
-        environment: variables to add to the launcher's environment, whose TF_CONFIG is ignored.
-        server: the address of the fork server.
+    `environment` has variables to add to the launcher's environment, whose TF_CONFIG is ignored; `server` is the
+    address of the fork server.
     """
 
     def __init__(self, spec: RunSpec, environment: Mapping[str, str], server: str) -> None:
@@ -322,14 +310,9 @@ class WorkerProcess(RunProcess):
 def start_workers(
     jobs: Sequence[RunSpec], environments: Sequence[Mapping[str, str]], server: str
 ) -> Iterator[list[WorkerProcess]]:
-    """Starts the processes of a run on this machine, and yields them, the chief first.
+    """Starts the processes of a run on this machine, each with its own variables, and yields them, the chief first.
 
     After the block, the processes are dead and their temporary files are deleted.
-
-    Args:
-        jobs: the task of each process.
-        environments: the variables to add to the environment of each process.
-        server: the address of the fork server.
     """
     workers: list[WorkerProcess] = []
     temporary = tempfile.TemporaryDirectory(prefix="scaleflow-", ignore_cleanup_errors=True)
@@ -346,22 +329,22 @@ def start_workers(
 
 
 @contextlib.contextmanager
-def start_fork_server(there: str | None = None, lost: str | None = None) -> Iterator[str]:
+def start_fork_server(requested: str | None = None, lost: str | None = None) -> Iterator[str]:
     """Starts a fork server for the block, unless one runs already; yields its address.
 
-    The server imports TensorFlow first. Requests wait until then.
-
-    Args:
-        there: the address of a server that should run already. If it does not answer, another one is started.
-        lost: the address of a server that is known to be gone. A killed server loses its workers shortly before its
-            address stops to answer.
+    The server imports TensorFlow first. Requests wait until then. At the `requested` address a server should run
+    already; if it does not answer, another one is started. At the address `lost` one is known to be gone: a killed
+    server loses its workers shortly before its address stops to answer.
     """
-    existing = os.environ.get(SERVER) if not there else there if there != lost and is_server_reachable(there) else None
+    existing = os.environ.get(SERVER_ENV) if not requested else None
+    if requested and requested != lost and is_server_reachable(requested):
+        existing = requested
     if existing:
         yield existing
         return
+    parent = None if len(tempfile.gettempdir()) < MAX_SOCKET_FOLDER_LENGTH else "/tmp"
     with (
-        tempfile.TemporaryDirectory(prefix="scaleflow-", dir=find_socket_folder()) as folder,
+        tempfile.TemporaryDirectory(prefix="scaleflow-", dir=parent) as folder,
         socket.socket(socket.AF_UNIX) as listener,
     ):
         address = str(Path(folder, "socket"))
@@ -369,7 +352,7 @@ def start_fork_server(there: str | None = None, lost: str | None = None) -> Iter
         listener.listen(64)
         ours, theirs = os.pipe()
         os.set_inheritable(theirs, False)
-        with Path(folder, LOG).open("wb") as log:
+        with Path(folder, SERVER_LOG).open("wb") as log:
             server = subprocess.Popen(
                 [sys.executable, "-m", "scaleflow.launcher.fork_server", str(ours)],
                 stdin=listener.fileno(),
@@ -390,14 +373,8 @@ def start_fork_server(there: str | None = None, lost: str | None = None) -> Iter
 
 
 def is_server_reachable(address: str) -> bool:
-    """Returns whether a server answers at an address."""
     with socket.socket(socket.AF_UNIX) as connection:
         return connection.connect_ex(address) == 0
-
-
-def find_socket_folder() -> str | None:
-    """Returns a folder for a socket, whose path must be short; None: the default folder for temporary files."""
-    return None if len(tempfile.gettempdir()) < LONGEST_ADDRESS else "/tmp"
 
 
 def inherit_environment() -> dict[str, str]:

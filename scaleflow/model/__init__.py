@@ -2,23 +2,40 @@
 
 from scaleflow.model.broadcasting import correct_keras_add
 from scaleflow.model.export import keras_file_fault, write_model
-from scaleflow.model.initial import SavedWeights, copy_weights, initialize_from, read_weights
-from scaleflow.model.layers import entry, head, hidden
-from scaleflow.model.make import find_batch_norm_warnings, find_logits_warning, keras_file_doubt, make_model
+from scaleflow.model.fine_tuning import find_rate_factors, fine_tune, merge_lora
+from scaleflow.model.initial import SavedWeights, initialize_from, read_weights
+from scaleflow.model.layer_patterns import keep_names
+from scaleflow.model.layers import entry, head, hidden, make_inputs
+from scaleflow.model.make import (
+    find_batch_norm_warnings,
+    find_graph,
+    find_logits_warning,
+    keras_file_doubt,
+    make_model,
+)
+from scaleflow.model.row_lookup import describe_large_table, list_tables, read_rows_in_take
 
 __all__ = [
     "SavedWeights",
-    "copy_weights",
     "correct_keras_add",
+    "describe_large_table",
     "entry",
     "find_batch_norm_warnings",
+    "find_graph",
     "find_logits_warning",
+    "find_rate_factors",
+    "fine_tune",
     "head",
     "hidden",
     "initialize_from",
+    "keep_names",
     "keras_file_doubt",
     "keras_file_fault",
+    "list_tables",
+    "make_inputs",
     "make_model",
+    "merge_lora",
+    "read_rows_in_take",
     "read_weights",
     "write_model",
 ]

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import keras
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Inputs, Outputs
+from scaleflow.interfaces import Inputs, OutputStructure
 from scaleflow.model.layers import check_shape, entry, head, hidden, rectified, widths
 
 
 def build(
     inputs: Inputs,
-    outputs: Outputs,
+    outputs: OutputStructure,
     filters: Sequence[int] = (32, 64),
     units: int | Sequence[int] = 64,
     padding: str = "same",
@@ -55,6 +55,6 @@ def check_images(inputs: Inputs, filters: Sequence[int], padding: str) -> None:
         size = (size if padding == "same" else size - 2) // 2
     if size < 1:
         raise ConfigError(
-            f"model.filters={filters}: nothing is left of images of shape {inputs.shape} behind so many "
-            "convolutions; use fewer" + (", or model.padding=same" if padding == "valid" else "")
+            f"model.filters={filters}: images of shape {inputs.shape} are too small for so many convolutions; use "
+            "fewer" + (", or model.padding=same" if padding == "valid" else "")
         )

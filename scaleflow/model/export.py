@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,22 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.errors import ExportError
-from scaleflow.interfaces import Inputs, Outputs
+from scaleflow.interfaces import (
+    Inputs,
+    InputStructure,
+    OutputStructure,
+    label_leaf,
+    map_leaves,
+    map_named,
+    name_leaves,
+)
+from scaleflow.model.layers import make_inputs
 
 KERAS_FILE = "model.keras"
 WEIGHTS_FILE = "model.weights.h5"
 SAVED_MODEL = "saved_model"
 SIGNATURE = "signature.json"
-EXAMPLE = "input_example.npy"
+EXAMPLE, EXAMPLES = "input_example.npy", "input_example.npz"
 
 #: The largest allowed difference between SavedModel and live model, relative to the largest output (at least 1).
 TOLERANCE = {"float32": 1e-4, "mixed_float16": 1e-2, "mixed_bfloat16": 5e-2}
@@ -27,19 +37,20 @@ TOLERANCE = {"float32": 1e-4, "mixed_float16": 1e-2, "mixed_bfloat16": 5e-2}
 
 def write_model(
     model: keras.Model,
-    inputs: Inputs,
-    outputs: Outputs,
-    batch: np.ndarray[Any, Any],
+    inputs: InputStructure,
+    outputs: OutputStructure,
+    batch: Any,
     policy: str,
     folder: Path,
     on_host: bool = False,
-    preprocessing_model: Callable[[], keras.Layer] | None = None,
+    preprocessing_layers: Mapping[str, Callable[[], keras.Layer]] | None = None,
 ) -> None:
     """Exports the model into `folder`, loads the SavedModel again and compares the outputs.
 
     The folder then holds `model.keras` (`model.weights.h5` if Keras cannot write a Keras file), `saved_model/` (one
-    endpoint `serve` from raw inputs [batch, *inputs.shape] to [batch, *outputs.shape] float32), `signature.json` and
-    `input_example.npy`.
+    endpoint `serve` from raw inputs [batch, *inputs.shape] to [batch, *outputs.shape] float32, or from and to dicts
+    with the keys of `inputs` and `outputs`), `signature.json` and `input_example.npy`, or for a dict of inputs
+    `input_example.npz` with an array for each name.
 
     Args:
         model: the trained model.
@@ -48,7 +59,8 @@ def write_model(
         policy: the model's dtype policy, which sets the tolerance.
         folder: created if missing.
         on_host: compare in the host's memory, for a model that is too large for one device.
-        preprocessing_model: creates the preprocessing, which becomes the first part of the exported model.
+        preprocessing_layers: by the name of an input, creates its preprocessing, which becomes the first part of the
+            exported model.
 
     Raises:
         ExportError: if the outputs differ by more than the tolerance.
@@ -57,32 +69,61 @@ def write_model(
     is_whole = keras_file_fault(model) is None
     if not is_whole:
         model.save_weights(folder / WEIGHTS_FILE)  # no preprocessing: the user's code loads them into the model alone
-    if preprocessing_model is not None:
-        model = add_preprocessing(preprocessing_model(), model, inputs)
+    if preprocessing_layers:
+        model = add_preprocessing({name: make() for name, make in preprocessing_layers.items()}, model, inputs)
     if is_whole:
         model.save(folder / KERAS_FILE)
-    spec = tf.TensorSpec([None, *inputs.shape], inputs.dtype, name="inputs")
-    write_saved_model(model, spec, folder / SAVED_MODEL)
+    write_saved_model(model, make_input_specs(inputs), folder / SAVED_MODEL)
     with tf.device("CPU:0") if on_host else contextlib.nullcontext():
         check_export(model, batch, TOLERANCE[policy], folder)
-    np.save(folder / EXAMPLE, to_numpy_strings(batch[:2]) if inputs.dtype == "string" else batch[:2])
+    write_example(inputs, batch, folder)
     signature = {
-        "inputs": {"dtype": inputs.dtype, "shape": [-1, *inputs.shape]},
-        "outputs": {"dtype": "float32", "shape": [-1, *outputs.shape]},
+        "inputs": map_leaves(lambda each: {"dtype": each.dtype, "shape": [-1, *each.shape]}, inputs),
+        "outputs": map_leaves(lambda each: {"dtype": "float32", "shape": [-1, *each.shape]}, outputs),
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
     }
     (folder / SIGNATURE).write_text(json.dumps(signature, indent=2))
 
 
-def write_saved_model(model: keras.Model, spec: tf.TensorSpec, folder: Path) -> None:
+def make_input_specs(inputs: InputStructure) -> Any:
+    """Returns the specs of the endpoint's argument, named for its signature."""
+    names = name_arguments(inputs)
+    return map_named(lambda key, each: tf.TensorSpec([None, *each.shape], each.dtype, name=names[key]), inputs)
+
+
+def name_arguments(inputs: InputStructure) -> dict[str, str]:
+    """Returns a different name for each input, of letters, digits and underscores: TensorFlow takes no others."""
+    names: dict[str, str] = {}
+    for key in name_leaves(inputs):
+        plain = name = re.sub(r"\W", "_", key, flags=re.ASCII) or "inputs"
+        while name in names.values():
+            name = f"{plain}_{len(names)}"
+        names[key] = name
+    return names
+
+
+def write_example(inputs: InputStructure, batch: Any, folder: Path) -> None:
+    """Writes the first two raw inputs."""
+
+    def to_plain(each: Inputs, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return to_numpy_strings(values[:2]) if each.dtype == "string" else values[:2]
+
+    examples = name_leaves(map_leaves(to_plain, inputs, batch))
+    if "" in examples:
+        np.save(folder / EXAMPLE, examples[""])
+    else:
+        np.savez(folder / EXAMPLES, **examples)
+
+
+def write_saved_model(model: keras.Model, specs: Any, folder: Path) -> None:
     """Writes a SavedModel that runs with `training=False`.
 
     Keras's `model.export` sets no `training`, and random layers (`RandomFlip`, ...) then run in training mode.
     """
     archive = keras.export.ExportArchive()
     archive.track(model)
-    archive.add_endpoint("serve", lambda inputs: model(inputs, training=False), input_signature=[spec])
+    archive.add_endpoint("serve", lambda inputs: model(inputs, training=False), input_signature=[specs])
     archive.write_out(folder, verbose=False)
 
 
@@ -96,13 +137,20 @@ def keras_file_fault(model: keras.Model) -> str | None:
     return None
 
 
-def add_preprocessing(preprocessing_model: keras.Layer, model: keras.Model, inputs: Inputs) -> keras.Model:
-    """Returns a model that applies the preprocessing to raw inputs, then `model`."""
-    nested_raw = keras.Input(inputs.shape, dtype=inputs.dtype)
-    # A nested model, because a layer of the preprocessing may have the model's name.
-    preprocess = keras.Model(nested_raw, preprocessing_model(nested_raw), name=f"{model.name}_preprocessing")
-    raw = keras.Input(inputs.shape, dtype=inputs.dtype, name="inputs")
-    return keras.Model(raw, model(preprocess(raw)), name=f"{model.name}_on_raw_inputs")
+def add_preprocessing(layers: Mapping[str, keras.Layer], model: keras.Model, inputs: InputStructure) -> keras.Model:
+    """Returns a model that applies the preprocessing of each input to raw inputs, then `model`."""
+
+    def preprocess(name: str, raw: keras.KerasTensor) -> keras.KerasTensor:
+        if name not in layers:
+            return raw
+        nested_raw = keras.Input(raw.shape[1:], dtype=raw.dtype)
+        # A nested model, because a layer of the preprocessing may have the model's name.
+        label = f"{model.name}_{names[name]}_preprocessing" if name else f"{model.name}_preprocessing"
+        return keras.Model(nested_raw, layers[name](nested_raw), name=label)(raw)
+
+    names = name_arguments(inputs)
+    raws = make_inputs(inputs)
+    return keras.Model(raws, model(map_named(preprocess, raws)), name=f"{model.name}_on_raw_inputs")
 
 
 def to_numpy_strings(batch: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -111,15 +159,17 @@ def to_numpy_strings(batch: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.array(words).reshape(batch.shape)
 
 
-def check_export(model: keras.Model, batch: np.ndarray[Any, Any], tolerance: float, folder: Path) -> None:
+def check_export(model: keras.Model, batch: Any, tolerance: float, folder: Path) -> None:
     """Compares the outputs of the SavedModel, loaded from disk, with the live model's."""
-    live = tf.function(lambda x: model(x, training=False))(tf.constant(batch)).numpy()
+    tensors = tf.nest.map_structure(tf.constant, batch)
+    live = name_leaves(tf.function(lambda x: model(x, training=False))(tensors))
     loaded = tf.saved_model.load(str(folder / SAVED_MODEL))  # keeps its variables alive
-    saved = loaded.serve(tf.constant(batch)).numpy()
-    difference = float(np.max(np.abs(live - saved), initial=0.0))
-    largest = float(np.max(np.abs(live), initial=1.0))
-    if not difference <= tolerance * largest:
-        raise ExportError(
-            f"the SavedModel's outputs differ from the trained model's by {difference:.3g}, "
-            f"where {tolerance * largest:.3g} is allowed; its folder is {folder}"
-        )
+    saved = name_leaves(loaded.serve(tensors))
+    for name, values in live.items():
+        difference = float(np.max(np.abs(values.numpy() - saved[name].numpy()), initial=0.0))
+        largest = float(np.max(np.abs(values.numpy()), initial=1.0))
+        if not difference <= tolerance * largest:
+            raise ExportError(
+                f"the SavedModel's {label_leaf('outputs', name)} differ from the trained model's by {difference:.3g}, "
+                f"and only {tolerance * largest:.3g} is allowed; its folder is {folder}"
+            )

@@ -45,10 +45,10 @@ def read_weights(path: str, origin: str) -> SavedWeights:
     except Exception as error:  # zipfile, h5py and Keras raise many types
         reason = (str(error).strip().splitlines() or [""])[0]
         if path.endswith(".keras") and not zipfile.is_zipfile(path):  # Keras reports such a file as missing
-            reason = "it is damaged, or none"
+            reason = "it is damaged, or not a .keras file"
         raise ConfigError(
-            f"model.init_from={origin}: cannot be read as a Keras model ({type(error).__name__}: {reason}); give a "
-            "file that keras.Model.save wrote, or a model that scaleflow logged"
+            f"model.init_from={origin}: cannot be read as a Keras model ({reason}); use a file that keras.Model.save "
+            "wrote, or a model that scaleflow logged"
         ) from error
     return SavedWeights(origin, {name: [np.asarray(w) for w in layer.weights] for name, layer in list_layers(model)})
 
@@ -69,8 +69,8 @@ def initialize_from(model: keras.Model, saved: SavedWeights) -> str:
     matches = {n: p for n, p in paths.items() if list_shapes(layers[n].weights) == list_shapes(saved.layers[p])}
     if not matches:
         raise ConfigError(
-            f"model.init_from={saved.origin}: none of its layers has the name and the shapes of one of this model's; "
-            f"it has {format_first(saved.layers)}, this model "
+            f"model.init_from={saved.origin}: no layer has the name and the shapes of a layer of this model; the file "
+            f"has {format_first(saved.layers)}, and this model has "
             f"{format_first({n: layer.weights for n, layer in layers.items()})}"
         )
     for name, path in matches.items():
@@ -78,17 +78,11 @@ def initialize_from(model: keras.Model, saved: SavedWeights) -> str:
             assign_variable(variable, value)
     fresh = [name for name in layers if name not in matches]
     taken, total = (sum(int(np.prod(w.shape)) for n in names for w in layers[n].weights) for names in (matches, layers))
-    fresh_note = f"; fresh: {format_names(fresh)}" if fresh else ""
+    fresh_note = f"; new weights: {format_names(fresh)}" if fresh else ""
     return (
-        f"model.init_from={saved.origin}: took the weights of {len(matches)} of {len(layers)} layers ({taken:,} of "
+        f"model.init_from={saved.origin}: loaded the weights of {len(matches)} of {len(layers)} layers ({taken:,} of "
         f"{total:,} numbers){fresh_note}"
     )
-
-
-def copy_weights(origin: keras.Model, model: keras.Model) -> None:
-    """Copies all weights from `origin` to a model of the same factory."""
-    for variable, source in zip(model.weights, origin.weights, strict=True):
-        assign_variable(variable, np.asarray(source))
 
 
 def list_layers(model: keras.Model, prefix: str = "") -> Iterator[tuple[str, keras.Layer]]:

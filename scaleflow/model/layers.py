@@ -2,36 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 from keras import ops
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Inputs, Outputs
+from scaleflow.interfaces import (
+    Inputs,
+    InputStructure,
+    Outputs,
+    OutputStructure,
+    describe_keys,
+    label_leaf,
+    map_leaves,
+    map_named,
+    name_leaves,
+)
 
 
-def entry(inputs: Inputs) -> tuple[keras.KerasTensor, keras.KerasTensor]:
-    """Creates the model's input, and scales it to about [0, 1] if `inputs.scale` is set.
+def make_inputs(inputs: InputStructure) -> Any:
+    """Creates the `keras.Input` of each tensor. Those of a dict have no names of their own: the keys name them."""
+    return map_named(
+        lambda name, each: keras.Input(each.shape, dtype=each.dtype, name=None if name else "inputs"), inputs
+    )
+
+
+def entry(inputs: InputStructure) -> tuple[Any, Any]:
+    """Creates the model's inputs, and scales each to about [0, 1] if its `scale` is set.
 
     Returns:
-        (raw [batch, *shape] of the dataset's dtype, scaled [batch, *shape] of the layers' dtype). Both are the same
-        tensor without a scale.
+        (raw [batch, *shape] of the dataset's dtype, scaled [batch, *shape] of the layers' dtype), with the keys of
+        `inputs`. Both are the same tensor without a scale.
     """
-    raw = keras.Input(inputs.shape, dtype=inputs.dtype, name="inputs")
-    return raw, raw if inputs.scale is None else keras.layers.Rescaling(inputs.scale)(raw)
+    raw = make_inputs(inputs)
+    scaled = map_leaves(lambda each, x: x if each.scale is None else keras.layers.Rescaling(each.scale)(x), inputs, raw)
+    return raw, scaled
+
+
+def flatten(x: Any) -> keras.KerasTensor:
+    """Flattens [batch, ...] to [batch, numbers]; concatenates the tensors of a dict in the order of their names."""
+    parts = [keras.layers.Flatten()(each) for each in name_leaves(x).values()]
+    return parts[0] if len(parts) == 1 else keras.layers.Concatenate()(parts)
 
 
 def head(
-    x: keras.KerasTensor, outputs: Outputs, regularizer: keras.regularizers.Regularizer | None = None
-) -> keras.KerasTensor:
-    """Adds a dense layer to [batch, *outputs.shape] logits or values, in float32 under every dtype policy."""
-    size = 1
-    for width in outputs.shape:
-        size *= width
-    x = keras.layers.Dense(size, dtype="float32", name="outputs", kernel_regularizer=regularizer)(x)
-    return x if len(outputs.shape) == 1 else keras.layers.Reshape(outputs.shape, dtype="float32")(x)
+    x: keras.KerasTensor, outputs: OutputStructure, regularizer: keras.regularizers.Regularizer | None = None
+) -> Any:
+    """Adds a dense layer to [batch, *outputs.shape] logits or values, in float32 under every dtype policy.
+
+    For a dict of outputs it adds a layer to each, `outputs_NAME`, and returns a dict.
+    """
+
+    def add(name: str, each: Outputs) -> keras.KerasTensor:
+        label = re.sub(r"\W", "_", f"outputs_{name}", flags=re.ASCII) if name else "outputs"
+        dense = keras.layers.Dense(math.prod(each.shape), dtype="float32", name=label, kernel_regularizer=regularizer)
+        return dense(x) if len(each.shape) == 1 else keras.layers.Reshape(each.shape, dtype="float32")(dense(x))
+
+    return map_named(add, outputs)
 
 
 def average(x: keras.KerasTensor, tokens: keras.KerasTensor) -> keras.KerasTensor:
@@ -47,44 +78,57 @@ def average(x: keras.KerasTensor, tokens: keras.KerasTensor) -> keras.KerasTenso
     return ops.sum(ops.cast(x, "float32") * counts, axis=1) / ops.maximum(ops.sum(counts, axis=1), 1.0)
 
 
-def check_numbers(inputs: Inputs, name: str) -> None:
+def check_numbers(inputs: InputStructure, name: str) -> None:
     """Rejects text, as strings or as word numbers, because word numbers are no quantities."""
-    if inputs.dtype == "string":
-        raise ConfigError(f"model={name}: takes numbers, and the dataset's inputs are text; {WAY_TO_TEXT}")
-    if inputs.vocabulary is not None:
+    for key, each in name_leaves(inputs).items():
+        label = f"the dataset's {label_leaf('inputs', key)} are"
+        if each.dtype == "string":
+            raise ConfigError(f"model={name}: needs numbers, but {label} text; {WAY_TO_TEXT}")
+        if each.vocabulary is not None:
+            raise ConfigError(
+                f"model={name}: needs quantities, but {label} words, as numbers below {each.vocabulary}; use "
+                "model=text or model=transformer"
+            )
+
+
+def check_one_tensor(inputs: InputStructure, name: str) -> None:
+    """Rejects a dict of inputs."""
+    if isinstance(inputs, Mapping):
         raise ConfigError(
-            f"model={name}: takes quantities, and the dataset's inputs are words as numbers below "
-            f"{inputs.vocabulary}; use model=text or model=transformer"
+            f"model={name}: needs one tensor, but the dataset's inputs {describe_keys(inputs)}; use model=mlp for "
+            "numbers, or a model of your own"
         )
 
 
 def check_tokens(inputs: Inputs, name: str) -> int:
     """Returns the vocabulary's size. Rejects inputs that are not text as word numbers."""
+    check_one_tensor(inputs, name)
     if inputs.dtype == "string":
-        raise ConfigError(f"model={name}: takes text as numbers, and the dataset gives it as characters; {WAY_TO_TEXT}")
+        raise ConfigError(f"model={name}: needs text as numbers of words, but the dataset has strings; {WAY_TO_TEXT}")
     if inputs.vocabulary is None or len(inputs.shape) != 1:
         others = "model=cnn or model=resnet" if len(inputs.shape) == 3 else "model=mlp or model=linear"
         raise ConfigError(
-            f"model={name}: takes text as numbers (int32 of shape (tokens,), with Inputs.vocabulary), and the "
-            f"dataset's inputs are {inputs.dtype} of shape {inputs.shape}; use {others}"
+            f"model={name}: needs text as numbers of words (int32 of shape (tokens,), with Inputs.vocabulary), but "
+            f"the dataset's inputs are {inputs.dtype} of shape {inputs.shape}; use {others}"
         )
     return inputs.vocabulary
 
 
 def check_shape(inputs: Inputs, name: str) -> None:
     """Rejects inputs that are not images."""
+    check_one_tensor(inputs, name)
     check_numbers(inputs, name)
     if len(inputs.shape) != 3:
         raise ConfigError(
-            f"model={name}: takes images of shape (height, width, channels), and the dataset's inputs have shape "
+            f"model={name}: needs images of shape (height, width, channels), but the dataset's inputs have shape "
             f"{inputs.shape}; use model=mlp"
         )
 
 
 #: How to turn text into word numbers, for messages.
 WAY_TO_TEXT = (
-    "give the dataset a preprocessing that makes it int32 numbers of words with Inputs.vocabulary, and use model=text "
-    "or model=transformer"
+    "add a preprocessing to the dataset that turns the text into int32 numbers of words with Inputs.vocabulary, and "
+    "use model=text or model=transformer"
 )
 
 
@@ -122,6 +166,11 @@ def flag(value: Any, key: str = "model.batch_norm") -> bool:
     if not isinstance(value, bool):
         raise ConfigError(f"{key}={value}: expected true or false")
     return value
+
+
+def first_line(error: Exception) -> str:
+    """Returns the first line of an error's message, for a refusal."""
+    return next(iter(str(error).strip().splitlines()), "it failed without a reason")
 
 
 def rectified(

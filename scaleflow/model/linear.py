@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import keras
 
-from scaleflow.interfaces import Inputs, Outputs
-from scaleflow.model.layers import check_numbers, entry, head, not_negative
+from scaleflow.interfaces import InputStructure, OutputStructure
+from scaleflow.model.layers import check_numbers, entry, flatten, head, not_negative
 
 
-def build(inputs: Inputs, outputs: Outputs, l2: float = 0.0) -> keras.Model:
+def build(inputs: InputStructure, outputs: OutputStructure, l2: float = 0.0) -> keras.Model:
     """Builds one dense layer on the flattened input.
 
     The loss follows from the kind of target. So this is multinomial logistic regression (classification), logistic
     regression (binary, multi_label) or least squares (regression).
 
     Args:
-        inputs: numbers of any shape.
+        inputs: numbers of any shape; those of a dict are concatenated.
         outputs: the outputs that the dataset needs.
         l2: adds l2 times the sum of the squared weights, without the bias, to the loss (ridge regression; Hoerl and
             Kennard 1970).
@@ -26,5 +26,5 @@ def build(inputs: Inputs, outputs: Outputs, l2: float = 0.0) -> keras.Model:
     check_numbers(inputs, "linear")
     penalty = not_negative(l2, "model.l2")
     raw, x = entry(inputs)
-    x = keras.layers.Flatten()(x)
+    x = flatten(x)
     return keras.Model(raw, head(x, outputs, keras.regularizers.L2(penalty) if penalty else None), name="linear")

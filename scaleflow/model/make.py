@@ -2,60 +2,158 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
+from keras.src.models.functional import Functional
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Batching, Inputs, Outputs
+from scaleflow.interfaces import (
+    Batching,
+    InputStructure,
+    OutputStructure,
+    describe_keys,
+    label_leaf,
+    map_named,
+    name_leaves,
+)
 from scaleflow.model.export import WEIGHTS_FILE, keras_file_fault
+from scaleflow.model.layers import make_inputs
 
 
-def make_model(factory: Callable[[Inputs, Outputs], Any], inputs: Inputs, outputs: Outputs) -> keras.Model:
-    """Returns the factory's model after checking its outputs; adds a cast if they are not float32.
+def make_model(factory: Callable[..., Any], inputs: InputStructure, outputs: OutputStructure) -> keras.Model:
+    """Returns the factory's model after checking its inputs and outputs; adds a cast to outputs that are not float32.
 
     Call it in the strategy's scope, because it creates the variables.
 
     Args:
-        factory: (inputs, outputs) -> a Keras model from [batch, *inputs.shape] to [batch, *outputs.shape].
+        factory: (inputs, outputs) -> a Keras model from [batch, *inputs.shape] to [batch, *outputs.shape], or from and
+            to dicts of such tensors, with the keys of `inputs` and `outputs`.
         inputs, outputs: the dataset's description.
 
     Raises:
-        ConfigError: if it is no model, does not take the inputs, or returns another shape.
+        ConfigError: if it is no model, does not take the inputs, or returns other keys or shapes.
     """
-    model = factory(inputs, outputs)
-    if not isinstance(model, keras.Model):
-        raise ConfigError(f"model: the factory returned a {type(model).__name__}, expected a keras.Model")
-    model_input = keras.Input(inputs.shape, dtype=inputs.dtype, name="inputs")
+    model = call_factory(factory, inputs, outputs)
+    check_input_keys(model, inputs)
+    model_inputs = make_inputs(inputs)
     try:
-        returned = model(model_input)
-    except (ValueError, TypeError) as error:
+        returned = model(model_inputs)
+    except (ValueError, TypeError, KeyError) as error:
+        shapes = [f"{name} {add_batch_dimension(each.shape)}".strip() for name, each in name_leaves(inputs).items()]
         raise ConfigError(
-            f"model: does not take inputs of shape {add_batch_dimension(inputs.shape)}: {str(error).splitlines()[0]}"
+            f"model: does not accept inputs of shape {', '.join(shapes)}: {(str(error).splitlines() or [''])[0]}"
         ) from error
-    if not isinstance(returned, keras.KerasTensor):
-        raise ConfigError(
-            f"model: returned {type(returned).__name__}, expected one tensor {add_batch_dimension(outputs.shape)}"
-        )
-    if tuple(returned.shape[1:]) != outputs.shape:
-        raise ConfigError(
-            f"model: returns outputs of shape {add_batch_dimension(returned.shape[1:])}, and the dataset's "
-            f"{outputs.kind} targets need {add_batch_dimension(outputs.shape)}"
-        )
-    if returned.dtype != "float32":
-        returned = keras.layers.Activation("linear", dtype="float32", name="float32")(returned)
-        model = keras.Model(model_input, returned, name=model.name)
+    check_outputs(returned, outputs)
+    if any(tensor.dtype != "float32" for tensor in name_leaves(returned).values()):
+        model = keras.Model(model_inputs, map_named(cast_to_float32, returned), name=model.name)
     return model
 
 
-def find_logits_warning(model: keras.Model) -> str | None:
-    """Returns a warning if the last layer applies softmax or sigmoid, else None."""
-    last = model.layers[-1] if model.layers else None
-    name = getattr(getattr(last, "activation", None), "__name__", "")
-    if name not in ("softmax", "sigmoid"):
+def call_factory(factory: Callable[..., Any], inputs: InputStructure, outputs: OutputStructure) -> keras.Model:
+    """Returns the factory's model. A factory for single tensors fails if it gets dicts."""
+    try:
+        model = factory(inputs, outputs)
+    except (AttributeError, TypeError) as error:
+        if not isinstance(inputs, Mapping) and not isinstance(outputs, Mapping):
+            raise
+        raise ConfigError(
+            f"model: its function fails for a dataset whose inputs {describe_keys(inputs)} and whose outputs "
+            f"{describe_keys(outputs)}: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(model, keras.Model):
+        raise ConfigError(f"model: the factory returned a {type(model).__name__}, expected a keras.Model")
+    return model
+
+
+def check_input_keys(model: keras.Model, inputs: InputStructure) -> None:
+    """Rejects a model whose inputs have other keys than the dataset's: Keras would take them in another order.
+
+    A list of several inputs is rejected, too, even if they have the names of the keys: Keras takes a dict for it when
+    it runs, but not when it computes shapes. A subclass says nothing of its inputs.
+    """
+    graph = find_graph(model)
+    if graph is None:
+        return
+    taken, _ = graph
+    is_list = isinstance(taken, list | tuple)
+    if is_list and not isinstance(inputs, Mapping) and len(taken) == 1:
+        return
+    if is_list or set(name_leaves(taken)) != set(name_leaves(inputs)):
+        found = f"are a list of {len(taken)}" if is_list else describe_keys(taken)
+        keys = ", ".join(f"{name!r}: ..." for name in inputs) if isinstance(inputs, Mapping) else ""
+        way = f"; build it with keras.Model({{{keys}}}, outputs)" if keys else ""
+        raise ConfigError(f"model: its inputs {found}, but the dataset's inputs {describe_keys(inputs)}{way}")
+
+
+def find_graph(model: keras.Model) -> tuple[Any, Any] | None:
+    """Returns the structures of the inputs and outputs of a functional or sequential model; None for a subclass."""
+    functional = getattr(model, "_functional", None) or model
+    if not isinstance(functional, Functional):
         return None
-    return f"model: its last layer ends in {name}, and the loss expects logits; leave that activation away"
+    return functional._inputs_struct, functional._outputs_struct
+
+
+def check_outputs(returned: Any, outputs: OutputStructure) -> None:
+    """Rejects what a model returns if its keys or shapes are not those of the dataset's outputs."""
+    if isinstance(outputs, Mapping):
+        if not isinstance(returned, Mapping):
+            keys = ", ".join(f"{name!r}: ..." for name in outputs)
+            raise ConfigError(
+                f"model: returned {describe_returned(returned)}, expected a dict with the outputs' names; build it "
+                f"with keras.Model(inputs, {{{keys}}})"
+            )
+        if set(returned) != set(outputs):
+            raise ConfigError(
+                f"model: its outputs {describe_keys(returned)}, but the dataset's outputs {describe_keys(outputs)}"
+            )
+    for name, each in name_leaves(outputs).items():
+        tensor = returned[name] if name else returned
+        if not isinstance(tensor, keras.KerasTensor):
+            label = f" as {label_leaf('outputs', name)}" if name else ""
+            raise ConfigError(
+                f"model: returned {describe_returned(tensor)}{label}, expected one tensor "
+                f"{add_batch_dimension(each.shape)}"
+            )
+        if tuple(tensor.shape[1:]) != tuple(each.shape):
+            raise ConfigError(
+                f"model: returns {label_leaf('outputs', name)} of shape {add_batch_dimension(tensor.shape[1:])}, but "
+                f"the dataset's {each.kind} targets need {add_batch_dimension(each.shape)}"
+            )
+
+
+def describe_returned(value: Any) -> str:
+    """Describes what a model returned for a message."""
+    if isinstance(value, Mapping):
+        return f"a dict of {', '.join(map(str, value))}"
+    if isinstance(value, list | tuple):
+        return f"a {type(value).__name__} of {len(value)} tensors"
+    return "one tensor" if isinstance(value, keras.KerasTensor) else type(value).__name__
+
+
+def cast_to_float32(name: str, tensor: keras.KerasTensor) -> keras.KerasTensor:
+    if tensor.dtype == "float32":
+        return tensor
+    return keras.layers.Activation("linear", dtype="float32", name=None if name else "float32")(tensor)
+
+
+def find_logits_warning(model: keras.Model, outputs: OutputStructure) -> str | None:
+    """Returns a warning if a layer that returns logits applies softmax or sigmoid, else None."""
+    for name, each in name_leaves(outputs).items():
+        activation = getattr(getattr(find_last_layer(model, name), "activation", None), "__name__", "")
+        if each.kind != "regression" and activation in ("softmax", "sigmoid"):
+            layer = f"the last layer of {label_leaf('outputs', name)}" if name else "its last layer"
+            return f"model: {layer} ends in {activation}, but the loss expects logits; remove that activation"
+    return None
+
+
+def find_last_layer(model: keras.Model, name: str) -> Any:
+    """Returns the layer that computes an output; of a model without a graph the last one, and None for a dict."""
+    if not name:
+        return model.layers[-1] if model.layers else None
+    graph = find_graph(model)
+    return None if graph is None else graph[1][name]._keras_history.operation
 
 
 def keras_file_doubt(model: keras.Model) -> str | None:
@@ -65,7 +163,7 @@ def keras_file_doubt(model: keras.Model) -> str | None:
         return None
     return (
         f"model: Keras cannot write it as a .keras file ({fault}); it is exported as a SavedModel and as weights "
-        f"({WEIGHTS_FILE}), which model.init_from and scaleflow.evaluate do not take"
+        f"({WEIGHTS_FILE}), which model.init_from and scaleflow.evaluate cannot use"
     )
 
 
@@ -78,13 +176,14 @@ def find_batch_norm_warnings(model: keras.Model, portions: Batching) -> list[str
     if unsynced and portions.replicas > 1:
         warnings.append(
             f"model: {format_first(unsynced)} normalizes each of {portions.replicas} replicas by its own examples, "
-            "and the first one's statistics are saved: the result depends on the number of replicas; write "
+            "and only the first one's statistics are saved, so the result depends on the number of replicas; write "
             "BatchNormalization(synchronized=True), or set layer.synchronized = True in a ready-made model"
         )
     if trainable and portions.accumulate > 1:
         warnings.append(
-            f"model: with training.accumulate={portions.accumulate} BatchNormalization sees a micro-batch at a time, "
-            f"not the {portions.global_size} examples of an update: the result depends on how they are divided"
+            f"model: with training.accumulate={portions.accumulate} BatchNormalization sees one micro-batch at a "
+            f"time, not the {portions.global_size} examples of an update, so the result depends on how they are "
+            "divided"
         )
     return warnings
 

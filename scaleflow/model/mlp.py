@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import keras
 
-from scaleflow.interfaces import Inputs, Outputs
-from scaleflow.model.layers import check_numbers, entry, head, hidden
+from scaleflow.interfaces import InputStructure, OutputStructure
+from scaleflow.model.layers import check_numbers, entry, flatten, head, hidden
 
 
 def build(
-    inputs: Inputs,
-    outputs: Outputs,
+    inputs: InputStructure,
+    outputs: OutputStructure,
     units: int | Sequence[int] = (128, 128),
     dropout: float = 0.0,
     batch_norm: bool = False,
@@ -20,7 +20,7 @@ def build(
     """Builds dense layers with ReLU on the flattened input.
 
     Args:
-        inputs: numbers of any shape.
+        inputs: numbers of any shape; those of a dict are concatenated.
         outputs: the outputs that the dataset needs.
         units: the width of the hidden layer, or of each of several.
         dropout: the fraction dropped after each hidden layer.
@@ -31,5 +31,5 @@ def build(
     """
     check_numbers(inputs, "mlp")
     raw, x = entry(inputs)
-    x = hidden(keras.layers.Flatten()(x), units, dropout, batch_norm)
+    x = hidden(flatten(x), units, dropout, batch_norm)
     return keras.Model(raw, head(x, outputs), name="mlp")

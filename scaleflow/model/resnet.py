@@ -12,7 +12,7 @@ import keras
 from keras import ops
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Inputs, Outputs
+from scaleflow.interfaces import Inputs, OutputStructure
 from scaleflow.model.layers import check_shape, entry, head
 
 #: Depths of section 4.2: 6n + 2, with n blocks of two convolutions in each stage.
@@ -31,7 +31,7 @@ SMALLEST_SIDE = 32
 MEAN_COLOUR = (103.939, 116.779, 123.68)
 
 
-def build(inputs: Inputs, outputs: Outputs, depth: int = 20, weights: str | None = None) -> keras.Model:
+def build(inputs: Inputs, outputs: OutputStructure, depth: int = 20, weights: str | None = None) -> keras.Model:
     """Builds a residual network with BatchNorm over all replicas.
 
     Args:
@@ -61,20 +61,20 @@ def check_resnet(inputs: Inputs, depth: Any, weights: Any) -> None:
         )
     if depth == 50 and min(inputs.shape[:2]) < SMALLEST_SIDE:
         raise ConfigError(
-            f"model.depth=50: takes images of {SMALLEST_SIDE} x {SMALLEST_SIDE} pixels at least, and the dataset's are "
-            f"{inputs.shape[0]} x {inputs.shape[1]}; use model.depth=20"
+            f"model.depth=50: needs images of {SMALLEST_SIDE} x {SMALLEST_SIDE} pixels at least, but the dataset's "
+            f"are {inputs.shape[0]} x {inputs.shape[1]}; use model.depth=20"
         )
     if weights is None:
         return
     if depth != 50:
-        raise ConfigError(f"model.weights={weights}: are ResNet50's; use model.depth=50, or model.init_from")
+        raise ConfigError(f"model.weights={weights}: these weights are for model.depth=50; use it, or model.init_from")
     if inputs.shape[2] != 3:
         raise ConfigError(
-            f"model.weights={weights}: are for images with 3 channels, and the dataset's have {inputs.shape[2]}; leave "
-            "it null"
+            f"model.weights={weights}: these weights are for images with 3 channels, but the dataset's have "
+            f"{inputs.shape[2]}; leave it null"
         )
     if not isinstance(weights, str) or not Path(weights).expanduser().is_file():
-        raise ConfigError(f"model.weights={weights}: there is no such file; give a local .h5 file of weights, or null")
+        raise ConfigError(f"model.weights={weights}: there is no such file; use a local .h5 file of weights, or null")
 
 
 def build_small(x: Any, blocks: int) -> Any:
@@ -138,6 +138,6 @@ def load_weights(net: keras.Model, weights: str) -> None:
     except Exception as error:  # h5py, zipfile and Keras raise many types
         reason = (str(error).strip().splitlines() or [""])[0]
         raise ConfigError(
-            f"model.weights={weights}: does not hold the weights of ResNet50 without its top "
-            f"({type(error).__name__}: {reason}); give such a file, or null"
+            f"model.weights={weights}: this is not a file with the weights of ResNet50 without its top ({reason}); "
+            "use such a file, or null"
         ) from error

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 import keras
 
-from scaleflow.interfaces import Inputs, Outputs
+from scaleflow.interfaces import Inputs, OutputStructure
 from scaleflow.model.layers import average, check_tokens, entry, flag, head, hidden, whole
 
 
 def build(
     inputs: Inputs,
-    outputs: Outputs,
+    outputs: OutputStructure,
     embedding: int = 16,
     units: int | Sequence[int] = 16,
     dropout: float = 0.0,

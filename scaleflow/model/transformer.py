@@ -8,13 +8,13 @@ import keras
 from keras import ops
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Inputs, Outputs
+from scaleflow.interfaces import Inputs, OutputStructure
 from scaleflow.model.layers import average, check_tokens, entry, fraction, head, whole
 
 
 def build(
     inputs: Inputs,
-    outputs: Outputs,
+    outputs: OutputStructure,
     width: int = 64,
     heads: int = 4,
     blocks: int = 2,
@@ -77,6 +77,6 @@ def apply_dropout(x: Any, rate: float) -> Any:
 def check_transformer(width: Any, heads: Any) -> None:
     if whole(width, "model.width") % whole(heads, "model.heads"):
         raise ConfigError(
-            f"model.width={width} with model.heads={heads}: each head has an equal part of the width; use "
+            f"model.width={width} with model.heads={heads}: the width is not divisible by the number of heads; use "
             f"model.width={heads * max(1, width // heads)}"
         )

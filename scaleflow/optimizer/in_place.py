@@ -12,6 +12,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from scaleflow.optimizer.variables import to_tf_variable
+
 
 def update_in_place(optimizer: keras.optimizers.Optimizer) -> None:
     """Replaces the optimizer's methods by ones that compute each update on the variable's device."""
@@ -19,6 +21,7 @@ def update_in_place(optimizer: keras.optimizers.Optimizer) -> None:
         unscale_in_place(optimizer)
         optimizer = optimizer.inner_optimizer
     step, decay = optimizer.update_step, optimizer._apply_weight_decay
+    average = optimizer._update_model_variables_moving_average
 
     def update_step(gradient: Any, variable: Any, learning_rate: Any) -> None:
         with tf.device(device_of(variable)):
@@ -29,8 +32,14 @@ def update_in_place(optimizer: keras.optimizers.Optimizer) -> None:
             with tf.device(device_of(variable)):
                 decay([variable])
 
+    def update_averages(variables: Sequence[Any]) -> None:
+        for variable in variables:
+            with tf.device(device_of(variable)):
+                average([variable])
+
     optimizer.update_step = update_step
     optimizer._apply_weight_decay = apply_weight_decay
+    optimizer._update_model_variables_moving_average = update_averages
 
 
 def unscale_in_place(optimizer: keras.optimizers.LossScaleOptimizer) -> None:
@@ -58,5 +67,4 @@ def unscale_in_place(optimizer: keras.optimizers.LossScaleOptimizer) -> None:
 
 
 def device_of(variable: Any) -> str:
-    raw = variable.value if isinstance(variable, keras.Variable) else variable
-    return str(raw.device)
+    return str(to_tf_variable(variable).device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from scaleflow.errors import ConfigError
+from scaleflow.optimizer.ema import average_weights
 
 #: Keras's optimizer option -> scaleflow's. Keras clips each replica's gradient before the sum, and its accumulation
 #: fails in a strategy's scope.
@@ -22,7 +25,7 @@ INSTEAD = {
 
 
 def create_optimizer(
-    factory: Callable[..., Any], rate: Any, loss_scaling: bool, takes_summed: bool = True
+    factory: Callable[..., Any], rate: Any, loss_scaling: bool, takes_summed: bool = True, ema: float | None = None
 ) -> keras.optimizers.Optimizer:
     """Creates the optimizer. Call it in the strategy's scope.
 
@@ -32,11 +35,13 @@ def create_optimizer(
         loss_scaling: wrap the optimizer for float16 gradients (dynamic scale, Micikevicius et al. 2017,
             https://arxiv.org/abs/1710.03740).
         takes_summed: whether the caller sums the gradients over the replicas; else the optimizer does.
+        ema: the momentum of an average of the weights; None for no average.
 
     Raises:
         ConfigError: if the factory makes no optimizer or rejects a value, or if an option of `INSTEAD` or `use_ema` is
             set.
     """
+    check_numbers(factory)
     try:
         optimizer = factory(learning_rate=rate)
     except ValueError as error:  # Keras rejects a value
@@ -48,15 +53,29 @@ def create_optimizer(
     for name, instead in INSTEAD.items():
         if getattr(optimizer, name, None):
             raise ConfigError(
-                f"optimizer.{name}={getattr(optimizer, name)}: use {instead}, which is right on every strategy"
+                f"optimizer.{name}={getattr(optimizer, name)}: use {instead}, which is correct on every strategy"
             )
     if getattr(optimizer, "use_ema", False):
         raise ConfigError(
             f"optimizer: {type(optimizer).__name__} has use_ema={optimizer.use_ema}, and Keras's moving average of the "
-            "weights would be neither evaluated nor saved; leave it out"
+            "weights would be neither evaluated nor saved; leave it out, and use optimizer.ema=0.99"
         )
+    if ema is not None:
+        average_weights(optimizer, ema)
     (take_summed_gradients if takes_summed else sum_dense_gradients)(optimizer)
     return keras.optimizers.LossScaleOptimizer(optimizer) if loss_scaling else optimizer
+
+
+def check_numbers(factory: Callable[..., Any]) -> None:
+    """Rejects text for an argument that is a number. Keras does not check all of them."""
+    if not isinstance(factory, functools.partial):
+        return
+    is_keras = factory.func.__module__.startswith("keras.")  # there, null stands for a number that is not set
+    numbers = (int, float, type(None)) if is_keras else (int, float)
+    parameters = inspect.signature(factory.func).parameters
+    for key, value in factory.keywords.items():
+        if isinstance(value, str) and key in parameters and type(parameters[key].default) in numbers:
+            raise ConfigError(f"optimizer.{key}={value}: expected a number")
 
 
 def keys_in(message: str, factory: Callable[..., Any]) -> str:

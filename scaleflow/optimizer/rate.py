@@ -34,7 +34,10 @@ def find_warm_up_warning(options: Optimizer, total_steps: int) -> str | None:
     """Returns a warning if the warm-up is not shorter than the run, else None."""
     if options.warmup_steps < total_steps:
         return None
-    return f"optimizer.warmup_steps={options.warmup_steps}: the run has {total_steps} steps; the rate never gets there"
+    return (
+        f"optimizer.warmup_steps={options.warmup_steps}: the run has only {total_steps} steps, so the warm-up would "
+        "not end; use a smaller number"
+    )
 
 
 class Schedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]  # keras has no types

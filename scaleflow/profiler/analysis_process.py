@@ -11,28 +11,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scaleflow.events import StepsProfiled, to_fields
-from scaleflow.profiler.paths import PICTURE, SUMMARY, WORDS, find_xplanes
+from scaleflow.profiler.paths import MARKDOWN, PICTURE, SUMMARY, find_xplanes
 from scaleflow.profiler.summary import to_line, to_metrics
 
 #: Limit for the analysis. A trace of a few hundred MiB takes about a minute.
-SECONDS_TO_READ = 600.0
+ANALYSIS_SECONDS = 600.0
 
 INSTALL = "pip install 'scaleflow[profile]'"
 
 
 @dataclass(frozen=True)
 class Profile:
-    """The files and results of one traced window.
+    """The files and results of one traced window."""
 
-    Attributes:
-        files: (path, folder among the run's artifacts).
-        values: metrics of the window's last step; empty if the trace was not analyzed.
-        line: one line for the user.
-    """
-
-    files: Sequence[tuple[Path, str]]
-    values: Mapping[str, float]
-    line: str
+    files: Sequence[tuple[Path, str]]  # (path, folder among the run's artifacts)
+    values: Mapping[str, float]  # metrics of the window's last step; empty if the trace was not analyzed
+    line: str  # one line for the user
 
 
 def is_readable() -> bool:
@@ -48,12 +42,12 @@ def analyze_window(event: StepsProfiled) -> Profile:
     target = folder.parent / artifacts
     steps = f"steps {event.first} to {event.last}"
     if not is_readable():
-        return Profile(files, {}, f"{steps}: the trace is not read, which takes xprof: {INSTALL}")
+        return Profile(files, {}, f"{steps}: the trace is not analyzed, because xprof is not installed: {INSTALL}")
     reason = "" if (target / SUMMARY).is_file() and is_summary_of(target / SUMMARY, event) else run_analysis(event)
     if reason:
-        return Profile(files, {}, f"{steps}: the trace could not be read: {reason}")
+        return Profile(files, {}, f"{steps}: the trace could not be analyzed: {reason}")
     summary = json.loads((target / SUMMARY).read_text())
-    results = [target / SUMMARY, target / WORDS, *sorted(target.glob("trace*.json.gz"))]
+    results = [target / SUMMARY, target / MARKDOWN, *sorted(target.glob("trace*.json.gz"))]
     results += [target / PICTURE] if (target / PICTURE).is_file() else []
     return Profile([*files, *((path, artifacts) for path in results)], to_metrics(summary), to_line(summary))
 
@@ -74,7 +68,7 @@ def run_analysis(event: StepsProfiled) -> str:
             input=json.dumps(to_fields(event)),
             capture_output=True,
             text=True,
-            timeout=SECONDS_TO_READ,
+            timeout=ANALYSIS_SECONDS,
             check=False,
             process_group=0,  # keeps Ctrl-C from the child
         )

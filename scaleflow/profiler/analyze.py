@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from scaleflow.events import StepsProfiled, parse_event
-from scaleflow.profiler.paths import PICTURE, SUMMARY, TRACE, WORDS, find_xplanes, worker_name
+from scaleflow.profiler.paths import MARKDOWN, PICTURE, SUMMARY, TRACE, find_xplanes, worker_name
 from scaleflow.profiler.plot import draw_profile
-from scaleflow.profiler.step_breakdown import OF_STEP, Timeline, divide_steps, parse_timeline
+from scaleflow.profiler.step_breakdown import STEP_OPERATION, Timeline, divide_steps, parse_timeline
 from scaleflow.profiler.summary import Summary, summarise, to_markdown
 
 MIB = 1 << 20
@@ -49,10 +49,10 @@ def analyze_profile(event: StepsProfiled, into: Path) -> None:
     if event.facts.get("hardware") == "gpu" and not timeline.has_device:
         summary["advice"].insert(
             0,
-            "The trace has none of the GPU's own events, so that the host's operations stand for them: the driver "
-            "keeps them to administrators (NVreg_RestrictProfilingToAdminUsers=0 lets others have them).",
+            "The trace has no events of the GPU itself, so the host's operations are shown instead. The driver gives "
+            "them to administrators only; NVreg_RestrictProfilingToAdminUsers=0 allows other users.",
         )
-    (into / WORDS).write_text(to_markdown(summary), encoding="utf-8")
+    (into / MARKDOWN).write_text(to_markdown(summary), encoding="utf-8")
     draw_profile(summary, into / PICTURE)
     partial = into / (SUMMARY + PARTIAL)
     partial.write_text(json.dumps(summary, indent=1))
@@ -87,7 +87,7 @@ def list_longest_operations(xplane: Path) -> list[dict[str, Any]]:
             "count": int(row["occurrences"]),
             "self_ms": round(row["total_self_time"] / 1000, 4),
             "percent": round(100 * row["total_self_time"] / total, 2),
-            "in_step": bool(OF_STEP.search(row["operation"] + "/")),
+            "in_step": bool(STEP_OPERATION.search(row["operation"] + "/")),
         }
         for row in rows
     ]
@@ -111,7 +111,7 @@ def run_xprof_tool(xplane: Path, tool: str) -> str:
         link.symlink_to(xplane.absolute())
         data, _ = raw_to_tool_data.xspace_to_tool_data([str(link)], tool, {})
     if not data:
-        raise ValueError(f"xprof's {tool} gives nothing of {xplane.name}")
+        raise ValueError(f"xprof's {tool} returned nothing for {xplane.name}")
     return data.decode() if isinstance(data, bytes) else str(data)
 
 

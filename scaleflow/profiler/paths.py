@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 SUFFIX = ".xplane.pb"
-SUMMARY, WORDS, PICTURE, TRACE = "summary.json", "summary.md", "profile.png", "trace.json.gz"
+SUMMARY, MARKDOWN, PICTURE, TRACE = "summary.json", "summary.md", "profile.png", "trace.json.gz"
 
 
 def window_name(steps: tuple[int, int]) -> str:
-    """Returns the name of the window (first step, last step)."""
     return f"steps_{steps[0]}-{steps[1]}"
 
 
 def xplane_path(folder: Path, steps: tuple[int, int], worker: str) -> Path:
-    """Returns the path of one worker's trace under a profile's folder."""
     return folder / "plugins" / "profile" / window_name(steps) / f"{worker}{SUFFIX}"
 
 

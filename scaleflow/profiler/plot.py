@@ -9,13 +9,12 @@ from scaleflow.profiler.step_breakdown import PARTS
 
 COLOURS = {"input": "#d95f02", "compute": "#1b9e77", "allreduce": "#7570b3", "host": "#bdbdbd"}
 OPS_SHOWN = 10
-LONGEST_NAME = 48
+MAX_NAME = 48
 
 
 def draw_profile(summary: dict[str, Any], picture: Path) -> bool:
     """Draws the parts of each traced step and the longest operations as a PNG. Returns False without matplotlib."""
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
         return False
@@ -38,14 +37,10 @@ def draw_profile(summary: dict[str, Any], picture: Path) -> bool:
     steps_axes.set_ylabel("ms")
     steps_axes.set_title(f"a step: {summary['step_ms']['p50']:.3g} ms (p50), {summary['step_ms']['p95']:.3g} ms (p95)")
     ops = summary["ops"][:OPS_SHOWN][::-1]
-    names = [f"{op['type']}  {shorten_name(op['name'])}" for op in ops]
+    labels = [op["name"] if len(op["name"]) <= MAX_NAME else f"\u2026{op['name'][1 - MAX_NAME :]}" for op in ops]
+    names = [f"{op['type']}  {label}" for op, label in zip(ops, labels, strict=True)]
     ops_axes.barh(range(len(ops)), [op["percent"] for op in ops], color="#4a7bb7")
     ops_axes.set_yticks(range(len(ops)), names, fontsize=8)
     ops_axes.set_xlabel("% of the self time of all operations")
-    FigureCanvasAgg(figure)
     figure.savefig(picture)
     return True
-
-
-def shorten_name(name: str) -> str:
-    return name if len(name) <= LONGEST_NAME else "\u2026" + name[-LONGEST_NAME + 1 :]

@@ -22,11 +22,11 @@ from scaleflow.interfaces import READ_SCOPE, STEP_SCOPE, SUM_SCOPE
 PARTS = ("input", "compute", "allreduce", "host")
 
 #: Priority while several parts are under way.
-ORDER = ("compute", "allreduce", "input")
+PRIORITY = ("compute", "allreduce", "input")
 
-OF_STEP = re.compile(rf"(^|/){STEP_SCOPE}(_\d+)?/")
-OF_READ = re.compile(rf"/{READ_SCOPE}(_\d+)?/")
-OF_SUM = re.compile(rf"/{SUM_SCOPE}(_\d+)?/")
+STEP_OPERATION = re.compile(rf"(^|/){STEP_SCOPE}(_\d+)?/")
+READ_OPERATION = re.compile(rf"/{READ_SCOPE}(_\d+)?/")
+SUM_OPERATION = re.compile(rf"/{SUM_SCOPE}(_\d+)?/")
 
 #: TensorFlow operations that are recognized by name, in any scope.
 COLLECTIVE = re.compile(r"Collective(Reduce|Gather|AllToAll)|Nccl", re.IGNORECASE)
@@ -49,17 +49,11 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class Timeline:
-    """The events of one process's trace that divide its steps. Times are in microseconds.
+    """The events of one process's trace that divide its steps. Times are in microseconds."""
 
-    Attributes:
-        markers: (number, begin, end) of each step, in order.
-        spans: (begin, end, part) of every part but `host`, in order.
-        has_device: whether the trace has an accelerator's own events.
-    """
-
-    markers: Sequence[tuple[int, float, float]]
-    spans: Sequence[tuple[float, float, str]]
-    has_device: bool
+    markers: Sequence[tuple[int, float, float]]  # (number, begin, end) of each step, in order
+    spans: Sequence[tuple[float, float, str]]  # (begin, end, part) of every part but `host`, in order
+    has_device: bool  # whether the trace has an accelerator's own events
 
 
 def parse_timeline(trace: Mapping[str, Any]) -> Timeline:
@@ -81,7 +75,6 @@ def parse_timeline(trace: Mapping[str, Any]) -> Timeline:
 
 
 def device_streams(events: Iterable[Event]) -> set[tuple[int, int]]:
-    """Returns the (process, thread) ids of accelerators' streams."""
     metadata = [event for event in events if event.get("ph") == "M"]
     devices = {
         event["pid"]
@@ -106,7 +99,7 @@ def classify_host_event(event: Event, is_driver: bool) -> str | None:
     operation = arguments.get("long_name", "")
     if GET_NEXT.search(name) and "group_id" in arguments:  # tf.data's threads have no group_id
         return "input"
-    if is_driver or not OF_STEP.search(operation):
+    if is_driver or not STEP_OPERATION.search(operation):
         return None
     return classify_kernel(name, operation)
 
@@ -119,13 +112,12 @@ def classify_device_event(event: Event) -> str:
 
 
 def classify_kernel(name: str, operation: str) -> str:
-    if OF_SUM.search(operation) or COLLECTIVE.search(name):
+    if SUM_OPERATION.search(operation) or COLLECTIVE.search(name):
         return "allreduce"
-    return "input" if OF_READ.search(operation) else "compute"
+    return "input" if READ_OPERATION.search(operation) else "compute"
 
 
 def divide_steps(line: Timeline) -> list[StepTimes]:
-    """Divides each marked step into its parts."""
     steps = []
     first = 0
     for number, begin, end in line.markers:
@@ -144,15 +136,15 @@ def divide_steps(line: Timeline) -> list[StepTimes]:
 
 
 def divide_interval(spans: Iterable[tuple[float, float, str]], begin: float, end: float) -> dict[str, float]:
-    """Returns the milliseconds of each part between two times in microseconds; `ORDER` decides between overlaps."""
+    """Returns the milliseconds of each part between two times in microseconds; `PRIORITY` decides between overlaps."""
     edges = []
     for start, stop, part in spans:
         edges += [(max(start, begin), 1, part), (min(stop, end), -1, part)]
-    under_way = dict.fromkeys(ORDER, 0)
-    sums = dict.fromkeys(ORDER, 0.0)
+    under_way = dict.fromkeys(PRIORITY, 0)
+    sums = dict.fromkeys(PRIORITY, 0.0)
     last = begin
     for time, change, part in sorted(edges):
-        current = next((candidate for candidate in ORDER if under_way[candidate]), None)
+        current = next((candidate for candidate in PRIORITY if under_way[candidate]), None)
         if current is not None:
             sums[current] += time - last
         under_way[part] += change

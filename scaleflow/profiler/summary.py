@@ -16,7 +16,7 @@ Summary = dict[str, Any]
 INPUT_BOUND, NOT_INPUT_BOUND = 20.0, 5.0
 
 #: Percent of a step from which there is advice about all-reduce and the host.
-MUCH_ALLREDUCE, MUCH_HOST = 15.0, 40.0
+HIGH_ALLREDUCE, HIGH_HOST = 15.0, 40.0
 
 #: Operations that the summary lists.
 OPS = 15
@@ -62,17 +62,17 @@ def give_advice(summary: Summary, ops: Sequence[Mapping[str, Any]]) -> list[str]
     percent, facts = summary["percent"], summary["facts"]
     if percent is None:
         return [
-            "The coordinator alone was traced: what it waits for is computed by its workers, and in the window one "
-            "step is under way at a time. For the split of a step, profile the same run with strategy=one_device."
+            "Only the coordinator was traced. Its workers compute what it waits for, and in the window only one step "
+            "runs at a time. To see the parts of a step, profile the same run with strategy=one_device."
         ]
     advice = [advise_on_input(percent["input"], facts, ops)]
-    if percent["allreduce"] >= MUCH_ALLREDUCE:
+    if percent["allreduce"] >= HIGH_ALLREDUCE:
         advice.append(
             f"{percent['allreduce']:.0f} % of a step sums gradients over the replicas: a larger training.batch_size or "
             "training.accumulate does that less often for the same examples"
             + ("; between GPUs, strategy.communication=nccl." if facts.get("strategy") == "multi_worker" else ".")
         )
-    if percent["host"] >= MUCH_HOST:
+    if percent["host"] >= HIGH_HOST:
         advice.append(advise_on_host(summary))
     if percent["compute"] == max(percent.values()):
         advice.append(advise_on_compute(percent["compute"], facts, ops))
@@ -80,7 +80,6 @@ def give_advice(summary: Summary, ops: Sequence[Mapping[str, Any]]) -> list[str]
 
 
 def advise_on_input(percent: float, facts: Mapping[str, Any], ops: Sequence[Mapping[str, Any]]) -> str:
-    """Returns whether steps wait for input, and what helps."""
     if percent < NOT_INPUT_BOUND:
         return f"{percent:.0f} % of a step waits for input: the run is not input-bound."
     if facts.get("input") == "memory" and percent < INPUT_BOUND:
@@ -92,8 +91,8 @@ def advise_on_input(percent: float, facts: Mapping[str, Any], ops: Sequence[Mapp
 def suggest_input_fix(facts: Mapping[str, Any], ops: Sequence[Mapping[str, Any]]) -> str:
     if facts.get("input") == "memory":
         return (
-            "the examples are in memory, and what is left is to gather them: that is much only where a step has little "
-            "else to do, so use a larger model or training.batch_size, and look at perf/step_ms outside the window"
+            "the examples are in memory, and this is the time to gather them, which is a large share only if a step "
+            "does little else; use a larger model or training.batch_size, and look at perf/step_ms outside the window"
         )
     fixes = []
     if facts.get("cache") == "none":
@@ -108,11 +107,11 @@ def suggest_input_fix(facts: Mapping[str, Any], ops: Sequence[Mapping[str, Any]]
 
 def advise_on_host(summary: Summary) -> str:
     usual, p50 = summary["usual_step_ms"], summary["step_ms"]["p50"]
-    share = f"{summary['percent']['host']:.0f} % of a step is neither: Python and the start of the call"
+    share = f"{summary['percent']['host']:.0f} % of a step is none of these: it is Python and the start of the call"
     if usual is not None and usual < 0.8 * p50:
         return (
-            f"{share}. In the window each step is a call of its own ({p50:.3g} ms); outside, where many are one call, "
-            f"a step takes {usual:.3g} ms, so that most of this is not paid there."
+            f"{share}. In the window each step is a separate call ({p50:.3g} ms). Outside, one call runs many steps "
+            f"and a step takes {usual:.3g} ms, so most of this time is not spent there."
         )
     return f"{share}: a larger training.batch_size gives a step more to do."
 
@@ -130,7 +129,6 @@ def advise_on_compute(percent: float, facts: Mapping[str, Any], ops: Sequence[Ma
 
 
 def to_markdown(summary: Summary) -> str:
-    """Formats a summary as a Markdown page."""
     first, last = summary["first_step"], summary["last_step"]
     p50, p95 = summary["step_ms"]["p50"], summary["step_ms"]["p95"]
     lines = [f"# Steps {first} to {last}", "", f"A step took {p50:.3g} ms (p50), {p95:.3g} ms (p95)."]
@@ -159,14 +157,14 @@ def to_markdown(summary: Summary) -> str:
         f"| {op['type']} | `{op['name']}` | {op['count']} | {op['self_ms']:.3f} | {op['percent']:.1f} % |"
         for op in summary["ops"]
     ]
-    lines += ["", HOW]
+    lines += ["", EXPLANATION]
     return "\n".join(lines) + "\n"
 
 
-HOW = """\
-An instant of a step is `compute` if any of its operations computes then, on any device; else `allreduce` if gradients
-are being summed over the replicas; else `input` if it waits for examples; else `host`. The shares of operations are of
-the self time of all that are listed in the trace, those of the input pipeline too, whose waiting is left out."""
+EXPLANATION = """\
+An instant of a step counts as `compute` if an operation computes on any device; else as `allreduce` if gradients are
+summed over the replicas; else as `input` if the step waits for examples; else as `host`. The shares of operations refer
+to the self time of all operations in the trace, also those of the input pipeline, without their waiting."""
 
 
 def to_line(summary: Summary) -> str:

@@ -23,12 +23,12 @@ from scaleflow.interfaces import Profiler
 from scaleflow.profiler.paths import window_name, xplane_path
 from scaleflow.profiler.windows import Window, Windows
 
-#: The symbol of TensorFlow's trace level of the host; NOTHING while it does not trace.
-LEVEL = "_ZN3tsl8profiler8internal13g_trace_levelE"
-NOTHING = -1
+#: The symbol of TensorFlow's trace level of the host; NO_TRACE while it does not trace.
+TRACE_LEVEL_SYMBOL = "_ZN3tsl8profiler8internal13g_trace_levelE"
+NO_TRACE = -1
 
-SECONDS_TO_COLLECT = 60.0
-SECONDS_BETWEEN_LOOKS = 0.01
+COLLECT_SECONDS = 60.0
+POLL_SECONDS = 0.01
 
 #: The x86-64 instruction `ret`.
 RETURN = b"\xc3"
@@ -43,7 +43,7 @@ class StepTracer:
         worker: this process's name; the trace's file is named after it.
         emit: gets an event `profile` for each window, and notes; None in a worker that records no events.
         facts: returns what the summary needs to know about the run, as plain values.
-        apart: let a child process collect the trace (`stop_in_child`).
+        in_child: let a child process collect the trace (`stop_in_child`).
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class StepTracer:
         worker: str,
         emit: Emit | None,
         facts: Callable[[], Mapping[str, Any]],
-        apart: bool = False,
+        in_child: bool = False,
     ) -> None:
         self._windows = Windows(options.windows)
         self._is_alone = len(options.windows) == 1
@@ -61,7 +61,7 @@ class StepTracer:
         self._worker = worker
         self._emit = emit
         self._facts = facts
-        self._stop = stop_in_child if apart else tf.profiler.experimental.stop
+        self._stop = stop_in_child if in_child else tf.profiler.experimental.stop
         self._under_way: tuple[Window, int, str] | None = None
         self._written: list[tuple[int, int]] = []
         self._last = 0
@@ -127,7 +127,7 @@ class StepTracer:
     def finish(self, step: int) -> None:
         for first, last in self._windows.coming:
             if step < first:
-                self._note(f"profiler: nothing of steps {first} to {last} was traced: the run ended at step {step}")
+                self._note(f"profiler: steps {first} to {last} were not traced, because the run ended at step {step}")
 
     def _begin(self, window: Window, step: int) -> None:
         folder = tempfile.mkdtemp(prefix="scaleflow-profile-")
@@ -152,16 +152,14 @@ def stop_in_child() -> None:
     For runs of several processes. If an operation begins in one thread and ends in another, as the reduction over
     workers does, TensorFlow joins two events. TensorFlow 2.21 keeps a pointer to the second event while it moves that
     event elsewhere (`TraceMeRecorder::Consume`). On a loaded machine one of ten runs with two workers crashed. If the
-    first child crashes, a second one collects without freeing memory, so that the old location stays readable.
-
-    Raises:
-        OSError: if both children crash, or one of them reports an error.
+    first child crashes, a second one collects without freeing memory, so that the old location stays readable. Raises
+    OSError if both children crash, or one of them reports an error.
     """
     level = trace_level()
     if level is None:
         tf.profiler.experimental.stop()
         return
-    traced_level, level.value = level.value, NOTHING
+    traced_level, level.value = level.value, NO_TRACE
     try:
         error = run_in_child(functools.partial(collect_trace, level, traced_level))
         if error is None:
@@ -196,7 +194,7 @@ def trace_level() -> ctypes.c_int | None:
     """Returns TensorFlow's trace level of the host, writable, or None if its symbol is not found."""
     try:
         library = ctypes.CDLL(str(Path(tf.sysconfig.get_lib()) / "libtensorflow_framework.so.2"))
-        return ctypes.c_int.in_dll(library, LEVEL)
+        return ctypes.c_int.in_dll(library, TRACE_LEVEL_SYMBOL)
     except (OSError, ValueError):
         return None
 
@@ -219,12 +217,12 @@ def run_in_child(work: Callable[[], None]) -> str | None:
 
 
 def wait_for_child(child: int) -> int:
-    """Waits for a child's exit and returns its status. Kills it after `SECONDS_TO_COLLECT`."""
-    deadline = time.monotonic() + SECONDS_TO_COLLECT
+    """Waits for a child's exit and returns its status. Kills it after `COLLECT_SECONDS`."""
+    deadline = time.monotonic() + COLLECT_SECONDS
     while time.monotonic() < deadline:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             return status
-        time.sleep(SECONDS_BETWEEN_LOOKS)
+        time.sleep(POLL_SECONDS)
     os.kill(child, signal.SIGKILL)
     return os.waitpid(child, 0)[1]

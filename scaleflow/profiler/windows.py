@@ -5,23 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 #: Steps right before a window that are single calls as well.
-WARM = 2
+SINGLE_STEPS = 2
 
 Window = tuple[int, int]
 
 
 class Windows:
-    """The windows of a run that are not traced yet. Steps count from 1; a window is (first, last).
+    """The windows of a run that are not traced yet, in order. Steps count from 1; a window is (first, last).
 
-    The first step of a process is a single call, too: it compiles the function for single steps. If that happened
-    right before a window, the input pipeline would read far ahead, and the traced steps would not wait for input.
+    The first step of a process is a single call, too: it compiles the function for single steps. If that happened right
+    before a window, the input pipeline would read far ahead, and the traced steps would not wait for input.
 
-    Args:
-        windows: in order, not nested.
+    `coming` has the windows of which not all steps are traced.
     """
 
     def __init__(self, windows: Sequence[Window]) -> None:
-        self._coming = list(windows)
+        self.coming = list(windows)
         self._singles = 0
 
     def steps_left(self, step: int) -> int | None:
@@ -29,12 +28,12 @@ class Windows:
         window = self._next(step + 1)
         if window is None:
             return None
-        return max(1, window[0] - WARM - step - 1) if self._singles else 1
+        return max(1, window[0] - SINGLE_STEPS - step - 1) if self._singles else 1
 
     def is_single(self, step: int) -> bool:
         """Returns whether `step` has to be a call of its own."""
         window = self._next(step)
-        return window is not None and (step >= window[0] - WARM or not self._singles)
+        return window is not None and (step >= window[0] - SINGLE_STEPS or not self._singles)
 
     def find_window(self, step: int) -> Window | None:
         """Returns the window in which `step` is traced, or None. Never traces the process's first single step.
@@ -47,13 +46,8 @@ class Windows:
 
     def end_window(self, window: Window) -> None:
         """Drops a window: its steps are not traced any more, even if the run goes back to a step before it."""
-        self._coming = [other for other in self._coming if other != window]
-
-    @property
-    def coming(self) -> Sequence[Window]:
-        """The windows of which not all steps are traced."""
-        return self._coming
+        self.coming = [other for other in self.coming if other != window]
 
     def _next(self, step: int) -> Window | None:
         """Returns the first window that does not end before `step`."""
-        return next((window for window in self._coming if step <= window[1]), None)
+        return next((window for window in self.coming if step <= window[1]), None)

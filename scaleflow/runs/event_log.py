@@ -16,16 +16,11 @@ from pathlib import Path
 from scaleflow.events import Emit, Event, MetricsLogged, parse_event, to_fields
 from scaleflow.secret_masking import mask_secrets
 
-#: Prefix of the metrics of the test split.
-TEST = "test/"
+TEST_PREFIX = "test/"
 
 
 class EventWriter:
-    """Appends events to a file, with secrets masked. It can be called from several threads.
-
-    Args:
-        path: the file; it is created if it does not exist.
-    """
+    """Appends events to a file, with secrets masked; creates the file. It can be called from several threads."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -35,11 +30,7 @@ class EventWriter:
             os.write(self._file, b"\n")
 
     def __call__(self, event: Event) -> None:
-        """Appends an event.
-
-        Raises:
-            OSError: if it cannot be written, for instance because the disk is full.
-        """
+        """Appends an event. Raises OSError if it cannot be written, for instance because the disk is full."""
         data = memoryview(format_line(event))
         with self._lock:
             if self._is_torn:
@@ -56,8 +47,7 @@ class EventWriter:
 class EventReader:
     """Reads a growing file of events from an offset on. It skips a last line that is incomplete.
 
-    Attributes:
-        offset: the first byte after the last event that was read.
+    `offset` is the first byte after the last event that was read.
     """
 
     def __init__(self, path: Path, offset: int = 0) -> None:
@@ -85,11 +75,7 @@ class EventReader:
 
 
 def append_event(path: Path, event: Event) -> None:
-    """Appends one event to a file.
-
-    Raises:
-        OSError: if it cannot be written.
-    """
+    """Appends one event to a file. Raises OSError if it cannot be written."""
     write = EventWriter(path)
     try:
         write(event)
@@ -111,14 +97,10 @@ def ends_with_newline(path: Path) -> bool:
 
 
 class DeduplicatingEmitter:
-    """Drops metrics that were reported before: a run that returns to a checkpoint repeats steps.
+    """Drops metrics that the file of the run's events has: a run that returns to a checkpoint repeats steps.
 
     Metrics of the test split are reported at the step of the exported model, which may be earlier than in the last
     attempt. So their step does not have to grow.
-
-    Args:
-        path: the run's events.
-        emit: receives the remaining metrics and all other events.
     """
 
     def __init__(self, path: Path, emit: Emit) -> None:
@@ -138,7 +120,7 @@ class DeduplicatingEmitter:
 
     def _note(self, event: MetricsLogged) -> None:
         self._last.update(dict.fromkeys(event.values, event.step))
-        self._tested.update((key, event.step) for key in event.values if key.startswith(TEST))
+        self._tested.update((key, event.step) for key in event.values if key.startswith(TEST_PREFIX))
 
     def _is_new(self, key: str, step: int) -> bool:
-        return (key, step) not in self._tested if key.startswith(TEST) else step > self._last.get(key, -1)
+        return (key, step) not in self._tested if key.startswith(TEST_PREFIX) else step > self._last.get(key, -1)

@@ -25,20 +25,41 @@ class FolderBusy(ConfigError):
     """Another process works in the run's folder."""
 
 
+class Entry:
+    """The path of a file or folder in a run's folder, as a read-only attribute."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, folder: RunFolder, owner: type[RunFolder]) -> Path:
+        return folder.path / self.name
+
+
 @dataclass(frozen=True)
 class RunFolder:
-    """The files of a run.
-
-    Attributes:
-        path: the folder.
-    """
+    """The files in the folder `path` of a run, or of a sweep."""
 
     path: Path
 
-    @property
-    def events(self) -> Path:
-        """The events of the chief, which are those of the run."""
-        return self.path / "events.jsonl"
+    events = Entry("events.jsonl")  # of the chief, which are those of the run
+    config = Entry("config.yaml")  # the composed config, interpolations kept, secrets masked
+    overrides = Entry("overrides.yaml")  # as they were typed
+    environment = Entry("environment.txt")  # the versions of all installed packages
+    provenance = Entry("provenance.json")  # the tags that say where the run comes from
+    record = Entry("record.json")  # which run in the store this is, and how many bytes of the events it has taken
+    traceback = Entry("traceback.txt")  # of a fault of the chief
+    model_summary = Entry("model_summary.txt")
+    model = Entry("model")  # the folder of the exported model
+    checkpoints = Entry("checkpoints")  # their folder, unless `checkpoint.folder` names another one
+    profile = Entry("profile")  # the folder of traces and of their analysis
+    plots = Entry("plots")
+    tensorboard = Entry("tensorboard")  # the folder of the event file for TensorBoard
+    sweep_config = Entry("multirun.yaml")  # what Hydra writes for a sweep, secrets masked
+    ledger = Entry("sweep.json")  # the jobs of a sweep; only a sweep's folder has it
+
+    _write_lock = Entry("run.lock")
+    _record_lock = Entry("record.lock")
+    _sweep_lock = Entry("sweep.lock")
 
     def process_events(self, process: str) -> Path:
         """Returns the file with the events of another process, such as `worker 1`."""
@@ -52,81 +73,12 @@ class RunFolder:
         """Returns the file with the output of a process."""
         return self.path / f"{to_file_name(process)}.log"
 
-    @property
-    def config(self) -> Path:
-        """The composed config, interpolations kept, secrets masked."""
-        return self.path / "config.yaml"
-
-    @property
-    def overrides(self) -> Path:
-        """The overrides as they were typed."""
-        return self.path / "overrides.yaml"
-
     def resume_overrides(self, number: int) -> Path:
         """Returns the file with the overrides of the `number`th command that resumed the run."""
         return self.path / f"resume-{number}.yaml"
 
     def count_resumes(self) -> int:
-        """Returns how many commands have resumed the run."""
         return len(list(self.path.glob("resume-*.yaml")))
-
-    @property
-    def environment(self) -> Path:
-        """The versions of all installed packages."""
-        return self.path / "environment.txt"
-
-    @property
-    def provenance(self) -> Path:
-        """The tags that say where the run comes from."""
-        return self.path / "provenance.json"
-
-    @property
-    def record(self) -> Path:
-        """Which run in the store this is, and how many bytes of the events the store has taken."""
-        return self.path / "record.json"
-
-    @property
-    def traceback(self) -> Path:
-        """The traceback of a fault of the chief."""
-        return self.path / "traceback.txt"
-
-    @property
-    def model_summary(self) -> Path:
-        return self.path / "model_summary.txt"
-
-    @property
-    def model(self) -> Path:
-        """The folder of the exported model."""
-        return self.path / "model"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of the checkpoints, unless `checkpoint.folder` names another one."""
-        return self.path / "checkpoints"
-
-    @property
-    def profile(self) -> Path:
-        """The folder of traces and of their analysis."""
-        return self.path / "profile"
-
-    @property
-    def plots(self) -> Path:
-        return self.path / "plots"
-
-    @property
-    def tensorboard(self) -> Path:
-        """The folder of the event file for TensorBoard."""
-        return self.path / "tensorboard"
-
-    @property
-    def sweep_config(self) -> Path:
-        """The config that Hydra writes for a sweep, secrets masked."""
-        return self.path / "multirun.yaml"
-
-    @property
-    def ledger(self) -> Path:
-        """The jobs of a sweep. Only a sweep's folder has it."""
-        return self.path / "sweep.json"
 
     def list_logged_files(self) -> list[Path]:
         """Returns the files that are logged as artifacts when the run begins or resumes."""
@@ -143,18 +95,6 @@ class RunFolder:
         files = [self.config, self.overrides, self.environment, self.provenance, self.record]
         return [*files, self._write_lock, self._record_lock]
 
-    @property
-    def _write_lock(self) -> Path:
-        return self.path / "run.lock"
-
-    @property
-    def _record_lock(self) -> Path:
-        return self.path / "record.lock"
-
-    @property
-    def _sweep_lock(self) -> Path:
-        return self.path / "sweep.lock"
-
     def list_sweep_files(self) -> list[Path]:
         """Returns the files that a sweep writes before its first job is ready."""
         return [self.ledger, self.sweep_config, self._sweep_lock, self._record_lock]
@@ -163,21 +103,15 @@ class RunFolder:
     def lock_recording(self, seconds: float = SECONDS_TO_WAIT) -> Iterator[None]:
         """Excludes other commands that record this run while the block lasts.
 
-        Args:
-            seconds: how long to wait for another command.
-
-        Raises:
-            FolderBusy: if another command still records the run after that.
+        Raises `FolderBusy` if another command still records the run after `seconds`.
         """
         with hold_lock(self._record_lock, seconds, f"{self.path}: another command is recording this run"):
             yield
 
     @contextlib.contextmanager
     def lock_writing(self, seconds: float = 0.0) -> Iterator[None]:
-        """Excludes workers that write to this folder while the block lasts.
-
-        Raises:
-            FolderBusy: if a worker still writes after `seconds`.
+        """Excludes workers that write to this folder during the block. Raises `FolderBusy` if one still writes after
+        `seconds`.
         """
         with hold_lock(self._write_lock, seconds, f"{self.path}: a worker of this run is still writing"):
             yield
@@ -185,8 +119,7 @@ class RunFolder:
     def take_write_lock(self) -> FileLock:
         """Takes the lock that the writing process holds until it ends, even if it is killed.
 
-        Raises:
-            ConfigError: if another process has not released it within a minute.
+        Raises ConfigError if another process has not released it within a minute.
         """
         lock = FileLock(self._write_lock)
         try:
@@ -199,12 +132,8 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock_sweep(self) -> Iterator[None]:
-        """Excludes other commands of this sweep while the block lasts.
-
-        Raises:
-            FolderBusy: if there is one.
-        """
-        message = f"hydra.sweep.dir={self.path}: another command works on the sweep there; end it first"
+        """Excludes other commands of this sweep while the block lasts. Raises `FolderBusy` if there is one."""
+        message = f"hydra.sweep.dir={self.path}: another command runs the sweep in this folder; end it first"
         with hold_lock(self._sweep_lock, 0.0, message):
             yield
 
@@ -213,14 +142,9 @@ class RunFolder:
         return read_json(self.record)
 
     def write_record(self, record: Mapping[str, Any], is_vital: bool = False) -> None:
-        """Replaces `record.json` atomically.
+        """Replaces `record.json` atomically. If it `is_vital`, waits until it is on the disk.
 
-        Args:
-            record: the new content.
-            is_vital: wait until it is on the disk.
-
-        Raises:
-            OSError: if it cannot be written.
+        Raises OSError if it cannot be written.
         """
         partial = self.record.with_suffix(".partial")
         with partial.open("w") as file:
@@ -235,8 +159,7 @@ class RunFolder:
 def hold_lock(path: Path, seconds: float, message: str) -> Iterator[None]:
     """Holds a file lock while the block lasts.
 
-    Raises:
-        FolderBusy: with the message, if another process still holds it after `seconds`.
+    Raises `FolderBusy` with the message if another process still holds it after `seconds`.
     """
     lock = FileLock(path)
     try:

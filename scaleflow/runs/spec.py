@@ -9,58 +9,37 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from scaleflow.cluster import count_workers, process_names
+from scaleflow.cluster.members import count_workers, process_names
 from scaleflow.interfaces import Plan
 from scaleflow.runs.folder import RunFolder, to_file_name
-from scaleflow.secret_masking import known_in, mask_secrets, remember_secrets
+from scaleflow.secret_masking import find_known_secrets, mask_secrets, remember_secrets
 
 
 @dataclass(frozen=True)
 class EvaluationSpec:
-    """The evaluation of a tracked model.
+    """The evaluation of a tracked model."""
 
-    Attributes:
-        model: the path of a Keras file.
-        origin: the model's name in messages.
-        split: `test`, `validation` or `train`; None: the first of these that the dataset has.
-        precision: whether the plan's precision replaces the model's own.
-    """
-
-    model: str
-    origin: str
-    split: str | None
-    precision: bool
+    model: str  # the path of a Keras file
+    origin: str  # the model's name in messages
+    split: str | None  # `test`, `validation` or `train`; None: the first of these that the dataset has
+    precision: bool  # whether the plan's precision replaces the model's own
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """The task of one process of a run.
+    """The task of one process of a run."""
 
-    Attributes:
-        plan: the checked config.
-        folder: the run's folder, an absolute path.
-        started: when the command began, in seconds since the epoch.
-        worker: the number of this process; 0 is the chief, whose events are the run's.
-        attempt: how often this command has restarted all processes of the run.
-        parent: the folder of the sweep, if the run is a job of one.
-        label: what distinguishes it from the other jobs of its sweep, for the run's name.
-        environment: variables to add to the environment of the processes.
-        server: the address of the fork server; None: the run starts its own.
-        tags: tags of the run, for the launcher.
-        evaluation: the model to evaluate; None: train one.
-    """
-
-    plan: Plan
-    folder: Path
-    started: float
-    worker: int = 0
-    attempt: int = 0
-    parent: str | None = None
-    label: str = ""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    server: str | None = None
-    tags: Mapping[str, str] = field(default_factory=dict)
-    evaluation: EvaluationSpec | None = None
+    plan: Plan  # the checked config
+    folder: Path  # the run's folder, an absolute path
+    started: float  # when the command began, in seconds since the epoch
+    worker: int = 0  # the number of this process; 0 is the chief, whose events are the run's
+    attempt: int = 0  # how often this command has restarted all processes of the run
+    parent: str | None = None  # the folder of the sweep, if the run is a job of one
+    label: str = ""  # what distinguishes it from the other jobs of its sweep, for the run's name
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables to add to the environment of the processes
+    server: str | None = None  # the address of the fork server; None: the run starts its own
+    tags: Mapping[str, str] = field(default_factory=dict)  # tags of the run, for the launcher
+    evaluation: EvaluationSpec | None = None  # the model to evaluate; None: train one
 
     @property
     def name(self) -> str:
@@ -128,17 +107,14 @@ class RunSpec:
         return replace(self, plan=plan, environment={}, server=None, tags={})
 
     def to_line(self, environment: Mapping[str, str] | None = None) -> bytes:
-        """Serializes the spec for a pipe to a process of the same version.
+        """Serializes the spec for a pipe to a process of the same version, which has this environment.
 
         The line contains the secrets of the config and of the environment, so that the process can mask them. Never
         write it to a file.
-
-        Args:
-            environment: the environment of the process.
         """
         spec = self.without_credentials()
         text = json.dumps([spec.plan.config, str(self.folder), self.label, dict(environment or {})], default=str)
-        return base64.b64encode(pickle.dumps((known_in(text), spec))) + b"\n"
+        return base64.b64encode(pickle.dumps((find_known_secrets(text), spec))) + b"\n"
 
     @classmethod
     def from_line(cls, line: bytes) -> RunSpec:

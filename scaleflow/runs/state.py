@@ -28,36 +28,26 @@ from scaleflow.runs.folder import RunFolder
 
 RATE = "perf/examples_per_second"
 
+#: Prefix of the metrics of a constant prediction.
+BASELINE = "baseline/"
+
 
 @dataclass
 class RunState:
-    """The state of a run after a sequence of events: all events of the run, or those of one command.
+    """The state of a run after a sequence of events: all events of the run, or those of one command."""
 
-    Attributes:
-        ready: the first event `ready`; None if there is no run.
-        is_open: whether the run is ready and has not ended since.
-        is_under_way: whether the processes of the current attempt have built everything.
-        last: the event that ended the run, or refused it, unless the run became ready again after it.
-        last_status: the status of the last end, even if the run became ready again after it.
-        fault: the error that the chief reported in the current attempt.
-        step: the largest step of a metric.
-        checkpoint: the step of the newest checkpoint.
-        waiting: the event `waiting`, while a worker waits.
-        metrics: the last value of each metric.
-        time: of the newest event, in milliseconds since the epoch.
-    """
-
-    ready: RunReady | None = None
-    is_open: bool = False
-    is_under_way: bool = False
+    ready: RunReady | None = None  # the first event `ready`; None if there is no run
+    is_open: bool = False  # whether the run is ready and has not ended since
+    is_under_way: bool = False  # whether the processes of the current attempt have built everything
+    #: The event that ended the run, or refused it, unless the run became ready again after it
     last: RunEnded | RunRefused | None = None
-    last_status: Status | None = None
-    fault: str = ""
-    step: int = 0
-    checkpoint: int | None = None
-    waiting: Waiting | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
-    time: int = 0
+    last_status: Status | None = None  # the status of the last end, even if the run became ready again after it
+    fault: str = ""  # the error that the chief reported in the current attempt
+    step: int = 0  # the largest step of a metric
+    checkpoint: int | None = None  # the step of the newest checkpoint
+    waiting: Waiting | None = None  # the event `waiting`, while a worker waits
+    metrics: dict[str, float] = field(default_factory=dict)  # the last value of each metric
+    time: int = 0  # of the newest event, in milliseconds since the epoch
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -135,6 +125,21 @@ class RunState:
         return {name: value for name, value in self.metrics.items() if name.startswith(f"{split}/")}
 
     @property
+    def baseline(self) -> dict[str, float]:
+        """The metrics of a constant prediction, by the name of the metric that they compare with, such as `test/loss`.
+
+        The worker reports `baseline/<metric>` for the validation split, or for the test split if there is no other.
+        """
+        of_test = f"{BASELINE}test/"
+        has_validation = any(name.startswith((of_test, "val/")) for name in self.metrics)
+        values = {}
+        for name, value in self.metrics.items():
+            if name.startswith(BASELINE):
+                prefix = "test/" if name.startswith(of_test) or not has_validation else "val/"
+                values[prefix + name.removeprefix(BASELINE).removeprefix("test/")] = value
+        return values
+
+    @property
     def results(self) -> dict[str, float]:
         """The metrics of the test split; if there are none, those of validation, else those of training."""
         return self.metrics_of("test") or self.metrics_of("val") or self.metrics_of("train")
@@ -142,22 +147,20 @@ class RunState:
 
 @dataclass
 class RunHistory(RunState):
-    """The state of a run with all points of its metrics. It grows with the run.
+    """The state of a run with all points of its metrics. It grows with the run."""
 
-    Attributes:
-        curves: the (step, value) pairs of each metric.
-        epoch_steps: the number of updates in the first epoch; None until that ends.
-        run_id: the run's id in the store; None if it is not recorded.
-    """
-
-    curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
-    epoch_steps: int | None = None
-    run_id: str | None = None
+    curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)  # the (step, value) pairs of each metric
+    epoch_steps: int | None = None  # the number of updates in the first epoch; None until that ends
+    run_id: str | None = None  # the run's id in the store; None if it is not recorded
+    #: The URI of the model that the run logged last, `models:/m-...`; None if the store has none
+    model_uri: str | None = None
+    store: str | None = None  # the address of the store, with credentials masked; None if the run is not recorded
 
     @classmethod
     def read(cls, folder: Path) -> Self:
         history = super().read(folder)
-        history.run_id = RunFolder(folder).read_record().get("run_id")
+        record = RunFolder(folder).read_record()
+        history.run_id, history.model_uri, history.store = (record.get(key) for key in ("run_id", "model_uri", "uri"))
         return history
 
     def apply(self, event: Event) -> None:

@@ -26,7 +26,7 @@ def create_strategy(
     options: Strategy = DEFAULTS,
     tpu: tf.distribute.cluster_resolver.TPUClusterResolver | None = None,
 ) -> tuple[tf.distribute.Strategy, str | None]:
-    """Creates the only strategy object of this process.
+    """Creates the only strategy object of this process, and a note for the user or None.
 
     Call it before any TensorFlow operation: `multi_worker` configures the runtime. `multi_worker` and
     `parameter_server` wait until all processes that TF_CONFIG names are reachable.
@@ -36,9 +36,6 @@ def create_strategy(
         devices: logical devices, such as `CPU:0`; `multi_worker`, `parameter_server` and `tpu` ignore them.
         options: the config group `strategy`.
         tpu: the connected TPU, for `tpu`.
-
-    Returns:
-        (the strategy, a note for the user or None).
     """
     if name == "one_device":
         note = f"strategy=one_device: uses {devices[0]} of {len(devices)} devices" if len(devices) > 1 else None

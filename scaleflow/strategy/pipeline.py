@@ -23,14 +23,13 @@ from scaleflow.strategy.stages import Graph, Stage, build_graph, divide_graph
 #: The device on which a model is built before its variables move to the stages: it may be too large for each of them.
 HOST = "CPU:0"
 
-Batch = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
+Batch = tuple[Any, Any, tf.Tensor]
 
 
 def create_pipeline(devices: Sequence[str], options: Strategy) -> tf.distribute.Strategy:
     """Returns the default strategy, because the others place variables themselves.
 
-    Raises:
-        ConfigError: if the number of devices is not the number of stages.
+    Raises ConfigError if the number of devices is not the number of stages.
     """
     stages, count = options.stages, len(devices)
     if count == stages:
@@ -60,17 +59,8 @@ def build_pipeline(
 ) -> tuple[Pipeline, list[str]]:
     """Divides a model into stages and moves its variables to the stages' devices.
 
-    Args:
-        model: a new model, whose variables no optimizer and no compiled function uses yet.
-        objective: the loss.
-        devices: one for each stage.
-        options: the config group `strategy`.
-
-    Returns:
-        (the forward and backward pass, notes for the user).
-
-    Raises:
-        ConfigError: if the model cannot be divided like that.
+    The model is new: no optimizer and no compiled function uses its variables yet. Returns (the forward and backward
+    pass, notes for the user). Raises ConfigError if the model cannot be divided like that.
     """
     graph = build_graph(model)
     stages = divide_graph(graph, len(devices), options.cuts)
@@ -79,8 +69,9 @@ def build_pipeline(
     notes = [f"strategy=pipeline: {placement}"]
     if options.micro_batches > 1 and any(isinstance(call.run, keras.layers.BatchNormalization) for call in graph.calls):
         notes.append(
-            f"strategy.micro_batches={options.micro_batches}: BatchNormalization takes its statistics over a "
-            "micro-batch, so the result differs from that of strategy=one_device; with strategy.micro_batches=1 not"
+            f"strategy.micro_batches={options.micro_batches}: BatchNormalization uses the statistics of a "
+            "micro-batch, so the result differs from that of strategy=one_device; with strategy.micro_batches=1 it "
+            "does not"
         )
     return Pipeline(model, graph, stages, devices, objective, options.micro_batches), notes
 
@@ -95,19 +86,13 @@ def move_variables(stages: Sequence[Stage], devices: Sequence[str]) -> None:
 
 @dataclass
 class ForwardState:
-    """The forward pass of one micro-batch, as its backward pass needs it.
+    """The forward pass of one micro-batch, as its backward pass needs it."""
 
-    Attributes:
-        values: all tensors by number.
-        tapes: one for each stage.
-        stage_losses: each stage's scalar part of the loss, scaled; None if it has none.
-        loss: the scalar sum of the examples' losses times their weights.
-    """
-
-    values: dict[int, Any]
-    tapes: list[tf.GradientTape] = field(default_factory=list)
+    values: dict[int, Any]  # all tensors by number
+    tapes: list[tf.GradientTape] = field(default_factory=list)  # one for each stage
+    #: Each stage's scalar part of the loss, scaled; None if it has none
     stage_losses: list[tf.Tensor | None] = field(default_factory=list)
-    loss: tf.Tensor | None = None
+    loss: tf.Tensor | None = None  # the scalar sum of the examples' losses times their weights
 
 
 class Pipeline:
@@ -123,6 +108,7 @@ class Pipeline:
         micro_batches: int,
     ) -> None:
         self.variables = list(model.trainable_variables)
+        self.keeps_rows = False
         device_of = {id(v): device for stage, device in zip(stages, devices, strict=True) for v in stage.variables}
         self.devices = [device_of.get(id(v), "") for v in self.variables]
         self._graph = graph
@@ -131,21 +117,20 @@ class Pipeline:
         self._loss = objective.loss
         self._count = micro_batches
 
-    def forward(self, inputs: tf.Tensor) -> tf.Tensor:
-        size = inputs.shape[0]
+    def forward(self, inputs: Any) -> Any:
+        size = tf.nest.flatten(inputs)[0].shape[0]
         parts = self._count if size is not None and size % self._count == 0 else 1
-        outputs = [self._outputs(part) for part in divide_tensor(inputs, parts, self._first)]
-        with tf.device(self._last):
-            return tf.concat(outputs, axis=0)
+        outputs = [self._outputs(part) for part in divide_tensors(inputs, parts, self._first)]
+        return self._join(outputs)
 
     def backward(
-        self, batch: tuple[tf.Tensor, tf.Tensor], weights: tf.Tensor, parts: int, scale: Callable[[Any], Any]
-    ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor | None]]:
+        self, batch: tuple[Any, Any], weights: tf.Tensor, parts: int, scale: Callable[[Any], Any]
+    ) -> tuple[tf.Tensor, Any, list[tf.Tensor | None]]:
         inputs, targets = batch
         shares = zip(
-            divide_tensor(inputs, self._count, self._first),
-            divide_tensor(targets, self._count, self._last),
-            divide_tensor(weights, self._count, self._last),
+            divide_tensors(inputs, self._count, self._first),
+            divide_tensors(targets, self._count, self._last),
+            divide_tensors(weights, self._count, self._last),
             strict=True,
         )
         states = [
@@ -156,16 +141,25 @@ class Pipeline:
             self._backward_micro_batch(state, sums)
         with tf.device(self._last):
             loss = tf.add_n([state.loss for state in states])
-            outputs = tf.concat([state.values[self._graph.sink] for state in states], axis=0)
+        outputs = self._join([self._pick_outputs(state.values) for state in states])
         return loss, outputs, [sums.get(id(v)) for v in self.variables]
 
-    def _outputs(self, inputs: tf.Tensor) -> tf.Tensor:
+    def _join(self, outputs: Sequence[Any]) -> Any:
+        """Concatenates the outputs of the micro-batches, on the last device."""
+        with tf.device(self._last):
+            return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
+
+    def _pick_outputs(self, values: dict[int, Any]) -> Any:
+        """Returns the model's outputs, in their structure."""
+        return tf.nest.map_structure(values.__getitem__, self._graph.sinks)
+
+    def _outputs(self, inputs: Any) -> Any:
         """Returns the outputs of all stages, for an evaluation."""
         values = {self._graph.source: inputs}
         for stage, device in self._stages:
             with tf.device(device):
                 stage.run(values, training=False)
-        return values[self._graph.sink]
+        return self._pick_outputs(values)
 
     def _forward_micro_batch(
         self, share: Batch, parts: int, scale: Callable[[Any], Any], counts_weights: bool
@@ -177,6 +171,7 @@ class Pipeline:
         """
         inputs, targets, weights = share
         state = ForwardState({self._graph.source: inputs})
+        last_stage = self._stages[-1][0]
         for stage, device in self._stages:
             with tf.device(device), tf.GradientTape() as tape:
                 tape.watch(list_differentiable_inputs(stage, state))
@@ -184,8 +179,8 @@ class Pipeline:
                 losses = [tf.reduce_sum(tf.cast(loss, tf.float32)) / (parts * self._count) for loss in layer_losses]
                 if counts_weights:
                     losses += [v.regularizer(v) / parts for v in stage.trainable if v.regularizer is not None]
-                if self._graph.sink in stage.outputs:
-                    state.loss = tf.reduce_sum(self._loss(targets, state.values[self._graph.sink]) * weights)
+                if stage is last_stage:
+                    state.loss = tf.reduce_sum(self._loss(targets, self._pick_outputs(state.values)) * weights)
                     losses.append(state.loss)
                 state.stage_losses.append(scale(tf.add_n(losses)) if losses else None)
             state.tapes.append(tape)
@@ -228,8 +223,8 @@ def list_distinct_tensors(numbers: Sequence[int], state: ForwardState) -> list[t
     return list({id(state.values[number]): state.values[number] for number in numbers}.values())
 
 
-def divide_tensor(tensor: tf.Tensor, parts: int, device: str) -> list[tf.Tensor]:
-    """Splits a batch into equal parts, on the device of the stage that takes them."""
+def divide_tensors(batch: Any, parts: int, device: str) -> list[Any]:
+    """Splits a batch into equal parts of its structure, on the device of the stage that takes them."""
     with tf.device(device):
-        pieces: list[tf.Tensor] = tf.split(tensor, parts)
-        return pieces
+        pieces = [tf.split(tensor, parts) for tensor in tf.nest.flatten(batch)]
+    return [tf.nest.pack_sequence_as(batch, part) for part in zip(*pieces, strict=True)]

@@ -28,20 +28,14 @@ class TensorRef:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of one layer.
+    """One call of one layer."""
 
-    Attributes:
-        name: the names of the models around the layer and its own, joined with `/`; the entry of a nested model ends
-            in `/`, that of the whole model is empty.
-        run: the layer, or the function that prepares a model's inputs.
-        arguments: (positional, by name), with a `TensorRef` for each tensor.
-        outputs: the numbers of the output tensors.
-    """
-
+    #: The names of the models around the layer and its own, joined with `/`; the entry of a nested model ends in `/`,
+    #: that of the whole model is empty
     name: str
-    run: Callable[..., Any]
-    arguments: tuple[tuple[Any, ...], dict[str, Any]]
-    outputs: tuple[int, ...]
+    run: Callable[..., Any]  # the layer, or the function that prepares a model's inputs
+    arguments: tuple[tuple[Any, ...], dict[str, Any]]  # (positional, by name), with a `TensorRef` for each tensor
+    outputs: tuple[int, ...]  # the numbers of the output tensors
 
     @property
     def inputs(self) -> set[int]:
@@ -68,28 +62,33 @@ class Call:
 
 @dataclass(frozen=True)
 class Graph:
-    """A model's calls, each after those whose outputs it takes; `source` and `sink` number its input and output."""
+    """A model's calls, each after those whose outputs it takes.
+
+    Attributes:
+        source: the number of the model's input, which may be a dict of tensors.
+        sinks: the numbers of the model's outputs, in their structure.
+    """
 
     calls: Sequence[Call]
     source: int
-    sink: int
+    sinks: Any
+
+    @property
+    def sink_numbers(self) -> set[int]:
+        return set(keras.tree.flatten(self.sinks))
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Consecutive calls on one device.
-
-    Attributes:
-        inputs: numbers of the tensors that it takes from earlier stages.
-        outputs: numbers of the tensors that later stages take, and of the model's output.
-        parameters: the number of parameters in its layers' weights.
-    """
+    """Consecutive calls on one device."""
 
     calls: Sequence[Call]
+    #: Numbers of the tensors that it takes from earlier stages. The last stage takes all outputs of the model, for the
+    #: loss.
     inputs: Sequence[int]
-    outputs: Sequence[int]
+    outputs: Sequence[int]  # numbers of the tensors that later stages take, and of the model's outputs
     variables: Sequence[keras.Variable]
-    parameters: int
+    parameters: int  # the number of parameters in its layers' weights
 
     @property
     def trainable(self) -> list[keras.Variable]:
@@ -118,7 +117,9 @@ def divide_graph(graph: Graph, count: int, cuts: Sequence[str] | None = None) ->
         calls = graph.calls[first:end]
         inputs = {number for call in calls for number in call.inputs}
         outputs = {number for call in calls for number in call.outputs}
-        wanted_later = {graph.sink} | {number for call in graph.calls[end:] for number in call.inputs}
+        if end == len(graph.calls):
+            inputs |= graph.sink_numbers
+        wanted_later = graph.sink_numbers | {number for call in graph.calls[end:] for number in call.inputs}
         variables = {id(v): v for call in calls for v in call.variables}
         stages.append(
             Stage(
@@ -139,15 +140,17 @@ def build_graph(model: keras.Model) -> Graph:
     Raises:
         ConfigError: if it is another kind of model, which has no graph of layers.
     """
-    if find_functional(model) is None:
+    functional = find_functional(model)
+    if functional is None:
         raise ConfigError(
-            f"strategy=pipeline: the model {model.name} ({type(model).__name__}) is no graph of layers that could be "
-            "cut; make it with keras.Model(inputs, outputs) or keras.Sequential"
+            f"strategy=pipeline: the model {model.name} ({type(model).__name__}) is not a graph of layers, so it "
+            "cannot be divided into stages; build it with keras.Model(inputs, outputs) or keras.Sequential"
         )
     numbers = itertools.count()
     source = next(numbers)
     calls, outputs = list_calls(model, TensorRef(source), "", numbers)
-    return Graph(calls, source, outputs[0].number)
+    sinks = keras.tree.pack_sequence_as(functional._outputs_struct, [ref.number for ref in outputs])
+    return Graph(calls, source, sinks)
 
 
 def find_functional(operation: Any) -> Functional | None:
@@ -252,7 +255,7 @@ def find_balanced_starts(calls: Sequence[Call], count: int) -> list[int]:
         instead = f"use strategy.stages={most} and as many devices" if most > 1 else "use strategy=one_device"
         raise ConfigError(
             f"strategy.stages={count}: a stage begins with a layer that has parameters, so this model can be divided "
-            f"into {most} stage{'s' if most > 1 else ''} at the most{because}; {instead}"
+            f"into {most} stage{'s' if most > 1 else ''} at most{because}; {instead}"
         )
     blocks = [sum(parameters[first:end]) for first, end in itertools.pairwise([0, *possible, len(calls)])]
     return [possible[block - 1] for block in balance_blocks(blocks, count)]
@@ -285,13 +288,13 @@ def find_named_starts(calls: Sequence[Call], cuts: Sequence[str]) -> list[int]:
     for name, start, previous in zip(cuts, starts, [0, *starts], strict=False):
         if not list_layer_names(calls[previous:start]):
             raise ConfigError(
-                f"{key}: there is nothing between {name} and the cut before it; name the first layers of the second "
+                f"{key}: there is no layer between {name} and the previous cut; name the first layers of the second "
                 f"and later stages in the order in which they run: {', '.join(list_layer_names(calls)[1:])}"
             )
         if start in shared:
             raise ConfigError(
-                f"{key}: a cut before {name} would part the calls of {shared[start]}, whose variables can be on one "
-                "device only; cut before the first of them or behind the last"
+                f"{key}: a cut before {name} would separate the calls of {shared[start]}, whose variables can be on "
+                "one device only; cut before the first of these calls or after the last"
             )
     return starts
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from scaleflow.cluster import GPUS, share, visible_gpus
-from scaleflow.launcher.worker_process import THREADS
+from scaleflow.cluster.gpus import CUDA_DEVICES, share, visible_gpus
+from scaleflow.launcher.worker_process import THREADS_ENV
 
 
 def make_environments(count: int) -> list[dict[str, str]]:
@@ -13,11 +13,8 @@ def make_environments(count: int) -> list[dict[str, str]]:
     if count == 1:
         return [{}]
     gpus = visible_gpus()
-    threads = max(1, count_cores() // count)
-    return [
-        {**dict.fromkeys(THREADS, str(threads)), **({GPUS: ",".join(share(gpus, slot, count))} if gpus else {})}
-        for slot in range(count)
-    ]
+    threads = dict.fromkeys(THREADS_ENV, str(max(1, count_cores() // count)))
+    return [{**threads, **({CUDA_DEVICES: ",".join(share(gpus, n, count))} if gpus else {})} for n in range(count)]
 
 
 def count_cores() -> int:

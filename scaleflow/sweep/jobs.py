@@ -21,51 +21,38 @@ from scaleflow.config.hydra_errors import override_key
 from scaleflow.errors import ConfigError
 from scaleflow.launcher.prepare import PreparedRun, RunCommand, prepare_run
 from scaleflow.secret_masking import mask_override
-from scaleflow.sweep.ledger import NOT_THE_JOBS, is_under
+from scaleflow.sweep.ledger import IGNORED_KEYS, is_under
 
 #: Config groups whose option appears in a run's name without the group.
-IN_THE_NAME = ("dataset", "model", "strategy", "precision")
+GROUPS_NAMED_BY_OPTION = ("dataset", "model", "strategy", "precision")
 
 
 @dataclass(frozen=True)
 class JobRequest:
-    """A job that a sweeper asks for.
+    """A job that a sweeper asks for."""
 
-    Attributes:
-        overrides: the overrides that make the job, as Hydra's sweeper wrote them.
-        composed: the composed config with its interpolations, and the folder in which Hydra would run the job.
-        hydra: the composed config with Hydra's own part.
-        config: the resolved config, as plain containers.
-        environment: the variables of `hydra.job.env_set`, for the job's processes.
-        repeat: the index of this run among the runs of the same job, warm-ups included.
-    """
-
-    overrides: Sequence[str]
+    overrides: Sequence[str]  # the overrides that make the job, as Hydra's sweeper wrote them
+    #: The composed config with its interpolations, and the folder in which Hydra would run the job
     composed: ComposedConfig
-    hydra: DictConfig
-    config: dict[str, Any]
-    environment: dict[str, str]
-    repeat: int = 0
+    hydra: DictConfig  # the composed config with Hydra's own part
+    config: dict[str, Any]  # the resolved config, as plain containers
+    environment: dict[str, str]  # the variables of `hydra.job.env_set`, for the job's processes
+    repeat: int = 0  # the index of this run among the runs of the same job, warm-ups included
 
     def prepare(self, folder: Path, is_resumed: bool) -> PreparedRun:
-        """Checks the job and prepares its run.
+        """Checks the job and prepares its run in a folder, which has a run that continues if `is_resumed`.
 
-        Args:
-            folder: the folder of the run.
-            is_resumed: whether the folder has a run that continues.
-
-        Raises:
-            ConfigError: naming the key, the value and what would work.
+        Raises ConfigError, naming the key, the value and what would work.
         """
         if (resume := self.config.get("resume")) is not None:
             raise ConfigError(
-                f"resume={resume}: resumes one run, and this is a sweep; leave -m away, or resume a sweep by the same "
-                "command with hydra.sweep.dir=FOLDER"
+                f"resume={resume}: continues a single run, and this is a sweep; remove -m, or continue a sweep by "
+                "repeating its command with hydra.sweep.dir=FOLDER"
             )
         composed = replace(self.composed, folder=folder)
         if not is_resumed:
             return prepare_run(RunCommand(composed, self.overrides, time.time()))
-        changes = [override for override in self.overrides if is_under(override_key(override), NOT_THE_JOBS)]
+        changes = [override for override in self.overrides if is_under(override_key(override), IGNORED_KEYS)]
         return prepare_run(RunCommand(composed, changes, time.time(), resume=str(folder)))
 
     @property
@@ -110,16 +97,9 @@ class JobRequest:
 
 
 def compose_job(context: HydraContext, sweep: DictConfig, overrides: Sequence[str], number: int) -> JobRequest:
-    """Composes a job.
+    """Composes a job of the command with the config `sweep`; `number` is its `hydra.job.num`.
 
-    Args:
-        context: Hydra's context.
-        sweep: the config of the command.
-        overrides: the overrides of the job.
-        number: the number of the job in the batch, for `hydra.job.num`.
-
-    Raises:
-        ConfigError: if a key has no value, or an interpolation cannot be resolved.
+    Raises ConfigError if a key has no value, or an interpolation cannot be resolved.
     """
     config = context.config_loader.load_sweep_config(sweep, list(overrides))
     with open_dict(config):
@@ -140,10 +120,8 @@ def compose_job(context: HydraContext, sweep: DictConfig, overrides: Sequence[st
 def expand_repeats(request: Sequence[JobRequest]) -> list[tuple[int, JobRequest]]:
     """Repeats the jobs: all of them once, then all of them again, until each has all of its repeats.
 
-    In this order, other load on the machine and its temperature affect all jobs alike.
-
-    Returns:
-        (index in `request`, job) for each run.
+    In this order, other load on the machine and its temperature affect all jobs alike. Returns (index in `request`,
+    job) for each run.
     """
     rounds = max((each.repeats for each in request), default=0)
     turns = ((repeat, index) for repeat in range(rounds) for index in range(len(request)))
@@ -165,13 +143,11 @@ def use_hydra_config(config: DictConfig) -> Iterator[None]:
 
 def find_swept_keys(config: DictConfig) -> list[str]:
     """Lists the keys and groups that a command varies, with several values or with the sweeper's `params`."""
-    words = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
-    assert isinstance(words, list)
-    typed = OverridesParser.create().parse_overrides([str(word) for word in words])
-    params = OmegaConf.to_container(config.hydra.sweeper.get("params") or OmegaConf.create({}), resolve=False)
-    assert isinstance(params, dict)
-    of_sweeper = OverridesParser.create().parse_overrides([f"{key!s}={value}" for key, value in params.items()])
-    return [*dict.fromkeys(o.key_or_group for o in (*of_sweeper, *typed) if o.is_sweep_override())]
+    typed: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
+    params: Any = OmegaConf.to_container(config.hydra.sweeper.get("params") or OmegaConf.create({}), resolve=False)
+    words = [*(f"{key}={value}" for key, value in params.items()), *map(str, typed)]
+    overrides = OverridesParser.create().parse_overrides(words)
+    return [*dict.fromkeys(override.key_or_group for override in overrides if override.is_sweep_override())]
 
 
 def abbreviate_override(override: str, last: Mapping[str, int]) -> str:
@@ -179,7 +155,7 @@ def abbreviate_override(override: str, last: Mapping[str, int]) -> str:
     key, equals, value = override.partition("=")
     if not equals:
         return override
-    if override_key(key) in IN_THE_NAME:
+    if override_key(key) in GROUPS_NAMED_BY_OPTION:
         return value
     word = override_key(key).rpartition(".")[2]
     return f"{word if last[word] <= 1 else key}={value}"

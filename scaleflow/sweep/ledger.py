@@ -18,64 +18,44 @@ from scaleflow.runs import RunFolder
 from scaleflow.secret_masking import mask_secrets
 
 #: Sections and keys that do not change what a job computes: a job with other values of them is the same job.
-NOT_THE_JOBS = (
+IGNORED_KEYS = (
     *("tracking", "checkpoint", "profiler", "sweep", "resume"),
     *("cluster.max_restarts", "cluster.stall_seconds", "cluster.start_seconds", "debug.inline"),
 )
 
 #: The most differences that an error names.
-MOST_NAMED = 3
+MAX_NAMED = 3
 
 Config = Mapping[str, Any]
 
 
 @dataclass
 class LedgerEntry:
-    """A job of a sweep.
+    """A job of a sweep."""
 
-    Attributes:
-        number: the number of the job in the sweep, from 0.
-        identity: a digest of its config; see `compute_identity`.
-        overrides: the overrides of the job, with secrets masked.
-        folder: the folder of its run, relative to the sweep's folder.
-        status: waiting, RUNNING, FINISHED, FAILED, KILLED, REFUSED or PRUNED.
-        reason: why it was refused or did not finish.
-        repeat: the index of this run among the runs of the same config, from 0.
-        warms_up: whether it is a warm-up, which does not count.
-    """
-
-    number: int
-    identity: str
-    overrides: list[str]
-    folder: str
-    status: str = "waiting"
-    reason: str = ""
-    repeat: int = 0
-    warms_up: bool = False
+    number: int  # the number of the job in the sweep, from 0
+    identity: str  # a digest of its config; see `compute_identity`
+    overrides: list[str]  # the overrides of the job, with secrets masked
+    folder: str  # the folder of its run, relative to the sweep's folder
+    status: str = "waiting"  # waiting, RUNNING, FINISHED, FAILED, KILLED, REFUSED or PRUNED
+    reason: str = ""  # why it was refused or did not finish
+    repeat: int = 0  # the index of this run among the runs of the same config, from 0
+    warms_up: bool = False  # whether it is a warm-up, which does not count
 
 
 @dataclass
 class Ledger:
-    """The jobs of a sweep.
+    """The jobs of a sweep."""
 
-    Attributes:
-        files: the folder of the sweep.
-        base: the values that all jobs share, by their dotted keys.
-        swept: the keys and groups that the sweep's commands vary.
-        entries: the jobs, in the order of their numbers.
-    """
-
-    files: RunFolder
-    base: dict[str, Any] = field(default_factory=dict)
-    swept: list[str] = field(default_factory=list)
-    entries: list[LedgerEntry] = field(default_factory=list)
+    files: RunFolder  # the folder of the sweep
+    base: dict[str, Any] = field(default_factory=dict)  # the values that all jobs share, by their dotted keys
+    swept: list[str] = field(default_factory=list)  # the keys and groups that the sweep's commands vary
+    entries: list[LedgerEntry] = field(default_factory=list)  # the jobs, in the order of their numbers
 
     @classmethod
     def load(cls, files: RunFolder) -> Ledger:
-        """Reads the ledger in a folder; returns an empty one if there is none.
-
-        Raises:
-            ConfigError: if it cannot be read.
+        """Reads the ledger in a folder; returns an empty one if there is none. Raises ConfigError if it cannot
+        be read.
         """
         path = files.ledger
         if not path.exists():
@@ -85,7 +65,7 @@ class Ledger:
             return cls(files, content["base"], content["swept"], [LedgerEntry(**entry) for entry in content["jobs"]])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
-                f"hydra.sweep.dir={files.path}: its {path.name} can't be read: {error}; name another folder"
+                f"hydra.sweep.dir={files.path}: its {path.name} can't be read: {error}; choose another folder"
             ) from error
 
     def save(self) -> None:
@@ -110,15 +90,10 @@ class Ledger:
         return 1 + max((entry.number for entry in self.entries), default=-1)
 
     def check(self, base: Config, swept: Sequence[str], may_change: bool) -> None:
-        """Checks that a command continues this sweep, and adds its varied keys.
+        """Checks that a command continues this sweep, and adds the keys and groups that it varies, `swept`.
 
-        Args:
-            base: the values that the jobs of the command share, by their dotted keys.
-            swept: the keys and groups that the command varies.
-            may_change: whether `base` may differ from that of earlier commands.
-
-        Raises:
-            ConfigError: if `base` differs and must not.
+        `base` has the values that the jobs of the command share, by their dotted keys. Raises ConfigError if it differs
+        from that of earlier commands, unless it `may_change`.
         """
         all_swept = [*dict.fromkeys((*self.swept, *swept))]
         now = json.loads(json.dumps(mask_secrets(dict(base)), default=str))
@@ -129,12 +104,13 @@ class Ledger:
         ]
         if changed and self.entries and not may_change:
             named = ", ".join(
-                f"{key}={format_value(now[key])} (was {format_value(self.base[key])})" for key in changed[:MOST_NAMED]
+                f"{key}={format_value(now[key])} (was {format_value(self.base[key])})" for key in changed[:MAX_NAMED]
             )
-            more = f" and {len(changed) - MOST_NAMED} more" if len(changed) > MOST_NAMED else ""
+            more = f" and {len(changed) - MAX_NAMED} more" if len(changed) > MAX_NAMED else ""
             raise ConfigError(
-                f"hydra.sweep.dir={self.files.path}: the sweep there was begun with another config: {named}{more}\n"
-                "sweep.on_change=new runs the jobs anew beside those; or name another folder"
+                f"hydra.sweep.dir={self.files.path}: the sweep in this folder was started with another config: "
+                f"{named}{more}\nuse sweep.on_change=new to run its jobs again, in addition to the old ones, or "
+                "choose another folder"
             )
         self.base = {k: v for k, v in now.items() if not is_under(k, all_swept)}
         self.swept = all_swept
@@ -142,7 +118,7 @@ class Ledger:
 
 def list_job_leaves(config: Config) -> dict[str, Any]:
     """Returns the values of a config that decide what a job computes, by their dotted keys."""
-    return {key: value for key, value in flatten(config).items() if not is_under(key, NOT_THE_JOBS)}
+    return {key: value for key, value in flatten(config).items() if not is_under(key, IGNORED_KEYS)}
 
 
 def compute_identity(config: Config) -> str:

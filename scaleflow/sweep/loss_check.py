@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from scaleflow.runs.state import RunHistory
-from scaleflow.sweep.ledger import NOT_THE_JOBS, LedgerEntry, is_under
+from scaleflow.sweep.ledger import IGNORED_KEYS, LedgerEntry, is_under
 
 LOSS = "train/loss"
 
 #: The largest difference of two losses, relative to the loss if that is above 1. In float32 the order of summation
 #: makes small differences, which updates amplify. The significands of bfloat16 and float16 have 8 and 11 bits.
-IN_FLOAT32, IN_16_BITS = 1e-3, 5e-2
+FLOAT32_TOLERANCE, HALF_PRECISION_TOLERANCE = 1e-3, 5e-2
 
 GLOBAL_BATCH = "resolved.global_batch_size"
 
 #: Params that do not affect the losses.
-NOT_THE_WORK = (
-    *("strategy", "hardware", "cluster", "precision", *NOT_THE_JOBS, "resolved", "experiment"),
+LOSS_NEUTRAL_PARAMS = (
+    *("strategy", "hardware", "cluster", "precision", *IGNORED_KEYS, "resolved", "experiment"),
     *("training.batch_size", "training.global_batch_size", "training.accumulate", "training.steps_per_loop"),
 )
 
@@ -29,11 +29,7 @@ Jobs = Sequence[tuple[LedgerEntry, RunHistory]]
 
 
 class LossCheck:
-    """Compares the first losses of the jobs of a sweep.
-
-    Args:
-        jobs: the jobs with their runs, warm-ups included.
-        name: returns the label of a job for messages.
+    """Compares the first losses of the jobs of a sweep, warm-ups included. `name` returns the label of a job.
 
     Attributes:
         verdicts: by the number of a job: `same`, `DIFFER`, or `not compared` if no other job does the same work or has
@@ -80,8 +76,8 @@ class LossCheck:
 
 
 def describe_work(summary: RunHistory) -> frozenset[tuple[str, str]]:
-    """Returns the params that decide a job's losses: all except `NOT_THE_WORK`, and the global batch size."""
-    params = {key: value for key, value in summary.params.items() if not is_under(key, NOT_THE_WORK)}
+    """Returns the params that decide a job's losses: all except `LOSS_NEUTRAL_PARAMS`, and the global batch size."""
+    params = {key: value for key, value in summary.params.items() if not is_under(key, LOSS_NEUTRAL_PARAMS)}
     return frozenset({**params, GLOBAL_BATCH: summary.params.get(GLOBAL_BATCH, "")}.items())
 
 
@@ -92,7 +88,9 @@ def find_difference(summary: RunHistory, other: RunHistory) -> str:
     for step in sorted(losses.keys() & others.keys()):
         loss, other_loss = losses[step], others[step]
         if not abs(loss - other_loss) <= allowed * max(1.0, abs(other_loss)):  # also true for NaN
-            return f"a loss of {loss:.6g} at step {step}, more than {allowed:g} from the {other_loss:.6g}"
+            return (
+                f"a loss of {loss:.6g} at step {step}, which differs by more than {allowed:g} from the {other_loss:.6g}"
+            )
     return ""
 
 
@@ -103,4 +101,4 @@ def list_first_losses(summary: RunHistory) -> dict[int, float]:
 
 
 def choose_tolerance(summary: RunHistory) -> float:
-    return IN_FLOAT32 if summary.params.get("precision", "float32") == "float32" else IN_16_BITS
+    return FLOAT32_TOLERANCE if summary.params.get("precision", "float32") == "float32" else HALF_PRECISION_TOLERANCE

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 
 from omegaconf import DictConfig, OmegaConf
 
-from scaleflow.events import ArtifactWritten, Event, RunEnded, RunReady, TagsSet
+from scaleflow.events import ArtifactWritten, DescriptionSet, Event, RunEnded, RunReady, TagsSet
 from scaleflow.interfaces import Plan, Status
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.recorder import Recorder
@@ -16,6 +17,7 @@ from scaleflow.provenance import write_provenance
 from scaleflow.runs import RunFolder
 from scaleflow.runs.event_log import append_event
 from scaleflow.secret_masking import mask_secrets
+from scaleflow.sweep.description import describe_sweep
 from scaleflow.sweep.jobs import JobRequest
 from scaleflow.sweep.ledger import Ledger, is_under
 from scaleflow.sweep.report import Report
@@ -23,14 +25,7 @@ from scaleflow.tracking import make_tracker
 
 
 class ParentRun:
-    """The run of a sweep.
-
-    Args:
-        files: the folder of the sweep.
-        ledger: the jobs of the sweep.
-        began: when the command began, in seconds since the epoch.
-        is_resumed: whether an earlier command began the sweep.
-    """
+    """The run of a sweep, which an earlier command may have begun."""
 
     def __init__(self, files: RunFolder, ledger: Ledger, began: float, is_resumed: bool) -> None:
         self._files = files
@@ -58,7 +53,9 @@ class ParentRun:
         """
         tracking = plan.tracking
         size_before = self._files.events.stat().st_size if self._files.events.exists() else 0
-        write_config(self._files, config)
+        own_config = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+        plain = OmegaConf.to_container(own_config, resolve=False)
+        self._files.config.write_text(OmegaConf.to_yaml(OmegaConf.create(mask_secrets(plain))))
         write_provenance(self._files.path, {})
         tracker = make_tracker(tracking, adopts=not self._is_resumed)
         self._recorder = Recorder(
@@ -84,6 +81,7 @@ class ParentRun:
         for path in report.write(self._files.path):
             self._emit(ArtifactWritten(str(path)))
         self._emit(TagsSet(report.tags()))
+        self._emit(DescriptionSet(describe_sweep(report, self._files.path)))
 
     def end(self, report: Report, status: Status, error: str) -> None:
         """Writes the final report and its plots, and records the end of the run."""
@@ -99,16 +97,11 @@ class ParentRun:
         is_recorded = self._recorder.finish(self._flush_seconds, lambda: stop.times > signals_before)
         if not is_recorded:
             display.print_error(
-                f"the store did not take the sweep's own run: {mask_secrets(self._recorder.reason)}; nothing is lost, "
-                f"and what is missing there is sent by: python -m scaleflow.sync {os.path.relpath(self._files.path)}"
+                f"the sweep's own run is not fully recorded: {mask_secrets(self._recorder.reason)}; nothing is lost; "
+                f"to send the rest, run python -m scaleflow.sync {os.path.relpath(self._files.path)}"
             )
-        elif links := self._recorder.describe_links():
-            display.print_summary(links)
         return is_recorded
 
-
-def write_config(files: RunFolder, config: DictConfig) -> None:
-    """Writes the config of the command, without Hydra's own part and with secrets masked."""
-    base = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-    plain = OmegaConf.to_container(base, resolve=False)
-    files.config.write_text(OmegaConf.to_yaml(OmegaConf.create(mask_secrets(plain))))
+    def describe_links(self) -> Sequence[tuple[str, str]]:
+        """Returns rows of (label, value) that say where the recorded run can be seen."""
+        return self._recorder.describe_links() if self._recorder else ()

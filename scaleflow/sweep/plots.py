@@ -14,25 +14,18 @@ if TYPE_CHECKING:
     from scaleflow.sweep.report import Report
 
 #: The most jobs in a plot: more bars and curves are unreadable.
-MOST_SHOWN = 40
+MAX_JOBS = 40
 #: In characters.
-LONGEST_LABEL = 48
+MAX_LABEL = 48
 
 Labelled = Sequence[tuple[str, RepeatedJob]]
 
 
 def draw_plots(report: Report, jobs: Labelled, folder: Path) -> list[Path]:
-    """Draws the plots that the jobs have data for.
-
-    Args:
-        report: the report of the sweep.
-        jobs: (label, job). The first 40 that became ready are drawn.
-        folder: receives the PNG files.
-
-    Returns:
-        The files.
+    """Draws the plots that the jobs have data for, as PNG files in a folder, and returns them. The first 40 ready jobs
+    count.
     """
-    ready = [(label, job) for label, job in jobs if job.is_ready][:MOST_SHOWN]
+    ready = [(label, job) for label, job in jobs if job.is_ready][:MAX_JOBS]
     if not ready:
         return []
     figures = {"throughput": plot_throughput(ready), "curves": plot_curves(ready)}
@@ -124,13 +117,10 @@ def parse_number(text: str) -> float | None:
 
 def make_figure(width: float, height: float) -> Figure:
     """Makes a figure without a window, for files only. The size is in inches."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def shorten_label(label: str) -> str:
-    return label if len(label) <= LONGEST_LABEL else label[: LONGEST_LABEL - 1] + "\u2026"
+    return label if len(label) <= MAX_LABEL else label[: MAX_LABEL - 1] + "\u2026"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,12 +14,9 @@ from scaleflow.sweep.ledger import LedgerEntry
 
 @dataclass(frozen=True)
 class RepeatedJob:
-    """All jobs of one config; without repeats it is a single one.
+    """All jobs of one config; without repeats it is a single one."""
 
-    Attributes:
-        jobs: the jobs with their runs, warm-ups included. Warm-ups do not count in metrics and curves.
-    """
-
+    #: The jobs with their runs, warm-ups included. Warm-ups do not count in metrics and curves.
     jobs: Sequence[tuple[LedgerEntry, RunHistory]]
 
     @property
@@ -77,6 +75,21 @@ class RepeatedJob:
         """The medians of the metrics that say how good the model is."""
         return compute_medians([run.results for run in self.counted])
 
+    def score(self, metric: str) -> float | None:
+        """Returns the median of a metric; None if a run that counts did not finish, or if it is not finite."""
+        values = [
+            run.metrics.get(metric, math.nan) if run.status == "FINISHED" else math.nan
+            for entry, run in self.jobs
+            if not entry.warms_up
+        ]
+        return median(values) if values and all(map(math.isfinite, values)) else None
+
+    def find_best(self, metric: str, is_larger_better: bool) -> tuple[LedgerEntry, RunHistory]:
+        """Returns the best of the runs that count. All of them have the metric."""
+        counted = [(entry, run) for entry, run in self.jobs if not entry.warms_up]
+        choose = max if is_larger_better else min
+        return choose(counted, key=lambda job: job[1].metrics[metric])
+
     @property
     def metrics(self) -> dict[str, float]:
         """The medians of the last values of all metrics."""
@@ -92,6 +105,5 @@ def group_repeats(jobs: Sequence[tuple[LedgerEntry, RunHistory]]) -> list[Repeat
 
 
 def compute_medians(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Computes the median of each metric over the mappings that have it."""
     keys = dict.fromkeys(key for each in values for key in each)
     return {key: median([each[key] for each in values if key in each]) for key in keys}

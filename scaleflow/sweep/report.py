@@ -6,14 +6,17 @@ import csv
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from scaleflow.config.hydra_errors import override_key
-from scaleflow.runs.state import RunHistory
+from scaleflow.formatting import format_number
+from scaleflow.launcher.description import format_table
+from scaleflow.runs.state import RATE, RunHistory
 from scaleflow.sweep.ledger import LedgerEntry, is_under
 from scaleflow.sweep.loss_check import LossCheck
+from scaleflow.sweep.ranking import Mode, rank_jobs
 from scaleflow.sweep.repeats import RepeatedJob, group_repeats
 
 if TYPE_CHECKING:
@@ -25,14 +28,14 @@ Cell = str | int | float | None
 MARKDOWN, CSV, TABLE = "report.md", "report.csv", "report.json"
 
 #: The tag in which MLflow's UI looks for the tables of a run.
-TABLES = "mlflow.loggedArtifacts"
+TABLES_TAG = "mlflow.loggedArtifacts"
 
 #: Sections that decide how much hardware a job uses, but not what work it does.
-OF_SCALE = ("strategy", "hardware", "cluster")
+SCALE_SECTIONS = ("strategy", "hardware", "cluster")
 
 #: The metric of each column of measurements.
-MEASURED = {
-    "examples/s": "perf/examples_per_second",
+METRIC_COLUMNS = {
+    "examples/s": RATE,
     "step ms": "perf/step_ms",
     "step ms p50": "perf/step_ms_p50",
     "step ms p95": "perf/step_ms_p95",
@@ -42,24 +45,33 @@ MEASURED = {
 }
 
 #: Columns of text.
-WORDS = ("status", "first losses")
+TEXT_COLUMNS = ("best", "status", "first losses")
+
+#: Columns of examples/s, which have no decimals.
+RATE_COLUMNS = ("examples/s", "least", "most")
 
 #: Columns that a terminal has no room for.
-HIDDEN = ("run", "reason", "host MB", "device MB", "replicas")
+HIDDEN_COLUMNS = ("run", "reason", "step ms p50", "step ms p95", "host MB", "device MB", "replicas")
 
-#: The most metrics of a job's results in the table, so that it fits a terminal.
-MOST_RESULTS = 4
+#: The most metrics of a split in the table, and on a terminal.
+MAX_RESULTS, MAX_SHOWN = 4, 2
+
+#: The mark of the best job.
+BEST_MARK = "*"
 
 
 class Report:
-    """A table with a row for each job. The repeats of a job share a row with their medians.
+    """A table with a row for each job, the best first. The repeats of a job share a row with their medians.
 
     Args:
         jobs: the jobs with their runs.
         swept: the keys and groups that vary.
+        metric: ranks the jobs. Those that did not finish are last.
+        mode: whether smaller or larger values of it are better; None: not known.
         same_losses: whether jobs that do the same work must start with the same losses.
 
     Attributes:
+        best: the best run with its job; None if there is none.
         differences: a line for each job that starts with different losses.
         reason: why there is no efficiency; empty if there is one.
         rows: the cells of each row by column.
@@ -67,32 +79,50 @@ class Report:
     """
 
     def __init__(
-        self, jobs: Sequence[tuple[LedgerEntry, RunHistory]], swept: Sequence[str], same_losses: bool = False
+        self,
+        jobs: Sequence[tuple[LedgerEntry, RunHistory]],
+        swept: Sequence[str],
+        metric: str = "val/loss",
+        mode: Mode | None = "min",
+        same_losses: bool = False,
     ) -> None:
         self._jobs = group_repeats(jobs)
+        self._metric = metric
+        self._mode = mode
+        ranked = rank_jobs(self._jobs, metric, mode)
+        has_best = mode is not None and bool(ranked) and ranked[0].score(metric) is not None
+        self.best = ranked[0].find_best(metric, mode == "max") if has_best else None
         self._choices = choose_columns([run for _, run in jobs], swept)
         self._swept = swept
         self._are_repeated = any(len(each.jobs) > 1 for each in self._jobs)
         self._losses = LossCheck(jobs, lambda entry: make_label(entry, swept)) if same_losses else None
         self.differences = self._losses.differences if self._losses else []
         self._base, self.reason = self._one_replica()
-        self.rows = [self._row(each) for each in self._jobs]
+        self.rows = [self._row(each, is_best=has_best and each is ranked[0]) for each in ranked]
         self.columns = [key for key in dict.fromkeys(k for row in self.rows for k in row) if self._has_values(key)]
 
     def _has_values(self, column: str) -> bool:
-        """Whether a column has values. The efficiency is always shown, since a note explains why it is blank."""
-        return column == "efficiency" or any(row.get(column) is not None for row in self.rows)
+        """Whether a column has values. With several replicas a note explains why the efficiency is blank."""
+        if column == "efficiency" and not self._has_replicas:
+            return False
+        return column == "efficiency" or any(row.get(column) not in (None, "") for row in self.rows)
 
-    def _row(self, jobs: RepeatedJob) -> dict[str, Cell]:
+    @property
+    def _has_replicas(self) -> bool:
+        """Whether a job has several replicas. Otherwise the efficiency says nothing."""
+        return any(jobs.params.get("resolved.replicas", "1") != "1" for jobs in self._jobs)
+
+    def _row(self, jobs: RepeatedJob, is_best: bool) -> dict[str, Cell]:
         numbers = [entry.number for entry, _ in jobs.jobs]
-        row: dict[str, Cell] = {"job": numbers[0] if len(numbers) == 1 else " ".join(map(str, numbers))}
+        row: dict[str, Cell] = {"best": BEST_MARK if is_best else ""}  # MLflow's table shows None as null
+        row["job"] = numbers[0] if len(numbers) == 1 else " ".join(map(str, numbers))
         row |= {key: jobs.params.get(key, find_typed_value(jobs.entry, key)) for key in self._choices}
         row["status"] = jobs.status
         if self._losses is not None:
             row["first losses"] = self._losses.worst_verdict([entry for entry, _ in jobs.jobs])
-        row |= dict(list(jobs.results.items())[:MOST_RESULTS])
         metrics = jobs.metrics
-        for column, key in MEASURED.items():
+        row |= {key: metrics[key] for key in choose_results(metrics, self._metric, MAX_RESULTS)}
+        for column, key in METRIC_COLUMNS.items():
             row[column] = jobs.rate if column == "examples/s" else metrics.get(key)
             if column == "examples/s" and self._are_repeated:
                 row |= {"least": min(jobs.rates, default=None), "most": max(jobs.rates, default=None)}
@@ -113,18 +143,14 @@ class Report:
         return rates, "" if rates else "no finished job of the sweep has one replica"
 
     def _work(self, jobs: RepeatedJob) -> tuple[str, ...]:
-        """Returns what identifies the work of a job: the values that vary, except those of `OF_SCALE`."""
-        return tuple(jobs.params.get(key, "") for key in self._choices if not is_under(key, OF_SCALE))
+        """Returns what identifies the work of a job: the values that vary, except those of `SCALE_SECTIONS`."""
+        return tuple(jobs.params.get(key, "") for key in self._choices if not is_under(key, SCALE_SECTIONS))
 
     def _efficiency(self, jobs: RepeatedJob) -> float | None:
         """Returns examples/s per replica, divided by those of the same work on one replica; None if not known."""
         single_rate = self._base.get(self._work(jobs))
         replicas = jobs.params.get("resolved.replicas")
         return jobs.rate / (int(replicas) * single_rate) if jobs.rate and replicas and single_rate else None
-
-    # -----------------------------------------------------------------------------------------
-    # Output
-    # -----------------------------------------------------------------------------------------
 
     def write(self, folder: Path) -> list[Path]:
         """Writes the table as Markdown, as CSV and as JSON for MLflow's UI; returns the files."""
@@ -134,35 +160,65 @@ class Report:
         return [folder / name for name in forms]
 
     def draw(self, folder: Path) -> list[Path]:
-        """Draws the plots; returns the files."""
         from scaleflow.sweep.plots import draw_plots
 
         return draw_plots(self, [(make_label(jobs.entry, self._swept), jobs) for jobs in self._jobs], folder)
 
     def tags(self) -> Mapping[str, str]:
         """The tags with which MLflow's UI shows the table."""
-        return {TABLES: json.dumps([{"path": TABLE, "type": "table"}])}
+        return {TABLES_TAG: json.dumps([{"path": TABLE, "type": "table"}])}
 
     @property
     def choices(self) -> Sequence[str]:
-        """The keys whose values vary."""
         return self._choices
 
-    def markdown(self) -> str:
-        head = [f"| {' | '.join(self.columns)} |", f"|{'---|' * len(self.columns)}"]
-        rows = [
-            f"| {' | '.join(escape_cell(format_cell(row.get(key), key)) for key in self.columns)} |"
-            for row in self.rows
+    @property
+    def shown(self) -> list[str]:
+        """The columns for a terminal, and for the description of the sweep's run."""
+        results = choose_results(self.columns, self._metric, MAX_SHOWN)
+        return [
+            key
+            for key in self.columns
+            if key in results or not (key in HIDDEN_COLUMNS or key.startswith(("train/", "val/", "test/")))
         ]
-        notes = ["", *self._notes(), *(f"THE FIRST LOSSES DIFFER: {line}" for line in self.differences)]
-        return "\n".join([*head, *rows, *notes]) + "\n"
+
+    def markdown(self) -> str:
+        notes = [*self._notes(), *(f"THE FIRST LOSSES DIFFER: {line}" for line in self.differences)]
+        return "\n".join([format_table(self.cells(self.columns)), "", *notes]) + "\n"
+
+    def cells(self, columns: Sequence[str]) -> list[list[str]]:
+        """Returns the table as text: its head, and a row for each job."""
+        return [list(columns), *([format_cell(row.get(key), key) for key in columns] for row in self.rows)]
 
     def _notes(self) -> list[str]:
-        blank = f"; blank: {self.reason}" if self.reason else ""
-        notes = [f"efficiency: examples/s of a replica, over those of one alone{blank}"]
+        notes = [self.ranking]
+        if self._has_replicas:
+            blank = f"; blank: {self.reason}" if self.reason else ""
+            notes.append(f"efficiency: examples/s of each replica, divided by those of a single replica{blank}")
         if self._are_repeated:
-            notes.append("of repeats that count: medians, and the least and the most examples/s")
+            notes.append("with repeats: medians, and the lowest and highest examples/s")
         return notes
+
+    @property
+    def ranking(self) -> str:
+        """Which job is the best, or why there is none."""
+        if self.best is not None:
+            order = "largest" if self._mode == "max" else "smallest"
+            return f"best job ({BEST_MARK}): the one with the {order} {self._metric} (sweep.metric)"
+        if self._mode is None:
+            why = f"scaleflow does not know whether larger values of sweep.metric={self._metric} are better"
+            return f"no best job: {why}; set sweep.mode=max or min"
+        names = choose_results(self.columns, "", MAX_RESULTS)
+        hint = f"; the metrics are {', '.join(names)}" if names else ""
+        return f"no best job: no finished job has sweep.metric={self._metric}{hint}"
+
+    def describe_best(self) -> str:
+        """Names the best job with its metric, such as `#2 model.units=256, val/loss 0.3837`; empty if there is none."""
+        if self.best is None:
+            return ""
+        entry, run = self.best
+        value = format_number(run.metrics[self._metric])
+        return f"#{entry.number} {make_label(entry, self._swept)}, {self._metric} {value}"
 
     def csv(self) -> str:
         text = io.StringIO()
@@ -178,26 +234,48 @@ class Report:
         return json.dumps({"columns": columns, "data": data})
 
     def show(self, stream: TextIO) -> None:
-        """Prints the table, in colour on a terminal. Leaves out the columns of `HIDDEN`."""
+        """Prints the table, in colour on a terminal. Leaves out some columns, so that it fits."""
         from rich.console import Console
         from rich.table import Table
 
         console = Console(file=stream, highlight=False, width=None if stream.isatty() else 200)
-        columns = [key for key in self.columns if key not in HIDDEN]
+        columns = self.shown
         table = Table(box=None, pad_edge=False)
         for key in columns:
-            table.add_column(key, justify="left" if key in (*self._choices, *WORDS) else "right", overflow="fold")
+            is_text = key in TEXT_COLUMNS or key in self._choices
+            table.add_column(key, justify="left" if is_text else "right", overflow="fold")
         for row in self.rows:
-            table.add_row(
-                *(format_cell(row.get(key), key) for key in columns), style="bold red" if has_failed(row) else None
-            )
+            table.add_row(*(format_cell(row.get(key), key) for key in columns), style=choose_style(row))
         console.print(table)
-        if self.reason and len(self.rows) > 1:
+        if self.reason and self._has_replicas and len(self.rows) > 1:
             console.print(f"efficiency: {self.reason}")
+        if self.best is None:
+            console.print(self.ranking, soft_wrap=True)
 
 
-def has_failed(row: Mapping[str, Cell]) -> bool:
-    return row.get("first losses") == "DIFFER"
+def choose_results(metrics: Iterable[str], metric: str, most: int) -> list[str]:
+    """Chooses the metrics to show: the given one, and the first of validation and of the test, or of the training.
+
+    Args:
+        metrics: the names of the metrics of a job.
+        metric: the one that ranks the jobs. Columns of `METRIC_COLUMNS` have other names. The column examples/s also
+            has other values: it leaves out the first epoch.
+        most: how many of each split.
+    """
+
+    def of_split(split: str) -> list[str]:
+        return [key for key in metrics if key.startswith(f"{split}/")][:most]
+
+    has_column = metric != RATE and metric in METRIC_COLUMNS.values()
+    first = [metric] if metric in metrics and not has_column else []
+    return [*dict.fromkeys([*first, *((of_split("val") + of_split("test")) or of_split("train"))])]
+
+
+def choose_style(row: Mapping[str, Cell]) -> str | None:
+    """Returns the style of a row on a terminal."""
+    if row.get("first losses") == "DIFFER":
+        return "bold red"
+    return "bold green" if row["best"] else None
 
 
 def choose_columns(jobs: Sequence[RunHistory], swept: Sequence[str]) -> list[str]:
@@ -223,20 +301,19 @@ def find_typed_value(entry: LedgerEntry, key: str) -> str | None:
 
 
 def make_label(entry: LedgerEntry, swept: Sequence[str]) -> str:
-    """Returns the label of a job in plots and messages."""
     words = [o for o in entry.overrides if is_under(override_key(o), swept)]
     return " ".join(words) or f"job {entry.number}"
 
 
 def format_cell(value: Any, column: str = "") -> str:
-    """Formats a cell for people: four significant digits, or whole numbers from 1000."""
+    """Formats a cell for people."""
     if value is None:
         return ""
     if not isinstance(value, float):
         return str(value)
     if column == "efficiency":
         return f"{value:.2f}"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{value:,.0f}" if column in (*RATE_COLUMNS, RATE) and abs(value) >= 1000 else format_number(value)
 
 
 def format_figure(value: Cell) -> Cell:
@@ -244,7 +321,3 @@ def format_figure(value: Cell) -> Cell:
     if not isinstance(value, float):
         return value
     return float(f"{value:.5g}") if math.isfinite(value) else None
-
-
-def escape_cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")

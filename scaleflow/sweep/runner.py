@@ -6,6 +6,7 @@ The process of the command composes and records all jobs. One fork server starts
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import queue
@@ -15,10 +16,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
@@ -29,8 +31,9 @@ from scaleflow.config.hydra_config import check_folder_writable, mask_sweep_conf
 from scaleflow.config.parse import flatten
 from scaleflow.errors import ConfigError
 from scaleflow.events import Event, RunReady
+from scaleflow.formatting import format_duration
 from scaleflow.interfaces import Plan, Status
-from scaleflow.launcher.display import Display, JobDisplay, format_duration
+from scaleflow.launcher.display import Display, JobDisplay
 from scaleflow.launcher.launch import SweepContext, launch_run
 from scaleflow.launcher.monitor import FAILED, FINISHED, REFUSED
 from scaleflow.launcher.prepare import PreparedRun
@@ -44,7 +47,9 @@ from scaleflow.sweep.devices import make_environments
 from scaleflow.sweep.jobs import JobRequest, compose_job, expand_repeats, find_swept_keys
 from scaleflow.sweep.ledger import Ledger, LedgerEntry, compute_identity, find_common_leaves
 from scaleflow.sweep.parent_run import ParentRun
+from scaleflow.sweep.ranking import choose_mode
 from scaleflow.sweep.report import Report
+from scaleflow.tracking.uri import drop_credentials, is_default_store
 
 
 class JobStop(StopRequest):
@@ -68,20 +73,13 @@ class JobStop(StopRequest):
 
 @dataclass
 class SweepJob:
-    """A job of a sweep.
+    """A job of a sweep."""
 
-    Attributes:
-        request: the composed job.
-        entry: the entry in the ledger.
-        run: the prepared run; None if the job is finished or refused.
-        is_pruned: whether a sweeper stopped it.
-        indices: the positions in the batch that ask for it; several if the sweeper proposes a config twice.
-    """
-
-    request: JobRequest
-    entry: LedgerEntry
-    run: PreparedRun | None = None
-    is_pruned: bool = False
+    request: JobRequest  # the composed job
+    entry: LedgerEntry  # the entry in the ledger
+    run: PreparedRun | None = None  # the prepared run; None if the job is finished or refused
+    is_pruned: bool = False  # whether a sweeper stopped it
+    #: The positions in the batch that ask for it; several if the sweeper proposes a config twice
     indices: list[int] = field(default_factory=list)
 
     @property
@@ -102,26 +100,25 @@ class SweepRunner:
         watch: a function that gets the positions of a job in the batch and each of its events. If it returns True, the
             job is stopped and counts as pruned.
 
-    Raises:
-        ConfigError: if `n_jobs` is less than 1, or if the folder cannot be used.
+    Raises ConfigError if `n_jobs` is less than 1, or if the folder cannot be used.
     """
 
     def __init__(self, context: HydraContext, config: DictConfig, began: float) -> None:
         self._context = context
         self._config = config
         self._began = began
-        self._at_once = int(config.hydra.launcher.get("n_jobs", 1))
+        self._n_jobs = int(config.hydra.launcher.get("n_jobs", 1))
         self._folder = Path(config.hydra.sweep.dir).absolute()
         self._files = RunFolder(self._folder)
-        self._writing = threading.RLock()
+        self._ledger_lock = threading.RLock()
         self._stop = StopRequest()
         self._server = ""
         self._plan: Plan | None = None
         self._jobs: list[SweepJob] = []
-        self._same_losses = False
+        self._options: Mapping[str, Any] = {}
         self.watch: Callable[[Sequence[int], Event], bool] | None = None
-        if self._at_once < 1:
-            raise ConfigError(f"hydra.launcher.n_jobs={self._at_once}: expected at least 1")
+        if self._n_jobs < 1:
+            raise ConfigError(f"hydra.launcher.n_jobs={self._n_jobs}: expected at least 1")
         check_folder_writable(self._folder)
         with contextlib.ExitStack() as resources:
             resources.enter_context(self._files.lock_sweep())
@@ -133,22 +130,11 @@ class SweepRunner:
         self._swept = find_swept_keys(config)
         mask_sweep_config(self._files.sweep_config)
 
-    # -----------------------------------------------------------------------------------------
-    # One batch
-    # -----------------------------------------------------------------------------------------
-
     def launch(self, overrides: Sequence[Sequence[str]]) -> list[JobReturn]:
-        """Runs a batch of jobs, and waits for them.
+        """Runs a batch of jobs, given the overrides of each, and waits for them.
 
-        Args:
-            overrides: the overrides of each job.
-
-        Returns:
-            For each job the last value of `sweep.metric`: the median over repeats (no warm-ups), or NaN if one of
-            them did not finish.
-
-        Raises:
-            ConfigError: if none of the jobs can run.
+        Returns for each job the last value of `sweep.metric`: the median over repeats (no warm-ups), or NaN if one of
+        them did not finish. Raises ConfigError if none of the jobs can run.
         """
         asked = [compose_job(self._context, self._config, each, i) for i, each in enumerate(overrides)]
         turns = expand_repeats(asked)
@@ -168,19 +154,17 @@ class SweepRunner:
     def _check_jobs(self, turns: Sequence[tuple[int, JobRequest]]) -> list[SweepJob]:
         """Prepares the jobs that are new to this command, and shows why one cannot run.
 
-        Args:
-            turns: (position in the batch, job) for each run.
-
-        Raises:
-            ConfigError: if none of them can run, or if they do not fit the sweep in the folder.
+        `turns` has (position in the batch, job) for each run. Raises ConfigError if none of them can run, or if they do
+        not fit the sweep in the folder.
         """
         requests = [each for _, each in turns]
         options = requests[0].options
-        if self._at_once > 1 and any(flatten(each.config).get("debug.inline") for each in requests):
+        if self._n_jobs > 1 and any(flatten(each.config).get("debug.inline") for each in requests):
             raise ConfigError(
-                f"hydra.launcher.n_jobs={self._at_once}: debug.inline=true has one process; n_jobs=1 goes with it"
+                f"hydra.launcher.n_jobs={self._n_jobs}: debug.inline=true runs one job at a time; use "
+                "hydra.launcher.n_jobs=1"
             )
-        self._same_losses = self._same_losses or options.get("same_losses") is True
+        self._options = options
         self._ledger.check(
             find_common_leaves([each.config for each in requests]), self._swept, options.get("on_change") == "new"
         )
@@ -204,7 +188,7 @@ class SweepRunner:
         for job in jobs_by_number.values():
             if len(job.indices) > 1:
                 JobDisplay(sys.stdout, job.entry.number).print_line(
-                    f"is asked for {len(job.indices)} times and runs once"
+                    f"is requested {len(job.indices)} times and runs once"
                 )
         return list(jobs_by_number.values())
 
@@ -233,7 +217,7 @@ class SweepRunner:
         try:
             if state.status == "FINISHED" or job.entry.status == "PRUNED":
                 job.entry.status = "FINISHED" if state.status == "FINISHED" else "PRUNED"
-                JobDisplay(sys.stdout, job.entry.number).print_line(f"is {job.entry.status} already")
+                JobDisplay(sys.stdout, job.entry.number).print_line(f"is already {job.entry.status}")
             else:
                 job.run = job.request.prepare(folder, is_resumed=state.is_ready)
         except ConfigError as refusal:
@@ -251,15 +235,15 @@ class SweepRunner:
             remove_created(self._folder)
 
     def _run(self, jobs: Sequence[SweepJob]) -> None:
-        at_once = min(self._at_once, len(jobs))
+        n_jobs = min(self._n_jobs, len(jobs))
         slots: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()
-        for portion in make_environments(at_once):
+        for portion in make_environments(n_jobs):
             slots.put(portion)
-        if at_once == 1:
+        if n_jobs == 1:
             for job in jobs:
                 self._run_one(job, slots)
             return
-        with ThreadPoolExecutor(at_once, "job") as pool:
+        with ThreadPoolExecutor(n_jobs, "job") as pool:
             for future in [pool.submit(self._run_one, job, slots) for job in jobs]:
                 future.result()
 
@@ -269,7 +253,9 @@ class SweepRunner:
         environment = slots.get()
         try:
             self._record_status(job, "RUNNING")
-            variables = {} if has_own_machines(job) else environment
+            assert job.run is not None
+            is_elsewhere = job.run.spec.plan.cluster.name == "ray"  # it shares this machine with no other job
+            variables = {} if is_elsewhere else environment
             code = self._launch_job(job, {**job.request.environment, **variables})
             state = RunState.read(self._folder / job.entry.folder)
             status: str = "REFUSED" if code == REFUSED else state.status or "FAILED"
@@ -282,9 +268,10 @@ class SweepRunner:
     def _launch_job(self, job: SweepJob, environment: dict[str, str]) -> int:
         assert job.run is not None
         stop, number = JobStop(self._stop), job.entry.number
-        display = Display(sys.stdout) if job.run.spec.plan.debug.inline else JobDisplay(sys.stdout, number)
+        is_inline = job.run.spec.plan.debug.inline
+        display = Display(sys.stdout, breaks_silence=False) if is_inline else JobDisplay(sys.stdout, number)
         turn = f" ({job.request.turn})" if job.request.turn else ""
-        display.print_line((" ".join(job.request.describe(self._ledger.swept)) or "as it is configured") + turn)
+        display.print_line((" ".join(job.request.describe(self._ledger.swept)) or "without overrides") + turn)
 
         def on_event(event: Event) -> None:
             if isinstance(event, RunReady):
@@ -308,14 +295,13 @@ class SweepRunner:
             return FAILED
 
     def _record_status(self, job: SweepJob, status: str, reason: str = "") -> None:
-        with self._writing:
+        with self._ledger_lock:
             job.entry.status, job.entry.reason = status, reason or (job.entry.reason if status == "REFUSED" else "")
             self._ledger.save()
             if status != "RUNNING" and self._parent.is_open:
                 self._parent.update(self._make_report(self._ledger.entries))
 
     def _return_value(self, request: JobRequest, repeats: Sequence[SweepJob]) -> JobReturn:
-        """Returns the result of a job and its repeats for the sweeper."""
         states = [RunState.read(self._folder / each.entry.folder) for each in repeats]
         name = request.options.get("metric") or "val/loss"
         values = [each.metrics.get(name, math.nan) if each.status == "FINISHED" else math.nan for each in states]
@@ -326,10 +312,6 @@ class SweepRunner:
         job_return.return_value = math.nan if any(map(math.isnan, values)) else statistics.median(values)
         job_return.status = JobStatus.COMPLETED
         return job_return
-
-    # -----------------------------------------------------------------------------------------
-    # The parent run
-    # -----------------------------------------------------------------------------------------
 
     def _start(self, plans: Sequence[Plan]) -> None:
         """Starts what all jobs share: the handling of signals, and the fork server if jobs run on this machine."""
@@ -342,19 +324,20 @@ class SweepRunner:
     def _open_parent(self, job: SweepJob) -> None:
         """Opens the parent run when the first job is ready. If no job becomes ready, there is no parent run."""
         assert self._plan is not None
-        with self._writing:
+        with self._ledger_lock:
             if not self._parent.is_open:
                 self._parent.open(self._plan, self._config, job.request)
 
     def _make_report(self, entries: Sequence[LedgerEntry]) -> Report:
         jobs = [(entry, RunHistory.read(self._folder / entry.folder)) for entry in entries]
-        return Report(jobs, self._ledger.swept, self._same_losses)
+        metric = str(self._options.get("metric") or "val/loss")
+        typed, direction = str(self._options.get("mode")), self._config.hydra.sweeper.get("direction")
+        mode = choose_mode(metric, typed, direction, [run for _, run in jobs])
+        return Report(jobs, self._ledger.swept, metric, mode, self._options.get("same_losses") is True)
 
     def end(self) -> int:
-        """Ends the sweep: shows and records the report, and ends the parent run.
-
-        Returns:
-            The exit code of the command.
+        """Ends the sweep: shows and records the report, and ends the parent run. Returns the exit code of the
+        command.
         """
         try:
             return self._finish()
@@ -372,6 +355,7 @@ class SweepRunner:
             report = self._make_report([job.entry for job in self._jobs])
             self._show(report)
             is_recorded = self._repair_parent()
+        self._show_best(report)
         if is_recorded:  # the store answers: send what earlier commands could not record
             finished = [job for job in self._jobs if job.run is None and job.is_finished]
             all(repair_quietly(self._folder / job.entry.folder) for job in finished)
@@ -399,7 +383,6 @@ class SweepRunner:
         return repair_quietly(self._folder)
 
     def _remaining_jobs(self) -> list[LedgerEntry]:
-        """Lists the jobs that did not finish."""
         return [job.entry for job in self._jobs if not job.is_finished]
 
     def _show(self, report: Report) -> None:
@@ -414,6 +397,15 @@ class SweepRunner:
             rows += [("go on", f"the same command with hydra.sweep.dir={os.path.relpath(self._folder)}")]
         display.print_summary(rows)
 
+    def _show_best(self, report: Report) -> None:
+        """Shows where the sweep is recorded, and in the last line the best run and how to load its model."""
+        rows = [*self._parent.describe_links()]
+        if report.best is not None:
+            entry, run = report.best
+            rows.append(("best", f"{report.describe_best()}: {format_loading_line(run, self._folder / entry.folder)}"))
+        if rows:
+            Display(sys.stdout).print_summary(rows)
+
     def _exit_code(self, report: Report) -> int:
         if self._stop.is_set():
             return self._stop.exit_code
@@ -423,6 +415,16 @@ class SweepRunner:
         return REFUSED if statuses == {"REFUSED"} else FAILED
 
 
-def has_own_machines(job: SweepJob) -> bool:
-    """Whether the processes of a job do not share this machine with other jobs: they are on a Ray cluster."""
-    return job.run is not None and job.run.spec.plan.cluster.name == "ray"
+def format_loading_line(run: RunHistory, folder: Path) -> str:
+    """Returns a line of Python that loads the model of a run: from the store, or from its folder if it is not there."""
+    if run.model_uri is not None and run.store is not None:
+        first = (
+            ""
+            if is_default_store(run.store)
+            else f"mlflow.set_tracking_uri({json.dumps(drop_credentials(run.store))}); "
+        )
+        return f"{first}mlflow.pyfunc.load_model({json.dumps(run.model_uri)})"
+    model = RunFolder(folder).model
+    loads = {"keras.models.load_model": model / "model.keras", "tf.saved_model.load": model / "saved_model"}
+    calls = [f"{load}({json.dumps(os.path.relpath(path))})" for load, path in loads.items() if path.exists()]
+    return calls[0] if calls else f"its folder is {os.path.relpath(folder)}"

@@ -17,9 +17,7 @@ RUN_ID = "MLFLOW_RUN_ID"
 def make_tracker(options: Tracking, adopts: bool = False) -> Tracker:
     """Returns the tracker that the `tracking` options select.
 
-    Args:
-        options: the `tracking` options.
-        adopts: whether to use the run that MLFLOW_RUN_ID names instead of creating one.
+    If it `adopts`, it uses the run that MLFLOW_RUN_ID names instead of creating one.
     """
     if options.name == "none":
         return NoTracker()

@@ -22,7 +22,7 @@ from mlflow.projects.backend.local import LocalBackend
 GROUP = "cluster"
 
 #: Keys that MLflow adds to the same dictionary.
-MLFLOWS = frozenset(value for name, value in vars(utils).items() if name.startswith("PROJECT_"))
+MLFLOW_KEYS = frozenset(value for name, value in vars(utils).items() if name.startswith("PROJECT_"))
 
 
 class Backend(LocalBackend):  # type: ignore[misc]  # MLflow's types are incomplete
@@ -40,10 +40,9 @@ class Backend(LocalBackend):  # type: ignore[misc]  # MLflow's types are incompl
     ) -> Any:
         """Runs the project and returns when the run has ended; MLflow calls it.
 
-        Raises:
-            ExecutionException: if the run failed, or the file has a key that is not a `cluster` setting.
+        Raises `ExecutionException` if the run failed, or the file has a key that is not a `cluster` setting.
         """
-        settings = {key: value for key, value in backend_config.items() if key not in MLFLOWS}
+        settings = {key: value for key, value in backend_config.items() if key not in MLFLOW_KEYS}
         words = [*([params["overrides"]] if params.get("overrides") else []), *map(shlex.quote, to_overrides(settings))]
         project_params = {**params, "overrides": " ".join(words)} if words else params
         config = {**backend_config, utils.PROJECT_SYNCHRONOUS: True}
@@ -56,14 +55,13 @@ class Backend(LocalBackend):  # type: ignore[misc]  # MLflow's types are incompl
 def to_overrides(config: Mapping[str, Any]) -> list[str]:
     """Converts the settings of a file to Hydra overrides.
 
-    Raises:
-        ExecutionException: if a key is not a setting of the group `cluster`. MLflow prints the message.
+    Raises `ExecutionException`, whose message MLflow prints, if a key is not a setting of the group `cluster`.
     """
     words: list[str] = []
     for key, value in config.items():
         if key != GROUP and not key.startswith(f"{GROUP}."):
             raise ExecutionException(
-                f"--backend-config: {key}: expected settings of the config group {GROUP}, such as "
+                f"--backend-config: {key}: expected keys of the config group {GROUP}, such as "
                 f'{{"{GROUP}": "local", "{GROUP}.workers": 2}}; other keys go into -P overrides=...'
             )
         if isinstance(value, Mapping):

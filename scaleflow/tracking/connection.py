@@ -16,21 +16,23 @@ from filelock import FileLock
 from scaleflow.tracking.uri import sqlite_file
 
 #: Time to wait for another process that opens the same store.
-SECONDS_TO_MIGRATE = 120.0
+MIGRATION_SECONDS = 120.0
 
-#: By default MLflow retries for minutes, and can repeat a request that succeeded. The recorder retries instead.
-PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
-
-#: The launcher prints the run's links itself.
-QUIET = {"MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true", "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
+MLFLOW_DEFAULTS = {
+    # By default MLflow retries for minutes, and can repeat a request that succeeded. The recorder retries instead.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+    # The launcher prints the run's links itself.
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+}
 
 #: MLflow's tracking URI is global to the process, so only one thread at a time may change it.
-ONE_STORE = threading.Lock()
+STORE_LOCK = threading.Lock()
 
 
 def set_mlflow_defaults() -> None:
-    """Sets environment variables of MLflow, unless the user has set them."""
-    for key, value in (PATIENCE | QUIET).items():
+    for key, value in MLFLOW_DEFAULTS.items():
         os.environ.setdefault(key, value)
 
 
@@ -43,10 +45,10 @@ def migration_lock(uri: str) -> FileLock:
     if file := sqlite_file(uri):
         lock = Path(f"{file}.lock")
         if os.access(lock if lock.exists() else lock.parent, os.W_OK):
-            return FileLock(lock, timeout=SECONDS_TO_MIGRATE, mode=0o666)
+            return FileLock(lock, timeout=MIGRATION_SECONDS, mode=0o666)
     public = re.sub(r"//[^/]*@", "//", uri.partition("?")[0])  # the query of some stores contains a password
     name = f"scaleflow-{os.getuid()}-{hashlib.sha256(public.encode()).hexdigest()[:16]}.lock"
-    return FileLock(Path(tempfile.gettempdir(), name), timeout=SECONDS_TO_MIGRATE, mode=0o600)
+    return FileLock(Path(tempfile.gettempdir(), name), timeout=MIGRATION_SECONDS, mode=0o600)
 
 
 @contextlib.contextmanager
@@ -54,7 +56,7 @@ def use_store(store: str) -> Iterator[None]:
     """Sets MLflow's global tracking URI in a context. MLflow resolves `runs:/` URIs only against this global URI."""
     from mlflow.tracking._tracking_service.utils import _use_tracking_uri
 
-    with ONE_STORE:
+    with STORE_LOCK:
         before = os.environ.get("MLFLOW_TRACKING_URI")
         try:
             with _use_tracking_uri(store):

@@ -21,13 +21,13 @@ from scaleflow.tracking.uri import resolve_store, sqlite_file
 SCHEMES = ("runs:/", "models:/")
 
 #: Where scaleflow's export, an MLflow model and a run's folder have the Keras file.
-PLACES = ("model.keras", "data/model.keras", "model/model.keras")
+KERAS_FILES = ("model.keras", "data/model.keras", "model/model.keras")
 
 #: The file that is exported instead if Keras cannot write a model as a .keras file.
 WEIGHTS_FILE = "model.weights.h5"
 
-WHAT_WORKS = (
-    "give a file that keras.Model.save wrote, a folder with a model that scaleflow exported, runs:/RUN_ID/model or "
+ADVICE = (
+    "use a file that keras.Model.save wrote, a folder with a model that scaleflow exported, runs:/RUN_ID/model or "
     "models:/NAME/VERSION"
 )
 
@@ -36,23 +36,19 @@ WHAT_WORKS = (
 def locate_weights(plan: Plan) -> Iterator[Plan]:
     """Yields the plan with `model.init_from` replaced by the path of a local Keras file.
 
-    A downloaded file is deleted when the context ends.
-
-    Raises:
-        ConfigError: if there is no such file, or no such model in the store.
+    A downloaded file is deleted when the context ends. Raises ConfigError if there is no such file, or no such model in
+    the store.
     """
     source = plan.model.init_from
     if source is None:
         yield plan
     elif source.startswith(SCHEMES):
         with tempfile.TemporaryDirectory(prefix="scaleflow-init-") as folder:
-            yield set_initial_weights(plan, download_weights(source, plan.tracking, Path(folder)))
+            file = download_weights(source, plan.tracking, Path(folder))
+            yield replace(plan, model=replace(plan.model, init_from=str(file)))
     else:
-        yield set_initial_weights(plan, find_keras_file(Path(source).expanduser(), source))
-
-
-def set_initial_weights(plan: Plan, file: Path) -> Plan:
-    return replace(plan, model=replace(plan.model, init_from=str(file.absolute())))
+        file = find_keras_file(Path(source).expanduser(), source)
+        yield replace(plan, model=replace(plan.model, init_from=str(file.absolute())))
 
 
 def find_keras_file(path: Path, source: str) -> Path:
@@ -60,16 +56,16 @@ def find_keras_file(path: Path, source: str) -> Path:
     if path.is_file():
         return path
     if not path.exists():
-        raise ConfigError(f"model.init_from={source}: there is no such file or folder; {WHAT_WORKS}")
-    files = [path / place for place in PLACES if (path / place).is_file()] or sorted(path.rglob("*.keras"))
+        raise ConfigError(f"model.init_from={source}: there is no such file or folder; {ADVICE}")
+    files = [path / place for place in KERAS_FILES if (path / place).is_file()] or sorted(path.rglob("*.keras"))
     if files:
         return files[0]
     if weights := sorted(path.rglob(WEIGHTS_FILE)):
         raise ConfigError(
-            f"model.init_from={source}: holds a model that Keras could not write as a .keras file, only its weights; "
-            f"in the code that builds the model, load_weights can take them ({weights[0].relative_to(path)})"
+            f"model.init_from={source}: contains a model that Keras could not write as a .keras file, only its "
+            f"weights; call load_weights in the code that builds the model ({weights[0].relative_to(path)})"
         )
-    raise ConfigError(f"model.init_from={source}: holds no Keras file (.keras); {WHAT_WORKS}")
+    raise ConfigError(f"model.init_from={source}: contains no Keras file (.keras); {ADVICE}")
 
 
 def download_weights(uri: str, tracking: Tracking, folder: Path) -> Path:
@@ -77,7 +73,7 @@ def download_weights(uri: str, tracking: Tracking, folder: Path) -> Path:
     store = tracking.uri or resolve_store(Tracking()).uri
     assert store is not None
     if (database := sqlite_file(store)) and not database.exists():
-        raise ConfigError(f"model.init_from={uri}: there is no store {store}; name another by tracking.uri")
+        raise ConfigError(f"model.init_from={uri}: there is no tracking store {store}; set tracking.uri to another one")
     set_mlflow_defaults()
     from mlflow.artifacts import download_artifacts
     from mlflow.exceptions import MlflowException
@@ -94,5 +90,5 @@ def download_weights(uri: str, tracking: Tracking, folder: Path) -> Path:
         except (MlflowException, OSError) as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise ConfigError(
-                f"model.init_from={uri}: cannot be had from {mask_secrets(store)}: {mask_secrets(reason)}"
+                f"model.init_from={uri}: cannot be loaded from {mask_secrets(store)}: {mask_secrets(reason)}"
             ) from error

@@ -14,7 +14,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 from scaleflow.events import DatasetDescribed
 
 #: Longest profile or source that MLflow's store accepts, in characters.
-LONGEST = 16_000
+MAX_TEXT = 16_000
 
 
 def make_dataset_inputs(data: DatasetDescribed) -> list[DatasetInput]:
@@ -29,19 +29,25 @@ def describe_split(data: DatasetDescribed, split: Mapping[str, Any]) -> Dataset:
     source_type, source = make_dataset_source(data.source)
     profile = {"num_rows": split["examples"], "kind": data.kind}
     if data.classes:
-        profile["classes"] = list(data.classes)
-    if len(json.dumps(profile)) > LONGEST:
-        profile["classes"] = len(data.classes)
-    tensors = {name: to_tensor_spec(split[name]).to_json() for name in ("inputs", "targets")}
+        profile["classes"] = data.classes
+    if len(json.dumps(profile)) > MAX_TEXT:
+        profile["classes"] = count_classes(data.classes)
+    tensors = {name: to_schema(split[name]).to_json() for name in ("inputs", "targets")}
     schema = {"mlflow_tensorspec": {"features": tensors["inputs"], "targets": tensors["targets"]}}
     return Dataset(
         name=data.name,
         digest=split["digest"],
         source_type=source_type,
-        source=json.dumps(source)[:LONGEST],
+        source=json.dumps(source)[:MAX_TEXT],
         schema=json.dumps(schema),
         profile=json.dumps(profile),
     )
+
+
+def count_classes(classes: Any) -> Any:
+    """Returns the number of names, for each output if there are several."""
+    is_dict = isinstance(classes, Mapping)
+    return {name: count_classes(each) for name, each in classes.items()} if is_dict else len(classes)
 
 
 def make_dataset_source(source: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -52,6 +58,13 @@ def make_dataset_source(source: Mapping[str, Any]) -> tuple[str, dict[str, Any]]
     return "code", {"tags": {"_target_": source["target"], **arguments}}
 
 
-def to_tensor_spec(spec: Mapping[str, Any]) -> Schema:
+def to_schema(specs: Mapping[str, Any]) -> Schema:
+    """Converts the dtype and shape of one tensor, or a dict of them by name."""
+    if isinstance(specs.get("dtype"), str):
+        return Schema([to_tensor_spec(specs)])
+    return Schema([to_tensor_spec(spec, name) for name, spec in specs.items()])
+
+
+def to_tensor_spec(spec: Mapping[str, Any], name: str | None = None) -> TensorSpec:
     dtype = np.dtype(object if spec["dtype"] == "string" else spec["dtype"])
-    return Schema([TensorSpec(dtype, (-1, *spec["shape"]))])
+    return TensorSpec(dtype, (-1, *spec["shape"]), name)

@@ -8,10 +8,10 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 
-LONGEST_KEY = 250
+MAX_KEY = 250
 
 #: Hexadecimal digits of the hash that is appended to a name that was shortened or is not unique.
-DIGITS = 8
+HASH_DIGITS = 8
 
 
 def to_allowed_key(key: str) -> str:
@@ -21,13 +21,13 @@ def to_allowed_key(key: str) -> str:
         name = name.replace("/", "_")  # MLflow accepts only normalized relative paths
     if name == "." or name.startswith(".."):
         name = name.replace(".", "_", 2)
-    return name if len(name) <= LONGEST_KEY else add_suffix(name, key)
+    return name if len(name) <= MAX_KEY else add_suffix(name, key)
 
 
 def add_suffix(name: str, key: str) -> str:
     """Appends a hash of the key, so that the name differs from those of other keys."""
-    digest = hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()[:DIGITS]
-    return f"{name[: LONGEST_KEY - DIGITS - 1]}-{digest}"
+    digest = hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()[:HASH_DIGITS]
+    return f"{name[: MAX_KEY - HASH_DIGITS - 1]}-{digest}"
 
 
 def to_distinct_keys(values: Mapping[str, object]) -> dict[str, str]:

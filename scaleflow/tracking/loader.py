@@ -17,26 +17,39 @@ class SavedModel:
 
     def __init__(self, folder: str) -> None:
         self._loaded = tf.saved_model.load(folder)
-        (spec,) = self._loaded.signatures["serving_default"].structured_input_signature[1].values()
-        self._spec = spec
+        ((self._specs,), _) = self._loaded.serve.concrete_functions[0].structured_input_signature
 
-    def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> np.ndarray[Any, Any]:
-        """Returns logits or values, [batch, ...] float32.
+    def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> Any:
+        """Returns logits or values, [batch, ...] float32, or a dict of such arrays by the name of the output.
 
         Args:
             model_input: raw inputs [batch, ...] as an array, (nested) lists, or a DataFrame with one row per example,
-                whose columns are concatenated in order. For a text model, numbers become text and missing values
-                become empty strings.
+                whose columns are concatenated in order. For a model of several inputs: a dict of arrays or a DataFrame
+                with a column for each input, by name; the name of an input in a nested dict is its keys joined with
+                `/`. For text, numbers become text and missing values become empty strings.
             params: unused; MLflow passes it.
         """
-        values = model_input.to_numpy() if hasattr(model_input, "to_numpy") else np.asarray(model_input)
-        if self._spec.dtype == tf.string:
-            values = np.array([to_text(value) for value in values.ravel()], object).reshape(values.shape)
-        elif values.dtype == object:
-            values = np.asarray(values.tolist())
-        shape = [len(values), *self._spec.shape[1:]]
-        batch = tf.reshape(tf.cast(tf.constant(values), self._spec.dtype), shape)
-        return np.asarray(self._loaded.serve(batch))
+        outputs = self._loaded.serve(take_inputs(self._specs, model_input, ""))
+        return tf.nest.map_structure(np.asarray, outputs)
+
+
+def take_inputs(specs: Any, model_input: Any, name: str) -> Any:
+    """Converts the inputs to tensors, in the structure of `specs`. `name` is that of the part of it."""
+    if not isinstance(specs, dict):
+        return to_tensor(specs, model_input[name] if name else model_input)
+    start = f"{name}/" if name else ""
+    return {key: take_inputs(spec, model_input, f"{start}{key}") for key, spec in specs.items()}
+
+
+def to_tensor(spec: tf.TensorSpec, given: Any) -> tf.Tensor:
+    """Converts an array, lists, a column or a table to a tensor [batch, ...]."""
+    values = given.to_numpy() if hasattr(given, "to_numpy") else np.asarray(given)
+    if spec.dtype == tf.string:
+        cells = (cell if isinstance(cell, list | np.ndarray) else [cell] for cell in values.ravel())
+        values = np.array([to_text(text) for cell in cells for text in cell], object)
+    elif values.dtype == object:
+        values = np.asarray(values.tolist())
+    return tf.reshape(tf.cast(tf.constant(values), spec.dtype), [len(given), *spec.shape[1:]])
 
 
 def to_text(value: Any) -> str | bytes:

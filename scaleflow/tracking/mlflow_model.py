@@ -28,13 +28,7 @@ LOADER = "scaleflow_loader"
 
 
 def write_mlflow_model(exported: Path, folder: Path, *, run_id: str, model_id: str) -> None:
-    """Writes the MLflow model.
-
-    Args:
-        exported: the folder that `scaleflow.model.export` wrote.
-        folder: an empty folder, which becomes the model.
-        run_id, model_id: written into MLmodel.
-    """
+    """Writes the folder that `scaleflow.model.export` wrote as an MLflow model into an empty folder."""
     metadata = json.loads((exported / "signature.json").read_text())
     data = folder / "data"
     data.mkdir(parents=True)
@@ -47,7 +41,7 @@ def write_mlflow_model(exported: Path, folder: Path, *, run_id: str, model_id: s
     requirements = write_environment(folder, metadata["tensorflow"])
     signature = ModelSignature(make_tensor_schema(metadata["inputs"]), make_tensor_schema(metadata["outputs"]))
     model = Model(artifact_path="model", run_id=run_id, model_id=model_id, signature=signature)
-    _save_example(model, np.load(exported / "input_example.npy"), str(folder))
+    _save_example(model, read_example(exported), str(folder))
     add_to_model(
         model, loader_module=LOADER, data="data", code="code", conda_env="conda.yaml", python_env="python_env.yaml"
     )
@@ -55,17 +49,44 @@ def write_mlflow_model(exported: Path, folder: Path, *, run_id: str, model_id: s
     model.save(str(folder / "MLmodel"))
 
 
-def make_tensor_schema(tensor: dict[str, Any]) -> Schema:
+def read_example(exported: Path) -> Any:
+    """Returns the example of the inputs: an array, or a dict of arrays by name."""
+    single = exported / "input_example.npy"
+    if single.is_file():
+        return np.load(single)
+    with np.load(exported / "input_example.npz") as arrays:
+        return dict(arrays)
+
+
+def make_tensor_schema(tensors: dict[str, Any]) -> Schema:
     """Returns the schema that MLflow checks inputs against before it calls the loader.
 
     MLflow's tensor schemas have no string type. One text per example becomes a string column, which may be a list, an
     array or a DataFrame. Several texts per example become objects, so that a DataFrame may also have numbers.
+
+    Args:
+        tensors: `dtype` and `shape` of one tensor, or a dict of such dicts, whose tensors are named in the schema.
     """
-    if tensor["dtype"] != "string":
-        return Schema([TensorSpec(np.dtype(tensor["dtype"]), tuple(tensor["shape"]))])
-    if len(tensor["shape"]) == 1:
+    named = name_tensors(tensors)
+    if set(named) != {""}:
+        return Schema([to_tensor_spec(tensor, name) for name, tensor in named.items()])
+    if tensors["dtype"] == "string" and len(tensors["shape"]) == 1:
         return Schema([ColSpec("string")])
-    return Schema([TensorSpec(np.dtype(object), tuple(tensor["shape"]))])
+    return Schema([to_tensor_spec(tensors)])
+
+
+def name_tensors(tensors: dict[str, Any], prefix: str = "") -> dict[str, dict[str, Any]]:
+    """Returns the descriptions of tensors by name: the keys of nested dicts, joined with `/`."""
+    if isinstance(tensors.get("dtype"), str):
+        return {prefix: tensors}
+    start = f"{prefix}/" if prefix else ""
+    return {name: each for key, part in tensors.items() for name, each in name_tensors(part, start + key).items()}
+
+
+def to_tensor_spec(tensor: dict[str, Any], name: str | None = None) -> TensorSpec:
+    return TensorSpec(
+        np.dtype(object if tensor["dtype"] == "string" else tensor["dtype"]), tuple(tensor["shape"]), name
+    )
 
 
 def write_environment(folder: Path, tensorflow: str) -> list[str]:

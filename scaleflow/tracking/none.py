@@ -16,11 +16,12 @@ class NoTracker:
     run_id: str | None = None
     adopted: str | None = None
     uri: str | None = None
+    model_uri: str | None = None
 
     def connect(self) -> None: ...
 
     def find_folder(self, run_id: str) -> str:
-        raise ConfigError(f"tracking=none: knows no run {run_id}")
+        raise ConfigError(f"tracking=none: there is no store with the run {run_id}")
 
     def adopt(self, run_id: str) -> None: ...
 
@@ -33,6 +34,8 @@ class NoTracker:
     def log_metrics(self, points: Sequence[Point]) -> None: ...
 
     def set_tags(self, values: Mapping[str, str]) -> None: ...
+
+    def describe(self, text: str) -> None: ...
 
     def log_artifact(self, path: Path, folder: str | None) -> None: ...
 

@@ -13,17 +13,12 @@ MOST_NUMBERED = 30
 
 
 def draw_confusion(table: Path, split: str) -> Path | None:
-    """Draws a confusion matrix as a PNG next to its table.
+    """Draws a confusion matrix as a PNG next to its table, and returns its path.
 
-    Args:
-        table: a CSV file: a header, then one row per true class with its name and the counts.
-        split: the evaluated split, for the title.
-
-    Returns:
-        The path of the picture; None if there are too many classes or matplotlib is not installed.
+    The CSV file has a header, then one row per true class with its name and the counts; `split` is for the title.
+    Returns None if there are too many classes or matplotlib is not installed.
     """
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
         return None
@@ -48,13 +43,12 @@ def draw_confusion(table: Path, split: str) -> Path | None:
     axes.set_ylabel("true")
     correct = sum(row[i] for i, row in enumerate(counts))
     total = sum(map(sum, counts))
-    axes.set_title(f"{split}: {correct:,} of {total:,} right")
+    axes.set_title(f"{split}: {correct:,} of {total:,} correct")
     if is_numbered:
         for i, row in enumerate(counts):
             for j, n in enumerate(row):
                 colour = "white" if shares[i][j] > 0.5 else "black"
                 axes.text(j, i, str(n) if n else "", ha="center", va="center", color=colour, fontsize=8)
     picture = table.with_suffix(".png")
-    FigureCanvasAgg(figure)
     figure.savefig(picture)
     return picture

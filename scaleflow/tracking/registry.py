@@ -13,14 +13,8 @@ if TYPE_CHECKING:
 def register_model(client: MlflowClient, name: str, alias: str | None, run_id: str, model_id: str) -> str:
     """Creates the version if it is missing, and moves the alias to it unless the alias points to a newer version.
 
-    Args:
-        client: client of the store, which is also the registry unless MLFLOW_REGISTRY_URI names another.
-        name: name of the registered model, which is created if it is missing.
-        alias: alias to move, or None.
-        run_id, model_id: the run and its logged model.
-
-    Returns:
-        The version.
+    Also creates the registered model if it is missing. The client's store is the registry, unless MLFLOW_REGISTRY_URI
+    names another. Returns the version.
     """
     from mlflow.exceptions import MlflowException
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import hashlib
 import json
 import logging
 import os
@@ -19,7 +20,7 @@ from scaleflow.events import DatasetDescribed
 from scaleflow.interfaces import IDENTITY, Point, Status, Tracking
 from scaleflow.secret_masking import mask_secrets
 from scaleflow.tracking.connection import migration_lock, set_mlflow_defaults
-from scaleflow.tracking.keys import LONGEST_KEY, MetricKeys, to_distinct_keys
+from scaleflow.tracking.keys import MAX_KEY, MetricKeys, to_distinct_keys
 from scaleflow.tracking.registry import register_model
 from scaleflow.tracking.uri import sqlite_file
 
@@ -27,30 +28,34 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Run
 
-PARAMS_A_BATCH = 100
-METRICS_A_BATCH = 1000
-BYTES_A_BATCH = 800_000
-LONGEST_VALUE = 6000
+PARAMS_PER_BATCH = 100
+METRICS_PER_BATCH = 1000
+BYTES_PER_BATCH = 800_000
+MAX_VALUE = 6000
+MAX_DESCRIPTION = 8000
 MODEL = "model"
 
 #: The tag of a logged model with the update after which it was exported.
-STEP = "scaleflow.step"
+STEP_TAG = "scaleflow.step"
+
+#: MLflow's tag of a run's description, and the digest of the description that scaleflow has written.
+DESCRIPTION, WRITTEN = "mlflow.note.content", "scaleflow.description"
 
 #: Metrics that are also logged for the model, if they were measured at its step.
-OF_THE_MODEL = ("val/", "test/")
+MODEL_METRICS = ("val/", "test/")
 
 #: HTTP status codes of a server that is overloaded: request timeout, too early, too many requests.
 BUSY = (408, 425, 429)
 
 #: Tags of the run's source in MLflow's UI, and of the view in which the UI opens the experiment.
-SOURCE = {"mlflow.source.name": "scaleflow", "mlflow.source.type": "LOCAL"}
-KIND = {"mlflow.experimentKind": "custom_model_development"}
+SOURCE_TAGS = {"mlflow.source.name": "scaleflow", "mlflow.source.type": "LOCAL"}
+EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 
 #: Part of a link to MLflow's UI, which otherwise opens in a view for language models.
-VIEW = "workflowType=machine_learning"
+UI_QUERY = "workflowType=machine_learning"
 
 #: A name that MLflow generated, such as bold-ant-123.
-MLFLOWS_NAME = re.compile(r"[a-z]+-[a-z]+-\d{1,4}")
+GENERATED_NAME = re.compile(r"[a-z]+-[a-z]+-\d{1,4}")
 
 #: The default of `tracking.experiment`. Only if it is unchanged can MLflow's environment variables name another.
 DEFAULT_EXPERIMENT = "scaleflow"
@@ -59,15 +64,11 @@ T = TypeVar("T")
 
 
 class MlflowTracker:
-    """Implements `Tracker` for one run in an MLflow store.
-
-    Args:
-        options: the `tracking` options, with an absolute `uri`.
-        adopted: ID of a run that was opened for this command and is used instead of a new one.
+    """Implements `Tracker` for one run in an MLflow store; the `tracking` options have an absolute `uri`.
 
     Attributes:
-        adopted: the same. `connect` checks it; the recorder also sets it later, unchecked, to a run that an earlier
-            process of this command began to use.
+        adopted: ID of a run that was opened for this command and is used instead of a new one. `connect` checks it; the
+            recorder also sets it later, unchecked, to a run that an earlier process of this command began to use.
     """
 
     def __init__(self, options: Tracking, adopted: str | None = None) -> None:
@@ -110,22 +111,24 @@ class MlflowTracker:
         tags = self._get_run(run_id, f"MLFLOW_RUN_ID={run_id}").data.tags
         if folder := tags.get("scaleflow.folder"):
             raise ConfigError(
-                f"MLFLOW_RUN_ID={run_id}: is the run of {folder} already; resume={folder} goes on with it, and without "
-                "MLFLOW_RUN_ID there is a new run"
+                f"MLFLOW_RUN_ID={run_id}: this run already belongs to {folder}; use resume={folder} to continue it, "
+                "or unset MLFLOW_RUN_ID for a new run"
             )
 
     def find_folder(self, run_id: str) -> str:
         folder = self._get_run(run_id).data.tags.get("scaleflow.folder")
         if folder is None:
-            raise ConfigError(f"resume={run_id}: that run is none of scaleflow's: it has no tag scaleflow.folder")
+            raise ConfigError(f"resume={run_id}: this is not a run of scaleflow: it has no tag scaleflow.folder")
         return str(folder)
 
     def fetch_run(self) -> Run:
-        """Returns the store's record of this run."""
         return self._client.get_run(self._run)
 
-    def model_uri(self, model_id: str) -> str:
-        """Returns the URI of a logged model's artifacts."""
+    @property
+    def model_uri(self) -> str | None:
+        return self._model_id and f"models:/{self._model_id}"
+
+    def find_artifacts(self, model_id: str) -> str:
         return str(self._client.get_logged_model(model_id).artifact_location)
 
     def adopt(self, run_id: str, key: str = "resume") -> None:
@@ -139,11 +142,13 @@ class MlflowTracker:
                 self._client.delete_tag(self._run, tag)
 
     def _get_run(self, run_id: str, key: str = "resume") -> Run:
-        with explain_missing(f"{key}: the store {mask_secrets(self.uri)} has no run {run_id}; name it by tracking.uri"):
+        with explain_missing(
+            f"{key}: the store {mask_secrets(self.uri)} has no run {run_id}; set tracking.uri to the store that has it"
+        ):
             run = self._client.get_run(run_id)
         if run.info.lifecycle_stage != "active":
             raise ConfigError(
-                f"{key}: the run {run_id} was deleted; `mlflow runs restore --run-id {run_id}` brings it back"
+                f"{key}: the run {run_id} was deleted; `mlflow runs restore --run-id {run_id}` restores it"
             )
         return run
 
@@ -164,7 +169,7 @@ class MlflowTracker:
 
     def _create_run(self, name: str, tags: Mapping[str, str], began: int) -> str:
         """Creates a run together with its identity tag, by which `_find_earlier` finds it."""
-        first_tags = {"mlflow.user": user_name(), **SOURCE, IDENTITY: tags[IDENTITY]}
+        first_tags = {"mlflow.user": user_name(), **SOURCE_TAGS, IDENTITY: tags[IDENTITY]}
         return str(self._client.create_run(self._experiment_id, began, first_tags, name).info.run_id)
 
     def _adopt(self, run_id: str, tags: Mapping[str, str]) -> dict[str, str]:
@@ -174,7 +179,7 @@ class MlflowTracker:
         """
         run = self._client.get_run(run_id)
         name = run.info.run_name or ""
-        if self._options.run_name is None and name and not MLFLOWS_NAME.fullmatch(name):
+        if self._options.run_name is None and name and not GENERATED_NAME.fullmatch(name):
             self._run_name = name
         if run.info.status != "RUNNING":
             self._client.update_run(run_id, status="RUNNING")
@@ -193,7 +198,7 @@ class MlflowTracker:
             return name
         with explain_missing(
             f"MLFLOW_EXPERIMENT_ID={experiment_id}: the store {mask_secrets(self.uri)} has no such experiment; unset "
-            "it, or name one by tracking.experiment"
+            "it, or set tracking.experiment"
         ):
             return str(self._client.get_experiment(experiment_id).name)
 
@@ -205,7 +210,7 @@ class MlflowTracker:
         experiment = self._client.get_experiment_by_name(name)
         if experiment is None:
             try:
-                return str(self._client.create_experiment(name, artifact_location(self.uri, name), KIND))
+                return str(self._client.create_experiment(name, artifact_location(self.uri, name), EXPERIMENT_TAGS))
             except MlflowException:  # another command may have created it since
                 experiment = self._client.get_experiment_by_name(name)
                 if experiment is None:
@@ -221,9 +226,9 @@ class MlflowTracker:
         from mlflow.entities import Param
 
         existing = self.fetch_run().data.params
-        params = {key: value[:LONGEST_VALUE] for key, value in to_distinct_keys(values).items()}
+        params = {key: value[:MAX_VALUE] for key, value in to_distinct_keys(values).items()}
         # `mlflow run` logs its own params, which can't be changed, so different values get the prefix `scaleflow.`.
-        renamed = {f"scaleflow.{k}"[:LONGEST_KEY]: v for k, v in params.items() if existing.get(k, v) != v}
+        renamed = {f"scaleflow.{k}"[:MAX_KEY]: v for k, v in params.items() if existing.get(k, v) != v}
         new = {k: v for k, v in {**params, **renamed}.items() if k not in existing}
         for batch in split_text_batches(iter(new.items())):
             self._client.log_batch(self._run, params=[Param(*param) for param in batch])
@@ -232,7 +237,7 @@ class MlflowTracker:
         from mlflow.entities import Metric
 
         metrics = (Metric(self._names[p.key], p.value, p.time, p.step) for p in points)
-        for batch in split_batches(metrics, METRICS_A_BATCH):
+        for batch in split_batches(metrics, METRICS_PER_BATCH):
             self._client.log_batch(self._run, metrics=batch)
 
     def log_batch(self, metrics: Sequence[Metric]) -> None:
@@ -242,9 +247,19 @@ class MlflowTracker:
     def set_tags(self, values: Mapping[str, str]) -> None:
         from mlflow.entities import RunTag
 
-        tags = ((key, mask_secrets(value, key)[:LONGEST_VALUE]) for key, value in to_distinct_keys(values).items())
+        tags = ((key, mask_secrets(value, key)[:MAX_VALUE]) for key, value in to_distinct_keys(values).items())
         for batch in split_text_batches(tags):
             self._client.log_batch(self._run, tags=[RunTag(*tag) for tag in batch])
+
+    def describe(self, text: str) -> None:
+        from mlflow.entities import RunTag
+
+        tags = self.fetch_run().data.tags
+        current = tags.get(DESCRIPTION)
+        if current is None or compute_digest(current) == tags.get(WRITTEN):
+            text = mask_secrets(text, DESCRIPTION)[:MAX_DESCRIPTION]
+            both = [RunTag(DESCRIPTION, text), RunTag(WRITTEN, compute_digest(text))]
+            self._client.log_batch(self._run, tags=both)
 
     def log_artifact(self, path: Path, folder: str | None) -> None:
         self._client.log_artifact(self._run, str(path), folder)
@@ -278,10 +293,10 @@ class MlflowTracker:
         """
         from mlflow.entities import Metric
 
-        keys = [key for key in self.fetch_run().data.metrics if key.startswith(OF_THE_MODEL)]
+        keys = [key for key in self.fetch_run().data.metrics if key.startswith(MODEL_METRICS)]
         points = [point for key in keys for point in self._client.get_metric_history(self._run, key)]
         metrics = [Metric(p.key, p.value, p.timestamp, p.step, model_id=model_id) for p in points if p.step == step]
-        for batch in split_batches(metrics, METRICS_A_BATCH):
+        for batch in split_batches(metrics, METRICS_PER_BATCH):
             self._client.log_batch(self._run, metrics=batch)
 
     def _register_model(self, model_id: str) -> None:
@@ -305,14 +320,14 @@ class MlflowTracker:
 
     def _find_or_create_model(self, step: int) -> tuple[str, bool]:
         """Returns the ID of this step's model, which is created if missing, and whether all its files are uploaded."""
-        query = f"source_run_id = '{self._run}' AND tags.`{STEP}` = '{step}'"
+        query = f"source_run_id = '{self._run}' AND tags.`{STEP_TAG}` = '{step}'"
         for existing in self._client.search_logged_models([self._experiment_id], query):
             return str(existing.model_id), str(existing.status) == "READY"
         model = self._client.create_logged_model(
             self._experiment_id,
             name=MODEL,
             source_run_id=self._run,
-            tags={"mlflow.user": user_name(), **SOURCE, STEP: str(step)},
+            tags={"mlflow.user": user_name(), **SOURCE_TAGS, STEP_TAG: str(step)},
         )
         return str(model.model_id), False
 
@@ -329,8 +344,8 @@ class MlflowTracker:
 
     def describe_links(self) -> Sequence[tuple[str, str]]:
         lines = [("run", f"{self._run_name}  ({self.run_id})")]
-        if self._model_id is not None:
-            lines.append(("model", f"models:/{self._model_id}"))
+        if self.model_uri is not None:
+            lines.append(("model", self.model_uri))
         if self._version is not None:
             name, alias = self._options.register_as, self._options.alias
             lines.append(("registered", f"models:/{name}/{self._version}" + (f"  (@{alias})" if alias else "")))
@@ -338,7 +353,7 @@ class MlflowTracker:
             is_default = file == Path("mlflow.db").absolute()
             lines.append(("look at it", "mlflow ui" + ("" if is_default else f" --backend-store-uri {self.uri}")))
         else:
-            page = f"#/experiments/{self._experiment_id}/runs/{self.run_id}?{VIEW}"
+            page = f"#/experiments/{self._experiment_id}/runs/{self.run_id}?{UI_QUERY}"
             lines.append(("look at it", f"{mask_secrets(self.uri)}/{page}"))
         return lines
 
@@ -365,7 +380,7 @@ def explain_unusable(uri: str, error: Exception) -> ConfigError:
     """Returns the error to raise if a store can't be used: StoreUnreachable if it is only unavailable now."""
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     kind = StoreUnreachable if is_transient(error) else ConfigError
-    return kind(f"tracking.uri={mask_secrets(uri)}: the store can't be used: {mask_secrets(reason)}")
+    return kind(f"tracking.uri={mask_secrets(uri)}: the store cannot be used: {mask_secrets(reason)}")
 
 
 def is_transient(error: Exception) -> bool:
@@ -397,13 +412,18 @@ def split_text_batches(items: Iterable[tuple[str, str]]) -> Iterator[list[tuple[
     batch_bytes = 0
     for item in items:
         item_bytes = len(json.dumps(item))  # the size in the request: a non-ASCII character takes six bytes
-        if batch and (len(batch) == PARAMS_A_BATCH or batch_bytes + item_bytes > BYTES_A_BATCH):
+        if batch and (len(batch) == PARAMS_PER_BATCH or batch_bytes + item_bytes > BYTES_PER_BATCH):
             yield batch
             batch, batch_bytes = [], 0
         batch.append(item)
         batch_bytes += item_bytes
     if batch:
         yield batch
+
+
+def compute_digest(text: str) -> str:
+    """Returns 16 hexadecimal digits of a text's SHA-256."""
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 def user_name() -> str:

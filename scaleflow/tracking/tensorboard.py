@@ -26,10 +26,8 @@ def check_tensorboard(wanted: bool) -> None:
 
 
 class TensorBoardWriter:
-    """Writes one event file, which it opens with the first event.
-
-    Args:
-        folder: the run's folder `tensorboard`. Event files in it, which are of the same run, are deleted.
+    """Writes one event file in a run's folder `tensorboard` with the first event, and deletes older ones, of the same
+    run.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -16,50 +16,41 @@ from scaleflow.events import ConfusionWritten, DatasetDescribed, Event, MetricsL
 from scaleflow.interfaces import Tracking
 from scaleflow.secret_masking import mask_secrets
 from scaleflow.tracking.connection import use_store
-from scaleflow.tracking.initial_weights import PLACES
+from scaleflow.tracking.initial_weights import KERAS_FILES
 from scaleflow.tracking.keys import to_allowed_key
 from scaleflow.tracking.plot import draw_confusion
-from scaleflow.tracking.store import MLFLOWS_NAME, MlflowTracker, explain_unusable
+from scaleflow.tracking.store import GENERATED_NAME, MlflowTracker, explain_unusable
 from scaleflow.tracking.uri import resolve_store, sqlite_file
 
 if TYPE_CHECKING:
     from scaleflow.profiler.analysis_process import Profile
 
 #: Largest size of a config.yaml, in bytes; a run's config is much smaller.
-LONGEST_CONFIG = 4 << 20
+MAX_CONFIG_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """A tracked run of scaleflow.
+    """A tracked run of scaleflow."""
 
-    Attributes:
-        run_id, name: MLflow's ID and name of the run.
-        config: the text of its config.yaml.
-        params: the logged params, which include the chosen options.
-        steps: number of updates of its newest logged model; 0 if there is none.
-        model_id: ID of its newest logged model; None if there is none.
-    """
-
+    #: MLflow's ID and name of the run
     run_id: str
     name: str
-    config: str
-    params: Mapping[str, str]
-    steps: int
-    model_id: str | None
+    config: str  # the text of its config.yaml
+    params: Mapping[str, str]  # the logged params, which include the chosen options
+    steps: int  # number of updates of its newest logged model; 0 if there is none
+    model_id: str | None  # ID of its newest logged model; None if there is none
 
 
 def choose_store(options: Tracking) -> Tracking:
-    """Returns the options of the store that a command reads from.
-
-    Raises:
-        ConfigError: if the store's SQLite file does not exist.
+    """Returns the options of the store that a command reads from. Raises ConfigError if its SQLite file does
+    not exist.
     """
     store = resolve_store(options if options.name == "mlflow" else Tracking())
     assert store.uri is not None
     if (file := sqlite_file(store.uri)) and not file.exists():
         raise ConfigError(
-            f"tracking.uri={store.uri}: there is no store; name the one that has the run by tracking.uri=..."
+            f"tracking.uri={store.uri}: there is no such store; set tracking.uri=... to the store that has the run"
         )
     return store
 
@@ -67,8 +58,7 @@ def choose_store(options: Tracking) -> Tracking:
 def find_run(run_id: str, store: Tracking) -> tuple[MlflowTracker, TrackedRun]:
     """Returns a run, and a tracker that is connected to it.
 
-    Raises:
-        ConfigError: if the store can't be used, has no such run, or the run is a sweep's or not scaleflow's.
+    Raises ConfigError if the store can't be used, has no such run, or the run is a sweep's or not scaleflow's.
     """
     from mlflow.exceptions import MlflowException
 
@@ -80,14 +70,14 @@ def find_run(run_id: str, store: Tracking) -> tuple[MlflowTracker, TrackedRun]:
     except MlflowException as error:
         raise explain_unusable(tracker.uri, error) from error
     if "scaleflow.folder" not in run.data.tags:
-        raise ConfigError(f"{run_id}: that run is none of scaleflow's: it has no tag scaleflow.folder")
+        raise ConfigError(f"{run_id}: this is not a run of scaleflow: it has no tag scaleflow.folder")
     if "scaleflow.swept" in run.data.tags:
-        raise ConfigError(f"{run_id}: that run is a sweep's; name the run of one of its jobs")
+        raise ConfigError(f"{run_id}: this is the run of a sweep; use the run of one of its jobs")
     outputs = sorted(run.outputs.model_outputs if run.outputs else [], key=lambda output: output.step)
     newest = outputs[-1] if outputs else None
     params = dict(run.data.params)
     params |= {k.removeprefix("scaleflow."): v for k, v in params.items() if k.startswith("scaleflow.")}
-    past = TrackedRun(
+    tracked = TrackedRun(
         run_id,
         str(run.info.run_name),
         load_config_text(run_id, str(store.uri)),
@@ -95,60 +85,61 @@ def find_run(run_id: str, store: Tracking) -> tuple[MlflowTracker, TrackedRun]:
         newest.step if newest else 0,
         newest.model_id if newest else None,
     )
-    return tracker, past
+    return tracker, tracked
 
 
-def describe_opened_run(past: TrackedRun, store: Tracking) -> None:
+def describe_opened_run(tracked: TrackedRun, store: Tracking) -> None:
     """Renames the empty run that `mlflow run . -e evaluate` opened, and makes it a child of the evaluated run."""
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 
     opened = os.environ.get("MLFLOW_RUN_ID")
-    if not opened or opened == past.run_id:
+    if not opened or opened == tracked.run_id:
         return
     client = MlflowClient(tracking_uri=store.uri)
     with contextlib.suppress(MlflowException):  # the run may be in another store or deleted; then nothing is renamed
         run = client.get_run(opened)
         if run.data.tags.get("mlflow.project.entryPoint") != "evaluate":
             return
-        client.set_tag(opened, "mlflow.parentRunId", past.run_id)
-        if MLFLOWS_NAME.fullmatch(run.info.run_name or ""):
-            client.update_run(opened, name=f"evaluation of {past.name}")
+        client.set_tag(opened, "mlflow.parentRunId", tracked.run_id)
+        if GENERATED_NAME.fullmatch(run.info.run_name or ""):
+            client.update_run(opened, name=f"evaluation of {tracked.name}")
 
 
 def load_config_text(run_id: str, store: str) -> str:
-    """Downloads a run's config.yaml and returns its text."""
     with tempfile.TemporaryDirectory(prefix="scaleflow-") as folder:
         path = download_artifact(f"runs:/{run_id}/config.yaml", store, Path(folder))
         if path is None:
             raise ConfigError(f"{run_id}: the store {mask_secrets(store)} has no config.yaml of that run")
-        if path.stat().st_size > LONGEST_CONFIG:
-            raise ConfigError(f"{run_id}: its config.yaml has {path.stat().st_size:,} bytes, which is no run's config")
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            raise ConfigError(
+                f"{run_id}: its config.yaml has {path.stat().st_size:,} bytes, which is too large for the config of a "
+                "run"
+            )
         return path.read_text(encoding="utf-8", errors="replace")
 
 
 def download_model(tracker: MlflowTracker, run: TrackedRun, store: Tracking, folder: Path) -> Path:
     """Downloads the Keras file of a run's logged model.
 
-    Raises:
-        ConfigError: if the run has no logged model, or the model has no Keras file.
+    Raises ConfigError if the run has no logged model, or the model has no Keras file.
     """
     subject = f"{run.run_id}: the run {run.name}"
     if run.model_id is None:
-        raise ConfigError(
-            f"{subject} has logged no model; a run logs it when it is finished (resume=... goes on with it)"
-        )
-    path = download_artifact(f"{tracker.model_uri(run.model_id).rstrip('/')}/{PLACES[1]}", str(store.uri), folder)
+        raise ConfigError(f"{subject} has no model; a run logs its model when it finishes (resume=... continues it)")
+    path = download_artifact(
+        f"{tracker.find_artifacts(run.model_id).rstrip('/')}/{KERAS_FILES[1]}", str(store.uri), folder
+    )
     if path is None:
         raise ConfigError(
-            f"{subject} has a model {run.model_id} without {PLACES[1]}: it is one that Keras could not write as a "
-            f".keras file, or none of scaleflow's; mlflow.pyfunc.load_model('models:/{run.model_id}') loads it"
+            f"the model {run.model_id} of {subject} has no {KERAS_FILES[1]}, because Keras could not write it as a "
+            f".keras file or it is not a model of scaleflow; load it with "
+            f"mlflow.pyfunc.load_model('models:/{run.model_id}')"
         )
     return path
 
 
 def download_artifact(uri: str, store: str, folder: Path) -> Path | None:
-    """Downloads an artifact and returns its path, or None if that fails."""
     from mlflow.artifacts import download_artifacts
     from mlflow.exceptions import MlflowException
 
@@ -165,7 +156,7 @@ def log_evaluation(
     tag: str,
     profiles: Sequence[Profile] = (),
 ) -> dict[str, float]:
-    """Logs an evaluation to the run that trained the model, and to the model.
+    """Logs an evaluation to the run that trained the model, and to the model. Returns the metrics by their names there.
 
     Args:
         tracker: tracker that is connected to the run.
@@ -174,9 +165,6 @@ def log_evaluation(
         events: the events of the evaluating worker.
         tag: value of the tag `scaleflow.evaluate.NAME`, which describes the evaluation.
         profiles: profiles of some of its batches.
-
-    Returns:
-        The metrics, by their names in the store.
     """
     from mlflow.entities import Metric
 

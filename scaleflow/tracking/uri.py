@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 import socket
@@ -11,7 +12,7 @@ from urllib.parse import urlsplit
 
 from scaleflow.errors import ConfigError, StoreUnreachable
 from scaleflow.interfaces import Tracking
-from scaleflow.secret_masking import mask_secrets
+from scaleflow.secret_masking import MASK, mask_secrets
 
 PROBE_SECONDS = 3.0
 
@@ -19,9 +20,8 @@ PROBE_SECONDS = 3.0
 def resolve_store(tracking: Tracking) -> Tracking:
     """Returns the tracking options with an absolute URI, after checking the store from outside.
 
-    Raises:
-        StoreUnreachable: if the store is unavailable and `tracking.offline` is false.
-        ConfigError: if the URI can't be a store, or MLflow would reject the name of the registered model or its alias.
+    Raises `StoreUnreachable` if the store is unavailable and `tracking.offline` is false, and ConfigError if the URI
+    can't be a store, or MLflow would reject the name of the registered model or its alias.
     """
     if tracking.name == "none":
         return tracking
@@ -30,7 +30,9 @@ def resolve_store(tracking: Tracking) -> Tracking:
     uri = tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
     scheme = uri.partition(":")[0].lower() if ":" in uri else ""
     if uri in ("sqlite://", "sqlite:///:memory:"):
-        raise ConfigError(f"{origin}={uri}: would be gone with the run; use sqlite:///mlflow.db")
+        raise ConfigError(
+            f"{origin}={uri}: a store in memory would be lost at the end of the command; use sqlite:///mlflow.db"
+        )
     if file := sqlite_file(uri):
         uri = absolute_sqlite(file, uri, origin, tracking.offline)
     elif scheme in ("http", "https"):
@@ -38,7 +40,8 @@ def resolve_store(tracking: Tracking) -> Tracking:
             probe_server(uri, origin)
     elif scheme in ("", "file"):
         raise ConfigError(
-            f"{origin}={mask_secrets(uri)}: MLflow 3 keeps no runs in plain folders; use sqlite:///mlflow.db or http://HOST:PORT"
+            f"{origin}={mask_secrets(uri)}: MLflow 3 does not store runs in plain folders; use "
+            "sqlite:///mlflow.db or http://HOST:PORT"
         )
     return dataclasses.replace(tracking, uri=uri)
 
@@ -53,7 +56,7 @@ def check_names(tracking: Tracking) -> None:
     if not re.fullmatch(r"[\w\-]{1,255}", alias):
         raise ConfigError(f"tracking.alias={alias}: expected letters, digits, _ and -, such as newest, or null")
     if alias.lower() == "latest" or re.match(r"[vV]\d+$", alias):
-        raise ConfigError(f"tracking.alias={alias}: MLflow keeps that name for itself; choose another, such as newest")
+        raise ConfigError(f"tracking.alias={alias}: MLflow reserves this name; choose another, such as newest")
 
 
 def sqlite_file(uri: str) -> Path | None:
@@ -64,13 +67,13 @@ def sqlite_file(uri: str) -> Path | None:
 def absolute_sqlite(file: Path, uri: str, origin: str, offline: bool) -> str:
     path = file.expanduser().absolute()
     if path.is_dir():
-        raise ConfigError(f"{origin}={uri}: {path} is a folder; name a file in it, such as {path}/mlflow.db")
+        raise ConfigError(f"{origin}={uri}: {path} is a folder; use a file in it, such as {path}/mlflow.db")
     if offline:
         return f"sqlite:///{path}"
     if not path.parent.is_dir():
-        raise StoreUnreachable(f"{origin}={uri}: there is no folder {path.parent}; make it first")
+        raise StoreUnreachable(f"{origin}={uri}: there is no folder {path.parent}; create it first")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigError(f"{origin}={uri}: {path} cannot be written; choose a file in a folder of yours")
+        raise ConfigError(f"{origin}={uri}: {path} cannot be written; choose another file")
     return f"sqlite:///{path}"
 
 
@@ -83,6 +86,28 @@ def probe_server(uri: str, origin: str) -> None:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise StoreUnreachable(
-            f"{origin}={mask_secrets(uri)}: no tracking server answers there ({reason}); start one with "
-            "`mlflow server`, use tracking.uri=sqlite:///mlflow.db, or begin without it: tracking.offline=true"
+            f"{origin}={mask_secrets(uri)}: no tracking server answers there ({reason}); start one with `mlflow "
+            "server`, use tracking.uri=sqlite:///mlflow.db, or start without it: tracking.offline=true"
         ) from None
+
+
+def drop_credentials(uri: str) -> str:
+    """Removes credentials from an address: MLflow reads them from MLFLOW_TRACKING_USERNAME and so on."""
+    return str(mask_secrets(uri)).replace(f"{MASK}@", "")
+
+
+def is_default_store(uri: str) -> bool:
+    """Returns whether a command in this folder uses a store, whose credentials are masked, if nobody names one."""
+    default = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path('mlflow.db').absolute()}"
+    return uri == str(mask_secrets(default))
+
+
+def format_loading(uri: str, model_uri: str) -> list[str]:
+    """Returns the lines of Python that load a logged model and apply it to its input example."""
+    return [
+        "import mlflow",
+        "",
+        f"mlflow.set_tracking_uri({json.dumps(drop_credentials(uri))})",
+        f"model = mlflow.pyfunc.load_model({json.dumps(model_uri)})",
+        "outputs = model.predict(model.input_example)  # raw inputs, as the dataset has them",
+    ]

@@ -1,7 +1,7 @@
 """Training engines: the compiled loop (many steps per call, on every strategy) and Keras's `fit`."""
 
 from scaleflow.training.baseline import baselines
-from scaleflow.training.callbacks import check_callback
+from scaleflow.training.callbacks import make_callback
 from scaleflow.training.checkpointing import Checkpointing
 from scaleflow.training.debug import apply_debug
 from scaleflow.training.engine import Engine
@@ -12,8 +12,7 @@ from scaleflow.training.loop import Loop
 from scaleflow.training.memory import measure_peaks
 from scaleflow.training.metrics_log import MetricsLog
 from scaleflow.training.monitor import check_monitor
-from scaleflow.training.objective import objective_for
-from scaleflow.training.parameter_server_loop import ParameterServerLoop
+from scaleflow.training.parameter_server_loop import ParameterServerLoop, list_shards
 from scaleflow.training.session import Feeds, Length, Session, SessionResult, compute_length
 from scaleflow.training.step import CustomUpdateLoop, add_checks, check_own_updates
 from scaleflow.training.worker_sync import WorkerSync
@@ -37,13 +36,13 @@ __all__ = [
     "add_checks",
     "apply_debug",
     "baselines",
-    "check_callback",
     "check_monitor",
     "check_own_updates",
     "check_xla",
     "choose_steps_per_execution",
     "compute_length",
+    "list_shards",
+    "make_callback",
     "make_loss_step",
     "measure_peaks",
-    "objective_for",
 ]

@@ -7,70 +7,166 @@ the frequency of each class or label.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from scaleflow.interfaces import Outputs
+from scaleflow.interfaces import ObjectiveOptions, Outputs
 
 Array = np.ndarray[Any, Any]
 
 
-def baseline(outputs: Outputs, train: Array, evaluated: Array) -> Mapping[str, float]:
-    """Computes the metrics of the constant prediction, and its loss if that is finite.
+@dataclass(frozen=True)
+class Targets:
+    """The targets of one output in a split.
 
-    Args:
-        outputs: its `kind` selects the metrics.
-        train: targets of the training split: [n] for classification, else [n, *outputs.shape].
-        evaluated: targets of the evaluated split, in the same form.
+    Attributes:
+        values: [n] or [n, *positions] for classification, else [n, *outputs.shape]; 0 for those that are ignored.
+        counted: 1 for each value that counts, else 0.
+        weights: of the examples, [n].
     """
+
+    values: Array
+    counted: Array
+    weights: Array
+
+    @property
+    def shares(self) -> Array:
+        """The weight of each value."""
+        shares: Array = self.counted * np.reshape(self.weights, [-1] + [1] * (self.values.ndim - 1))
+        return shares
+
+    def mean(self, values: Array) -> float:
+        """Averages over all values that count, as metrics do."""
+        return float((values * self.shares).sum() / self.shares.sum())
+
+    def mean_of_examples(self, values: Array) -> float:
+        """Averages over an example's values that count, then over examples, as the loss does."""
+        flat, counted = (np.reshape(each, [len(values), -1]) for each in (values * self.counted, self.counted))
+        each = flat.sum(axis=1) / np.maximum(counted.sum(axis=1), 1)
+        return float((each * self.weights).sum() / self.weights.sum())
+
+
+def make_targets(outputs: Outputs, values: Array, weights: Array | None) -> Targets:
+    counted = np.ones(values.shape) if outputs.ignore is None else (values != outputs.ignore).astype(np.float64)
+    each = np.ones(len(values)) if weights is None else weights.astype(np.float64)
+    return Targets(np.where(counted > 0, values, 0), counted, each)
+
+
+def baseline(outputs: Outputs, train: Targets, evaluated: Targets) -> Mapping[str, float]:
+    """Computes the metrics of the constant prediction, and its loss if that is finite."""
     if outputs.kind == "classification":
         return classes_baseline(outputs.shape[-1], train, evaluated)
+    with np.errstate(invalid="ignore"):
+        center = (train.values * train.shares).sum(axis=0) / np.maximum(train.shares.sum(axis=0), 1e-12)
     if outputs.kind == "regression":
-        return values_baseline(train, evaluated)
-    values = labels_baseline(train, evaluated)
-    return values if outputs.kind == "multi_label" else {k: v for k, v in values.items() if k != "exact_match"}
-
-
-def classes_baseline(classes: int, train: Array, evaluated: Array) -> dict[str, float]:
-    counts = np.bincount(train.astype(np.int64), minlength=classes)
-    target_counts = counts[evaluated.astype(np.int64)]
-    values = {"accuracy": float(np.mean(evaluated == counts.argmax()))}
-    if target_counts.all():  # a class that the training split lacks makes the loss infinite
-        values["loss"] = float(-np.mean(np.log(target_counts / counts.sum())))
+        return values_baseline(center, evaluated)
+    values = labels_baseline(center, evaluated)
+    if outputs.kind == "binary":
+        del values["exact_match"]
+        predicted = np.broadcast_to(center > 0.5, evaluated.values.shape)
+        values["balanced_accuracy"] = balanced_accuracy(evaluated, evaluated.values > 0.5, predicted)
     return values
 
 
-def labels_baseline(train: Array, evaluated: Array) -> dict[str, float]:
-    frequency = train.mean(axis=0, dtype=np.float64)
-    correct = (evaluated > 0.5) == (frequency > 0.5)
+def classes_baseline(classes: int, train: Targets, evaluated: Targets) -> dict[str, float]:
+    counts = np.bincount(np.ravel(train.values).astype(np.int64), weights=np.ravel(train.shares), minlength=classes)
+    true = evaluated.values.astype(np.int64)
+    predicted = np.full(true.shape, counts.argmax())
     values = {
-        "accuracy": float(correct.mean()),
-        "exact_match": float(correct.reshape(len(correct), -1).all(axis=1).mean()),
+        "accuracy": evaluated.mean(true == predicted),
+        "balanced_accuracy": balanced_accuracy(evaluated, true, predicted),
     }
-    probability = np.where(evaluated > 0.5, frequency, 1 - frequency)
-    if probability.all():
-        values["loss"] = float(-np.mean(np.log(probability)))
+    target_counts = np.where(evaluated.counted > 0, counts[true], 1)
+    if target_counts.all():  # a class that the training split lacks makes the loss infinite
+        values["loss"] = -evaluated.mean_of_examples(np.log(target_counts / counts.sum()))
     return values
 
 
-def values_baseline(train: Array, evaluated: Array) -> dict[str, float]:
-    errors = evaluated - train.mean(axis=0, dtype=np.float64)
-    squared = float(np.mean(errors**2))
-    return {"loss": squared, "mae": float(np.mean(np.abs(errors))), "rmse": squared**0.5}
+def balanced_accuracy(targets: Targets, true: Array, predicted: Array) -> float:
+    """Averages the share of each class's targets that are found, over the classes that occur."""
+    found, shares = (true == predicted) * targets.shares, targets.shares
+    occurring = np.unique(true[shares > 0])
+    return float(np.mean([found[true == each].sum() / shares[true == each].sum() for each in occurring]))
 
 
-def baselines(outputs: Outputs, train: Array, validation: Array | None, test: Array | None) -> Mapping[str, float]:
+def labels_baseline(frequency: Array, evaluated: Targets) -> dict[str, float]:
+    is_true = evaluated.values > 0.5
+    correct = is_true == (frequency > 0.5)
+    exact = np.reshape(correct | (evaluated.counted == 0), [len(correct), -1]).all(axis=1)
+    weights = evaluated.weights * (np.reshape(evaluated.counted, [len(correct), -1]) > 0).any(axis=1)
+    values = {"accuracy": evaluated.mean(correct), "exact_match": float((exact * weights).sum() / weights.sum())}
+    probability = np.where(evaluated.counted > 0, np.where(is_true, frequency, 1 - frequency), 1)
+    if probability.all():
+        values["loss"] = -evaluated.mean_of_examples(np.log(probability))
+    return values
+
+
+def values_baseline(center: Array, evaluated: Targets) -> dict[str, float]:
+    errors = evaluated.values - center
+    columns = errors.shape[-1] if errors.ndim > 1 else 1
+    true, squared, shares = (
+        np.reshape(each, [-1, columns]) for each in (evaluated.values, errors**2, evaluated.shares)
+    )
+    mean = (true * shares).sum(axis=0) / shares.sum(axis=0)
+    deviation = (shares * (true - mean) ** 2).sum(axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        r2 = 1 - (squared * shares).sum(axis=0) / deviation
+    values = {
+        "loss": evaluated.mean_of_examples(errors**2),
+        "mae": evaluated.mean(np.abs(errors)),
+        "rmse": evaluated.mean(errors**2) ** 0.5,
+    }
+    return values | ({"r2": float(r2.mean())} if (deviation > 0).all() else {})
+
+
+def baselines(
+    outputs: Outputs | Mapping[str, Outputs],
+    splits: Mapping[str, Any],
+    options: ObjectiveOptions | None = None,
+    weights: Mapping[str, Array | None] | None = None,
+) -> Mapping[str, float]:
     """Computes the finite baselines under their metric names, from the targets of the splits.
 
     `baseline/<metric>` is over the validation split, or over the test split if there is no validation split. If there
-    are both, `baseline/test/<metric>` is over the test split.
+    are both, `baseline/test/<metric>` is over the test split. With several outputs it is `baseline/<output>/<metric>`.
+
+    Args:
+        outputs: the outputs of the dataset: one, or several by name.
+        splits: the targets of `train`, `validation` and `test`, as far as they exist: an array, or several by output.
+        options: the config group `objective`. A baseline has a loss only if that is the one of the kind of target.
+        weights: the weights of the examples by split; None for 1 each.
     """
-    splits = {"baseline": test} if validation is None else {"baseline": validation, "baseline/test": test}
+    options, weights = options or ObjectiveOptions(), weights or {}
+    names = {"validation": "baseline", "test": "baseline/test" if "validation" in splits else "baseline"}
     return {
         f"{prefix}/{name}": value
-        for prefix, targets in splits.items()
-        if targets is not None
-        for name, value in baseline(outputs, train, targets).items()
+        for split, prefix in names.items()
+        if split in splits
+        for name, value in split_baseline(outputs, options, splits, split, weights).items()
         if np.isfinite(value)
     }
+
+
+def split_baseline(
+    outputs: Outputs | Mapping[str, Outputs],
+    options: ObjectiveOptions,
+    splits: Mapping[str, Any],
+    split: str,
+    weights: Mapping[str, Array | None],
+) -> dict[str, float]:
+    """Computes the baselines over one split."""
+    if isinstance(outputs, Outputs):
+        train, evaluated = (make_targets(outputs, splits[name], weights.get(name)) for name in ("train", split))
+        values = baseline(outputs, train, evaluated)
+        is_default = options.loss is None and not (options.label_smoothing and outputs.kind != "regression")
+        return {name: value for name, value in values.items() if name != "loss" or is_default}
+    factors, total, found = options.loss_weights or {}, 0.0, dict[str, float]()
+    for output, described in outputs.items():
+        loss = options.loss.get(output) if isinstance(options.loss, Mapping) else options.loss
+        part = {name: targets[output] for name, targets in splits.items()}
+        values = split_baseline(described, replace(options, loss=loss), part, split, weights)
+        found |= {f"{output}/{name}": value for name, value in values.items()}
+        total += factors.get(output, 1.0) * values.get("loss", np.nan)
+    return {**found, "loss": total}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -98,8 +98,8 @@ class Callbacks:
                 name = part.path if isinstance(part, keras.Variable) else part.name
                 return (
                     f"training.callbacks: {type(callback).__name__} has set {name}.trainable to "
-                    f"{str(part.trainable).lower()}, but what is trained is fixed when the run begins; set it in the "
-                    "model, or train in two runs, the second with model.init_from"
+                    f"{str(part.trainable).lower()}, but the trained weights are fixed when the run starts; set "
+                    "model.freeze, or train in two runs, the second with model.init_from"
                 )
         return None
 
@@ -114,15 +114,21 @@ class Callbacks:
                 callback.set_state(state)
 
 
-def check_callback(callback: Any, path: str) -> Any:
-    """Returns the callback that the class or function `path` made.
+def make_callback(factory: Callable[[], Any], path: str) -> Any:
+    """Makes a callback with the class or function `path`.
 
     Raises:
-        ConfigError: if it is not a `keras.callbacks.Callback`.
+        ConfigError: if it does not return a `keras.callbacks.Callback`, or if a class of Keras rejects an argument.
     """
+    try:
+        callback = factory()
+    except (TypeError, ValueError) as error:
+        if not path.removeprefix("tensorflow.").startswith("keras."):
+            raise  # the user's own code: its traceback helps
+        raise ConfigError(f"training.callbacks: {path}: {' '.join(str(error).split())}") from error
     if not isinstance(callback, keras.callbacks.Callback):
         raise ConfigError(
-            f"training.callbacks: {path} made a {type(callback).__name__}, expected a keras.callbacks.Callback"
+            f"training.callbacks: {path} returned a {type(callback).__name__}, expected a keras.callbacks.Callback"
         )
     return callback
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from scaleflow.interfaces import Best, Checkpoints, Snapshot
 from scaleflow.training.monitor import BestValue
@@ -16,6 +16,7 @@ class Checkpointing:
         checkpoints: stores the snapshots; None for no checkpoints.
         best: the value that selects the best checkpoint; None for no best checkpoint.
         ends_as_best: whether the model of the best checkpoint is tested and exported at the end.
+        modes: `Objective.modes`, for `best`; None: those of the loss alone.
 
     Attributes:
         best: the best value so far.
@@ -23,10 +24,14 @@ class Checkpointing:
     """
 
     def __init__(
-        self, checkpoints: Checkpoints | None = None, best: Best | None = None, ends_as_best: bool = False
+        self,
+        checkpoints: Checkpoints | None = None,
+        best: Best | None = None,
+        ends_as_best: bool = False,
+        modes: Mapping[str, str] | None = None,
     ) -> None:
         self.checkpoints = checkpoints
-        self.best = BestValue(best)
+        self.best = BestValue(best, modes or {"loss": "min"})
         self.ends_as_best = ends_as_best and checkpoints is not None
         self.saved_position: tuple[int, int] | None = None
         self._unsaved_seconds = 0.0

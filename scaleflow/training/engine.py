@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import keras
@@ -95,6 +95,7 @@ class Engine(ABC):
         self._evaluation = evaluation
         self._metric_sums = MetricSums(objective)
         self._slots = None if optimizer is None else state.Slots(optimizer, variables, model)
+        self._averages = self._slots.list_averages() if self._slots else []
         self._synchronized = synchronized_layers(model, strategy)
         if self._synchronized:
             keep_losses_apart(model)
@@ -119,8 +120,9 @@ class Engine(ABC):
     def _trace_training(self, feed: Feed) -> None: ...
 
     def evaluate(self, feed: Feed) -> Mapping[str, float]:
-        """Computes the loss and metrics over a whole split, every example once."""
-        return self._evaluation(feed)
+        """Computes the loss and metrics over a whole split, every example once, with the averaged weights if any."""
+        with self._averaged_weights():
+            return self._evaluation(feed)
 
     def read_confusion(self, feed: Feed) -> np.ndarray[Any, Any] | None:
         """Returns the confusion matrix of a split's last evaluation, as `Evaluation.read_confusion` does."""
@@ -129,6 +131,27 @@ class Engine(ABC):
     def gather_model(self) -> keras.Model:
         """Returns the model with its current weights, unpartitioned and in this process."""
         return self.model
+
+    def finish_model(self) -> keras.Model:
+        """Returns the model to export, as `gather_model`, with the averaged weights if there are any (`optimizer.ema`).
+
+        Training cannot continue after it.
+        """
+        for variable, average in self._averages:
+            variable.assign(average.read_value())
+        return self.gather_model()
+
+    @contextmanager
+    def _averaged_weights(self) -> Iterator[None]:
+        """Gives the model the averaged weights within the context."""
+        weights = [variable.read_value() for variable, _ in self._averages]
+        for variable, average in self._averages:
+            variable.assign(average.read_value())
+        try:
+            yield
+        finally:
+            for (variable, _), value in zip(self._averages, weights, strict=True):
+                variable.assign(value)
 
     def count_updates(self, done: int) -> int:
         """Returns the number of optimizer updates after `done` steps."""
@@ -143,8 +166,10 @@ class Engine(ABC):
         """Restores what `read_state` returned, under any strategy."""
 
     def restore_model(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        """Restores the variables of the model only."""
-        state.write_variables(state.name_model_variables(self.model), values)
+        """Restores what `evaluate` and `finish_model` use: the variables of the model, and averaged weights."""
+        slots = self._slots.by_name() if self._averages and self._slots else {}
+        averages = {name: shards for name, shards in slots.items() if name.startswith(state.AVERAGES)}
+        state.write_variables({**state.name_model_variables(self.model), **averages}, values)
 
     @abstractmethod
     def set_rate_factor(self, factor: float, held: float) -> None:

@@ -12,9 +12,6 @@ from scaleflow.interfaces import READ_SCOPE, STEP_SCOPE, Feed, Objective, Tracer
 from scaleflow.training.graph_loop import repeat_in_graph
 from scaleflow.training.metric_sums import MetricSums
 
-#: With more classes there is no confusion matrix: it would be as large as the model.
-MOST_CLASSES = 1000
-
 
 class Evaluation:
     """Evaluates one model under one strategy, with one compiled function per split.
@@ -32,10 +29,9 @@ class Evaluation:
     ) -> None:
         self._strategy = strategy
         self._forward = forward
-        self._loss = objective.loss
-        self._metric_sums = MetricSums(objective)
+        self._metric_sums = MetricSums(objective, evaluates=True)
         self._decide = objective.decide
-        self._classes = objective.classes if (objective.classes or 0) <= MOST_CLASSES else None
+        self._classes = objective.classes
         self._functions: dict[int, Any] = {}
         self._confusions: dict[int, np.ndarray[Any, Any]] = {}
 
@@ -75,8 +71,8 @@ class Evaluation:
         """Returns the confusion matrix of a split's last evaluation.
 
         Returns:
-            [classes, classes] int64: row = true class, column = predicted class. None if there are no classes, more
-            than `MOST_CLASSES`, or if the split was not evaluated.
+            [classes, classes] int64: row = true class, column = predicted class. None if there are no classes, too
+            many of them, or if the split was not evaluated.
         """
         return self._confusions.get(id(feed))
 
@@ -112,7 +108,7 @@ class Evaluation:
         return one
 
     def _zero_sums(self) -> tuple[tf.Tensor, ...]:
-        """Returns a replica's loop state: sums [count, loss, *metrics] and, for classes, the flat confusion matrix."""
+        """Returns a replica's loop state: the sums and, for classes, the flat confusion matrix."""
         sums = tf.zeros([self._metric_sums.size], tf.float64)
         return (sums,) if self._classes is None else (sums, tf.zeros([self._classes**2], tf.float64))
 
@@ -123,15 +119,15 @@ class Evaluation:
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         first = tf.constant(0, tf.int64)
         with tf.name_scope(READ_SCOPE):
-            inputs, targets, mask = feed.micro_batch(fetched, first, step, replica, first)
+            inputs, targets, mask, *own = feed.micro_batch(fetched, first, step, replica, first)
         outputs = self._forward(inputs)
-        loss = tf.reduce_sum(self._loss(targets, outputs) * mask)
         new_counts = tuple(count + self._count_confusion(targets, outputs, mask, count.dtype) for count in counts)
-        return sums + tf.cast(self._metric_sums.compute(targets, outputs, loss, mask), sums.dtype), *new_counts
+        new_sums = self._metric_sums.compute(targets, outputs, None, mask, own[0] if own else mask)
+        return sums + tf.cast(new_sums, sums.dtype), *new_counts
 
     def _count_confusion(self, targets: tf.Tensor, outputs: tf.Tensor, mask: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
         """Counts one batch's confusion matrix, flat [classes * classes], in the order of the true classes."""
         assert self._classes is not None
         assert self._decide is not None
-        true, predicted = self._decide(targets, outputs)
-        return tf.math.unsorted_segment_sum(tf.cast(mask, dtype), true * self._classes + predicted, self._classes**2)
+        true, predicted, counted = self._decide(targets, outputs, mask)
+        return tf.math.unsorted_segment_sum(tf.cast(counted, dtype), true * self._classes + predicted, self._classes**2)

@@ -43,8 +43,8 @@ def choose_steps_per_execution(setting: int | str, epoch: int, total: int) -> in
     if setting in divisors:
         return setting
     raise ConfigError(
-        f"training.steps_per_loop={setting} with training.engine=fit: Keras takes whole executions, and an epoch has "
-        f"{epoch} steps, the run {total}; use {divisors[-1]}, or training.engine=loop"
+        f"training.steps_per_loop={setting} with training.engine=fit: Keras runs only whole calls, and an epoch has "
+        f"{epoch} steps and the run {total}; use {divisors[-1]}, or training.engine=loop"
     )
 
 
@@ -166,8 +166,15 @@ class FitEngine(Engine):
 
 
 def add_weights(batches: tf.data.Dataset) -> tf.data.Dataset:
-    """Replaces the mask of each global batch by the examples' weights, 1 / (valid examples)."""
-    return batches.map(lambda inputs, targets, mask: (inputs, targets, mask / tf.reduce_sum(mask)))
+    """Replaces the mask of each global batch, and the weights if there are some, by what Keras passes on unchanged:
+    (mask, weights, weights / (valid examples)), each [b].
+    """
+
+    def change(inputs: Any, targets: Any, mask: tf.Tensor, *own: tf.Tensor) -> Any:
+        weights = own[0] if own else mask
+        return inputs, targets, (mask, weights, weights / tf.reduce_sum(mask))
+
+    return batches.map(change)
 
 
 class FitModel(keras.Model):  # type: ignore[misc]  # keras has no types
@@ -191,11 +198,13 @@ class FitModel(keras.Model):  # type: ignore[misc]  # keras has no types
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
     ) -> tf.Tensor:
         """Computes this replica's part of the global batch's mean loss. Keras sums the gradients."""
-        loss = tf.reduce_sum(self._loss_of(y, y_pred) * sample_weight)
+        _, _, weights = sample_weight
+        loss = tf.reduce_sum(self._loss_of(y, y_pred) * weights)
         return loss + own_loss(self.losses) / tf.distribute.get_strategy().num_replicas_in_sync
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        self._sums.update_state(y, y_pred, self._loss_of(y, y_pred), sample_weight)
+        mask, weights, _ = sample_weight
+        self._sums.update_state(y, y_pred, self._loss_of(y, y_pred), mask, weights)
         return self.get_metrics_result()
 
     @property
@@ -213,19 +222,18 @@ class EpochSums(keras.metrics.Metric):  # type: ignore[misc]  # keras has no typ
         self.sums = self.add_variable((metric_sums.size,), "zeros", dtype="float64", name="sums")
         self.good = self.add_variable((), "zeros", dtype="float64", name="good")
 
-    def update_state(self, y: Any, y_pred: Any, losses: Any, weights: Any) -> None:
+    def update_state(self, y: Any, y_pred: Any, losses: Any, mask: Any, weights: Any) -> None:
         """Adds a batch in a replica. `good` counts steps while the sum of the losses stays finite."""
-        mask = tf.cast(weights > 0, tf.float32)
-        sums = self.sums + tf.cast(self._metric_sums.compute(y, y_pred, tf.reduce_sum(losses * mask), mask), tf.float64)
+        sums = self.sums + tf.cast(
+            self._metric_sums.compute(y, y_pred, tf.reduce_sum(losses * weights), mask, weights), tf.float64
+        )
         self.sums.assign(sums)
         self.good.assign(self.good + tf.cast(tf.math.is_finite(sums[1]), tf.float64))
 
     def result(self) -> dict[str, tf.Tensor]:
-        """Returns the means for Keras's logs."""
+        """Returns the loss for Keras's logs, which nobody sees: the session reports the values."""
         sums = tf.convert_to_tensor(self.sums)
-        return self._metric_sums.finish(
-            {name: tf.math.divide_no_nan(sums[i + 1], sums[0]) for i, name in enumerate(self._metric_sums.names)}
-        )
+        return {"loss": tf.math.divide_no_nan(sums[1], sums[0])}
 
 
 class FitCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types

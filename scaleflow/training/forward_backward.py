@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from scaleflow.interfaces import LossStep, Objective
+from scaleflow.training.row_gradients import Gradient, keep_rows, make_dense
 
 
 class TapeForwardBackward:
@@ -18,26 +19,31 @@ class TapeForwardBackward:
         model: built; returns float32.
         loss: computes the loss and the outputs of a batch.
         variables: the trained variables; None for `model.trainable_variables`.
+        keeps_rows: return gradients of embedding tables as `tf.IndexedSlices`, which may hold a row several times.
     """
 
-    def __init__(self, model: keras.Model, loss: LossStep, variables: Sequence[Any] | None = None) -> None:
+    def __init__(
+        self, model: keras.Model, loss: LossStep, variables: Sequence[Any] | None = None, keeps_rows: bool = False
+    ) -> None:
         self._model = model
         self._loss = loss
+        self.keeps_rows = keeps_rows
         self.variables = list(model.trainable_variables) if variables is None else list(variables)
         self.devices = [""] * len(self.variables)
 
-    def forward(self, inputs: tf.Tensor) -> tf.Tensor:
+    def forward(self, inputs: Any) -> Any:
         return self._model(inputs, training=False)
 
     def backward(
-        self, batch: tuple[tf.Tensor, tf.Tensor], weights: tf.Tensor, parts: int, scale: Callable[[Any], Any]
-    ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor | None]]:
+        self, batch: tuple[Any, Any], weights: tf.Tensor, parts: int, scale: Callable[[Any], Any]
+    ) -> tuple[tf.Tensor, Any, list[Gradient]]:
         with tf.GradientTape() as tape:
             loss, outputs = self._loss(self._model, batch, weights)
             total = scale(loss + own_loss(self._model.losses) / parts)
         gradients = tape.gradient(total, [to_tf_variable(v) for v in self.variables])
-        # Dense: IndexedSlices may hold a row twice, which makes the norm and Adam's square wrong.
-        return loss, outputs, [None if g is None else tf.convert_to_tensor(g) for g in gradients]
+        if not self.keeps_rows:
+            return loss, outputs, [make_dense(g) for g in gradients]
+        return loss, outputs, [keep_rows(g, v) for g, v in zip(gradients, self.variables, strict=True)]
 
 
 def own_loss(losses: Sequence[Any]) -> tf.Tensor:

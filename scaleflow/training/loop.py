@@ -22,6 +22,7 @@ from scaleflow.training.evaluation import Evaluation
 from scaleflow.training.flops import flops_per_example
 from scaleflow.training.forward_backward import TapeForwardBackward, make_loss_step, to_tf_variable
 from scaleflow.training.graph_loop import keep_devices, repeat_in_graph
+from scaleflow.training.row_gradients import Gradient, RowStore, sum_rows
 from scaleflow.training.xla import with_xla
 
 NEVER = np.iinfo(np.int64).max
@@ -217,7 +218,8 @@ class Loop(Engine):
             gradients, sums = self._differentiate(feed, batch, weight)
         else:
             gradients, sums = self._accumulate(feed, fetched, epoch, step, weight)
-        gradients, loss = self._sum_over_replicas(gradients, sums[1] * weight)
+        gradients, loss = self._sum_over_replicas(gradients, tf.cast(sums[1], weight.dtype) * weight)
+        gradients = [sum_rows(gradient) for gradient in gradients]
         if self._clip_norm is not None:
             gradients = self._clip(gradients, self._clip_norm)
         self.optimizer.apply(gradients, self.passes.variables)
@@ -232,27 +234,53 @@ class Loop(Engine):
 
     def _accumulate(
         self, feed: Feed, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, weight: tf.Tensor
-    ) -> tuple[list[tf.Tensor | None], tf.Tensor]:
+    ) -> tuple[list[Gradient], tf.Tensor]:
         """Returns this replica's gradients, summed over its micro-batches, and its metric sums."""
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         unused: set[int] = set()  # filled while `add` is traced
 
-        def add(index: tf.Tensor, sums: tf.Tensor, gradients: list[tf.Tensor]) -> tuple[Any, list[tf.Tensor]]:
+        def differentiate(index: tf.Tensor) -> tuple[list[Gradient], tf.Tensor]:
             batch = feed.micro_batch(fetched, epoch, step, replica, index)
-            new_gradients, new_sums = self._differentiate(feed, batch, weight)
-            unused.update(i for i, new in enumerate(new_gradients) if new is None)
-            return sums + new_sums, self._map_on_devices(tf.add, gradients, new_gradients)
+            gradients, sums = self._differentiate(feed, batch, weight)
+            return list(gradients), sums
 
-        zeros = []
-        for variable, device in zip(self.passes.variables, self.passes.devices, strict=True):
+        stores = self._make_row_stores(lambda: differentiate(tf.constant(0, tf.int64)), feed.batching.accumulate)
+
+        def add(index: tf.Tensor, sums: tf.Tensor, gradients: list[Any]) -> tuple[Any, list[Any]]:
+            new_gradients, new_sums = differentiate(index)
+            unused.update(i for i, new in enumerate(new_gradients) if new is None)
+            dense = [None if i in stores else new for i, new in enumerate(new_gradients)]
+            added = self._map_on_devices(tf.add, gradients, dense)
+            for i, store in stores.items():
+                added[i] = store.add(gradients[i], index, new_gradients[i])
+            return sums + new_sums, added
+
+        start: list[Any] = []
+        for i, (variable, device) in enumerate(zip(self.passes.variables, self.passes.devices, strict=True)):
             with tf.device(device):
-                zeros.append(tf.zeros(variable.shape, variable.dtype))
-        start = tf.zeros([self._metric_sums.size]), zeros
+                start.append(stores[i].start if i in stores else tf.zeros(variable.shape, variable.dtype))
+        zero_sums = tf.zeros([self._metric_sums.size], self._metric_sums.dtype)
         repeat = unrolled if self._synchronized else looped
         with keep_devices() if any(self.passes.devices) else contextlib.nullcontext():
-            sums, gradients = repeat(add, feed.batching.accumulate, *start)
+            sums, gradients = repeat(add, feed.batching.accumulate, zero_sums, start)
+        for i, store in stores.items():
+            gradients[i] = store.finish(gradients[i])
         placed = self._map_on_devices(tf.identity, gradients)  # the results of a loop have no device
         return [None if i in unused else g for i, g in enumerate(placed)], sums
+
+    def _make_row_stores(self, differentiate: Callable[[], Any], count: int) -> dict[int, RowStore]:
+        """Makes a store for each gradient that comes by rows, by its index.
+
+        A loop in the graph needs them before its body is traced, so a micro-batch is traced in a graph of its own.
+        """
+        if not self.passes.keeps_rows:
+            return {}
+        gradients, _ = tf.function(differentiate, autograph=False).get_concrete_function().structured_outputs
+        return {
+            i: RowStore(gradient, variable, count)
+            for i, (gradient, variable) in enumerate(zip(gradients, self.passes.variables, strict=True))
+            if isinstance(gradient, tf.IndexedSlices | tf.IndexedSlicesSpec)
+        }
 
     def _map_on_devices(
         self, operation: Callable[..., tf.Tensor], gradients: list[tf.Tensor], *more: list[tf.Tensor | None]
@@ -264,21 +292,20 @@ class Loop(Engine):
                 results.append(gradient if any(o is None for o in others) else operation(gradient, *others))
         return results
 
-    def _gradients(self, feed: Feed, batch: Any, weight: tf.Tensor) -> tuple[list[tf.Tensor | None], tf.Tensor]:
+    def _gradients(self, feed: Feed, batch: Any, weight: tf.Tensor) -> tuple[list[Gradient], tf.Tensor]:
         """Returns one micro-batch's part of the gradients, and its sums [count, loss, *metrics]."""
-        inputs, targets, mask = batch
+        inputs, targets, mask, *own = batch
+        weights = own[0] if own else mask
         parts = feed.batching.accumulate * feed.batching.replicas
-        loss, outputs, gradients = self.passes.backward((inputs, targets), mask * weight, parts, self._scale_loss)
-        return gradients, self._metric_sums.compute(targets, outputs, loss / weight, mask)
+        loss, outputs, gradients = self.passes.backward((inputs, targets), weights * weight, parts, self._scale_loss)
+        return gradients, self._metric_sums.compute(targets, outputs, loss / weight, mask, weights)
 
     def _scale_loss(self, value: tf.Tensor) -> tf.Tensor:
         """Multiplies by the loss scale, if there is one."""
         is_scaled = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
         return self.optimizer.scale_loss(value) if is_scaled else value
 
-    def _sum_over_replicas(
-        self, gradients: list[tf.Tensor | None], loss: tf.Tensor
-    ) -> tuple[list[tf.Tensor | None], tf.Tensor]:
+    def _sum_over_replicas(self, gradients: list[Gradient], loss: tf.Tensor) -> tuple[list[Gradient], tf.Tensor]:
         """All-reduces the gradients and, in the same call, the loss."""
         if self.strategy.num_replicas_in_sync == 1:
             return gradients, loss
@@ -288,10 +315,10 @@ class Loop(Engine):
         remaining = iter(summed)
         return [None if g is None else next(remaining) for g in gradients], loss
 
-    def _clip(self, gradients: list[tf.Tensor | None], norm: float) -> list[tf.Tensor | None]:
+    def _clip(self, gradients: list[Gradient], norm: float) -> list[Gradient]:
         """Clips to a global norm. Scaled gradients are clipped to the scaled norm, which is equivalent."""
         limit = self._scale_loss(tf.constant(norm, tf.float32))
-        clipped: list[tf.Tensor | None] = tf.clip_by_global_norm(gradients, limit)[0]
+        clipped: list[Gradient] = tf.clip_by_global_norm(gradients, limit)[0]
         return clipped
 
 
@@ -307,7 +334,7 @@ def unrolled(add: Callable[..., Any], count: int, sums: tf.Tensor, gradients: li
     Each micro-batch is read after the gradients of the one before are computed, to hold only one in memory.
     """
     for number in range(count):
-        with tf.control_dependencies([sums, *gradients]):
+        with tf.control_dependencies([sums, *(each for each in gradients if isinstance(each, tf.Tensor))]):
             index = tf.identity(tf.constant(number, tf.int64))
         sums, gradients = add(index, sums, gradients)
     return sums, gradients

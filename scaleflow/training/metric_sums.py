@@ -1,4 +1,4 @@
-"""Sums of the loss and the metrics over examples, and the means computed from them."""
+"""Sums of the loss and the metrics over examples, and the values computed from them."""
 
 from __future__ import annotations
 
@@ -13,34 +13,51 @@ from scaleflow.interfaces import Objective
 
 
 class MetricSums:
-    """Computes sums [count, loss, *metrics] over examples. Callers accumulate them in float64."""
+    """Computes sums [count, loss, *measures] over examples, then the weight if there are weights.
 
-    def __init__(self, objective: Objective) -> None:
-        self._metrics = objective.metrics
-        self._finish = objective.finish
-        self.names = ("loss", *objective.metrics)
+    Callers accumulate them in float64.
 
-    @property
-    def size(self) -> int:
-        return 1 + len(self.names)
+    Args:
+        objective: the loss and the measures.
+        evaluates: whether they are for evaluations, which have more measures.
+    """
 
-    def compute(self, targets: tf.Tensor, outputs: tf.Tensor, loss: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-        """Computes one batch's sums [count, loss, *metrics], float32.
+    def __init__(self, objective: Objective, evaluates: bool = False) -> None:
+        self._loss = objective.reported_loss or objective.loss
+        self._recomputes_loss = objective.reported_loss is not None
+        self._measures = (*objective.measures, *(objective.evaluation_measures if evaluates else ()))
+        self._is_weighted = objective.is_weighted
+        self.names = ("loss", *(name for measure in self._measures for name in measure.names))
+        self.size = 2 + sum(measure.size for measure in self._measures) + self._is_weighted
+        #: Plain sums of a batch are exact enough in float32.
+        self.dtype = tf.float64 if any(measure.size > 1 for measure in self._measures) else tf.float32
+
+    def compute(
+        self, targets: Any, outputs: Any, loss: tf.Tensor | None, mask: tf.Tensor, weights: tf.Tensor | None = None
+    ) -> tf.Tensor:
+        """Computes one batch's sums [size] of `dtype`.
 
         Args:
-            targets, outputs: [b, ...].
-            loss: scalar, summed over the valid examples.
+            targets, outputs: tensors [b, ...], or dicts of them.
+            loss: the minimised loss, scalar, summed over the valid examples, times their weights if there are any;
+                None if it is not known. What is reported is computed from it if it is the same.
             mask: [b] float32, 1 for valid examples and 0 for padding.
+            weights: [b] float32, the weights of the examples, 0 for padding; None: 1 for each valid example.
         """
-        values = (metric(targets, outputs) for metric in self._metrics.values())
-        sums = [tf.reduce_sum(tf.cast(v, tf.float32) * mask) for v in values]
-        return tf.stack([tf.reduce_sum(mask), loss, *sums])
+        weights = mask if weights is None else weights
+        if loss is None or self._recomputes_loss:
+            loss = tf.reduce_sum(self._loss(targets, outputs) * weights)
+        sums = [measure.sums(targets, outputs, weights) for measure in self._measures]
+        sums = [tf.reduce_sum(mask), loss, *sums, *([tf.reduce_sum(weights)] if self._is_weighted else [])]
+        if self.dtype == tf.float32:
+            return tf.stack(sums)
+        return tf.concat([tf.reshape(tf.cast(each, self.dtype), [-1]) for each in sums], axis=0)
 
     def means(self, sums: np.ndarray[Any, Any], expected: int) -> Mapping[str, float]:
-        """Converts sums to means.
+        """Converts sums to the reported values.
 
         Args:
-            sums: [count, loss, *metrics].
+            sums: [size].
             expected: the number of examples according to the dataset's source.
 
         Raises:
@@ -48,9 +65,11 @@ class MetricSums:
         """
         count = round(float(sums[0]))
         if count != expected:
-            raise RunError(f"the dataset gave {count} examples where its source had promised {expected}")
-        return self.finish({name: float(v / sums[0]) for name, v in zip(self.names, sums[1:], strict=True)})
-
-    def finish(self, means: Mapping[str, Any]) -> dict[str, Any]:
-        """Converts means (numbers or tensors) to the reported values."""
-        return {**means, **{name: finish(means[name]) for name, finish in self._finish.items()}}
+            raise RunError(f"the dataset yielded {count} examples, but its source promised {expected}")
+        total = float(sums[-1] if self._is_weighted else sums[0])
+        values = [float(sums[1]) / total if total else float("nan")]
+        first = 2
+        for measure in self._measures:
+            values.extend(measure.finish(sums[first : first + measure.size], total))
+            first += measure.size
+        return dict(zip(self.names, values, strict=True))

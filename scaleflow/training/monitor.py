@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Best, EarlyStopping
+from scaleflow.interfaces import Best, EarlyStopping, Objective
+from scaleflow.training.metric_sums import MetricSums
 
 
-def check_monitor(key: str, options: EarlyStopping | Best | None, metrics: Collection[str], validates: bool) -> None:
+def check_monitor(key: str, options: EarlyStopping | Best | None, objective: Objective, validates: bool) -> None:
     """Checks that the monitored value is one that the run reports.
 
     Args:
         key: the config key of `options`, for the message.
         options: names the monitored value; None for no check.
-        metrics: names of the metrics, without the loss.
+        objective: what is reported.
         validates: whether there is a validation split.
 
     Raises:
@@ -24,21 +25,39 @@ def check_monitor(key: str, options: EarlyStopping | Best | None, metrics: Colle
     """
     if options is None:
         return
-    splits = ["train", "val"] if validates else ["train"]
-    names = [f"{split}/{name}" for split in splits for name in ("loss", *metrics)]
+    names = [f"train/{name}" for name in MetricSums(objective).names]
+    if validates:
+        names += [f"val/{name}" for name in MetricSums(objective, evaluates=True).names]
     if options.monitor not in names:
-        raise ConfigError(f"{key}.monitor={options.monitor}: there is no such value; there is {', '.join(names)}")
+        raise ConfigError(f"{key}.monitor={options.monitor}: there is no such value; the values are {', '.join(names)}")
+    if find_mode(options, objective.modes) is None:
+        raise ConfigError(
+            f"{key}.mode=auto with {key}.monitor={options.monitor}: scaleflow does not know whether larger values are "
+            f"better; set {key}.mode=max or min"
+        )
+
+
+def find_mode(options: EarlyStopping | Best, modes: Mapping[str, str]) -> str | None:
+    """Returns whether larger (`max`) or smaller (`min`) values are better; None if that is not known.
+
+    Args:
+        options: names the value.
+        modes: `Objective.modes`.
+    """
+    return modes.get(options.monitor.partition("/")[2]) if options.mode == "auto" else options.mode
 
 
 class BestValue:
     """The best value so far of a monitored metric.
 
     Args:
-        options: the metric and whether lower is better; None for no monitoring.
+        options: the metric; None for no monitoring.
+        modes: `Objective.modes`.
     """
 
-    def __init__(self, options: EarlyStopping | Best | None) -> None:
+    def __init__(self, options: EarlyStopping | Best | None, modes: Mapping[str, str]) -> None:
         self._options = options
+        self._modes = modes
         self._value: float | None = None
         self._step: int | None = None
 
@@ -46,9 +65,8 @@ class BestValue:
         """Records an epoch's values; returns whether the monitored one is the best so far. NaN never is."""
         if self._options is None:
             return False
-        monitor, mode = self._options.monitor, self._options.mode
-        lower_is_better = mode == "min" if mode != "auto" else not monitor.endswith(("accuracy", "exact_match"))
-        value = values[monitor]
+        lower_is_better = find_mode(self._options, self._modes) == "min"
+        value = values[self._options.monitor]
         if math.isnan(value):
             return False
         if self._value is not None and not (value < self._value if lower_is_better else value > self._value):
@@ -66,9 +84,9 @@ class BestValue:
 class Patience:
     """Early stopping: ends the run if the monitored value has not improved for a number of epochs."""
 
-    def __init__(self, options: EarlyStopping | None) -> None:
+    def __init__(self, options: EarlyStopping | None, modes: Mapping[str, str]) -> None:
         self._options = options
-        self._record = BestValue(options)
+        self._record = BestValue(options, modes)
         self._waited = 0
         self.reason = ""
 

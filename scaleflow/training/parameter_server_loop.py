@@ -10,9 +10,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.interfaces import CoordinatedFeed, Feed, LossStep, Objective
+from scaleflow.interfaces import CoordinatedFeed, Feed, ForwardBackward, Objective
 from scaleflow.training.evaluation import Evaluation
-from scaleflow.training.forward_backward import TapeForwardBackward
 from scaleflow.training.loop import Loop
 from scaleflow.training.state import list_variables
 
@@ -29,7 +28,7 @@ class ParameterServerLoop(Loop):
 
     Args:
         strategy, model, optimizer, objective, clip_norm: as for `Loop`.
-        loss: computes the loss and the outputs of a batch.
+        passes: the forward and backward pass, for the variables that `list_shards` lists.
         workers: the number of workers.
         whole: the same model in this process, unpartitioned; it is evaluated and exported with the servers' weights.
         here: the strategy under which `whole` was made.
@@ -42,12 +41,11 @@ class ParameterServerLoop(Loop):
         optimizer: keras.optimizers.Optimizer,
         objective: Objective,
         clip_norm: float | None,
-        loss: LossStep,
+        passes: ForwardBackward,
         workers: int,
         whole: keras.Model,
         here: tf.distribute.Strategy,
     ) -> None:
-        passes = TapeForwardBackward(model, loss, list_shards(model.trainable_variables))
         evaluation = Evaluation(here, functools.partial(whole, training=False), objective)
         super().__init__(strategy, model, optimizer, objective, clip_norm, passes=passes, evaluation=evaluation)
         count_every_update(optimizer)
@@ -62,13 +60,21 @@ class ParameterServerLoop(Loop):
         self._coordinator.join()
 
     def evaluate(self, feed: Feed) -> Mapping[str, float]:
-        self.gather_model()
-        return super().evaluate(feed)
+        self.finish_model()
+        return self._evaluation(feed)
 
     def gather_model(self) -> keras.Model:
         """Copies the servers' current weights to the model in this process, and returns it."""
+        return self._gather({})
+
+    def finish_model(self) -> keras.Model:
+        """As `gather_model`, with the averaged weights if there are any. Training can continue after it."""
+        return self._gather({id(variable): average for variable, average in self._averages})
+
+    def _gather(self, replacements: Mapping[int, Any]) -> keras.Model:
+        """Copies weights from the servers. `replacements` has other variables to copy, by id(variable)."""
         for local, remote in zip(self._whole.variables, self.model.variables, strict=True):
-            shards = [shard.read_value() for shard in list_variables(remote)]
+            shards = [replacements.get(id(shard), shard).read_value() for shard in list_variables(remote)]
             local.assign(tf.concat(shards, axis=0) if len(shards) > 1 else shards[0])
         return self._whole
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scaleflow.errors import ConfigError, NotFinite
-from scaleflow.events import EpochEnded, MetricsLogged, Note, RolledBack
+from scaleflow.events import EpochEnded, MetricsLogged, Note, RolledBack, StageBegan
 from scaleflow.interfaces import Feed, Snapshot, Tracer, Training
 from scaleflow.training.call_tracing import CallTracing
 from scaleflow.training.callbacks import Callbacks, to_keras_logs
@@ -113,7 +113,7 @@ class Session:
         self._sync = sync
         self._length = compute_length(options, feeds.train)
         self._steps_per_call = StepsPerLoop(options.steps_per_loop)
-        self._patience = Patience(options.early_stopping)
+        self._patience = Patience(options.early_stopping, engine.objective.modes)
         self._rollbacks = Rollbacks(options)
         self._checkpointing = checkpointing or Checkpointing()
         self._callbacks = Callbacks(callbacks, engine, self.epochs, self.steps_per_epoch)
@@ -135,10 +135,14 @@ class Session:
         if not self._stopped:
             self._tracing.finish(self.step)
         self._call_callbacks("train_end", to_keras_logs(self._log.values))
+        if self._checkpointing.checkpoints is not None:
+            self._log.emit(StageBegan("saving the last checkpoint"))
         self._save()
         self._checkpointing.wait()
         if self._stopped:
             return SessionResult(self._updates, True, self._updates, {})
+        if self._feeds.test is not None:
+            self._log.emit(StageBegan("evaluating the test split"))
         model_step = self._restore_best() if self._checkpointing.ends_as_best else self._updates
         test = self._log.evaluate("test", self._feeds.test, model_step)
         return SessionResult(self._updates, False, model_step, test)
@@ -161,7 +165,9 @@ class Session:
         self.restore(snapshot)
         self._engine.set_rate_factor(factor, self._rollbacks.rate_factor)
         self._rollbacks.count, self._rollbacks.rate_factor = count, factor
-        reason = f"{error.fact}; back to the checkpoint at step {snapshot.step}, with {factor:g} x the learning rate"
+        reason = (
+            f"{error.fact}; going back to the checkpoint at step {snapshot.step}, with {factor:g} x the learning rate"
+        )
         self._log.emit(RolledBack(count, reason))
         self._log.emit(Note(f"{reason} ({count} of at most {self._rollbacks.limit})"))
 
@@ -184,13 +190,16 @@ class Session:
         """Restores the model of the best checkpoint, if all workers can read it; returns the model's updates."""
         best = self._checkpointing.load_best(self._sync)
         if best is None:
-            text = f"checkpoint.export=best: what is tested and exported is the model of the last step, {self.step}"
+            text = (
+                "checkpoint.export=best: there is no usable best checkpoint, so the model of the last step, "
+                f"{self.step}, is tested and exported"
+            )
             self._log.emit(Note(text))
             return self._updates
         if best.step == self.step:
             return self._updates
         self._engine.restore_model(best.tensors)
-        self._log.emit(Note(f"what is tested and exported is the best checkpoint, at step {best.step}"))
+        self._log.emit(Note(f"the best checkpoint, at step {best.step}, is tested and exported"))
         if self._feeds.test is None and self._feeds.validation is not None:
             self._engine.evaluate(self._feeds.validation)  # the confusion matrix is that of the last evaluation
         return int(best.host["updates"])
@@ -226,13 +235,13 @@ class Session:
         for name, value in self._position_inputs().items():
             if snapshot.host[name] != value:
                 raise ConfigError(
-                    f"resume: the run had {snapshot.host[name]} {name.replace('_', ' ')}, and now has {value}; "
-                    "go on with the same data and global batch"
+                    f"resume: the run had {snapshot.host[name]} {name.replace('_', ' ')}, and now has {value}; resume "
+                    "it with the same data and global batch"
                 )
         if snapshot.host.get("is_drawn_as_read", False) != self._feeds.is_drawn_as_read:
             raise ConfigError(
                 "resume: the run held out the first examples of its stream, and this version of scaleflow draws the "
-                "validation split at random; go on with the version that began the run, or start a new one"
+                "validation split at random; resume it with the version that started the run, or start a new run"
             )
         self._engine.restore(snapshot.tensors)
         self._patience.restore(snapshot.host["patience"])

@@ -23,6 +23,9 @@ Named = Mapping[str, Sequence[Any]]
 #: Name of the metric sums of the epoch so far.
 SUMS = "training/sums"
 
+#: The start of the names of averaged weights: Keras's name of the slot.
+AVERAGES = "optimizer/average/"
+
 
 def list_variables(variable: Any) -> list[Any]:
     """Lists the TensorFlow variables of a Keras variable: its shards if it is partitioned."""
@@ -44,13 +47,13 @@ class Slots:
         self._places = {
             id(part): index for index, v in enumerate(model.trainable_variables) for part in list_variables(v)
         }
-        self._made: list[tuple[int, str, Any]] = []
+        self._made: list[tuple[Any, str, Any]] = []
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         make = inner.add_variable_from_reference
 
         def note_slot(reference_variable: Any, name: str | None = None, initializer: Any = "zeros") -> Any:
             slot = make(reference_variable, name=name, initializer=initializer)
-            self._made.append((id(to_tf_variable(reference_variable)), name or "slot", slot))
+            self._made.append((to_tf_variable(reference_variable), name or "slot", slot))
             return slot
 
         inner.add_variable_from_reference = note_slot
@@ -63,10 +66,16 @@ class Slots:
         """Returns the optimizer's variables: slots under the index of the model's variable, others under their own."""
         named: dict[str, list[Any]] = {}
         for reference, name, slot in self._made:
-            named.setdefault(f"optimizer/{name}/{self._places[reference]}", []).append(to_tf_variable(slot))
+            named.setdefault(f"optimizer/{name}/{self._places[id(reference)]}", []).append(to_tf_variable(slot))
         slot_ids = {id(to_tf_variable(slot)) for _, _, slot in self._made}
         others = [v for v in list_optimizer_variables(self._optimizer) if id(to_tf_variable(v)) not in slot_ids]
         return named | {f"optimizer/{index}": list_variables(v) for index, v in enumerate(others)}
+
+    def list_averages(self) -> list[tuple[Any, Any]]:
+        """Lists (variable, its average) for each variable that the optimizer averages, as TensorFlow variables."""
+        inner = getattr(self._optimizer, "inner_optimizer", self._optimizer)
+        ids = {id(average) for average in inner._model_variables_moving_average} if inner.use_ema else set()
+        return [(reference, to_tf_variable(slot)) for reference, _, slot in self._made if id(slot) in ids]
 
 
 def list_optimizer_variables(optimizer: keras.optimizers.Optimizer) -> list[Any]:

@@ -10,13 +10,26 @@ import keras
 import tensorflow as tf
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Feed, LossStep, MakeOptimizer, Objective, Outputs, OwnUpdates, Training
+from scaleflow.interfaces import (
+    Feed,
+    LossStep,
+    MakeOptimizer,
+    Objective,
+    Optimizer,
+    OutputStructure,
+    OwnUpdates,
+    Training,
+    describe_keys,
+    label_leaf,
+    map_leaves,
+    name_leaves,
+)
 from scaleflow.training.loop import Loop
 
 KEY = "training.step._target_"
 
 
-def add_checks(step: LossStep, name: str, outputs: Outputs) -> LossStep:
+def add_checks(step: LossStep, name: str, outputs: OutputStructure) -> LossStep:
     """Wraps a step to check its results while it is traced.
 
     Args:
@@ -29,23 +42,30 @@ def add_checks(step: LossStep, name: str, outputs: Outputs) -> LossStep:
         casts both to float32.
     """
 
-    def call_checked(model: Any, batch: tuple[Any, Any], weights: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    def call_checked(model: Any, batch: tuple[Any, Any], weights: Any) -> tuple[tf.Tensor, Any]:
         returned = step(model, batch, weights)
         if not isinstance(returned, tuple | list) or len(returned) != 2 or any(part is None for part in returned):
             raise ConfigError(f"{KEY}={name}: returned {describe_result(returned)}, expected (loss, outputs)")
-        loss, values = (tf.convert_to_tensor(part) for part in returned)
+        loss, values = tf.convert_to_tensor(returned[0]), returned[1]
         if not loss.shape.is_compatible_with([]) or not loss.dtype.is_floating:
             raise ConfigError(
                 f"{KEY}={name}: returned a loss of shape {loss.shape} and type {loss.dtype.name}, expected a real "
                 "scalar: tf.reduce_sum(losses * weights)"
             )
-        expected = (*weights.shape, *outputs.shape)
-        if not values.shape.is_compatible_with(expected):
+        if set(name_leaves(values)) != set(name_leaves(outputs)):
             raise ConfigError(
-                f"{KEY}={name}: returned outputs of shape {values.shape}, and the dataset's {outputs.kind} targets "
-                f"need {expected}"
+                f"{KEY}={name}: returned outputs that {describe_keys(values)}, but the dataset's outputs "
+                f"{describe_keys(outputs)}"
             )
-        return tf.cast(loss, tf.float32), tf.cast(values, tf.float32)
+        values = map_leaves(tf.convert_to_tensor, values)
+        for key, each in name_leaves(outputs).items():
+            tensor, expected = values[key] if key else values, (*weights.shape, *each.shape)
+            if not tensor.shape.is_compatible_with(expected):
+                raise ConfigError(
+                    f"{KEY}={name}: returned {label_leaf('outputs', key)} of shape {tensor.shape}, but the dataset's "
+                    f"{each.kind} targets need {expected}"
+                )
+        return tf.cast(loss, tf.float32), map_leaves(lambda tensor: tf.cast(tensor, tf.float32), values)
 
     return call_checked
 
@@ -77,7 +97,7 @@ class CustomUpdateLoop(Loop):
         strategy: tf.distribute.Strategy,
         model: keras.Model,
         objective: Objective,
-        outputs: Outputs,
+        outputs: OutputStructure,
         own: OwnUpdates,
         name: str,
         make_optimizer: MakeOptimizer,
@@ -102,10 +122,11 @@ class CustomUpdateLoop(Loop):
     def _update(
         self, feed: Feed, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, weight: tf.Tensor, ahead: Any
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        inputs, targets, mask = ahead or self._batch(feed, fetched, epoch, step)
-        loss, outputs = self._own_update(self.model, (inputs, targets), mask * weight)
+        inputs, targets, mask, *own = ahead or self._batch(feed, fetched, epoch, step)
+        weights = own[0] if own else mask
+        loss, outputs = self._own_update(self.model, (inputs, targets), weights * weight)
         _, total = self._sum_over_replicas([], loss)
-        return self._metric_sums.compute(targets, outputs, loss / weight, mask), total
+        return self._metric_sums.compute(targets, outputs, loss / weight, mask, weights), total
 
 
 def check_methods(own: Any, name: str) -> None:
@@ -113,9 +134,9 @@ def check_methods(own: Any, name: str) -> None:
     for method, arguments in (("build", "model, make_optimizer"), ("update", "model, batch, weights")):
         if not accepts_arguments(getattr(own, method, None), arguments.count(",") + 1):
             raise ConfigError(
-                f"{KEY}={name}: a class that trains has the methods build(model, make_optimizer) and "
-                f"update(model, batch, weights); its {method}({arguments}) is missing or takes others. "
-                "A loss is a function (model, batch, weights)"
+                f"{KEY}={name}: a class needs the methods build(model, make_optimizer) and update(model, batch, "
+                f"weights); its {method}({arguments}) is missing or has other parameters. A loss is a function "
+                "(model, batch, weights)"
             )
 
 
@@ -130,11 +151,12 @@ def accepts_arguments(method: Callable[..., Any] | None, count: int) -> bool:
     return True
 
 
-def check_own_updates(options: Training, policy: str, xla: bool, name: str) -> None:
-    """Rejects options that act on the loop's gradients, which a step with its own optimizers does not use.
+def check_own_updates(options: Training, optimizer: Optimizer, policy: str, xla: bool, name: str) -> None:
+    """Rejects options that act on the loop's gradients or optimizer, which a step with its own does not use.
 
     Args:
         options: the config group `training`.
+        optimizer: the config group `optimizer`.
         policy: the resolved precision policy.
         xla: the value of `hardware.xla`.
         name: the configured `training.step._target_`.
@@ -153,12 +175,22 @@ def check_own_updates(options: Training, policy: str, xla: bool, name: str) -> N
         f"precision={policy}": policy == "mixed_float16",
         f"training.on_nan={options.on_nan}": options.on_nan != "stop",
     }
+    updates = {
+        "optimizer.rate_factors": optimizer.rate_factors is not None,
+        f"optimizer.ema={optimizer.ema}": optimizer.ema is not None,
+    }
+    for setting, applies in updates.items():
+        if applies:
+            raise ConfigError(
+                f"{setting} with {KEY}={name}: it applies its own optimizers, which know nothing of it; do that in its "
+                "update and leave this away, or write a function (model, batch, weights) -> (loss, outputs)"
+            )
     for setting, applies in conflicts.items():
         if applies:
             raise ConfigError(
-                f"{setting} with {KEY}={name}: it applies its own optimizers, so the loop has no gradient to "
-                "accumulate, clip or scale, and no rate to lower; do that in its update and leave this away, or write "
-                "a function (model, batch, weights) -> (loss, outputs)"
+                f"{setting} with {KEY}={name}: this class applies its own optimizers, so the loop has no gradient to "
+                "accumulate, clip or scale, and no rate to lower; do that in its update method and remove this key, "
+                "or write a function (model, batch, weights) -> (loss, outputs)"
             )
 
 

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Inputs
+from scaleflow.interfaces import InputStructure, label_leaf, name_leaves
 from scaleflow.training.synchronized import synchronized_layers
 
 
@@ -23,14 +23,18 @@ def with_xla(function: Callable[..., Any]) -> Callable[..., Any]:
     return compiled
 
 
-def check_xla(model: keras.Model, inputs: Inputs, strategy: tf.distribute.Strategy) -> None:
+def check_xla(model: keras.Model, inputs: InputStructure, strategy: tf.distribute.Strategy) -> None:
     """Rejects what is known not to compile. Otherwise the error would come in the first step only.
 
     Raises:
         ConfigError: if the inputs are text, or if layers communicate with other replicas.
     """
-    if inputs.dtype == "string":
-        raise ConfigError("hardware.xla=true: the dataset's inputs are text, and XLA has none; use hardware.xla=false")
+    for name, each in name_leaves(inputs).items():
+        if each.dtype == "string":
+            label = label_leaf("inputs", name)
+            raise ConfigError(
+                f"hardware.xla=true: the dataset's {label} are text, which XLA cannot compile; use hardware.xla=false"
+            )
     if synchronized := synchronized_layers(model, strategy):
         replicas = strategy.num_replicas_in_sync
         raise ConfigError(

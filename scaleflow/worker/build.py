@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 import os
 import signal
 import sys
@@ -18,33 +19,29 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scaleflow.cluster import (
-    TF_CONFIG,
-    assigned_hardware,
-    count_synchronous_workers,
-    count_workers,
-    parse_tf_config,
-    process_names,
-)
+from scaleflow.cluster.gpus import assigned_hardware, gpu_memory_bytes
+from scaleflow.cluster.members import count_synchronous_workers, count_workers, process_names
+from scaleflow.cluster.tf_config import TF_CONFIG, parse_tf_config
 from scaleflow.config.plan import make_batching
 from scaleflow.config.rules import check_rules, resolve_choices
-from scaleflow.config.targets import bind_target, is_class_target
+from scaleflow.config.targets import bind_target, is_class_target, locate_target
 from scaleflow.config.trust import check_origins
 from scaleflow.errors import ConfigError
-from scaleflow.events import Emit, Note, PeersMet, Waiting
+from scaleflow.events import Emit, Note, PeersMet, StageBegan, Waiting
 from scaleflow.interfaces import (
     Batching,
     Debug,
     Examples,
     Feed,
     ForwardBackward,
-    Inputs,
+    InputStructure,
     MakeOptimizer,
-    Outputs,
+    Objective,
+    OutputStructure,
     Plan,
     Stream,
 )
-from scaleflow.worker.metadata import RunMetadata, collect_metadata
+from scaleflow.worker.metadata import RunMetadata, collect_metadata, describe_data_name
 from scaleflow.worker.startup_timer import StartupTimer
 
 if TYPE_CHECKING:
@@ -88,7 +85,7 @@ class TrainingSetup:
     explain: Callable[[Exception], Exception]
     resolved: dict[str, Any]
     counts: dict[str, int]
-    outputs: Outputs
+    outputs: OutputStructure
     metadata: RunMetadata | None
     facts: dict[str, Any]
     peak_flops: float | None
@@ -98,48 +95,48 @@ class TrainingSetup:
 def build_training(plan: Plan, emit: Emit, startup_timer: StartupTimer | None = None) -> TrainingSetup:
     """Builds and traces everything, so that errors of a model or a dataset occur before there is a run.
 
-    Args:
-        plan: the checked plan.
-        emit: receives notes.
-        startup_timer: measures the parts of the start.
-
-    Raises:
-        ConfigError: if something in the plan cannot work.
+    Raises ConfigError if something in the plan cannot work.
     """
     startup_timer = startup_timer or StartupTimer(time.time())
     sys.path[:0] = [folder for folder in plan.search if folder not in sys.path]
-    from scaleflow import dataset, model, optimizer, training
+    from scaleflow import dataset, model, objective, optimizer, training
 
     startup_timer.end_part("import")
+    emit(StageBegan("setting up the devices"))
     runtime = setup_runtime(plan, emit)
     startup_timer.end_part("build")
     if plan.trusted_modules is not None:
         check_origins(plan.config, plan.trusted_modules)
+    emit(StageBegan(f"reading {describe_data_name(plan)}"))
     source = bind_target(plan.dataset.target)()
     splits = dataset.prepare_splits(source, plan.dataset, plan.seed, runtime.worker_sync, emit)
     splits = apply_debug_subset(splits, plan.debug, runtime.batching)
     train, validation, test = make_feeds(splits, runtime, plan)
     startup_timer.end_part("data")
 
+    emit(StageBegan("building the model"))
     length = training.compute_length(plan.training, train)
-    metrics = training.objective_for(source.outputs).metrics
+    goal = make_run_objective(plan, splits, runtime, emit)
     monitors = {"training.early_stopping": plan.training.early_stopping, "checkpoint.best": plan.checkpoint.sought}
     validates = validation is not None and plan.evaluator != "elsewhere"
     for key, monitor in monitors.items():
-        training.check_monitor(key, monitor, metrics, validates)
+        training.check_monitor(key, monitor, goal, validates)
     make_model = make_model_maker(plan, splits.inputs, source.outputs, emit)
-    engine, stage_notes = make_engine(plan, runtime, make_model, source.outputs, length)
+    engine, stage_notes = make_engine(plan, runtime, make_model, source.outputs, goal, length)
     if plan.hardware.xla:
         training.check_xla(engine.model, splits.inputs, runtime.strategy)
     startup_timer.end_part("build")
+    emit(StageBegan("compiling the training step"))
     engine.trace(train, validation, test)
     startup_timer.end_part("trace")
     warnings = (
         *stage_notes,
-        model.find_logits_warning(engine.model),
+        model.find_logits_warning(engine.model, source.outputs),
         model.keras_file_doubt(engine.model),
+        objective.find_mask_note(engine.model, splits.outputs),
         *model.find_batch_norm_warnings(engine.model, runtime.batching),
         optimizer.find_warm_up_warning(plan.optimizer, length.total),
+        find_table_warning(plan, runtime, engine),
     )
     for note in filter(None, warnings):
         emit(Note(note))
@@ -152,19 +149,20 @@ def build_training(plan: Plan, emit: Emit, startup_timer: StartupTimer | None = 
         "steps_per_epoch": length.steps_per_epoch,
         "epochs": length.epochs,
         "parameters": engine.model.count_params(),
+        "trainable_parameters": sum(math.prod(each.shape) for each in engine.model.trainable_variables),
     }
 
     def export(folder: Path) -> None:
         arguments = source.inputs, source.outputs, splits.sample, runtime.policy, folder
         model.write_model(
-            engine.gather_model(),
+            model.merge_lora(engine.finish_model()),
             *arguments,
             on_host=runtime.is_divided,
-            preprocessing_model=splits.preprocessing_model,
+            preprocessing_layers=splits.preprocessing_layers,
         )
 
     metadata = collect_metadata(plan, source.outputs, splits, engine.model) if is_chief(plan) else None
-    callbacks = [training.check_callback(bind_target(each)(), each.path) for each in plan.training.callbacks or ()]
+    callbacks = [training.make_callback(bind_target(each), each.path) for each in plan.training.callbacks or ()]
     explain = functools.partial(dataset.explain_read_error, splits=splits.by_name())
     parts = runtime.strategy, engine, train, validation, test, export, callbacks
     facts = list_profile_facts(resolved, splits)
@@ -172,38 +170,69 @@ def build_training(plan: Plan, emit: Emit, startup_timer: StartupTimer | None = 
     return TrainingSetup(*parts, explain, resolved, *rest)
 
 
-def make_model_maker(plan: Plan, inputs: Inputs, outputs: Outputs, emit: Emit) -> Callable[[], keras.Model]:
-    """Returns a function that makes the model with its initial weights. Call it in the strategy's scope."""
+def make_run_objective(plan: Plan, splits: Splits, runtime: Runtime, emit: Emit) -> Objective:
+    """Makes the loss and the metrics of a run. The chief counts the classes of the training split, if that is needed.
+
+    Raises:
+        ConfigError: if a loss, a metric or a class weight does not fit the outputs of the dataset.
+    """
+    from scaleflow import dataset, objective
+
+    def count(names: list[str]) -> dict[str, list[int]]:
+        def count_here() -> str:
+            targets = dataset.read_targets("train", splits.train)
+            return json.dumps(objective.count_classes(splits.outputs, names, targets))
+
+        counts: dict[str, list[int]] = json.loads(runtime.worker_sync.from_chief(count_here))
+        return counts
+
+    weights = objective.find_class_weights(splits.outputs, plan.objective.class_weight, count)
+    for note in objective.describe_class_weights(splits.outputs, weights):
+        emit(Note(note))
+    loader = objective.Loader(locate_target, bind_target)
+    return objective.make_objective(
+        splits.outputs, plan.objective, is_weighted=splits.is_weighted, loader=loader, class_weights=weights
+    )
+
+
+def make_model_maker(
+    plan: Plan, inputs: InputStructure, outputs: OutputStructure, emit: Emit
+) -> Callable[[], keras.Model]:
+    """Returns a function that makes the model with its initial weights, frozen layers and LoRA.
+
+    Call it in the strategy's scope.
+    """
     from scaleflow import model
 
-    make = functools.partial(model.make_model, bind_target(plan.model.target, given=2), inputs, outputs)
-    if plan.model.init_from is None:
-        return make
-    import keras
+    make = model.keep_names(
+        functools.partial(model.make_model, bind_target(plan.model.target, given=2), inputs, outputs)
+    )
+    saved = None
+    if plan.model.init_from is not None:
+        import keras
 
-    saved = model.read_weights(plan.model.init_from, plan.config["model"]["init_from"])
-    keras.utils.set_random_seed(plan.seed)  # reading the weights has used random numbers
-    first: list[keras.Model] = []
+        saved = model.read_weights(plan.model.init_from, plan.config["model"]["init_from"])
+        keras.utils.set_random_seed(plan.seed)  # reading the weights has used random numbers
+    reported: set[str] = set()  # a coordinator makes its model twice
 
-    def initialize() -> keras.Model:
+    def make_prepared() -> keras.Model:
         new_model = make()
-        if first:  # a coordinator makes its model twice; the layers of the second have other names
-            model.copy_weights(first[0], new_model)
-        else:
-            emit(Note(model.initialize_from(new_model, saved)))
-            first.append(new_model)
+        if saved is not None and (note := model.initialize_from(new_model, saved)) not in reported:
+            reported.add(note)
+            emit(Note(note))
+        model.fine_tune(new_model, plan.model)
         return new_model
 
-    return initialize
-
-
-# ---------------------------------------------------------------------------------------------
-# The engine
-# ---------------------------------------------------------------------------------------------
+    return make_prepared
 
 
 def make_engine(
-    plan: Plan, runtime: Runtime, make_model: Callable[[], keras.Model], outputs: Outputs, run: Length
+    plan: Plan,
+    runtime: Runtime,
+    make_model: Callable[[], keras.Model],
+    outputs: OutputStructure,
+    goal: Objective,
+    run: Length,
 ) -> tuple[Engine, list[str]]:
     """Makes the engine, a loop or Keras's `fit`, and the model in the strategy's scope.
 
@@ -213,35 +242,43 @@ def make_engine(
     from scaleflow import strategy
 
     if runtime.strategy_name == "parameter_server":
-        return make_parameter_server_loop(plan, runtime, make_model, outputs, run), []
+        return make_parameter_server_loop(plan, runtime, make_model, outputs, goal, run), []
     with runtime.strategy.scope():
         with strategy.variable_scope(runtime.strategy_name):
             net = make_model()
         if plan.training.step is not None and is_class_target(plan.training.step):
-            return make_custom_update_loop(plan, runtime, net, outputs, run), []
+            return make_custom_update_loop(plan, runtime, net, outputs, goal, run), []
         if plan.training.engine == "fit":
-            return make_fit_engine(plan, runtime, net, outputs, run), []
-        return make_loop(plan, runtime, net, outputs, run)
+            return make_fit_engine(plan, runtime, net, goal, run), []
+        return make_loop(plan, runtime, net, outputs, goal, run)
 
 
-def make_loop(plan: Plan, runtime: Runtime, net: keras.Model, outputs: Outputs, run: Length) -> tuple[Loop, list[str]]:
+def make_loop(
+    plan: Plan, runtime: Runtime, net: keras.Model, outputs: OutputStructure, goal: Objective, run: Length
+) -> tuple[Loop, list[str]]:
     """Makes the loop for a whole model, or for one in stages. Returns it with notes for the user."""
     from scaleflow import optimizer, strategy, training
 
-    objective = training.objective_for(outputs)
-    model_optimizer = make_optimizer(plan, runtime, run.total)
+    model_optimizer = make_optimizer(plan, runtime, run.total, net)
     passes: ForwardBackward
     if runtime.is_divided:
         optimizer.update_in_place(model_optimizer)
-        passes, notes = strategy.build_pipeline(net, objective, runtime.devices, plan.strategy)
+        passes, notes = strategy.build_pipeline(net, goal, runtime.devices, plan.strategy)
     else:
-        passes, notes = training.TapeForwardBackward(net, make_loss_step(plan, outputs)), []
+        by_rows = can_update_by_rows(net, model_optimizer)
+        loss = make_loss_step(plan, outputs, goal)
+        passes, notes = training.TapeForwardBackward(net, loss, keeps_rows=by_rows), []
     options = plan.training.clip_norm, plan.hardware.xla
-    return training.Loop(runtime.strategy, net, model_optimizer, objective, *options, passes=passes), notes
+    return training.Loop(runtime.strategy, net, model_optimizer, goal, *options, passes=passes), notes
 
 
 def make_parameter_server_loop(
-    plan: Plan, runtime: Runtime, make_model: Callable[[], keras.Model], outputs: Outputs, run: Length
+    plan: Plan,
+    runtime: Runtime,
+    make_model: Callable[[], keras.Model],
+    outputs: OutputStructure,
+    goal: Objective,
+    run: Length,
 ) -> Loop:
     """Makes the loop of a coordinator, which has the model twice: on the servers, and unpartitioned in its process.
 
@@ -256,31 +293,71 @@ def make_parameter_server_loop(
     if step is not None and is_class_target(step):
         raise ConfigError(
             f"training.step._target_={step.path} with strategy=parameter_server: a class applies its own optimizers, "
-            "which know nothing of servers; use a function (model, batch, weights) -> (loss, outputs)"
+            "which does not work with parameter servers; use a function (model, batch, weights) -> (loss, outputs)"
         )
     with runtime.evaluation_strategy.scope():
         local = make_model()
     keras.utils.set_random_seed(plan.seed)  # so that both models have the same initial weights
     with runtime.strategy.scope():
-        parts = (runtime.strategy, make_model(), make_optimizer(plan, runtime, run.total))
-        objective = training.objective_for(outputs)
-        loss = make_loss_step(plan, outputs)
+        served = make_model()
+        model_optimizer = make_optimizer(plan, runtime, run.total, served)
         return training.ParameterServerLoop(
-            *parts, objective, plan.training.clip_norm, loss, count_workers(plan), local, runtime.evaluation_strategy
+            runtime.strategy,
+            served,
+            model_optimizer,
+            goal,
+            plan.training.clip_norm,
+            passes=training.TapeForwardBackward(
+                served,
+                make_loss_step(plan, outputs, goal),
+                training.list_shards(served.trainable_variables),
+                keeps_rows=can_update_by_rows(served, model_optimizer),
+            ),
+            workers=count_workers(plan),
+            whole=local,
+            here=runtime.evaluation_strategy,
         )
 
 
-def make_custom_update_loop(plan: Plan, runtime: Runtime, net: keras.Model, outputs: Outputs, run: Length) -> Loop:
+def can_update_by_rows(net: keras.Model, model_optimizer: keras.optimizers.Optimizer) -> bool:
+    """Returns whether updates touch only the rows of embedding tables that a batch uses; if so, prepares for it."""
+    from scaleflow import model, optimizer
+
+    is_possible = bool(model.list_tables(net)) and optimizer.find_dense_cause(model_optimizer) is None
+    if is_possible:
+        optimizer.update_by_rows(model_optimizer)
+    return is_possible
+
+
+def find_table_warning(plan: Plan, runtime: Runtime, engine: Engine) -> str | None:
+    """Returns a warning if each step updates all rows of a large embedding table, else None."""
+    from scaleflow import model, optimizer
+
+    table = model.describe_large_table(engine.model)
+    cause = "training.step" if engine.optimizer is None else optimizer.find_dense_cause(engine.optimizer)
+    if plan.training.engine == "fit" or runtime.is_divided:
+        cause = "training.engine=fit" if plan.training.engine == "fit" else "strategy=pipeline"
+    if table is None or cause is None:
+        return None
+    return (
+        f"{cause}: each step updates {table}, not only those of its batch; optimizer=adagrad, and optimizer=sgd "
+        "optimizer.momentum=0, update only those, with training.engine=loop on other strategies than pipeline"
+    )
+
+
+def make_custom_update_loop(
+    plan: Plan, runtime: Runtime, net: keras.Model, outputs: OutputStructure, goal: Objective, run: Length
+) -> Loop:
     """Makes the loop for a training step of the user that applies its own optimizers."""
     from scaleflow import training
 
     step = plan.training.step
     assert step is not None
-    training.check_own_updates(plan.training, runtime.policy, plan.hardware.xla, step.path)
+    training.check_own_updates(plan.training, plan.optimizer, runtime.policy, plan.hardware.xla, step.path)
     return training.CustomUpdateLoop(
         strategy=runtime.strategy,
         model=net,
-        objective=training.objective_for(outputs),
+        objective=goal,
         outputs=outputs,
         own=bind_target(step)(),
         name=step.path,
@@ -288,39 +365,46 @@ def make_custom_update_loop(plan: Plan, runtime: Runtime, net: keras.Model, outp
     )
 
 
-def make_fit_engine(plan: Plan, runtime: Runtime, net: keras.Model, outputs: Outputs, run: Length) -> FitEngine:
-    """Makes the engine that uses Keras's `fit`."""
+def make_fit_engine(plan: Plan, runtime: Runtime, net: keras.Model, goal: Objective, run: Length) -> FitEngine:
     from scaleflow import training
 
     per_execution = training.choose_steps_per_execution(plan.training.steps_per_loop, run.steps_per_epoch, run.total)
     return training.FitEngine(
         strategy=runtime.strategy,
         model=net,
-        optimizer=make_optimizer(plan, runtime, run.total, takes_summed=False),
-        objective=training.objective_for(outputs),
+        optimizer=make_optimizer(plan, runtime, run.total, net, takes_summed=False),
+        objective=goal,
         steps_per_execution=per_execution,
     )
 
 
-def make_loss_step(plan: Plan, outputs: Outputs) -> Any:
+def make_loss_step(plan: Plan, outputs: OutputStructure, goal: Objective) -> Any:
     """Returns the function that computes the loss of a batch: the user's, or the one for the kind of target."""
     from scaleflow import training
 
     step = plan.training.step
     if step is not None:
         return training.add_checks(bind_target(step, given=3), step.path, outputs)
-    return training.make_loss_step(training.objective_for(outputs))
+    return training.make_loss_step(goal)
 
 
-def make_optimizer(plan: Plan, runtime: Runtime, steps: int, takes_summed: bool = True) -> keras.optimizers.Optimizer:
-    """Makes the config's optimizer for a run of `steps` steps."""
-    from scaleflow import optimizer
+def make_optimizer(
+    plan: Plan, runtime: Runtime, steps: int, net: keras.Model, takes_summed: bool = True
+) -> keras.optimizers.Optimizer:
+    """Makes the config's optimizer for a run of `steps` steps, which updates the variables of `net` or their shards."""
+    from scaleflow import model, optimizer, training
 
-    rate = optimizer.make_learning_rate(plan.optimizer, runtime.batching.global_size, steps)
+    options = plan.optimizer
+    rate = optimizer.make_learning_rate(options, runtime.batching.global_size, steps)
     scaled = runtime.policy == "mixed_float16"
-    return optimizer.create_optimizer(
-        bind_target(plan.optimizer.target), rate, loss_scaling=scaled, takes_summed=takes_summed
+    new_optimizer = optimizer.create_optimizer(
+        bind_target(options.target), rate, loss_scaling=scaled, takes_summed=takes_summed, ema=options.ema
     )
+    if options.rate_factors is not None:
+        factors = model.find_rate_factors(net, options.rate_factors)
+        shards = zip(factors, net.trainable_variables, strict=True)
+        optimizer.scale_rates(new_optimizer, [f for f, v in shards for _ in training.list_shards([v])])
+    return new_optimizer
 
 
 def make_optimizer_maker(plan: Plan, runtime: Runtime, steps: int) -> MakeOptimizer:
@@ -337,11 +421,6 @@ def make_optimizer_maker(plan: Plan, runtime: Runtime, steps: int) -> MakeOptimi
         return new_optimizer
 
     return make
-
-
-# ---------------------------------------------------------------------------------------------
-# The runtime
-# ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -387,6 +466,7 @@ def setup_runtime(plan: Plan, emit: Emit) -> Runtime:
     from scaleflow import hardware, model, precision, strategy, training
 
     model.correct_keras_add()
+    model.read_rows_in_take()
     training.apply_debug(plan.debug)
     with guard_tpu_connection(plan, emit):
         devices = hardware.configure_devices(assigned_hardware(plan.hardware, os.environ))
@@ -399,8 +479,8 @@ def setup_runtime(plan: Plan, emit: Emit) -> Runtime:
         if not worker_sync.is_same(digest_plan(plan)):
             worker_sync.leave()
             raise ConfigError(
-                "strategy=multi_worker: the workers were not all started with the same config, TensorFlow version and "
-                "model.init_from; give each the same command"
+                "strategy=multi_worker: the workers were not all started with the same config, TensorFlow version "
+                "and model.init_from; start each with the same command"
             )
     keras.utils.set_random_seed(plan.seed)
     precision.apply_policy(policy)
@@ -424,12 +504,12 @@ def apply_debug_subset(splits: Splits, debug: Debug, batching: Batching) -> Spli
 
 def make_feeds(splits: Splits, runtime: Runtime, plan: Plan) -> tuple[Feed, Feed | None, Feed | None]:
     """Makes the feeds: training shuffled by the seed, validation and test in order and without micro-batches."""
-    from scaleflow import dataset, hardware
+    from scaleflow import dataset
 
     evaluation_batching = make_evaluation_batching(runtime.batching)
-    device_bytes = hardware.device_bytes(runtime.kind, plan.hardware)
+    device_bytes = gpu_memory_bytes(runtime.kind, plan.hardware)
     read = functools.partial(
-        dataset.make_feed, transform=splits.transform, threads=plan.dataset.threads, device_bytes=device_bytes
+        dataset.make_feed, transforms=splits.transforms, threads=plan.dataset.threads, device_bytes=device_bytes
     )
 
     def in_order(examples: Examples | None) -> Feed | None:
@@ -459,7 +539,7 @@ def guard_tpu_connection(plan: Plan, emit: Emit) -> Iterator[None]:
         yield
         return
     seconds = plan.cluster.start_seconds
-    vain = f"hardware.tpu={plan.hardware.tpu}: does not answer as a TPU within cluster.start_seconds={seconds:g}"
+    vain = f"hardware.tpu={plan.hardware.tpu}: no TPU answers there within cluster.start_seconds={seconds:g}"
     with allow_kill(emit, vain=vain, seconds=seconds):
         yield
 
@@ -494,7 +574,6 @@ def digest_plan(plan: Plan) -> str:
 
 
 def digest_file(file: str | None) -> str | None:
-    """Computes the SHA-256 of a file's content; None without a file."""
     if file is None:
         return None
     with Path(file).open("rb") as content:
@@ -533,11 +612,11 @@ def find_example_location(examples: Examples) -> str:
 
 def place_of_split(examples: Examples) -> str:
     """Returns `stream`, `file` for memory-mapped arrays, or `memory`."""
-    import numpy as np
+    from scaleflow import dataset
 
     if isinstance(examples, Stream):
         return "stream"
-    return "file" if isinstance(examples.inputs, np.memmap) else "memory"
+    return "file" if dataset.is_mapped(examples) else "memory"
 
 
 def make_evaluation_batching(batching: Batching) -> Batching:

@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from scaleflow.config.targets import bind_target
+from scaleflow.config.targets import bind_target, locate_target
 from scaleflow.config.trust import check_origins
 from scaleflow.errors import ConfigError
-from scaleflow.events import Emit, EvaluationReady, MetricsLogged
-from scaleflow.interfaces import Plan, Source
+from scaleflow.events import Emit, EvaluationReady, MetricsLogged, StageBegan
+from scaleflow.interfaces import Inputs, Plan, Source, describe_keys, label_leaf, map_leaves, name_leaves
 from scaleflow.runs import EvaluationSpec, RunFolder
 from scaleflow.worker.build import find_example_location, make_evaluation_batching, setup_runtime
-from scaleflow.worker.metadata import describe_data, report_confusion
+from scaleflow.worker.metadata import describe_data, describe_data_name, report_confusion
 
 if TYPE_CHECKING:
     import keras
@@ -36,18 +36,20 @@ FLOATS = ("float32", "mixed_float16", "mixed_bfloat16")
 def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emit) -> None:
     """Evaluates a model on a split, and reports the dataset, the metrics, the confusion matrix and the profile.
 
-    Raises:
-        ConfigError: if the model cannot be loaded, or does not accept the dataset.
+    Raises ConfigError if the model cannot be loaded, or does not accept the dataset.
     """
     sys.path[:0] = [each for each in plan.search if each not in sys.path]
-    from scaleflow import dataset, training
+    from scaleflow import dataset, objective, training
     from scaleflow.profiler.tracer import StepTracer
 
+    emit(StageBegan("setting up the devices"))
     runtime = setup_runtime(plan, emit)
     check_origins(plan.config, plan.trusted_modules or ())
+    emit(StageBegan(f"reading {describe_data_name(plan)}"))
     source = bind_target(plan.dataset.target)()
     splits = dataset.prepare_splits(source, plan.dataset, plan.seed, runtime.worker_sync, emit, preprocesses=False)
     split, examples = choose_split(splits.by_name(), spec.split)
+    emit(StageBegan("loading the model"))
     with runtime.strategy.scope():
         model = load_model(spec, plan.trusted_modules or ())
         check_dataset_fits(model, source, plan, spec)
@@ -56,8 +58,12 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
     feed = dataset.make_feed(
         examples, make_evaluation_batching(runtime.batching), runtime.strategy, threads=plan.dataset.threads
     )
-    objective = training.objective_for(source.outputs)
-    evaluate = training.Evaluation(runtime.strategy, functools.partial(compute_outputs, model), objective)
+    loader = objective.Loader(locate_target, bind_target)
+    goal = objective.make_objective(  # class weights are for training
+        source.outputs, plan.objective, is_weighted=splits.is_weighted, loader=loader
+    )
+    evaluate = training.Evaluation(runtime.strategy, functools.partial(compute_outputs, model), goal)
+    emit(StageBegan(f"evaluating the {split} split"))
     evaluate.trace(feed)
     data = describe_data(plan, source.outputs, splits)
     emit(EvaluationReady(split, runtime.to_values(), len(examples)))
@@ -74,14 +80,14 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
         evaluate.profile(feed, tracer)
 
 
-def choose_split(there: Any, split: str | None) -> tuple[str, Any]:
+def choose_split(available: Any, split: str | None) -> tuple[str, Any]:
     """Returns the name and the examples of the split that the user asks for."""
-    names = [name for name in SPLITS if name in there]
+    names = [name for name in SPLITS if name in available]
     if split is not None and split not in names:
         hint = "; dataset.validation=NAME makes one of the dataset's own splits the validation split"
-        raise ConfigError(f"--split {split}: there is no such split; there is {', '.join(names)}{hint}")
+        raise ConfigError(f"--split {split}: there is no such split; the splits are {', '.join(names)}{hint}")
     name = split or names[0]
-    return name, there[name]
+    return name, available[name]
 
 
 def load_model(spec: EvaluationSpec, trusted: Sequence[str]) -> keras.Model:
@@ -96,33 +102,64 @@ def load_model(spec: EvaluationSpec, trusted: Sequence[str]) -> keras.Model:
     except Exception as error:  # zipfile, h5py and Keras raise many types
         reason = (str(error).strip().splitlines() or [""])[0]
         raise ConfigError(
-            f"{spec.origin}: its model can't be loaded ({type(error).__name__}: {reason[:300]}); a class of your "
-            "own is found if it is decorated with keras.saving.register_keras_serializable and --trust names its module"
+            f"{spec.origin}: its model cannot be loaded ({reason[:300]}); to load a class of your own, decorate it "
+            "with keras.saving.register_keras_serializable and add --trust MODULE"
         ) from error
 
 
 def check_dataset_fits(model: keras.Model, source: Source, plan: Plan, spec: EvaluationSpec) -> None:
-    """Checks that the model accepts the inputs of the dataset, and has outputs for its targets.
+    """Raises ConfigError if the model does not accept the inputs of the dataset, or has no outputs for its targets."""
+    from scaleflow.model import find_graph, make_inputs
 
-    Raises:
-        ConfigError: if not.
-    """
     name = f"dataset={plan.choices.get('dataset') or plan.dataset.target.path}"
-    model_input = model.inputs[0]
-    expected, given = tuple(model_input.shape[1:]), tuple(source.inputs.shape)
-    shapes = (
-        f"{format_shape(given, source.inputs.dtype)}, and the model of {spec.origin} takes "
-        f"{format_shape(expected, model_input.dtype)}"
-    )
-    is_text = "string" in (model_input.dtype, source.inputs.dtype) and model_input.dtype != source.inputs.dtype
-    if is_text or len(expected) != len(given) or any(a not in (None, b) for a, b in zip(expected, given, strict=True)):
-        raise ConfigError(f"{name}: gives inputs of {shapes}")
-    output_shape, target_shape = tuple(model.output_shape[1:]), tuple(source.outputs.shape)
-    if output_shape != target_shape:
+    graph = find_graph(model)
+    if graph is None:  # a subclass shows what it takes only when it is called
+        inputs_of = make_inputs(source.inputs)
+        try:
+            outputs_of = model(inputs_of)
+        except (ValueError, TypeError, KeyError) as error:
+            raise ConfigError(
+                f"{name}: the model of {spec.origin} does not accept its inputs: {(str(error).splitlines() or [''])[0]}"
+            ) from error
+    else:
+        inputs_of, outputs_of = map(to_single, graph)
+    taken, given = name_leaves(inputs_of), name_leaves(source.inputs)
+    if set(taken) != set(given):
         raise ConfigError(
-            f"{name}: its {source.outputs.kind} targets need outputs of shape {add_batch_dimension(target_shape)}, and "
-            "the model of "
-            f"{spec.origin} returns {add_batch_dimension(output_shape)}"
+            f"{name}: its inputs {describe_keys(source.inputs)}, but those of the model of {spec.origin} "
+            f"{describe_keys(inputs_of)}"
+        )
+    for key, inputs in given.items():
+        check_input_fits(f"{name}: has {label_leaf('inputs', key)} of", taken[key], inputs, spec)
+    returned, needed = name_leaves(outputs_of), name_leaves(source.outputs)
+    if set(returned) != set(needed):
+        raise ConfigError(
+            f"{name}: its targets {describe_keys(source.outputs)}, but the outputs of the model of {spec.origin} "
+            f"{describe_keys(outputs_of)}"
+        )
+    for key, outputs in needed.items():
+        output_shape, target_shape = tuple(returned[key].shape[1:]), tuple(outputs.shape)
+        if output_shape != target_shape:
+            raise ConfigError(
+                f"{name}: its {outputs.kind} {label_leaf('targets', key)} need outputs of shape "
+                f"{add_batch_dimension(target_shape)}, but the model of {spec.origin} returns "
+                f"{add_batch_dimension(output_shape)}"
+            )
+
+
+def to_single(structure: Any) -> Any:
+    """Returns the tensor of a list of one, with which Keras describes a model of a single input."""
+    return structure[0] if isinstance(structure, list | tuple) and len(structure) == 1 else structure
+
+
+def check_input_fits(given_text: str, model_input: Any, inputs: Inputs, spec: EvaluationSpec) -> None:
+    """Rejects an input of another shape than the model's, and text in place of numbers or the reverse."""
+    expected, given = tuple(model_input.shape[1:]), tuple(inputs.shape)
+    is_text = "string" in (model_input.dtype, inputs.dtype) and model_input.dtype != inputs.dtype
+    if is_text or len(expected) != len(given) or any(a not in (None, b) for a, b in zip(expected, given, strict=True)):
+        raise ConfigError(
+            f"{given_text} {format_shape(given, inputs.dtype)}, but the model of {spec.origin} needs "
+            f"{format_shape(expected, model_input.dtype)}"
         )
 
 
@@ -135,16 +172,24 @@ def add_batch_dimension(shape: tuple[int | None, ...]) -> str:
 
 
 def set_precision(model: keras.Model, policy: str) -> None:
-    """Sets the precision of a model's layers. Preprocessing keeps its own; the last layer computes in float32."""
+    """Sets the precision of a model's layers. Preprocessing keeps its own; the outputs' layers compute in float32."""
     layers = [layer for layer in list_computing_layers(model) if layer.dtype_policy.name in FLOATS]
-    for layer in layers[:-1]:
-        layer.dtype_policy = policy
-    for layer in layers[-1:]:
-        layer.dtype_policy = "float32"
+    last = list_output_layers(model)
+    for layer in layers:
+        layer.dtype_policy = "float32" if layer in last else policy
+
+
+def list_output_layers(model: keras.Model) -> list[Any]:
+    """Lists the layers that compute a model's outputs, in nested models, too."""
+    import keras
+
+    layers = [tensor._keras_history.operation for tensor in keras.tree.flatten(model.output)]
+    return [
+        each for layer in layers for each in (list_output_layers(layer) if isinstance(layer, keras.Model) else [layer])
+    ]
 
 
 def list_computing_layers(model: keras.Model) -> list[Any]:
-    """Lists the layers of a model after its preprocessing, in order."""
     import keras
 
     layers = []
@@ -160,4 +205,4 @@ def compute_outputs(model: keras.Model, inputs: Any) -> Any:
     """Computes the outputs in a replica: [batch, ...], float32. It is traced."""
     import tensorflow as tf
 
-    return tf.cast(model(inputs, training=False), tf.float32)
+    return map_leaves(lambda tensor: tf.cast(tensor, tf.float32), model(inputs, training=False))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scaleflow.events import Emit, Event, MetricsLogged, Note
+from scaleflow.formatting import format_number
 from scaleflow.interfaces import Status
 from scaleflow.runs import EventReader, EventWriter
 
@@ -36,9 +37,6 @@ def run_evaluator(
         emit: receives the same metrics, for the events of this process.
         should_stop: returns whether the user asked for the end.
         is_alone: returns whether the processes that train are gone.
-
-    Returns:
-        The status of this process.
     """
     from scaleflow import checkpoint
 
@@ -63,7 +61,7 @@ def run_evaluator(
             metrics = MetricsLogged(snapshot.host["updates"], values)
             write(replace(metrics, checkpoint=step))
             emit(metrics)
-            emit(Note(f"checkpoint at step {step}: " + ", ".join(f"{k} {v:.4f}" for k, v in values.items())))
+            emit(Note(f"checkpoint at step {step}: " + ", ".join(f"{k} {format_number(v)}" for k, v in values.items())))
         if should_stop():
             return "KILLED"
         if not new:
@@ -73,12 +71,9 @@ def run_evaluator(
 
 
 class EvaluationRelay:
-    """Adds the metrics of the evaluator to the events of the chief.
+    """Adds the metrics of the evaluator, in the folder of the checkpoints, to the events of the chief.
 
-    Args:
-        folder: holds the checkpoints.
-        emit: receives the events of both.
-        is_resumed: whether metrics that are already in the folder belong to this run.
+    If it `is_resumed`, metrics that are already in the folder belong to this run.
     """
 
     def __init__(self, folder: Path, emit: Emit, is_resumed: bool) -> None:

@@ -16,25 +16,16 @@ if TYPE_CHECKING:
 def export_model(spec: RunSpec, setup: TrainingSetup) -> None:
     """Exports the model. All workers must call it, because reading some variables needs all of them.
 
-    Only the chief keeps the files.
-
-    Raises:
-        RunError: if the files cannot be written.
+    Only the chief keeps the files. Raises RunError if the files cannot be written.
     """
-    if spec.worker == 0:
-        export_model_to(spec.files.model, setup)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        setup.export(Path(folder))
-
-
-def export_model_to(folder: Path, setup: TrainingSetup) -> None:
     import tensorflow as tf
 
-    try:
-        setup.export(folder)
-    except (OSError, tf.errors.OpError) as error:
-        if isinstance(error, tf.errors.ResourceExhaustedError) and "OOM" in str(error):
-            raise  # the memory of the device is full, not the disk
-        reason = getattr(error, "strerror", None) or str(getattr(error, "message", None) or error)
-        raise RunError(f"the model could not be exported to {folder}: {reason.splitlines()[0]}") from error
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = spec.files.model if spec.worker == 0 else Path(temporary)
+        try:
+            setup.export(folder)
+        except (OSError, tf.errors.OpError) as error:
+            if isinstance(error, tf.errors.ResourceExhaustedError) and "OOM" in str(error):
+                raise  # the memory of the device is full, not the disk
+            reason = getattr(error, "strerror", None) or str(getattr(error, "message", None) or error)
+            raise RunError(f"the model could not be exported to {folder}: {reason.splitlines()[0]}") from error

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scaleflow.cluster import find_unreachable
+from scaleflow.cluster.members import find_unreachable
+from scaleflow.errors import ScaleflowError
 from scaleflow.events import ArtifactWritten, Emit, FaultReported
 from scaleflow.interfaces import Plan
 from scaleflow.runs import RunSpec
@@ -53,11 +54,18 @@ def is_loss_of_peer(error: Exception) -> bool:
 
 
 def format_failure(error: Exception, plan: Plan) -> str:
-    """Formats an error as one line, with the line of the user's own code that raised it."""
+    """Formats an error as one line, with the line of the user's own code that raised it.
+
+    An error of scaleflow's own explains itself. Any other error begins with its class.
+    """
+    if isinstance(error, ScaleflowError):
+        return str(error)
     if isinstance(error, bdb.BdbQuit):
-        return "the debugger was left" + ("" if plan.debug.inline else "; in a worker it has no terminal: debug=inline")
+        return "the debugger ended" + (
+            "" if plan.debug.inline else "; a worker has no terminal for it, so use debug=inline"
+        )
     if match := re.search(r"\{\{node (\S+)/CheckNumericsV2\}\}", str(error)):
-        return f"debug.nan: NaN or Inf came out of the operation {match[1]}; how it came to be is in the log"
+        return f"debug.nan: the operation {match[1]} returned NaN or Inf; the log shows where it was called"
     reason = next((line.strip() for line in str(error).splitlines() if not LEADS_TO_REASON.match(line)), "")
     reason = OF_TF_DATA.sub("while data was read: ", reason).partition(" [[{{node")[0].rstrip(":")
     frames = [f for f in traceback.extract_tb(error.__traceback__) if is_user_code(f.filename, plan.search)]
@@ -66,7 +74,6 @@ def format_failure(error: Exception, plan: Plan) -> str:
 
 
 def is_user_code(file: str, folders: Sequence[str]) -> bool:
-    """Returns whether a source file is the user's, and not scaleflow's or a library's."""
     path = Path(file)
     is_library = path.is_relative_to(Path(__file__).parents[1]) or "site-packages" in path.parts
     return not is_library and any(path.is_relative_to(folder) for folder in folders)

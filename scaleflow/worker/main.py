@@ -14,7 +14,9 @@ import threading
 import time
 import traceback
 
-from scaleflow.cluster import NO_PROXY, TF_CONFIG, no_proxy_for, parse_tf_config, process_names, without_evaluator
+from scaleflow.cluster.members import process_names
+from scaleflow.cluster.network import NO_PROXY, no_proxy_for
+from scaleflow.cluster.tf_config import TF_CONFIG, parse_tf_config, without_evaluator
 from scaleflow.events import ProcessStarted
 from scaleflow.runs import EventWriter, RunSpec
 from scaleflow.secret_masking import MaskedStream, find_environment_secrets, remember_secrets
@@ -67,14 +69,12 @@ def set_cluster_variables(spec: RunSpec) -> None:
 def end_with_launcher(pipe: int, stop: threading.Event, patience: float) -> None:
     """Asks this process to save and end when the launcher is gone, and ends it if it hangs in a collective operation.
 
-    Args:
-        pipe: a descriptor that reads as closed when the launcher is gone.
-        stop: is set to ask for the end.
-        patience: seconds until the process is ended; 0 ends it immediately.
+    `pipe` is a descriptor that reads as closed when the launcher is gone; `stop` is set to ask for the end; `patience`
+    is the seconds until the process is ended.
     """
     while os.read(pipe, 1):
         pass
-    print("the launcher is gone; this worker ends", file=sys.stderr, flush=True)
+    print("the launcher has ended, so this worker ends, too", file=sys.stderr, flush=True)
     if patience:
         stop.set()
         time.sleep(patience)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scaleflow.events import ArtifactWritten, ConfusionWritten, DatasetDescribed, Emit, MetricsLogged, Note
-from scaleflow.interfaces import Outputs, Plan
+from scaleflow.interfaces import Outputs, OutputStructure, Plan, map_leaves
 from scaleflow.runs import RunFolder
 from scaleflow.secret_masking import mask_secrets
 
@@ -29,54 +29,54 @@ SUMMARY_WIDTH = 120
 
 @dataclass(frozen=True)
 class RunMetadata:
-    """The description of a run's data and model.
+    """The description of a run's data and model."""
 
-    Attributes:
-        data: the event `data`.
-        summary: the layers of the model, as text.
-        baseline: the metrics of a predictor that knows only the training targets.
-        notes: notes for the user.
-    """
-
-    data: DatasetDescribed
-    summary: str
-    baseline: Mapping[str, float]
-    notes: Sequence[str] = field(default_factory=list)
+    data: DatasetDescribed  # the event `data`
+    summary: str  # the layers of the model, as text
+    baseline: Mapping[str, float]  # the metrics of a predictor that knows only the training targets
+    notes: Sequence[str] = field(default_factory=list)  # notes for the user
 
 
-def collect_metadata(plan: Plan, outputs: Outputs, splits: Splits, model: keras.Model) -> RunMetadata:
+def collect_metadata(plan: Plan, outputs: OutputStructure, splits: Splits, model: keras.Model) -> RunMetadata:
     """Describes a run's data and model. It reads targets only if they are in memory or cheap to read."""
     from scaleflow import dataset, training
 
     examples_of = dict(splits.by_name())
     if splits.test is splits.validation:
         examples_of.pop("test", None)
-    targets = {name: dataset.read_cheap_targets(examples) for name, examples in examples_of.items()}
+    read = {name: dataset.read_cheap_targets(examples) for name, examples in examples_of.items()}
+    known = {name: each for name, each in read.items() if each is not None}
     baseline: Mapping[str, float] = {}
     notes = []
-    if any(values is None for values in targets.values()):
+    if len(known) < len(read):
         notes.append(
-            "no baseline: the dataset's targets are known only once its examples are read; with dataset.cache=memory "
-            "there is one"
+            "no baseline: the dataset's targets are known only after its examples are read; use dataset.cache=memory "
+            "to get one"
         )
-    elif targets["train"] is not None:
-        baseline = training.baselines(outputs, targets["train"], targets.get("validation"), targets.get("test"))
+    else:
+        targets, weights = ({name: each[i] for name, each in known.items()} for i in range(2))
+        baseline = training.baselines(outputs, targets, plan.objective, weights)
     return RunMetadata(describe_data(plan, outputs, splits), summarize_model(model), baseline, notes)
 
 
-def describe_data(plan: Plan, outputs: Outputs, splits: Splits) -> DatasetDescribed:
+def describe_data(plan: Plan, outputs: OutputStructure, splits: Splits) -> DatasetDescribed:
     """Describes the dataset: its name, its source, and the size and digest of each split."""
     fingerprints = {
         split: {
             "examples": fingerprint.examples,
             "digest": fingerprint.digest,
-            "inputs": {"dtype": fingerprint.inputs[0], "shape": list(fingerprint.inputs[1])},
-            "targets": {"dtype": fingerprint.targets[0], "shape": list(fingerprint.targets[1])},
+            "inputs": map_leaves(to_description, fingerprint.inputs),
+            "targets": map_leaves(to_description, fingerprint.targets),
         }
         for split, fingerprint in splits.fingerprints.items()
     }
-    names = list(outputs.names or ())
-    return DatasetDescribed(describe_name(plan), describe_source(plan), outputs.kind, names, fingerprints)
+    kinds, names = (map_leaves(pick, outputs) for pick in (lambda each: each.kind, lambda each: list(each.names or ())))
+    return DatasetDescribed(describe_name(plan), describe_source(plan), kinds, names, fingerprints)
+
+
+def to_description(spec: tuple[str, Sequence[int]]) -> dict[str, Any]:
+    """Converts (dtype, shape) to plain values with names."""
+    return {"dtype": spec[0], "shape": list(spec[1])}
 
 
 def describe_name(plan: Plan) -> str:
@@ -85,6 +85,13 @@ def describe_name(plan: Plan) -> str:
     chosen = plan.choices.get("dataset") or target.path.rpartition(".")[2]
     name = target.arguments.get("name")
     return f"{chosen} {name}" if isinstance(name, str) and name != chosen else chosen
+
+
+def describe_data_name(plan: Plan) -> str:
+    """Returns what the user calls the data: the name of its file or folder, else the name of the dataset."""
+    data_dir = plan.dataset.target.arguments.get("data_dir")
+    has_name = "name" in plan.dataset.target.arguments  # `data_dir` is then a folder of many datasets
+    return Path(data_dir).name if isinstance(data_dir, str) and not has_name else describe_name(plan)
 
 
 def describe_source(plan: Plan) -> dict[str, Any]:
@@ -113,20 +120,15 @@ def report_metadata(metadata: RunMetadata, files: RunFolder, emit: Emit) -> None
 
 
 def report_confusion(
-    engine: Engine | Evaluation, splits: Mapping[str, Any], outputs: Outputs, files: RunFolder, emit: Emit
+    engine: Engine | Evaluation, splits: Mapping[str, Any], outputs: OutputStructure, files: RunFolder, emit: Emit
 ) -> None:
     """Writes the confusion matrix of the last evaluation of the test split, or else of the validation split.
 
-    Args:
-        engine: the engine that evaluated the split.
-        splits: the feeds, by the name of the split.
-        outputs: the outputs, with the names of the classes.
-        files: the run's folder.
-        emit: receives an event about the file.
+    `splits` has the feeds by the name of the split, and `outputs` the names of the classes.
     """
     split, feed = next(((name, splits[name]) for name in ("test", "validation") if splits.get(name)), (None, None))
     counts = None if feed is None else engine.read_confusion(feed)
-    if counts is None:
+    if counts is None or not isinstance(outputs, Outputs):
         return
     path = files.plots / CONFUSION
     path.parent.mkdir(exist_ok=True)

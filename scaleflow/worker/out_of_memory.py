@@ -12,13 +12,7 @@ ALLOCATION = re.compile(r"allocating tensor with shape\[([\d,]*)\] and type (\w+
 
 
 def explain_out_of_memory(message: str, plan: Plan, resolved: Mapping[str, Any]) -> str:
-    """Formats the error as one line, with advice.
-
-    Args:
-        message: TensorFlow's message.
-        plan: the plan of the run.
-        resolved: the resolved values, with `replicas` and `global_batch_size`.
-    """
+    """Formats TensorFlow's message as one line, with advice. `resolved` has `replicas` and `global_batch_size`."""
     allocation = ALLOCATION.search(message)
     device = allocation[3].rpartition("/")[2].removeprefix("device:") if allocation else "a device"
     tensor = f", for a tensor of shape [{allocation[1]}] and type {allocation[2]}" if allocation else ""
@@ -33,9 +27,9 @@ def explain_out_of_memory(message: str, plan: Plan, resolved: Mapping[str, Any])
 def suggest_batch_size(plan: Plan, size: int, parts: int) -> str:
     """Suggests a smaller micro-batch than `size` examples, and more than `parts` micro-batches per step."""
     if size == 1:
-        return "a portion is one example already: use a smaller model, or a device with more memory"
+        return "a micro-batch has only one example already; use a smaller model, or a device with more memory"
     if plan.strategy.name == "pipeline" and size % (2 * plan.strategy.micro_batches) == 0:
-        return f"strategy.micro_batches={2 * plan.strategy.micro_batches} takes less memory for the same"
+        return f"strategy.micro_batches={2 * plan.strategy.micro_batches} gives the same with less memory"
     divisor = next(n for n in range(2, size + 1) if size % n == 0)
     key = "" if plan.training.global_batch_size is not None else f"training.batch_size={size // divisor} "
     engine = " training.engine=loop" if plan.training.engine == "fit" else ""

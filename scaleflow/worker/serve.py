@@ -8,7 +8,9 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from scaleflow.cluster import TF_CONFIG, assigned_hardware, is_listening, parse_tf_config, wait_until_closed
+from scaleflow.cluster.gpus import assigned_hardware
+from scaleflow.cluster.network import is_listening, wait_until_closed
+from scaleflow.cluster.tf_config import TF_CONFIG, parse_tf_config
 from scaleflow.events import Emit, Note, PeersMet, RunEnded, Waiting
 from scaleflow.runs import RunSpec, RunState
 
@@ -35,7 +37,7 @@ def serve_task(spec: RunSpec, emit: Emit) -> NoReturn:
     emit(Note(f"{spec.name} serves the coordinator at {chief}"))
     patience = spec.plan.cluster.stall_seconds or spec.plan.cluster.start_seconds
     has_ended = wait_until_closed(chief, patience)
-    why = "the coordinator is gone" if has_ended else f"no answer from the coordinator ({chief}) for {patience:g} s"
+    why = "the coordinator has ended" if has_ended else f"no answer from the coordinator ({chief}) for {patience:g} s"
     # Kubernetes does not restart a pod that succeeds.
     if spec.plan.cluster.name == "kubernetes" and not is_run_finished(spec.folder):
         emit(RunEnded("KILLED", f"{why}, and the run is not finished"))

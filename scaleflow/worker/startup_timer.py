@@ -6,11 +6,9 @@ import time
 
 
 class StartupTimer:
-    """Divides the time since the command began into named parts.
+    """Divides the time since the command began, in seconds since the epoch, into named parts.
 
-    Args:
-        began: when the command began, in seconds since the epoch.
-        known: parts that were measured elsewhere, in seconds. They do not count towards the part that ends first.
+    `known` parts were measured elsewhere, in seconds. They do not count towards the part that ends first.
     """
 
     def __init__(self, began: float, **known: float) -> None:

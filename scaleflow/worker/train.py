@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scaleflow.cluster import count_synchronous_workers, is_listening, process_names
+from scaleflow.cluster.members import count_synchronous_workers, process_names
+from scaleflow.cluster.network import is_listening
 from scaleflow.config.parse import flatten
 from scaleflow.errors import ConfigError
-from scaleflow.events import Emit, ModelExported, Note, RunEnded, RunReady, RunRefused
+from scaleflow.events import Emit, ModelExported, Note, RunEnded, RunReady, RunRefused, StageBegan
 from scaleflow.interfaces import Plan, Tracer
 from scaleflow.provenance import mark_process
 from scaleflow.runs import RunSpec
@@ -34,10 +35,8 @@ if TYPE_CHECKING:
 
 
 def run_worker(spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> bool:
-    """Builds, trains and exports. The last event always says how it ended.
-
-    Returns:
-        False if the run was refused or failed.
+    """Builds, trains and exports. The last event always says how it ended. Returns False if the run was refused or
+    failed.
     """
     with mark_process(spec.folder), user_metrics():
         return train_run(spec, emit, should_stop)
@@ -126,22 +125,25 @@ def begin_training(
 ) -> Session:
     """Makes the session, at its first step or at its newest checkpoint.
 
-    Raises:
-        ConfigError: if the run cannot continue from its checkpoints.
+    Raises ConfigError if the run cannot continue from its checkpoints.
     """
     from scaleflow import checkpoint, training
 
-    options = spec.plan.checkpoint
+    options, tracking = spec.plan.checkpoint, spec.plan.tracking
+    histogram_epochs = tracking.histograms_every_epochs if tracking.tensorboard and spec.records else None
     manager = checkpoint.CheckpointManager(options, spec.checkpoints, emit, writes=spec.worker == 0)
     validation = None if spec.plan.evaluator else setup.validation
     session = training.Session(
         setup.engine,
         spec.plan.training,
         training.Feeds(setup.train, validation, setup.test, setup.is_drawn_as_read),
-        training.MetricsLog(setup.engine, emit, startup_timer, setup.peak_flops, histogram_interval(spec)),
+        training.MetricsLog(setup.engine, emit, startup_timer, setup.peak_flops, histogram_epochs),
         worker_sync,
         checkpointing=training.Checkpointing(
-            None if options.name == "none" else manager, options.sought, ends_as_best=options.export == "best"
+            None if options.name == "none" else manager,
+            options.sought,
+            ends_as_best=options.export == "best",
+            modes=setup.engine.objective.modes,
         ),
         callbacks=setup.callbacks,
         tracer=make_tracer(spec, setup, emit),
@@ -151,12 +153,13 @@ def begin_training(
     if not spec.is_resumed:
         manager.check_empty()
     else:
+        emit(StageBegan("reading the last checkpoint"))
         snapshot = manager.load_newest()
         if not worker_sync.is_same(str(snapshot and snapshot.step)):
             worker_sync.leave()
             raise ConfigError(
-                f"checkpoint.folder={spec.checkpoints}: the workers do not find the same checkpoints there; "
-                "use a path that all of them see"
+                f"checkpoint.folder={spec.checkpoints}: the workers do not see the same checkpoints there; use a path "
+                "that all of them see"
             )
         if snapshot is not None:
             session.restore(snapshot)
@@ -164,11 +167,7 @@ def begin_training(
 
 
 def check_shared_checkpoints(spec: RunSpec, manager: CheckpointManager, worker_sync: WorkerSync) -> None:
-    """Checks that all machines share the folder of the checkpoints.
-
-    Raises:
-        ConfigError: if they do not.
-    """
+    """Raises ConfigError if the machines do not share the folder of the checkpoints."""
     if (
         count_synchronous_workers(spec.plan) == 1
         or not spec.plan.task
@@ -177,14 +176,13 @@ def check_shared_checkpoints(spec: RunSpec, manager: CheckpointManager, worker_s
         return
     worker_sync.leave()
     raise ConfigError(
-        f"checkpoint={spec.plan.checkpoint.name}: the machines do not share {spec.checkpoints}, so the others "
-        "could not go on from what the chief saves there; use checkpoint.folder=PATH that all of them see, or an "
-        "object store's (gs://...), or checkpoint=none"
+        f"checkpoint={spec.plan.checkpoint.name}: the machines do not share {spec.checkpoints}, so the others could "
+        "not resume from the chief's checkpoints; use checkpoint.folder=PATH that all of them see, or an object "
+        "store's (gs://...), or checkpoint=none"
     )
 
 
 def make_tracer(spec: RunSpec, setup: TrainingSetup, emit: Emit) -> Tracer | None:
-    """Makes the tracer of the steps that `profiler` selects; None if it selects none."""
     options = spec.plan.profiler
     if not options.windows or spec.plan.evaluator == "here":
         return None
@@ -201,17 +199,13 @@ def make_tracer(spec: RunSpec, setup: TrainingSetup, emit: Emit) -> Tracer | Non
     return StepTracer(options, spec.files.profile, spec.file_name, emits, collect_facts, is_in_child)
 
 
-def histogram_interval(spec: RunSpec) -> int | None:
-    """Returns the number of epochs between two histograms of the weights; None: no histograms."""
-    tracking = spec.plan.tracking
-    return tracking.histograms_every_epochs if tracking.tensorboard and spec.records else None
-
-
 def report_ready(spec: RunSpec, setup: TrainingSetup, step: int, emit: Emit) -> None:
     """Reports `ready`: from here on there is a run, or it continues at `step`."""
     plan = spec.plan
     resolved = setup.resolved
-    params = {**plan.choices, **flatten_to_text(mask_secrets(plan.config))}
+    config = flatten(mask_secrets(plan.config))
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in config.items()}
+    params = {**plan.choices, **texts}
     params |= {f"resolved.{key}": str(value) for key, value in resolved.items()}
     params |= {f"resolved.examples.{split}": str(count) for split, count in setup.counts.items()}
     emit(
@@ -222,6 +216,7 @@ def report_ready(spec: RunSpec, setup: TrainingSetup, step: int, emit: Emit) -> 
             params=params,
             steps=resolved["steps"],
             epochs=resolved["epochs"],
+            modes=dict(setup.engine.objective.modes),
             search=list(plan.search),
             parent=spec.parent,
             resumed=step if spec.is_resumed else None,
@@ -244,11 +239,6 @@ def make_run_name(plan: Plan, resolved: Mapping[str, Any], label: str) -> str:
     return f"{label} {'-'.join(part for part in parts if part not in words)}".strip()
 
 
-def flatten_to_text(config: Any) -> dict[str, str]:
-    """Flattens a config to text by dotted key. Values other than strings are JSON, such as `null`."""
-    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in flatten(config).items()}
-
-
 def train_and_export(
     spec: RunSpec, setup: TrainingSetup, session: Session, worker_sync: WorkerSync, emit: Emit
 ) -> None:
@@ -260,10 +250,11 @@ def train_and_export(
     if result.stopped:
         limit = spec.plan.checkpoint.max_seconds
         over = limit is not None and time.time() - spec.started > limit
-        why = f"checkpoint.max_seconds={limit:g} are over, " if over else ""
+        why = f"checkpoint.max_seconds={limit:g} reached: " if over else ""
         emit(RunEnded("KILLED", f"{why}stopped at step {result.steps}"))
         worker_sync.leave()
         return
+    emit(StageBegan("exporting the model"))
     if spec.records:
         evaluated = {"validation": setup.validation, "test": setup.test}
         report_confusion(setup.engine, evaluated, setup.outputs, spec.files, emit)

@@ -10,15 +10,15 @@ import pytest
 
 from benchmarks import gpu
 from benchmarks.gpu import Machine, main
-from scaleflow.launcher.worker_process import SERVER
-from scaleflow.sweep.devices import GPUS
+from scaleflow.cluster.gpus import CUDA_DEVICES
+from scaleflow.launcher.worker_process import SERVER_ENV
 from tests.processes import server
 
 
 def test_without_a_gpu_it_is_refused_in_a_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv(GPUS, "")
+    monkeypatch.setenv(CUDA_DEVICES, "")
     assert main([]) == 2
     told = capsys.readouterr()
     assert told.err == "benchmarks.gpu: there is no NVIDIA GPU here: nvidia-smi lists none that may be used\n"
@@ -48,7 +48,7 @@ def test_the_rows_are_mixed_against_float32_many_against_one_and_utilisation() -
 
 @pytest.mark.slow
 def test_it_works_on_logical_cpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(SERVER, server())
+    monkeypatch.setenv(SERVER_ENV, server())
     monkeypatch.setattr(gpu, "STEPS_PER_EPOCH", 4)
     machine = Machine(2, "cpu", 8, ("model=mlp", "model.units=8", "dataset.shape=[16]", "training.epochs=2"))
     assert machine.rate("mixed", 2, tmp_path) > 0

@@ -6,13 +6,10 @@ import argparse
 import json
 import shutil
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 
 from tests.campaign.bench import Bench, empty_store
@@ -20,6 +17,7 @@ from tests.campaign.cases import KILL, KINDS, STRATEGIES, Case, drawn
 from tests.campaign.judge import Whole
 from tests.campaign.remote import Remote
 from tests.campaign.trial import Result, Trial, undisturbed
+from tests.case_command import folder_of, numbers, parse_options, tell, try_all
 from tests.processes import SESSION
 
 
@@ -82,14 +80,6 @@ class Campaign:
             self._remote.close()
 
 
-def tell(*lines: str) -> None:
-    print("\n    ".join(lines), file=sys.stderr, flush=True)
-
-
-def as_json(result: Result) -> str:
-    return json.dumps({**asdict(result)})
-
-
 def from_json(line: str) -> Result:
     told = json.loads(line)
     return Result(**{**told, "case": Case(**told["case"])})
@@ -126,45 +116,22 @@ def known(path: Path | None) -> Mapping[int, Result]:
 
 def run(options: argparse.Namespace, folder: Path) -> list[Result]:
     before = known(options.results)
-    numbers = options.only or range(options.first, options.first + options.cases)
-    ahead = [number for number in numbers if number not in before]
-    results = [before[number] for number in numbers if number in before]
+    ahead = [number for number in numbers(options) if number not in before]
+    results = [before[number] for number in numbers(options) if number in before]
     if not ahead:
         return results
     campaign = Campaign(folder, options.seed)
     try:
         campaign.begin(sorted({drawn(options.seed, number).strategy for number in ahead}))
-        with ThreadPoolExecutor(options.jobs) as pool:
-            for result in pool.map(campaign.try_out, ahead):
-                results.append(result)
-                if options.results is not None:
-                    with options.results.open("a") as file:
-                        file.write(as_json(result) + "\n")
+        return [*results, *try_all(campaign.try_out, ahead, options)]
     finally:
         campaign.close()
-    return results
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.campaign", description=__doc__)
-    parser.add_argument("--cases", type=int, default=200)
-    parser.add_argument("--first", type=int, default=0, help="the number of the first one")
-    parser.add_argument("--only", type=int, nargs="+", help="these numbers instead")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=2, help="cases at a time")
-    parser.add_argument(
-        "--results", type=Path, help="a file to which each result is added; those in it are not tried again"
-    )
-    parser.add_argument(
-        "--folder", type=Path, help="where the cases' folders are made; where something was wrong they stay"
-    )
-    options = parser.parse_args()
-    with SESSION:
-        if options.folder is not None:
-            results = run(options, options.folder)
-        else:
-            with tempfile.TemporaryDirectory(prefix="campaign-") as folder:
-                results = run(options, Path(folder) / "cases")
+    options = parse_options("campaign", f"{__doc__} The cases in the file of --results are not tried again.", 200)
+    with SESSION, folder_of(options, "campaign") as folder:
+        results = run(options, folder)
     print(table(results, options.seed))
     return int(any(result.wrong for result in results))
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from scaleflow.launcher.worker_process import SERVER
+from scaleflow.launcher.worker_process import SERVER_ENV
 from tests.campaign.judge import events_in
 from tests.conftest import clean_environment
 from tests.processes import CommandProcess, call
@@ -102,7 +102,7 @@ class Bench:
     def serve(self) -> None:
         """Makes a server from which the next commands' workers are forked."""
         address = f"{self._temporary}/{len(self._servers)}"
-        self.environment[SERVER] = address
+        self.environment[SERVER_ENV] = address
         words = ["tests.campaign.forker", address]
         server = start(self.folder, self.folder / "forker.log", words, self.environment)
         self._servers.append(server)

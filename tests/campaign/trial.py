@@ -32,7 +32,7 @@ from tests.campaign.remote import Remote
 MOST_COMMANDS = 6
 
 #: What a command says if it has left the store behind.
-NOT_TAKEN = "the store did not take"
+NOT_TAKEN = "the store has not received"
 
 
 @dataclass

@@ -155,7 +155,7 @@ def write_for_ever(place: str) -> list[Any]:
     from scaleflow.checkpoint import CheckpointManager
     from scaleflow.checkpoint import manager as manager_module
 
-    manager_module.SECONDS_TO_NOTE = 0.0
+    manager_module.NOTE_SECONDS = 0.0
     told: list[str] = []
     kept = CheckpointManager(Checkpoint(write_seconds=0.3), place, lambda event: told.append(event.text))
     begun, never = threading.Event(), threading.Event()
@@ -186,14 +186,14 @@ def write_for_ever(place: str) -> list[Any]:
 def test_a_disk_that_does_not_answer_is_not_waited_for_for_ever(isolated: Callable[..., Any]) -> None:
     note, *errors = isolated(write_for_ever, "/far/checkpoints")
     assert note == (
-        "a checkpoint has been being written to /far/checkpoints for 0 s; training goes on, without newer ones until "
-        "that is done"
+        "writing a checkpoint to /far/checkpoints has taken 0 s so far; training continues, but no newer one is "
+        "written before it is done"
     )
     assert (
         errors
         == [
-            "a checkpoint was not written within checkpoint.write_seconds=0.3: /far/checkpoints does not answer; those "
-            "before it are as they were"
+            "a checkpoint was not written within checkpoint.write_seconds=0.3: /far/checkpoints does not answer; "
+            "earlier checkpoints are unchanged"
         ]
         * 2
     )  # `best` takes the place of the one that waits, and the next one would have to wait for it

@@ -220,8 +220,10 @@ def test_a_damaged_best_checkpoint_leaves_the_model_of_the_last_step(
     assert found.model_step == last.model_step == max(losses) > best
     assert found.points == last.points
     assert found.notes == [
-        f"the best checkpoint, at step {best}, is damaged (tensors.data-00000-of-00001 is not what was written)",
-        f"checkpoint.export=best: what is tested and exported is the model of the last step, {max(losses)}",
+        f"the best checkpoint, at step {best}, is damaged (tensors.data-00000-of-00001 has changed since it was "
+        "written)",
+        f"checkpoint.export=best: there is no usable best checkpoint, so the model of the last step, {max(losses)}, is "
+        "tested and exported",
     ]
 
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from scaleflow.launcher.worker_process import SERVER
+from scaleflow.launcher.worker_process import SERVER_ENV
 
 PROGRAMS = ("ip", "tc", "unshare", "mount", "hostname")
 
@@ -113,7 +113,7 @@ class Host:
     @functools.cached_property
     def server(self) -> str:
         """The address of a server that forks workers in this host, for SCALEFLOW_SERVER: it imports TensorFlow once."""
-        environment = {key: value for key, value in os.environ.items() if key != SERVER}
+        environment = {key: value for key, value in os.environ.items() if key != SERVER_ENV}
         holder = self.start([sys.executable, "-c", SERVE], Path.cwd(), environment, stdin=subprocess.PIPE)
         assert holder.stdout is not None
         address = holder.stdout.readline().strip()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from scaleflow.cluster.local import free_ports
+from scaleflow.cluster.network import free_ports
 from tests.cluster.engine import until
 
 

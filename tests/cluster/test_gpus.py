@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from scaleflow.cli import main
-from scaleflow.cluster import assigned_hardware, gpu_environments
-from scaleflow.cluster.gpus import GPUS, GROWTH
+from scaleflow.cluster.gpus import CUDA_DEVICES, GROWTH, assigned_hardware, gpu_environments
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Hardware, Plan
 from scaleflow.launcher.local_host import make_worker_specs
-from scaleflow.launcher.worker_process import SERVER
+from scaleflow.launcher.worker_process import SERVER_ENV
 from scaleflow.runs import RunSpec
 
 STEPPING = {"worker": 2}
@@ -42,7 +41,7 @@ def test_each_process_sees_its_own_gpus(
     roles: Mapping[str, int], options: Hardware, gpus: str, seen: Sequence[str | None]
 ) -> None:
     found = gpu_environments(roles, options, list(gpus))
-    assert [each.get(GPUS) for each in found] == seen
+    assert [each.get(CUDA_DEVICES) for each in found] == seen
 
 
 def test_processes_that_share_a_gpu_take_its_memory_as_they_need_it() -> None:
@@ -54,7 +53,7 @@ def test_processes_that_share_a_gpu_take_its_memory_as_they_need_it() -> None:
     ("options", "message"),
     [
         (Hardware(devices=[1]), "cluster.workers=2: .* use strategy=one_device, or hardware=cpu"),
-        (Hardware(devices=[5]), r"hardware.devices=\[5\]: this machine has the GPUs \[0, 1\]; use"),
+        (Hardware(devices=[5]), r"hardware.devices=\[5\]: this machine has the GPUs \[0, 1\]; choose"),
     ],
 )
 def test_too_few_gpus_are_refused(options: Hardware, message: str) -> None:
@@ -70,19 +69,19 @@ def test_indices_that_the_launcher_has_applied_are_not_applied_again() -> None:
 
 
 def test_a_launcher_divides_the_gpus_that_a_sweep_has_left_it(plan: Callable[..., Plan], tmp_path: Path) -> None:
-    spec = RunSpec(plan("strategy=multi_worker", "tracking=none"), tmp_path, 0.0, environment={GPUS: "2,3"})
-    assert [environment[GPUS] for environment in make_worker_specs(spec)[1]] == ["2", "3"]
+    spec = RunSpec(plan("strategy=multi_worker", "tracking=none"), tmp_path, 0.0, environment={CUDA_DEVICES: "2,3"})
+    assert [environment[CUDA_DEVICES] for environment in make_worker_specs(spec)[1]] == ["2", "3"]
 
 
 def test_more_workers_than_gpus_are_refused_before_there_is_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(SERVER, "nobody forks here")
-    monkeypatch.setenv(GPUS, "0,1")
+    monkeypatch.setenv(SERVER_ENV, "nobody forks here")
+    monkeypatch.setenv(CUDA_DEVICES, "0,1")
     assert main(["strategy=multi_worker", "cluster.workers=3", "tracking=none"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("scaleflow: cluster.workers=3: each worker needs a GPU of its own, and this machine has 2")
+    assert said.startswith("scaleflow: cluster.workers=3: each worker needs its own GPU, and this machine has 2")
     assert len(said.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from scaleflow.launcher.worker_process import SERVER
+from scaleflow.launcher.worker_process import SERVER_ENV
 from tests.cluster import hosts
 from tests.cluster.test_several_launchers import ends
 from tests.conftest import Command, clean_environment
@@ -66,7 +66,7 @@ def test_hosts_find_each_other_by_name_unless_one_is_cut_off(three: list[hosts.H
     assert not there.pids()
 
 
-WAIT = "from scaleflow.cluster import wait_until_closed as waited; print(waited('host1:2222', 5))"
+WAIT = "from scaleflow.cluster.network import wait_until_closed as waited; print(waited('host1:2222', 5))"
 
 
 @pytest.mark.parametrize("how", ["ends", "is cut off"])
@@ -108,7 +108,7 @@ class OnHost(Command):
 
     def __init__(self, host: hosts.Host, folder: Path) -> None:
         self.host, self.folder = host, folder
-        self.environment = {**clean_environment(), SERVER: host.server, **PROXIES}
+        self.environment = {**clean_environment(), SERVER_ENV: host.server, **PROXIES}
         folder.mkdir(parents=True, exist_ok=True)
 
     def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
@@ -256,7 +256,7 @@ def test_a_worker_that_is_cut_off_from_its_coordinator_does_not_take_the_run_for
     assert f"no progress for cluster.stall_seconds={STALL}, at step" in chief[2]
     assert f"no answer from worker 0 (host1:{PORT})" in chief[2]
     assert f"no answer from the coordinator (host0:{PORT}) for {STALL} s" in worker[2]
-    assert "the coordinator is gone; how the run ended is in its record" in server[1]
+    assert "the coordinator has ended; how the run ended is in its record" in server[1]
     assert only_run(launchers.commands[0].folder).info.status == "FAILED"
 
 

@@ -20,7 +20,7 @@ import yaml
 from scaleflow.cluster.kubernetes import GROUP, LEAST_VERSION, escape_expansion, manifest, tf_config
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Cluster
-from scaleflow.launcher.worker_process import SERVER
+from scaleflow.launcher.worker_process import SERVER_ENV
 from tests.cluster import hosts
 from tests.cluster.test_several_launchers import ends
 from tests.conftest import Command, clean_environment
@@ -66,7 +66,10 @@ def test_the_first_pod_is_the_coordinator_and_the_last_ones_are_servers() -> Non
 @pytest.mark.parametrize(
     ("told", "expected"),
     [
-        ({"JOB_COMPLETION_INDEX": ""}, "JOB_COMPLETION_INDEX is not set, .* cluster.submit=print writes the manifest"),
+        (
+            {"JOB_COMPLETION_INDEX": ""},
+            "JOB_COMPLETION_INDEX is not set, .* use cluster.submit=print to write the manifest",
+        ),
         ({"JOB_COMPLETION_INDEX": "3"}, "JOB_COMPLETION_INDEX=3: expected 0 to 2, since SCALEFLOW_PODS=3"),
         ({"SCALEFLOW_PODS": "all"}, "SCALEFLOW_PODS=all: expected a number"),
         ({}, "SCALEFLOW_PODS=3: .* cluster.servers=2 .* use a Job of 4 pods or more"),
@@ -142,7 +145,7 @@ def test_what_is_refused_fails_the_job_and_what_is_preempted_does_not_count() ->
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
-        ({"job": "Run 1"}, "cluster.job=Run 1: .* a letter first and no - last, such as run-1"),
+        ({"job": "Run 1"}, "cluster.job=Run 1: .* a letter first and no - at the end, such as run-1"),
         ({"job": "1"}, "such as train"),
         ({"job": "a" * 62}, "at most 61 .* such as a{61}$"),
         ({"image": "REGISTRY/IMAGE"}, "cluster.image=REGISTRY/IMAGE: expected an image, such as registry.example.com"),
@@ -247,15 +250,21 @@ def test_what_a_recipe_says_for_the_submission_is_taken_back_in_the_pods(command
             [*PRINT],
             "cluster.volume=null with checkpoint=default: .* a PersistentVolumeClaim .* or use checkpoint=none",
         ),
-        ([*PRINT, "checkpoint=none"], "tracking.uri=null .* name a server by tracking.uri, or a Secret"),
+        (
+            [*PRINT, "checkpoint=none"],
+            "tracking.uri=null .* set tracking.uri to a server, or cluster.env_from to a Secret",
+        ),
         (
             [*PRINT, "checkpoint=none", "strategy=parameter_server"],
             "cluster.volume=null with strategy=parameter_server",
         ),
         ([*PRINT, "cluster.volume=runs", "tracking=none", "cluster.job=Mine"], "such as mine"),
-        ([*PRINT, "cluster.volume=runs", "tracking.uri=http://me:x@there"], "a script would hold this secret"),
+        (
+            [*PRINT, "cluster.volume=runs", "tracking.uri=http://me:x@there"],
+            "this secret would be written into the script",
+        ),
         ([*PRINT, "cluster.volume=runs", "cluster.retries=-1"], "cluster.retries=-1: expected an integer, at least 0"),
-        ([f"+cluster.image={IMAGE}"], "cluster=local: its processes are in no pods, .* use cluster=kubernetes"),
+        ([f"+cluster.image={IMAGE}"], "cluster=local: image, .* these keys are only for pods; use cluster=kubernetes"),
     ],
 )
 def test_what_cannot_be_is_refused(
@@ -337,7 +346,7 @@ class Pods:
         own = self.folder / f"pod-{index}"
         own.mkdir(exist_ok=True)
         secret = {"MLFLOW_TRACKING_URI": f"sqlite:///{self.folder}/mlflow.db"}
-        given: Mapping[str, str] = {"JOB_COMPLETION_INDEX": str(index), SERVER: host.server, **secret}
+        given: Mapping[str, str] = {"JOB_COMPLETION_INDEX": str(index), SERVER_ENV: host.server, **secret}
         return host.start(self._words, own, {**clean_environment(), **given, **self._variables})
 
     def events(self) -> list[dict[str, Any]]:
@@ -403,7 +412,7 @@ def test_servers_are_started_again_with_a_coordinator_that_was_preempted(
     served = Pods(three, command, *words)
     said = served.preempted()
     assert [code for code, _, _ in said] == [143, 143, 143], said
-    assert "the coordinator is gone, and the run is not finished" in said[2][2]
+    assert "the coordinator has ended, and the run is not finished" in said[2][2]
     again = ends(served.start())
     assert [code for code, _, _ in again] == [0, 0, 0], again
     assert only_run(command.folder).info.status == "FINISHED"

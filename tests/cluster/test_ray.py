@@ -16,7 +16,7 @@ import pytest
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
-from scaleflow.launcher.worker_process import SERVER
+from scaleflow.launcher.worker_process import SERVER_ENV
 from scaleflow.runs import RunSpec
 from tests.cluster.machines import Machines, machines
 from tests.conftest import Command
@@ -81,7 +81,7 @@ def test_a_run_goes_on_on_the_nodes_that_are_left(tmp_path: Path) -> None:
         cluster.lose(other)
         assert run.end() == 0, run.err.read_text()
     (restart,) = (event for event in command.events() if event["event"] == "restart")
-    assert re.search(r"worker \d was lost with its place on", restart["reason"])
+    assert re.search(r"worker \d was lost with its Ray actor on", restart["reason"])
     first, second = (event for event in command.events() if event["event"] == "ready")
     assert [e["params"]["resolved.replicas"] for e in (first, second)] == ["2", "1"]
     assert [e["params"]["resolved.global_batch_size"] for e in (first, second)] == ["64", "64"]
@@ -101,7 +101,7 @@ def test_a_cluster_that_loses_its_head_ends_the_run_as_failed(tmp_path: Path) ->
         assert run.end(90) == 1, run.err.read_text()
     last = command.events()[-1]
     assert last["status"] == "FAILED"
-    assert last["error"].startswith("the head of the Ray cluster is gone: worker 0 was lost with its place on")
+    assert last["error"].startswith("the head of the Ray cluster was lost: worker 0 was lost with its Ray actor on")
     assert only_run(tmp_path).info.status == "FAILED"
 
 
@@ -151,17 +151,20 @@ def test_a_sweep_has_its_jobs_placed_over_the_cluster(cluster: Machines, command
         (["cluster.address=ray://head:10001"], r"ray://head:10001: expected HOST:PORT or auto; .* ray job submit"),
         (
             ["cluster.address=127.0.0.1:1"],
-            "cluster.address=127.0.0.1:1: nothing answers there; start it with ray start",
+            "cluster.address=127.0.0.1:1: no Ray cluster answers there; start one with ray start",
         ),
         (
             ["cluster.min_workers=3", "strategy=multi_worker"],
             "cluster.min_workers=3 with cluster.workers=null: .* fewer",
         ),
-        (["cluster.min_workers=1", "strategy=one_device"], "this strategy has one process"),
+        (["cluster.min_workers=1", "strategy=one_device"], "this strategy runs in one process"),
         (["cluster.placement=near"], "cluster.placement=near: expected one of spread, pack"),
-        (["debug.inline=true"], "debug.inline=true with cluster=ray: its process is on another machine"),
-        (["cluster=local", "+cluster.address=auto"], "these are for the machines of a Ray cluster"),
-        (["cluster=local", "+cluster.cpus=2"], "its processes take what their machine has; use hardware.devices"),
+        (["debug.inline=true"], "debug.inline=true with cluster=ray: Ray can run the process on a machine without"),
+        (["cluster=local", "+cluster.address=auto"], "these keys are only for a Ray cluster"),
+        (
+            ["cluster=local", "+cluster.cpus=2"],
+            "only Ray and Kubernetes assign cores and GPUs to processes; use hardware.devices",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(command: Command, words: list[str], expected: str) -> None:
@@ -176,7 +179,7 @@ def test_what_cannot_be_is_refused(command: Command, words: list[str], expected:
 def test_more_than_the_cluster_has_is_refused(cluster: Machines, command: Command) -> None:
     ended = command(*TWO, address(cluster), "cluster.workers=3", "cluster.start_seconds=1", **cluster.token)
     assert ended.returncode == 2
-    assert "3 process(es) with 1 CPU each do not fit: there are 2 CPU on 2 machine(s)" in ended.stderr
+    assert "3 process(es) with 1 CPU each do not fit: the cluster has 2 CPU on 2 machine(s)" in ended.stderr
 
 
 @pytest.mark.slow
@@ -185,7 +188,7 @@ def test_a_machine_that_does_not_see_the_folders_is_refused(
 ) -> None:
     if os.geteuid() != 0:
         pytest.skip("a folder of its own is given to a node by root")
-    away = cluster.join(cores=2, host="127.0.0.4", before=f"mount -t tmpfs none {command.folder}", **{SERVER: ""})
+    away = cluster.join(cores=2, host="127.0.0.4", before=f"mount -t tmpfs none {command.folder}", **{SERVER_ENV: ""})
     shared = tmp_path_factory.mktemp("shared") / "run"
     words = (*SMALL, address(cluster), "strategy=one_device", "cluster.cpus=2")
     try:
@@ -266,12 +269,12 @@ def test_what_an_actor_raises_is_told(
     from scaleflow.launcher.ray_host import ActorUnanswered, RayProcess, call_actors
 
     actor = failing(error())
-    with pytest.raises(ConfigError, match="a machine can't take its part: OSError: no space left") as refused:
+    with pytest.raises(ConfigError, match="a machine cannot run its process: OSError: no space left") as refused:
         call_actors([actor], "locate", None)
     assert not isinstance(refused.value, ActorUnanswered)  # no other try
     spec = RunSpec(plan("tracking=none"), tmp_path, 0.0)
     process = RayProcess(spec, actor, {}, "node-1")
-    assert process.describe_exit() == "was lost with its place on node-1: OSError: no space left"
+    assert process.describe_exit() == "was lost with its Ray actor on node-1: OSError: no space left"
 
 
 def test_a_machine_that_is_gone_has_no_words_of_its_own(failing: Callable[[Exception], Actor]) -> None:
@@ -292,7 +295,9 @@ def test_the_workers_that_are_left_divide_the_same_global_batch(
     four: Plan = plan("strategy=multi_worker", "cluster=ray", "cluster.workers=4", "hardware=cpu")
     ready = begun(4, 4, 64)
     if not goes_on:
-        with pytest.raises(ConfigError, match=r"the global batch of 64 divides among 1, 2, 4; cluster.min_workers=1"):
+        with pytest.raises(
+            ConfigError, match=r"the global batch of 64 is divisible among 1, 2, 4; use cluster.min_workers=1"
+        ):
             resize_plan(four, there, least, ready)
         return
     fewer = resize_plan(four, there, least, ready)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from scaleflow.cluster.local import free_ports
-from scaleflow.launcher.worker_process import SERVER
+from scaleflow.cluster.network import free_ports
+from scaleflow.launcher.worker_process import SERVER_ENV
 from tests.conftest import Command
 from tests.launcher.test_supervisor import only_run, processes, wait_for
 from tests.processes import CommandProcess
@@ -85,14 +85,14 @@ def test_a_peer_that_never_comes_is_named(tmp_path: Path) -> None:
     hosts = Hosts(tmp_path, 2)
     ((code, _, stderr),) = ends([hosts.start(0, "cluster.start_seconds=6")])
     assert code == 2
-    assert f"worker 1 ({hosts.peers[1]}) did not come" in stderr
+    assert f"worker 1 ({hosts.peers[1]}) has not joined" in stderr
     assert "Traceback" not in stderr
 
 
 @pytest.mark.slow
 def test_a_worker_that_waits_does_not_outlive_its_launcher(tmp_path: Path) -> None:
     hosts = Hosts(tmp_path, 2)
-    with hosts.start(0, **{SERVER: ""}) as launcher:
+    with hosts.start(0, **{SERVER_ENV: ""}) as launcher:
         reported = wait_for(lambda: list(hosts.commands[0].folder.glob("outputs/*/*/events.jsonl")))[0]
         wait_for(lambda: "waiting" in reported.read_text())
         (worker,) = processes(reported.parent)
@@ -108,7 +108,7 @@ def test_a_port_in_use_is_refused_at_once(tmp_path: Path) -> None:
         taken.listen()
         ((code, _, stderr),) = ends([hosts.start(0)])
     assert code == 2
-    assert f"{hosts.peers[0]}, this process's, is in use" in stderr
+    assert f"{hosts.peers[0]}, the address of this process, is in use" in stderr
 
 
 @pytest.mark.slow
@@ -137,7 +137,7 @@ def test_a_server_that_the_coordinator_waits_for_in_vain_is_named(tmp_path: Path
     hosts = Hosts(tmp_path, 3, "chief", "worker", "ps")
     chief, worker = ends([hosts.start(number, "cluster.start_seconds=6") for number in (0, 1)])
     assert chief[0] == 2
-    assert f"server 0 ({hosts.peers[2]}) did not come" in chief[2]
+    assert f"server 0 ({hosts.peers[2]}) has not joined" in chief[2]
     assert "Traceback" not in chief[2] + worker[2]
 
 
@@ -146,7 +146,7 @@ def test_a_coordinator_that_a_worker_waits_for_in_vain_is_named(tmp_path: Path) 
     hosts = Hosts(tmp_path, 3, "chief", "worker", "ps")
     ((code, _, stderr),) = ends([hosts.start(1, "cluster.start_seconds=6")])
     assert code == 2
-    assert f"coordinator ({hosts.peers[0]}), server 0 ({hosts.peers[2]}) did not come" in stderr
+    assert f"coordinator ({hosts.peers[0]}), server 0 ({hosts.peers[2]}) has not joined" in stderr
     assert "Traceback" not in stderr
 
 
@@ -163,11 +163,13 @@ def test_an_evaluator_evaluates_the_checkpoints_of_the_others_into_their_run(tmp
     assert run.info.status == "FINISHED"
     found = [json.loads(line) for line in (tmp_path / "kept" / "evaluations.jsonl").read_text().splitlines()]
     assert found[-1]["step"] == int(run.data.params["resolved.steps"])
-    assert found[-1]["values"] == {key: run.data.metrics[key] for key in ("val/loss", "val/accuracy")}
+    assert found[-1]["values"] == {
+        key: run.data.metrics[key] for key in ("val/loss", "val/accuracy", "val/balanced_accuracy")
+    }
 
 
 def test_an_evaluator_without_a_folder_to_look_into_is_refused(tmp_path: Path) -> None:
     hosts = Hosts(tmp_path, 2, "worker", "evaluator")
     for code, _, said in ends([hosts.start(number) for number in range(2)]):
         assert code == 2
-        assert "with the role evaluator, checkpoint.folder has to name a folder" in said
+        assert "with the role evaluator, checkpoint.folder must name a folder" in said

@@ -5,7 +5,9 @@ import socket
 
 import pytest
 
-from scaleflow.cluster import environments, parse_tf_config, port_is_free
+from scaleflow.cluster.network import port_is_free
+from scaleflow.cluster.tasks import environments
+from scaleflow.cluster.tf_config import parse_tf_config
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import TaskInfo
 
@@ -41,17 +43,17 @@ def test_parameter_servers_come_behind_the_workers() -> None:
     [
         (None, "TF_CONFIG is not set"),
         ("", "TF_CONFIG is not set"),
-        ("{worker", "is no JSON"),
-        ("[]", "expected `cluster` and `task`"),
-        (config({"worker": HOSTS}, None), "expected `cluster` and `task`"),
+        ("{worker", "is not valid JSON"),
+        ("[]", "expected the keys `cluster` and `task`"),
+        (config({"worker": HOSTS}, None), "expected the keys `cluster` and `task`"),
         (config({}, task(0)), "names no worker"),
-        (config({"worker": HOSTS, "ps": ["d:4"]}, task(0)), "takes a chief and at least one worker"),
+        (config({"worker": HOSTS, "ps": ["d:4"]}, task(0)), "also needs a chief and at least one worker"),
         (config({"chief": HOSTS, "worker": ["d:4"]}, task(0)), "expected one"),
         (
             config({"worker": HOSTS, "evaluator": ["d:4", "e:5"]}, task(0)),
             'cluster.evaluator=["d:4", "e:5"]: expected one',
         ),
-        (config({"worker": HOSTS}, task(0, "evaluator")), "task.type=evaluator: the chief has to know of it"),
+        (config({"worker": HOSTS}, task(0, "evaluator")), "task.type=evaluator: the chief must know the evaluator"),
         (config({"workers": HOSTS}, task(0)), "there is no role workers"),
         (config({"worker": "a:1"}, task(0)), "expected a list of HOST:PORT"),
         (config({"worker": ["a"]}, task(0)), "expected a list of HOST:PORT"),
@@ -59,7 +61,7 @@ def test_parameter_servers_come_behind_the_workers() -> None:
         (config({"worker": HOSTS}, task(3)), "task.index=3: expected 0 to 2"),
         (config({"worker": HOSTS}, task(-1)), "task.index=-1"),
         (config({"worker": HOSTS}, task("0")), 'task.index="0": expected'),
-        (config({"worker": HOSTS}, task(0, "chief")), 'task.type="chief": the cluster has worker'),
+        (config({"worker": HOSTS}, task(0, "chief")), 'task.type="chief": the cluster has only worker'),
     ],
 )
 def test_what_makes_no_sense_is_refused(text: str | None, words: str) -> None:

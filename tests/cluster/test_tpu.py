@@ -16,7 +16,6 @@ from scaleflow.cluster.tpu import (
     explain_no_tpu,
     explain_unreachable,
     find_tpu,
-    has_library,
     is_sure,
 )
 from scaleflow.errors import ConfigError
@@ -90,7 +89,7 @@ def test_the_order_of_variables_is_tensorflow_s_own(
 def test_several_hosts_without_an_address_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "t1v-0,t1v-1")
     with pytest.raises(
-        ConfigError, match=r"TPU_WORKER_HOSTNAMES=t1v-0,t1v-1: names 2 hosts; .*hardware\.tpu=grpc://HOST"
+        ConfigError, match=r"TPU_WORKER_HOSTNAMES=t1v-0,t1v-1: names 2 hosts .*hardware\.tpu=grpc://HOST"
     ):
         find_tpu(None)
 
@@ -117,7 +116,7 @@ def test_device_files_are_taken_unasked_where_tpu_s_library_is_there(
     found = find_tpu(None)
     assert found is not None
     monkeypatch.setenv("TPU_LIBRARY_PATH", str(tmp_path / "libtpu.so"))
-    assert is_sure(found) == has_library({}) == False  # noqa: E712
+    assert not is_sure(found)
     (tmp_path / "libtpu.so").write_text("")
     assert is_sure(found)
 

@@ -24,6 +24,10 @@ SMALL = {
     "custom_step": ("training.batch_size=4",),
     "digits_mirrored": ("training.batch_size=4",),
     "imdb_text": ("dataset.data_dir={}", "training.batch_size=4", "dataset.vocabulary=20", "dataset.tokens=5"),
+    "gpt_bytes": (
+        *("dataset.data_dir={}/text", "dataset.tokens=8", "dataset.limit=20", "training.batch_size=4"),
+        *("model.width=8", "model.heads=2", "model.blocks=1"),
+    ),
     "large_batch_warmup": ("training.global_batch_size=32",),
     "mnist_mlp": ("dataset.data_dir={}", "training.batch_size=4"),
     "profile_input": (
@@ -49,7 +53,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def prepare(folder: str) -> None:
-    """`cifar10` beside those that the tests of tensorflow-datasets prepare."""
+    """`cifar10` beside those that the tests of tensorflow-datasets prepare, and a text."""
     import tensorflow as tf
     import tensorflow_datasets as tfds
 
@@ -57,6 +61,8 @@ def prepare(folder: str) -> None:
         return {"image": tf.fill([32, 32, 3], tf.cast(i * 5, tf.uint8)), "label": i % 10}
 
     test_tfds.prepare(folder)
+    Path(folder, "text").mkdir()
+    Path(folder, "text", "a.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 20)
     kind = tfds.features
     tfds.dataset_builders.store_as_tfds_dataset(
         name="cifar10",
@@ -110,10 +116,12 @@ def test_strategies_are_benchmarked_in_turn_and_begin_with_the_same_losses(comma
     ]
     (table,) = command.folder.rglob("report.csv")
     rows = list(csv.DictReader(table.read_text().splitlines()))
-    assert [(row["strategy"], row["counted"], row["first losses"]) for row in rows] == [
-        ("one_device", "2", "same"),
+    assert sorted((row["strategy"], row["counted"], row["first losses"]) for row in rows) == [
         ("mirrored", "2", "same"),
+        ("one_device", "2", "same"),
     ]
+    speeds = [float(row["perf/examples_per_second"]) for row in rows]
+    assert speeds == sorted(speeds, reverse=True)
     for row in rows:
         assert float(row["least"]) <= float(row["examples/s"]) <= float(row["most"])
     assert (table.parent / "throughput.png").exists()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scaleflow.cluster.local import free_ports
+from scaleflow.cluster.network import free_ports
 from scaleflow.config.parse import unknown_option_error
 from scaleflow.config.plan import make_batching
 from scaleflow.errors import ConfigError
@@ -64,6 +64,12 @@ WRONG_VALUES = {
     "training.engine=keras": "expected one of loop, fit",
     "training.step=3": "expected {_target_: the dotted name of a class or function, and its arguments}, or null",
     "training.step=my_code.step": "expected {_target_: the dotted name",
+    "objective.loss=Huber": "expected {_target_: the dotted name of a class or function, and its arguments} or {NAME: ",
+    "objective.loss_weights={age: heavy}": "expected {NAME: a number, at least 0.0}, or null",
+    "objective.metrics={_target_: keras.metrics.AUC}": "expected a list such as [{_target_: ",
+    "objective.class_weight=balancd": "expected balanced or {NAME: a number, at least 0.0} or {NAME: balanced or {",
+    "objective.class_weight={0: -1}": "expected balanced or {NAME: a number, at least 0.0}",
+    "objective.label_smoothing=1.5": "expected a number, at least 0.0, at most 1.0",
     "training.early_stopping=3": "expected {monitor, patience, mode}, or null",
     "training.early_stopping.patience=0": AT_LEAST_1,
     "training.early_stopping.mode=up": "expected one of auto, min, max",
@@ -77,14 +83,14 @@ WRONG_VALUES = {
     "hardware.devices=0": "expected a list such as [0, 1], or null",
     "hardware.devices=[a]": "expected a list such as [0, 1], or null",
     "hardware.devices=[true]": "expected a list such as [0, 1], or null",
-    "hardware.devices=[]": "expected at least one index, or null for every device",
-    "hardware.devices=[-1]": "expected different indices from 0",
-    "hardware.devices=[0, 0]": "expected different indices from 0",
+    "hardware.devices=[]": "give at least one index, or null for all devices",
+    "hardware.devices=[-1]": "give different indices, counted from 0",
+    "hardware.devices=[0, 0]": "give different indices, counted from 0",
     "dataset.limit=0": f"{AT_LEAST_1}, or null",
     "dataset.limit=some": f"{AT_LEAST_1}, or null",
     "dataset.validation=true": "expected a number or text, or null",
-    "dataset.validation=1": "expected a fraction from 0 to less than 1",
-    "dataset.validation=-0.1": "expected a fraction from 0 to less than 1",
+    "dataset.validation=1": "give a fraction from 0 to less than 1",
+    "dataset.validation=-0.1": "give a fraction from 0 to less than 1",
     "optimizer.learning_rate=0": "expected a number, above 0.0",
     "optimizer.learning_rate=-0.1": "expected a number, above 0.0",
     "optimizer.learning_rate=.nan": "expected a number, above 0.0",
@@ -142,25 +148,25 @@ PROCESSES = {
     (
         "strategy=mirrored",
         "cluster.workers=2",
-    ): "cluster.workers=2 with strategy=mirrored: this strategy has one process",
+    ): "cluster.workers=2 with strategy=mirrored: this strategy runs in one process",
     (
         "strategy=multi_worker",
         "cluster.servers=2",
     ): "cluster.servers=2 with strategy=multi_worker: this strategy has no",
     (SERVED, "hardware.logical_devices=2"): "each worker is one replica on one device; use more",
-    (SERVED, "debug=inline"): f"debug.inline=true with {SERVED}: its workers need a process each",
+    (SERVED, "debug=inline"): f"debug.inline=true with {SERVED}: each worker needs its own process",
     (SERVED, "cluster.servers=0"): "cluster.servers=0: expected an integer, at least 1",
     (SERVED, f"{SHARDS}=0"): f"{SHARDS}=0: expected an integer, at least 1",
-    ("strategy=mirrored", f"+{SHARDS}=2"): f"{SHARDS}=2 with strategy=mirrored: there are no servers",
-    ("strategy=mirrored", "+strategy.communication=ring"): "this strategy has no workers that speak with each other",
-    ("strategy=multi_worker", "strategy.communication=nccl", "hardware=cpu"): "NCCL connects GPUs; use ring",
+    ("strategy=mirrored", f"+{SHARDS}=2"): f"{SHARDS}=2 with strategy=mirrored: this strategy has no parameter servers",
+    ("strategy=mirrored", "+strategy.communication=ring"): "this strategy has no workers that communicate",
+    ("strategy=multi_worker", "strategy.communication=nccl", "hardware=cpu"): "NCCL works only between GPUs; use ring",
     (SERVED, "cluster=tf_config"): "TF_CONFIG is not set",
-    (SERVED, "hardware.xla=true"): "a program of XLA's reads no variables that are on another machine",
+    (SERVED, "hardware.xla=true"): "an XLA program cannot read variables on another machine",
     (
         "strategy=pipeline",
         "training.step={_target_: a.b}",
-    ): "training.step._target_=a.b with strategy=pipeline: it calls",
-    ("strategy=pipeline", "hardware.xla=true"): "XLA makes one program for one device of what is on several",
+    ): "training.step._target_=a.b with strategy=pipeline: a custom step calls",
+    ("strategy=pipeline", "hardware.xla=true"): "XLA compiles a program for one device, and a pipeline uses several",
     ("strategy=mirrored", "+strategy.stages=3"): "this strategy does not divide the model; use strategy=pipeline",
 }
 
@@ -175,7 +181,7 @@ def test_what_a_strategys_processes_cannot_do_is_refused(
 @pytest.mark.parametrize(
     ("cluster", "strategy", "words"),
     [
-        ({"worker": ["a:1", "b:2"]}, "parameter_server", "TF_CONFIG names no ps"),
+        ({"worker": ["a:1", "b:2"]}, "parameter_server", "TF_CONFIG names no parameter servers"),
         ({"chief": ["a:1"], "worker": ["b:2"], "ps": ["c:3"]}, "multi_worker", "TF_CONFIG names ps"),
     ],
 )
@@ -279,15 +285,18 @@ CANNOT_WORK = {
     "hardware=cpu hardware.memory_limit_mb=100": ("hardware.memory_limit_mb=100 with hardware=cpu: ", "hardware=gpu"),
     "strategy=pipeline hardware=cpu": (
         "strategy.stages=2 with hardware.logical_devices=1: ",
-        "one device to each stage",
+        "exactly one device per stage",
     ),
     "strategy=pipeline hardware=cpu hardware.logical_devices=4": (
         "strategy.stages=2 with hardware.logical_devices=4: ",
         "not replicated over data",
-        "use as many of the one as of the other",
+        "set both to the same number",
     ),
-    "strategy=pipeline strategy.cuts=[a,b]": ("strategy.cuts=['a', 'b'] with strategy.stages=2: ", "one less"),
-    "strategy=pipeline strategy.stages=3 strategy.cuts=[]": ("strategy.cuts=[] with strategy.stages=3: ", "one less"),
+    "strategy=pipeline strategy.cuts=[a,b]": ("strategy.cuts=['a', 'b'] with strategy.stages=2: ", "one name fewer"),
+    "strategy=pipeline strategy.stages=3 strategy.cuts=[]": (
+        "strategy.cuts=[] with strategy.stages=3: ",
+        "one name fewer",
+    ),
     "strategy=pipeline training.batch_size=50": (
         "training.batch_size=50: ",
         "strategy.micro_batches=4",
@@ -301,7 +310,7 @@ CANNOT_WORK = {
     ),
     "hardware=gpu hardware.memory_limit_mb=100": ("hardware.memory_growth=true", "hardware.memory_limit_mb=100"),
     "hardware=gpu hardware.logical_devices=2": ("hardware.logical_devices=2", "hardware.memory_limit_mb"),
-    "training.engine=fit strategy=multi_worker": ("strategy=multi_worker: Keras 3's fit fails there", FIT_WAY_OUT),
+    "training.engine=fit strategy=multi_worker": ("strategy=multi_worker: Keras 3's fit works only with", FIT_WAY_OUT),
     "training.engine=fit training.step={_target_:my.step}": ("training.step._target_=my.step", FIT_WAY_OUT),
     "training.engine=fit training.accumulate=2": ("training.accumulate=2: ", FIT_WAY_OUT),
     "training.engine=fit training.clip_norm=1.0": ("training.clip_norm=1.0: ", FIT_WAY_OUT),
@@ -318,7 +327,11 @@ CANNOT_WORK = {
         "train/loss",
     ),
     "training.early_stopping={monitor: val/loss} dataset.validation=0": ("dataset.validation=0",),
-    "debug=nan dataset=csv dataset.data_dir=x.csv dataset.target=y": ("debug.nan=true", "csv.Csv: ", "leave"),
+    "debug=nan dataset=csv dataset.data_dir=x.csv dataset.target=y": (
+        "debug.nan=true",
+        "csv.Csv: ",
+        "remove debug=nan",
+    ),
 }
 
 
@@ -519,7 +532,8 @@ def test_a_plan_that_a_worker_reads_again_is_the_same(plan: Make, compose: Compo
 @pytest.mark.parametrize("key", ["use_ema=true", "ema_momentum=0.9", "ema_overwrite_frequency=100"])
 def test_a_moving_average_of_the_weights_is_refused(refused: Callable[..., str], key: str) -> None:
     assert refused(f"+optimizer.{key}") == (
-        f"optimizer.{key}: Keras's moving average of the weights would be neither evaluated nor saved; leave it out"
+        f"optimizer.{key}: Keras's moving average of the weights would be neither evaluated nor saved; leave it out, "
+        "and use optimizer.ema=0.99"
     )
 
 

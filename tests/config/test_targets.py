@@ -115,7 +115,7 @@ def test_what_cannot_be_loaded_is_not_logged_as_well(caplog: pytest.LogCaptureFi
 
 @pytest.mark.parametrize(("path", "kind"), [("own_targets.NUMBER", "int"), ("own_targets", "module")])
 def test_what_cannot_be_called_is_refused(path: str, kind: str) -> None:
-    assert refused(path) == f"model._target_={path}: is a {kind}, expected a class or a function"
+    assert refused(path) == f"model._target_={path}: this is a {kind}, expected a class or a function"
 
 
 @pytest.mark.parametrize(
@@ -127,11 +127,11 @@ def test_what_cannot_be_called_is_refused(path: str, kind: str) -> None:
     ],
 )
 def test_an_unknown_argument_is_refused_with_those_that_it_takes(path: str, given: int, takes: str) -> None:
-    assert refused(path, given, units_=8) == f"model.units_=8: {path} does not take it; it takes {takes}"
+    assert refused(path, given, units_=8) == f"model.units_=8: {path} has no such argument; it accepts {takes}"
 
 
 def test_an_argument_that_is_taken_by_position_alone_is_refused() -> None:
-    assert refused("own_targets.by_position", a=1).startswith("model.a=1: own_targets.by_position does not take it")
+    assert refused("own_targets.by_position", a=1).startswith("model.a=1: own_targets.by_position has no such argument")
 
 
 def test_a_missing_argument_is_refused_by_name() -> None:

@@ -159,28 +159,46 @@ def test_what_is_drawn_is_the_same_on_any_division_and_after_any_start(isolated:
 
 
 def refusals() -> list[str]:
-    from scaleflow.dataset.augment import check_augment
+    from scaleflow.dataset.augment import augment_feed
 
-    cases = [
-        (Augment(mixup=0.2), Inputs((250,), "int32", vocabulary=9)),
-        (Augment(flip=True), Inputs((8,))),
-        (Augment(crop=4), Inputs((), "string")),
+    picture, classes = Inputs((8, 8, 1)), Outputs("classification", (3,))
+    cases: list[tuple[Augment, Any, Any]] = [
+        (Augment(mixup=0.2), Inputs((250,), "int32", vocabulary=9), classes),
+        (Augment(flip=True), Inputs((8,)), classes),
+        (Augment(crop=4), Inputs((), "string"), classes),
+        (Augment(flip=True), {"a": Inputs((8,)), "b": Inputs((2, 2))}, classes),
+        (Augment(flip=True), {"a": picture, "b": picture}, classes),
+        (Augment(flip=True), {"a": picture}, {"mask": Outputs("classification", (8, 8, 2)), "b": classes}),
+        (Augment(mixup=0.2), {"a": picture, "b": picture}, classes),
+        (Augment(mixup=0.2), picture, {"a": classes}),
+        (Augment(mixup=0.2), picture, Outputs("classification", (3,), ignore=-1)),
     ]
     found = []
-    for options, inputs in cases:
+    for options, inputs, outputs in cases:
         with pytest.raises(ConfigError) as refused:
-            check_augment(options, inputs)
+            augment_feed(None, options, 0, inputs, outputs)
         found.append(str(refused.value))
     return found
 
 
 def test_what_the_inputs_are_no_such_thing_as_is_refused(isolated: Callable[..., Any]) -> None:
     assert isolated(refusals) == [
-        "dataset.augment.mixup=0.2: mixes numbers, and the dataset's inputs are text",
-        "dataset.augment.flip=true: takes images of shape (height, width, channels), and the dataset's inputs have "
-        "shape (8,)",
-        "dataset.augment.crop=4: takes images of shape (height, width, channels), and the dataset's inputs have "
-        "shape ()",
+        "dataset.augment.mixup=0.2: mixes only numbers, and the dataset's inputs are text; remove it",
+        "dataset.augment.flip=true: needs images of shape (height, width, channels), and the dataset's inputs have "
+        "shape (8,); remove it",
+        "dataset.augment.crop=4: needs images of shape (height, width, channels), and the dataset's inputs have "
+        "shape (); remove it",
+        "dataset.augment.flip=true: needs images of shape (height, width, channels), and the dataset's inputs are a "
+        "(8,), b (2, 2); remove it",
+        "dataset.augment.flip=true: needs images of shape (height, width, channels), one in each example, and the "
+        "dataset's inputs are a (8, 8, 1), b (8, 8, 1); remove it",
+        "dataset.augment.flip=true: moves the pixels of images, but not the dataset's targets of shape (8, 8); "
+        "augment both in the dataset",
+        "dataset.augment.mixup=0.2: mixes only examples of one tensor, and the dataset's inputs have the keys a, "
+        "b; remove it",
+        "dataset.augment.mixup=0.2: mixes only examples of one tensor, and the dataset's targets have the key a; "
+        "remove it",
+        "dataset.augment.mixup=0.2: cannot mix targets of which -1 is ignored (Outputs.ignore); remove it",
     ]
 
 

@@ -135,7 +135,7 @@ def refusals() -> list[str]:
 
 def test_a_column_that_cannot_be_learned_is_refused(isolated: Callable[..., Any]) -> None:
     assert isolated(refusals) == [
-        "dataset.columns: the column town has more than 3 different words; leave it out with dataset.drop, or raise "
+        "dataset.columns: the column town has more than 3 different words; remove it with dataset.drop, or raise "
         "dataset.most_values",
-        "dataset.columns: the column town has numbers too large to have a mean; leave it out with dataset.drop",
+        "dataset.columns: the column town has numbers too large to compute a mean; remove it with dataset.drop",
     ]

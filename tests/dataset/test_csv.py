@@ -131,7 +131,10 @@ def test_several_files_have_one_header_and_each_row_comes_once(isolated: Callabl
 WRONG: dict[str, tuple[bytes, str]] = {
     "few": (b"1,2,3", "line 5: it has 3 column(s), expected 4"),
     "many": (b"1,2,3,4,5", "line 5: it has 5 column(s), expected 4"),
-    "broken": (b'1,2,"a town\nwith two lines",4', "line 5: its quotes do not match; a field cannot hold a line break"),
+    "broken": (
+        b'1,2,"a town\nwith two lines",4',
+        "line 5: its quotes do not match; a field cannot contain a line break",
+    ),
     "stray": (b'1,2,"a"b,4', "line 5: its quotes do not match"),
     "inner": (b'1,2,a "b" c,4', "line 5: its quotes do not match"),
     "latin": ("1,2,Köln,4".encode("latin-1"), "line 5: it is not UTF-8"),
@@ -168,7 +171,10 @@ def test_rows_that_cannot_be_read_are_named_or_left_out(isolated: Callable[..., 
     assert counts == {"train": len(GOOD)}
     assert f"{len(WRONG) + 1} of the {len(GOOD) + len(WRONG) + 1}" in note  # a broken line is two
     assert f"{tmp_path}/all.csv, line 5" in note
-    assert f"{tmp_path}/classes/test.csv, line 3: its target price is 'c', no class of the training split" in unknown
+    assert (
+        f"{tmp_path}/classes/test.csv, line 3: its target price is 'c', which is not a class of the training split"
+        in unknown
+    )
     assert left == {"train": 10, "test": 1}
     assert f"{tmp_path}/classes/test.csv, line 3" in about_unknown
 
@@ -228,14 +234,17 @@ def test_files_and_options_that_do_not_fit_are_refused(isolated: Callable[..., A
             ["empty.csv is empty, expected a header"],
             ["latin.csv, line 1: it is not UTF-8"],
             ["quotes.csv, line 1: its quotes do not match"],
-            ["two columns are called 'a'"],
-            [f"{tmp_path}/differ/2.csv has another header than {tmp_path}/differ/1.csv: floors for rooms"],
-            ["dataset.target=cost: there is no such column; there is area, rooms, town, price"],
+            ["two columns have the name 'a'"],
+            [
+                f"{tmp_path}/differ/2.csv and {tmp_path}/differ/1.csv have different headers",
+                ": floors instead of rooms",
+            ],
+            ["dataset.target=cost: there is no such column; the columns are area, rooms, town, price"],
             ["dataset.columns: price is the target"],
             ["dataset.columns=garden: there is no such column"],
-            ["dataset.columns: there is no column left"],
+            ["dataset.columns: no column is left"],
             ["dataset.columns=area: expected a list such as [a, b]"],
-            ["dataset.numeric: price is no input column"],
+            ["dataset.numeric: price is not an input column"],
             ["dataset.numeric: area is in dataset.categorical, too"],
             ["dataset.delimiter=, : expected a single character"],
             ["dataset.kind=multi_label: expected one of auto, classification, binary, regression"],

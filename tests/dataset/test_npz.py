@@ -85,6 +85,22 @@ def test_what_is_not_compressed_is_mapped(isolated: Callable[..., Any], tmp_path
     np.testing.assert_array_equal(splits["train"].inputs, splits["test"].inputs)
 
 
+def test_a_list_of_names_makes_a_dict(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    arrays = {"image": IMAGES, "age": np.arange(10.0), "sold": CLASSES > 0, "price": CLASSES + 1, "w": np.arange(10)}
+    path = saved(tmp_path, "plain", **{f"{name}_train": array for name, array in arrays.items()})
+    chosen = {"inputs": ["image", "age"], "targets": ["sold", "price"], "kind": {"price": "regression"}}
+    inputs, outputs, splits = isolated(loaded, path, weights="w", **chosen)
+    assert {name: (each.shape, each.dtype) for name, each in inputs.items()} == {
+        "image": ((2, 2), "uint8"),
+        "age": ((), "float32"),
+    }
+    assert {name: each.kind for name, each in outputs.items()} == {"sold": "binary", "price": "regression"}
+    train = splits["train"]
+    np.testing.assert_array_equal(train.inputs["image"], IMAGES)
+    np.testing.assert_array_equal(train.targets["price"], CLASSES[:, None] + 1)
+    np.testing.assert_array_equal(train.weights, np.arange(10))
+
+
 def kept(path: Path) -> dict[str, bool]:
     """Whether the training split is still mapped, by what `dataset.cache` says."""
     from scaleflow import dataset
@@ -133,6 +149,9 @@ def refusals(base: Path) -> list[str]:
             of("negative"),
             of("one_hot_wrong", kind="classification"),
             of("good", kind="ranking"),
+            of("good", kind={"z": "binary"}),
+            of("good", inputs=["x", "x"]),
+            of("good", inputs=["x", "z"]),
             of("floats", kind="classification"),
             of("negative", kind="classification"),
         ]
@@ -158,20 +177,23 @@ def test_arrays_that_do_not_fit_are_refused(isolated: Callable[..., Any], tmp_pa
         isolated(refusals, tmp_path),
         [
             ["nowhere.npz: there is no such file"],
-            ["no_zip.npz: is no whole .npz file"],
-            ["cut.npz: is no whole .npz file"],
-            ["the array x holds Python objects"],
+            ["no_zip.npz: is not a complete .npz file"],
+            ["cut.npz: is not a complete .npz file"],
+            ["the array x contains Python objects"],
             ["the array x is <U1", "expected numbers"],
-            ["there is no array images_train or images; there is x, y", "dataset.inputs"],
+            ["there is no array images_train or images; the arrays are x, y", "dataset.inputs"],
             ["there is no array labels; there is x, y"],
             ["x has 10 examples, and y has 9"],
-            ["the inputs differ: uint8 (2, 2) in train, uint8 (2,) in test"],
+            ["the array x differs: uint8 (2, 2) in train, uint8 (2,) in test"],
             ["x is empty"],
             ["dataset.kind=auto", "single 1", "dataset.kind=classification", "multi_label"],
             ["dataset.kind=auto: the targets are integers from -1 to 1", "dataset.kind"],
-            ["row 9 of the targets has no single 1"],
+            ["row 9 of the targets does not have exactly one 1"],
             ["dataset.kind=ranking: expected one of"],
+            ["dataset.kind.z: there is no such target; the targets are y"],
+            ["dataset.inputs=['x', 'x']: expected the name of an array, or a list of different names"],
+            ["there is no array z; there is x, y"],
             ["dataset.kind=classification: the targets are floats"],
-            ["classification targets of 'train' reach from -1 to 1, expected 0 to 1"],
+            ["classification targets of 'train' range from -1 to 1, expected 0 to 1"],
         ],
     )

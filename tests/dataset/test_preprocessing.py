@@ -51,11 +51,10 @@ def texts_in_every_form() -> dict[str, Any]:
         splits = dataset.prepare_splits(source, options(cache=cache), 0)  # type: ignore[arg-type]
         rows = []
         for examples in (splits.train, splits.test):
-            feed = dataset.make_feed(examples, Batching(3, 1, 1), strategy, transform=splits.transform)  # type: ignore[arg-type]
+            feed = dataset.make_feed(examples, Batching(3, 1, 1), strategy, transforms=splits.transforms)
             batches = [(x.numpy(), mask.numpy()) for x, _, mask in feed.batches(1, feed.batching.steps(feed.examples))]
             rows.append(np.concatenate([x[mask == 1] for x, mask in batches]))
-        assert splits.preprocessing_model is not None
-        front = splits.preprocessing_model()(np.asarray(splits.sample, object)).numpy()
+        front = splits.preprocessing_layers[""]()(np.asarray(splits.sample, object)).numpy()
         found[f"{form}, {cache}"] = (splits.inputs, rows, front)
     return found
 
@@ -145,9 +144,9 @@ def refused(make: Callable[[], Any], changes: dict[str, Any]) -> str:
 
 def test_preprocessing_that_cannot_be_is_refused(isolated: Callable[..., Any]) -> None:
     assert isolated(refusals) == [
-        "dataset.normalise=true: the dataset's inputs are text, and a mean takes numbers; leave it away",
-        "dataset.normalise=true: Given preprocesses its inputs itself, with Text; leave it away",
-        "dataset: Wrong.layer gives float32 of shape (3,), and its features say float32 of shape (16,)",
+        "dataset.normalise=true: the dataset's inputs are text, which has no mean; remove dataset.normalise",
+        "dataset.normalise=true: Given preprocesses its inputs itself, with Text; remove dataset.normalise",
+        "dataset: Wrong.layer returns float32 of shape (3,), but its features say float32 of shape (16,)",
         "dataset.vocabulary=2: expected an integer, at least 3",
         "dataset.tokens=0: expected an integer, at least 1",
         "dataset.standardize=upper: expected one of lower_and_strip_punctuation, lower, strip_punctuation, none",

@@ -204,11 +204,11 @@ def test_bad_examples_are_refused_by_name_or_left_out_and_counted(isolated: Call
         "dataset.on_bad_example=skip: left out 1 of the 5 examples of 'test' that cannot be read: "
         "test/1 (not a number test/1)",
     ]
-    ending = "; dataset.on_bad_example=skip leaves such out"
+    ending = "; use dataset.on_bad_example=skip to leave it out"
     assert found["kept"] == "dataset: train/40 of 'train' cannot be read: not a number train/40" + ending
     assert found["first"] == "dataset: train/2 of 'train' cannot be read: not a number train/2" + ending
     assert found["late"] == ""
-    target = "its classification target is not from 0 to 49 50"
+    target = "its classification target is not between 0 and 49 50"
     assert found["label"] == f"dataset: train/50 of 'train' cannot be read: {target}{ending}"
     assert found["all"].startswith(
         "dataset.on_bad_example=skip: none of the 53 examples of 'train' can be read: train/0"
@@ -216,7 +216,7 @@ def test_bad_examples_are_refused_by_name_or_left_out_and_counted(isolated: Call
     assert found["many"].endswith("train/7 (not a number train/7) and 4 more")
     assert found["streamed"] == "train/40 (not a number train/40)"
     assert found["streamed, late"].endswith("'train' that cannot be read: train/40 (not a number train/40)")
-    assert found["short"] == "dataset: the stream of 'train' holds 53 examples, and the source says 54"
+    assert found["short"] == "dataset: the stream of 'train' holds 53 examples, but the source says 54"
 
 
 def buffers() -> list[Any]:
@@ -271,7 +271,7 @@ def test_a_failure_while_training_names_the_example_that_can_be_skipped(command:
     ended = command(*words)
     assert ended.returncode == 1, ended.stderr
     assert "photo30.png of 'train' cannot be read: " in ended.stderr
-    assert "dataset.on_bad_example=skip leaves such out" in ended.stderr
+    assert "use dataset.on_bad_example=skip to leave it out" in ended.stderr
     ended = command(*words, "dataset.on_bad_example=skip")
     assert ended.returncode == 0, ended.stderr
     assert "left out 1 of the 40 examples of 'train' that cannot be read: photo30.png" in ended.stdout + ended.stderr

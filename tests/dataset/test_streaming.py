@@ -41,7 +41,7 @@ def examples_read(make: Callable[[], Any], steps: int | None = None) -> int:
 
     strategy = spread_over(1)
     splits = dataset.prepare_splits(make(), options(cache="none", shuffle=64), 0)
-    feed = dataset.make_feed(splits.train, Batching(32, 1, 1), strategy, 0, transform=splits.transform, buffer=64)
+    feed = dataset.make_feed(splits.train, Batching(32, 1, 1), strategy, 0, transforms=splits.transforms, buffer=64)
     return sum(int(mask.numpy().sum()) for *_, mask in feed.batches(1, steps or feed.batching.steps(feed.examples)))
 
 

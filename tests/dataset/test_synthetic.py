@@ -75,6 +75,7 @@ def test_sizes_that_make_no_sense_are_refused(isolated: Callable[..., Any]) -> N
         ({"shape": "32"}, "dataset.shape=32"),
         ({"kind": "ranking"}, "dataset.kind=ranking: expected one of classification, binary"),
         ({"outputs": 1}, "dataset.outputs=1: expected an integer, at least 2"),
+        ({"seed": "abc"}, "dataset.seed=abc: expected an integer, at least 0"),
         ({"kind": "regression", "outputs": 0}, "dataset.outputs=0: expected an integer, at least 1"),
     ]
     found = isolated(made, *(case for case, _ in cases))

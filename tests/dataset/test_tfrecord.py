@@ -196,7 +196,7 @@ def faulty(base: Path) -> dict[str, Any]:
 def test_records_that_cannot_be_read_are_named_or_left_out(isolated: Callable[..., Any], tmp_path: Path) -> None:
     found = isolated(faulty, tmp_path)
     lost = "the file is cut off or damaged from here on"
-    target = "its target is missing, of another form or out of range"
+    target = "its target is missing, has another shape or dtype, or is out of range"
     wanted = {
         "cut": (f"{tmp_path}/cut/2.tfrecord, record 9: {lost}", 19, "1 of the 20"),
         "damaged": (f"{tmp_path}/damaged.tfrecord, record 4: {lost}", 4, "1 of the 5"),
@@ -267,21 +267,21 @@ def test_a_spec_that_does_not_describe_the_files_is_refused(isolated: Callable[.
             ["dataset.data_dir", "nowhere: there is no such file or folder"],
             ["nowhere*.tfrecord: no file matches it"],
             ["there is no file with .tfrecord or .tfrecords or .tfrec in its name"],
-            ["there is test and no train"],
+            ["found test, but no train"],
             ["more.tfrecord belongs to no split"],
-            ["dataset.features={}: expected a spec to each feature"],
+            ["dataset.features={}: expected a specification of each feature"],
             ["dataset.features.x=float32: expected keys"],
             ["dataset.features.x.kind=zip: expected one of fixed, padded, raw, image"],
-            ["dataset.features.x.size: a feature of kind fixed takes shape, dtype"],
+            ["dataset.features.x.size: a feature of kind fixed accepts shape, dtype"],
             ["dataset.features.x.size: is missing"],
             ["dataset.features.x.shape=[2, 2]: a padded feature has the shape [length]"],
             ["dataset.features.x.dtype=float64: expected one of int64, float32, string"],
             ["dataset.features.x.shape=2: expected a list of sizes"],
-            ["dataset.input=y: dataset.features has x, label"],
-            ["dataset.target=y: dataset.features has x, label"],
+            ["dataset.input=y: there is no such feature; dataset.features has x, label"],
+            ["dataset.target=y: there is no such feature; dataset.features has x, label"],
             ["dataset.classes: is missing"],
             ["dataset.classes=3: is for kind=classification"],
-            ["dataset.names=['a', 'b']: are 2, expected 3"],
+            ["dataset.names=['a', 'b']: has 2 names, expected 3"],
             ["dataset.kind=binary: the target has the shape [2], expected one number"],
             ["dataset.scale=big"],
             ["dataset.compression=zip: expected one of none, gzip, zlib"],

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from scaleflow.cluster import gpus
 from scaleflow.doctor import machine
 from scaleflow.doctor import report as doctor
 from scaleflow.doctor.verdicts import PRECISIONS, STRATEGIES, MachineFacts, judge_option
@@ -151,7 +152,7 @@ def test_all_that_is_broken_is_reported(examined: Doctor, code: str) -> None:
     assert found["versions"]["tensorflow"]  # what pip says is said all the same
     for verdict in (*found["strategies"].values(), *found["precisions"].values()):
         assert verdict == {"works": False, "reason": found["tensorflow"]["error"]}
-    assert found["tf_config"]["error"].startswith("TF_CONFIG: expected `cluster` and `task`")
+    assert found["tf_config"]["error"].startswith("TF_CONFIG: expected the keys `cluster` and `task`")
     assert found["auto"]["refusal"] == found["tf_config"]["error"]
     assert not found["tracking"]["reachable"]
     assert "file is not a database" in found["tracking"]["detail"]
@@ -231,7 +232,7 @@ def test_a_store_that_a_run_would_refuse_is_told_in_its_words(here: Path, monkey
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "./mlruns")
     found = doctor.check_store()
     assert found["reachable"] is False
-    assert "MLflow 3 keeps no runs in plain folders" in found["detail"]
+    assert "MLflow 3 does not store runs in plain folders" in found["detail"]
 
 
 class Answer(BaseHTTPRequestHandler):
@@ -264,7 +265,7 @@ def test_a_server_that_takes_connections_and_says_nothing_is_not(here: Path, mon
         found = doctor.check_store()
     assert time.monotonic() - before < 60
     assert found["reachable"] is False
-    assert "takes a connection and does not answer: timed out" in found["detail"]
+    assert "accepts connections but does not answer: timed out" in found["detail"]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -277,22 +278,22 @@ EIGHT_H100 = MachineFacts(gpus=8, capability=9.0, workers=2)
 OLD_GPU = MachineFacts(gpus=1, capability=6.1)
 TPU_HOST = MachineFacts(tpu="TPU_NAME=local")
 NO_TENSORFLOW = MachineFacts(failure="TensorFlow does not work: no")
-WRONG_TF_CONFIG = MachineFacts(tf_config="TF_CONFIG: is no JSON")
+WRONG_TF_CONFIG = MachineFacts(tf_config="TF_CONFIG: is not valid JSON")
 
 STRATEGY_VERDICTS = [
     ("one_device", LAPTOP, True, "on CPU:0"),
     ("one_device", EIGHT_H100, True, "on GPU:0, one of 8"),
     ("mirrored", LAPTOP, True, "hardware.logical_devices=2"),
-    ("mirrored", ONE_V100, True, "one replica: there is one GPU"),
-    ("mirrored", EIGHT_H100, True, "a replica on each of 8 GPUs"),
+    ("mirrored", ONE_V100, True, "one replica on one GPU"),
+    ("mirrored", EIGHT_H100, True, "one replica on each of 8 GPUs"),
     ("multi_worker", LAPTOP, True, "8 cores"),
     ("multi_worker", EIGHT_H100, True, "TF_CONFIG names 2 workers"),
-    ("multi_worker", WRONG_TF_CONFIG, None, "cluster=tf_config is refused: TF_CONFIG: is no JSON"),
+    ("multi_worker", WRONG_TF_CONFIG, None, "cluster=tf_config is refused: TF_CONFIG: is not valid JSON"),
     ("parameter_server", LAPTOP, True, "8 cores"),
-    ("parameter_server", ONE_V100, True, "1 GPU, for which strategy=mirrored"),
-    ("parameter_server", WRONG_TF_CONFIG, None, "TF_CONFIG: is no JSON"),
+    ("parameter_server", ONE_V100, True, "1 GPU; strategy=mirrored uses them better"),
+    ("parameter_server", WRONG_TF_CONFIG, None, "TF_CONFIG: is not valid JSON"),
     ("tpu", LAPTOP, False, "there is no TPU"),
-    ("tpu", TPU_HOST, None, "TPU_NAME=local is there; it was not tried"),
+    ("tpu", TPU_HOST, None, "TPU_NAME=local is set; not tried"),
     ("tpu", MachineFacts(tpu="TPU_NAME=x", no_tpu="TPU_NAME=x: nothing answers"), False, "nothing answers"),
     ("pipeline", LAPTOP, True, "hardware.logical_devices=2"),
     ("pipeline", EIGHT_H100, True, "stages on 8 GPUs"),
@@ -302,14 +303,14 @@ STRATEGY_VERDICTS = [
 ]
 
 PRECISION_VERDICTS = [
-    ("float32", LAPTOP, True, "everywhere"),
-    ("mixed", LAPTOP, True, "mixed_bfloat16: the CPU multiplies bfloat16 itself"),
-    ("mixed", MachineFacts(), True, "mixed_bfloat16: right, but slow"),
-    ("mixed", EIGHT_H100, True, "mixed_float16: in tensor cores"),
-    ("mixed_float16", LAPTOP, True, "right, but slow on a CPU"),
+    ("float32", LAPTOP, True, "works on every device"),
+    ("mixed", LAPTOP, True, "mixed_bfloat16: the CPU computes in bfloat16"),
+    ("mixed", MachineFacts(), True, "mixed_bfloat16: correct, but slow"),
+    ("mixed", EIGHT_H100, True, "mixed_float16: runs in tensor cores"),
+    ("mixed_float16", LAPTOP, True, "correct, but slow on a CPU"),
     ("mixed_float16", TPU_HOST, True, "refused on the TPU"),
-    ("mixed_float16", OLD_GPU, True, "tensor cores take float16 from compute capability 7.0 on, and this is 6.1"),
-    ("mixed_bfloat16", ONE_V100, True, "tensor cores take bfloat16 from compute capability 8.0 on"),
+    ("mixed_float16", OLD_GPU, True, "tensor cores need compute capability 7.0 for float16, and this GPU has 6.1"),
+    ("mixed_bfloat16", ONE_V100, True, "tensor cores need compute capability 8.0 for bfloat16"),
     ("mixed_bfloat16", EIGHT_H100, True, "compute capability 9.0"),
     (
         "mixed_bfloat16",
@@ -366,14 +367,15 @@ def test_the_driver_s_list_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     def ended(code: int, out: str) -> Callable[..., subprocess.CompletedProcess[str]]:
         return lambda words, **options: subprocess.CompletedProcess(words, code, out, "")
 
-    monkeypatch.setattr(machine.shutil, "which", lambda name: f"/usr/bin/{name}")
-    found = machine.query_nvidia(
-        ended(0, "0, NVIDIA A100, 40960, 40000, 555.42\n1, NVIDIA A100, 40960, [N/A], 555.42\n")
-    )
+    monkeypatch.setattr(gpus.shutil, "which", lambda name: f"/usr/bin/{name}")
+    listed = "0, NVIDIA A100, 40960, 40000, 555.42\n1, NVIDIA A100, 40960, [N/A], 555.42\n"
+    monkeypatch.setattr(gpus.subprocess, "run", ended(0, listed))
+    found = machine.list_gpus()
     assert found[0] == {"index": 0, "name": "NVIDIA A100", "memory_mb": 40960, "free_mb": 40000, "driver": "555.42"}
     assert found[1]["free_mb"] == "[N/A]"
+    monkeypatch.setattr(gpus.subprocess, "run", ended(9, "NVIDIA-SMI has failed because ...\nmore"))
     with pytest.raises(OSError, match="nvidia-smi: NVIDIA-SMI has failed"):
-        machine.query_nvidia(ended(9, "NVIDIA-SMI has failed because ...\nmore"))
+        machine.list_gpus()
 
 
 def tree(root: Path, **contents: str) -> Path:

@@ -61,13 +61,27 @@ def test_what_is_not_there_is_refused(isolated: Callable[..., Any]) -> None:
         ({"name": "cpu", "devices": [0, 1]}, ("hardware.devices=[0, 1]: found 1 CPU", "use hardware.devices=[0]")),
         ({"name": "cpu", "devices": [5]}, ("hardware.devices=[5]: found 1 CPU; use hardware.devices=[0]",)),
         ({"name": "gpu"}, ("hardware=gpu: TensorFlow finds no GPU", "use hardware=cpu")),
-        ({"memory_limit_mb": 100}, ("hardware.memory_limit_mb=100: there is no GPU here", "leave it null")),
+        ({"memory_limit_mb": 100}, ("hardware.memory_limit_mb=100: there is no GPU, and", "leave it null")),
     ]
     for options, words in wanted:
         message = isolated(without_gpu, **options)
         assert isinstance(message, str), options
         for word in words:
             assert word in message
+
+
+def configured_late() -> dict[str, Any] | str:
+    """The refusal in a process where TensorFlow runs already, as in a notebook with `debug=inline`."""
+    import tensorflow as tf
+
+    tf.config.list_logical_devices()
+    return configured(name="cpu", logical_devices=2)
+
+
+def test_devices_of_a_process_that_has_started_tensorflow_are_not_divided(isolated: Callable[..., Any]) -> None:
+    message = isolated(configured_late)
+    assert message.startswith("hardware=cpu: TensorFlow has already started in this process with other devices (")
+    assert "remove debug=inline" in message
 
 
 def test_auto_is_the_cpu_where_there_is_no_gpu(isolated: Callable[..., Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ from hydra.test_utils.test_utils import TSweepRunner
 from omegaconf import DictConfig
 
 from scaleflow.cli import main
-from scaleflow.launcher.worker_process import SERVER
+from scaleflow.launcher.worker_process import SERVER_ENV
 from scaleflow.sweep import runner as runner_module
 from tests.sweep.fake_runs import FakeLaunch
 
@@ -96,7 +97,9 @@ def test_a_job_that_tells_nothing_is_a_trial_that_failed(hydra_sweep_runner: TSw
         (("hydra.sweeper.sampler=magic", "foo=1,2"), "hydra.sweeper.sampler=magic: expected one of tpe"),
         (("hydra.sweeper.direction=up", "foo=1,2"), "hydra.sweeper.direction=up"),
         (("hydra.sweeper.n_trials=0", "foo=1,2"), "hydra.sweeper.n_trials=0"),
-        (("foo=1",), "nothing to look for"),
+        (("hydra.sweeper.direction=minimize", "+sweep.mode=max", "foo=1,2"), "sweep.mode=max is the opposite"),
+        (("+sweep.metric=val/mine", "foo=1,2"), "sweep.metric=val/mine: scaleflow does not know whether larger"),
+        (("foo=1",), "there is no parameter to search"),
         (("foo=1,2", "hydra.sweeper.pruner=median"), "only jobs of scaleflow's own command"),
     ],
 )
@@ -112,7 +115,7 @@ def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Sweeps with jobs of our own command, which do not train."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["scaleflow"])
-    monkeypatch.setenv(SERVER, "nobody forks here")
+    monkeypatch.setenv(SERVER_ENV, "nobody forks here")
 
     def search(launch: FakeLaunch, *words: str) -> int:
         monkeypatch.setattr(runner_module, "launch_run", launch)
@@ -147,3 +150,23 @@ def test_a_value_that_is_proposed_twice_runs_once_and_is_told_twice(tmp_path: Pa
     assert ours(fake, f"hydra.launcher.{launcher}", "seed=choice(1,2)", "hydra.sweeper.n_trials=4") == 0
     assert len(fake.plans) == len({trial.params["seed"] for trial in study(tmp_path / "s").trials}) <= 2
     assert [trial.value for trial in study(tmp_path / "s").trials] == [0.05] * 4
+
+
+@pytest.mark.parametrize(
+    ("words", "best"),
+    [
+        (("sweep.metric=val/accuracy",), 2),
+        (("sweep.metric=val/accuracy", "sweep.mode=min"), 1),
+        (("sweep.metric=val/accuracy", "hydra.sweeper.direction=minimize"), 1),
+        (("sweep.metric=val/loss", "hydra.sweeper.direction=maximize"), 2),
+        ((), 1),
+    ],
+)
+def test_the_search_and_the_report_agree_on_what_is_better(
+    tmp_path: Path, ours: Any, words: Sequence[str], best: int
+) -> None:
+    fake = FakeLaunch(measured=lambda plan: dict.fromkeys(("val/loss", "val/accuracy"), float(plan.seed)))
+    assert ours(fake, "seed=choice(1,2)", "hydra.sweeper.n_trials=4", "hydra.sweeper.sampler=random", *words) == 0
+    assert study(tmp_path / "s").best_value == best
+    rows = list(csv.DictReader((tmp_path / "s" / "report.csv").read_text().splitlines()))
+    assert [row["seed"] for row in rows] == [str(best), str(3 - best)]

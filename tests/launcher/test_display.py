@@ -4,8 +4,12 @@ import math
 import os
 import pty
 import re
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,15 +22,19 @@ from scaleflow.events import (
     Note,
     RunEnded,
     RunReady,
+    RunRefused,
+    StageBegan,
+    Waiting,
 )
 from scaleflow.launcher import display as display_module
-from scaleflow.launcher.display import BarDisplay, Display, display_for, format_duration, format_metrics
+from scaleflow.launcher.display import BarDisplay, Display, JobDisplay, display_for, end_greeting, format_metrics, greet
 
 READY = RunReady(
     "digits-mlp",
     params={
         "model": "mlp",
         "resolved.parameters": "9610",
+        "resolved.trainable_parameters": "9610",
         "resolved.replicas": "2",
         "resolved.hardware": "cpu",
         "resolved.global_batch_size": "64",
@@ -60,6 +68,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(display_module, "time", made)
+    monkeypatch.setattr(Display, "printed_at", made.now)
     return made
 
 
@@ -96,7 +105,13 @@ def test_plain_lines_have_no_escape_codes() -> None:
 
 def test_the_first_line_says_what_is_trained_on_what() -> None:
     (line,) = plain(READY)
-    assert line == "digits-mlp: 9610 parameters, 2 replica(s) on cpu, global batch 64, 100 steps"
+    assert line == "digits-mlp: all 9,610 parameters train, 2 replica(s) on cpu, global batch 64, 100 steps"
+
+
+def test_the_first_line_counts_the_parameters_that_train() -> None:
+    params = {**READY.params, "resolved.parameters": "1234567", "resolved.trainable_parameters": "1234"}
+    (line,) = plain(replace(READY, params=params))
+    assert line.startswith("digits-mlp: 1,234 of 1,234,567 parameters train, 2 replica(s)")
 
 
 def test_a_line_an_epoch_and_none_for_each_call_of_the_loop(clock: Clock) -> None:
@@ -116,8 +131,9 @@ def test_an_epochs_line_has_the_figures_and_the_time_left(clock: Clock) -> None:
     values = {"train/loss": 0.25, "val/accuracy": 0.5, "perf/examples_per_second": 61000.4}
     display.show_event(epoch(3, 30, **values))
     assert stream.getvalue().splitlines()[1] == (
-        "epoch  3/10  loss 0.2500  val accuracy 0.5000  61,000 examples/s  1 min 10 s left"
+        "epoch  3/10  loss 0.25     val accuracy 0.5      61,000 examples/s  1 min 10 s left"
     )
+    display.close()
 
 
 def test_no_time_is_left_after_the_last_step(clock: Clock) -> None:
@@ -153,6 +169,231 @@ def test_a_run_goes_on_unseen_when_its_reader_has_gone() -> None:
         show(Display(stream), READY, Note("x" * 100_000), epoch(1, 10, **{"train/loss": 0.5}))
 
 
+# Stages -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def log(clock: Clock) -> Iterator[tuple[Display, Callable[[], list[str]]]]:
+    """A display, and a function that returns the lines since the last call. Its thread looks at no clock."""
+    stream = io.StringIO()
+    display = Display(stream)
+    seen = 0
+
+    def new_lines() -> list[str]:
+        nonlocal seen
+        lines = stream.getvalue().splitlines()[seen:]
+        seen += len(lines)
+        return lines
+
+    yield display, new_lines
+    display.close()
+
+
+Log = tuple[Display, Callable[[], list[str]]]
+
+
+@pytest.fixture
+def no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Display, "_start_thread", lambda display: None)
+
+
+@pytest.mark.usefixtures("no_thread")
+def test_a_stage_is_a_line_with_its_duration_when_it_has_ended(log: Log, clock: Clock) -> None:
+    display, new_lines = log
+    display.begin_stage("importing TensorFlow", since=clock.now - 1)
+    clock.now += 2.1
+    assert new_lines() == []
+    display.begin_stage("reading")
+    assert new_lines() == ["importing TensorFlow (3.1 s)"]
+    clock.now += 0.05
+    display.begin_stage("compiling")
+    assert new_lines() == []  # too short to be worth a line
+    clock.now += 70
+    display.end_stage()
+    assert new_lines() == ["compiling (1 min 10 s)"]
+    display.end_stage()
+    assert new_lines() == []
+
+
+@pytest.mark.usefixtures("no_thread")
+def test_a_workers_stages_are_measured_by_its_own_clock(log: Log, clock: Clock) -> None:
+    """They may be read late and together, and the clock of its machine may be wrong."""
+    display, new_lines = log
+    display.begin_stage("importing TensorFlow")
+    clock.now += 3
+    display.show_event(StageBegan("reading house.csv", time=5_000_000))
+    display.show_event(StageBegan("compiling", time=5_002_000))
+    display.show_event(replace(READY, time=5_002_500))
+    assert new_lines()[:3] == ["importing TensorFlow (3.0 s)", "reading house.csv (2.0 s)", "compiling (0.5 s)"]
+
+
+@pytest.mark.usefixtures("no_thread")
+def test_a_stage_in_which_the_run_fails_or_is_refused_has_no_line(log: Log, clock: Clock) -> None:
+    display, new_lines = log
+    for end in (RunRefused("no such column"), RunEnded("FAILED", "OSError")):
+        display.show_event(StageBegan("reading house.csv"))
+        clock.now += 3
+        display.show_event(end)
+        display.break_silence()
+        assert new_lines() == []
+    display.show_event(StageBegan("exporting the model", time=1000))
+    display.show_event(RunEnded("FINISHED", time=3000))
+    assert new_lines() == ["exporting the model (2.0 s)"]
+
+
+@pytest.mark.usefixtures("no_thread")
+def test_a_log_says_every_two_seconds_what_goes_on(log: Log, clock: Clock) -> None:
+    display, new_lines = log
+    display.begin_stage("reading house.csv")
+    shown = []
+    for _ in range(70):
+        clock.now += 0.1
+        display.break_silence()
+        shown += [(round(clock.now - 1000, 1), line) for line in new_lines()]
+    assert shown == [(2.0 * n, f"still reading house.csv ({2.0 * n} s)") for n in (1, 2, 3)]
+    display.print_line("note: something")
+    clock.now += 1.9
+    display.break_silence()
+    assert new_lines() == ["note: something"]  # no silence that needs to be broken
+    clock.now += 0.1
+    display.break_silence()
+    assert new_lines() == ["still reading house.csv (9.0 s)"]
+
+
+@pytest.mark.usefixtures("no_thread")
+def test_a_long_stage_fills_no_log(log: Log, clock: Clock) -> None:
+    display, new_lines = log
+    display.begin_stage("reading house.csv")
+    for _ in range(24 * 3600):
+        clock.now += 1
+        display.break_silence()
+    assert 300 < len(new_lines()) < 500
+
+
+@pytest.mark.usefixtures("no_thread")
+def test_a_stage_that_has_just_begun_may_end_at_once(clock: Clock) -> None:
+    stream = io.StringIO()
+    display = JobDisplay(stream, 3)
+    display.begin_stage("reading")
+    clock.now += 1.9
+    display.begin_stage("compiling")
+    for _ in range(5):
+        assert stream.getvalue() == ""
+        clock.now += 0.1
+        display.break_silence()
+    assert stream.getvalue() == "#3 still compiling (0.5 s)\n"
+
+
+@pytest.mark.usefixtures("no_thread")
+def test_a_long_epoch_shows_its_steps(log: Log, clock: Clock) -> None:
+    display, new_lines = log
+    display.show_event(READY)
+    clock.now += 2.5
+    display.break_silence()
+    assert new_lines()[1:] == ["compiling the first steps (2.5 s)"]
+    display.show_event(metrics(5, {"train/loss": 2.0}))
+    clock.now += 10
+    display.show_event(metrics(25, {"train/loss": 0.5}, rate=1234.0))
+    display.show_event(metrics(25, {"val/loss": 0.7}))
+    display.break_silence()
+    assert new_lines() == ["step  25/100  loss 0.5      1,234 examples/s  38 s left"]
+    display.show_event(RunEnded("FINISHED"))
+    clock.now += 10
+    display.break_silence()
+    assert new_lines() == []
+
+
+@pytest.mark.usefixtures("no_thread")
+def test_a_worker_that_waits_for_others_says_so(log: Log, clock: Clock) -> None:
+    display, new_lines = log
+    display.show_event(Waiting(300.0, ["10.0.0.1:2222", "10.0.0.2:2222"]))
+    clock.now += 2
+    display.break_silence()
+    assert new_lines() == ["still waiting for the other processes (2.0 s)"]
+
+
+def test_a_thread_breaks_the_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(display_module, "QUIET_SECONDS", 0.01)
+    monkeypatch.setattr(display_module, "SHORTEST_SHOWN", 0.0)
+    before = set(threading.enumerate())
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w") as stream, os.fdopen(reader) as lines:
+        display = Display(stream)
+        for _ in range(2):  # it can be used again
+            display.begin_stage("reading house.csv")
+            assert re.fullmatch(r"still reading house.csv \(\d\.\d s\)\n", lines.readline())
+            (thread,) = set(threading.enumerate()) - before
+            display.close()
+            thread.join()
+
+
+@pytest.mark.parametrize("end", [end_greeting, lambda: Display(io.StringIO())], ids=["the command", "a display"])
+def test_the_first_line_is_printed_once_and_breaks_the_silence_until_something_ends_it(
+    capsys: pytest.CaptureFixture[str], end: Callable[[], Any]
+) -> None:
+    greet.cache_clear()
+    before = set(threading.enumerate())
+    greet("scaleflow 1.0")
+    greet("scaleflow 1.0")
+    assert capsys.readouterr().out == "scaleflow 1.0\n"
+    (thread,) = set(threading.enumerate()) - before
+    end()
+    thread.join()
+    assert Display.greeting is None
+
+
+def test_with_a_debugger_in_the_terminal_no_thread_prints() -> None:
+    before = set(threading.enumerate())
+    stream = io.StringIO()
+    display = display_for(stream, is_plain=True)
+    display.begin_stage("importing TensorFlow")
+    assert set(threading.enumerate()) <= before
+    assert stream.getvalue() == "importing TensorFlow\n"  # there would be no line for seconds
+    display.close()
+
+
+@pytest.mark.usefixtures("no_thread")
+def test_workers_other_than_the_chief_show_no_stages(clock: Clock) -> None:
+    stream = io.StringIO()
+    display = display_for(stream, is_chief=False)
+    display.begin_stage("importing TensorFlow")
+    clock.now += 10
+    show(display, StageBegan("reading house.csv"), READY)
+    assert [line[:10] for line in stream.getvalue().splitlines()] == ["digits-mlp"]
+
+
+@pytest.mark.usefixtures("no_thread")
+def test_a_job_of_a_sweep_shows_a_stage_only_if_it_takes_long(clock: Clock) -> None:
+    stream = io.StringIO()
+    display = JobDisplay(stream, 3)
+    display.begin_stage("importing TensorFlow")
+    clock.now += 2
+    display.break_silence()
+    display.begin_stage("reading house.csv")
+    assert stream.getvalue() == "#3 still importing TensorFlow (2.0 s)\n"
+
+
+def test_displays_of_one_process_print_whole_lines() -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w") as stream, os.fdopen(reader) as lines:
+        displays = [JobDisplay(stream, number) for number in range(4)]
+
+        def print_lines(display: Display) -> None:
+            for _ in range(100):
+                display.print_line("x" * 50)
+
+        threads = [threading.Thread(target=print_lines, args=(each,)) for each in displays]
+        for thread in threads:
+            thread.start()
+        shown = [lines.readline() for _ in range(400)]
+        for thread in threads:
+            thread.join()
+    assert sorted(set(shown)) == [f"#{number} {'x' * 50}\n" for number in range(4)]
+
+
+# The bar ------------------------------------------------------------------------------------------
+
+
 def bar(*events: Event) -> str:
     stream = Terminal()
     show(BarDisplay(stream), *events)
@@ -175,7 +416,7 @@ def without_codes(text: str) -> str:
 def test_the_bar_counts_steps_beside_the_latest_figures() -> None:
     shown = without_codes(bar(READY, metrics(40, {"train/loss": 0.5}, rate=1234.0)))
     assert "40/100" in shown
-    assert "loss 0.5000  1,234 examples/s" in shown
+    assert "loss 0.5      1,234 examples/s" in shown
 
 
 @pytest.mark.usefixtures("colours")
@@ -184,14 +425,43 @@ def test_the_same_lines_stand_above_the_bar_but_the_time_left() -> None:
     text = without_codes(bar(READY, metrics(10, values), epoch(1, 10, **values), Note("a [b] c")))
     for line in plain(READY, Note("a [b] c")):
         assert line in text
-    assert "epoch  1/10  loss 0.5000" in text
+    assert "epoch  1/10  loss 0.5" in text
     assert "left" not in text
 
 
 @pytest.mark.usefixtures("colours")
 def test_the_bar_is_gone_and_the_cursor_back_at_the_end() -> None:
-    text = bar(READY, metrics(10, {"train/loss": 0.5}), RunEnded("FINISHED"))
+    text = bar(StageBegan("reading"), READY, metrics(10, {"train/loss": 0.5}), RunEnded("FINISHED"))
     assert text.count(f"{ESCAPE}[?25l") == text.count(f"{ESCAPE}[?25h") == 2  # while it starts, and while it runs
+
+
+@pytest.mark.usefixtures("colours")
+def test_a_spinner_shows_the_stage_and_leaves_a_line() -> None:
+    stream = Terminal()
+    display = BarDisplay(stream)
+    display.show_event(StageBegan("reading [1].csv", time=1000))
+    while "reading [1].csv (" not in without_codes(stream.getvalue()):
+        time.sleep(0.01)  # rich's thread draws it
+    display.show_event(StageBegan("compiling", time=4500))
+    display.show_event(replace(READY, time=4600))
+    display.show_event(StageBegan("exporting the model", time=9000))  # after the training, instead of the bar
+    display.show_event(RunEnded("FINISHED", time=9500))
+    lines = without_codes(stream.getvalue()).splitlines()
+    for line in ("reading [1].csv (3.5 s)", "compiling (0.1 s)", "exporting the model (0.5 s)"):
+        assert line in lines
+    assert stream.getvalue().count(f"{ESCAPE}[?25l") == stream.getvalue().count(f"{ESCAPE}[?25h")
+
+
+@pytest.mark.usefixtures("colours")
+def test_a_run_that_starts_again_has_one_bar() -> None:
+    text = bar(READY, metrics(10, {"train/loss": 0.5}), READY, metrics(20, {"train/loss": 0.4}))
+    assert "20/100" in without_codes(text)
+    assert text.count(f"{ESCAPE}[?25l") == text.count(f"{ESCAPE}[?25h") == 2
+
+
+def test_a_terminal_that_can_not_move_its_cursor_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    assert type(display_for(Terminal())) is Display
 
 
 @pytest.mark.usefixtures("colours")
@@ -220,15 +490,15 @@ def test_a_bar_on_a_real_terminal() -> None:
         show(display, READY, metrics(100, {"train/loss": 0.5}), RunEnded("FINISHED"))
     text = read_all(controller)
     assert ESCAPE in text
-    assert "9610 parameters" in text
+    assert "9,610 parameters" in text
 
 
 @pytest.mark.parametrize(
     ("values", "shown"),
     [
         ({}, ""),
-        ({"train/loss": 0.31239, "train/accuracy": 0.91}, "loss 0.3124  accuracy 0.9100"),
-        ({"val/loss": 0.35, "train/loss": 1.0}, "loss 1.0000  val loss 0.3500"),
+        ({"train/loss": 0.31239, "train/accuracy": 0.91}, "loss 0.3124   accuracy 0.91"),
+        ({"val/loss": 0.35, "train/loss": 1.0}, "loss 1        val loss 0.35"),
         ({"train/something": 1.0, "perf/step_ms": 2.0}, ""),
         ({"train/loss": math.nan}, "loss nan"),
         ({"perf/examples_per_second": math.nan}, ""),
@@ -237,24 +507,6 @@ def test_a_bar_on_a_real_terminal() -> None:
 )
 def test_figures(values: dict[str, float], shown: str) -> None:
     assert format_metrics(values) == shown
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"),
-    [
-        (0, "0 s"),
-        (0.4, "0 s"),
-        (8.2, "8 s"),
-        (59.4, "59 s"),
-        (59.6, "1 min 00 s"),
-        (250, "4 min 10 s"),
-        (3599.7, "1 h 00 min"),
-        (7500, "2 h 05 min"),
-        (90000, "25 h 00 min"),
-    ],
-)
-def test_a_duration_in_words(seconds: float, shown: str) -> None:
-    assert format_duration(seconds) == shown
 
 
 def test_a_log_that_can_not_be_written_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from scaleflow.launcher.worker_process import SERVER, ForkedProcess, is_server_reachable, start_fork_server
+from scaleflow.launcher.worker_process import SERVER_ENV, ForkedProcess, is_server_reachable, start_fork_server
 from tests.conftest import Command
 from tests.launcher.test_supervisor import LongRun, wait_for
 from tests.processes import server
@@ -43,7 +43,7 @@ def test_a_server_that_is_gone_is_said_in_the_log(tmp_path: Path) -> None:
     process = ForkedProcess(str(tmp_path / "nobody"), log, os.environ)
     assert process.poll() == 1
     process.close()
-    assert "the server that forks workers is gone" in log.read_text()
+    assert "the fork server has ended" in log.read_text()
 
 
 def test_a_second_close_leaves_the_files_alone_that_were_opened_in_between(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_what_the_log_holds_stays_where_the_server_is_gone(tmp_path: Path) -> No
     log = tmp_path / "worker-0.log"
     log.write_text("of an earlier attempt\n")
     ForkedProcess(str(tmp_path / "nobody"), log, os.environ).close()
-    assert log.read_text().startswith("of an earlier attempt\nthe server that forks workers is gone")
+    assert log.read_text().startswith("of an earlier attempt\nthe fork server has ended")
 
 
 def test_the_log_of_a_server_that_is_gone_already_says_why(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_where_no_server_answers_one_is_started(tmp_path: Path) -> None:
 
 def test_an_environment_without_tensorflow_is_said_with_its_reason(command: Command) -> None:
     (command.folder / "tensorflow.py").write_text("raise ImportError('no TensorFlow for this processor')\n")
-    ended = command("tracking=none", **{SERVER: "", "PYTHONPATH": str(command.folder)})
+    ended = command("tracking=none", **{SERVER_ENV: "", "PYTHONPATH": str(command.folder)})
     assert ended.returncode == 1
     assert "no TensorFlow for this processor" in ended.stderr
 
@@ -93,36 +93,36 @@ def test_an_environment_without_tensorflow_is_said_with_its_reason(command: Comm
 def test_a_run_leaves_nothing_where_temporary_files_are(command: Command) -> None:
     folder = command.folder / "temporary"
     folder.mkdir()
-    ended = command("tracking=none", "training.epochs=1", **{SERVER: "", "TMPDIR": str(folder)})
+    ended = command("tracking=none", "training.epochs=1", **{SERVER_ENV: "", "TMPDIR": str(folder)})
     assert ended.returncode == 0, ended.stderr
     assert list(folder.iterdir()) == []
 
 
 @pytest.mark.slow
 def test_a_server_that_is_killed_ends_the_run_as_failed(command: Command) -> None:
-    long = LongRun(command, "tracking=none", **{SERVER: ""}).until("epoch")
+    long = LongRun(command, "tracking=none", **{SERVER_ENV: ""}).until("epoch")
     worker = long.worker()
     os.kill(worker.ppid(), signal.SIGKILL)
     assert long.end(60) == 1
     wait_for(lambda: not worker.is_running())
     assert command.events()[-1]["status"] == "FAILED"
-    assert "the server that forks workers is gone" in command.events()[-1]["error"]
+    assert "the fork server has ended" in command.events()[-1]["error"]
 
 
 @pytest.mark.slow
 def test_a_server_that_is_killed_is_followed_by_another_where_restarts_are_allowed(command: Command) -> None:
     words = ("tracking=none", "cluster.max_restarts=1", "checkpoint.every_steps=50", "training.max_steps=2000")
-    long = LongRun(command, *words, **{SERVER: ""}).until("checkpoint")
+    long = LongRun(command, *words, **{SERVER_ENV: ""}).until("checkpoint")
     os.kill(long.worker().ppid(), signal.SIGKILL)
     assert long.end(120) == 0, long.err.read_text()
     (restart,) = [event for event in command.events() if event["event"] == "restart"]
-    assert "the server that forks workers is gone" in restart["reason"]
+    assert "the fork server has ended" in restart["reason"]
     assert any(event.get("resumed", 0) > 0 for event in command.events())
 
 
 @pytest.mark.slow
 def test_a_launcher_that_is_killed_leaves_no_server(command: Command) -> None:
-    long = LongRun(command, "tracking=none", **{SERVER: ""}).until("epoch")
+    long = LongRun(command, "tracking=none", **{SERVER_ENV: ""}).until("epoch")
     worker = long.worker()
     forker = worker.parent()
     assert forker is not None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scaleflow.errors import ConfigError
-from scaleflow.events import DatasetDescribed, StepsProfiled
+from scaleflow.events import DatasetDescribed, RunEnded, StepsProfiled
 from scaleflow.interfaces import IDENTITY, Point, Status, Tracker
 from scaleflow.launcher import recorder as recorder_module
 from scaleflow.launcher import transfer as transfer_module
@@ -28,8 +28,10 @@ class FakeTracker:
     run_id: str | None = None
     adopted: str | None = None
     uri: str | None = "http://user:word@host"
+    model_uri: str | None = None
 
     def __init__(self) -> None:
+        self.descriptions: list[str] = []
         self.calls: list[Call] = []
         self.tried: list[Call] = []
         self.fails: Callable[[Call], None] = lambda call: None
@@ -65,6 +67,10 @@ class FakeTracker:
     def set_tags(self, values: Mapping[str, str]) -> None:
         self.take("tags", dict(values))
 
+    def describe(self, text: str) -> None:
+        self.fails(("describe", text))
+        self.descriptions.append(text)
+
     def log_artifact(self, path: Path, folder: str | None) -> None:
         self.take("artifact", path, folder)
 
@@ -73,6 +79,7 @@ class FakeTracker:
 
     def log_model(self, path: Path, step: int) -> None:
         self.take("model", path, step)
+        self.model_uri = f"models:/m-{step}"
 
     def finish(self, status: Status, ended: int) -> None:
         self.take("finish", status, ended)
@@ -128,9 +135,9 @@ class Setting:
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder_module, "SECONDS_BETWEEN_PASSES", 0.01)
-    monkeypatch.setattr(recorder_module, "LONGEST_PAUSE", 0.05)
-    monkeypatch.setattr(recorder_module, "SECONDS_TO_CONNECT", 0.05)
+    monkeypatch.setattr(recorder_module, "PASS_SECONDS", 0.01)
+    monkeypatch.setattr(recorder_module, "MAX_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(recorder_module, "CONNECT_SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -212,6 +219,79 @@ def test_the_dataset_is_handed_on_and_a_table_of_classes_with_its_picture(settin
         ("artifact", table, "plots"),
     ]
     assert table.with_suffix(".png").stat().st_size > 1000
+
+
+def test_a_run_is_described_when_it_begins_and_when_it_ends(setting: Setting) -> None:
+    setting.ready()
+    recorder = setting.begin()
+    until(lambda: bool(setting.tracker.descriptions))
+    setting.metrics(4)
+    setting.write("model", path="/x/model", step=4)
+    setting.end()
+    assert recorder.finish(2)
+    first, last = setting.tracker.descriptions
+    assert first.startswith("**RUNNING.**")
+    assert last.startswith("**FINISHED** after 4 steps.")
+    assert 'set_tracking_uri("http://host")' in last  # without the credentials
+    assert 'load_model("models:/m-4")' in last
+    assert setting.known["model_uri"] == "models:/m-4"
+
+
+def test_the_end_is_described_once_the_store_takes_it(setting: Setting) -> None:
+    setting.ready()
+    setting.tracker.fails = Times("describe", 3)
+    setting.end("FAILED", error="the loss is not finite")
+    assert setting.begin().finish(5)
+    assert "the loss is not finite" in setting.tracker.descriptions[-1]
+    assert [call[0] for call in setting.tracker.calls].count("finish") >= 1
+
+
+def test_an_end_that_is_in_no_file_is_described(setting: Setting) -> None:
+    setting.ready()
+    recorder = setting.begin()
+    recorder.add_event(RunEnded("FAILED", "the disk is full"))
+    assert recorder.finish(5)
+    assert "the disk is full" in setting.tracker.descriptions[-1]
+
+
+def test_a_run_that_goes_on_is_described_as_running_again(setting: Setting) -> None:
+    setting.ready()
+    setting.end("KILLED", error="stopped by SIGINT")
+    assert setting.begin().finish(5)
+    setting.ready(resumed=3)
+    recorder = setting.begin(goes_on=True)
+    until(lambda: setting.tracker.descriptions[-1].startswith("**RUNNING.**"))
+    setting.end()
+    assert recorder.finish(5)
+    assert setting.tracker.descriptions[-1].startswith("**FINISHED**")
+    assert "SIGINT" not in setting.tracker.descriptions[-1]
+
+
+def test_a_model_that_comes_late_is_in_the_description(setting: Setting) -> None:
+    def fail(call: Call) -> None:
+        if call[0] == "model":
+            raise ConnectionError("not now")
+
+    transfer = EventTransfer(setting.tracker, setting.path, tries_of_a_file=1)
+    setting.ready()
+    setting.write("model", path="/x/model", step=3)
+    setting.end()
+    setting.tracker.fails = fail
+    transfer.open()
+    transfer.send()
+    assert "load_model" not in setting.tracker.descriptions[-1]
+    setting.tracker.fails = lambda call: None
+    transfer.send(again=True)
+    assert 'load_model("models:/m-3")' in setting.tracker.descriptions[-1]
+
+
+def test_a_sweep_describes_itself(setting: Setting, tmp_path: Path) -> None:
+    RunFolder(tmp_path).ledger.write_text("{}")
+    setting.ready()
+    setting.write("description", text="a table")
+    setting.end()
+    assert setting.begin().finish(5)
+    assert setting.tracker.descriptions == ["a table"]
 
 
 def test_a_point_has_the_step_and_the_time_of_its_event(setting: Setting) -> None:
@@ -377,7 +457,7 @@ def test_a_profile_that_takes_too_long_is_named(setting: Setting, profiles: Prof
     recorder = setting.begin()
     until(lambda: "finish" in setting.tracker.words())
     assert not recorder.finish(0.2)
-    assert recorder.reason == "the profile of steps 2 to 3 is still being read"
+    assert recorder.reason == "the profile of steps 2 to 3 is still being analyzed"
 
 
 def test_nothing_is_sent_once_finish_has_given_up(setting: Setting) -> None:
@@ -403,7 +483,7 @@ def test_nothing_is_sent_once_finish_has_given_up(setting: Setting) -> None:
 def test_a_run_that_goes_on_waits_for_the_last_request_of_its_earlier_recorder(
     setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorder_module, "SECONDS_TO_STOP", 0.01)
+    monkeypatch.setattr(recorder_module, "STOP_SECONDS", 0.01)
     asked, answer = threading.Event(), threading.Event()
 
     def slowly(call: Call) -> None:
@@ -527,7 +607,7 @@ def test_finish_waits_its_whole_patience_also_for_a_store_that_was_away_before(s
 
 
 def test_finish_does_not_wait_for_the_next_pass(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder_module, "SECONDS_BETWEEN_PASSES", 600.0)
+    monkeypatch.setattr(recorder_module, "PASS_SECONDS", 600.0)
     setting.ready()
     setting.end()
     assert setting.begin().finish(60)

@@ -105,7 +105,7 @@ def test_what_was_preempted_and_killed_and_extended_is_the_run_that_was_not(
 
     ended = parts(f"resume={folder}", "training.epochs=18", timeout=180)
     assert ended.returncode == 0, ended.stderr
-    assert "goes on at step" in ended.stdout
+    assert "resumed at step" in ended.stdout
     forget_the_end(parts.folder, folder, run.info.run_id)  # as if the launcher had died before it recorded that
     again = parts(f"resume={folder}")
     assert (again.returncode, again.stderr) == (0, "")
@@ -135,7 +135,7 @@ def test_a_stalled_worker_is_started_again_and_a_time_limit_ends_the_run(command
     (restart,) = [event for event in events if event["event"] == "restart"]
     assert restart["reason"].startswith("no progress for cluster.stall_seconds=4")
     assert any(event.get("resumed", 0) > 0 for event in events)
-    assert events[-1]["error"].startswith("checkpoint.max_seconds=25 are over, stopped at step ")
+    assert events[-1]["error"].startswith("checkpoint.max_seconds=25 reached: stopped at step ")
     steps = steps_in(events)
     assert steps == sorted(set(steps))
 
@@ -183,14 +183,17 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 REFUSED = {
-    ("dataset=synthetic",): ["dataset", "the run was begun with"],
-    ("training.batch_size=64",): ["training.batch_size=64: the run was begun with training.batch_size=32", "max_steps"],
-    ("model.units=3",): ["model.units=3", "the run was begun with model.units=[128, 128]"],
-    ("seed=1",): ["seed=1: the run was begun with seed=0"],
+    ("dataset=synthetic",): ["dataset", "the run was started with"],
+    ("training.batch_size=64",): [
+        "training.batch_size=64: the run was started with training.batch_size=32",
+        "max_steps",
+    ],
+    ("model.units=3",): ["model.units=3", "the run was started with model.units=[128, 128]"],
+    ("seed=1",): ["seed=1: the run was started with seed=0"],
     ("experiment=digits_mirrored",): ["resume with experiment"],
     ("checkpoint.keep=0",): ["checkpoint.keep=0", "at least 1"],
     ("strategy=mirrored", "hardware.logical_devices=3", "training.max_steps=5", "hardware=cpu"): [
-        "it does not divide by 3 replica(s) x training.accumulate=1; go on with 1, 2, 4, 8 replica(s)"
+        "is not divisible by 3 replica(s) x training.accumulate=1; resume it with 1, 2, 4, 8 replica(s)"
     ],
 }
 
@@ -235,8 +238,11 @@ def test_a_key_that_only_the_runs_own_options_have_may_change(folder_of_other_op
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("model.filters=[4]", "model.filters=[4]: the run was begun with model.filters=["),
-        ("training.early_stopping.patience=3", "patience=3: the run was begun with training.early_stopping.patience=2"),
+        ("model.filters=[4]", "model.filters=[4]: the run was started with model.filters=["),
+        (
+            "training.early_stopping.patience=3",
+            "patience=3: the run was started with training.early_stopping.patience=2",
+        ),
         ("model.filtres=[4]", "model.filtres: the run's config has no such key; did you mean model.filters?"),
         ("modl.filters=[4]", "modl: the run's config has no such key; did you mean model"),
         ("strategy.micro_batch=2", "strategy.micro_batch: there is no such key; did you mean strategy.micro_batches?"),
@@ -254,8 +260,11 @@ def test_a_key_that_may_not_change_is_refused_by_its_value_in_the_run(
 @pytest.mark.parametrize(
     ("named", "words"),
     [
-        ("nowhere", "resume=nowhere: expected a run's folder, as it is printed at the run's end, or a run's id"),
-        (".", "resume=.: there is no events.jsonl in that folder"),
+        (
+            "nowhere",
+            "resume=nowhere: expected the folder of a run, which the run prints at its end, or the id of a run",
+        ),
+        (".", "resume=.: this is not the folder of a run"),
         ("0123456789abcdef0123456789abcdea", "has no run 0123456789abcdef0123456789abcdea"),
     ],
 )
@@ -269,7 +278,7 @@ def test_a_run_that_is_not_there_is_refused(command: Command, named: str, words:
 def test_a_folder_with_another_runs_checkpoints_is_refused(stopped: Path) -> None:
     ended = Command(stopped.parents[2])("training.max_steps=3", "checkpoint.folder=kept", "tracking=none")
     assert ended.returncode == 2
-    assert "checkpoint.folder=kept: holds checkpoints of another run, up to step 3" in ended.stderr
+    assert "checkpoint.folder=kept: contains checkpoints of another run, up to step 3" in ended.stderr
 
 
 @pytest.mark.slow
@@ -282,7 +291,7 @@ def test_a_run_goes_on_by_hand_from_a_damaged_checkpoint(command: Command) -> No
     data.write_bytes(data.read_bytes()[:-5])
     ended = command(f"resume={folder}", "training.epochs=3")
     assert ended.returncode == 0, ended.stderr
-    assert "is damaged (tensors.data-00000-of-00001 is not what was written); the one before it is used" in ended.stdout
+    assert "(tensors.data-00000-of-00001 has changed since it was written); the previous one is used" in ended.stdout
     steps = steps_in(command.events())
     assert steps == sorted(set(steps))
     assert json.loads((folder / "events.jsonl").read_text().splitlines()[-1])["status"] == "FINISHED"

@@ -260,13 +260,13 @@ def test_inline_does_not_train_what_the_store_refuses(
 def test_what_was_trained_inline_before_a_slow_store_refused_it_stays(
     inline: Callable[..., tuple[int, list[str], Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scaleflow.launcher.inline.SECONDS_TO_OPEN", 0.0)
+    monkeypatch.setattr("scaleflow.launcher.inline.STORE_SECONDS", 0.0)
     training, tracker = Training(), Refusing("start")
     tracker.may.clear()
     training.each_step = tracker.may.set
     code, refusals, folder = inline(training, tracker)
     assert code == REFUSED
-    assert re.match(r"the store refuses to start\nwhat was trained until step \d+ is in .*run; ", refusals[0])
+    assert re.match(r"the store refuses to start\nthe training until step \d+ is in .*run; ", refusals[0])
     assert isinstance(list(EventReader(folder / "events.jsonl").read())[-1], RunEnded)
     assert (folder / "config.yaml").exists()
 

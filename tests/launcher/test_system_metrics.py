@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from scaleflow.cluster import EXAMPLE
+from scaleflow.cluster.tf_config import EXAMPLE
 from scaleflow.events import ProcessStarted, RunEnded, RunReady, SystemMetrics
 from scaleflow.interfaces import Plan
 from scaleflow.launcher import system_metrics
@@ -118,8 +118,8 @@ def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(system_metrics, "SECONDS_TO_BEGIN", 0.0)
-    monkeypatch.setattr(system_metrics, "SECONDS_BETWEEN_SAMPLES", 0.05)
+    monkeypatch.setattr(system_metrics, "START_SECONDS", 0.0)
+    monkeypatch.setattr(system_metrics, "SAMPLE_SECONDS", 0.05)
 
 
 def of_this_process(spec: RunSpec) -> Measuring:

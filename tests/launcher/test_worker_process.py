@@ -38,7 +38,7 @@ def test_a_process_is_ended_also_where_the_server_that_forked_it_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server tells of the process's beginning, and then nothing more."""
-    monkeypatch.setattr(worker_process, "SECONDS_TO_DIE", 0.3)
+    monkeypatch.setattr(worker_process, "KILL_SECONDS", 0.3)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "server"))
         listener.listen()
@@ -51,6 +51,23 @@ def test_a_process_is_ended_also_where_the_server_that_forked_it_is_stopped(
             assert forked.poll() is None  # it may still be told
             forked.wait()
             assert worker.wait(10) == forked.returncode == -signal.SIGKILL
+        forked.close()
+
+
+def test_a_process_is_ended_also_while_the_server_imports_tensorflow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has not forked it, and answers nothing for seconds."""
+    monkeypatch.setattr(worker_process, "FORK_SECONDS", 0.1)
+    monkeypatch.setattr(worker_process, "KILL_SECONDS", 1000.0)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "server"))
+        listener.listen()
+        forked = ForkedProcess(str(tmp_path / "server"), tmp_path / "log", {})
+        forked.kill()
+        assert forked.poll() is None  # it may still be told
+        forked.wait()
+        assert forked.returncode == -signal.SIGKILL
         forked.close()
 
 

@@ -112,8 +112,8 @@ def test_models_that_cannot_work_are_refused_in_words(isolated: Callable[..., An
         ("model.batch_norm=yes: expected true or false",),
         ("model: returns outputs of shape (batch, 9)", "need (batch, 10)"),
         ("model: the factory returned a str, expected a keras.Model",),
-        ("model: does not take inputs of shape (batch, 4)",),
-        ("model: returned list, expected one tensor (batch, 10)",),
+        ("model: does not accept inputs of shape (batch, 4)",),
+        ("model: returned a list of 2 tensors, expected one tensor (batch, 10)",),
     ]
     for words, message in zip(wanted, isolated(refusals), strict=True):
         assert message is not None, words
@@ -143,14 +143,15 @@ def doubts() -> list[str | None]:
         [keras.layers.Dense(3, activation="softmax")],
         [keras.layers.Dense(1), keras.layers.Activation("sigmoid")],
     ]
-    return [find_logits_warning(keras.Sequential([keras.Input((4,)), *layers])) for layers in last]
+    three = Outputs("classification", (3,))
+    return [find_logits_warning(keras.Sequential([keras.Input((4,)), *layers]), three) for layers in last]
 
 
 def test_probabilities_in_place_of_logits_are_pointed_out(isolated: Callable[..., Any]) -> None:
     none, softmax, sigmoid = isolated(doubts)
     assert none is None
-    assert "ends in softmax, and the loss expects logits" in softmax
-    assert "ends in sigmoid, and the loss expects logits" in sigmoid
+    assert "ends in softmax, but the loss expects logits" in softmax
+    assert "ends in sigmoid, but the loss expects logits" in sigmoid
 
 
 def norm_doubts() -> dict[str, list[str]]:

@@ -72,9 +72,9 @@ def test_layers_of_the_same_name_and_shapes_are_taken_on_every_replica(
 ) -> None:
     found = isolated(begun, tmp_path)
     assert found["note"] == (
-        "model.init_from=saved.keras: took the weights of 4 of 5 layers (98 of 110 numbers); fresh: outputs"
+        "model.init_from=saved.keras: loaded the weights of 4 of 5 layers (98 of 110 numbers); new weights: outputs"
     )
-    assert "took the weights of 2 of 5 layers" in found["note inside"]
+    assert "loaded the weights of 2 of 5 layers" in found["note inside"]
     assert found["replicas"] == 2
     assert found["same"]
     assert found["fresh"]
@@ -100,9 +100,9 @@ def refusals(folder: Path) -> list[str]:
 def test_a_file_that_is_damaged_or_fits_nowhere_is_refused(isolated: Callable[..., Any], tmp_path: Path) -> None:
     damaged, other = isolated(refusals, tmp_path)
     assert damaged.startswith("model.init_from=d: cannot be read as a Keras model")
-    assert "it is damaged, or none" in damaged
-    assert other.startswith("model.init_from=g: none of its layers has the name and the shapes")
-    assert "it has other (4, 3) (3,), this model dense (4, 128) (128,)" in other
+    assert "it is damaged, or not a .keras file" in damaged
+    assert other.startswith("model.init_from=g: no layer has the name and the shapes")
+    assert "the file has other (4, 3) (3,), and this model has dense (4, 128) (128,)" in other
 
 
 def in_shards() -> list[list[float]]:

@@ -119,10 +119,10 @@ def refusals() -> list[str]:
 def test_what_a_model_cannot_take_is_refused_with_what_works(isolated: Callable[..., Any]) -> None:
     wanted = [
         ("model=mlp", "text", "preprocessing", "Inputs.vocabulary", "model=text"),
-        ("model=linear", "words as numbers below 50", "use model=text or model=transformer"),
-        ("model=cnn", "words as numbers below 50", "use model=text"),
+        ("model=linear", "words, as numbers below 50", "use model=text or model=transformer"),
+        ("model=cnn", "words, as numbers below 50", "use model=text"),
         ("model=resnet", "(height, width, channels)", "(4,)", "use model=mlp"),
-        ("model=text", "characters", "preprocessing"),
+        ("model=text", "has strings", "preprocessing"),
         ("model=text", "uint8 of shape (32, 32, 3)", "use model=cnn or model=resnet"),
         ("model=transformer", "float32 of shape (4,)", "use model=mlp or model=linear"),
         ("model.l2=-1: expected a number, at least 0",),
@@ -132,7 +132,7 @@ def test_what_a_model_cannot_take_is_refused_with_what_works(isolated: Callable[
         ("model.blocks=1.5: expected an integer, at least 1",),
         ("model.depth=18: expected one of 20, 32, 44, 56, 110", "50"),
         ("model.depth=50", "32 x 32", "8 x 8", "use model.depth=20"),
-        ("model.weights=w.h5", "use model.depth=50, or model.init_from"),
+        ("model.weights=w.h5", "use it, or model.init_from"),
         ("model.weights=w.h5", "3 channels", "have 1"),
         ("model.weights=w.h5: there is no such file",),
     ]
@@ -171,4 +171,4 @@ def test_resnet50_takes_the_weights_of_a_file_and_images_as_those_expect_them(
     found = isolated(weighted, tmp_path)
     assert found["far"] < 1e-3
     assert found["synchronized"]
-    assert "damaged.h5: does not hold the weights of ResNet50" in found["refusal"]
+    assert "damaged.h5: this is not a file with the weights of ResNet50" in found["refusal"]

@@ -101,4 +101,4 @@ def doubts() -> list[str | None]:
 def test_a_warm_up_as_long_as_the_run_is_pointed_out(isolated: Callable[..., Any]) -> None:
     none, shorter, longer = isolated(doubts)
     assert none is shorter is None
-    assert "optimizer.warmup_steps=10: the run has 10 steps" in longer
+    assert "optimizer.warmup_steps=10: the run has only 10 steps" in longer

@@ -161,7 +161,7 @@ def test_a_run_that_ends_before_a_window_says_so_and_one_of_two_has_a_folder_of_
     (event,) = of_kind(StepsProfiled, runs["short"])
     assert (event.first, event.last, event.artifacts) == (5, 10, "profile/steps_5-10")
     notes = [note.text for note in of_kind(Note, runs["short"])]
-    assert "profiler: nothing of steps 40 to 45 was traced: the run ended at step 10" in notes
+    assert "profiler: steps 40 to 45 were not traced, because the run ended at step 10" in notes
 
 
 def test_without_xprof_the_trace_is_kept_and_the_line_says_what_to_install(
@@ -183,7 +183,7 @@ def test_a_trace_that_cannot_be_read_is_kept(tmp_path: Path) -> None:
     event = StepsProfiled(str(tmp_path / "profile"), 2, 3, "profile")
     profile = analysis_process.analyze_window(event)
     assert [path for path, _ in profile.files] == [broken]
-    assert profile.line.startswith("steps 2 to 3: the trace could not be read")
+    assert profile.line.startswith("steps 2 to 3: the trace could not be analyzed")
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ Taken = list[tuple[int, int, bool]]
 
 
 def taken(windows: list[tuple[int, int]], total: int, wanted: int, begin: int = 0) -> Taken:
-    """(first step, steps, whether it was traced) of each call of a run that would like calls of `list_needed_splits`
+    """(first step, steps, whether it was traced) of each call of a run that would like calls of `wanted`
     steps.
     """
     asked = Windows(windows)
@@ -68,7 +68,7 @@ REFUSED = {
     ("profiler.start_step=[50,1]",): ("profiler.start_step", "at least 2"),
     ("profiler.start_step=[]",): ("profiler.start_step=[]", "profiler.start_step=50"),
     ("profiler.start_step=soon",): ("profiler.start_step=soon", "an integer"),
-    ("profiler.start_step=[50,60]",): ("profiler.start_step=[50, 60]", "before the one before it ends"),
+    ("profiler.start_step=[50,60]",): ("profiler.start_step=[50, 60]", "before the previous one ends"),
     ("training.max_steps=60",): ("profiler.start_step=50", "training.max_steps=60", "train longer"),
     ("training.max_steps=10",): ("profiler.start_step=50", "training.max_steps=10"),
     ("debug=fast",): ("profiler=trace", "debug.fast"),

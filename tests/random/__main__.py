@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import shutil
 import signal
 import sys
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 
 import psutil
 
 from tests.campaign.bench import Bench, empty_store
+from tests.case_command import folder_of, numbers, parse_options, tell, try_all
 from tests.processes import SESSION, call
 from tests.random.draw import STRATEGIES, drawn
 from tests.random.files import make_files
@@ -61,10 +58,6 @@ class Cases:
         return [line, *result.wrong, again]
 
 
-def tell(*lines: str) -> None:
-    print("\n    ".join(lines), file=sys.stderr, flush=True)
-
-
 def table(results: Sequence[Result], seed: int) -> str:
     """What came of the cases, as Markdown."""
     lines = [
@@ -97,44 +90,16 @@ def cpu_seconds() -> float:
     return sum(each.children_user + each.children_system for each in times)
 
 
-def run(options: argparse.Namespace, folder: Path) -> list[Result]:
-    numbers = options.only or range(options.first, options.first + options.cases)
-    cases = Cases(folder, options.seed, keeps=bool(options.only))
-    results = []
-    with ThreadPoolExecutor(options.jobs) as pool:
-        try:
-            for result in pool.map(cases.try_out, numbers):
-                results.append(result)
-                if options.results is not None:
-                    with options.results.open("a") as file:
-                        file.write(json.dumps(asdict(result)) + "\n")
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # a case that has begun cleans up behind itself
-    return results
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.random", description=__doc__)
-    parser.add_argument("--cases", type=int, default=300)
-    parser.add_argument("--first", type=int, default=0, help="the number of the first one")
-    parser.add_argument("--only", type=int, nargs="+", help="these numbers instead; their folders stay")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=2, help="cases at a time")
-    parser.add_argument("--results", type=Path, help="a file to which each result is added, as JSON")
-    parser.add_argument(
-        "--folder", type=Path, help="where the cases' folders are made; where something was wrong they stay"
-    )
-    options = parser.parse_args()
+    options = parse_options("random", f"{__doc__} The folders of --only stay.", 300)
     if options.folder is None and options.only:
         options.folder = Path(tempfile.mkdtemp(prefix="random-")) / "cases"
         tell(f"kept in {options.folder}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with SESSION:
-        if options.folder is not None:
-            results = run(options, options.folder)
-        else:
-            with tempfile.TemporaryDirectory(prefix="random-") as folder:
-                results = run(options, Path(folder) / "cases")
+        with folder_of(options, "random") as folder:
+            cases = Cases(folder, options.seed, keeps=bool(options.only))
+            results = list(try_all(cases.try_out, numbers(options), options))
         print(table(results, options.seed))
     return int(any(result.wrong for result in results))
 

@@ -9,7 +9,13 @@ from dataclasses import dataclass, field
 #: The word for the folder of the small files that datasets read; the runner puts the folder there.
 FILES = "<files>"
 
-NUMBERS, SEQUENCE, IMAGES, WORDS = "numbers", "sequence", "images", "words"
+NUMBERS, SEQUENCE, IMAGES, WORDS, DICTS = "numbers", "sequence", "images", "words", "dicts"
+
+#: Several inputs and outputs, one of them for each position, and weights.
+DICT_WORDS = (
+    *("dataset=npz", f"dataset.data_dir={FILES}/dicts.npz", "dataset.inputs=[row,series]", "dataset.weights=weight"),
+    "dataset.targets=[kind,amount]",
+)
 
 #: Datasets: how often, what an example is, and the words.
 DATASETS: Mapping[str, tuple[int, str, Sequence[str]]] = {
@@ -47,6 +53,7 @@ ZOO: Mapping[str, Sequence[str]] = {
     SEQUENCE: (*OF_SEQUENCES, *OF_SEQUENCES, *OF_NUMBERS),
     IMAGES: (*OF_IMAGES, *OF_IMAGES, *OF_NUMBERS, *OF_SEQUENCES),
     WORDS: OF_WORDS,
+    DICTS: ("towers", "subclassed_towers"),
 }
 
 #: The models of the group `model` for what an example is; resnet takes long to trace.
@@ -55,6 +62,7 @@ MODELS: Mapping[str, Sequence[str]] = {
     SEQUENCE: ("mlp", "linear"),
     IMAGES: ("mlp", "mlp", "linear", "linear", "cnn", "cnn", "cnn", "resnet"),
     WORDS: ("text", "transformer"),
+    DICTS: ("mlp", "linear", "cnn"),
 }
 
 #: The zoo's models whose result depends on random numbers that replicas draw, or on how a batch is divided.
@@ -186,6 +194,9 @@ def drawn(seed: int, number: int) -> Case:
         draw_checkpoints,
     ):
         part(made)
+    made.draw = random.Random(f"random/{seed}/{number}/objective")  # so that the other words stay as they were
+    draw_objective(made)
+    made.draw = draw
     recorded = made.chance(0.15)
     made.common += ["tracking.system_metrics=false"] if recorded else ["tracking=none"]
     if recorded:
@@ -250,6 +261,8 @@ def draw_strategy(made: Drawing) -> None:
 def draw_data(made: Drawing) -> None:
     name = made.draw.choices(list(DATASETS), [weight for weight, _, _ in DATASETS.values()])[0]
     _, made.log_dataset, words = DATASETS[name]
+    if name == "npz" and made.chance(0.6):
+        made.log_dataset, words = DICTS, DICT_WORDS
     made.common += words
     if words[0] == "dataset=synthetic":
         made.maybe(0.6, *(f"dataset.kind={kind}" for kind in ("binary", "multi_label", "regression", "regression")))
@@ -348,6 +361,30 @@ def draw_watching(made: Drawing) -> None:
     made.maybe(0.1, "training.on_nan=rollback")
     if made.chance(0.04):
         made.common += ["profiler=trace", "profiler.start_step=2", "profiler.steps=2"]
+
+
+#: Words of the group `objective` that any kind of target takes, and those that only classes take.
+OBJECTIVES = (
+    "objective.metrics=[{_target_: keras.metrics.CosineSimilarity}]",
+    "objective.metrics=[{_target_: zoo.Spread, name: spread}]",
+    "objective.loss={_target_: keras.losses.LogCosh}",
+)
+OF_CLASSES = (
+    "objective.class_weight=balanced",
+    "objective.class_weight={0: 2.0}",
+    "objective.label_smoothing=0.1",
+    "objective.loss={_target_: keras.losses.CategoricalCrossentropy}",
+    "objective.metrics=[{_target_: keras.metrics.AUC}, {_target_: keras.metrics.F1Score}]",
+    "objective.metrics=[{_target_: keras.metrics.MeanIoU}]",
+)
+
+
+def draw_objective(made: Drawing) -> None:
+    has_classes = made.common.count("dataset=digits") or made.log_dataset == WORDS
+    words = OBJECTIVES + (OF_CLASSES if has_classes else ())
+    if any(word.startswith("training.step=") for word in made.common):  # whose loss has no weights of classes
+        words = tuple(word for word in words if "class_weight" not in word)
+    made.maybe(0.15, *words)
 
 
 def draw_checkpoints(made: Drawing) -> None:

@@ -29,6 +29,9 @@ def make_files(folder: str) -> None:
             )
     series = draw.normal(size=(COUNT, 5, 3)).astype("float32")
     np.savez(path / "arrays.npz", x=series, y=draw.integers(3, size=COUNT))
+    other = np.random.default_rng(1)
+    parts = {"row": other.normal(size=(COUNT, 6)), "series": series, "weight": other.uniform(0, 2, COUNT)}
+    np.savez(path / "dicts.npz", kind=other.integers(3, size=COUNT), amount=other.normal(size=(COUNT, 2)), **parts)
     for index in range(COUNT):
         text = path / "texts" / ("good", "bad", "other")[index % 3] / f"{index}.txt"
         text.parent.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ def recording(files: RunFolder) -> AbstractContextManager[None]:
     [
         (recording, "{path}: another command is recording this run"),
         (RunFolder.lock_writing, "{path}: a worker of this run is still writing"),
-        (RunFolder.lock_sweep, "hydra.sweep.dir={path}: another command works on the sweep there; end it first"),
+        (RunFolder.lock_sweep, "hydra.sweep.dir={path}: another command runs the sweep in this folder; end it first"),
     ],
 )
 def test_a_second_holder_of_a_lock_is_refused_until_the_first_has_released_it(

@@ -52,6 +52,16 @@ def test_a_run_that_is_resumed_after_its_end_is_open_again() -> None:
     assert (state.is_open, state.status, state.error) == (False, "FINISHED", "")
 
 
+def test_a_baseline_is_named_like_the_metric_that_it_compares_with() -> None:
+    both = {"baseline/accuracy": 0.2, "baseline/test/accuracy": 0.1, "baseline/test/loss": 2.3}
+    wanted = {"val/accuracy": 0.2, "test/accuracy": 0.1, "test/loss": 2.3}
+    assert state_after(READY, MetricsLogged(0, both)).baseline == wanted
+    one = MetricsLogged(0, {"baseline/mae": 5.0})
+    assert state_after(READY, one, MetricsLogged(4, {"test/mae": 1.0})).baseline == {"test/mae": 5.0}
+    assert state_after(READY, one, MetricsLogged(4, {"val/mae": 1.0})).baseline == {"val/mae": 5.0}
+    assert state_after(READY, MetricsLogged(4, {"test/mae": 1.0})).baseline == {}
+
+
 def test_a_restart_of_all_processes_waits_until_they_have_built_everything() -> None:
     state = state_after(READY, Waiting(5.0), FaultReported("lost worker 1"), Restarted(1, "lost worker 1"))
     assert (state.is_open, state.is_under_way, state.waiting, state.fault) == (True, False, None, "")
@@ -96,8 +106,9 @@ def test_a_history_keeps_all_points_and_grows_with_the_run(tmp_path: Path) -> No
     for epoch, rate in enumerate([10.0, 30.0, 50.0], 1):
         write(MetricsLogged(4 * epoch, {"perf/examples_per_second": rate}))
         write(EpochEnded(epoch, 3, 4 * epoch, {}))
-    files.write_record({"run_id": "run-7"})
+    files.write_record({"run_id": "run-7", "uri": "http://host", "model_uri": "models:/m-7"})
     history = RunHistory.read(tmp_path)
+    assert (history.store, history.model_uri) == ("http://host", "models:/m-7")
     assert (history.run_id, history.epoch_steps, history.rate) == ("run-7", 4, 40.0)
     history.apply(MetricsLogged(16, {"perf/examples_per_second": 90.0}))
     assert history.curves == {"perf/examples_per_second": [(4, 10.0), (8, 30.0), (12, 50.0), (16, 90.0)]}

@@ -113,6 +113,6 @@ def test_a_signal_to_one_stops_all_together(command: Command, target: str) -> No
 def test_what_a_worker_refuses_is_refused(command: Command) -> None:
     ended = command(*WORKERS, "training.global_batch_size=33", "hardware=auto")
     assert ended.returncode == 2
-    assert "training.global_batch_size=33: does not divide by 2 replica(s)" in ended.stderr
+    assert "training.global_batch_size=33: is not divisible by 2 replica(s)" in ended.stderr
     assert len(ended.stderr.splitlines()) == 1
     assert not (command.folder / "outputs").exists()

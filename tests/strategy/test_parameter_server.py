@@ -116,11 +116,11 @@ def test_workers_that_die_are_started_again_and_the_run_goes_on(command: Command
     long = LongRun(command, *SERVED, *SHORT_EPOCHS, "training.epochs=60").until("epoch")
     before = long.children()
     os.kill(before[1].pid, signal.SIGKILL)
-    wait_for(lambda: lines(command, "worker 0 was killed by SIGKILL; it is started again (1 of at most 10)"))
+    wait_for(lambda: lines(command, "worker 0 was killed by SIGKILL; it is restarted (1 of at most 10)"))
     (again,) = wait_for(lambda: set(long.children()) - set(before))
     wait_for(lambda: listens(again))
     os.kill(before[2].pid, signal.SIGKILL)  # from here on there is nobody but the one that was started again
-    wait_for(lambda: lines(command, "worker 1 was killed by SIGKILL; it is started again (2 of at most 10)"))
+    wait_for(lambda: lines(command, "worker 1 was killed by SIGKILL; it is restarted (2 of at most 10)"))
     assert long.end(240) == 0, long.err.read_text()
     run = only_run(command.folder)
     assert run.info.status == "FINISHED"
@@ -157,10 +157,10 @@ def test_the_loss_of_the_coordinator_or_a_server_restarts_all_from_the_checkpoin
     words = (*SERVED, *shards, *SHORT_EPOCHS, "training.epochs=30")
     long = LongRun(command, *words).until("checkpoint")
     for number, name in ((3, "server 0"), (0, "coordinator")):
-        lives = lines(command, "start again from the last checkpoint")
+        lives = lines(command, "restart from the last checkpoint")
         seen = command.events()[-1]["time"]
         os.kill(long.children()[number].pid, signal.SIGKILL)
-        wait_for(lambda lives=lives: lines(command, "start again from the last checkpoint") > lives)
+        wait_for(lambda lives=lives: lines(command, "restart from the last checkpoint") > lives)
         assert lines(command, f"{name} was killed by SIGKILL; ")
         wait_for(lambda seen=seen: any(e["event"] == "checkpoint" and e["time"] > seen for e in command.events()))
     assert long.end(240) == 0, long.err.read_text()
@@ -173,7 +173,7 @@ def test_the_loss_of_the_coordinator_or_a_server_restarts_all_from_the_checkpoin
     assert reported[-1] == steps
     ended = command(f"resume={command.run_folder()}", "strategy=one_device", "training.epochs=31")
     assert ended.returncode == 0, ended.stderr
-    assert f"goes on at step {steps}" in ended.stdout
+    assert f"resumed at step {steps}" in ended.stdout
 
 
 @pytest.mark.slow

@@ -252,7 +252,7 @@ def test_stages_that_are_not_as_many_as_devices_are_refused_with_what_would_work
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (("strategy.stages=2",), ("strategy.stages=2 with hardware.logical_devices=1", "one device to each stage")),
+        (("strategy.stages=2",), ("strategy.stages=2 with hardware.logical_devices=1", "exactly one device per stage")),
         (
             ("hardware.logical_devices=2", "strategy.cuts=[dense_7]"),
             ("strategy.cuts=[dense_7]", "no layer dense_7", "dense_1"),

@@ -329,6 +329,6 @@ def test_something_that_is_no_server_of_tensorflow_s_is_given_up(command: Comman
     assert time.monotonic() - began < 60
     assert ended.returncode == 2, ended.stderr
     assert ended.stderr.splitlines()[0].startswith(
-        f"scaleflow: hardware.tpu={address}: does not answer as a TPU within cluster.start_seconds=2"
+        f"scaleflow: hardware.tpu={address}: no TPU answers there within cluster.start_seconds=2"
     )
     assert "Traceback" not in ended.stderr

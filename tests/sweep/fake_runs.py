@@ -67,7 +67,8 @@ class FakeLaunch:
             sweep.on_event(event)
 
         params = {key: str(value) for key, value in flatten(plan.config).items()} | dict(plan.choices)
-        params |= {"resolved.replicas": "1", "resolved.global_batch_size": "32", "resolved.cache": "none"}
+        replicas = plan.hardware.logical_devices if plan.strategy.name == "mirrored" else 1
+        params |= {"resolved.replicas": str(replicas), "resolved.global_batch_size": "32", "resolved.cache": "none"}
         resumed = 0 if run.resume_number else None
         emit(RunReady("fake", params=params, steps=1, epochs=1, parent=str(sweep.parent), resumed=resumed))
         emit(MetricsLogged(1, dict(self._measured(plan))))

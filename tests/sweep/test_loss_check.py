@@ -79,7 +79,7 @@ def test_one_replica_is_what_others_are_compared_with() -> None:
     jobs = job(0, [(1, 3.0)], strategy="mirrored", **two), job(1, [(1, 2.0)]), job(2, [(1, 2.0)], **two)
     assert verdicts(*jobs) == ["DIFFER", "same", "same"]
     assert Report(jobs, ["strategy"], same_losses=True).differences == [
-        "#0 strategy=mirrored has a loss of 3 at step 1, more than 0.001 from the 2 of #1 job 1"
+        "#0 strategy=mirrored has a loss of 3 at step 1, which differs by more than 0.001 from the 2 of #1 job 1"
     ]
 
 

@@ -6,9 +6,11 @@ import contextlib
 import csv
 import json
 import os
+import re
 import signal
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ import pytest
 from scaleflow.secret_masking import MASK
 from tests.conftest import Command
 from tests.launcher.test_supervisor import processes, wait_for
-from tests.processes import NEW_STORE, CommandProcess
+from tests.processes import NEW_STORE, ROOT, CommandProcess
 
 SMALL = ("dataset=synthetic", "dataset.shape=[16]", "dataset.examples=500", "dataset.validation=null")
 SWEEP = ("-m", *SMALL, "hydra.sweep.dir=s")
@@ -62,17 +64,20 @@ def test_a_sweep_is_a_parent_with_a_child_to_each_job(command: Command) -> None:
     kept = artifacts(command.folder, parent.info.run_id)
     assert {"report.json", "report.csv", "report.md", "multirun.yaml", "config.yaml"} <= kept
     assert {"plots/throughput.png", "plots/curves.png", "plots/over-strategy.png"} <= kept
+    described = parent.data.tags["mlflow.note.content"]
+    assert described.startswith("no best job: no finished job has sweep.metric=val/loss; the metrics are test/loss")
+    assert described.count("| FINISHED") == 2
     assert json.loads(parent.data.tags["mlflow.loggedArtifacts"]) == [{"path": "report.json", "type": "table"}]
     losses = [float(row["test/loss"]) for row in rows]
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)  # the same batches
 
     rerun = command.python("-m", "scaleflow.rerun", parent.info.run_id)
     assert rerun.returncode == 2
-    assert "that run is a sweep's; name the run of one of its jobs" in rerun.stderr
+    assert "this is the run of a sweep; use the run of one of its jobs" in rerun.stderr
 
     again = command(*SWEEP, *swept, secret, "training.global_batch_size=50", "seed=0,1")
     assert again.returncode == 0, again.stderr
-    assert again.stdout.count("is FINISHED already") == 2
+    assert again.stdout.count("is already FINISHED") == 2
     same, children = runs(command.folder)
     assert same.info.run_id == parent.info.run_id
     assert same.info.status == "FINISHED"
@@ -82,6 +87,65 @@ def test_a_sweep_is_a_parent_with_a_child_to_each_job(command: Command) -> None:
     assert {"multirun.yaml", "sweep.json", "mlflow.db", "events.jsonl"} <= {path.name for path in files}
     assert [path for path in files if b"sesame" in path.read_bytes()] == []
     assert "sesame" not in ended.stdout + ended.stderr + again.stdout
+
+
+def test_what_a_sweep_shows_leads_to_its_best_model(finished: Finished, isolated: Callable[..., Any]) -> None:
+    """The last line, the snippet of docs/sweeps.md and the descriptions in MLflow."""
+    command, ended = finished
+    parent, children = runs(command.folder)
+    rows = list(csv.DictReader((command.folder / "s" / "report.csv").read_text().splitlines()))
+    assert [row["best"] for row in rows] == ["*", ""]
+    assert float(rows[0]["val/loss"]) < float(rows[1]["val/loss"])
+    best = children[rows[0]["job"]]
+    label, line = ended.stdout.splitlines()[-1].split(maxsplit=1)
+    assert label == "best"
+    assert line.startswith(f"#{rows[0]['job']} model.units={rows[0]['model.units']}, val/loss ")
+    loading = line.partition(": ")[2]
+    (code,) = re.findall(r"```python\n(import mlflow.*?)```", (ROOT / "docs" / "sweeps.md").read_text(), re.S)
+    snippet = code.replace("PARENT_ID", parent.info.run_id)
+    assert snippet != code
+    described = {name: read_snippet(run) for name, run in (("sweep", parent), ("job", best))}
+    told = isolated(predict_all, str(command.folder), loading, snippet, described)
+    assert told.pop("runs") == [row["run"] for row in rows]
+    (first, *others) = told.values()
+    assert all(outputs == first for outputs in others)  # all four lead to one model
+    assert len(first) == 2
+
+
+Finished = tuple[Command, subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A sweep with validation."""
+    command = Command(tmp_path_factory.mktemp("finished"))
+    words = ("model.units=4,32", "training.epochs=2", "hydra.sweep.dir=s")
+    ended = command("-m", *words)
+    assert ended.returncode == 0, ended.stderr
+    return command, ended
+
+
+def read_snippet(run: Any) -> str:
+    """The Python in a run's description."""
+    (code,) = re.findall(r"```python\n(.*?)```", run.data.tags["mlflow.note.content"], re.S)
+    return str(code)
+
+
+def predict_all(folder: str, loading: str, snippet: str, described: dict[str, str]) -> dict[str, Any]:
+    """What the best model makes of its input example, however it is loaded; and the runs that the snippet finds."""
+    import mlflow
+
+    os.chdir(folder)
+    model = eval(loading, {"mlflow": mlflow})
+    told: dict[str, Any] = {"line": model.predict(model.input_example).tolist()}
+    for name, code in described.items():
+        names: dict[str, Any] = {}
+        exec(code, names)
+        told[name] = names["outputs"].tolist()
+    names = {}
+    exec(snippet, names)
+    told["docs"] = names["best"].predict(model.input_example).tolist()
+    return {**told, "runs": list(names["runs"].run_id)}
 
 
 @contextlib.contextmanager

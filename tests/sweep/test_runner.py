@@ -14,14 +14,18 @@ from typing import Any
 import pytest
 
 from scaleflow.cli import main
-from scaleflow.cluster import share
+from scaleflow.cluster.gpus import share
+from scaleflow.events import RunReady
 from scaleflow.interfaces import Plan
-from scaleflow.launcher.worker_process import SERVER
+from scaleflow.launcher.worker_process import SERVER_ENV
 from scaleflow.runs import RunFolder
+from scaleflow.runs.state import RunHistory
 from scaleflow.sweep import runner
 from scaleflow.sweep.devices import make_environments
 from scaleflow.sweep.jobs import abbreviate_override
 from scaleflow.sweep.ledger import Ledger
+from scaleflow.sweep.ranking import choose_mode
+from scaleflow.sweep.runner import format_loading_line
 from scaleflow.worker.train import make_run_name
 from tests.launcher.test_supervisor import wait_for
 from tests.sweep.fake_runs import FakeLaunch, Outcome
@@ -31,7 +35,7 @@ from tests.sweep.fake_runs import FakeLaunch, Outcome
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["scaleflow"])
-    monkeypatch.setenv(SERVER, "no server is needed")
+    monkeypatch.setenv(SERVER_ENV, "no server is needed")
     return tmp_path
 
 
@@ -94,8 +98,8 @@ def test_a_sweep_that_resumes_one_run_is_refused_with_what_to_do(
     fake = sweep(monkeypatch, *words)
     assert (fake.code, fake.plans) == (2, [])  # type: ignore[attr-defined]
     error = capsys.readouterr().err
-    assert "resume=outputs/a: resumes one run, and this is a sweep" in error
-    assert "leave -m away" in error
+    assert "resume=outputs/a: continues a single run, and this is a sweep" in error
+    assert "remove -m" in error
     assert "hydra.sweep.dir=FOLDER" in error
     assert not (folder / "s").exists()
 
@@ -189,7 +193,7 @@ def test_another_base_is_refused_with_what_differs(
     assert again.code == 2  # type: ignore[attr-defined]
     assert again.plans == []
     error = capsys.readouterr().err
-    assert "begun with another config: model.units=[7] (was [128, 128])" in error or "model.units=[7] (was" in error
+    assert "started with another config: model.units=[7] (was [128, 128])" in error or "model.units=[7] (was" in error
     assert "sweep.on_change=new" in error
     assert len(error.splitlines()) == 2
     allowed = sweep(monkeypatch, "training.epochs=1,2", "model.units=[7]", "sweep.on_change=new")
@@ -208,7 +212,7 @@ def test_two_commands_do_not_share_a_folder(
     (folder / "s").mkdir()
     with RunFolder(folder / "s").lock_sweep():
         assert sweep(monkeypatch, "training.epochs=1,2").code == 2  # type: ignore[attr-defined]
-    assert "another command works on the sweep there" in capsys.readouterr().err
+    assert "another command runs the sweep in this folder" in capsys.readouterr().err
 
 
 def test_a_sweeps_folder_is_free_when_the_command_is_through(tmp_path: Path) -> None:
@@ -323,7 +327,7 @@ def test_repeats_are_jobs_of_their_own_when_the_sweep_is_sent_again(
 ) -> None:
     first = sweep(monkeypatch, "training.epochs=1,2", "sweep.repeat=2", statuses=["FINISHED", "FINISHED", "FAILED"])
     assert first.code == 1  # type: ignore[attr-defined]
-    assert [row["status"] for row in rows_of(folder)] == ["1 FINISHED, 1 FAILED", "FINISHED"]
+    assert [row["status"] for row in rows_of(folder)] == ["FINISHED", "1 FINISHED, 1 FAILED"]
     again = sweep(monkeypatch, "training.epochs=1,2", "sweep.repeat=3")
     assert again.code == 0  # type: ignore[attr-defined]
     assert [(path.name, number) for path, number in zip(again.folders, again.resume_numbers, strict=True)] == [
@@ -331,7 +335,7 @@ def test_repeats_are_jobs_of_their_own_when_the_sweep_is_sent_again(
         ("4", 0),
         ("5", 0),
     ]
-    assert [row["job"] for row in rows_of(folder)] == ["0 2 4", "1 3 5"]
+    assert [row["job"] for row in rows_of(folder)] == ["1 3 5", "0 2 4"]
 
 
 def test_a_sweeper_is_told_the_median_of_repeats(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,7 +361,7 @@ def test_repeats_that_make_no_sense_are_refused(
 @pytest.mark.parametrize("word", ["sweep.repeat=2", "sweep.same_losses=true"])
 def test_one_run_is_not_repeated(folder: Path, word: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tracking=none", word]) == 2
-    assert f"{word}: this is one run" in capsys.readouterr().err
+    assert f"{word}: applies only to the jobs of a sweep" in capsys.readouterr().err
 
 
 def losing(*losses: float) -> Any:
@@ -371,7 +375,10 @@ STRATEGIES = ("strategy=one_device,mirrored", "hardware.logical_devices=2", "swe
 def test_first_losses_that_differ_are_named_and_stay_wrong_when_the_sweep_is_sent_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = "#1 strategy=mirrored has a loss of 2.1 at step 1, more than 0.001 from the 2 of #0 strategy=one_device"
+    line = (
+        "#1 strategy=mirrored has a loss of 2.1 at step 1, which differs by more than 0.001 from the 2 of #0 "
+        "strategy=one_device"
+    )
     for _ in range(2):
         fake = sweep(monkeypatch, *STRATEGIES, measured=losing(2.0, 2.1))
         assert fake.code == 1  # type: ignore[attr-defined]
@@ -392,9 +399,121 @@ def test_losses_are_not_compared_where_nothing_does_the_same(folder: Path, monke
 def test_efficiency_is_blank_with_its_reason_where_no_job_has_one_replica(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sweep(monkeypatch, "training.epochs=1,2")
+    sweep(monkeypatch, "training.epochs=1,2", "strategy=mirrored", "hardware.logical_devices=2")
     assert "efficiency: no finished job of the sweep has one replica" in capsys.readouterr().out
     assert "blank: no finished job" in (folder / "s" / "report.md").read_text()
+
+
+def test_there_is_no_efficiency_where_all_jobs_have_one_replica(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep(monkeypatch, "training.epochs=1,2", measured=lambda plan: {"perf/examples_per_second": 9.0})
+    assert "efficiency" not in (folder / "s" / "report.md").read_text()
+
+
+#: By the number of epochs.
+QUALITY = {
+    1: {"val/loss": 3.0, "val/accuracy": 0.7, "test/loss": 168401787944.96, "test/accuracy": 0.5, "test/rmse": 7.0},
+    2: {"val/loss": 1.0, "val/accuracy": 0.8, "test/loss": 2.0, "test/accuracy": 0.6},
+    3: {"val/loss": 2.0, "val/accuracy": 0.9, "test/loss": 0.001234, "test/accuracy": 0.7},
+    4: {"val/loss": nan, "val/accuracy": nan},
+    5: {"val/loss": 0.5, "val/accuracy": 1.0},
+}
+
+
+#: What is typed, the epochs of the jobs from the best to the last, and the last line.
+RANKINGS = {
+    (): ([2, 3, 1, 4, 5], "#1 training.epochs=2, val/loss 1"),
+    ("sweep.metric=val/accuracy",): ([3, 2, 1, 4, 5], "#2 training.epochs=3, val/accuracy 0.9"),
+    ("sweep.mode=max",): ([1, 3, 2, 4, 5], "#0 training.epochs=1, val/loss 3"),
+}
+
+
+def test_the_best_job_is_first_and_named_last(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measured(plan: Plan) -> dict[str, float]:
+        return QUALITY[plan.training.epochs or 0]
+
+    ends: list[Outcome] = ["FINISHED"] * 4  # NaN is not ranked, and neither is what failed
+    for words, (order, best) in RANKINGS.items():
+        sweep(monkeypatch, "training.epochs=1,2,3,4,5", *words, statuses=[*ends, "FAILED"], measured=measured)
+        ends = []  # they are skipped when the sweep is sent again
+        rows = rows_of(folder)
+        assert [row["training/epochs"] for row in rows] == [str(epochs) for epochs in order]
+        assert [row["best"] for row in rows] == ["*", "", "", "", ""]
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[-1].split(maxsplit=1) == ["best", f"{best}: its folder is s/{best[1]}"]
+    (head,) = [line.split() for line in lines if line.startswith("best  job")]
+    assert {"val/loss", "val/accuracy", "test/loss", "test/accuracy"} <= set(head)
+    assert "test/rmse" not in head
+    assert "test/rmse" in rows[0]
+    text = "\n".join(lines)
+    assert "1.68e+11" in text
+    assert "168401787944" not in text
+
+
+def test_a_model_that_no_store_has_is_loaded_from_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run, model = RunHistory(), tmp_path / "s" / "1" / "model"
+    (model / "saved_model").mkdir(parents=True)
+    assert format_loading_line(run, model.parent) == 'tf.saved_model.load("s/1/model/saved_model")'
+    (model / "model.keras").touch()
+    assert format_loading_line(run, model.parent) == 'keras.models.load_model("s/1/model/model.keras")'
+    run.model_uri, run.store = "models:/m-1", f"sqlite:///{tmp_path}/mlflow.db"
+    plain = 'mlflow.pyfunc.load_model("models:/m-1")'
+    assert format_loading_line(run, model.parent) == plain
+    run.store = "http://****@host:5000"
+    assert format_loading_line(run, model.parent) == f'mlflow.set_tracking_uri("http://host:5000"); {plain}'
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:sesame@host:5000")
+    assert format_loading_line(run, model.parent) == plain
+
+
+def test_without_a_direction_no_job_is_the_best(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep(monkeypatch, "training.epochs=1,2", "sweep.metric=val/mine", measured=lambda plan: {"val/mine": 1.0})
+    why = (
+        "no best job: scaleflow does not know whether larger values of sweep.metric=val/mine are better; set "
+        "sweep.mode=max"
+    )
+    assert why in capsys.readouterr().out
+
+
+def test_without_the_metric_no_job_is_the_best(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = {"train/loss": 1.0, "test/loss": 2.0, "test/accuracy": 0.5}
+    sweep(monkeypatch, "training.epochs=1,2", measured=lambda plan: measured)
+    why = "no best job: no finished job has sweep.metric=val/loss; the metrics are test/loss, test/accuracy"
+    lines = capsys.readouterr().out.splitlines()
+    assert why in lines
+    assert not any(line.startswith("best") for line in lines)
+    assert why in (folder / "s" / "report.md").read_text()
+    assert [row["job"] for row in rows_of(folder)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("metric", "typed", "direction", "mode"),
+    [
+        *(("val/loss", "auto", None, "min"), ("val/accuracy", "auto", None, "max")),
+        *(("perf/examples_per_second", "auto", None, "max"), ("perf/step_ms", "auto", None, "min")),
+        *(("val/top3", "auto", None, "max"), ("val/wave/mape", "auto", None, "min")),  # the run knows them
+        *(("val/mine", "auto", None, None), ("val/mine", "max", None, "max"), ("val/accuracy", "min", None, "min")),
+        *(("val/mine", "auto", "minimize", "min"), ("val/loss", "auto", "Direction.maximize", "max")),
+        ("val/loss", "min", "maximize", "min"),
+    ],
+)
+def test_which_values_are_better(metric: str, typed: str, direction: str | None, mode: str | None) -> None:
+    run = RunHistory(RunReady("run", modes={"loss": "min", "top3": "max", "wave/mape": "min"}))
+    assert choose_mode(metric, typed, direction, [RunHistory(), run]) == mode
+
+
+def test_of_repeats_the_best_run_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    losses = iter([0.0, 0.0, 3.0, 4.0, 9.0, 5.0, 1.0, 6.0])
+    sweep(monkeypatch, *REPEATED, measured=lambda plan: {"val/loss": next(losses)})
+    assert [(row["job"], row["val/loss"]) for row in rows_of(folder)] == [("0 2 4 6", 3.0), ("1 3 5 7", 5.0)]
+    assert capsys.readouterr().out.splitlines()[-1].endswith("#6 training.epochs=1, val/loss 1: its folder is s/6")
 
 
 def test_a_sweep_leaves_no_password_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,15 +164,23 @@ class Pages:
         (field,) = self.until(lambda: self.find(f"input[placeholder={placeholder!r}]"), f"field {placeholder}")
         field.send_keys(text)
 
-    def photograph(self, name: str) -> None:
-        """Writes what is seen, once nothing moves any more, as a PNG with few colours."""
+    def photograph(self, name: str, above: tuple[str, str] | None = None) -> None:
+        """Writes what is seen, once nothing moves any more, as a PNG with few colours.
+
+        Args:
+            name: of the file.
+            above: a selector and a text: the picture ends above the element.
+        """
         if self._pictures is None:
             return
         from PIL import Image
 
         self._pictures.mkdir(parents=True, exist_ok=True)
         with Image.open(io.BytesIO(self.until(self._still, "page that stands still"))) as seen:
-            seen.convert("RGB").quantize(COLOURS).save(self._pictures / f"{name}.png", optimize=True)
+            bottom = next((each.rect["y"] for each in self.find(above[0]) if each.text == above[1]), 0) if above else 0
+            seen.crop((0, 0, seen.width, bottom or seen.height)).convert("RGB").quantize(COLOURS).save(
+                self._pictures / f"{name}.png", optimize=True
+            )
 
     def _still(self) -> bytes | None:
         """What is seen, if it is the same a moment later."""

@@ -78,7 +78,7 @@ def test_the_name_that_a_person_gave_stays(uri: str, client: Any, monkeypatch: p
 def test_a_run_that_is_another_commands_is_refused(uri: str, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run_id = opened(client, **{"scaleflow.folder": "/some/run"})
     with pytest.raises(
-        ConfigError, match=rf"MLFLOW_RUN_ID={run_id}: is the run of /some/run already; resume=/some/run"
+        ConfigError, match=rf"MLFLOW_RUN_ID={run_id}: this run already belongs to /some/run; use resume=/some/run"
     ):
         started(uri, run_id, monkeypatch)
     client.delete_run(run_id)
@@ -110,7 +110,7 @@ def test_a_run_that_goes_on_says_that_it_is_another(
     spec = RunSpec(plan(), tmp_path, 0.0)
     (tmp_path / "record.json").write_text('{"run_id": "abc", "offset": 1}')
     monkeypatch.setenv("MLFLOW_RUN_ID", "def")
-    assert describe_part(spec, True) == ["note: MLFLOW_RUN_ID=def is not used: the run that goes on is abc"]
+    assert describe_part(spec, True) == ["note: MLFLOW_RUN_ID=def is not used: the resumed run is abc"]
     monkeypatch.setenv("MLFLOW_RUN_ID", "abc")
     assert describe_part(spec, True) == []
 

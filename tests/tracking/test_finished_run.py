@@ -18,7 +18,9 @@ import psutil
 import pytest
 import yaml
 
+from scaleflow import __version__
 from scaleflow.errors import ConfigError
+from scaleflow.formatting import format_number
 from tests.conftest import Command
 from tests.launcher.test_supervisor import wait_for
 from tests.tracking.servers import free_port
@@ -240,7 +242,7 @@ def test_weights_that_the_store_has_not_are_refused(
 
     there = plan(f"tracking.uri=sqlite:///{finished[0].folder}/mlflow.db", f"model.init_from={origin}")
     with (
-        pytest.raises(ConfigError, match=f"model.init_from={origin}: cannot be had from sqlite"),
+        pytest.raises(ConfigError, match=f"model.init_from={origin}: cannot be loaded from sqlite"),
         locate_weights(there),
     ):
         pass
@@ -271,11 +273,26 @@ def test_the_terminal_has_a_line_an_epoch_and_says_where_to_look(finished: tuple
     lines = finished[1].stdout.splitlines()
     assert sum(line.startswith("epoch ") for line in lines) == EPOCHS
     ends = {line.split("  ")[0].strip(): line for line in lines}
-    assert f"{run.data.metrics['test/accuracy']:.4f}" in ends["test accuracy"]
+    assert lines[0] == f"scaleflow {__version__}"
+    assert format_number(run.data.metrics["test/accuracy"]) in ends["test accuracy"]
+    assert " (baseline 0." in ends["test accuracy"]
     assert run.info.run_id in ends["run"]
     assert "mlflow ui" in ends["look at it"]
     assert "\x1b" not in finished[1].stdout
     assert finished[1].stderr == ""
+
+
+def test_the_worker_reports_what_it_does_before_and_after_the_training(finished: tuple[Command, Any]) -> None:
+    names = [event["text"] for event in finished[0].events() if event["event"] == "stage"]
+    assert names == [
+        "setting up the devices",
+        "reading digits",
+        "building the model",
+        "compiling the training step",
+        "saving the last checkpoint",
+        "evaluating the test split",
+        "exporting the model",
+    ]
 
 
 def test_tensorflow_noise_is_in_the_log(finished: tuple[Command, Any]) -> None:
@@ -317,7 +334,8 @@ def logged(client: Any, run: Any) -> Any:
 
 def test_the_logged_model_has_what_was_measured_of_it(client: Any, run: Any, logged: Any) -> None:
     measured = {metric.key: metric.value for metric in logged.metrics}
-    assert set(measured) == {"val/loss", "val/accuracy", "test/loss", "test/accuracy"}
+    names = ("loss", "accuracy", "balanced_accuracy")
+    assert set(measured) == {f"{split}/{name}" for split in ("val", "test") for name in names}
     assert measured.items() <= run.data.metrics.items()
     assert len(client.get_metric_history(run.info.run_id, "test/loss")) == 1
     assert len(client.get_metric_history(run.info.run_id, "val/loss")) == EPOCHS
@@ -419,4 +437,5 @@ def test_the_recorder_left_how_far_it_came(finished: tuple[Command, Any], run: A
     store = f"sqlite:///{finished[0].folder}/mlflow.db"
     offset = (folder / "events.jsonl").stat().st_size
     known = {"offset": offset, "run_id": run.info.run_id, "uri": store, "done": True, "aside": {}}
+    known["model_uri"] = f"models:/{run.outputs.model_outputs[0].model_id}"
     assert state == {**known, "folder": str(folder), "id": run.data.tags["scaleflow.id"]}

@@ -37,8 +37,8 @@ def test_what_is_not_there_is_refused_without_mlflow(
     monkeypatch.setitem(sys.modules, "mlflow", None)  # its import fails
     monkeypatch.chdir(tmp_path)
     wanted = {
-        "nothing.keras": "there is no such file or folder; give a file",
-        str(tmp_path): "holds no Keras file",
+        "nothing.keras": "there is no such file or folder; use a file",
+        str(tmp_path): "contains no Keras file",
         "models:/mine/1": f"there is no store sqlite:///{tmp_path}/mlflow.db",
     }
     for origin, words in wanted.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,14 @@ from mlflow.utils.validation import (
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import IDENTITY, Point, Tracking
-from scaleflow.tracking.keys import LONGEST_KEY, MetricKeys, to_allowed_key, to_distinct_keys
-from scaleflow.tracking.store import BYTES_A_BATCH, PARAMS_A_BATCH, MlflowTracker, split_text_batches
+from scaleflow.tracking.keys import MAX_KEY, MetricKeys, to_allowed_key, to_distinct_keys
+from scaleflow.tracking.store import (
+    BYTES_PER_BATCH,
+    DESCRIPTION,
+    PARAMS_PER_BATCH,
+    MlflowTracker,
+    split_text_batches,
+)
 from scaleflow.tracking.uri import check_names
 
 #: Letters that names are made of, and such as become the same.
@@ -37,7 +44,7 @@ def test_every_key_has_a_name_of_its_own_that_mlflow_takes(values: dict[str, int
     assert sorted(made.values()) == sorted(map(str, values.values()))
     for name in made:
         _validate_param_name(name)
-        assert len(name) <= LONGEST_KEY
+        assert len(name) <= MAX_KEY
     assert to_distinct_keys(dict(reversed(list(values.items())))) == made
     names = MetricKeys()
     assert len({names[key] for key in values}) == len(values)
@@ -54,20 +61,20 @@ def test_a_name_that_can_stay_stays_and_others_are_like_it() -> None:
     assert all(name.startswith("x_1-") for name in same if name != "x_1")
     cut = to_distinct_keys({LONG + "units": 1, LONG + "rate": 2})
     assert len(cut) == 2
-    assert all(len(name) == LONGEST_KEY and name.startswith("model.layer.layer") for name in cut)
+    assert all(len(name) == MAX_KEY and name.startswith("model.layer.layer") for name in cut)
     assert [to_allowed_key(key) for key in ("", ".", "..", "/a", "a/../b", "a//b", "a/")] == [
         *("_", "_", "__", "_a", "a_.._b", "a__b", "a_")
     ]
 
 
 def test_a_batch_is_as_large_as_mlflow_takes() -> None:
-    many = [(f"key{n}", "v") for n in range(2 * PARAMS_A_BATCH + 1)]
-    assert [len(batch) for batch in split_text_batches(many)] == [PARAMS_A_BATCH, PARAMS_A_BATCH, 1]
+    many = [(f"key{n}", "v") for n in range(2 * PARAMS_PER_BATCH + 1)]
+    assert [len(batch) for batch in split_text_batches(many)] == [PARAMS_PER_BATCH, PARAMS_PER_BATCH, 1]
     heavy = [(f"key{n}", "\u00fc" * 6000) for n in range(100)]
     found = list(split_text_batches(heavy))
     assert [item for batch in found for item in batch] == heavy
     assert len(found) > 1
-    assert all(len(json.dumps(batch)) < BYTES_A_BATCH * 1.1 for batch in found)
+    assert all(len(json.dumps(batch)) < BYTES_PER_BATCH * 1.1 for batch in found)
 
 
 def test_no_param_tag_or_metric_is_lost_in_the_store(empty_store: Path, tmp_path: Path) -> None:
@@ -90,6 +97,29 @@ def test_no_param_tag_or_metric_is_lost_in_the_store(empty_store: Path, tmp_path
     assert len(run.data.metrics) == 3
     for key in run.data.metrics:
         assert [point.step for point in client.get_metric_history(tracker.run_id, key)] == list(range(1200))
+
+
+def test_a_description_is_written_unless_the_user_has_written_one(empty_store: Path, tmp_path: Path) -> None:
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
+
+    def start(**tags: str) -> tuple[Any, Callable[[], str]]:
+        tracker = MlflowTracker(Tracking(uri=f"sqlite:///{tmp_path}/mlflow.db"))
+        tracker.connect()
+        tracker.start("run", {IDENTITY: str(len(tags)), **tags}, 1000)
+        return tracker, lambda: str(tracker.fetch_run().data.tags[DESCRIPTION])
+
+    tracker, read = start()
+    for text in ("running", "finished", "password=sesame", "x" * 8000):
+        tracker.describe(text)
+        assert read() == text.replace("sesame", "****")
+    client: Any = tracker._client
+    client.set_tag(tracker.run_id, DESCRIPTION, "what I think of it")  # as MLflow's UI does
+    tracker.describe("finished")
+    assert read() == "what I think of it"
+
+    tracker, read = start(**{DESCRIPTION: "from the config"})
+    tracker.describe("finished")
+    assert read() == "from the config"
 
 
 @pytest.mark.parametrize(

@@ -53,8 +53,8 @@ def proxy(server: Server) -> Iterator[Proxy]:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The recorder asks again soon, and sends little at a time."""
-    monkeypatch.setattr(recorder_module, "SECONDS_BETWEEN_PASSES", 0.02)
-    monkeypatch.setattr(recorder_module, "LONGEST_PAUSE", 0.1)
+    monkeypatch.setattr(recorder_module, "PASS_SECONDS", 0.02)
+    monkeypatch.setattr(recorder_module, "MAX_PAUSE_SECONDS", 0.1)
     monkeypatch.setattr(transfer_module, "EVENTS_A_PASS", 25)
 
 

@@ -67,7 +67,8 @@ def swept(tmp_path_factory: pytest.TempPathFactory, uri: str) -> Swept:
     rows = list(csv.DictReader((folder / "report.csv").read_text().splitlines()))
     experiment, _, parent = link.partition("#/")[2].partition("?")[0].rpartition("/runs/")
     runs = f"{experiment}/runs"
-    return Swept(folder, link, experiment, f"{runs}/{parent}", f"{runs}/{rows[-1]['run']}", rows)
+    (last,) = (row["run"] for row in rows if row["job"] == "2")
+    return Swept(folder, link, experiment, f"{runs}/{parent}", f"{runs}/{last}", rows)
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +90,23 @@ def test_the_printed_link_leads_to_the_parent_with_its_children(swept: Swept, pa
     pages.open(swept.link)
     pages.sees("sweep of model.units", "Child runs", "Finished", "scaleflow.swept", "scaleflow.command")
     assert "Evaluation runs" not in pages.text()
+
+
+def test_the_sweep_is_described_by_its_table_and_its_best_model(swept: Swept, pages: Pages) -> None:
+    pages.open(swept.link)
+    best = swept.rows[0]
+    pages.sees(f"Best: #{best['job']} model.units={best['model.units']}, val/loss")
+    pages.click("button", "Show more")
+    pages.sees("val/accuracy", *(f"{row['job']} {row['model.units']} FINISHED" for row in swept.rows))
+    pages.sees("mlflow.pyfunc.load_model(", "The command:", f"hydra.sweep.dir={swept.folder}")
+    pages.photograph("sweep", above=("p", "The command:"))
+
+
+def test_a_job_is_described_by_its_result_and_its_model(swept: Swept, pages: Pages) -> None:
+    pages.open(swept.child)
+    pages.sees("FINISHED after", "baseline", "test/loss")
+    pages.click("button", "Show more")
+    pages.sees("mlflow.pyfunc.load_model(", "outputs = model.predict(model.input_example)", "training.epochs=10")
 
 
 def test_a_job_shows_its_params_metrics_tags_and_data(swept: Swept, pages: Pages) -> None:
@@ -121,9 +139,10 @@ def test_the_config_is_shown(swept: Swept, pages: Pages) -> None:
 
 def test_the_report_is_a_table(swept: Swept, pages: Pages) -> None:
     pages.open(f"{swept.parent}/artifacts/report.json")
-    pages.sees("View as table", "test/accuracy", "efficiency")
+    pages.sees("View as table", "val/accuracy", "test/accuracy")
     shown = [[cell.text for cell in row.find_elements("css selector", "[role=cell]")] for row in body(pages)]
-    assert [row[:3] for row in shown] == [[row["job"], row["model.units"], "FINISHED"] for row in swept.rows]
+    jobs = [[row["best"], row["job"], row["model.units"], "FINISHED"] for row in swept.rows]
+    assert [row[:4] for row in shown] == jobs
     data = json.loads((swept.folder / "report.json").read_text())
     at = data["columns"].index("examples/s")
     assert [float(row[at]) for row in shown] == [row[at] for row in data["data"]]

@@ -91,7 +91,7 @@ def assemble(
     """The parts for examples and a model of the test's own, unshuffled unless asked."""
     import keras
 
-    from scaleflow import dataset, model, precision, training
+    from scaleflow import dataset, model, objective, precision, training
     from scaleflow.optimizer import create_optimizer
 
     keras.utils.set_random_seed(7)
@@ -107,7 +107,7 @@ def assemble(
             strategy=strategy,
             model=net,
             optimizer=step,
-            objective=training.objective_for(wanted),
+            objective=objective.make_objective(wanted),
             clip_norm=clip_norm,
         )
     return Parts(strategy, feed, loop)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaleflow.interfaces import Kind, Outputs
+from scaleflow.interfaces import Kind, ObjectiveOptions, Outputs
 
 
 def split(targets: Any, dtype: str = "float32") -> Any:
@@ -18,7 +18,11 @@ def split(targets: Any, dtype: str = "float32") -> Any:
 def found(cases: list[tuple[Outputs, Any, Any, Any]]) -> list[dict[str, float]]:
     from scaleflow.training import baselines
 
-    return [dict(baselines(*case)) for case in cases]
+    names = ("train", "validation", "test")
+    return [
+        dict(baselines(outputs, {name: part for name, part in zip(names, splits, strict=True) if part is not None}))
+        for outputs, *splits in cases
+    ]
 
 
 def test_each_kind_has_the_baseline_of_its_training_targets(isolated: Callable[..., Any]) -> None:
@@ -36,10 +40,14 @@ def test_each_kind_has_the_baseline_of_its_training_targets(isolated: Callable[.
     by_kind = dict(zip(of, isolated(found, cases), strict=True))
     log = np.log
     wanted = {
-        "classification": {"accuracy": 3 / 5, "loss": -(3 * log(3 / 4) + 2 * log(1 / 4)) / 5},
-        "binary": {"accuracy": 1 / 2, "loss": -(log(1 / 4) + log(3 / 4)) / 2},
+        "classification": {
+            "accuracy": 3 / 5,
+            "balanced_accuracy": 1 / 2,
+            "loss": -(3 * log(3 / 4) + 2 * log(1 / 4)) / 5,
+        },
+        "binary": {"accuracy": 1 / 2, "balanced_accuracy": 1 / 2, "loss": -(log(1 / 4) + log(3 / 4)) / 2},
         "multi_label": {"accuracy": 3 / 4, "exact_match": 1 / 2, "loss": -(3 * log(2 / 3) + log(1 / 3)) / 4},
-        "regression": {"loss": 3.0, "mae": 1.0, "rmse": 3**0.5},
+        "regression": {"loss": 3.0, "mae": 1.0, "rmse": 3**0.5, "r2": -0.5},
     }
     for kind, values_wanted in wanted.items():
         assert by_kind[kind] == pytest.approx({f"baseline/{k}": v for k, v in values_wanted.items()}), kind
@@ -57,6 +65,28 @@ def test_with_validation_and_test_each_has_its_own(isolated: Callable[..., Any])
     )
     loss = -(np.log(2 / 3) + np.log(1 / 3)) / 2
     # A class that the training split never had is infinitely improbable.
-    assert values == pytest.approx({"baseline/accuracy": 0.5, "baseline/loss": loss, "baseline/test/accuracy": 0.0})
-    assert of_test == {"baseline/accuracy": 0.0}
+    accuracies = {"baseline/accuracy": 0.5, "baseline/balanced_accuracy": 0.5}
+    of_the_test = {"baseline/test/accuracy": 0.0, "baseline/test/balanced_accuracy": 0.0}
+    assert values == pytest.approx({**accuracies, "baseline/loss": loss, **of_the_test})
+    assert of_test == {"baseline/accuracy": 0.0, "baseline/balanced_accuracy": 0.0}
     assert nothing == {}
+
+
+def several() -> dict[str, float]:
+    """Two outputs with positions, ignored targets and weights."""
+    from scaleflow.training import baselines
+
+    outputs = {"words": Outputs("classification", (2, 3), ignore=-1), "age": Outputs("regression", (1,))}
+    train = {"words": split([[0, 1], [1, -1]], "int32"), "age": split([[1], [3]])}
+    tested = {"words": split([[1, -1], [0, 1], [-1, -1]], "int32"), "age": split([[2], [4], [0]])}
+    options = ObjectiveOptions(loss_weights={"age": 0.5}), {"train": None, "test": np.array([1, 2, 1])}
+    return dict(baselines(outputs, {"train": train, "test": tested}, *options))
+
+
+def test_several_outputs_have_each_its_own_over_what_counts_and_by_weight(isolated: Callable[..., Any]) -> None:
+    # Of the words, 1 is predicted: weights 1 and 2 find it, weight 2 has 0. The second example's loss is a mean of two.
+    words = {"accuracy": 3 / 5, "balanced_accuracy": 1 / 2}
+    words["loss"] = -(np.log(2 / 3) + 2 * (np.log(1 / 3) + np.log(2 / 3)) / 2) / 4
+    age = {"loss": 3.0, "mae": 1.5, "rmse": 3**0.5, "r2": 1 - 12 / (0.25 + 2 * 2.25 + 6.25)}
+    wanted = {f"baseline/words/{k}": v for k, v in words.items()} | {f"baseline/age/{k}": v for k, v in age.items()}
+    assert isolated(several) == pytest.approx({**wanted, "baseline/loss": words["loss"] + 1.5})

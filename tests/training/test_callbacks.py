@@ -63,7 +63,18 @@ def test_a_callback_is_told_of_calls_and_epochs_sets_the_rate_and_ends_the_run(
 def test_what_is_no_callback_is_refused(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
     made = plan(*BASE, SIZE, "training.callbacks=[{_target_: keras.losses.MeanSquaredError}]")
     assert isolated(refusal_of, made) == (
-        "training.callbacks: keras.losses.MeanSquaredError made a MeanSquaredError, expected a keras.callbacks.Callback"
+        "training.callbacks: keras.losses.MeanSquaredError returned a MeanSquaredError, expected a "
+        "keras.callbacks.Callback"
+    )
+
+
+def test_an_argument_that_keras_rejects_is_refused_by_the_callback(
+    isolated: Callable[..., Any], plan: Callable[..., Any]
+) -> None:
+    made = plan(*BASE, SIZE, "training.callbacks=[{_target_: keras.callbacks.ReduceLROnPlateau, factor: 2}]")
+    assert isolated(refusal_of, made) == (
+        "training.callbacks: keras.callbacks.ReduceLROnPlateau: ReduceLROnPlateau does not support a factor >= 1.0. "
+        "Received factor=2.0"
     )
 
 
@@ -107,8 +118,8 @@ def test_a_callback_that_changes_what_is_trained_ends_the_run_in_words(
 ) -> None:
     freeze = f"training.callbacks=[{{_target_: tests.training.watch.Freeze, hook: {hook}, layer: outputs}}]"
     assert isolated(frozen, plan(*BASE, SIZE, f"training.engine={engine}", freeze)) == (
-        f"{kind}: training.callbacks: Freeze has set outputs.trainable to false, but what is trained is fixed when the "
-        "run begins; set it in the model, or train in two runs, the second with model.init_from",
+        f"{kind}: training.callbacks: Freeze has set outputs.trainable to false, but the trained weights are fixed "
+        "when the run starts; set model.freeze, or train in two runs, the second with model.init_from",
         step,
     )
 

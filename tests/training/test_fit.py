@@ -283,10 +283,10 @@ def test_what_fit_cannot_do_is_refused(isolated: Callable[..., Any], plan: Calla
         plan(*BASE, *ONE, FIT, "training.steps_per_loop=7"),
         plan(*BASE, *ONE, FIT, "training.max_steps=40", "training.steps_per_loop=27"),
     ) == [
-        "training.steps_per_loop=7 with training.engine=fit: Keras takes whole executions, and an epoch has 27 steps, "
-        "the run 54; use 3, or training.engine=loop",
-        "training.steps_per_loop=27 with training.engine=fit: Keras takes whole executions, and an epoch has 27 steps, "
-        "the run 40; use 1, or training.engine=loop",
+        "training.steps_per_loop=7 with training.engine=fit: Keras runs only whole calls, and an epoch has 27 steps "
+        "and the run 54; use 3, or training.engine=loop",
+        "training.steps_per_loop=27 with training.engine=fit: Keras runs only whole calls, and an epoch has 27 steps "
+        "and the run 40; use 1, or training.engine=loop",
     ]
     scaled, executions = isolated(
         refused,

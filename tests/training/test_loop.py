@@ -78,9 +78,11 @@ def evaluated(plan: Any) -> tuple[dict[str, float], dict[str, float], dict[str, 
     logits = np.asarray(built.engine.model(test.inputs, training=False), np.float64)
     logits -= logits.max(axis=1, keepdims=True)
     chances = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    is_found = logits.argmax(axis=1) == test.targets
     wanted = {
         "loss": float(-chances[np.arange(len(test)), test.targets].mean()),
-        "accuracy": float((logits.argmax(axis=1) == test.targets).mean()),
+        "accuracy": float(is_found.mean()),
+        "balanced_accuracy": float(np.mean([is_found[test.targets == each].mean() for each in range(10)])),
     }
     assert built.test is not None
     return dict(built.engine.evaluate(built.test)), dict(built.engine.evaluate(built.test)), wanted
@@ -206,7 +208,7 @@ def broken_promise(strategy: Any, there: int, length: int) -> str | None:
 
 def test_a_stream_shorter_than_promised_ends_the_run(isolated: Callable[..., Any]) -> None:
     cases = [(20, 26), (20, 24), (3, 8)]
-    wanted = [f"the dataset gave {there} examples where its source had promised {length}" for there, length in cases]
+    wanted = [f"the dataset yielded {there} examples, but its source promised {length}" for there, length in cases]
     assert isolated(promised, cases) == wanted
 
 

@@ -141,7 +141,7 @@ def test_it_goes_on_from_the_checkpoint_with_the_same_data_and_half_the_rate(
     made = plan(*BASE, *words)
     # Calls end at 1, 3, 5 | 7, 9, 10: the one behind six is step 11, whose last good checkpoint is that at step 5.
     found = isolated(course, made, str(tmp_path / "whole"), bad_after=6)
-    why = "the loss is not finite at step 11; back to the checkpoint at step 5, with 0.5 x the learning rate"
+    why = "the loss is not finite at step 11; going back to the checkpoint at step 5, with 0.5 x the learning rate"
     assert found.rollbacks == [(1, why)]
     assert f"{why} (1 of at most 3)" in found.notes
     assert found.host["rollbacks"] == 1
@@ -218,7 +218,7 @@ def test_weights_that_are_not_finite_are_not_saved(
     assert found.saved[-1] == 5
     found = isolated(course, plan(*BASE, *ONE), str(tmp_path / "back"), broken_after=6)
     assert [why.partition(",")[0] for _, why in found.rollbacks] == [
-        "the weights are not finite at step 10; back to the checkpoint at step 5"
+        "the weights are not finite at step 10; going back to the checkpoint at step 5"
     ]
     assert found.error == ""
     validated = {step: value for step, key, value in found.points if key == "val/loss"}
@@ -229,8 +229,8 @@ def test_weights_that_are_not_finite_are_not_saved(
 
 REFUSED = {
     ("training.engine=fit",): "training.on_nan=rollback with training.engine=fit: Keras's fit",
-    ("checkpoint=none",): "training.on_nan=rollback with checkpoint=none: there is nothing to go back to",
-    ("debug=nan",): "debug.nan=true with training.on_nan=rollback: the one ends",
+    ("checkpoint=none",): "training.on_nan=rollback with checkpoint=none: no checkpoints are saved to go back to",
+    ("debug=nan",): "debug.nan=true with training.on_nan=rollback: debug.nan ends",
     ("training.nan_rate_factor=1",): "training.nan_rate_factor=1: expected a number, at most 0.99, above 0.0",
     ("training.nan_rollbacks=0",): "training.nan_rollbacks=0: expected an integer, at least 1",
 }

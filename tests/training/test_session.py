@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Batching, EarlyStopping
+from scaleflow.interfaces import Batching, EarlyStopping, Objective
 from scaleflow.worker.startup_timer import StartupTimer
 from tests.training.fake_engine import ignore, make_session, to_pair
 
@@ -64,7 +64,7 @@ def test_a_run_tells_one_event_a_call_and_one_an_epoch(isolated: Callable[..., A
     first, second = (fields for name, fields in events if name == "epoch")
     assert (first["epochs"], second["epochs"]) == (2, 2)
     names = {"train/loss", "train/accuracy", "val/loss", "val/accuracy", "perf/examples_per_second", "perf/step_ms"}
-    names |= {"perf/peak_host_mb", "perf/step_ms_p50", "perf/step_ms_p95"}
+    names |= {"val/balanced_accuracy", "perf/peak_host_mb", "perf/step_ms_p50", "perf/step_ms_p95"}
     assert set(first["values"]) == names
     assert result.test == events[-1][1]["values"]  # the last event holds the test's values
 
@@ -126,7 +126,7 @@ def patient(cases: list[tuple[EarlyStopping | None, list[float]]]) -> list[int |
 
     found = []
     for options, values in cases:
-        patience = Patience(options)
+        patience = Patience(options, {"loss": "min", "mae": "min", "accuracy": "max"})
         key = options.monitor if options else "val/loss"
         over = [patience.is_over({key: value}) for value in values]
         found.append(over.index(True) + 1 if True in over else None)
@@ -175,9 +175,9 @@ def test_what_the_data_cannot_give_is_refused(isolated: Callable[..., Any], plan
     )
     assert found == [
         "training.steps_per_epoch=6: the training split's 80 examples make 5 steps of 16; use at most 5",
-        "training.early_stopping.monitor=val/auc: there is no such value; "
-        "there is train/loss, train/accuracy, val/loss, val/accuracy",
-        "training.early_stopping.monitor=val/loss: there is no such value; there is train/loss, train/accuracy",
+        "training.early_stopping.monitor=val/auc: there is no such value; the values are train/loss, train/accuracy, "
+        "val/loss, val/accuracy, val/balanced_accuracy",
+        "training.early_stopping.monitor=val/loss: there is no such value; the values are train/loss, train/accuracy",
     ]
 
 
@@ -221,6 +221,7 @@ class OnPaper:
     """
 
     loss_scale = flops_per_example = None
+    objective = Objective(lambda targets, outputs: outputs)
 
     def __init__(self, seconds: list[float], opening: float) -> None:
         self._seconds = iter(seconds)

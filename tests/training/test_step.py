@@ -126,13 +126,13 @@ def test_what_is_no_step_is_refused_by_its_name(isolated: Callable[..., Any], pl
     wanted = {
         step("of_examples"): "returned a loss of shape (24,) and type float32, expected a real scalar",
         step("counted"): "returned a loss of shape () and type int32, expected a real scalar",
-        step("chosen"): "returned outputs of shape (24,), and the dataset's classification targets need (24, 10)",
+        step("chosen"): "returned outputs of shape (24,), but the dataset's classification targets need (24, 10)",
         step("alone"): "returned a ",
         step("half"): "NoneType), expected (loss, outputs)",
-        step("unweighted"): "too many positional arguments beside the 3 that scaleflow gives it",
+        step("unweighted"): "too many positional arguments in addition to the 3 that scaleflow passes",
         step("nowhere"): "cannot be loaded",
-        step("OnlyUpdates"): "its build(model, make_optimizer) is missing or takes others",
-        step("UpdatesUnweighted"): "its update(model, batch, weights) is missing or takes others",
+        step("OnlyUpdates"): "its build(model, make_optimizer) is missing or has other parameters",
+        step("UpdatesUnweighted"): "its update(model, batch, weights) is missing or has other parameters",
         step("ReturnsNothing"): "returned a NoneType, expected (loss, outputs)",
     }
     for recipe, message in zip(wanted, isolated(refused, *(plan(*BASE, *MIRRORED, r) for r in wanted)), strict=True):
@@ -150,10 +150,11 @@ def test_an_argument_of_a_step_is_checked(isolated: Callable[..., Any], plan: Ca
         plan(*BASE, step("TwoRates", tail_rate=1)),
     )
     assert unknown == (
-        "training.step.smoothness=0.2: tests.training.steps.smoothed does not take it; it takes smoothing, consistency"
+        "training.step.smoothness=0.2: tests.training.steps.smoothed has no such argument; it accepts smoothing, "
+        "consistency"
     )
     assert given is not None
-    assert given.startswith("training.step.weights=1: scaleflow gives")
+    assert given.startswith("training.step.weights=1: scaleflow itself passes")
     assert head is not None
     assert head.startswith("training.step.tail_rate=1: ")
 

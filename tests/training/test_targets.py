@@ -19,7 +19,7 @@ def softplus(x: Array) -> Array:
 
 
 def by_hand(kind: Kind, targets: Array, outputs: Array) -> dict[str, float]:
-    """The mean loss and metric over the examples."""
+    """The mean loss and the metrics of training over the examples."""
     x = outputs.astype(np.float64)
     if kind == "classification":
         chances = x - np.log(np.exp(x).sum(axis=1, keepdims=True))
@@ -33,6 +33,17 @@ def by_hand(kind: Kind, targets: Array, outputs: Array) -> dict[str, float]:
     right = (x > 0) == (targets == 1)
     exact = {"exact_match": right.all(axis=1).mean()} if kind == "multi_label" else {}
     return {"loss": (softplus(x) - x * targets).mean(), "accuracy": right.mean(), **exact}
+
+
+def evaluated_by_hand(kind: Kind, targets: Array, outputs: Array) -> dict[str, float]:
+    """What an evaluation reports besides that."""
+    if kind == "regression":
+        deviation = ((targets - targets.mean(axis=0)) ** 2).sum(axis=0)
+        return {"r2": (1 - ((targets - outputs) ** 2).sum(axis=0) / deviation).mean()}
+    if kind == "multi_label":
+        return {}
+    true, found = (targets, outputs.argmax(axis=1)) if kind == "classification" else (targets > 0.5, outputs > 0)
+    return {"balanced_accuracy": np.mean([(found[true == each] == each).mean() for each in np.unique(true)])}
 
 
 def confused_by_hand(kind: Kind, targets: Array, outputs: Array) -> list[list[int]] | None:
@@ -54,11 +65,11 @@ def trained(kind: Kind, outputs: int) -> dict[str, Any]:
     loop, feed = parts.loop, parts.feed
     whole = dataset.make_feed(arrays, Batching(16, 1, 2), strategy)
 
-    def hand(count: int) -> dict[str, float]:
+    def hand(count: int, *parts: Callable[[Kind, Array, Array], dict[str, float]]) -> dict[str, float]:
         values = np.asarray(loop.model(arrays.inputs[:count], training=False))
-        return {name: float(value) for name, value in by_hand(kind, arrays.targets[:count], values).items()}
+        return {k: float(v) for part in parts for k, v in part(kind, arrays.targets[:count], values).items()}
 
-    before = hand(32)
+    before = hand(32, by_hand)
     loop.start_epoch()
     first = dict(loop.train(feed, feed.open(0, 0), 0, 0, 1, 0))
     for epoch in range(30):
@@ -70,7 +81,7 @@ def trained(kind: Kind, outputs: int) -> dict[str, Any]:
         "first": first,
         "first by hand": before,
         "last": last,
-        "last by hand": hand(70),
+        "last by hand": hand(70, by_hand, evaluated_by_hand),
         "confusion": None if confusion is None else confusion.tolist(),
         "confusion by hand": confused_by_hand(
             kind, arrays.targets, np.asarray(loop.model(arrays.inputs, training=False))
@@ -93,11 +104,11 @@ def test_a_kind_of_target_trains_and_its_values_are_numpys(
 
 def grid_values() -> tuple[list[float], list[float]]:
     """The losses of two examples whose output is a grid, and their means by hand."""
-    from scaleflow.training import objective_for
+    from scaleflow.objective import make_objective
 
     targets = np.array([[[1, 0, 1], [0, 0, 1]], [[0, 0, 0], [1, 1, 1]]], np.float32)
     outputs = np.linspace(-2, 2, 12, dtype=np.float32).reshape(2, 2, 3)
-    losses = objective_for(Outputs("multi_label", (2, 3))).loss(targets, outputs)
+    losses = make_objective(Outputs("multi_label", (2, 3))).loss(targets, outputs)
     wanted = (softplus(outputs) - outputs * targets).mean(axis=(1, 2))
     return np.asarray(losses).tolist(), wanted.tolist()
 

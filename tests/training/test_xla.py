@@ -134,7 +134,8 @@ def test_text_is_refused(isolated: Callable[..., Any], plan: Any) -> None:
     assert isolated(why, plan(*words, "strategy=one_device")) == "trained"
     found = isolated(why, plan(*words, "strategy=one_device", "hardware.xla=true"))
     assert (
-        found == "refused: hardware.xla=true: the dataset's inputs are text, and XLA has none; use hardware.xla=false"
+        found == "refused: hardware.xla=true: the dataset's inputs are text, which XLA cannot compile; use "
+        "hardware.xla=false"
     )
 
 
@@ -145,5 +146,5 @@ def test_what_does_not_compile_is_named_by_its_operation(isolated: Callable[...,
 
 
 def test_determinism_is_refused_by_the_launcher(plan: Any) -> None:
-    with pytest.raises(ConfigError, match=r"^hardware.xla=true with hardware.deterministic=true: .* leave one"):
+    with pytest.raises(ConfigError, match=r"^hardware.xla=true with hardware.deterministic=true: .* set one"):
         plan("hardware.xla=true", "hardware.deterministic=true")

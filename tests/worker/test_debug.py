@@ -64,8 +64,8 @@ def test_nan_names_the_operation(
     wild = ("optimizer=sgd", "optimizer.learning_rate=1e30", f"training.engine={engine}")
     events = isolated(train, plan(*BASE, SIZE, "debug='nan'", *wild), str(tmp_path))
     (error,) = (event.error for event in events if isinstance(event, FaultReported))
-    assert error.startswith("debug.nan: NaN or Inf came out of the operation ")
-    assert "/MatMul;" in error
+    assert error.startswith("debug.nan: the operation ")
+    assert "/MatMul returned NaN or Inf; " in error
 
 
 @pytest.mark.slow
@@ -114,10 +114,13 @@ def test_placement_goes_to_the_workers_log(command: Any) -> None:
 
 REFUSED = {
     ("debug=eager", "hardware.xla=true"): "debug.eager=true with hardware.xla=true: XLA compiles",
-    ("debug=eager", "strategy=mirrored"): "debug.eager=true with strategy=mirrored: replicas that are not compiled",
-    ("debug=eager", "strategy=parameter_server"): "debug.eager=true with strategy=parameter_server: what is sent",
-    ("debug='nan'", "hardware.xla=true"): "debug.nan=true with hardware.xla=true: the check",
-    ("debug='nan'", "precision=mixed_float16"): "debug.nan=true with precision=mixed_float16: its loss scale",
+    ("debug=eager", "strategy=mirrored"): "debug.eager=true with strategy=mirrored: without compilation",
+    (
+        "debug=eager",
+        "strategy=parameter_server",
+    ): "debug.eager=true with strategy=parameter_server: only compiled functions",
+    ("debug='nan'", "hardware.xla=true"): "debug.nan=true with hardware.xla=true: XLA cannot",
+    ("debug='nan'", "precision=mixed_float16"): "debug.nan=true with precision=mixed_float16: dynamic loss scaling",
 }
 
 

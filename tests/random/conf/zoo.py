@@ -12,8 +12,6 @@ import keras
 import tensorflow as tf
 from keras import layers
 
-from scaleflow.interfaces import Inputs, Outputs
-
 Tensor = Any
 KINDS: dict[str, Callable[[Tensor, int], Tensor]] = {}
 
@@ -24,8 +22,10 @@ def kind(function: Callable[[Tensor, int], Tensor]) -> Callable[[Tensor, int], T
     return function
 
 
-def build(inputs: Inputs, outputs: Outputs, kind: str) -> keras.Model:
+def build(inputs: Any, outputs: Any, kind: str) -> keras.Model:
     """The model of this name, for what the dataset gives."""
+    if kind in TOWERS:
+        return TOWERS[kind](inputs, outputs)
     size = math.prod(outputs.shape)
     if kind in SUBCLASSED:
         return SUBCLASSED[kind](size, inputs.scale or 1.0, name=kind)
@@ -337,6 +337,35 @@ SUBCLASSED: dict[str, Callable[..., keras.Model]] = {
 }
 
 
+# Of dicts ----------------------------------------------------------------------------------------
+
+
+def towers(inputs: Any, outputs: Any) -> keras.Model:
+    """A tower for each input; an output that leaves early, and one that is computed from it."""
+    raw = {name: keras.Input(each.shape, dtype=each.dtype) for name, each in inputs.items()}
+    series = layers.Conv1D(4, 2, activation="relu")(raw["series"])
+    row = layers.Dense(4, activation="tanh")(raw["row"])
+    amount = layers.Dense(outputs["amount"].shape[-1], dtype="float32", name="amount")(row)
+    x = layers.Concatenate()([layers.GlobalAveragePooling1D()(series), row, amount])
+    return keras.Model(raw, {"amount": amount, "kind": head(x, outputs["kind"].shape[-1])}, name="towers")
+
+
+class SubclassedTowers(keras.Model):
+    """The same without a graph of layers."""
+
+    def __init__(self, inputs: Any, outputs: Any) -> None:
+        super().__init__(name="subclassed_towers")
+        self.heads = {name: layers.Dense(each.shape[-1], dtype="float32") for name, each in outputs.items()}
+        self.hidden = layers.Dense(4, activation="relu")
+
+    def call(self, inputs: Any) -> Any:
+        x = self.hidden(keras.ops.concatenate([inputs["row"], inputs["series"][:, 0]], axis=-1))
+        return {name: layer(x) for name, layer in self.heads.items()}
+
+
+TOWERS: dict[str, Callable[[Any, Any], keras.Model]] = {"towers": towers, "subclassed_towers": SubclassedTowers}
+
+
 # Steps and callbacks ---------------------------------------------------------------------------
 
 
@@ -344,8 +373,17 @@ def own_loss(model: Any, batch: tuple[Any, Any], weights: Any, shift: float = 0.
     """A training step: the squared distance from an answer that is the same for all."""
     inputs, _ = batch
     outputs = model(inputs, training=True)
-    losses = tf.reduce_mean(tf.square(tf.cast(outputs, tf.float32) - shift), axis=-1)
+    losses = tf.add_n(
+        [tf.reduce_mean(tf.square(tf.cast(each, tf.float32) - shift), axis=-1) for each in tf.nest.flatten(outputs)]
+    )
     return tf.reduce_sum(losses * weights), outputs
+
+
+class Spread(keras.metrics.Mean):  # type: ignore[misc]  # keras has no types
+    """The mean distance between an example's largest output and its smallest."""
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        super().update_state(tf.reduce_max(y_pred, axis=-1) - tf.reduce_min(y_pred, axis=-1), sample_weight)
 
 
 class OwnUpdates:

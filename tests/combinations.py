@@ -1,6 +1,6 @@
 """Renders the docs page of option combinations from the rules in scaleflow/config/rules.py.
 
-python -m scaleflow.table > docs/combinations.md
+python -m tests.combinations > docs/combinations.md
 """
 
 from __future__ import annotations
@@ -9,16 +9,83 @@ import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import yaml
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
+from scaleflow.cluster.tf_config import EXAMPLE, TF_CONFIG
 from scaleflow.config.plan import parse_plan
-from scaleflow.config.rules import AXES, ENVIRONMENTS, NEEDS, RULES, Axis, Rule, Value, find_applicable
-from scaleflow.interfaces import Plan
+from scaleflow.config.rules import RULES, Rule, find_applicable
+from scaleflow.interfaces import Hardware, Plan, Precision, Strategy, Training
 from scaleflow.launcher.prepare import resolve_environment
+
+
+@dataclass(frozen=True)
+class Value:
+    """One value of an axis.
+
+    Attributes:
+        key: the key of the axis.
+        name: the value as it is typed after the key.
+    """
+
+    key: str
+    name: str
+
+    @property
+    def word(self) -> str:
+        """The override: `KEY=NAME`."""
+        return f"{self.key}={self.name}"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A key and its values. Of values that work with the same values of other keys, only one is listed."""
+
+    key: str
+    values: tuple[Value, ...]
+
+
+#: (overrides, a further override that a combination with all of them needs to make sense): several devices on a CPU.
+NEEDS: Sequence[tuple[frozenset[str], str]] = tuple(
+    (frozenset({f"strategy={strategy}", f"hardware={hardware}"}), "hardware.logical_devices=2")
+    for strategy in ("auto", "mirrored", "pipeline")
+    for hardware in ("auto", "cpu")
+)
+
+EXAMPLE_WITH_SERVERS = (
+    '{"cluster": {"chief": ["host0:2222"], "worker": ["host1:2222"], "ps": ["host2:2222"]}, '
+    '"task": {"type": "chief", "index": 0}}'
+)
+
+#: (overrides, the environment variables that a combination with all of them needs). A later entry wins.
+ENVIRONMENTS: Sequence[tuple[frozenset[str], Mapping[str, str]]] = (
+    (frozenset({"cluster=tf_config"}), {TF_CONFIG: EXAMPLE}),
+    (frozenset({"cluster=tf_config", "strategy=parameter_server"}), {TF_CONFIG: EXAMPLE_WITH_SERVERS}),
+)
+
+
+def make_axis(key: str, *names: str) -> Axis:
+    return Axis(key, tuple(Value(key, name) for name in names))
+
+
+def literal_values(cls: type[Any], name: str = "name") -> tuple[str, ...]:
+    """Returns the values of the Literal of a field."""
+    return get_args(get_type_hints(cls)[name])
+
+
+AXES: Sequence[Axis] = (
+    make_axis("strategy", *literal_values(Strategy)),
+    make_axis("hardware", *literal_values(Hardware)),
+    make_axis("precision", *literal_values(Precision)),
+    make_axis("training.engine", *literal_values(Training, "engine")),
+    make_axis("training.accumulate", "1", "4"),
+    make_axis("training.clip_norm", "null", "1.0"),
+    make_axis("hardware.xla", "false", "true"),
+    make_axis("cluster", "local", "tf_config"),  # slurm and kubernetes work as tf_config
+)
 
 Cell = tuple[Value, ...]
 
@@ -27,17 +94,19 @@ TITLE = """\
 
 <!-- Made by `make table` from scaleflow/config/rules.py. -->
 
-Before there is a run, each combination is looked up in the table that this page is made from. What is refused costs a
-second and leaves nothing behind; what comes with a warning begins with it as a note. In each table a row is a strategy,
-a column a value of another key:
+Before a run starts, scaleflow checks its options against the rules on this page. A refused command takes about a second
+and leaves no files. A combination with a warning runs, and the warning is shown as a note.
 
-- **yes**: works;
-- **no**: refused; the number leads to the reason, and to what works instead;
-- **warns**: works, and the note says what to know of it;
-- **depends**, **may warn**: only together with what the reason names.
+In each table, a row is a strategy and a column is a value of another key:
 
-`auto` is decided where the run starts, by the devices found there; what it has come to is then looked up in the
-same way. `make matrix` trains what this page allows on CPUs; what needs a GPU or a TPU is planned there, not run.
+- **yes**: works.
+- **no**: refused. The number links to the reason and to what works instead.
+- **warns**: works. The note says what to know about it.
+- **depends**, **may warn**: refused, or with a warning, only together with what the reason names.
+
+`auto` is resolved when the run starts, from the devices on its machine. The result is then checked by the same rules.
+`make matrix` trains every allowed combination that can run on a CPU. Combinations that need a GPU or a TPU are only
+planned there.
 """
 
 
@@ -165,7 +234,7 @@ def render_notes(cells: Sequence[CheckedCell], reasons: Mapping[Rule, int]) -> I
     for rule, number in reasons.items():
         message = next(cell.messages[rule] for cell in cells if rule in cell.messages)
         yield f'{number}. <a id="{number}"></a>{to_markdown_code(message)}'
-    yield "\n## What else is refused, or comes with a warning\n"
+    yield "\n## Other combinations that are refused or give a warning\n"
     for rule in RULES:
         if rule not in reasons:
             yield f"- {rule.verdict}: {' with '.join(f'`{key}`' for key in rule.keys)}: {rule.reason}; {rule.instead}"

@@ -1,0 +1,30 @@
+"""Formats numbers and durations for people: lines of the terminal, tables and notes."""
+
+from __future__ import annotations
+
+
+def format_number(value: float) -> str:
+    """Formats a number with at most five significant digits.
+
+    Numbers from 0.0001 have four digits and no exponent, such as `0.0034` and `0.9533`. Numbers from 1,000 to 99,999
+    have five digits, such as `1234.5`. All others have three digits and an exponent, such as `1.68e+11`.
+    """
+    size = abs(value)
+    if 1000 <= size < 100_000:
+        return f"{value:.5g}"
+    return f"{value:.4g}" if 0.0001 <= size < 1000 else f"{value:.3g}"
+
+
+def format_duration(seconds: float) -> str:
+    """Formats a duration as `8 s`, `4 min 10 s` or `2 h 05 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def format_elapsed(seconds: float) -> str:
+    """Formats the time that something takes, as `0.4 s`, `12 s` or `4 min 10 s`."""
+    return f"{seconds:.1f} s" if seconds < 9.95 else format_duration(seconds)

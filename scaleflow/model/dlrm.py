@@ -1,0 +1,83 @@
+"""A model for tables with large vocabularies, after Naumov et al. 2019 (DLRM, arXiv:1906.00091)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Inputs, Outputs
+from scaleflow.model.layers import average, head, hidden, whole
+
+
+def build(
+    inputs: Mapping[str, Inputs],
+    outputs: Outputs,
+    width: int = 16,
+    dense_units: int | Sequence[int] = 32,
+    units: int | Sequence[int] = (64, 32),
+    dropout: float = 0.0,
+) -> keras.Model:
+    """Builds embeddings for categorical inputs, dense layers for numbers, their products in pairs, and dense layers.
+
+    An input with a vocabulary is categorical: one number, or a list of numbers whose embeddings are averaged (0 is
+    padding there). All other inputs are numbers, and are joined. Each pair of an embedding and of the transformed
+    numbers gives its dot product.
+
+    Args:
+        inputs: the inputs by name, at least one with a vocabulary.
+        outputs: the outputs that the dataset needs.
+        width: the size of an embedding.
+        dense_units: the width of the dense layer for the numbers, or of each of several; one of `width` follows.
+        units: the width of the dense layers after the products.
+        dropout: the fraction dropped after each dense layer.
+
+    Raises:
+        ConfigError: if the dataset has a single input or no categorical one, or an argument is invalid.
+    """
+    size = whole(width, "model.width")
+    check_columns(inputs)
+    raw = {name: keras.Input(spec.shape, dtype=spec.dtype, name=name) for name, spec in inputs.items()}
+    vectors, numbers = [], []
+    for name, spec in inputs.items():
+        if spec.vocabulary is None:
+            numbers.append(to_numbers(raw[name], spec))
+            continue
+        embedded = keras.layers.Embedding(spec.vocabulary, size, name=f"{name}_embedding")(raw[name])
+        vectors.append(average(embedded, raw[name]) if spec.shape else embedded)
+    if numbers:
+        joined = keras.layers.Concatenate()(numbers) if len(numbers) > 1 else numbers[0]
+        x = hidden(hidden(joined, dense_units, dropout), size, 0.0)
+        vectors.append(x)
+    parts = [multiply_pairs(vectors)] if len(vectors) > 1 else []
+    joined = [*parts, *vectors]
+    x = keras.layers.Concatenate()(joined) if len(joined) > 1 else joined[0]
+    return keras.Model(raw, head(hidden(x, units, dropout), outputs), name="dlrm")
+
+
+def check_columns(inputs: Any) -> None:
+    if not isinstance(inputs, Mapping):
+        raise ConfigError("model=dlrm: needs several inputs by name, but the dataset has one; use model=mlp")
+    wrong = [name for name, spec in inputs.items() if not isinstance(spec, Inputs) or spec.dtype == "string"]
+    if wrong:
+        raise ConfigError(f"model=dlrm: accepts numbers and categories, but {', '.join(wrong)} is text or a group")
+    long = [name for name, spec in inputs.items() if len(spec.shape) > 1]
+    if long:
+        raise ConfigError(f"model=dlrm: accepts single values and lists, but {', '.join(long)} has more dimensions")
+    if not any(spec.vocabulary for spec in inputs.values()):
+        raise ConfigError("model=dlrm: the dataset has no categorical input (Inputs.vocabulary); use model=mlp")
+
+
+def to_numbers(x: Any, spec: Inputs) -> Any:
+    """Converts a numeric input to [b, n], near [0, 1] if it has a scale."""
+    x = x if spec.shape else ops.expand_dims(x, axis=-1)
+    return keras.layers.Rescaling(1.0 if spec.scale is None else spec.scale)(x)
+
+
+def multiply_pairs(vectors: Sequence[Any]) -> Any:
+    """Returns the dot product of each pair of vectors [b, width]: [b, pairs]."""
+    pairs = [(a, b) for number, a in enumerate(vectors) for b in vectors[:number]]
+    return ops.stack([ops.sum(a * b, axis=-1) for a, b in pairs], axis=-1)

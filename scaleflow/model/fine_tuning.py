@@ -1,0 +1,115 @@
+"""Fine-tuning: frozen layers, LoRA, and learning rates for parts of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Lora, Model
+from scaleflow.model.layer_patterns import find_layers, format_names, walk_layers
+
+#: A layer's attributes for LoRA: its weight matrix, and the two small matrices whose product is added to it.
+MATRICES = (
+    ("_kernel", "lora_kernel_a", "lora_kernel_b"),
+    ("_embeddings", "lora_embeddings_a", "lora_embeddings_b"),
+)
+
+
+def fine_tune(model: keras.Model, options: Model) -> None:
+    """Freezes layers and adds LoRA, as the config group `model` says. Call it in the strategy's scope.
+
+    Raises:
+        ConfigError: if a pattern matches no layer, or if nothing is left to train.
+    """
+    if options.freeze is not None:
+        freeze_layers(model, options.freeze)
+    if options.lora is not None:
+        add_lora(model, options.lora)
+    if options.freeze and not model.trainable_variables:
+        names = format_names(dict(walk_layers(model)))
+        raise ConfigError(
+            f"model.freeze=[{', '.join(options.freeze)}]: no layer is left to train; the model has {names}"
+        )
+
+
+def freeze_layers(model: keras.Model, patterns: Sequence[str]) -> None:
+    """Makes the layers that a pattern matches, and all layers inside them, not trainable.
+
+    Patterns apply in their order. Layers that a pattern with `!` before it matches are trainable again.
+    """
+    setting = f"model.freeze=[{', '.join(patterns)}]"
+    for pattern in patterns:
+        for layer in find_layers(model, pattern.removeprefix("!"), setting):
+            layer.trainable = pattern.startswith("!")
+
+
+def add_lora(model: keras.Model, options: Lora) -> None:
+    """Adds LoRA (Hu et al. 2021, arXiv:2106.09685) to the layers that a pattern matches, or that are inside them.
+
+    Their weight matrices do not train any more. The new matrices train even if their layer is frozen.
+    """
+    names = options.layers or []
+    setting = f"model.lora.layers=[{', '.join(names)}]"
+    able = {id(layer): layer for _, layer in walk_layers(model) if hasattr(layer, "enable_lora")}
+    chosen: dict[int, keras.Layer] = {}
+    for pattern in names:
+        inside = [each for layer in find_layers(model, pattern, setting) for each in layer._flatten_layers()]
+        found = {id(layer): layer for layer in inside if id(layer) in able}
+        if not found:
+            paths = {path: layer for path, layer in walk_layers(model) if id(layer) in able}
+            raise ConfigError(
+                f"{setting}: {pattern} matches no layer that takes LoRA; these do: {format_names(paths) or 'none'}"
+            )
+        chosen |= found
+    for layer in chosen.values():
+        try:
+            layer.enable_lora(options.rank)
+        except ValueError as error:  # the weights have a constraint, or LoRA already
+            raise ConfigError(f"{setting}: {layer.name}: {' '.join(str(error).split())}") from error
+        _, first, second = list_matrices(layer)
+        first.trainable = second.trainable = True  # Keras creates them frozen in a frozen layer
+
+
+def merge_lora(model: keras.Model) -> keras.Model:
+    """Adds what LoRA has learned to the weight matrices, and removes LoRA from the model. Returns the model.
+
+    Its layers then have the weights that they had before LoRA was added.
+    """
+    for layer in model._flatten_layers():
+        if getattr(layer, "lora_enabled", False):
+            weights, first, second = list_matrices(layer)
+            weights.assign(weights + layer.lora_alpha / layer.lora_rank * keras.ops.matmul(first, second))
+            layer.lora_enabled, layer.lora_rank, layer.lora_alpha = False, None, None
+            for variable in (first, second):
+                layer._untrack_variable(variable)
+    return model
+
+
+def list_matrices(layer: keras.Layer) -> tuple[Any, Any, Any]:
+    """Returns the weight matrix and LoRA's two matrices of a layer with LoRA."""
+    names = next(names for names in MATRICES if hasattr(layer, names[1]))
+    weights, first, second = (getattr(layer, name) for name in names)
+    return weights, first, second
+
+
+def find_rate_factors(model: keras.Model, factors: Mapping[str, float]) -> list[float]:
+    """Returns the learning rate's factor of each trainable variable. If several patterns match, the last one counts.
+
+    Args:
+        model: the model.
+        factors: `optimizer.rate_factors`.
+
+    Raises:
+        ConfigError: if a pattern matches no layer, or only layers that do not train.
+    """
+    setting = f"optimizer.rate_factors={{{', '.join(f'{name}: {factor:g}' for name, factor in factors.items())}}}"
+    by_id: dict[int, float] = {}
+    for pattern, factor in factors.items():
+        variables = [v for layer in find_layers(model, pattern, setting) for v in layer.variables if v.trainable]
+        if not variables:
+            raise ConfigError(f"{setting}: {pattern} matches only layers that do not train; leave it out")
+        by_id |= {id(variable): factor for variable in variables}
+    return [by_id.get(id(variable), 1.0) for variable in model.trainable_variables]

@@ -1,0 +1,119 @@
+"""The networks of `keras.applications` with a head for the dataset, and the preprocessing that their weights expect."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import keras
+from keras import ops
+
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Inputs, Outputs
+from scaleflow.model.layers import check_shape, first_line, fraction, head
+
+#: Mean colour of ImageNet (blue, green, red), subtracted from pixels in [0, 255].
+CAFFE_MEAN = (103.939, 116.779, 123.68)
+
+#: Mean and deviation of ImageNet's colours (red, green, blue), for pixels in [0, 1].
+TORCH_MEAN, TORCH_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+#: Beginnings of the names of networks that take pixels in [0, 255] and preprocess them themselves.
+OWN_PREPROCESSING = ("EfficientNet", "ConvNeXt", "MobileNetV3")
+
+#: Networks whose weights expect BGR pixels minus `CAFFE_MEAN`. Those of `DenseNet*` expect `TORCH_MEAN`, and those of
+#: all other networks pixels in [-1, 1]. Source: `preprocess_input` of each module of `keras.applications`.
+CAFFE = ("ResNet50", "ResNet101", "ResNet152", "VGG16", "VGG19")
+
+#: The value of `weights` that downloads Keras's weights for ImageNet.
+IMAGENET = "imagenet"
+
+
+def build(
+    inputs: Inputs, outputs: Outputs, name: str = "MobileNetV2", weights: str | None = None, dropout: float = 0.0
+) -> keras.Model:
+    """Builds a network of `keras.applications` without its top, the average over the image, and a dense layer.
+
+    The model converts the dataset's pixels to what the network's weights expect. Grey images become three equal
+    channels. BatchNorm normalizes over all replicas. The network is one layer of the model, with its own name in lower
+    case, so `model.freeze` can name it.
+
+    Args:
+        inputs: images of shape (height, width, 1 or 3).
+        outputs: the outputs that the dataset needs.
+        name: a function of `keras.applications`, such as `EfficientNetB0`.
+        weights: None for new weights; `imagenet` downloads Keras's; or a local file with the weights of the network
+            without its top, such as Keras's own `..._notop.h5`.
+        dropout: the fraction dropped before the dense layer.
+
+    Raises:
+        ConfigError: if there is no such network, it does not take images of this size, or the weights cannot be loaded.
+    """
+    check_shape(inputs, "keras_application")
+    if inputs.shape[2] not in (1, 3):
+        raise ConfigError(
+            f"model=keras_application: needs images with 1 or 3 channels, but the dataset's have {inputs.shape[2]}"
+        )
+    rate = fraction(dropout)
+    raw = keras.Input(inputs.shape, dtype=inputs.dtype, name="inputs")
+    x = keras.layers.Rescaling(255 * (1.0 if inputs.scale is None else inputs.scale))(raw)
+    if inputs.shape[2] == 1:
+        x = keras.layers.Concatenate()([x, x, x])
+    x = make_network(name, (*inputs.shape[:2], 3), weights)(preprocess(x, name))
+    if rate:
+        x = keras.layers.Dropout(rate)(x)
+    return keras.Model(raw, head(x, outputs), name=f"{name.lower()}_classifier")
+
+
+def list_networks() -> list[str]:
+    """Returns the names of the networks in `keras.applications`."""
+    return [name for name, value in vars(keras.applications).items() if inspect.isfunction(value)]
+
+
+def make_network(name: Any, shape: tuple[int, ...], weights: Any) -> keras.Model:
+    """Makes the network: pixels as its weights expect them [b, *shape] -> [b, features]."""
+    if name not in list_networks():
+        raise ConfigError(f"model.name={name}: expected one of {', '.join(sorted(list_networks()))}")
+    file = None
+    if weights not in (None, IMAGENET):
+        file = Path(str(weights)).expanduser()
+        if not file.is_file():
+            raise ConfigError(
+                f"model.weights={weights}: there is no such file; use a local file of weights, imagenet or null"
+            )
+    try:
+        network = getattr(keras.applications, name)(
+            include_top=False, weights=weights if file is None else None, input_shape=shape, pooling="avg"
+        )
+    except Exception as error:  # Keras checks sizes, and its download raises many types
+        if weights == IMAGENET:
+            advice = "use a file of weights on a machine that cannot download them, or model.weights=null"
+            raise ConfigError(f"model.weights=imagenet: {first_line(error)}; {advice}") from error
+        raise ConfigError(
+            f"model.name={name}: cannot be built for images of {shape[0]} x {shape[1]} pixels: {first_line(error)}"
+        ) from error
+    for layer in network.layers:
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer.synchronized = True
+    if file is not None:
+        try:
+            network.load_weights(file)
+        except Exception as error:  # h5py, zipfile and Keras raise many types
+            raise ConfigError(
+                f"model.weights={weights}: this is not a file with the weights of {name} without its top "
+                f"({first_line(error)}); use such a file, imagenet or null"
+            ) from error
+    return network
+
+
+def preprocess(pixels: Any, name: str) -> Any:
+    """Converts RGB pixels [b, height, width, 3] in [0, 255] to what the network's weights expect."""
+    if name.startswith(OWN_PREPROCESSING):
+        return pixels
+    if name in CAFFE:
+        return keras.layers.Rescaling(1.0, [-mean for mean in CAFFE_MEAN])(ops.flip(pixels, axis=-1))
+    if name.startswith("DenseNet"):
+        variance = [deviation**2 for deviation in TORCH_DEVIATION]
+        return keras.layers.Normalization(mean=TORCH_MEAN, variance=variance)(keras.layers.Rescaling(1 / 255)(pixels))
+    return keras.layers.Rescaling(1 / 127.5, -1.0)(pixels)

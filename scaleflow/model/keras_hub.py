@@ -1,0 +1,149 @@
+"""Backbones of KerasHub, pretrained or new, with a head for the dataset. Needs the extra `hub`."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+from keras import ops
+
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Inputs, Outputs
+from scaleflow.model.layers import average, check_shape, check_tokens, entry, first_line, fraction, head
+
+
+def build(
+    inputs: Inputs,
+    outputs: Outputs,
+    preset: str | None = None,
+    backbone: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    weights: bool = True,
+    dropout: float = 0.0,
+) -> keras.Model:
+    """Builds a backbone of KerasHub, the average of its features, and a dense layer.
+
+    For texts, tokens with the number 0 are padding. If the targets have a class for each token, the dense layer is
+    applied to each token's features instead of their average. The backbone gets images near [0, 1]; what a preset's
+    own preprocessor does beyond that (tokenizing, resizing, other ranges) is the dataset's task.
+
+    Args:
+        inputs: images of shape (height, width, channels), or word numbers of shape (tokens,) with a vocabulary.
+        outputs: the outputs that the dataset needs.
+        preset: a folder with a saved preset, or a name such as `resnet_18_imagenet`, which KerasHub downloads.
+        backbone: in place of `preset`: a class of `keras_hub.models`, such as `BertBackbone`.
+        config: the arguments of that class.
+        weights: with `preset`: whether to load its weights.
+        dropout: the fraction dropped before the dense layer.
+
+    Raises:
+        ConfigError: if the extra is not installed, there is no such backbone, or it does not take the inputs.
+    """
+    if importlib.util.find_spec("keras_hub") is None:
+        raise ConfigError("model=keras_hub: keras-hub is not installed; pip install 'scaleflow[hub]'")
+    if (preset is None) == (backbone is None):
+        raise ConfigError("model=keras_hub: set model.preset=NAME, or model.backbone=CLASS and model.config={...}")
+    rate = fraction(dropout)
+    network = load_preset(preset, weights) if backbone is None else make_backbone(backbone, config or {})
+    raw, features = apply_to_tokens(network, inputs) if isinstance(network.input, dict) else apply(network, inputs)
+    if len(outputs.shape) < 2 or len(features.shape) == 2:
+        features = pool(features, raw)
+    if rate:
+        features = keras.layers.Dropout(rate)(features)
+    if len(features.shape) == 2:
+        return keras.Model(raw, head(features, outputs), name="keras_hub")
+    if features.shape[1:-1] != outputs.shape[:-1]:
+        raise ConfigError(
+            f"model=keras_hub: the backbone returns features of shape {features.shape[1:]}, but the dataset's "
+            f"{outputs.kind} targets need outputs of shape {outputs.shape}"
+        )
+    logits = keras.layers.Dense(outputs.shape[-1], dtype="float32", name="outputs")(features)
+    return keras.Model(raw, logits, name="keras_hub")
+
+
+def load_preset(preset: str | None, weights: bool) -> keras.Model:
+    """Loads a preset.
+
+    Raises:
+        ConfigError: if it cannot be found or loaded.
+    """
+    import keras_hub
+
+    try:
+        return keras_hub.models.Backbone.from_preset(preset, load_weights=weights)
+    except Exception as error:  # downloads and files raise many types
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"model.preset={preset}: cannot be loaded: {reason}; use the folder of a saved preset, or a name of "
+            "KerasHub on a machine that can download it"
+        ) from error
+
+
+def make_backbone(name: Any, config: Mapping[str, Any]) -> keras.Model:
+    """Makes a new backbone from its class and arguments.
+
+    Raises:
+        ConfigError: if there is no such class, or it does not take the arguments.
+    """
+    import keras_hub
+
+    known = sorted(name for name in dir(keras_hub.models) if name.endswith("Backbone") and name != "Backbone")
+    if name not in known:
+        raise ConfigError(f"model.backbone={name}: expected one of {', '.join(known)}")
+    try:
+        return getattr(keras_hub.models, name)(**config)
+    except Exception as error:  # each class checks its arguments in its own way
+        raise ConfigError(f"model.config: {name} does not accept these arguments: {first_line(error)}") from error
+
+
+def apply(network: keras.Model, inputs: Inputs) -> tuple[Any, Any]:
+    """Applies a backbone of one input to images, scaled to about [0, 1]. Returns the model's input and the features."""
+    check_shape(inputs, "keras_hub")
+    raw, x = entry(inputs)
+    try:
+        return raw, take_features(network(x))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            f"model=keras_hub: {type(network).__name__} does not accept inputs of shape {inputs.shape}: "
+            f"{first_line(error)}"
+        ) from error
+
+
+def apply_to_tokens(network: keras.Model, inputs: Inputs) -> tuple[Any, Any]:
+    """Applies a backbone of texts to word numbers. Returns the model's input and the features [b, tokens, width]."""
+    size = check_tokens(inputs, "keras_hub")
+    vocabulary = getattr(network, "vocabulary_size", size)
+    if size > vocabulary:
+        raise ConfigError(
+            f"model=keras_hub: the backbone has a vocabulary of {vocabulary}, but the dataset's is {size}; set "
+            f"dataset.vocabulary={vocabulary}, or model.config.vocabulary_size={size}"
+        )
+    raw, tokens = entry(inputs)
+    arguments = {
+        "token_ids": tokens,
+        "padding_mask": ops.cast(ops.not_equal(tokens, 0), "int32"),
+        "segment_ids": ops.zeros_like(tokens),
+    }
+    unknown = sorted(set(network.input) - set(arguments))
+    if unknown:
+        raise ConfigError(
+            f"model=keras_hub: {type(network).__name__} needs {', '.join(unknown)}, which no dataset has; use "
+            "another backbone"
+        )
+    return raw, take_features(network({name: arguments[name] for name in network.input}))
+
+
+def take_features(returned: Any) -> Any:
+    """Returns the features of each position from what a backbone returns."""
+    return returned["sequence_output"] if isinstance(returned, dict) else returned
+
+
+def pool(features: Any, raw: Any) -> Any:
+    """Averages features over an image, or over the words of a text without padding."""
+    if len(features.shape) == 4:
+        return keras.layers.GlobalAveragePooling2D()(features)
+    if len(features.shape) == 3:
+        return average(features, raw)
+    return features

@@ -1,0 +1,70 @@
+"""A U-Net for segmentation: a class for each pixel, after Ronneberger et al. 2015 (arXiv:1505.04597)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Inputs, Outputs
+from scaleflow.model.layers import check_shape, entry, flag, rectified, widths
+
+
+def build(
+    inputs: Inputs, outputs: Outputs, filters: Sequence[int] = (16, 32, 64), batch_norm: bool = False
+) -> keras.Model:
+    """Builds levels of two 3 x 3 convolutions with ReLU, max-pooling down and transposed convolutions up.
+
+    The results of each level on the way down are joined to those on the way up. Borders are padded, so that the outputs
+    have the size of the images.
+
+    Args:
+        inputs: images of shape (height, width, channels). Both sides are multiples of 2 for each level but the first.
+        outputs: logits or values for each pixel, of shape (height, width, values).
+        filters: the filters of each level; the last is the bottom.
+        batch_norm: normalize after each convolution, over all replicas.
+
+    Raises:
+        ConfigError: if the inputs are not images of such a size, the targets are not per pixel, or an argument is
+            invalid.
+    """
+    check_shape(inputs, "unet")
+    levels = widths(filters, "model.filters")
+    check_pixels(inputs, outputs, levels)
+    normalizes = flag(batch_norm)
+    raw, x = entry(inputs)
+    skips = []
+    for count in levels[:-1]:
+        x = convolve(x, count, normalizes)
+        skips.append(x)
+        x = keras.layers.MaxPooling2D()(x)
+    x = convolve(x, levels[-1], normalizes)
+    for count, skip in zip(levels[-2::-1], skips[::-1], strict=True):
+        x = keras.layers.Conv2DTranspose(count, 2, strides=2)(x)
+        x = convolve(keras.layers.Concatenate()([skip, x]), count, normalizes)
+    x = keras.layers.Conv2D(outputs.shape[-1], 1, dtype="float32", name="outputs")(x)
+    return keras.Model(raw, x, name="unet")
+
+
+def check_pixels(inputs: Inputs, outputs: Outputs, levels: Sequence[int]) -> None:
+    if outputs.shape[:-1] != inputs.shape[:2]:
+        raise ConfigError(
+            f"model=unet: returns outputs for each of {inputs.shape[0]} x {inputs.shape[1]} pixels, but the dataset's "
+            f"{outputs.kind} targets need outputs of shape {outputs.shape}; use model=cnn or model=resnet"
+        )
+    step = 2 ** (len(levels) - 1)
+    if any(side % step for side in inputs.shape[:2]):
+        raise ConfigError(
+            f"model.filters={list(levels)}: {len(levels)} levels halve the images {len(levels) - 1} times, and "
+            f"{inputs.shape[0]} x {inputs.shape[1]} pixels are not multiples of {step}; use fewer levels or resize "
+            "the images"
+        )
+
+
+def convolve(x: Any, count: int, normalizes: bool) -> Any:
+    """Adds two convolutions."""
+    for _ in range(2):
+        x = rectified(x, keras.layers.Conv2D, count, normalizes, kernel_size=3, padding="same")
+    return x

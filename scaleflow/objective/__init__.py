@@ -1,0 +1,15 @@
+"""The objective: the loss that is minimised, and the metrics that are reported."""
+
+from scaleflow.objective.class_weight import count_classes, describe_class_weights, find_class_weights
+from scaleflow.objective.forms import Loader
+from scaleflow.objective.make import make_objective
+from scaleflow.objective.structure import find_mask_note
+
+__all__ = [
+    "Loader",
+    "count_classes",
+    "describe_class_weights",
+    "find_class_weights",
+    "find_mask_note",
+    "make_objective",
+]

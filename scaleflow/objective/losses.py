@@ -1,0 +1,200 @@
+"""Losses that `objective.loss` names: Keras's, or functions and classes of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Outputs, Target
+from scaleflow.objective.forms import (
+    FROM_LOGITS,
+    Loader,
+    add_arguments,
+    draw_batch,
+    find_keras_name,
+    first_line,
+    plain_names,
+    takes,
+    to_one_hot,
+    to_probabilities,
+)
+from scaleflow.objective.kinds import Defaults, Loss
+from scaleflow.objective.positions import is_shares
+
+#: Keras's losses that take integer classes; its others take targets of the outputs' shape.
+INTEGER = plain_names("SparseCategoricalCrossentropy", "CategoricalGeneralizedCrossEntropy")
+
+#: Those that take any numbers as outputs, and no probabilities.
+HINGES = plain_names("Hinge", "SquaredHinge", "CategoricalHinge")
+
+#: Those that need one of several classes.
+ONE_OF_SEVERAL = INTEGER | plain_names("CategoricalCrossentropy", "CategoricalFocalCrossentropy", "CategoricalHinge")
+
+#: Those that need classes or labels.
+NOT_FOR_VALUES = (
+    ONE_OF_SEVERAL | HINGES | plain_names("BinaryCrossentropy", "BinaryFocalCrossentropy", "Dice", "Tversky")
+)
+
+#: What no kind of target fits.
+FOR_NO_KIND = plain_names("CTC", "Circle")
+
+REDUCTION, SMOOTHING = "reduction", "label_smoothing"
+
+
+def choose_loss(
+    described: Outputs, defaults: Defaults, target: Target | None, smoothing: float, loader: Loader | None
+) -> Loss:
+    """Returns the loss of each target of one output, (targets, outputs) -> [b, ...].
+
+    Args:
+        described: the output.
+        defaults: the loss and metrics of its kind.
+        target: `objective.loss`; None for that of the kind.
+        smoothing: `objective.label_smoothing`.
+        loader: loads the target.
+
+    Raises:
+        ConfigError: if the loss does not fit the output.
+    """
+    if target is None:
+        return smooth_labels(described, defaults.loss, smoothing) if smoothing else defaults.loss
+    assert loader is not None
+    named = loader.locate(target)
+    loss = make_loss(described, target, named, smoothing, loader)
+    check_loss(described, target, named, loss)
+    return loss
+
+
+def smooth_labels(described: Outputs, loss: Loss, smoothing: float) -> Loss:
+    """Returns the loss of a kind for targets of which a share is spread over all classes, as Keras does."""
+
+    def smoothed(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+        if described.kind == "classification":
+            classes, targets = described.shape[-1], to_one_hot(targets, outputs)
+        else:
+            classes, targets = 2, tf.cast(targets, tf.float32)
+        return loss(targets * (1 - smoothing) + smoothing / classes, outputs)
+
+    return smoothed
+
+
+def make_loss(described: Outputs, target: Target, named: Any, smoothing: float, loader: Loader) -> Loss:
+    """Makes the loss that a target names, with targets and outputs in the form that it takes."""
+    keras_name = find_keras_name(named)
+    check_kind(described, target, keras_name)
+    target = complete_arguments(target, named, smoothing, described.kind != "regression")
+    made = loader.make(target)
+    call: Callable[..., Any] = made.call if isinstance(made, keras.losses.Loss) else made
+    if not callable(call):
+        raise ConfigError(
+            f"{target.key}._target_={target.path}: this returned a {type(made).__name__}, expected a "
+            "keras.losses.Loss or a function (targets, outputs) -> a loss for each example"
+        )
+    needs_probabilities = keras_name is not None and not (takes(named, FROM_LOGITS) or keras_name in HINGES)
+
+    def loss(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+        if described.kind != "classification":
+            targets = tf.cast(targets, tf.float32)
+        elif keras_name is not None and keras_name not in INTEGER:
+            targets = to_one_hot(targets, outputs)
+        elif is_shares(targets, outputs):
+            raise ConfigError(
+                f"{target.key}._target_={target.path}: needs integer classes, but dataset.augment.mixup turns them "
+                "into shares of classes; use a loss such as keras.losses.CategoricalCrossentropy, or remove one of "
+                "the two"
+            )
+        if described.shape == ():  # Keras averages over the last axis
+            targets, outputs = targets[:, None], outputs[:, None]
+        if needs_probabilities:
+            outputs = to_probabilities(described, outputs)
+        return tf.cast(call(targets, outputs), tf.float32)
+
+    return loss
+
+
+def check_kind(described: Outputs, target: Target, keras_name: str | None) -> None:
+    """Rejects a loss of Keras that a kind of target has no use for."""
+    if keras_name in FOR_NO_KIND:
+        raise ConfigError(
+            f"{target.key}._target_={target.path}: does not fit {described.kind} targets; write a training step for "
+            "it (training.step)"
+        )
+    suited = {"regression": NOT_FOR_VALUES, "binary": ONE_OF_SEVERAL, "multi_label": ONE_OF_SEVERAL}
+    if keras_name in suited.get(described.kind, ()):
+        kinds = "classes or labels" if described.kind == "regression" else "one of several classes"
+        examples = {"regression": "Huber", "binary": "BinaryCrossentropy", "multi_label": "BinaryCrossentropy"}
+        raise ConfigError(
+            f"{target.key}._target_={target.path}: is for {kinds}, and the dataset's targets are {described.kind}; use "
+            f"a loss such as keras.losses.{examples[described.kind]}, or leave it null"
+        )
+
+
+def complete_arguments(target: Target, named: Any, smoothing: float, has_classes: bool) -> Target:
+    """Adds `from_logits` and `label_smoothing`, and rejects arguments that would contradict the loop."""
+    key, arguments = target.key, target.arguments
+    if REDUCTION in arguments:
+        raise ConfigError(
+            f"{key}.{REDUCTION}={arguments[REDUCTION]}: the loop averages over the examples of the global batch, on "
+            "any number of replicas; remove this key"
+        )
+    added: dict[str, Any] = {}
+    if takes(named, FROM_LOGITS):
+        if arguments.get(FROM_LOGITS) is False:
+            raise ConfigError(
+                f"{key}.{FROM_LOGITS}=false: models return logits, without softmax or sigmoid; remove this key"
+            )
+        added[FROM_LOGITS] = True
+    if smoothing and has_classes:
+        if not takes(named, SMOOTHING):
+            raise ConfigError(
+                f"objective.label_smoothing={smoothing:g}: {key}._target_={target.path} has no label smoothing; leave "
+                "it 0, or use a loss such as keras.losses.CategoricalCrossentropy"
+            )
+        if SMOOTHING in arguments:
+            raise ConfigError(
+                f"objective.label_smoothing={smoothing:g} with {key}.{SMOOTHING}={arguments[SMOOTHING]}: both smooth "
+                "the targets; remove one of the two"
+            )
+        added[SMOOTHING] = smoothing
+    return add_arguments(target, added)
+
+
+def check_loss(described: Outputs, target: Target, named: Any, loss: Loss) -> None:
+    """Tries a loss on two random examples.
+
+    Raises:
+        ConfigError: if it fails, does not give a value for each example or position, or if one example's value depends
+            on the others: it would then depend on how a batch is divided among replicas.
+    """
+    targets, outputs = draw_batch(described, described.shape, 2)
+    start = f"{target.key}._target_={target.path}: "
+    form = f"{described.kind} targets of shape {tuple(targets.shape)} and outputs of shape {tuple(outputs.shape)}"
+    try:
+        both, first = (loss(targets[:n], outputs[:n]) for n in (2, 1))
+    except ConfigError:
+        raise
+    except Exception as error:  # the user's code may raise anything
+        raise ConfigError(f"{start}fails on {form}: {first_line(error)}") from error
+    shape = tuple(both.shape)
+    if shape[:1] != (2,) or shape != tuple(outputs.shape)[: len(shape)]:
+        axes = tuple(range(1, len(described.shape) + 1))
+        hint = f"; set its axis to {list(axes)}" if takes(named, "axis") and shape == () else ""
+        raise ConfigError(
+            f"{start}returns shape {shape} for {form}; expected one value for each example, shape (2,), or for each "
+            f"of its positions{hint}"
+        )
+    if not np.allclose(both[:1], first, rtol=1e-4, atol=1e-5, equal_nan=True):
+        raise ConfigError(
+            f"{start}the loss of an example depends on the other examples of its batch, so it would depend on how the "
+            "batch is divided; write a training step for it (training.step)"
+        )
+    if described.ignore is not None and both.shape.num_elements() != targets.shape.num_elements():
+        raise ConfigError(
+            f"{start}returns shape {shape} for {form}, so single targets with the value {described.ignore} cannot be "
+            "left out (Outputs.ignore); leave the loss null"
+        )

@@ -1,0 +1,380 @@
+"""Metrics that `objective.metrics` names: `keras.metrics.Metric` classes, as sums over examples.
+
+The state of a metric after a batch, less its initial state, is added over batches, replicas and workers. The result is
+computed from the sum, so it is that of the whole split. The state must be additive for that, which is checked.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Measure, Outputs, Target
+from scaleflow.objective.forms import (
+    FROM_LOGITS,
+    Loader,
+    add_arguments,
+    draw_batch,
+    find_keras_name,
+    first_line,
+    is_of_keras,
+    plain_name,
+    plain_names,
+    takes,
+    to_integers,
+    to_probabilities,
+)
+from scaleflow.objective.positions import find_counted, replace_ignored, spread_weights
+
+Array = np.ndarray[Any, Any]
+
+#: Metrics of Keras that take integer classes.
+INTEGER = plain_names(
+    "SparseCategoricalAccuracy", "SparseTopKCategoricalAccuracy", "SparseCategoricalCrossentropy", "Accuracy"
+)
+
+#: Those that take any numbers as outputs, and no probabilities.
+HINGES = plain_names("Hinge", "SquaredHinge", "CategoricalHinge")
+
+#: Those that need one of several classes.
+ONE_OF_SEVERAL = (INTEGER - plain_names("Accuracy")) | plain_names(
+    *("CategoricalAccuracy", "TopKCategoricalAccuracy", "CategoricalCrossentropy", "CategoricalHinge"),
+    *("OneHotIoU", "OneHotMeanIoU"),
+)
+
+#: Those that need classes, and no labels of which several can be true.
+CLASSES = ONE_OF_SEVERAL | plain_names("Accuracy", "IoU", "MeanIoU")
+
+#: Those for values.
+VALUES = plain_names(
+    *("MeanSquaredError", "RootMeanSquaredError", "MeanAbsoluteError", "MeanAbsolutePercentageError", "LogCoshError"),
+    *("MeanSquaredLogarithmicError", "CosineSimilarity", "R2Score", "PearsonCorrelation", "ConcordanceCorrelation"),
+    *("Poisson", "KLDivergence"),
+)
+
+#: Metrics whose direction Keras does not say.
+LARGER_IS_BETTER = plain_names(
+    *("SensitivityAtSpecificity", "SpecificityAtSensitivity", "PrecisionAtRecall", "RecallAtPrecision"),
+    *("TruePositives", "TrueNegatives"),
+)
+SMALLER_IS_BETTER = plain_names("FalsePositives", "FalseNegatives")
+
+#: Names under which the loop reports other values of training.
+RESERVED = ("loss", "loss_scale", "rollbacks", "lr")
+
+Mode = Literal["min", "max"]
+
+
+#: Examples of the two batches on which a metric is tried.
+TRIED = 7, 5
+
+
+def make_measure(
+    described: Outputs, target: Target, loader: Loader, is_weighted: bool
+) -> tuple[Measure, Mapping[str, Mode]]:
+    """Makes the measure of a Keras metric of one output.
+
+    Args:
+        described: the output.
+        target: an item of `objective.metrics`.
+        loader: loads it.
+        is_weighted: whether examples have weights.
+
+    Returns:
+        The measure, and which of its values are better, as far as that is known.
+
+    Raises:
+        ConfigError: if the metric does not fit the output, or if it is no sum over examples.
+    """
+    start = f"{target.key}._target_={target.path}: "
+    named = loader.locate(target)
+    keras_name = find_keras_name(named)
+    check_kind(described, start, named, keras_name)
+    if takes(named, "num_classes") and "num_classes" not in target.arguments:
+        count = 2 if described.kind == "binary" else described.shape[-1] if described.shape else 1
+        target = add_arguments(target, {"num_classes": count})
+    metric = loader.make(target)
+    check_metric(described, start, metric, keras_name)
+    rows = Rows(described, metric, keras_name, target.arguments.get(FROM_LOGITS) is True, is_weighted)
+    try:
+        state = State(metric, *rows.draw(sum(TRIED)))
+        check_sums(start, state, rows, is_weighted)
+    except ConfigError:
+        raise
+    except Exception as error:  # a user's class may raise anything
+        form = f"{described.kind} targets and outputs of shape (n, {rows.columns})"
+        raise ConfigError(f"{start}fails on {form}: {first_line(error)}") from error
+    names = list_names(described, start, choose_name(target, metric, start), state.results)
+    mode = find_mode(metric, keras_name)
+
+    def sums(targets: tf.Tensor, outputs: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+        return state.add_up(*rows(targets, outputs, weights))
+
+    return Measure(names, sums, state.finish, state.size), {} if mode is None else dict.fromkeys(names, mode)
+
+
+# ---------------------------------------------------------------------------------------------
+# The form of the targets and outputs
+# ---------------------------------------------------------------------------------------------
+
+
+class Rows:
+    """Brings targets, outputs and weights into the form that a metric takes: a row for each position.
+
+    Args:
+        described: the output.
+        metric: the metric.
+        keras_name: the result of `find_keras_name`.
+        from_logits: whether the metric was asked to take logits.
+        is_weighted: whether examples have weights.
+    """
+
+    def __init__(
+        self, described: Outputs, metric: Any, keras_name: str | None, from_logits: bool, is_weighted: bool
+    ) -> None:
+        self.columns = described.shape[-1] if described.shape else 1
+        self._described = described
+        self._takes_logits = from_logits or keras_name in HINGES
+        self._takes_integers = getattr(metric, "sparse_y_true", keras_name is None or keras_name in INTEGER)
+        self._takes_decisions = getattr(metric, "sparse_y_pred", keras_name == "accuracy")
+        if keras_name == "binaryiou":
+            self._takes_integers = self._takes_decisions = False
+        is_counted = "int" in str(metric.dtype) and not is_weighted
+        self._weights_dtype = tf.as_dtype(metric.dtype) if is_counted else tf.float32
+
+    def __call__(self, targets: tf.Tensor, outputs: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        described = self._described
+        counted = find_counted(described, targets)
+        targets = replace_ignored(targets, counted)
+        if described.kind == "classification":
+            targets = to_integers(targets, outputs)
+        elif targets.shape.rank == 1:
+            targets, counted = targets[:, None], None if counted is None else counted[:, None]
+        weights = spread_weights(weights, targets)
+        if counted is not None:
+            weights *= counted
+        if described.kind != "classification":
+            targets, weights = (tf.reshape(each, [-1, self.columns]) for each in (targets, weights))
+            if counted is None or self.columns == 1:
+                weights = weights[:, 0]
+        return self._to_form(targets, tf.reshape(outputs, [-1, self.columns]), weights)
+
+    def draw(self, count: int) -> tuple[tf.Tensor, ...]:
+        """Draws random rows, in the form that the metric takes."""
+        weights = tf.ones([count])
+        if self._described.ignore is not None and self._described.kind != "classification" and self.columns > 1:
+            weights = tf.ones([count, self.columns])
+        return self._to_form(*draw_batch(self._described, (self.columns,), count), weights)
+
+    def _to_form(self, targets: tf.Tensor, outputs: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        kind = self._described.kind
+        predicted = outputs if self._takes_logits else to_probabilities(self._described, outputs)
+        if self._takes_decisions and kind != "regression":
+            is_class = kind == "classification"
+            predicted = (
+                tf.argmax(outputs, -1, output_type=tf.int32) if is_class else tf.cast(outputs[:, 0] > 0, tf.int32)
+            )
+        if kind == "classification":
+            targets = tf.reshape(targets, [-1])
+            weights = tf.reshape(weights, [-1])
+            if not self._takes_integers:
+                targets = tf.one_hot(targets, self.columns, dtype=tf.float32)
+        elif kind == "regression":
+            targets = tf.cast(targets, tf.float32)
+        else:
+            targets = tf.cast(tf.cast(targets, tf.float32) > 0.5, tf.float32)
+            if self._takes_decisions:
+                targets = tf.cast(targets[:, 0], tf.int32)
+        return targets, predicted, tf.cast(weights, self._weights_dtype)
+
+
+# ---------------------------------------------------------------------------------------------
+# The state of a metric
+# ---------------------------------------------------------------------------------------------
+
+
+class State:
+    """The variables of a metric as a flat vector, less their initial values.
+
+    Args:
+        metric: a Keras metric.
+        batch: targets, outputs and weights in its form. Many metrics make their variables at the first batch.
+
+    Attributes:
+        size: of the vector.
+        results: the shapes of the results by name; the name is "" for a result that is no dict.
+    """
+
+    def __init__(self, metric: Any, *batch: tf.Tensor) -> None:
+        self._metric = metric
+        metric.update_state(batch[0], batch[1], sample_weight=batch[2])
+        metric.reset_state()
+        self._initial = [np.array(variable) for variable in metric.variables]
+        self.size = sum(value.size for value in self._initial)
+
+        def compute_results(variables: list[tf.Tensor]) -> dict[str, tf.Tensor]:
+            result = metric.stateless_result(variables)
+            return result if isinstance(result, dict) else {"": tf.convert_to_tensor(result)}
+
+        specs = [tf.TensorSpec(value.shape, value.dtype) for value in self._initial]
+        self._compute = tf.function(compute_results, autograph=False).get_concrete_function(specs)
+        self.results = {name: tuple(spec.shape) for name, spec in self._compute.structured_outputs.items()}
+
+    def update(self, variables: Sequence[Any], *batch: tf.Tensor) -> list[Any]:
+        """Returns the variables after a batch."""
+        targets, outputs, weights = batch
+        return list(self._metric.stateless_update_state(variables, targets, outputs, sample_weight=weights))
+
+    def add_up(self, *batch: tf.Tensor) -> tf.Tensor:
+        """Computes what a batch adds to the initial state: [size] float64, or a float32 scalar if `size` is 1."""
+        added = self.flatten(self.update([tf.constant(value) for value in self._initial], *batch))
+        return tf.cast(added[0], tf.float32) if self.size == 1 else added
+
+    def add_up_both(self, first: Sequence[tf.Tensor], second: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Computes what two batches add, one after the other."""
+        return self.flatten(self.update(self.update([tf.constant(v) for v in self._initial], *first), *second))
+
+    def flatten(self, variables: Sequence[Any]) -> tf.Tensor:
+        pairs = zip(variables, self._initial, strict=True)
+        return tf.concat([tf.reshape(tf.cast(v, tf.float64) - value, [-1]) for v, value in pairs], axis=0)
+
+    def compute(self, sums: Array) -> dict[str, Array]:
+        """Computes the results from the sum of what all batches add."""
+        variables, first = [], 0
+        for value in self._initial:
+            part = value + np.reshape(sums[first : first + value.size], value.shape)
+            is_whole = np.issubdtype(value.dtype, np.integer)
+            variables.append(tf.constant((np.rint(part) if is_whole else part).astype(value.dtype)))
+            first += value.size
+        return {name: np.asarray(result) for name, result in self._compute(variables).items()}
+
+    def finish(self, sums: Array, total: float) -> Sequence[float]:
+        """Implements `Measure.finish`."""
+        return [float(value) for result in self.compute(sums).values() for value in np.ravel(result)]
+
+
+# ---------------------------------------------------------------------------------------------
+# Checks
+# ---------------------------------------------------------------------------------------------
+
+
+def check_kind(described: Outputs, start: str, named: Any, keras_name: str | None) -> None:
+    """Rejects a metric of Keras that a kind of target has no use for."""
+    if named in (keras.metrics.Mean, keras.metrics.Sum):
+        raise ConfigError(f"{start}takes values, not targets and outputs; remove it, since the loss is always reported")
+    unsuited: Mapping[str, bool] = {
+        "classification": False,
+        "binary": keras_name in ONE_OF_SEVERAL,
+        "multi_label": keras_name in CLASSES,
+        "regression": keras_name is not None and keras_name not in VALUES,
+    }
+    if unsuited[described.kind]:
+        examples = {"regression": "CosineSimilarity", "binary": "AUC", "multi_label": "AUC"}
+        raise ConfigError(
+            f"{start}has no meaning for {described.kind} targets; use a metric such as "
+            f"keras.metrics.{examples[described.kind]}"
+        )
+
+
+def check_metric(described: Outputs, start: str, metric: Any, keras_name: str | None) -> None:
+    """Rejects what is no metric, or one that cannot leave examples out."""
+    if not isinstance(metric, keras.metrics.Metric):
+        raise ConfigError(f"{start}this returned a {type(metric).__name__}, expected a keras.metrics.Metric")
+    if not (takes(metric.update_state, "sample_weight") or takes(metric.update_state, "kwargs")):
+        raise ConfigError(
+            f"{start}its update_state has no parameter sample_weight, which excludes the examples that fill up a "
+            "batch; write update_state(self, y_true, y_pred, sample_weight=None)"
+        )
+    columns = described.shape[-1] if described.shape else 1
+    if keras_name in plain_names("F1Score", "FBetaScore") and columns == 1 and metric.threshold is None:
+        raise ConfigError(f"{start}predicts the largest output, and there is only one; set threshold: 0.5")
+
+
+def check_sums(start: str, state: State, rows: Rows, is_weighted: bool) -> None:
+    """Tries a metric on random rows.
+
+    Raises:
+        ConfigError: if its state is not the sum of the states of parts, or if it does not heed the weights.
+    """
+    whole = rows.draw(sum(TRIED))
+    first, second = [[each[: TRIED[0]] for each in whole], [each[TRIED[0] :] for each in whole]]
+    parts = np.asarray(state.add_up(*first), np.float64) + np.asarray(state.add_up(*second), np.float64)
+    if not is_close(state.add_up_both(first, second), parts):
+        raise ConfigError(
+            f"{start}its state after two batches is not the sum of the states after each, so the parts that replicas "
+            "compute cannot be combined; keep sums over examples in it"
+        )
+
+    def results(*batch: tf.Tensor) -> Array:
+        return np.array(state.finish(np.reshape(state.add_up(*batch), [-1]), 0.0))
+
+    targets, outputs, weights = whole
+    is_real = tf.cast(tf.range(sum(TRIED)) < TRIED[0], weights.dtype)
+    padded = weights * (is_real if weights.shape.rank == 1 else is_real[:, None])
+    if not is_close(results(targets, outputs, padded), results(*first)):
+        raise ConfigError(
+            f"{start}counts examples of weight 0, which fill up a batch; multiply by sample_weight in its update_state"
+        )
+    twice = [tf.concat([each, each], axis=0) for each in first]
+    if is_weighted and not is_close(results(*twice[:2], twice[2] / 2), results(*first)):
+        raise ConfigError(
+            f"{start}an example of weight 0.5 does not count half, and the examples of the dataset have weights; if "
+            "the metric counts in whole numbers, set dtype: float32"
+        )
+
+
+def is_close(found: Any, wanted: Any) -> bool:
+    """Returns whether sums in float32 are equal, as far as rounding lets them."""
+    return np.allclose(found, wanted, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+# ---------------------------------------------------------------------------------------------
+# Names and directions
+# ---------------------------------------------------------------------------------------------
+
+
+def choose_name(target: Target, metric: Any, start: str) -> str:
+    """Returns the name of a metric: its own, or else that of its class, as Keras writes it: `top_k`."""
+    name, cls = str(metric.name), type(metric)
+    plain = re.sub(r"_\d+$", "", name)  # Keras appends a number if a class is used twice
+    inherits_name = not is_of_keras(cls) and is_of_keras(cls.__init__)  # a subclass of Mean is not called `mean`
+    if "name" in target.arguments:
+        pass
+    elif inherits_name:
+        name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
+    elif plain_name(plain) == plain_name(cls.__name__):
+        name = plain
+    if not name or "/" in name:
+        raise ConfigError(
+            f"{start}has the name {name!r}, in which / would separate a split or an output; give it another name"
+        )
+    return name
+
+
+def list_names(described: Outputs, start: str, name: str, results: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
+    """Lists the names of a metric's results: its own, and one for each class, threshold or key if there are several."""
+    names: list[str] = []
+    for key, shape in results.items():
+        prefix = f"{name}/{key}" if key else name
+        if len(shape) > 1:
+            raise ConfigError(f"{start}its result has shape {shape}; expected one number, or one for each class")
+        size = math.prod(shape)
+        is_named = described.names is not None and len(described.names) == size > 1
+        each = described.names if is_named and described.names else [str(index) for index in range(size)]
+        names += [prefix] if size == 1 else [f"{prefix}/{part}" for part in each]
+    return tuple(names)
+
+
+def find_mode(metric: Any, keras_name: str | None) -> Mode | None:
+    """Returns whether larger (`max`) or smaller (`min`) results are better; None if that is not known."""
+    direction = getattr(metric, "_direction", None)  # Keras sets it for its own tuner
+    if direction in ("up", "down"):
+        return "max" if direction == "up" else "min"
+    return "max" if keras_name in LARGER_IS_BETTER else "min" if keras_name in SMALLER_IS_BETTER else None

@@ -1,0 +1,65 @@
+"""Describes a sweep in the store, in Markdown: its command, its best job with its model, and the report's table."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from scaleflow.launcher.description import (
+    LONGEST,
+    cut_text,
+    describe_command,
+    describe_loading,
+    format_block,
+    format_table,
+    join_parts,
+    pad_cells,
+)
+from scaleflow.runs import RunFolder
+from scaleflow.sweep.report import MARKDOWN, Report
+
+#: The most jobs whose reasons are named, and the most characters of a reason.
+MOST_REASONS, LONGEST_REASON = 5, 200
+
+#: The most characters of the line about rows that do not fit.
+LONGEST_END = 60
+
+
+def describe_sweep(report: Report, folder: Path) -> str:
+    """Returns the description of a sweep.
+
+    Args:
+        report: the report of the sweep.
+        folder: the folder of the sweep.
+    """
+    store, model_uri = (report.best[1].store, report.best[1].model_uri) if report.best else (None, None)
+    repeated = format_block("sh", shlex.quote(f"hydra.sweep.dir={folder}"))
+    rest = join_parts(
+        [
+            list_reasons(report),
+            describe_loading(store, model_uri, "the model of the best job"),
+            describe_command(RunFolder(folder)),
+            f"To run what is missing, or more values, repeat the command with\n\n{repeated}",
+        ]
+    )
+    head = cut_text(f"**Best:** {report.describe_best()}" if report.best else report.ranking, MARKDOWN)
+    table = cut_rows(format_table(pad_cells(report.cells(report.shown))), LONGEST - len(head) - len(rest) - 4)
+    return f"{head}\n\n{table}\n\n{rest}"
+
+
+def list_reasons(report: Report) -> str:
+    """Returns a line for each of the first jobs that did not finish."""
+    rows = [row for row in report.rows if row.get("reason")]
+    lines = [f"- #{row['job']} {row['status']}: {str(row['reason'])[:LONGEST_REASON]}" for row in rows[:MOST_REASONS]]
+    if len(rows) > MOST_REASONS:
+        lines.append(f"- {len(rows) - MOST_REASONS} more, in {MARKDOWN}")
+    return "\n".join(lines)
+
+
+def cut_rows(table: str, longest: int) -> str:
+    """Cuts the last rows of a table that is longer than `longest`, and says how many."""
+    if len(table) <= longest:
+        return table
+    lines = table.split("\n")
+    fitting = table[: longest - LONGEST_END].count("\n")
+    return "\n".join([*lines[:fitting], "", f"{len(lines) - fitting} more rows are in {MARKDOWN}."])

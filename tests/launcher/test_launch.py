@@ -1,0 +1,60 @@
+"""The last lines of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scaleflow.events import MetricsLogged, RunReady
+from scaleflow.interfaces import Plan
+from scaleflow.launcher.launch import describe_results
+from scaleflow.runs import EventWriter, RunSpec, RunState
+
+BASELINE = MetricsLogged(0, {"baseline/loss": 2.3, "baseline/accuracy": 0.12, "baseline/test/accuracy": 0.101})
+
+
+@pytest.fixture
+def spec(tmp_path: Path, plan: Any) -> RunSpec:
+    made: Plan = plan("tracking=none")
+    return RunSpec(made, tmp_path, 0.0)
+
+
+def state_of(*events: Any) -> RunState:
+    state = RunState()
+    for event in (RunReady("a-run"), *events):
+        state.apply(event)
+    return state
+
+
+def test_the_baseline_stands_beside_the_result(spec: RunSpec) -> None:
+    rows = describe_results(
+        spec, state_of(BASELINE, MetricsLogged(9, {"test/loss": 168401787944.96, "test/accuracy": 0.95}))
+    )
+    assert rows == [
+        ("test loss", "1.68e+11"),
+        ("test accuracy", "0.95 (baseline 0.101: always the most frequent class)"),
+    ]
+
+
+def test_without_a_test_split_the_result_is_that_of_validation(spec: RunSpec) -> None:
+    rows = describe_results(spec, state_of(BASELINE, MetricsLogged(9, {"val/loss": 0.5, "val/auc": 0.7})))
+    assert rows == [("val loss", "0.5 (baseline 2.3)"), ("val auc", "0.7")]
+
+
+def test_a_resumed_run_has_its_baseline_from_the_command_that_began_it(spec: RunSpec, plan: Any) -> None:
+    write = EventWriter(spec.events)
+    write(RunReady("a-run"))
+    write(BASELINE)
+    write.close()
+    resumed = RunSpec(plan("tracking=none", f"resume={spec.folder}"), spec.folder, 0.0)
+    rows = describe_results(resumed, state_of(MetricsLogged(9, {"test/accuracy": 0.95})))
+    assert rows == [("test accuracy", "0.95 (baseline 0.101: always the most frequent class)")]
+
+
+def test_a_job_of_a_sweep_leaves_the_baseline_to_the_report(spec: RunSpec) -> None:
+    job = RunSpec(spec.plan, spec.folder, 0.0, parent="/sweep")
+    assert describe_results(job, state_of(BASELINE, MetricsLogged(9, {"test/accuracy": 0.95}))) == [
+        ("test accuracy", "0.95")
+    ]

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Inputs, Outputs
+
+TEXT = Inputs((8,), "int32", vocabulary=50)
+IMAGE = Inputs((16, 16, 3), "uint8", 1 / 255)
+THREE = Outputs("classification", (3,))
+BERT = {
+    "vocabulary_size": 50,
+    "num_layers": 1,
+    "num_heads": 2,
+    "hidden_dim": 8,
+    "intermediate_dim": 16,
+    "max_sequence_length": 8,
+}
+RESNET = {
+    "input_conv_filters": [64],
+    "input_conv_kernel_sizes": [3],
+    "stackwise_num_filters": [64],
+    "stackwise_num_blocks": [1],
+    "stackwise_num_strides": [1],
+    "block_type": "basic_block",
+}
+
+
+def inspect_backbones(folder: str) -> dict[str, Any]:
+    import keras
+    import keras_hub
+    import numpy as np
+
+    from scaleflow.model import make_model
+    from scaleflow.model.keras_hub import build
+
+    def make(inputs: Inputs, outputs: Outputs, **arguments: Any) -> Any:
+        return make_model(lambda i, o: build(i, o, **arguments), inputs, outputs)
+
+    saved = keras_hub.models.BertBackbone(**BERT)
+    saved.save_to_preset(f"{folder}/preset")
+    loaded = make(TEXT, THREE, preset=f"{folder}/preset")
+    (network,) = [layer for layer in loaded.layers if isinstance(layer, keras_hub.models.Backbone)]
+    loaded.save(f"{folder}/model.keras")
+    batch = np.array([[3, 4, 5, 0, 0, 0, 0, 0]], np.int32)
+    again = keras.models.load_model(f"{folder}/model.keras")
+    return {
+        "shapes": [
+            make(TEXT, THREE, backbone="BertBackbone", config=BERT).output_shape,
+            make(TEXT, Outputs("classification", (8, 3)), backbone="GPT2Backbone", config=BERT).output_shape,
+            make(IMAGE, THREE, backbone="ResNetBackbone", config=RESNET, dropout=0.1).output_shape,
+        ],
+        "loaded": all(np.array_equal(a, b) for a, b in zip(network.get_weights(), saved.get_weights(), strict=True)),
+        "reloaded": float(np.abs(np.asarray(loaded(batch)) - np.asarray(again(batch))).max()),
+        "refusals": [
+            refusal(TEXT),
+            refusal(TEXT, preset=f"{folder}/nothing"),
+            refusal(TEXT, backbone="Bert"),
+            refusal(TEXT, backbone="BertBackbone"),
+            refusal(TEXT, backbone="BertBackbone", config={**BERT, "vocabulary_size": 10}),
+            refusal(TEXT, backbone="ResNetBackbone", config=RESNET),
+            refusal(IMAGE, backbone="BertBackbone", config=BERT),
+        ],
+    }
+
+
+def refusal(inputs: Inputs, **arguments: Any) -> str:
+    from scaleflow.model.keras_hub import build
+
+    try:
+        build(inputs, THREE, **arguments)
+    except ConfigError as error:
+        return str(error)
+    return "nothing was refused"
+
+
+@pytest.mark.slow
+def test_backbones_of_texts_and_images_get_a_head(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    pytest.importorskip("keras_hub", reason="the extra hub is not installed")
+    found = isolated(inspect_backbones, str(tmp_path))
+    assert found["shapes"] == [(None, 3), (None, 8, 3), (None, 3)]
+    assert found["loaded"]
+    assert found["reloaded"] < 1e-6
+    expected = [
+        "set model.preset=NAME, or model.backbone=CLASS",
+        "cannot be loaded",
+        "model.backbone=Bert: expected one of AlbertBackbone",
+        "BertBackbone does not accept these arguments",
+        "the backbone has a vocabulary of 10, but the dataset's is 50",
+        "takes quantities, and the dataset's inputs are words as numbers",
+        "takes text as numbers",
+    ]
+    for part, message in zip(expected, found["refusals"], strict=True):
+        assert part in message
+
+
+def test_without_the_extra_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    from scaleflow.model.keras_hub import build
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'scaleflow\[hub\]'"):
+        build(TEXT, THREE, backbone="BertBackbone")

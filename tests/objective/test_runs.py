@@ -1,0 +1,217 @@
+"""Runs with losses, metrics and class weights of a config: watched, evaluated, resumed, on every strategy."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+from scaleflow.formatting import format_number
+from scaleflow.interfaces import Arrays, Stream
+from tests.conftest import Command
+from tests.test_rerun import INLINE, said
+
+SHORT = ("dataset.limit=300", "model.units=8", "training.global_batch_size=64", "tracking.system_metrics=false")
+
+WATCHED = (
+    "objective.metrics=[{_target_: keras.metrics.AUC}, {_target_: keras.metrics.F1Score, average: macro}]",
+    "objective.loss={_target_: keras.losses.CategoricalFocalCrossentropy}",
+    "objective.class_weight=balanced",
+    "objective.label_smoothing=0.1",
+)
+
+
+def watched_run(folder: str) -> dict[str, Any]:
+    """A run that watches metrics of its config, and what comes of it; then one of before there was an objective."""
+    import scaleflow
+    from scaleflow import evaluate, rerun
+
+    os.chdir(folder)
+    found: dict[str, Any] = {}
+    first = scaleflow.run(
+        *WATCHED,
+        "training.epochs=3",
+        "training.early_stopping={monitor: val/auc, patience: 1}",
+        "checkpoint.best={monitor: val/f1_score}",
+        "checkpoint.export=best",
+        "training.callbacks=[{_target_: keras.callbacks.ReduceLROnPlateau, monitor: val_auc, mode: max}]",
+        *SHORT,
+        *INLINE,
+    )
+    assert first.run_id is not None
+    found["first"] = first
+    found["evaluated"] = said(evaluate.main, first.run_id, *INLINE)
+    found["differently"] = said(evaluate.main, first.run_id, *INLINE, "objective=auto", "--split", "validation")
+    found["again"] = said(rerun.main, first.run_id, "training.epochs=1", "hydra.run.dir=again")
+    old = scaleflow.run("training.epochs=2", "training.max_steps=5", "hydra.run.dir=old", *SHORT, *INLINE)
+    saved = OmegaConf.load("old/config.yaml")
+    del saved["objective"]
+    OmegaConf.save(saved, "old/config.yaml")
+    found["old"] = (old, scaleflow.run("resume=old", "training.max_steps=8", *INLINE))
+    try:
+        scaleflow.run("resume=old", "objective.label_smoothing=0.1", *INLINE)
+    except scaleflow.ConfigError as error:
+        found["changed"] = str(error)
+    return found
+
+
+def test_a_run_watches_metrics_of_its_config(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    found = isolated(watched_run, str(tmp_path))
+    metrics = found["first"].metrics
+    names = ("loss", "accuracy", "auc", "f1_score")
+    assert {f"{split}/{name}" for split in ("train", "val", "test") for name in names} <= set(metrics)
+    assert not any(name.startswith("baseline/") and name.endswith("loss") for name in metrics)  # of another loss
+    code, text = found["evaluated"]
+    assert code == 0, text
+    for name in names:
+        assert f"evaluate/digits/{name}" in text
+        assert format_number(metrics[f"test/{name}"]) in text.partition(f"evaluate/digits/{name} ")[2].split("\n")[0]
+    code, text = found["differently"]
+    assert code == 0, text
+    assert "auc" not in text
+    code, text = found["again"]
+    assert code == 0, text
+    assert "test auc" in text
+    old, resumed = found["old"]
+    assert (old.status, resumed.status) == ("FINISHED", "FINISHED")
+    assert found["changed"].startswith("objective")
+
+
+#: Words that make the same run in another way.
+OTHERS: Mapping[str, Sequence[str]] = {
+    "mirrored": ("strategy=mirrored", "hardware.logical_devices=2", "training.accumulate=2"),
+    "fit": ("strategy=mirrored", "hardware.logical_devices=2", "training.engine=fit"),
+    "multi_worker": ("strategy=multi_worker",),
+    "parameter_server": ("strategy=parameter_server", "cluster.workers=1"),
+    "pipeline": ("strategy=pipeline", "hardware.logical_devices=2", "strategy.micro_batches=2"),
+    "xla": ("strategy=one_device", "hardware.xla=true"),
+}
+
+SAME = (*SHORT, *WATCHED, "training.max_steps=3", "training.epochs=1", "hardware=cpu", "tracking=none")
+
+
+def last_values(folder: Path, *words: str) -> dict[str, float]:
+    folder.mkdir()
+    command = Command(folder)
+    ended = command(*SAME, *words)
+    assert ended.returncode == 0, ended.stderr
+    values: dict[str, float] = {}
+    for event in command.events():
+        values |= event.get("values", {})
+    return {name: value for name, value in values.items() if name.startswith(("train/", "val/", "test/"))}
+
+
+@pytest.fixture(scope="module")
+def on_one_device(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+    return last_values(tmp_path_factory.mktemp("one") / "run", "strategy=one_device")
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_metrics_are_the_same_on_every_strategy(tmp_path: Path, on_one_device: dict[str, float], name: str) -> None:
+    found = last_values(tmp_path / "run", *OTHERS[name])
+    assert found == pytest.approx(on_one_device, abs=1e-5)
+    assert {"train/auc", "val/auc", "test/f1_score"} <= set(found)
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        (
+            ["objective.metrics=[{_target_: keras.metrics.AUC}, {_target_: keras.metrics.AUC}]"],
+            "objective.metrics: two values would have the name auc; give a metric another name: {_target_: "
+            "keras.metrics.AUC, name: my_auc}",
+        ),
+        (
+            ["objective.class_weight={10: 2.0}"],
+            "objective.class_weight.10: there is no such class; the classes are 0, 1, 2",
+        ),
+        (
+            [
+                "objective.metrics=[{_target_: tests.objective.own.MeanMargin}]",
+                "checkpoint.best={monitor: val/mean_margin}",
+            ],
+            "checkpoint.best.mode=auto with checkpoint.best.monitor=val/mean_margin: scaleflow does not know "
+            "whether larger",
+        ),
+    ],
+)
+def test_a_wrong_objective_leaves_no_run(
+    isolated: Callable[..., Any], plan: Callable[..., Any], words: list[str], refusal: str
+) -> None:
+    assert isolated(refused, plan(*words, "hardware=cpu", "tracking=none")).startswith(refusal)
+
+
+def refused(plan: Any) -> str:
+    from scaleflow.errors import ConfigError
+    from scaleflow.worker.build import build_training
+    from tests.training.fake_engine import ignore
+
+    try:
+        build_training(plan, ignore)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+# The targets that class weights are counted from ------------------------------------------------
+
+
+def read_all_forms() -> list[list[int]]:
+    """The targets of arrays, of a stream of examples, and of records that are decoded one by one and in batches."""
+    import tensorflow as tf
+
+    from scaleflow.dataset import read_targets
+
+    inputs, targets = np.arange(10, dtype=np.float32)[:, None], np.arange(10, dtype=np.int32) % 3
+    examples = tf.data.Dataset.from_tensor_slices((inputs, targets))
+    records = tf.data.Dataset.from_tensor_slices((targets,))
+
+    def decode(target: Any) -> Any:
+        return tf.zeros([tf.size(target), 1]), target
+
+    forms = [
+        Arrays(inputs, targets),
+        Stream(examples, 8),
+        Stream(records, 8, decode),
+        Stream(records, 8, decode, at_once=3),
+    ]
+    return [np.concatenate([np.ravel(batch) for batch in read_targets("train", form)]).tolist() for form in forms]
+
+
+def test_targets_are_read_of_every_form(isolated: Callable[..., Any]) -> None:
+    whole = [0, 1, 2, 0, 1, 2, 0, 1, 2, 0]
+    assert isolated(read_all_forms) == [whole, whole[:8], whole[:8], whole[:8]]
+
+
+def masked_notes() -> list[str | None]:
+    """The notes on outputs with a Keras mask: of positions, of positions of which some are ignored, of whole texts."""
+    import keras
+
+    from scaleflow.interfaces import Outputs
+    from scaleflow.objective import find_mask_note
+
+    words = keras.Input((5,), dtype="int32")
+    embedded = keras.layers.Embedding(10, 4, mask_zero=True)(words)
+    each, whole = (
+        keras.layers.Dense(3)(embedded),
+        keras.layers.Dense(3)(keras.layers.GlobalAveragePooling1D()(embedded)),
+    )
+    positions = Outputs("classification", (5, 3))
+    cases = [
+        (each, positions),
+        (each, Outputs("classification", (5, 3), ignore=0)),
+        (whole, Outputs("classification", (3,))),
+    ]
+    return [find_mask_note(keras.Model(words, outputs), described) for outputs, described in cases]
+
+
+def test_a_keras_mask_of_positions_is_noted(isolated: Callable[..., Any]) -> None:
+    note, *others = isolated(masked_notes)
+    assert note is not None
+    assert "Outputs.ignore" in note
+    assert others == [None, None]

@@ -1,0 +1,164 @@
+"""Learning rates for parts of a model, and averaged weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.conftest import Command
+from tests.training.fake_engine import far, follow, ignore
+
+#: 48 examples of a global batch; the last layer is called `outputs`, the others `dense` and `dense_1`.
+BASE = ("hardware=cpu", "tracking=none", "training.global_batch_size=48", "model.units=[8, 6]", "dataset.limit=480")
+ONE = "strategy=one_device"
+SPREAD = {
+    "mirrored": ("strategy=mirrored", "hardware.logical_devices=2", "training.accumulate=2"),
+    "pipeline": ("strategy=pipeline", "hardware.logical_devices=2"),
+}
+RATES = "optimizer.rate_factors={*: 0.5, outputs: 2.0}"
+STEPS = 6
+EMA = "optimizer.ema=0.8"
+
+
+def follow_averages(plan: Any) -> tuple[list[float], list[np.ndarray[Any, Any]], list[np.ndarray[Any, Any]], float]:
+    """The losses and weights after each step, the exported weights after the last, and its validation loss."""
+    from scaleflow.worker.build import build_training
+    from tests.training.fake_engine import weights
+
+    built = build_training(plan, ignore)
+    engine, feed = built.engine, built.train
+    losses, history = [], []
+    engine.start_epoch()
+    for step in range(STEPS):
+        losses.append(engine.train(feed, feed.open(0, step), 0, step, 1, step)["loss"])
+        history.append(np.concatenate([w.ravel() for w in weights(engine)]))
+    before = weights(engine)
+    validated = engine.evaluate(built.validation)["loss"]
+    assert all((a == b).all() for a, b in zip(before, weights(engine), strict=True))
+    engine.finish_model()
+    return losses, history, weights(engine), validated
+
+
+def resume(plan: Any) -> bool:
+    """Whether a run that continues from a saved state has the weights and averages of one in one go."""
+    from scaleflow.worker.build import build_training
+
+    whole, half, rest = (build_training(plan, ignore) for _ in range(3))
+    for built, first, last in ((whole, 0, 6), (half, 0, 3), (rest, 3, 6)):
+        if built is rest:
+            rest.engine.restore(half.engine.read_state())
+        built.engine.train(built.train, built.train.open(0, first), 0, first, last - first, first)
+    wanted, found = whole.engine.read_state(), rest.engine.read_state()
+    assert any(name.startswith("optimizer/average/") for name in wanted)
+    return wanted.keys() == found.keys() and all((wanted[name] == found[name]).all() for name in wanted)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", pytest.param("adamw", marks=pytest.mark.slow)])
+def test_rate_factors_are_those_of_runs_with_these_rates(
+    isolated: Callable[..., Any], plan: Callable[..., Any], optimizer: str
+) -> None:
+    """After one step, each part is where a run with its rate would have it."""
+    words = (*BASE, f"optimizer={optimizer}", "optimizer.learning_rate=0.04", "optimizer.schedule=cosine")
+    found = isolated(follow, plan(*words, ONE, RATES), 1).weights
+    for rate, part in ((0.02, slice(0, 4)), (0.08, slice(4, 6))):
+        wanted = isolated(follow, plan(*words, ONE, f"optimizer.learning_rate={rate}"), 1).weights
+        assert far(found[part], wanted[part]) < 1e-6
+        other = slice(4, 6) if part.start == 0 else slice(0, 4)
+        assert far(found[other], wanted[other]) > 1e-4
+
+
+@pytest.mark.parametrize("spread", [*SPREAD, pytest.param("float16", marks=pytest.mark.slow)])
+def test_rate_factors_and_averages_are_the_same_on_every_strategy(
+    isolated: Callable[..., Any], plan: Callable[..., Any], spread: str
+) -> None:
+    words = (*BASE, "optimizer=adamw", RATES, EMA, *(("precision=mixed_float16",) if spread == "float16" else ()))
+    losses, history, averages, validated = isolated(follow_averages, plan(*words, ONE))
+    others = SPREAD.get(spread, SPREAD["mirrored"])
+    found = isolated(follow_averages, plan(*words, *others))
+    tolerance = 5e-3 if spread == "float16" else 1e-5
+    np.testing.assert_allclose(found[0], losses, rtol=0, atol=tolerance)
+    assert far(found[1], history) < tolerance
+    assert far(found[2], averages) < tolerance
+    assert found[3] == pytest.approx(validated, abs=tolerance)
+
+
+def test_the_average_is_that_of_its_formula(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
+    _, history, averages, _ = isolated(follow_averages, plan(*BASE, ONE, EMA))
+    wanted = history[0]
+    for weights in history[1:]:
+        wanted = 0.8 * wanted + 0.2 * weights
+    found = np.concatenate([part.ravel() for part in averages])
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
+    assert np.abs(found - history[-1]).max() > 1e-4
+
+
+@pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
+def test_averages_resume_bit_for_bit(isolated: Callable[..., Any], plan: Callable[..., Any], precision: str) -> None:
+    assert isolated(resume, plan(*BASE, ONE, EMA, f"precision={precision}"))
+
+
+def weights_of(model: Path) -> list[np.ndarray[Any, Any]]:
+    import keras
+
+    return [np.asarray(v) for v in keras.models.load_model(model / "model.keras").trainable_variables]
+
+
+WHOLE = ("training.epochs=2", "checkpoint.export=best", "checkpoint.best={monitor: val/loss}", EMA, RATES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("strategy=parameter_server", "cluster.workers=1", "strategy.partitioner.max_shards=2",
+         "strategy.partitioner.min_shard_bytes=null"),
+        ("strategy=multi_worker",),
+        (ONE, "training.engine=fit"),
+        ("strategy=mirrored", "hardware.logical_devices=2", "training.engine=fit"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_whole_run_evaluates_and_exports_the_averages_of_one_device(
+    tmp_path: Path, isolated: Callable[..., Any], words: tuple[str, ...]
+) -> None:
+    values, models = [], []
+    for number, more in enumerate(((ONE,), words)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        command = Command(folder)
+        ended = command(*BASE, *WHOLE, *more)
+        assert ended.returncode == 0, ended.stderr
+        values.append({key: v for e in command.events() for key, v in e.get("values", {}).items()})
+        models.append(isolated(weights_of, command.run_folder() / "model"))
+    assert far(models[1], models[0]) < 1e-4
+    for name in ("train/loss", "val/loss", "test/loss"):
+        assert values[1][name] == pytest.approx(values[0][name], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("optimizer.rate_factors={conv: 0.1}",), "conv matches no layer with weights; the model has dense, dense_1"),
+        (("optimizer.rate_factors={dense: 0.1}", "model.freeze=[dense*]"), "dense matches only layers that do not tr"),
+        (("optimizer.ema=0.9", "training.step={_target_: tests.training.steps.TwoRates}"), "optimizer.ema=0.9 with tr"),
+        (("optimizer.rate_factors={dense: 0.1}", "training.step={_target_: tests.training.steps.TwoRates}"),
+         "optimizer.rate_factors with training.step._target_=tests.training.steps.TwoRates: it applies its own"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_with_a_model_is_refused(
+    isolated: Callable[..., Any], plan: Callable[..., Any], words: tuple[str, ...], message: str
+) -> None:
+    assert message in isolated(why_refused, plan(*BASE, ONE, *words))
+
+
+def why_refused(plan: Any) -> str:
+    from scaleflow.errors import ConfigError
+    from scaleflow.worker.build import build_training
+
+    with pytest.raises(ConfigError) as refused:
+        build_training(plan, ignore)
+    return str(refused.value)

@@ -1,0 +1,124 @@
+"""Typical questions: the commands and snippets that answer them in docs/ work as they are written there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.conftest import Command
+from tests.processes import ROOT
+
+MODELS = (ROOT / "docs" / "models.md").read_text()
+
+SHORT = ("training.max_steps=3", "dataset.limit=64")
+
+
+def section(page: str, title: str) -> str:
+    """The text of a section, without its title."""
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def commands(text: str) -> list[list[str]]:
+    """The words of each scaleflow command, without comments."""
+    return [shlex.split(line, comments=True) for line in re.findall(r"^    python -m scaleflow (.*)$", text, re.M)]
+
+
+def python_code(text: str) -> str:
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    return str(code)
+
+
+def write_blocks(folder: Path) -> None:
+    """Writes the files that the page about models shows."""
+    for name, text in re.findall(r"<!-- test: (\S+) -->\n```\w+\n(.*?)```", MODELS, re.S):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def train(command: Command, *words: str) -> str:
+    """Runs a command; returns the id of its run in MLflow."""
+    ended = command(*words, *SHORT)
+    assert ended.returncode == 0, ended.stderr + ended.stdout
+    return str(re.findall(r"^run .*\((\w+)\)$", ended.stdout, re.M)[-1])
+
+
+def run_code(command: Command, code: str) -> str:
+    """What a Python program prints in the test's folder."""
+    (command.folder / "answer.py").write_text(code)
+    ended = command.cold("answer.py")
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def read_weights(path: str) -> dict[str, np.ndarray[Any, Any]]:
+    import keras
+
+    return {weight.path: weight.numpy() for weight in keras.models.load_model(path).weights}
+
+
+def test_every_block_of_code_about_models_is_tried() -> None:
+    assert MODELS.count("<!-- test: ") == len(re.findall(r"^```(?:python|yaml)$", MODELS, re.M))
+
+
+def test_my_own_keras_model_trains(command: Command) -> None:
+    write_blocks(command.folder)
+    (words,) = commands(section("models", "Use your own Keras model"))
+    ended = command(*words, *SHORT, "tracking=none")
+    assert ended.returncode == 0, ended.stderr
+    assert "digits-small-" in ended.stdout
+
+
+@pytest.mark.slow  # three runs
+def test_a_frozen_backbone_keeps_its_weights(command: Command, isolated: Callable[..., Any]) -> None:
+    run_id, weights = "", []
+    text = "\n".join(section("fine-tuning", title) for title in ("Train the head only", "Then unfreeze"))
+    for seed, words in enumerate(commands(text)):
+        typed = [word.replace("RUN_ID", run_id) for word in words]
+        run_id = train(command, *typed, f"seed={seed}", f"hydra.run.dir=runs/{seed}")
+        weights.append(isolated(read_weights, str(command.folder / f"runs/{seed}/model/model.keras")))
+    assert len(weights) == 3
+    for name in weights[0]:
+        first, frozen, last = (each[name] for each in weights)
+        assert np.array_equal(first, frozen) == (not name.startswith("outputs"))
+        assert not np.array_equal(frozen, last)
+
+
+def test_an_auc_is_recorded(command: Command) -> None:
+    (words,) = commands(section("models", "Metrics such as AUC or F1"))
+    run_id = train(command, *words)
+    from mlflow import MlflowClient
+
+    metrics = MlflowClient(f"sqlite:///{command.folder}/mlflow.db").get_run(run_id).data.metrics
+    assert all(0 <= metrics[f"{split}/auc"] <= 1 for split in ("train", "val", "test"))
+
+
+@pytest.mark.slow  # a run, and a model that is loaded
+def test_a_registered_model_is_loaded_in_another_program(command: Command) -> None:
+    text = section("tracking", "Load the model in another service").replace("http://HOST:5000", "sqlite:///mlflow.db")
+    (words,) = commands(text)
+    train(command, *words)
+    code = "import numpy as np\n\nbatch = np.zeros([3, 8, 8, 1], 'float32')\n" + python_code(text)
+    assert run_code(command, code + "print(outputs.shape)") == "(3, 10)\n"
+
+
+def test_a_parquet_file_is_converted_and_trains(command: Command) -> None:
+    import pandas as pd
+
+    random = np.random.default_rng(0)
+    table = pd.DataFrame({"rooms": random.integers(1, 9, 64), "price": random.normal(size=64)})
+    table.to_parquet(command.folder / "house.parquet")
+    text = section("data", "Train on Parquet or another table")
+    (line,) = re.findall(r"^    python (-c .*)$", text, re.M)
+    assert command.cold(*shlex.split(line)).returncode == 0
+    (words,) = commands(text)
+    ended = command(*words, *SHORT, "tracking=none")
+    assert ended.returncode == 0, ended.stderr
+    assert "test mae" in ended.stdout
