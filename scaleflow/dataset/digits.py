@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from scaleflow.dataset.files import TEST_FRACTION
-from scaleflow.interfaces import Arrays, Inputs, Outputs
+from scaleflow.interfaces import Arrays, Inputs, Outputs, OutputStructure
 
 SPLIT_SEED = 20
 
@@ -24,7 +24,7 @@ class Digits:
     """The digits. The test split is always the same fifth of them (359), whatever the run's seed."""
 
     inputs = Inputs(shape=(8, 8, 1), dtype="float32", scale=1 / 16)
-    outputs = Outputs(kind="classification", shape=(10,))
+    outputs: OutputStructure = Outputs(kind="classification", shape=(10,))
     splits: Collection[str] = ("train", "test")
 
     def load(self, split: str) -> Arrays:

@@ -171,7 +171,7 @@ def test_a_source_that_breaks_its_contract_is_refused_in_words(isolated: Callabl
         "dataset: inputs of 'train' have shape (2,), but the source says (3,)",
         "dataset: targets of 'train' have shape (), but the source says (1,)",
         "dataset: inputs of 'train' are float32, but the source says uint8",
-        "dataset: load('train') gave 10 inputs and 9 targets",
+        "dataset: load('train') returned 10 inputs and 9 targets",
         "dataset.validation=0.96: leaves none of the 10 examples to train on",
         "dataset: the stream of 'train' must yield (input, target), or (input, target, weight), but yields",
         "dataset: inputs of 'train' have shape (None, 2), but the source says (2,)",

@@ -452,7 +452,7 @@ def test_a_refusal_closes_the_progress_bar(
     refusals: list[str] = []
     run = PreparedRun(RunSpec(plan("tracking=none"), tmp_path, 0.0), {}, [])
     assert launch_run(run, refuse=refusals.append) == REFUSED
-    assert "holds a run already" in refusals[0]
+    assert "contains a run already" in refusals[0]
     assert shown.getvalue().count("\x1b[?25l") == shown.getvalue().count("\x1b[?25h") == 1
 
 

@@ -195,7 +195,7 @@ def test_a_run_of_what_keras_cannot_write_says_so_first_and_finishes(command: Co
     for again in (str(command.run_folder()), f"runs:/{run_id}/model"):
         refused = command(*words, f"model.init_from={again}", "hydra.run.dir=again")
         assert refused.returncode == 2
-        assert "holds a model that Keras could not write as a .keras file" in refused.stderr
+        assert "contains a model that Keras could not write as a .keras file" in refused.stderr
     refused = command.python("-m", "scaleflow.evaluate", run_id)
     assert refused.returncode == 2
     assert "could not write as a .keras file" in refused.stderr

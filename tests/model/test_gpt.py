@@ -69,5 +69,5 @@ def test_wrong_arguments_are_refused(outputs: Outputs, arguments: dict[str, Any]
 def test_images_are_refused() -> None:
     from scaleflow.model.gpt import build
 
-    with pytest.raises(ConfigError, match="model=gpt: takes text as numbers"):
+    with pytest.raises(ConfigError, match="model=gpt: needs text as numbers"):
         build(Inputs((8, 8, 1)), NEXT)

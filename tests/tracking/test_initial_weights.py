@@ -39,7 +39,7 @@ def test_what_is_not_there_is_refused_without_mlflow(
     wanted = {
         "nothing.keras": "there is no such file or folder; use a file",
         str(tmp_path): "contains no Keras file",
-        "models:/mine/1": f"there is no store sqlite:///{tmp_path}/mlflow.db",
+        "models:/mine/1": f"there is no tracking store sqlite:///{tmp_path}/mlflow.db",
     }
     for origin, words in wanted.items():
         with (
@@ -53,7 +53,7 @@ def test_a_folder_with_weights_alone_is_refused_with_what_they_are_good_for(plan
     weights = tmp_path / "model" / "model.weights.h5"
     weights.parent.mkdir()
     weights.write_text("weights")
-    words = "holds a model that Keras could not write as a .keras file.*load_weights.*model/model.weights.h5"
+    words = "contains a model that Keras could not write as a .keras file.*load_weights.*model/model.weights.h5"
     with pytest.raises(ConfigError, match=words), locate_weights(plan(f"model.init_from={tmp_path}")):
         pass
 
