@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -16,6 +17,8 @@ from typing import Any
 import pytest
 from hydra import compose as hydra_compose
 from hydra import initialize_config_module
+from hydra._internal.sources_registry import SourcesRegistry
+from hydra.core.plugins import Plugins
 from omegaconf import OmegaConf
 
 from scaleflow.cluster.kubernetes import INDEX, JOB, PODS
@@ -78,6 +81,25 @@ def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
     for path in folder.glob("[!p]*"):  # pymp-*: multiprocessing takes that away at exit
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def config_files_read_once() -> Iterator[None]:
+    """Reading the YAML files of `conf/` takes half of the time in which Hydra composes a config."""
+    Plugins.instance()  # imports each source's module a second time, so its class is only found like this:
+    source_class = SourcesRegistry.instance().resolve("pkg")
+    read = source_class.load_config
+    known: dict[tuple[str, str], Any] = {}
+
+    def load_config(source: Any, config_path: str) -> Any:
+        key = source.path, config_path
+        if key not in known:
+            known[key] = read(source, config_path)
+        return copy.deepcopy(known[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(source_class, "load_config", load_config)
+        yield
 
 
 @pytest.fixture(autouse=True)

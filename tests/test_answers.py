@@ -31,7 +31,8 @@ def commands(text: str) -> list[list[str]]:
 
 
 def python_code(text: str) -> str:
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    """The first block of Python."""
+    code, *_ = re.findall(r"```python\n(.*?)```", text, re.S)
     return str(code)
 
 

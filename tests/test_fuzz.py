@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import io
 import re
@@ -13,8 +12,6 @@ from typing import Any
 
 import pytest
 from hydra._internal.hydra import Hydra
-from hydra._internal.sources_registry import SourcesRegistry
-from hydra.core.plugins import Plugins
 from hydra.types import RunMode
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
@@ -106,19 +103,8 @@ commands = st.one_of(good, odd, odd, odd).filter(lambda line: not any(word.start
 
 @contextlib.contextmanager
 def up_to_the_plan(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
-    """The command ends where it would launch; each file of `conf/` is read once, and no sweep is looked for."""
+    """The command ends where it would launch, and no sweep is looked for."""
     plans: list[Plan] = []
-    Plugins.instance()  # imports each source's module a second time, so that its class is only found like this:
-    packages = SourcesRegistry.instance().resolve("pkg")
-    read = packages.load_config
-    known: dict[tuple[str, str], Any] = {}
-
-    def load_config(source: Any, config_path: str) -> Any:
-        key = source.path, config_path
-        known[key] = known.get(key) or read(source, config_path)
-        return copy.deepcopy(known[key])
-
-    monkeypatch.setattr(packages, "load_config", load_config)
     keys_with = functools.cache(hydra_errors.list_keys_for)
     monkeypatch.setattr(
         hydra_errors,

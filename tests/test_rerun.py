@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from scaleflow.formatting import format_number
 from tests.conftest import Command
 
 OWN = """
@@ -128,7 +129,7 @@ def test_an_own_model_is_run_again_and_evaluated(isolated: Callable[..., Any], t
     assert code == 0, text
     assert metrics["evaluate/digits/loss"] == pytest.approx(metrics["test/loss"], rel=1e-5)
     assert metrics["evaluate/digits/accuracy"] == metrics["test/accuracy"]
-    assert f"evaluate/digits/accuracy  {metrics['test/accuracy']:.4f}" in text
+    assert ["evaluate/digits/accuracy", format_number(metrics["test/accuracy"])] in map(str.split, text.splitlines())
     assert tags["scaleflow.evaluate.digits"].startswith("359 examples of test, one_device, float32, 1 replica(s)")
     assert tags["scaleflow.status"] == "FINISHED"
     own = [f"evaluate/digits/confusion_matrix.{kind}" for kind in ("csv", "png")]
@@ -141,7 +142,7 @@ def test_an_own_model_is_run_again_and_evaluated(isolated: Callable[..., Any], t
     code, text = told["other_shape"]
     assert code == 2
     assert "dataset=synthetic: has inputs of shape (batch, 32, 32, 3), float32, but the model of" in text
-    assert "takes shape (batch, 8, 8, 1), float32" in text
+    assert "needs shape (batch, 8, 8, 1), float32" in text
     code, text = told["other_targets"]
     assert code == 2
     assert "targets need outputs of shape" in text
@@ -195,8 +196,8 @@ def test_a_model_takes_raw_rows_and_several_replicas_count_each_once(
     code, text = told["same"]
     assert code == 0, text
     metrics = told["first"].metrics
-    assert f"evaluate/csv/accuracy  {metrics['test/accuracy']:.4f}" in text
-    assert f"evaluate/csv/loss      {metrics['test/loss']:.4f}" in text
+    for name in ("accuracy", "loss"):
+        assert [f"evaluate/csv/{name}", format_number(metrics[f"test/{name}"])] in map(str.split, text.splitlines())
     code, text = told["new"]
     assert code == 0, text
     assert "evaluate/csv.train/loss" in text

@@ -215,7 +215,7 @@ def test_what_works_passes_and_what_does_not_is_named(isolated: Callable[..., An
     assert events.params["model"] == "linear"
     assert [step for step, _ in events.history("train/loss")] == [1]
     assert events.last("test/loss") > 0
-    with pytest.raises(KeyError, match=r"train/los; there is .*train/loss"):
+    with pytest.raises(KeyError, match=r"train/los; the metrics are .*train/loss"):
         events.last("train/los")
     assert "model" in results["no run"]
 

@@ -205,8 +205,9 @@ class SweepRunner:
 
     def _subfolder(self, request: JobRequest, number: int) -> str:
         """Returns the job's folder as `hydra.sweep.subdir` gives it, relative to the sweep's folder and made unique."""
-        composed = compose_job(self._context, self._config, request.overrides, number).composed.folder
-        name = os.path.relpath(composed, self._folder)
+        if request.hydra.hydra.job.num != number:  # the folder's name may contain it
+            request = compose_job(self._context, self._config, request.overrides, number)
+        name = os.path.relpath(request.composed.folder, self._folder)
         used_names = {entry.folder for entry in self._ledger.entries}
         return name if name not in used_names else f"{name}-{number}"
 

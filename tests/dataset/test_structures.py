@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Arrays, Batching, Dataset, Inputs, Outputs, Stream, Target
@@ -124,6 +125,7 @@ def check_parts(parts: Any) -> tuple[list[int], list[float]]:
     return numbers[mask == 1].tolist(), weights[mask == 1].tolist()
 
 
+@pytest.mark.slow
 def test_every_form_gives_the_same_batches_however_they_are_divided(isolated: Callable[..., Any]) -> None:
     one = isolated(read_epochs, 1, 1)
     for form, batches in one.items():

@@ -179,6 +179,7 @@ def test_sent_again_what_was_not_recorded_is(
     assert "not taken" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_another_dimension_adds_jobs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep(monkeypatch, "training.epochs=1,2")
     again = sweep(monkeypatch, "training.epochs=1,2", "optimizer=adam,sgd", "optimizer.learning_rate=0.001")
@@ -322,6 +323,7 @@ def test_repeats_alternate_and_the_report_has_their_medians(
     assert "#0 training.epochs=1 (warm-up)" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_repeats_are_jobs_of_their_own_when_the_sweep_is_sent_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -372,6 +374,7 @@ def losing(*losses: float) -> Any:
 STRATEGIES = ("strategy=one_device,mirrored", "hardware.logical_devices=2", "sweep.same_losses=true")
 
 
+@pytest.mark.slow
 def test_first_losses_that_differ_are_named_and_stay_wrong_when_the_sweep_is_sent_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -390,6 +393,7 @@ def test_first_losses_that_differ_are_named_and_stay_wrong_when_the_sweep_is_sen
     assert (end["status"], end["error"]) == ("FAILED", f"the first losses differ: {line}")
 
 
+@pytest.mark.slow
 def test_losses_are_not_compared_where_nothing_does_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = sweep(monkeypatch, "training.epochs=1,2", "sweep.same_losses=true", measured=losing(2.0, 3.0))
     assert fake.code == 0  # type: ignore[attr-defined]
@@ -478,6 +482,7 @@ def test_without_a_direction_no_job_is_the_best(
     assert why in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_without_the_metric_no_job_is_the_best(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -507,6 +512,7 @@ def test_which_values_are_better(metric: str, typed: str, direction: str | None,
     assert choose_mode(metric, typed, direction, [RunHistory(), run]) == mode
 
 
+@pytest.mark.slow
 def test_of_repeats_the_best_run_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -526,6 +532,7 @@ def test_a_sweep_leaves_no_password_behind(folder: Path, monkeypatch: pytest.Mon
     assert any(path.name == "sweep.json" for path in files)
 
 
+@pytest.mark.slow
 def test_a_warm_up_that_fails_does_not_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     returned: list[Any] = []
     ran = runner.SweepRunner.launch

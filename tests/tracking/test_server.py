@@ -74,6 +74,7 @@ def sync(command: Command, *words: str) -> subprocess.CompletedProcess[str]:
     return command.python("-m", "scaleflow.sync", *words)
 
 
+@pytest.mark.slow
 def test_through_delays_resets_and_errors_everything_comes_once(
     proxy: Proxy, server: Server, tmp_path: Path, quick: None
 ) -> None:

@@ -120,7 +120,7 @@ def test_a_job_shows_its_params_metrics_tags_and_data(swept: Swept, pages: Pages
 def test_a_jobs_curves_are_drawn(swept: Swept, pages: Pages) -> None:
     pages.open(f"{swept.child}/model-metrics")
     pages.type("Search metric charts", "^(train|val)/")
-    pages.sees("train (2)", "val (2)")
+    pages.sees("train (2)", "val (3)")
 
     def drawn() -> bool:
         lines = [line.get_attribute("d") or "" for line in pages.find(".scatterlayer path.js-line")]

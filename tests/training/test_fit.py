@@ -88,6 +88,7 @@ def test_fit_trains_as_the_loop_does(
     assert result.steps >= 40
 
 
+@pytest.mark.slow
 def test_several_steps_to_an_execution_change_nothing(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
     chosen = (*BASE, *ONE, "model.units=16", FIT)
     (nine, _, found), (one, _, wanted) = (
