@@ -177,4 +177,4 @@ def test_the_model_has_its_signature(swept: Swept, pages: Pages) -> None:
     pages.sees("Tensor (dtype: float32, shape: [-1,10])")
     pages.photograph("model")
     pages.click("a", "model")
-    pages.sees("About this logged model", "Ready", "Metrics (4)", NAME)
+    pages.sees("About this logged model", "Ready", "Metrics (6)", NAME)
