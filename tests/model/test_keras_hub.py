@@ -91,8 +91,8 @@ def test_backbones_of_texts_and_images_get_a_head(isolated: Callable[..., Any], 
         "model.backbone=Bert: expected one of AlbertBackbone",
         "BertBackbone does not accept these arguments",
         "the backbone has a vocabulary of 10, but the dataset's is 50",
-        "takes quantities, and the dataset's inputs are words as numbers",
-        "takes text as numbers",
+        "needs quantities, but the dataset's inputs are words, as numbers",
+        "needs text as numbers",
     ]
     for part, message in zip(expected, found["refusals"], strict=True):
         assert part in message
