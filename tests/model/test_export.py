@@ -198,4 +198,4 @@ def test_a_run_of_what_keras_cannot_write_says_so_first_and_finishes(command: Co
         assert "contains a model that Keras could not write as a .keras file" in refused.stderr
     refused = command.python("-m", "scaleflow.evaluate", run_id)
     assert refused.returncode == 2
-    assert "could not write as a .keras file" in refused.stderr
+    assert "Keras could not write it as a .keras file" in refused.stderr

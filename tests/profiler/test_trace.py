@@ -140,6 +140,7 @@ def test_tensorboard_s_profiler_finds_the_markers(runs: dict[str, list[Event]]) 
         assert len(steps["rows"]) >= 4  # it leaves out those at the window's ends
 
 
+@pytest.mark.slow
 def test_what_is_trained_does_not_depend_on_it(runs: dict[str, list[Event]]) -> None:
     def losses(name: str) -> dict[int, float]:
         logged = of_kind(MetricsLogged, runs[name])
@@ -164,6 +165,7 @@ def test_a_run_that_ends_before_a_window_says_so_and_one_of_two_has_a_folder_of_
     assert "profiler: steps 40 to 45 were not traced, because the run ended at step 10" in notes
 
 
+@pytest.mark.slow
 def test_without_xprof_the_trace_is_kept_and_the_line_says_what_to_install(
     runs: dict[str, list[Event]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,6 +96,7 @@ def test_through_delays_resets_and_errors_everything_comes_once(
     assert len(MlflowClient(server.uri).search_model_versions("name = 'weather'")) == 1
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_holds_up_the_end_for_flush_seconds_alone(
     proxy: Proxy, tmp_path: Path, quick: None
 ) -> None:
