@@ -110,6 +110,21 @@ def test_a_registered_model_is_loaded_in_another_program(command: Command) -> No
     assert run_code(command, code + "print(outputs.shape)") == "(3, 10)\n"
 
 
+@pytest.mark.slow  # a run, and a model that is loaded
+def test_a_model_of_own_text_writes(command: Command) -> None:
+    (command.folder / "my_texts").mkdir()
+    (command.folder / "my_texts" / "fox.txt").write_text("The quick brown fox jumps over the lazy dog.\n" * 200)
+    words, _ = commands(section("language-models", "Train a GPT on your own text"))
+    small = ("dataset.tokens=128", "model.width=8", "model.heads=2", "model.blocks=1", "training.batch_size=4")
+    ended = command(*words, *small, *SHORT)
+    assert ended.returncode == 0, ended.stderr
+    assert "val/bits_per_byte" in {key for event in command.events() for key in event.get("values", {})}
+    (model,) = re.findall(r"^model +(models:/\S+)$", ended.stdout, re.M)
+    code = python_code(section("language-models", "Let the model write")).replace("models:/MODEL_ID", model)
+    assert len(run_code(command, code)) > 200
+    assert run_code(command, code + "print(len(tokens), tokens[:4] == list(b'The '))").endswith("204 True\n")
+
+
 def test_a_parquet_file_is_converted_and_trains(command: Command) -> None:
     import pandas as pd
 
