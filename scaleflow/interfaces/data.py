@@ -19,6 +19,9 @@ Kind = Literal["classification", "binary", "multi_label", "regression"]
 #: How a text is changed before it is split at white space into words: `keras.layers.TextVectorization`'s options.
 Standardize = Literal["lower_and_strip_punctuation", "lower", "strip_punctuation", "none"]
 
+#: With more classes a run has neither `balanced_accuracy` nor a confusion matrix, which has the square of their number.
+MOST_CLASSES = 1000
+
 
 @dataclass(frozen=True)
 class Inputs:

@@ -10,7 +10,7 @@ from keras import ops
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Outputs
-from scaleflow.model.layers import average, head, hidden, whole
+from scaleflow.model.layers import average, head, hidden, make_inputs, to_label, whole
 
 
 def build(
@@ -40,13 +40,13 @@ def build(
     """
     size = whole(width, "model.width")
     check_columns(inputs)
-    raw = {name: keras.Input(spec.shape, dtype=spec.dtype, name=name) for name, spec in inputs.items()}
+    raw = make_inputs(inputs)
     vectors, numbers = [], []
     for name, spec in inputs.items():
         if spec.vocabulary is None:
             numbers.append(to_numbers(raw[name], spec))
             continue
-        embedded = keras.layers.Embedding(spec.vocabulary, size, name=f"{name}_embedding")(raw[name])
+        embedded = keras.layers.Embedding(spec.vocabulary, size, name=f"{to_label(name)}_embedding")(raw[name])
         vectors.append(average(embedded, raw[name]) if spec.shape else embedded)
     if numbers:
         joined = keras.layers.Concatenate()(numbers) if len(numbers) > 1 else numbers[0]

@@ -10,7 +10,7 @@ import numpy as np
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Outputs
-from scaleflow.model.layers import check_tokens, entry, fraction, whole
+from scaleflow.model.layers import check_one_output, check_tokens, entry, fraction, whole
 from scaleflow.model.transformer import apply_dropout, check_transformer, make_positions
 
 
@@ -43,6 +43,7 @@ def build(
             invalid.
     """
     vocabulary = check_tokens(inputs, "gpt")
+    check_one_output(outputs, "gpt")
     if outputs.kind != "classification" or len(outputs.shape) != 2 or outputs.shape[0] != inputs.shape[0]:
         raise ConfigError(
             f"model=gpt: predicts a token at each of {inputs.shape[0]} positions, but the dataset's {outputs.kind} "

@@ -76,6 +76,8 @@ def initialize_from(model: keras.Model, saved: SavedWeights) -> str:
     for name, path in matches.items():
         for variable, value in zip(layers[name].weights, saved.layers[path], strict=True):
             assign_variable(variable, value)
+        if isinstance(layers[name], keras.layers.Normalization):
+            layers[name].finalize_state()  # it computes with constants that are made from its weights
     fresh = [name for name in layers if name not in matches]
     taken, total = (sum(int(np.prod(w.shape)) for n in names for w in layers[n].weights) for names in (matches, layers))
     fresh_note = f"; new weights: {format_names(fresh)}" if fresh else ""

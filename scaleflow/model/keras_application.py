@@ -60,7 +60,8 @@ def build(
     x = keras.layers.Rescaling(255 * (1.0 if inputs.scale is None else inputs.scale))(raw)
     if inputs.shape[2] == 1:
         x = keras.layers.Concatenate()([x, x, x])
-    x = make_network(name, (*inputs.shape[:2], 3), weights)(preprocess(x, name))
+    network = make_network(name, (*inputs.shape[:2], 3), weights)
+    x = network(preprocess(x, name, has_factor=weights == IMAGENET))
     if rate:
         x = keras.layers.Dropout(rate)(x)
     return keras.Model(raw, head(x, outputs), name=f"{name.lower()}_classifier")
@@ -107,8 +108,16 @@ def make_network(name: Any, shape: tuple[int, ...], weights: Any) -> keras.Model
     return network
 
 
-def preprocess(pixels: Any, name: str) -> Any:
-    """Converts RGB pixels [b, height, width, 3] in [0, 255] to what the network's weights expect."""
+def preprocess(pixels: Any, name: str, has_factor: bool) -> Any:
+    """Converts RGB pixels [b, height, width, 3] in [0, 255] to what the network's weights expect.
+
+    `has_factor` says whether the network has the factor that Keras adds to EfficientNetB0 to B7 if it downloads their
+    weights (`keras.applications.efficientnet`). The same weights from a file or another run need it, too.
+    """
+    if name.startswith("EfficientNetB") and not has_factor:
+        factors = [deviation**-0.5 for deviation in TORCH_DEVIATION]
+        offsets = [255 * mean * (1 - factor) for mean, factor in zip(TORCH_MEAN, factors, strict=True)]
+        return keras.layers.Rescaling(factors, offsets)(pixels)
     if name.startswith(OWN_PREPROCESSING):
         return pixels
     if name in CAFFE:

@@ -10,13 +10,13 @@ import keras
 from keras import ops
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Inputs, Outputs
+from scaleflow.interfaces import Inputs, OutputStructure
 from scaleflow.model.layers import average, check_shape, check_tokens, entry, first_line, fraction, head
 
 
 def build(
     inputs: Inputs,
-    outputs: Outputs,
+    outputs: OutputStructure,
     preset: str | None = None,
     backbone: str | None = None,
     config: Mapping[str, Any] | None = None,
@@ -48,11 +48,11 @@ def build(
     rate = fraction(dropout)
     network = load_preset(preset, weights) if backbone is None else make_backbone(backbone, config or {})
     raw, features = apply_to_tokens(network, inputs) if isinstance(network.input, dict) else apply(network, inputs)
-    if len(outputs.shape) < 2 or len(features.shape) == 2:
+    if isinstance(outputs, Mapping) or len(outputs.shape) < 2 or len(features.shape) == 2:
         features = pool(features, raw)
     if rate:
         features = keras.layers.Dropout(rate)(features)
-    if len(features.shape) == 2:
+    if isinstance(outputs, Mapping) or len(features.shape) == 2:
         return keras.Model(raw, head(features, outputs), name="keras_hub")
     if features.shape[1:-1] != outputs.shape[:-1]:
         raise ConfigError(
@@ -141,9 +141,9 @@ def take_features(returned: Any) -> Any:
 
 
 def pool(features: Any, raw: Any) -> Any:
-    """Averages features over an image, or over the words of a text without padding."""
+    """Averages features over an image or its patches, or over the words of a text without padding."""
     if len(features.shape) == 4:
         return keras.layers.GlobalAveragePooling2D()(features)
     if len(features.shape) == 3:
-        return average(features, raw)
+        return average(features, raw) if len(raw.shape) == 2 else keras.layers.GlobalAveragePooling1D()(features)
     return features

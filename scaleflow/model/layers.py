@@ -58,11 +58,16 @@ def head(
     """
 
     def add(name: str, each: Outputs) -> keras.KerasTensor:
-        label = re.sub(r"\W", "_", f"outputs_{name}", flags=re.ASCII) if name else "outputs"
+        label = to_label(f"outputs_{name}") if name else "outputs"
         dense = keras.layers.Dense(math.prod(each.shape), dtype="float32", name=label, kernel_regularizer=regularizer)
         return dense(x) if len(each.shape) == 1 else keras.layers.Reshape(each.shape, dtype="float32")(dense(x))
 
     return map_named(add, outputs)
+
+
+def to_label(name: str) -> str:
+    """Returns a layer's name for the name of an input or output: TensorFlow takes letters, digits and _ only."""
+    return re.sub(r"\W", "_", name, flags=re.ASCII)
 
 
 def average(x: keras.KerasTensor, tokens: keras.KerasTensor) -> keras.KerasTensor:
@@ -97,6 +102,15 @@ def check_one_tensor(inputs: InputStructure, name: str) -> None:
         raise ConfigError(
             f"model={name}: needs one tensor, but the dataset's inputs {describe_keys(inputs)}; use model=mlp for "
             "numbers, or a model of your own"
+        )
+
+
+def check_one_output(outputs: OutputStructure, name: str) -> None:
+    """Rejects a dict of outputs."""
+    if isinstance(outputs, Mapping):
+        raise ConfigError(
+            f"model={name}: returns one tensor, but the dataset's outputs {describe_keys(outputs)}; use a model of "
+            "your own"
         )
 
 

@@ -9,7 +9,7 @@ import keras
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Outputs
-from scaleflow.model.layers import check_shape, entry, flag, rectified, widths
+from scaleflow.model.layers import check_one_output, check_shape, entry, flag, rectified, widths
 
 
 def build(
@@ -31,6 +31,7 @@ def build(
             invalid.
     """
     check_shape(inputs, "unet")
+    check_one_output(outputs, "unet")
     levels = widths(filters, "model.filters")
     check_pixels(inputs, outputs, levels)
     normalizes = flag(batch_norm)

@@ -133,3 +133,8 @@ def draw_batch(described: Outputs, shape: tuple[int, ...], count: int) -> tuple[
         targets = random.integers(0, 2, (count, *shape)).astype("float32")
     with tf.device("CPU:0"):
         return tf.constant(targets), tf.constant(outputs)
+
+
+def has_logits(made: Any) -> bool:
+    """Returns whether a loss or a metric of Keras was made with `from_logits=True`, such as by a user's subclass."""
+    return any(getattr(made, name, None) is True for name in (FROM_LOGITS, f"_{FROM_LOGITS}"))

@@ -9,12 +9,9 @@ from typing import Literal
 import keras
 import tensorflow as tf
 
-from scaleflow.interfaces import Measure, Outputs
+from scaleflow.interfaces import MOST_CLASSES, Measure, Outputs
 from scaleflow.objective.measures import Values, balanced_accuracy_measure, mean_measure, r2_measure
 from scaleflow.objective.positions import find_counted, flatten_examples, is_shares, replace_ignored
-
-#: With more classes there is neither a confusion matrix nor balanced accuracy: they would be as large as the model.
-MOST_CLASSES = 1000
 
 #: (targets, outputs) of one output -> the loss of each target [b, ...], before it is averaged over positions.
 Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]

@@ -18,6 +18,7 @@ from scaleflow.objective.forms import (
     draw_batch,
     find_keras_name,
     first_line,
+    has_logits,
     plain_names,
     takes,
     to_one_hot,
@@ -47,7 +48,12 @@ REDUCTION, SMOOTHING = "reduction", "label_smoothing"
 
 
 def choose_loss(
-    described: Outputs, defaults: Defaults, target: Target | None, smoothing: float, loader: Loader | None
+    described: Outputs,
+    defaults: Defaults,
+    target: Target | None,
+    smoothing: float,
+    loader: Loader | None,
+    has_class_weights: bool,
 ) -> Loss:
     """Returns the loss of each target of one output, (targets, outputs) -> [b, ...].
 
@@ -57,6 +63,7 @@ def choose_loss(
         target: `objective.loss`; None for that of the kind.
         smoothing: `objective.label_smoothing`.
         loader: loads the target.
+        has_class_weights: whether each target is to be weighted by its class (`objective.class_weight`).
 
     Raises:
         ConfigError: if the loss does not fit the output.
@@ -66,7 +73,7 @@ def choose_loss(
     assert loader is not None
     named = loader.locate(target)
     loss = make_loss(described, target, named, smoothing, loader)
-    check_loss(described, target, named, loss)
+    check_loss(described, target, named, loss, has_class_weights)
     return loss
 
 
@@ -95,7 +102,8 @@ def make_loss(described: Outputs, target: Target, named: Any, smoothing: float, 
             f"{target.key}._target_={target.path}: this returned a {type(made).__name__}, expected a "
             "keras.losses.Loss or a function (targets, outputs) -> a loss for each example"
         )
-    needs_probabilities = keras_name is not None and not (takes(named, FROM_LOGITS) or keras_name in HINGES)
+    takes_logits = takes(named, FROM_LOGITS) or keras_name in HINGES or has_logits(made)
+    needs_probabilities = keras_name is not None and not takes_logits
 
     def loss(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         if described.kind != "classification":
@@ -164,7 +172,7 @@ def complete_arguments(target: Target, named: Any, smoothing: float, has_classes
     return add_arguments(target, added)
 
 
-def check_loss(described: Outputs, target: Target, named: Any, loss: Loss) -> None:
+def check_loss(described: Outputs, target: Target, named: Any, loss: Loss, has_class_weights: bool) -> None:
     """Tries a loss on two random examples.
 
     Raises:
@@ -193,8 +201,15 @@ def check_loss(described: Outputs, target: Target, named: Any, loss: Loss) -> No
             f"{start}the loss of an example depends on the other examples of its batch, so it would depend on how the "
             "batch is divided; write a training step for it (training.step)"
         )
-    if described.ignore is not None and both.shape.num_elements() != targets.shape.num_elements():
+    if both.shape.num_elements() == targets.shape.num_elements():
+        return
+    if described.ignore is not None:
         raise ConfigError(
             f"{start}returns shape {shape} for {form}, so single targets with the value {described.ignore} cannot be "
             "left out (Outputs.ignore); leave the loss null"
+        )
+    if has_class_weights:
+        raise ConfigError(
+            f"{start}returns shape {shape} for {form}, so single targets cannot have the weights of their classes "
+            "(objective.class_weight); remove one of the two"
         )

@@ -78,7 +78,7 @@ def make_output_objective(
 ) -> Objective:
     """Makes the loss of one output, with the metrics of its kind."""
     parts = defaults_for(described)
-    loss = choose_loss(described, parts, target, smoothing, loader)
+    loss = choose_loss(described, parts, target, smoothing, loader, weights is not None)
     plain = example_loss(described, loss)
     return Objective(
         plain if weights is None else example_loss(described, loss, weights),

@@ -18,12 +18,12 @@ import tensorflow as tf
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Measure, Outputs, Target
 from scaleflow.objective.forms import (
-    FROM_LOGITS,
     Loader,
     add_arguments,
     draw_batch,
     find_keras_name,
     first_line,
+    has_logits,
     is_of_keras,
     plain_name,
     plain_names,
@@ -102,7 +102,7 @@ def make_measure(
         target = add_arguments(target, {"num_classes": count})
     metric = loader.make(target)
     check_metric(described, start, metric, keras_name)
-    rows = Rows(described, metric, keras_name, target.arguments.get(FROM_LOGITS) is True, is_weighted)
+    rows = Rows(described, metric, keras_name, has_logits(metric), is_weighted)
     try:
         state = State(metric, *rows.draw(sum(TRIED)))
         check_sums(start, state, rows, is_weighted)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from scaleflow.interfaces import ObjectiveOptions, Outputs
+from scaleflow.interfaces import MOST_CLASSES, ObjectiveOptions, Outputs
 
 Array = np.ndarray[Any, Any]
 
@@ -74,10 +74,9 @@ def classes_baseline(classes: int, train: Targets, evaluated: Targets) -> dict[s
     counts = np.bincount(np.ravel(train.values).astype(np.int64), weights=np.ravel(train.shares), minlength=classes)
     true = evaluated.values.astype(np.int64)
     predicted = np.full(true.shape, counts.argmax())
-    values = {
-        "accuracy": evaluated.mean(true == predicted),
-        "balanced_accuracy": balanced_accuracy(evaluated, true, predicted),
-    }
+    values = {"accuracy": evaluated.mean(true == predicted)}
+    if classes <= MOST_CLASSES:  # above, a run has no such metric
+        values["balanced_accuracy"] = balanced_accuracy(evaluated, true, predicted)
     target_counts = np.where(evaluated.counted > 0, counts[true], 1)
     if target_counts.all():  # a class that the training split lacks makes the loss infinite
         values["loss"] = -evaluated.mean_of_examples(np.log(target_counts / counts.sum()))
@@ -86,9 +85,11 @@ def classes_baseline(classes: int, train: Targets, evaluated: Targets) -> dict[s
 
 def balanced_accuracy(targets: Targets, true: Array, predicted: Array) -> float:
     """Averages the share of each class's targets that are found, over the classes that occur."""
-    found, shares = (true == predicted) * targets.shares, targets.shares
-    occurring = np.unique(true[shares > 0])
-    return float(np.mean([found[true == each].sum() / shares[true == each].sum() for each in occurring]))
+    classes, shares = np.ravel(true).astype(np.int64), np.ravel(targets.shares)
+    found = np.bincount(classes, weights=shares * np.ravel(true == predicted))
+    all_shares = np.bincount(classes, weights=shares)
+    occurs = all_shares > 0
+    return float(np.mean(found[occurs] / all_shares[occurs]))
 
 
 def labels_baseline(frequency: Array, evaluated: Targets) -> dict[str, float]:

@@ -271,9 +271,10 @@ class Loop(Engine):
     def _make_row_stores(self, differentiate: Callable[[], Any], count: int) -> dict[int, RowStore]:
         """Makes a store for each gradient that comes by rows, by its index.
 
-        A loop in the graph needs them before its body is traced, so a micro-batch is traced in a graph of its own.
+        A loop in the graph needs them before its body is traced, so a micro-batch is traced in a graph of its own. That
+        is not possible with BatchNorm over all replicas: then these gradients are made dense.
         """
-        if not self.passes.keeps_rows:
+        if not self.passes.keeps_rows or self._synchronized:
             return {}
         gradients, _ = tf.function(differentiate, autograph=False).get_concrete_function().structured_outputs
         return {

@@ -259,7 +259,7 @@ def make_loop(
     """Makes the loop for a whole model, or for one in stages. Returns it with notes for the user."""
     from scaleflow import optimizer, strategy, training
 
-    model_optimizer = make_optimizer(plan, runtime, run.total, net)
+    model_optimizer = make_optimizer(plan, runtime, run.total, net, takes_rows=not runtime.is_divided)
     passes: ForwardBackward
     if runtime.is_divided:
         optimizer.update_in_place(model_optimizer)
@@ -300,7 +300,8 @@ def make_parameter_server_loop(
     keras.utils.set_random_seed(plan.seed)  # so that both models have the same initial weights
     with runtime.strategy.scope():
         served = make_model()
-        model_optimizer = make_optimizer(plan, runtime, run.total, served)
+        check_no_constraints(served)
+        model_optimizer = make_optimizer(plan, runtime, run.total, served, takes_rows=True)
         return training.ParameterServerLoop(
             runtime.strategy,
             served,
@@ -320,13 +321,20 @@ def make_parameter_server_loop(
 
 
 def can_update_by_rows(net: keras.Model, model_optimizer: keras.optimizers.Optimizer) -> bool:
-    """Returns whether updates touch only the rows of embedding tables that a batch uses; if so, prepares for it."""
+    """Returns whether updates may touch only the rows of embedding tables that a batch uses."""
     from scaleflow import model, optimizer
 
-    is_possible = bool(model.list_tables(net)) and optimizer.find_dense_cause(model_optimizer) is None
-    if is_possible:
-        optimizer.update_by_rows(model_optimizer)
-    return is_possible
+    return bool(model.list_tables(net)) and optimizer.find_dense_cause(model_optimizer) is None
+
+
+def check_no_constraints(net: keras.Model) -> None:
+    """Rejects constraints of weights, which Keras applies to its own variables only, not to those on the servers."""
+    for variable in net.trainable_variables:
+        if variable.constraint is not None:
+            raise ConfigError(
+                f"model: {variable.path} has a constraint ({type(variable.constraint).__name__}), which "
+                "strategy=parameter_server does not apply; use another strategy, or remove the constraint"
+            )
 
 
 def find_table_warning(plan: Plan, runtime: Runtime, engine: Engine) -> str | None:
@@ -389,9 +397,14 @@ def make_loss_step(plan: Plan, outputs: OutputStructure, goal: Objective) -> Any
 
 
 def make_optimizer(
-    plan: Plan, runtime: Runtime, steps: int, net: keras.Model, takes_summed: bool = True
+    plan: Plan, runtime: Runtime, steps: int, net: keras.Model, takes_summed: bool = True, takes_rows: bool = False
 ) -> keras.optimizers.Optimizer:
-    """Makes the config's optimizer for a run of `steps` steps, which updates the variables of `net` or their shards."""
+    """Makes the config's optimizer for a run of `steps` steps, which updates the variables of `net` or their shards.
+
+    Args:
+        takes_summed: whether its gradients are summed over the replicas already.
+        takes_rows: whether gradients of embedding tables come as `tf.IndexedSlices`, each row once.
+    """
     from scaleflow import model, optimizer, training
 
     options = plan.optimizer
@@ -400,6 +413,8 @@ def make_optimizer(
     new_optimizer = optimizer.create_optimizer(
         bind_target(options.target), rate, loss_scaling=scaled, takes_summed=takes_summed, ema=options.ema
     )
+    if takes_rows and can_update_by_rows(net, new_optimizer):
+        optimizer.update_by_rows(new_optimizer)  # before the factors, which are to scale these updates, too
     if options.rate_factors is not None:
         factors = model.find_rate_factors(net, options.rate_factors)
         shards = zip(factors, net.trainable_variables, strict=True)

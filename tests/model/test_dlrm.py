@@ -30,7 +30,8 @@ def shapes() -> list[Any]:
         "prices": np.ones((2, 2), np.float32),
     }
     kernels = [tuple(variable.shape) for variable in net.trainable_variables if variable.name == "kernel"]
-    only_one = build({"user": COLUMNS["user"]}, CLICK, width=4)
+    only_one = build({"größe in m": COLUMNS["user"]}, CLICK, width=4)
+    assert np.asarray(only_one({"größe in m": batch["user"]})).shape == (2, 1)
     return [np.asarray(net(batch)).shape, kernels, only_one.output_shape]
 
 

@@ -71,3 +71,7 @@ def test_images_are_refused() -> None:
 
     with pytest.raises(ConfigError, match="model=gpt: needs text as numbers"):
         build(Inputs((8, 8, 1)), NEXT)
+    with pytest.raises(
+        ConfigError, match="model=gpt: returns one tensor, but the dataset's outputs have the keys a, b"
+    ):
+        build(Inputs((8,), "int32", vocabulary=5), {"a": NEXT, "b": NEXT})

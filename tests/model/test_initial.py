@@ -118,3 +118,26 @@ def in_shards() -> list[list[float]]:
 
 def test_a_divided_variable_is_set_in_its_parts(isolated: Callable[..., Any]) -> None:
     assert isolated(in_shards) == [[1.0, 2.0], [3.0]]
+
+
+def standardise(folder: Path) -> tuple[list[float], list[float]]:
+    """What a layer gives whose mean and variance were saved, and the same layer of a new model."""
+    import keras
+
+    from scaleflow.model import initialize_from, read_weights
+
+    def network() -> Any:
+        return keras.Sequential([keras.Input((2,)), keras.layers.Normalization(name="standard")])
+
+    origin, net = network(), network()
+    origin.layers[0].adapt(np.array([[1.0, 10.0], [3.0, 30.0]], np.float32))
+    origin.save(str(folder / "saved.keras"))
+    initialize_from(net, read_weights(str(folder / "saved.keras"), "saved.keras"))
+    row = np.array([[3.0, 10.0]], np.float32)
+    return np.asarray(origin(row))[0].tolist(), np.asarray(net(row))[0].tolist()
+
+
+def test_a_normalization_computes_with_the_mean_that_was_saved(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    wanted, found = isolated(standardise, tmp_path)
+    assert wanted == pytest.approx([1, -1])
+    assert found == wanted

@@ -34,7 +34,9 @@ def compare_preprocessing() -> dict[str, float]:
     pixels = tf.constant(np.random.default_rng(0).integers(0, 256, (2, 4, 4, 3)), tf.float32)
     return {
         name: float(
-            np.abs(getattr(keras.applications, module).preprocess_input(pixels) - preprocess(pixels, name)).max()
+            np.abs(
+                getattr(keras.applications, module).preprocess_input(pixels) - preprocess(pixels, name, has_factor=True)
+            ).max()
         )
         for name, module in MODULES.items()
     }
@@ -44,6 +46,27 @@ def test_pixels_are_preprocessed_as_keras_does_for_each_network(isolated: Callab
     found = isolated(compare_preprocessing)
     assert set(found) == set(MODULES)
     assert max(found.values()) < 1e-5, found
+
+
+def differ_without_factor() -> float:
+    """How far EfficientNet's standardised pixels are from those times the factor that Keras adds to its own weights."""
+    import keras
+    import numpy as np
+
+    from scaleflow.model.keras_application import TORCH_DEVIATION, TORCH_MEAN, preprocess
+
+    pixels = keras.ops.convert_to_tensor(np.random.default_rng(0).integers(0, 256, (2, 4, 4, 3)), "float32")
+    variance = [deviation**2 for deviation in TORCH_DEVIATION]
+    standardise = keras.layers.Normalization(mean=TORCH_MEAN, variance=variance)
+    wanted = standardise(pixels / 255) / np.sqrt(TORCH_DEVIATION)
+    found = standardise(preprocess(pixels, "EfficientNetB0", has_factor=False) / 255)
+    return float(np.abs(np.asarray(wanted - found)).max())
+
+
+def test_efficientnets_weights_from_a_file_get_the_pixels_of_those_that_keras_downloads(
+    isolated: Callable[..., Any],
+) -> None:
+    assert isolated(differ_without_factor) < 1e-4
 
 
 def inspect_network(folder: str) -> dict[str, Any]:

@@ -30,6 +30,16 @@ RESNET = {
 }
 
 
+VIT = {
+    "image_shape": (16, 16, 3),
+    "patch_size": 8,
+    "num_layers": 1,
+    "num_heads": 1,
+    "hidden_dim": 8,
+    "mlp_dim": 8,
+}
+
+
 def inspect_backbones(folder: str) -> dict[str, Any]:
     import keras
     import keras_hub
@@ -38,7 +48,7 @@ def inspect_backbones(folder: str) -> dict[str, Any]:
     from scaleflow.model import make_model
     from scaleflow.model.keras_hub import build
 
-    def make(inputs: Inputs, outputs: Outputs, **arguments: Any) -> Any:
+    def make(inputs: Inputs, outputs: Any, **arguments: Any) -> Any:
         return make_model(lambda i, o: build(i, o, **arguments), inputs, outputs)
 
     saved = keras_hub.models.BertBackbone(**BERT)
@@ -53,6 +63,7 @@ def inspect_backbones(folder: str) -> dict[str, Any]:
             make(TEXT, THREE, backbone="BertBackbone", config=BERT).output_shape,
             make(TEXT, Outputs("classification", (8, 3)), backbone="GPT2Backbone", config=BERT).output_shape,
             make(IMAGE, THREE, backbone="ResNetBackbone", config=RESNET, dropout=0.1).output_shape,
+            make(IMAGE, {"a": THREE, "b": THREE}, backbone="ViTBackbone", config=VIT).output_shape,
         ],
         "loaded": all(np.array_equal(a, b) for a, b in zip(network.get_weights(), saved.get_weights(), strict=True)),
         "reloaded": float(np.abs(np.asarray(loaded(batch)) - np.asarray(again(batch))).max()),
@@ -82,7 +93,7 @@ def refusal(inputs: Inputs, **arguments: Any) -> str:
 def test_backbones_of_texts_and_images_get_a_head(isolated: Callable[..., Any], tmp_path: Path) -> None:
     pytest.importorskip("keras_hub", reason="the extra hub is not installed")
     found = isolated(inspect_backbones, str(tmp_path))
-    assert found["shapes"] == [(None, 3), (None, 8, 3), (None, 3)]
+    assert found["shapes"] == [(None, 3), (None, 8, 3), (None, 3), {"a": (None, 3), "b": (None, 3)}]
     assert found["loaded"]
     assert found["reloaded"] < 1e-6
     expected = [

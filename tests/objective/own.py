@@ -19,6 +19,11 @@ class Quartic(keras.losses.Loss):  # type: ignore[misc]  # keras has no types
         return tf.reduce_mean((y_true - y_pred) ** 4, axis=-1)
 
 
+class FocalOfLogits(keras.losses.BinaryFocalCrossentropy):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__(from_logits=True)
+
+
 def whole_batch(targets: Any, outputs: Any) -> Any:
     return tf.reduce_mean(tf.square(targets - outputs))
 

@@ -93,6 +93,11 @@ CASES: Mapping[str, tuple[Kind, ObjectiveOptions, Callable[[Array, Array], Array
         ObjectiveOptions(loss=named("BinaryCrossentropy")),
         lambda t, x: crossed(t, sigmoid(x)).mean(-1),
     ),
+    "own class that takes logits": (
+        "binary",
+        ObjectiveOptions(loss=named(f"{OWN}.FocalOfLogits")),
+        lambda t, x: ((1 - t * sigmoid(x) - (1 - t) * sigmoid(-x)) ** 2 * crossed(t, sigmoid(x))).mean(-1),
+    ),
     "smoothed binary": (
         "binary",
         ObjectiveOptions(label_smoothing=0.2),
@@ -373,6 +378,10 @@ def refusals() -> dict[str, str]:
             make(outputs, options)
         except ConfigError as error:
             found[name] = str(error)
+    pixels = Outputs("classification", (4, 4, 3))
+    with pytest.raises(ConfigError) as refusal:
+        make(pixels, ObjectiveOptions(loss=named("Dice", axis=[1, 2, 3])), class_weights={"": [1.0, 2.0, 3.0]})
+    found["weights of pixels"] = str(refusal.value)
     for name, (outputs, option, _) in WRONG_WEIGHTS.items():
         try:
             find_class_weights(outputs, option, lambda names: {})
@@ -386,3 +395,7 @@ def test_what_does_not_fit_is_refused_in_words(isolated: Callable[..., Any]) -> 
     for name, (_, _, wanted) in {**WRONG, **WRONG_WEIGHTS}.items():
         assert wanted in found[name], (name, found[name])
         assert not re.search(r"Error\b", found[name])
+    assert (
+        "so single targets cannot have the weights of their classes (objective.class_weight)"
+        in (found["weights of pixels"])
+    )

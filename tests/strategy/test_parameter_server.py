@@ -218,3 +218,22 @@ def test_a_partitioner_divides_large_variables_along_their_first_axis(isolated: 
         (Partitioner(4, None), (3, 8)): [3, 1],
     }
     assert isolated(shards, list(cases)) == list(cases.values())
+
+
+def refuse_constraint() -> str:
+    import keras
+
+    from scaleflow.errors import ConfigError
+    from scaleflow.worker.build import check_no_constraints
+
+    net = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, kernel_constraint="non_neg", name="first")])
+    with pytest.raises(ConfigError) as refusal:
+        check_no_constraints(net)
+    return str(refusal.value)
+
+
+def test_constraints_of_weights_are_refused(isolated: Callable[..., Any]) -> None:
+    assert isolated(refuse_constraint) == (
+        "model: sequential/first/kernel has a constraint (NonNegative), which strategy=parameter_server does not apply; use "
+        "another strategy, or remove the constraint"
+    )

@@ -35,6 +35,14 @@ class Ids:
         return Arrays(ids, (ids[:, :1] > self.inputs.vocabulary // 16).astype(np.float32))  # about half of them
 
 
+def build_normalized(inputs: Inputs, outputs: Outputs, **unused: object) -> keras.Model:
+    """The mean of embeddings, normalized over all replicas."""
+    raw = keras.Input(inputs.shape, dtype="int32")
+    x = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(inputs.vocabulary, 8, name="words")(raw))
+    x = keras.layers.BatchNormalization(synchronized=True)(x)
+    return keras.Model(raw, keras.layers.Dense(1)(x))
+
+
 @keras.saving.register_keras_serializable("tests")
 class DenseSGD(keras.optimizers.SGD):  # type: ignore[misc]  # keras has no types
     """SGD as a user's own class, which gets dense gradients."""

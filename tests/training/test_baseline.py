@@ -53,6 +53,12 @@ def test_each_kind_has_the_baseline_of_its_training_targets(isolated: Callable[.
         assert by_kind[kind] == pytest.approx({f"baseline/{k}": v for k, v in values_wanted.items()}), kind
 
 
+def test_above_a_thousand_classes_there_is_no_balanced_accuracy(isolated: Callable[..., Any]) -> None:
+    classes = Outputs("classification", (1001,))
+    (values,) = isolated(found, [(classes, split([0, 1, 1], "int32"), split([1, 0], "int32"), None)])
+    assert set(values) == {"baseline/accuracy", "baseline/loss"}
+
+
 def test_with_validation_and_test_each_has_its_own(isolated: Callable[..., Any]) -> None:
     train, validation, test = split([1, 1, 0], "int32"), split([1, 0], "int32"), split([0, 2], "int32")
     values, of_test, nothing = isolated(

@@ -29,6 +29,11 @@ CASES = [
     ("SGD", "strategy=one_device", "training.accumulate=2"),
     ("Adagrad", "strategy=one_device", "training.clip_norm=0.05"),
     ("Adagrad", *TWO, "training.accumulate=2", "training.clip_norm=0.05"),
+    ("Adagrad", "strategy=one_device", "optimizer.rate_factors={words: 0.1}"),
+    pytest.param(
+        ("Adagrad", *TWO, "training.accumulate=2", "model._target_=tests.training.ids.build_normalized"),
+        marks=pytest.mark.slow,
+    ),
     pytest.param(("SGD", *TWO, "precision=mixed_float16", "training.clip_norm=0.05"), marks=pytest.mark.slow),
     pytest.param(
         ("Adagrad", "strategy=one_device", "hardware.xla=true", "training.accumulate=2"), marks=pytest.mark.slow
