@@ -234,6 +234,6 @@ def refuse_constraint() -> str:
 
 def test_constraints_of_weights_are_refused(isolated: Callable[..., Any]) -> None:
     assert isolated(refuse_constraint) == (
-        "model: sequential/first/kernel has a constraint (NonNegative), which strategy=parameter_server does not apply; use "
-        "another strategy, or remove the constraint"
+        "model: sequential/first/kernel has a constraint (NonNeg), which strategy=parameter_server does not apply; "
+        "use another strategy, or remove the constraint"
     )
