@@ -29,11 +29,16 @@ MOST_LINES = 3
 Points = dict[tuple[str, int], float]
 
 
-def refusal_of(said: str) -> str:
-    """What a command says that it refuses, in one line."""
+def refusal_lines(said: str) -> list[str]:
+    """The lines of a refusal, without those before it, which say what the command was doing."""
     lines = [line for line in said.splitlines() if line.strip()]
     first = next((index for index, line in enumerate(lines) if line.startswith("scaleflow: ")), 0)
-    return " ".join(lines[first:])
+    return lines[first:]
+
+
+def refusal_of(said: str) -> str:
+    """What a command says that it refuses, in one line."""
+    return " ".join(refusal_lines(said))
 
 
 def wrong_refusal(said: str) -> Iterator[str]:
@@ -43,8 +48,8 @@ def wrong_refusal(said: str) -> Iterator[str]:
         yield f"refused without a word of ours: {text[-300:]}"
     elif found := NOT_IN_WORDS.search(text):
         yield f"not refused in words ({found[0]}): {text}"
-    elif len(said.splitlines()) > MOST_LINES:
-        yield f"refused in {len(said.splitlines())} lines: {text}"
+    elif len(refusal_lines(said)) > MOST_LINES:
+        yield f"refused in {len(refusal_lines(said))} lines: {text}"
 
 
 def wrong_end(folder: Path, said: str) -> Iterator[str]:
