@@ -116,8 +116,6 @@ WHOLE = ("training.epochs=2", "checkpoint.export=best", "checkpoint.best={monito
     [
         ("strategy=parameter_server", "cluster.workers=1", "strategy.partitioner.max_shards=2",
          "strategy.partitioner.min_shard_bytes=null"),
-        ("strategy=multi_worker",),
-        (ONE, "training.engine=fit"),
         ("strategy=mirrored", "hardware.logical_devices=2", "training.engine=fit"),
     ],
     ids=" ".join,

@@ -102,8 +102,10 @@ def test_fit_trains_as_the_loop_does(command: Command, case: str) -> None:
     assert found == pytest.approx(wanted, abs=1e-5)
 
 
-@pytest.mark.parametrize("strategy", ["mirrored", "pipeline", "fit"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "strategy"),
+    [*((case, "mirrored") for case in CASES), ("dict out", "pipeline"), ("positions", "pipeline"), ("weights", "fit")],
+)
 def test_a_run_that_is_stopped_goes_on_with_the_same_bits(
     isolated: Isolated, plan: Make, tmp_path: Path, case: str, strategy: str
 ) -> None:
