@@ -24,8 +24,11 @@ from scaleflow.interfaces import (
     name_leaves,
 )
 
-#: What a key of a dict may be: it becomes a part of the names of metrics, layers and signatures.
-KEY = re.compile(r"[\w.\- ]+")
+#: What a key of outputs may be: it becomes a part of the names of metrics and layers.
+OUTPUT_KEY = re.compile(r"[\w.\- ]+")
+
+#: What a key of inputs may be: any text, such as the name of a column; `/` joins the keys of nested dicts.
+INPUT_KEY = re.compile(r"[^/]+")
 
 
 class Spec(NamedTuple):
@@ -63,10 +66,9 @@ def check_description(label: str, value: Any, kind: type, is_nested: bool = Fals
         or_dict = ", or a dict of them" if can_be_dict else ""
         raise ConfigError(f"dataset: {label} must be a scaleflow.interfaces.{kind.__name__}{or_dict}")
     for key, part in value.items():
-        if not isinstance(key, str) or not KEY.fullmatch(key):
-            raise ConfigError(
-                f"dataset: {label} has the key {key!r}; expected a name of letters, digits, spaces, _, - and ."
-            )
+        if not isinstance(key, str) or not (INPUT_KEY if kind is Inputs else OUTPUT_KEY).fullmatch(key):
+            expected = "without /" if kind is Inputs else "of letters, digits, spaces, _, - and ."
+            raise ConfigError(f"dataset: {label} has the key {key!r}; expected a name {expected}")
         check_description(f"{label}[{key!r}]", part, kind, is_nested=True)
 
 

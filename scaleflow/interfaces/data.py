@@ -58,12 +58,16 @@ class Outputs:
             have no names.
         ignore: a target with this value counts neither in the loss nor in a metric, such as -1 for an unlabelled pixel.
             None: all count.
+        scaling: for `regression`: (mean, deviation) of the targets. The model then learns values with mean 0 and
+            deviation 1, and a last layer without weights returns them in the unit of the targets. The loss of the kind
+            is minimised on such values; everything that is reported is in the unit of the targets. None: no scaling.
     """
 
     kind: Kind
     shape: tuple[int, ...]
     names: tuple[str, ...] | None = None
     ignore: int | None = None
+    scaling: tuple[float, float] | None = None
 
     @property
     def target_shape(self) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,10 @@ def write_example(inputs: InputStructure, batch: Any, folder: Path) -> None:
     if "" in examples:
         np.save(folder / EXAMPLE, examples[""])
     else:
-        np.savez(folder / EXAMPLES, **examples)
+        with zipfile.ZipFile(folder / EXAMPLES, "w") as archive:  # `np.savez` takes no array with the name `file`
+            for name, values in examples.items():
+                with archive.open(f"{name}.npy", "w") as file:
+                    np.lib.format.write_array(file, np.asarray(values), allow_pickle=False)
 
 
 def write_saved_model(model: keras.Model, specs: Any, folder: Path) -> None:

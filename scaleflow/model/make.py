@@ -23,7 +23,8 @@ from scaleflow.model.layers import make_inputs
 
 
 def make_model(factory: Callable[..., Any], inputs: InputStructure, outputs: OutputStructure) -> keras.Model:
-    """Returns the factory's model after checking its inputs and outputs; adds a cast to outputs that are not float32.
+    """Returns the factory's model after checking its inputs and outputs; adds a cast to outputs that are not float32,
+    and their scaling (`Outputs.scaling`).
 
     Call it in the strategy's scope, because it creates the variables.
 
@@ -46,6 +47,8 @@ def make_model(factory: Callable[..., Any], inputs: InputStructure, outputs: Out
             f"model: does not accept inputs of shape {', '.join(shapes)}: {(str(error).splitlines() or [''])[0]}"
         ) from error
     check_outputs(returned, outputs)
+    if any(each.scaling is not None for each in name_leaves(outputs).values()):
+        return scale_outputs(model, model_inputs, returned, outputs)
     if any(tensor.dtype != "float32" for tensor in name_leaves(returned).values()):
         model = keras.Model(model_inputs, map_named(cast_to_float32, returned), name=model.name)
     return model
@@ -136,6 +139,24 @@ def cast_to_float32(name: str, tensor: keras.KerasTensor) -> keras.KerasTensor:
     if tensor.dtype == "float32":
         return tensor
     return keras.layers.Activation("linear", dtype="float32", name=None if name else "float32")(tensor)
+
+
+def scale_outputs(model: keras.Model, inputs: Any, returned: Any, outputs: OutputStructure) -> keras.Model:
+    """Returns the model with its outputs in the unit of the targets.
+
+    The layers of a functional model stay layers of the result, so that they can be named, frozen and divided.
+    """
+    described = name_leaves(outputs)
+
+    def scale(name: str, tensor: keras.KerasTensor) -> keras.KerasTensor:
+        scaling = described[name].scaling
+        if scaling is None:
+            return cast_to_float32(name, tensor)
+        mean, deviation = scaling
+        return keras.layers.Rescaling(deviation, offset=mean, dtype="float32")(tensor)
+
+    inputs, returned = find_graph(model) or (inputs, returned)
+    return keras.Model(inputs, map_named(scale, returned), name=model.name)
 
 
 def find_logits_warning(model: keras.Model, outputs: OutputStructure) -> str | None:

@@ -80,11 +80,14 @@ def make_output_objective(
     parts = defaults_for(described)
     loss = choose_loss(described, parts, target, smoothing, loader, weights is not None)
     plain = example_loss(described, loss)
+    minimised = plain if weights is None else example_loss(described, loss, weights)
+    if target is None and described.scaling is not None:
+        minimised = example_loss(described, standardise(loss, *described.scaling))
     return Objective(
-        plain if weights is None else example_loss(described, loss, weights),
+        minimised,
         parts.measures,
         parts.evaluation_measures,
-        None if weights is None else plain,
+        None if minimised is plain else plain,
         modes={"loss": "min", **parts.modes},
         classes=parts.classes,
         decide=parts.decide,
@@ -106,6 +109,15 @@ def example_loss(described: Outputs, loss: Loss, weights: Sequence[float] | None
         return average_positions(values, counted)
 
     return losses
+
+
+def standardise(loss: Loss, mean: float, deviation: float) -> Loss:
+    """Returns the loss of values with mean 0 and deviation 1, from targets and outputs in their unit."""
+
+    def standardised(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+        return loss((tf.cast(targets, outputs.dtype) - mean) / deviation, (outputs - mean) / deviation)
+
+    return standardised
 
 
 def add_metrics(

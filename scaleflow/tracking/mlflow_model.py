@@ -22,6 +22,7 @@ from mlflow.models import Model, ModelSignature
 from mlflow.models.utils import _save_example
 from mlflow.pyfunc import add_to_model
 from mlflow.types import ColSpec, Schema, TensorSpec
+from mlflow.types.schema import AnyType
 from mlflow.utils.environment import _mlflow_conda_env, _PythonEnv
 
 LOADER = "scaleflow_loader"
@@ -39,7 +40,7 @@ def write_mlflow_model(exported: Path, folder: Path, *, run_id: str, model_id: s
     code.mkdir()
     shutil.copy(Path(__file__).with_name("loader.py"), code / f"{LOADER}.py")
     requirements = write_environment(folder, metadata["tensorflow"])
-    signature = ModelSignature(make_tensor_schema(metadata["inputs"]), make_tensor_schema(metadata["outputs"]))
+    signature = ModelSignature(make_input_schema(metadata["inputs"]), make_tensor_schema(metadata["outputs"]))
     model = Model(artifact_path="model", run_id=run_id, model_id=model_id, signature=signature)
     _save_example(model, read_example(exported), str(folder))
     add_to_model(
@@ -58,8 +59,20 @@ def read_example(exported: Path) -> Any:
         return dict(arrays)
 
 
+def make_input_schema(tensors: dict[str, Any]) -> Schema:
+    """Returns the schema of the inputs: columns if there are several inputs with a single value each, else tensors.
+
+    MLflow takes a DataFrame for tensors only if its index begins with 0 and its first row has no None and no dates, and
+    for columns of numbers it refuses integers. So the columns have no type, and the loader converts their values.
+    """
+    named = name_tensors(tensors)
+    if "" not in named and all(len(tensor["shape"]) == 1 for tensor in named.values()):
+        return Schema([ColSpec(AnyType(), name) for name in named])
+    return make_tensor_schema(tensors)
+
+
 def make_tensor_schema(tensors: dict[str, Any]) -> Schema:
-    """Returns the schema that MLflow checks inputs against before it calls the loader.
+    """Returns the schema of tensors, which MLflow checks inputs against before it calls the loader.
 
     MLflow's tensor schemas have no string type. One text per example becomes a string column, which may be a list, an
     array or a DataFrame. Several texts per example become objects, so that a DataFrame may also have numbers.

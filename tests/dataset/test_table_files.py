@@ -1,0 +1,546 @@
+"""Tables: types of columns, missing values, formats, what is refused, and a trained model that takes a DataFrame."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scaleflow.interfaces import Plan
+from tests.dataset.files import holds, options, prepared, refused, write
+
+WORDS = [
+    "a",
+    "quiet",
+    "sunny",
+    "house",
+    "near",
+    "the",
+    "old",
+    "school",
+    "with",
+    "garden",
+    "and",
+    "two",
+    "large",
+    "rooms",
+]
+
+
+def make(data_dir: Path | str, target: str = "price", **changes: Any) -> Any:
+    from scaleflow.dataset.table import Table
+
+    return Table(str(data_dir), target, **changes)
+
+
+def table(rows: int = 60) -> Any:
+    """Columns of every type as a DataFrame; each but `new` and the target has missing values."""
+    import pandas as pd
+
+    random = np.random.default_rng(0)
+    number = np.arange(rows)
+    frame = pd.DataFrame(
+        {
+            "Size (m²)": number + 0.25,
+            "new": number % 3 == 0,
+            "town": np.array(["Ulm", "Köln", "Bonn"])[number % 3],
+            "text": [" ".join(random.choice(WORDS, 6)) for _ in number],
+            "sold": pd.Timestamp("2023-12-30 06:30:00") + pd.to_timedelta(number, unit="D"),
+            "file": number % 7,
+            "price": 1000.5 * (number % 10) + 200000,
+        }
+    ).astype({"town": object, "text": object})
+    for place, name in enumerate(("Size (m²)", "town", "text", "sold")):
+        frame.loc[place + 1, name] = None
+    return frame
+
+
+def write_table(path: Path, frame: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writers: dict[str, Callable[[], Any]] = {
+        ".parquet": lambda: frame.to_parquet(path),
+        ".feather": lambda: frame.to_feather(path),
+        ".jsonl": lambda: frame.to_json(path, orient="records", lines=True, date_format="iso", date_unit="s"),
+        ".tsv": lambda: frame.to_csv(path, index=False, sep="\t"),
+    }
+    writers.get(path.suffix, lambda: frame.to_csv(path, index=False))()
+    return path
+
+
+# ---------------------------------------------------------------------------------------------
+# Columns
+# ---------------------------------------------------------------------------------------------
+
+CSV = """id,area,new,town,note,sold,seen,rooms,price
+1,100.5,true,Ulm,"quiet, but
+near the station",2024-02-29,2024-02-29T10:30:00Z,3,1.5
+2, NA ,false,,"a ""nice"" house with garden",2024-03-01 12:00:00,,2,2.5e0
+3,60,true, Bonn ,,,2024-03-01T00:00:00Z,2,-3
+4,80,false,Ulm,two rooms and a cellar,2024-03-02,2024-03-02T00:00:00Z,1,4
+"""
+
+
+def read_types(base: Path) -> Any:
+    from scaleflow import dataset
+
+    path = write(base / "houses.csv", CSV)
+    source = make(path, test=0, drop=["id"], categorical=["rooms"])
+    splits = dataset.prepare_splits(source, options(), 0)
+    zipped = write(base / "zipped.csv.gz", gzip.compress(CSV.encode()))
+    is_same = make(zipped, test=0, drop=["id"], categorical=["rooms"]).load("train").inputs["note"].tolist()
+    embedded = make(path, test=0, drop=["id", "seen"], text=["note"], embed=True, tokens=4)
+    numbers = dataset.prepare_splits(embedded, options(), 0)
+    return (
+        source.notes,
+        source.inputs,
+        source.load("train"),
+        splits.inputs,
+        splits.train.inputs,
+        is_same,
+        (numbers.inputs, numbers.train.inputs["note"], numbers.train.inputs["town"]),
+    )
+
+
+def test_each_column_is_an_input_of_its_type(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    (note,), inputs, raw, features, x, zipped, embedded = isolated(read_types, tmp_path)
+    assert note == (
+        "dataset=table: numbers area, new; categories town, rooms; texts note; dates sold, seen; target price "
+        "(regression)"
+    )
+    assert {name: (each.shape, each.dtype) for name, each in inputs.items()} == {
+        **dict.fromkeys(("area", "new"), ((), "float32")),
+        **dict.fromkeys(("town", "note", "sold", "seen", "rooms"), ((), "string")),
+    }
+    np.testing.assert_array_equal(raw.inputs["area"], np.array([100.5, np.nan, 60, 80], np.float32))
+    assert raw.inputs["new"].tolist() == [1, 0, 1, 0]
+    assert raw.inputs["town"].tolist() == ["Ulm", "", "Bonn", "Ulm"]
+    assert raw.inputs["note"].tolist() == zipped
+    assert zipped[:3] == ["quiet, but\nnear the station", 'a "nice" house with garden', ""]
+    assert raw.inputs["sold"].tolist() == ["2024-02-29T00:00:00", "2024-03-01T12:00:00", "", "2024-03-02T00:00:00"]
+    assert raw.inputs["seen"][0] == "2024-02-29T10:30:00"
+    assert raw.targets.tolist() == [[1.5], [2.5], [-3], [4]]
+
+    shapes = {"area": (2,), "new": (1,), "town": (4,), "rooms": (4,), "sold": (8,), "seen": (8,)}
+    assert {name: features[name].shape for name in shapes} == shapes
+    assert all(each.dtype == "float32" for each in features.values())
+    area = np.array([100.5, 60, 80])
+    np.testing.assert_allclose(x["area"][[0, 2, 3], 0], (area - area.mean()) / area.std(), atol=1e-6)
+    assert x["area"][:, 1].tolist() == [0, 1, 0, 0]
+    assert x["area"][1, 0] == 0
+    assert x["town"].argmax(axis=1).tolist() == [3, 1, 2, 3]  # 0 is for unknown words, then "", Bonn, Ulm
+    assert x["note"].sum(axis=1).tolist() == [5, 5, 0, 5]
+    assert x["sold"][2].tolist() == [0] * 7 + [1]
+
+    specs, note_numbers, towns = embedded
+    assert (specs["note"].shape, specs["note"].dtype, specs["note"].vocabulary) == ((4,), "int32", 16)
+    assert (specs["town"].shape, specs["town"].dtype, specs["town"].vocabulary) == ((), "int32", 4)
+    assert (note_numbers[0] > 1).all()
+    assert note_numbers[2].tolist() == [0, 0, 0, 0]
+    assert towns.tolist() == [3, 1, 2, 3]
+
+
+DATES = ["1970-01-01", "2024-02-29", "2024-12-31 23:59:59", "1900-03-01T00:00:00", "2100-07-16T12:00:00.123456789"]
+NO_DATES = ["2024-13-01", "2024-1-1", "31.12.2024", "2024-01-01 10:00", "2024-01-01T10:00:00+02:00", "2024-01-32", "x"]
+
+
+def read_dates() -> Any:
+    import tensorflow as tf
+
+    from scaleflow.dataset.table_columns import Date, parse_dates
+
+    preprocessing = Date()
+    learned = preprocessing.learn([np.array(DATES[:4], object), np.array([b""], object)])
+    layer = preprocessing.layer(learned)
+    outcomes = []
+    for wrong in NO_DATES:
+        try:
+            outcomes.append(str(layer(tf.constant([wrong]))))
+        except tf.errors.InvalidArgumentError as error:
+            outcomes.append(error.message)
+    seconds, share = parse_dates(tf.constant(DATES))
+    return learned, np.asarray(seconds), np.asarray(share), np.asarray(layer(tf.constant([*DATES, ""]))), outcomes
+
+
+def test_dates_become_numbers(isolated: Callable[..., Any]) -> None:
+    learned, seconds, share, features, outcomes = isolated(read_dates)
+    expected = np.array([np.datetime64(date, "s").astype(np.int64) for date in DATES], np.float64)
+    assert seconds.tolist() == expected.tolist()
+    assert learned["missing"]
+    np.testing.assert_allclose(learned["mean"], expected[:4].mean())
+    np.testing.assert_allclose(features[:5, 0], (expected - expected[:4].mean()) / expected[:4].std(), rtol=1e-5)
+    np.testing.assert_allclose(share, [0, (1 + 28 / 31) / 12, (11 + 30 / 31) / 12, 2 / 12, (6 + 15 / 31) / 12])
+    weekdays = np.array([3, 3, 1, 3, 4]) + np.array([0, 0, 86399 / 86400, 0, 0.5])  # Monday is 0
+    np.testing.assert_allclose(features[:5, 3], np.sin(2 * np.pi * weekdays / 7), atol=1e-5)
+    np.testing.assert_allclose(features[4, 5:7], [0, -1], atol=1e-5)  # noon
+    assert features[:, 7].tolist() == [0, 0, 0, 0, 0, 1]
+    assert features[5].tolist() == [0] * 7 + [1]
+    for wrong, message in zip(NO_DATES, outcomes, strict=True):
+        assert wrong in message, (wrong, message)
+
+
+#: The target's values, what kind they are taken for, the names of the classes, the option.
+KINDS: dict[str, tuple[list[Any], str, Any, str]] = {
+    "words": (["b", "a", "c"] * 4, "classification", ("a", "b", "c"), "auto"),
+    "booleans": ([True, False] * 6, "binary", ("false", "true"), "auto"),
+    "few whole numbers": ([10, 9, 2] * 4, "classification", ("2", "9", "10"), "auto"),
+    "many whole numbers": (list(range(30)), "regression", None, "auto"),
+    "few numbers": ([0.5, 1.5] * 6, "regression", None, "auto"),
+    "two classes": ([0.5, 1.5] * 6, "classification", ("0.5", "1.5"), "classification"),
+    "counts": ([1, 2, 3] * 4, "regression", None, "regression"),
+}
+
+
+def read_kinds(base: Path) -> Any:
+    import pandas as pd
+
+    found = {}
+    for name, (values, _, _, kind) in KINDS.items():
+        frame = pd.DataFrame({"x": np.arange(len(values)), "price": values})
+        for suffix in (".parquet", ".csv"):
+            source = make(write_table(base / f"{name}{suffix}", frame), kind=kind, test=0)
+            found[name, suffix] = source.outputs, source.load("train").targets
+    unscaled = make(base / "counts.csv", kind="regression", scale_target=False).outputs.scaling
+    return found, unscaled
+
+
+def test_the_kind_follows_from_the_target(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    found, unscaled = isolated(read_kinds, tmp_path)
+    assert unscaled is None
+    for (name, suffix), (outputs, targets) in found.items():
+        values, kind, classes, _ = KINDS[name]
+        if name == "booleans" and suffix == ".csv":
+            classes = ("False", "True")  # the words of the file
+        assert (outputs.kind, outputs.names) == (kind, classes), name
+        if kind == "regression":
+            assert targets[:, 0].tolist() == values
+            np.testing.assert_allclose(outputs.scaling, (np.mean(values), np.std(values)))
+        else:
+            words = [str(value) if classes[0] == "False" else str(value).lower() for value in values]
+            assert np.ravel(targets).tolist() == [classes.index(word) for word in words], name
+            assert outputs.shape == ((1,) if kind == "binary" else (len(classes),)), name
+
+
+# ---------------------------------------------------------------------------------------------
+# Files
+# ---------------------------------------------------------------------------------------------
+
+
+def read_files(base: Path) -> Any:
+    frame = table()
+    for n in range(3):
+        part = frame.iloc[n * 20 : n * 20 + 20]
+        write_table(base / f"parts/{n}.parquet", part)
+        write_table(base / f"splits/{'train' if n < 2 else 'test'}/{n}.feather", part)
+    sources = {
+        "folder": make(base / "parts"),
+        "glob": make(f"{base}/parts/*.parquet"),
+        "tsv": make(write_table(base / "table.tsv", frame)),
+        "jsonl": make(write_table(base / "table.jsonl", frame)),
+        "splits": make(base / "splits"),
+    }
+    return {
+        name: {split: source.load(split).inputs["Size (m²)"] for split in source.splits}
+        for name, source in sources.items()
+    }
+
+
+def test_files_folders_and_globs_are_read_and_divided(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    found = isolated(read_files, tmp_path)
+    for name in ("glob", "tsv", "jsonl"):
+        for split, values in found["folder"].items():
+            np.testing.assert_array_equal(found[name][split], values, err_msg=name)
+    assert [len(values) for values in found["folder"].values()] == [48, 12]
+    together = np.sort(np.concatenate(list(found["folder"].values())))
+    np.testing.assert_array_equal(together, np.sort(table()["Size (m²)"].to_numpy(np.float32)))
+    assert [len(values) for values in found["splits"].values()] == [20, 40]
+    assert found["splits"]["test"][0] == 40.25
+
+
+GOOD = "".join(f"{n},{n % 5},t{n % 3},{n / 7}\n" for n in range(30))
+
+
+def read_bad_rows(base: Path) -> Any:
+    rows = GOOD + "1,two,t1,4\n1,2,t1,\n1,2,t1,four\n"
+    path = write(base / "bad.csv", f"area,rooms,town,price\n{rows}")
+    of = functools.partial(make, path, kind="regression", numeric=["rooms"], test=0)
+    frame = table()
+    frame.loc[7, "Size (m²)"] = np.inf
+    infinite = functools.partial(make, write_table(base / "infinite.parquet", frame), test=0)
+    write(base / "classes/train.csv", "x,sold,price\n" + "1,2024-01-01,a\n2,2024-01-02,b\n" * 5)
+    write(base / "classes/test.csv", "x,sold,price\n1,2024-01-03,a\n2,2024-01-04,c\n3,soon,b\n")
+    classes = functools.partial(make, base / "classes")
+    return (
+        [prepared(of), prepared(infinite), prepared(classes)],
+        [prepared(each, on_bad_example="skip") for each in (of, infinite, classes)],
+    )
+
+
+def test_rows_that_cannot_be_used_are_named_or_left_out(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    found, skipped = isolated(read_bad_rows, tmp_path)
+    bad, infinite, classes = (tmp_path / name for name in ("bad.csv", "infinite.parquet", "classes/test.csv"))
+    holds(
+        found,
+        [
+            [
+                f"{bad}, row 31: rooms is two, expected a finite number",
+                f"{bad}, row 32: its target price is missing",
+                f"{bad}, row 33: its target price is four, expected a finite number",
+                "dataset.on_bad_example=skip",
+            ],
+            [f"{infinite}, row 8: Size (m²) is inf, expected a finite number"],
+            [
+                f"{classes}, row 2: its target price is c, expected a class of the training split",
+                f"{classes}, row 3: sold is soon, expected a date",
+            ],
+        ],
+    )
+    assert [counts for counts, _ in skipped] == [{"train": 30}, {"train": 59}, {"train": 10, "test": 1}]
+    for (_, (*_, note)), left_out in zip(skipped, ("3 of the 33", "1 of the 60", "2 of the 3"), strict=True):
+        assert f"left out {left_out} examples" in note
+    assert f"{bad}, row 31 (rooms is two, expected a finite number)" in skipped[0][1][-1]
+
+
+def refusals(base: Path) -> list[str]:
+    import pandas as pd
+
+    frame = table()
+    good = write_table(base / "good.parquet", frame)
+    nested = write_table(base / "nested.parquet", frame.assign(size=[{"a": 1}] * 60, bytes=b"x", empty=None))
+    write(base / "empty.csv", "")
+    write(base / "no_rows.csv", "a,price\n")
+    write(base / "latin.csv", "a,price\ngröße,2\n".encode("latin-1"))
+    write(base / "few.csv", "a,price\n1,2\n3\n")
+    write(base / "twice.csv", "a,a,price\n1,2,3\n")
+    write(base / "unnamed.csv", ",km/h,price\n1,2,3\n2,3,4\n")
+    write(base / "mostly.csv", "x,price\n" + "1,2.5\n" * 30 + "one,2.5\n")
+    write(base / "names.csv", "x,price\n" + "".join(f"name {n},{n}.5\n" for n in range(9)))
+    write(base / "table.xlsx", "")
+    write(base / "damaged.parquet", b"PAR1")
+    write_table(base / "differ/1.csv", frame)
+    write_table(base / "differ/2.csv", frame.rename(columns={"new": "old"}))
+    write_table(base / "types/1.parquet", frame)
+    write_table(base / "types/2.parquet", frame.assign(new="yes"))
+    write_table(base / "formats/1.csv", frame)
+    write_table(base / "formats/2.parquet", frame)
+    dates = write_table(base / "dates.parquet", pd.DataFrame({"x": range(9), "price": frame["sold"][:9]}))
+
+    def of(path: Path | str, *words: str, **changes: Any) -> Callable[[], Any]:
+        return functools.partial(make, base / path, *words, **changes)
+
+    left = {"drop": ["bytes", "empty"]}
+    found = refused(
+        [
+            of("nowhere.parquet"),
+            of("table.xlsx"),
+            of("empty.csv"),
+            of("no_rows.csv"),
+            of("latin.csv"),
+            of("few.csv"),
+            of("twice.csv"),
+            of("damaged.parquet"),
+            of("unnamed.csv"),
+            of("unnamed.csv", drop=[""]),
+            of("differ"),
+            of("types"),
+            of("formats"),
+            of(good, "cost"),
+            of(good, drop=["price"]),
+            of(good, columns=["file", "garden"]),
+            of(good, columns=["price"]),
+            of(good, columns=["file"], drop=["file"]),
+            of(good, drop=["garden"]),
+            of(nested, **left),
+            of(nested, drop=["size", "empty"]),
+            of(nested, drop=["size", "bytes"]),
+            of(nested, numeric=["size"], **left),
+            of(good, numeric=["sold"]),
+            of(good, numeric=["file"], categorical=["file"]),
+            of(good, text=["price"]),
+            of(good, delimiter=";"),
+            of("mostly.csv", delimiter=", "),
+            of("mostly.csv"),
+            of("names.csv", most_values=5),
+            of(dates),
+            of(dates, kind="regression"),
+            of(good, "town", kind="binary"),
+            of(good, tokens=5),
+            of(good, kind="multi_label"),
+            of(good, embed="yes"),
+            of(good, scale_target=1),
+        ]
+    )
+    assert list(make(nested, drop=["size", "bytes", "empty"]).inputs) == list(frame.columns[:-1])
+    return found
+
+
+def test_files_and_options_that_do_not_fit_are_refused(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    holds(
+        isolated(refusals, tmp_path),
+        [
+            ["nowhere.parquet: there is no such file or folder"],
+            ["table.xlsx does not end in .csv, .tsv, .parquet"],
+            ["empty.csv cannot be read: CSV parse error: Empty CSV file"],
+            ["no_rows.csv: the files of the training split have no rows"],
+            ["latin.csv cannot be read", "invalid UTF8"],
+            ["few.csv cannot be read", "Expected 2 columns, got 1"],
+            ["twice.csv cannot be read", "multiple columns named a"],
+            ["damaged.parquet cannot be read"],
+            ["a column has no name", "dataset.drop=['']"],
+            ["a column has a / in its name, km/h", "dataset.drop=['km/h']"],
+            [f"{tmp_path}/differ/2.csv and {tmp_path}/differ/1.csv have different columns: new, old"],
+            [f"{tmp_path}/types/2.parquet and {tmp_path}/types/1.parquet have different columns", "new"],
+            ["formats/2.parquet and", "formats/1.csv have different formats"],
+            ["dataset.target=cost: there is no such column; the columns are Size (m²), new, town"],
+            ["dataset.target=price: dataset.drop leaves it out"],
+            ["dataset.columns=garden: there is no such column"],
+            ["dataset.columns: price is the target"],
+            ["dataset.columns: no column is left"],
+            ["dataset.drop=garden: there is no such column"],
+            ["the column size has the type struct<a: int64>", "dataset.drop=[size]"],
+            ["the column bytes has the type binary"],
+            ["the column empty has no values", "dataset.drop=[empty]"],
+            ["dataset.numeric: the column size has the type struct"],
+            ["dataset.numeric: the column sold has the type timestamp"],
+            ["dataset.categorical: file is in dataset.numeric, too"],
+            ["dataset.text=price: is not an input column"],
+            ["dataset.delimiter=;", "is no CSV file"],
+            ["dataset.delimiter=, : expected a single character"],
+            ["the column x has 'one'", "mostly.csv, row 31", "30 of its 31 values", "dataset.missing", "dataset.drop"],
+            ["the column x has 9 different words", "dataset.most_values=5", "dataset.text"],
+            ["dataset.target=price: has the type timestamp"],
+            ["dataset.target=price: no row of the training split has a number"],
+            ["dataset.target=town: has 3 different value(s), expected 2 classes"],
+            ["dataset.tokens=5: is for dataset.embed=true"],
+            ["dataset.kind=multi_label: expected one of"],
+            ["dataset.embed=yes: expected true or false"],
+            ["dataset.scale_target=1: expected true or false"],
+        ],
+    )
+
+
+# ---------------------------------------------------------------------------------------------
+# Training and serving
+# ---------------------------------------------------------------------------------------------
+
+
+def train(base: Path, plans: Mapping[str, Plan]) -> Any:
+    """The losses of three updates on each form of the table, and what MLflow's model of one of them gives."""
+    import keras
+    import mlflow
+
+    from scaleflow.tracking.mlflow_model import write_mlflow_model
+    from scaleflow.worker.build import build_training
+    from tests.training.fake_engine import ignore, take
+
+    frame = table()
+    losses = {}
+    for name, plan in plans.items():
+        write_table(base / f"table.{name}", frame)
+        built = build_training(plan, ignore)
+        losses[name] = take(built.engine, built.train, 3).losses
+    built.export(base / "exported")
+    (base / "logged").mkdir()
+    write_mlflow_model(base / "exported", base / "logged", run_id="0" * 32, model_id="m-" + "0" * 32)
+    model = mlflow.pyfunc.load_model(str(base / "logged"))
+    given = frame.drop(columns="price")
+    other = given[given.columns[::-1]].assign(unused=1)
+    forms = {
+        "frame": given,
+        "other order": other,
+        "texts": other.assign(sold=other["sold"].astype(str).replace("NaT", ""), file=other["file"].astype(float)),
+        "other index": given.set_index(given.index + 100),
+        "example": None,
+    }
+    found = {name: model.predict(model.input_example if each is None else each) for name, each in forms.items()}
+    found["from row 1"] = model.predict(given[1:])  # the first row has a missing value
+    try:
+        model.predict(given.drop(columns="town"))
+    except mlflow.MlflowException as error:
+        found["missing"] = str(error)
+    loaded = keras.models.load_model(base / "exported" / "model.keras")
+    layers = {layer.name for layer in loaded.layers[-1].layers}
+    return losses, found, loaded.count_params(), layers
+
+
+def test_every_format_trains_alike_and_the_model_takes_a_frame(
+    isolated: Callable[..., Any], plan: Callable[..., Plan], tmp_path: Path
+) -> None:
+    words = ("dataset=table", "dataset.target=price", "hardware=cpu", "training.batch_size=8")
+    formats = ("csv", "feather", "parquet")
+    plans = {name: plan(*words, f"dataset.data_dir={tmp_path}/table.{name}") for name in formats}
+    losses, found, parameters, layers = isolated(train, tmp_path, plans)
+    assert losses["csv"] == losses["feather"] == losses["parquet"]
+    assert len(losses["csv"]) == 3
+    assert max(losses["csv"]) < 1e8  # in the unit of the target, squared: it begins at its mean of about 200,000
+    frame = found["frame"]
+    assert frame.shape == (60, 1)
+    assert (abs(frame - 204500) < 20000).all()
+    for name in ("other order", "texts", "other index"):
+        np.testing.assert_allclose(found[name], frame, rtol=1e-5, err_msg=name)
+    np.testing.assert_allclose(found["from row 1"], frame[1:], rtol=1e-5)
+    assert len(found["example"]) == 2
+    assert "missing inputs ['town']" in found["missing"]
+    assert parameters > 0
+    assert any(name.startswith("rescaling") for name in layers)
+
+
+def scale() -> Any:
+    import keras
+    import tensorflow as tf
+
+    from scaleflow.interfaces import Inputs, Outputs
+    from scaleflow.model import make_model
+    from scaleflow.objective import make_objective
+
+    outputs = Outputs("regression", (1,), scaling=(100.0, 10.0))
+
+    def factory(inputs: Any, outputs: Any) -> Any:
+        raw = keras.Input(inputs.shape)
+        return keras.Model(raw, keras.layers.Dense(1, kernel_initializer="ones", name="dense")(raw))
+
+    class Subclass(keras.Model):  # type: ignore[misc]
+        def call(self, x: Any) -> Any:
+            return x
+
+    x = tf.constant([[0.0], [2.0]])
+    models = [make_model(each, Inputs((1,)), outputs) for each in (factory, lambda *_: Subclass())]
+    scaled = [np.ravel(model(x)).tolist() for model in models]
+    batch = tf.constant([[110.0], [100.0]]), tf.constant([[100.0], [120.0]])
+    goal = make_objective(outputs)
+    assert goal.reported_loss is not None
+    losses = [np.asarray(loss(*batch)).tolist() for loss in (goal.loss, goal.reported_loss)]
+    return scaled, [layer.name for layer in models[0].layers], losses
+
+
+def test_a_scaled_target_is_learned_standardised_and_reported_in_its_unit(isolated: Callable[..., Any]) -> None:
+    scaled, layers, (minimised, reported) = isolated(scale)
+    assert scaled == [[100.0, 120.0]] * 2
+    assert "dense" in layers
+    assert minimised == [1.0, 4.0]
+    assert reported == [100.0, 400.0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("dataset.embed=true", "model=dlrm"),
+        ("model=linear", "training.engine=fit"),
+        ("strategy=mirrored", "hardware.logical_devices=2", "precision=mixed"),
+        ("strategy=pipeline", "strategy.stages=2", "hardware.logical_devices=2"),
+        ("strategy=parameter_server",),
+        ("dataset.target=town", "dataset.cache=none"),
+    ],
+    ids=" ".join,
+)
+def test_a_table_trains_everywhere(command: Any, words: tuple[str, ...]) -> None:
+    write_table(command.folder / "table.parquet", table())
+    common = ("dataset=table", "dataset.data_dir=table.parquet", "dataset.target=price", "training.max_steps=3")
+    ended = command(*common, "tracking=none", "hardware=cpu", *words)
+    assert ended.returncode == 0, ended.stderr
+    assert "dataset=table: numbers " in ended.stdout + ended.stderr
