@@ -23,6 +23,9 @@ AUTO_BYTES = 1 << 30
 
 READ_BATCH_SIZE = 256
 
+#: The same for arrays of single values, such as the columns of a table, where the time of a call dominates.
+VALUES_BATCH_SIZE = 4096
+
 #: Preprocessing by the name of the input that has one: raw [b, ...] -> the model's input [b, ...]. Traced.
 Transforms = Mapping[str, Callable[[tf.Tensor], tf.Tensor]]
 
@@ -125,10 +128,10 @@ def preprocess_arrays(arrays: Arrays, transforms: Transforms) -> Arrays:
     def preprocess(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         if name not in transforms:
             return array
-        parts = []
+        parts, size = [], VALUES_BATCH_SIZE if array.ndim == 1 else READ_BATCH_SIZE
         with tf.device("CPU:0"):
-            for first in range(0, len(array), READ_BATCH_SIZE):
-                parts.append(np.asarray(transforms[name](tf.constant(array[first : first + READ_BATCH_SIZE]))))
+            for first in range(0, len(array), size):
+                parts.append(np.asarray(transforms[name](tf.constant(array[first : first + size]))))
         return np.concatenate(parts)
 
     return replace(arrays, inputs=map_named(preprocess, arrays.inputs)) if transforms else arrays

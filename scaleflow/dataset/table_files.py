@@ -5,8 +5,9 @@ pyarrow is imported inside the functions, because only this dataset needs it.
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,9 +56,7 @@ class TableFiles:
         """
         import pyarrow
 
-        read = [
-            (path, read_file(path, self.format, self.delimiter, self.names, columns)) for path in self.by_split[split]
-        ]
+        read = [(path, read_file(path, self.format, self.delimiter, columns)) for path in self.by_split[split]]
         first, *others = read
         table = first[1]
         for path, other in others:
@@ -102,35 +101,47 @@ def format_of(path: str) -> str:
 
 
 def read_names(path: str, format_name: str, delimiter: str | None) -> tuple[str, ...]:
-    schema = open_file(path, format_name, delimiter, ()).schema
-    names: tuple[str, ...] = tuple(schema.names)
+    """Returns the names of the columns of a file."""
+    from pyarrow import csv, dataset
+
+    with refuse_unreadable_file(path):
+        if format_name == "csv":
+            with csv.open_csv(path, parse_options=parse_options(path, delimiter)) as file:
+                names = tuple(file.schema.names)
+        else:
+            names = tuple(dataset.dataset(path, format=format_name).schema.names)
     if duplicate := next((name for n, name in enumerate(names) if name in names[:n]), None):
         raise ConfigError(f"dataset.data_dir: {path}: two columns have the name {duplicate!r}; rename one of them")
     return names
 
 
-def read_file(path: str, format_name: str, delimiter: str | None, names: Sequence[str], columns: Sequence[str]) -> Any:
-    import pyarrow
-
-    try:
-        return open_file(path, format_name, delimiter, names).to_table(columns=list(columns))
-    except (pyarrow.ArrowException, OSError) as error:
-        raise ConfigError(f"dataset.data_dir: {path} cannot be read: {explain(error)}") from error
-
-
-def open_file(path: str, format_name: str, delimiter: str | None, texts: Sequence[str]) -> Any:
-    """Opens a file as a `pyarrow.dataset.Dataset`. `texts` are the columns of a CSV file, to be read as strings."""
+def read_file(path: str, format_name: str, delimiter: str | None, columns: Sequence[str]) -> Any:
+    """Reads columns of a file as a `pyarrow.Table`; those of a CSV file are strings."""
     import pyarrow
     from pyarrow import csv, dataset
 
-    if format_name == "csv":
-        used = delimiter or ("\t" if ".tsv" in Path(path).name.lower() else ",")
-        format_name = dataset.CsvFileFormat(
-            parse_options=csv.ParseOptions(delimiter=used, newlines_in_values=True),
-            convert_options=csv.ConvertOptions(column_types=dict.fromkeys(texts, pyarrow.string())),
-        )
+    with refuse_unreadable_file(path):
+        if format_name != "csv":
+            return dataset.dataset(path, format=format_name).to_table(columns=list(columns))
+        # Not as a dataset, which does not recognise .zst.
+        texts = csv.ConvertOptions(include_columns=list(columns), column_types=dict.fromkeys(columns, pyarrow.string()))
+        return csv.read_csv(path, parse_options=parse_options(path, delimiter), convert_options=texts)
+
+
+def parse_options(path: str, delimiter: str | None) -> Any:
+    from pyarrow import csv
+
+    used = delimiter or ("\t" if ".tsv" in Path(path).name.lower() else ",")
+    return csv.ParseOptions(delimiter=used, newlines_in_values=True)
+
+
+@contextlib.contextmanager
+def refuse_unreadable_file(path: str) -> Iterator[None]:
+    """Raises pyarrow's errors as ConfigError."""
+    import pyarrow
+
     try:
-        return dataset.dataset(path, format=format_name)
+        yield
     except (pyarrow.ArrowException, OSError) as error:
         raise ConfigError(f"dataset.data_dir: {path} cannot be read: {explain(error)}") from error
 

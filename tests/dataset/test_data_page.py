@@ -13,7 +13,7 @@ from tests.processes import ROOT
 
 PAGE = (ROOT / "docs" / "data.md").read_text()
 COMMANDS = re.findall(r"^    python -m scaleflow (.*)$", PAGE, re.M)
-SOURCES = ("image_folder", "text_folder", "csv", "tfrecord", "npz", "tokens")
+SOURCES = ("image_folder", "text_folder", "table", "csv", "tfrecord", "npz", "tokens")
 
 
 @pytest.mark.parametrize("line", COMMANDS)
