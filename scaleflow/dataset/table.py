@@ -146,7 +146,7 @@ class Table:
         if split not in self._files.by_split:
             chosen = np.flatnonzero(draw_test_examples(len(rows), self._test, self._seed) == (split == "test"))
         arrays = Arrays(inputs, targets).map(lambda array: array[chosen])
-        return stream_rows(arrays, rows, chosen, reasons) if any(row in reasons for row in chosen) else arrays
+        return stream_rows(arrays, rows, chosen, reasons) if not reasons.keys().isdisjoint(chosen.tolist()) else arrays
 
     def _read(self, group: str) -> Rows:
         if group not in self._rows:
