@@ -108,9 +108,12 @@ def test_a_second_model_has_the_names_of_the_first(isolated: Callable[..., Any])
 
 
 def merged() -> tuple[float, list[str], list[str]]:
-    """How far the outputs are after LoRA is merged, and the model's weights before LoRA and after."""
+    """How far the outputs are, relative to the largest, after LoRA is merged, and the weights before LoRA and after."""
+    import keras
+
     from scaleflow.model import fine_tune, merge_lora
 
+    keras.utils.set_random_seed(0)
     model = nested()
     before = [variable.path for variable in model.weights]
     fine_tune(model, Model(Target("model", "nested"), lora=Lora(["*"], 2)))
@@ -120,12 +123,16 @@ def merged() -> tuple[float, list[str], list[str]]:
     x = random.normal(size=(5, 4)).astype("float32")
     wanted = np.asarray(model(x))
     found = np.asarray(merge_lora(model)(x))
-    return float(np.abs(found - wanted).max()), before, [variable.path for variable in model.weights]
+    return (
+        float(np.abs(found - wanted).max() / np.abs(wanted).max()),
+        before,
+        [variable.path for variable in model.weights],
+    )
 
 
 def test_lora_is_merged_into_dense_einsum_embedding_and_convolution(isolated: Callable[..., Any]) -> None:
     difference, before, after = isolated(merged)
-    assert difference < 1e-4
+    assert difference < 1e-5
     assert before == after
 
 
