@@ -40,6 +40,7 @@ from scaleflow.interfaces import (
     OutputStructure,
     Plan,
     Stream,
+    Training,
 )
 from scaleflow.worker.metadata import RunMetadata, collect_metadata, describe_data_name
 from scaleflow.worker.startup_timer import StartupTimer
@@ -55,6 +56,9 @@ PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
 #: Minimum number of examples per step of an evaluation, over all replicas.
 EVALUATION_BATCH = 256
+
+#: A global batch of up to this many examples may be larger than the training split.
+SMALL_BATCH = 4096
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,7 @@ def build_training(plan: Plan, emit: Emit, startup_timer: StartupTimer | None = 
     emit(StageBegan(f"reading {describe_data_name(plan)}"))
     source = bind_target(plan.dataset.target)()
     splits = dataset.prepare_splits(source, plan.dataset, plan.seed, runtime.worker_sync, emit)
+    check_batch_size(plan.training, runtime.batching, len(splits.train))
     splits = apply_debug_subset(splits, plan.debug, runtime.batching)
     train, validation, test = make_feeds(splits, runtime, plan)
     startup_timer.end_part("data")
@@ -504,6 +509,17 @@ def setup_runtime(plan: Plan, emit: Emit) -> Runtime:
     local = strategy.create_strategy("one_device", devices.names)[0] if name == "parameter_server" else tf_strategy
     batching = make_batching(plan.training, tf_strategy.num_replicas_in_sync, is_resumed=plan.resume is not None)
     return Runtime(devices.kind, devices.names, name, tf_strategy, local, policy, batching, worker_sync)
+
+
+def check_batch_size(options: Training, batching: Batching, examples: int) -> None:
+    """Rejects a global batch of which most is padding, because it would take the memory of real examples."""
+    if batching.global_size <= max(SMALL_BATCH, examples):
+        return
+    key = "batch_size" if options.global_batch_size is None else "global_batch_size"
+    raise ConfigError(
+        f"training.{key}={getattr(options, key)}: makes a global batch of {batching.global_size:,} examples, but the "
+        f"training split has {examples:,}; use at most {max(SMALL_BATCH, examples)} for a global batch"
+    )
 
 
 def apply_debug_subset(splits: Splits, debug: Debug, batching: Batching) -> Splits:
