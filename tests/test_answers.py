@@ -121,7 +121,6 @@ def test_a_model_of_own_text_writes(command: Command) -> None:
     assert "val/bits_per_byte" in {key for event in command.events() for key in event.get("values", {})}
     (model,) = re.findall(r"^model +(models:/\S+)$", ended.stdout, re.M)
     code = python_code(section("language-models", "Let the model write")).replace("models:/MODEL_ID", model)
-    assert len(run_code(command, code)) > 200
     assert run_code(command, code + "print(len(tokens), tokens[:4] == list(b'The '))").endswith("204 True\n")
 
 
