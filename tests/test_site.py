@@ -87,6 +87,13 @@ def test_the_tutorial_runs(command: Command) -> None:
     assert float(right) > 0.9
 
 
+def test_the_pages_link_to_nothing_that_the_site_lacks(tmp_path: Path) -> None:
+    build = [sys.executable, "docs/build_site.py", str(tmp_path / "pages")]
+    ended = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "pages" / "data.md").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not importlib.util.find_spec("zensical"), reason="the extra `docs` is not installed")
 def test_the_site_is_built_without_a_broken_link(tmp_path: Path) -> None:
