@@ -33,7 +33,6 @@ QUICK: Mapping[str, Sequence[str]] = {
     "strategy/test_structures.py::test_each_strategy_gives_the_losses_and_metrics_of_one_device": [
         *("dict in-pipeline-float32", "dict out-multi_worker-float32", "weights-parameter_server-float32"),
     ],
-    "strategy/test_structures.py::test_fit_trains_as_the_loop_does": [],
     "strategy/test_tpu.py::test_xla_compiles_a_step_of_the_loop": ["float32-1"],
     "strategy/test_structures.py::test_a_run_that_is_stopped_goes_on_with_the_same_bits": ["dict out-mirrored"],
     "test_cli.py::test_an_answer_imports_nothing_heavy": [
@@ -46,7 +45,6 @@ QUICK: Mapping[str, Sequence[str]] = {
     "test_matrix.py::test_the_default_job_reaches_the_promised_accuracy": [
         "mirrored-mixed_bfloat16",
     ],
-    "training/test_equality.py::test_batch_norm_equals_one_device": [],
     "training/test_equality.py::test_float32_equals_one_device": ["adam"],
     "training/test_equality.py::test_mixed_precision_equals_one_device_within_its_rounding": ["mixed_float16"],
     "training/test_fit.py::test_fit_trains_as_the_loop_does": ["mirrored"],
@@ -58,7 +56,6 @@ QUICK: Mapping[str, Sequence[str]] = {
     "training/test_networks.py::test_each_network_can_be_cut_into_stages": ["text"],
     "training/test_rollback.py::test_a_rate_that_was_too_high_ends_well": ["mirrored cosine"],
     "training/test_rollback.py::test_it_goes_on_from_the_checkpoint_with_the_same_data_and_half_the_rate": ["constant"],
-    "training/test_row_gradients.py::test_several_processes_give_the_losses_and_weights_of_one_device": [],
     "training/test_step.py::test_two_replicas_train_as_one_device_does": ["two rates", "smoothed"],
     "training/test_targets.py::test_a_kind_of_target_trains_and_its_values_are_numpys": [
         "multi_label-3",

@@ -236,15 +236,7 @@ def parse_numbers(strings: keras.KerasTensor) -> keras.KerasTensor:
     Keras has no such operation, and a custom layer or a Lambda would not load without scaleflow. So this splits each
     string into characters, and sums digits times powers of ten; the same for the exponent.
     """
-    characters = keras.layers.TextVectorization(
-        standardize=None,
-        split="character",
-        output_mode="int",
-        output_sequence_length=LONGEST + 1,
-        vocabulary=list(CHARACTERS),
-        name="characters",
-    )(strings)
-    x = ops.cast(characters, "int32") - FIRST  # [n, LONGEST + 1]
+    x = look_up_characters(strings, CHARACTERS, LONGEST)
     is_present = x > PADDING - FIRST
     is_digit = ops.logical_and(x >= 0, x <= 9)
     is_point = ops.equal(x, CHARACTERS.index("."))
@@ -272,6 +264,22 @@ def parse_numbers(strings: keras.KerasTensor) -> keras.KerasTensor:
     invalid = ops.logical_or(invalid, ops.not_equal(count_per_column(is_e) > 0, count_per_column(exponent_digits) > 0))
     invalid = ops.logical_or(invalid, is_present[:, LONGEST])
     return ops.where(invalid, ops.full_like(value, float("nan")), value)
+
+
+def look_up_characters(strings: keras.KerasTensor, known: str, longest: int) -> keras.KerasTensor:
+    """Returns the place in `known` of each character of strings [n]: [n, longest + 1] int32.
+
+    Padding is `PADDING - FIRST`, any other character `1 - FIRST`.
+    """
+    lookup = keras.layers.TextVectorization(
+        standardize=None,
+        split="character",
+        output_mode="int",
+        output_sequence_length=longest + 1,
+        vocabulary=list(known),
+        name="characters",
+    )
+    return ops.cast(lookup(strings), "int32") - FIRST
 
 
 def refuse_unparsable(strings: keras.KerasTensor, numbers: keras.KerasTensor) -> keras.KerasTensor:

@@ -35,7 +35,7 @@ class Generated:
         self._examples = parse_count(examples, "dataset.examples", 2)
         self._seed = parse_count(seed, "dataset.seed", 0)
 
-    def begin(self, split: str) -> tuple[int, np.random.Generator]:
+    def count_and_seed(self, split: str) -> tuple[int, np.random.Generator]:
         """Returns the number of examples of a split, and the generator of its random numbers."""
         test = max(1, round(TEST_FRACTION * self._examples))
         count = test if split == "test" else self._examples - test
@@ -61,7 +61,7 @@ class Shapes(Generated):
 
     def load(self, split: str) -> Arrays:
         """Returns images [n, size, size, 1] uint8 and the classes of their pixels [n, size, size] int32."""
-        count, random = self.begin(split)
+        count, random = self.count_and_seed(split)
         rows, columns = np.mgrid[: self._size, : self._size]
         radius, side = random.uniform(0.1, 0.25, (2, count, 1, 1)) * self._size
         disc, square = random.uniform(0.2, 0.8, (2, 2, count, 1, 1)) * self._size
@@ -87,8 +87,14 @@ class DigitsWithInk(Digits):
 
 #: What a customer writes, by the urgency of the ticket.
 PHRASES = (
-    "how do I change my address|where can I find my invoice|thank you for the new manual|a question about the tariff",
-    "the server does not answer|we cannot work since this morning|all orders are lost|the payment fails again",
+    (
+        *("how do I change my address", "where can I find my invoice"),
+        *("thank you for the new manual", "a question about the tariff"),
+    ),
+    (
+        *("the server does not answer", "we cannot work since this morning"),
+        *("all orders are lost", "the payment fails again"),
+    ),
 )
 
 
@@ -111,9 +117,9 @@ class Tickets(Generated):
 
     def load(self, split: str) -> Arrays:
         """Returns the inputs [n] by name, and targets [n, 1] float32."""
-        count, random = self.begin(split)
+        count, random = self.count_and_seed(split)
         urgent = random.random(count) < 0.4
-        phrases = np.array([kind.split("|") for kind in PHRASES])
+        phrases = np.array(PHRASES)
         misleading = random.random(count) < 0.2
         text = phrases[(urgent ^ misleading).astype(int), random.integers(phrases.shape[1], size=count)]
         orders = random.poisson(np.where(urgent, 6, 2)).astype(np.float32)
@@ -145,7 +151,7 @@ class Clicks(Generated):
 
     def load(self, split: str) -> Arrays:
         """Returns the inputs [n] by name, and targets [n, 1] float32."""
-        count, random = self.begin(split)
+        count, random = self.count_and_seed(split)
         hidden = np.random.default_rng([self._seed, 0])
         chosen, vectors = [], []
         for size in self._sizes:

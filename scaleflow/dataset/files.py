@@ -200,6 +200,12 @@ def parse_count(value: Any, key: str, least: int = 0) -> int:
     return value
 
 
+def parse_flag(value: Any, key: str) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{key}={value}: expected true or false")
+    return value
+
+
 def is_shape(value: Any) -> bool:
     is_list = isinstance(value, Sequence) and not isinstance(value, str)
     return is_list and all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in value)

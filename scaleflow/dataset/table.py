@@ -17,17 +17,31 @@ from scaleflow.dataset.files import (
     list_splits,
     parse_choice,
     parse_count,
+    parse_flag,
     parse_fraction,
     parse_words,
 )
 from scaleflow.dataset.table_columns import Category, Date, Number, WordBag
-from scaleflow.dataset.table_files import IS_NUMBER, clean_column, infer_type, open_tables, parse_numbers
+from scaleflow.dataset.table_files import clean_column, infer_type, open_tables
+from scaleflow.dataset.table_values import (
+    CATEGORY,
+    CONVERSIONS,
+    DATE,
+    EXPECTED,
+    NUMBER,
+    TEXT,
+    Array,
+    convert_target,
+    is_numeric,
+    to_classes,
+    to_numbers,
+)
 from scaleflow.dataset.text import Text
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Arrays, Examples, Inputs, Kind, Outputs, Preprocessing, Stream
 
-#: What a column can be taken for, as it is called in the note.
-NUMBER, CATEGORY, TEXT, DATE = "numbers", "categories", "texts", "dates"
+#: The keys that say what columns are taken for.
+KEYS = {NUMBER: "dataset.numeric", CATEGORY: "dataset.categorical", TEXT: "dataset.text"}
 
 #: A column of strings is text if its values have at least this many words on average, and more than a share of them
 #: is different.
@@ -38,8 +52,6 @@ TOKENS = 50
 
 #: The most columns of a kind that the note names.
 MOST_NAMED = 12
-
-Array = np.ndarray[Any, Any]
 
 
 class Table:
@@ -103,13 +115,13 @@ class Table:
         self._files = open_tables(data_dir, delimiter)
         self._target = target
         names = choose_columns(self._files.names, target, columns, drop)
-        given = parse_given(names, {NUMBER: numeric, CATEGORY: categorical, TEXT: text})
+        given = parse_column_kinds(names, {NUMBER: numeric, CATEGORY: categorical, TEXT: text})
         self._columns = [*names, target]
         self._rows: dict[str, Rows] = {}
         rows = self._read("train" if "train" in self._files.by_split else ALL)
         if not len(rows):
             raise ConfigError(f"dataset.data_dir={data_dir}: the files of the training split have no rows")
-        check_given(rows, given)
+        check_column_types(rows, given)
         self.outputs = describe_target(rows, target, kind, self._most, is_scaled)
         self._kinds = {name: given.get(name) or choose_kind(rows, name, self._most) for name in names}
         self.inputs = {
@@ -181,7 +193,7 @@ class Rows:
             row -= count
         raise IndexError(row)
 
-    def typed(self, name: str, ways: str) -> Any:
+    def infer_column(self, name: str, ways: str) -> Any:
         """Returns a column with the type that its values have."""
         return infer_type(name, self.columns[name], self.place, ways) if self.is_text else self.columns[name]
 
@@ -212,12 +224,6 @@ def stream_rows(arrays: Arrays, rows: Rows, chosen: Array, reasons: Mapping[int,
 # ---------------------------------------------------------------------------------------------
 # Options
 # ---------------------------------------------------------------------------------------------
-
-
-def parse_flag(value: Any, key: str) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{key}={value}: expected true or false")
-    return value
 
 
 def parse_tokens(tokens: Any, embed: bool) -> int:
@@ -258,7 +264,7 @@ def find_columns(
     return list(given)
 
 
-def parse_given(names: Sequence[str], options: Mapping[str, Any]) -> dict[str, str]:
+def parse_column_kinds(names: Sequence[str], options: Mapping[str, Any]) -> dict[str, str]:
     """Returns what the options say that a column is taken for, by its name."""
     given: dict[str, str] = {}
     for kind, value in options.items():
@@ -291,7 +297,7 @@ def choose_kind(rows: Rows, name: str, most: int) -> str:
     from pyarrow import compute, types
 
     ways = f"add {name} to dataset.numeric (the value is then a bad example), dataset.categorical or dataset.drop"
-    column = rows.typed(name, ways)
+    column = rows.infer_column(name, ways)
     if column.null_count == len(column):
         raise ConfigError(f"dataset.data_dir: the column {name} has no values; leave it out with dataset.drop=[{name}]")
     if is_numeric(column):
@@ -317,7 +323,7 @@ def choose_kind(rows: Rows, name: str, most: int) -> str:
     return CATEGORY
 
 
-def check_given(rows: Rows, given: Mapping[str, str]) -> None:
+def check_column_types(rows: Rows, given: Mapping[str, str]) -> None:
     """Rejects columns whose type does not fit what the options take them for."""
     from pyarrow import types
 
@@ -369,7 +375,7 @@ def has_values(rows: Rows, target: str) -> bool:
     """Returns whether a target is a quantity by `kind: auto`; the others are classes."""
     from pyarrow import compute, types
 
-    column = rows.typed(target, "set dataset.kind")
+    column = rows.infer_column(target, "set dataset.kind")
     if types.is_integer(column.type):
         return bool(compute.count_distinct(column).as_py() > FEW)
     if types.is_string(column.type) or types.is_boolean(column.type):
@@ -379,111 +385,3 @@ def has_values(rows: Rows, target: str) -> bool:
             f"dataset.target={target}: has the type {column.type}, and a target is a number, a word or a boolean"
         )
     return True
-
-
-def is_numeric(column: Any) -> bool:
-    from pyarrow import types
-
-    tests = (types.is_boolean, types.is_integer, types.is_floating, types.is_decimal)
-    return any(test(column.type) for test in tests)
-
-
-# ---------------------------------------------------------------------------------------------
-# Values
-# ---------------------------------------------------------------------------------------------
-
-
-def is_missing(column: Any) -> Array:
-    """Returns which values are null or NaN: [n] bool."""
-    from pyarrow import compute
-
-    missing: Array = compute.is_null(column, nan_is_null=True).to_numpy()
-    return missing
-
-
-def to_numbers(column: Any) -> tuple[Array, Array]:
-    """Converts a column to float32 [n], NaN if missing, and returns which values are no finite numbers: [n] bool.
-
-    A boolean is 1 or 0, also as a word of a CSV file.
-    """
-    import pyarrow
-    from pyarrow import compute, types
-
-    is_bad = np.zeros(len(column), bool)
-    if types.is_string(column.type):
-        for word, digit in (("true", "1"), ("false", "0")):
-            column = compute.replace_substring_regex(column, f"(?i)^{word}$", digit)
-        is_number = compute.fill_null(compute.match_substring_regex(column, IS_NUMBER), True)
-        is_bad = ~is_number.to_numpy()
-        column = parse_numbers(compute.if_else(is_number, column, pyarrow.scalar(None, pyarrow.string())), "float64")
-    elif not is_numeric(column):
-        return np.full(len(column), np.nan, np.float32), ~is_missing(column)
-    with np.errstate(over="ignore"):
-        numbers = compute.cast(column, "float64", safe=False).to_numpy().astype(np.float32)
-    return numbers, is_bad | np.isinf(numbers)
-
-
-def to_texts(column: Any) -> tuple[Array, Array]:
-    """Converts a column to `str` objects [n], "" if missing. All values can be used."""
-    texts = ["" if value is None or value != value else str(value) for value in column.to_pylist()]
-    return np.array(texts, object), np.zeros(len(texts), bool)
-
-
-def to_dates(column: Any) -> tuple[Array, Array]:
-    """Converts a column to `str` objects [n] such as 2024-01-31T23:59:59, "" if missing, and which are no dates."""
-    import pyarrow
-    from pyarrow import compute
-
-    dates = cast_to_dates(column)
-    is_bad = np.zeros(len(column), bool)
-    if dates is None:  # the training split has dates only
-        values = [cast_to_dates(pyarrow.array([value], pyarrow.string())) for value in to_texts(column)[0]]
-        is_bad = np.array([value is None for value in values]) & ~is_missing(column)
-        kept = [None if bad else str(value) for bad, value in zip(is_bad, column.to_pylist(), strict=True)]
-        dates = cast_to_dates(pyarrow.array(kept, pyarrow.string()))
-    seconds = compute.cast(dates, pyarrow.timestamp("s"), safe=False).to_numpy(zero_copy_only=False)
-    texts = np.datetime_as_string(seconds).astype(object)
-    texts[np.isnat(seconds)] = ""
-    return texts, is_bad
-
-
-def cast_to_dates(column: Any) -> Any:
-    """Returns a column as timestamps in UTC, or None if some values are no dates."""
-    import pyarrow
-    from pyarrow import compute
-
-    for zone in (None, "UTC"):
-        try:
-            return compute.cast(compute.cast(column, pyarrow.timestamp("us", zone)), pyarrow.timestamp("us"))
-        except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError):
-            continue
-    return None
-
-
-def to_classes(column: Any) -> Array:
-    """Returns the names of the classes of a target: `str` objects [n], "" if missing."""
-    from pyarrow import compute, types
-
-    is_bool = types.is_boolean(column.type)
-    return to_texts(compute.cast(column, "string") if is_bool else column)[0]
-
-
-def convert_target(column: Any, outputs: Outputs) -> tuple[Array, Array, str]:
-    """Returns the targets of rows, [n, 1] float32 or [n] int32, which of them cannot be used, and what is expected."""
-    if outputs.kind == "regression":
-        numbers, is_bad = to_numbers(column)
-        return numbers[:, None], is_bad | np.isnan(numbers), EXPECTED[NUMBER]
-    assert outputs.names is not None
-    places = {name: place for place, name in enumerate(outputs.names)}
-    found = np.array([places.get(name, -1) for name in to_classes(column)], np.int32)
-    classes = np.maximum(found, 0)
-    targets = classes.astype(np.float32)[:, None] if outputs.kind == "binary" else classes
-    return targets, found < 0, "a class of the training split"
-
-
-#: How the values of a column are converted, by what it is taken for, and what a value is expected to be.
-CONVERSIONS = {NUMBER: to_numbers, CATEGORY: to_texts, TEXT: to_texts, DATE: to_dates}
-EXPECTED = {NUMBER: "a finite number", CATEGORY: "a word", TEXT: "a text", DATE: "a date"}
-
-#: The keys that say what columns are taken for.
-KEYS = {NUMBER: "dataset.numeric", CATEGORY: "dataset.categorical", TEXT: "dataset.text"}

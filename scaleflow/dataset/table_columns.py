@@ -13,14 +13,13 @@ import keras
 import numpy as np
 from keras import ops
 
-from scaleflow.dataset.columns import Moments, refuse_unparsable
+from scaleflow.dataset.columns import FIRST, PADDING, Moments, look_up_characters, refuse_unparsable
 from scaleflow.dataset.text import SPECIAL, Text
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs
 
 #: Characters of a date, its full length, and the length with fractions of a second.
 CHARACTERS, SECONDS_END, LONGEST = "0123456789-:T .", 19, 29
-FIRST = 2  # a lookup's code of the first character: 0 is padding, 1 an unknown character
 
 #: The separators of a date by position; `T` or a blank is before the time.
 SEPARATORS = {4: "-", 7: "-", 10: "T ", 13: ":", 16: ":"}
@@ -188,16 +187,8 @@ def parse_dates(strings: keras.KerasTensor) -> tuple[keras.KerasTensor, keras.Ke
     Keras has no such operation, and a custom layer or a Lambda would not load without scaleflow. The share is by
     months of 31 days: [n] float64, from 0 to less than 1.
     """
-    characters = keras.layers.TextVectorization(
-        standardize=None,
-        split="character",
-        output_mode="int",
-        output_sequence_length=LONGEST + 1,
-        vocabulary=list(CHARACTERS),
-        name="characters",
-    )(strings)
-    x = ops.cast(characters, "int32") - FIRST  # [n, LONGEST + 1]
-    is_end = ops.equal(x, -FIRST)
+    x = look_up_characters(strings, CHARACTERS, LONGEST)
+    is_end = ops.equal(x, PADDING - FIRST)
     is_digit = ops.logical_and(x >= 0, x <= 9)
     digits = ops.where(is_digit, x, 0)
 

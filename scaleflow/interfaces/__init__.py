@@ -38,7 +38,7 @@ from scaleflow.interfaces.config import (
     Training,
 )
 from scaleflow.interfaces.data import (
-    MOST_CLASSES,
+    MOST_CONFUSION_CLASSES,
     Arrays,
     Examples,
     Inputs,
@@ -85,7 +85,7 @@ from scaleflow.interfaces.training import (
 
 __all__ = [
     "IDENTITY",
-    "MOST_CLASSES",
+    "MOST_CONFUSION_CLASSES",
     "READ_SCOPE",
     "STEP_SCOPE",
     "SUM_SCOPE",

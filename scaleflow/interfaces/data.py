@@ -20,7 +20,7 @@ Kind = Literal["classification", "binary", "multi_label", "regression"]
 Standardize = Literal["lower_and_strip_punctuation", "lower", "strip_punctuation", "none"]
 
 #: With more classes a run has neither `balanced_accuracy` nor a confusion matrix, which has the square of their number.
-MOST_CLASSES = 1000
+MOST_CONFUSION_CLASSES = 1000
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Literal
 import keras
 import tensorflow as tf
 
-from scaleflow.interfaces import MOST_CLASSES, Measure, Outputs
+from scaleflow.interfaces import MOST_CONFUSION_CLASSES, Measure, Outputs
 from scaleflow.objective.measures import Values, balanced_accuracy_measure, mean_measure, r2_measure
 from scaleflow.objective.positions import find_counted, flatten_examples, is_shares, replace_ignored
 
@@ -61,7 +61,7 @@ def defaults_for(described: Outputs) -> Defaults:
     is_classes = described.kind == "classification"
     loss, accuracy = (crossentropy, class_accuracy) if is_classes else (binary_crossentropy, binary_accuracy)
     count = described.shape[-1] if is_classes else 2
-    if count > MOST_CLASSES or described.shape[-1:] == () or not (is_classes or described.shape[-1] == 1):
+    if count > MOST_CONFUSION_CLASSES or described.shape[-1:] == () or not (is_classes or described.shape[-1] == 1):
         return Defaults(loss, (mean("accuracy", accuracy),), modes=modes)
     decide = decide_classes(described)
     balanced = balanced_accuracy_measure("balanced_accuracy", decide, count)

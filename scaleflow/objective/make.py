@@ -82,7 +82,7 @@ def make_output_objective(
     plain = example_loss(described, loss)
     minimised = plain if weights is None else example_loss(described, loss, weights)
     if target is None and described.scaling is not None:
-        minimised = example_loss(described, standardise(loss, *described.scaling))
+        minimised = example_loss(described, standardise_loss(loss, *described.scaling))
     return Objective(
         minimised,
         parts.measures,
@@ -111,13 +111,13 @@ def example_loss(described: Outputs, loss: Loss, weights: Sequence[float] | None
     return losses
 
 
-def standardise(loss: Loss, mean: float, deviation: float) -> Loss:
+def standardise_loss(loss: Loss, mean: float, deviation: float) -> Loss:
     """Returns the loss of values with mean 0 and deviation 1, from targets and outputs in their unit."""
 
-    def standardised(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+    def compute(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         return loss((tf.cast(targets, outputs.dtype) - mean) / deviation, (outputs - mean) / deviation)
 
-    return standardised
+    return compute
 
 
 def add_metrics(

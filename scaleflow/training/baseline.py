@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from scaleflow.interfaces import MOST_CLASSES, ObjectiveOptions, Outputs
+from scaleflow.interfaces import MOST_CONFUSION_CLASSES, ObjectiveOptions, Outputs
 
 Array = np.ndarray[Any, Any]
 
@@ -75,7 +75,7 @@ def classes_baseline(classes: int, train: Targets, evaluated: Targets) -> dict[s
     true = evaluated.values.astype(np.int64)
     predicted = np.full(true.shape, counts.argmax())
     values = {"accuracy": evaluated.mean(true == predicted)}
-    if classes <= MOST_CLASSES:  # above, a run has no such metric
+    if classes <= MOST_CONFUSION_CLASSES:  # above, a run has no such metric
         values["balanced_accuracy"] = balanced_accuracy(evaluated, true, predicted)
     target_counts = np.where(evaluated.counted > 0, counts[true], 1)
     if target_counts.all():  # a class that the training split lacks makes the loss infinite

@@ -57,7 +57,7 @@ PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 #: Minimum number of examples per step of an evaluation, over all replicas.
 EVALUATION_BATCH = 256
 
-#: A global batch of up to this many examples may be larger than the training split.
+#: A global batch of up to this many examples may be mostly padding.
 SMALL_BATCH = 4096
 
 
@@ -513,12 +513,12 @@ def setup_runtime(plan: Plan, emit: Emit) -> Runtime:
 
 def check_batch_size(options: Training, batching: Batching, examples: int) -> None:
     """Rejects a global batch of which most is padding, because it would take the memory of real examples."""
-    if batching.global_size <= max(SMALL_BATCH, examples):
+    if batching.global_size <= max(SMALL_BATCH, 2 * examples):
         return
     key = "batch_size" if options.global_batch_size is None else "global_batch_size"
     raise ConfigError(
         f"training.{key}={getattr(options, key)}: makes a global batch of {batching.global_size:,} examples, but the "
-        f"training split has {examples:,}; use at most {max(SMALL_BATCH, examples)} for a global batch"
+        f"training split has {examples:,}; use a smaller one"
     )
 
 

@@ -95,6 +95,7 @@ def test_a_stream_of_dicts_trains_as_the_same_examples_in_memory(command: Comman
     assert found == pytest.approx(wanted, abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["dict out", "positions", "weights"])
 def test_fit_trains_as_the_loop_does(command: Command, case: str) -> None:
     wanted = values_of(command, case, "mirrored")

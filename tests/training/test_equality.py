@@ -90,6 +90,7 @@ def follow_all(plan: Any) -> tuple[list[float], list[np.ndarray[Any, Any]]]:
     return losses, [np.asarray(v) for v in built.engine.model.variables if "seed" not in v.path]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("precision", "rate", "tolerance"),
     [("float32", 0.1, 1e-5), ("mixed_float16", 0.01, 1e-2)],

@@ -132,6 +132,7 @@ def test_a_large_table_of_which_a_step_updates_all_rows_is_named(
     assert [note[: len(wanted)] for note in found] == ([wanted] if reason else [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "processes"),
     [
