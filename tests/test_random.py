@@ -13,11 +13,8 @@ from tests.random.trial import Result
 
 SEED = 1
 
-#: Small cases: every strategy, models of a user's and of the group, comparisons, interruptions, a store, wrong words.
-SAMPLE = {
-    14: "trained", 16: "trained", 18: "refused", 19: "refused", 20: "trained", 22: "trained", 24: "trained",
-    28: "trained", 35: "trained", 37: "trained", 39: "trained", 42: "trained",
-}  # fmt: skip
+#: Small cases: comparisons, interruptions, a store, wrong words. `make random` tries many.
+SAMPLE = {14: "trained", 18: "refused", 19: "refused", 22: "trained", 35: "trained", 39: "trained"}
 
 
 @pytest.fixture(scope="module")
