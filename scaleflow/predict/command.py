@@ -191,7 +191,8 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
     description = describe_model(tracker, tracked, store)
     task = make_task(typed, tracked, description, output)
     with output.lock(), tempfile.TemporaryDirectory(prefix="scaleflow-predict-") as folder:
-        first = output.begin(describe_task(typed, tracked, task), typed.resume)
+        manifest = describe_task(typed, tracked, task)
+        first = output.find_first(manifest, typed.resume)
         model_folder = download_saved_model(tracker, tracked, store, Path(folder))
         with catch_stop_signals() as stop:
             display.begin_stage("importing TensorFlow and loading the model")
@@ -200,7 +201,9 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
             display.end_stage()
             for note in notes:
                 display.show_event(note)
-            began, skipped = time.monotonic(), first * (task.shard_rows or 0)
+            if not first:
+                output.begin(manifest)
+            began, skipped = time.monotonic(), output.count_rows(first)
             rows = write_predictions(
                 task, model, output, first, Progress(display, task.source.count_rows()), stop.is_set
             )

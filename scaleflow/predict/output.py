@@ -85,33 +85,40 @@ class Output:
         finally:
             os.close(descriptor)
 
-    def begin(self, manifest: Mapping[str, Any], resumes: bool) -> int:
-        """Prepares the folder, and returns the number of shards that are finished.
+    def find_first(self, manifest: Mapping[str, Any], resumes: bool) -> int:
+        """Returns the number of the first shard to write, without changing anything.
 
         Raises ConfigError if the shards there were made in another way than `manifest` says.
         """
-        if not self.is_folder:
-            return 0
         file = self.path / MANIFEST
-        if resumes and file.exists():
-            try:
-                before = json.loads(file.read_text())
-            except ValueError:
-                before = {}
-            before = before if isinstance(before, dict) else {}
-            if changed := [key for key, value in manifest.items() if before.get(key) != value]:
-                raise ConfigError(
-                    f"--resume: the shards in {self.path} were made with another {' and '.join(changed)}; type the "
-                    "same command, or --overwrite"
-                )
-            return self.count_finished()
+        if not (resumes and file.exists()):
+            return 0
+        try:
+            before = json.loads(file.read_text())
+        except ValueError:
+            before = None
+        known = before if isinstance(before, dict) else {}
+        if changed := [key for key, value in manifest.items() if known.get(key) != value]:
+            raise ConfigError(
+                f"--resume: the shards in {self.path} were made with another {' and '.join(changed)}; type the "
+                "same command, or --overwrite"
+            )
+        return self.count_finished()
+
+    def begin(self, manifest: Mapping[str, Any]) -> None:
+        """Removes the shards of a folder, and says how the new ones are made."""
+        if not self.is_folder:
+            return
         for path in self.path.iterdir():
             if SHARD.fullmatch(path.name):
                 path.unlink()
-        part = file.with_name(f".{MANIFEST}.part")
+        part = self.path / f".{MANIFEST}.part"
         part.write_text(json.dumps(manifest, indent=2) + "\n")
-        part.replace(file)
-        return 0
+        part.replace(self.path / MANIFEST)
+
+    def count_rows(self, shards: int) -> int:
+        """Returns the number of rows in the first shards of a folder."""
+        return sum(parquet.read_metadata(self.shard(number)).num_rows for number in range(shards))
 
 
 def open_output(text: str, overwrites: bool, resumes: bool) -> Output:
