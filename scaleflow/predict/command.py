@@ -256,16 +256,12 @@ def make_task(typed: argparse.Namespace, tracked: TrackedRun, description: Any, 
 
     from scaleflow.predict.columns import OutputColumns, choose_columns
     from scaleflow.predict.output import check_schema
-    from scaleflow.predict.source import FORMATS, find_files, find_format, open_table
+    from scaleflow.predict.source import open_table
 
     options = load_config(tracked.config, tracked.run_id).get("dataset")
     options = options if isinstance(options, dict) else {}
     delimiter, missing, target = (options.get(key) for key in ("delimiter", "missing", "target"))
-    is_csv = find_format(find_files(typed.input)[0]) == FORMATS[".csv"]
-    if typed.delimiter is None and isinstance(delimiter, str) and is_csv:
-        source = open_table(typed.input, delimiter)
-    else:
-        source = open_table(typed.input, typed.delimiter)
+    source = open_table(typed.input, typed.delimiter, delimiter if isinstance(delimiter, str) else ",")
     names = source.schema.names
     columns = choose_columns(
         description.inputs, source.schema, split_names(typed.columns), target if isinstance(target, str) else None

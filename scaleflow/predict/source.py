@@ -109,17 +109,20 @@ class TableSource:
             yield from reader
 
 
-def open_table(path: str, delimiter: str | None = None) -> TableSource:
+def open_table(path: str, delimiter: str | None = None, usual: str = ",") -> TableSource:
     """Finds the files of a table and reads the names of their columns.
 
     Args:
         path: a file, a glob, or a folder with files of one format. The names of its subfolders may be columns, such as
             `year=2024`, except for CSV files.
-        delimiter: between the fields of a CSV file.
+        delimiter: between the fields of a CSV file; None: `usual`.
+        usual: the delimiter that the model was trained with; a comma also means a tab in `.tsv` files.
 
     Raises:
         ConfigError: if there is no such file, a file cannot be read, or formats or columns differ.
     """
+    if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii()):
+        raise ConfigError(f"--delimiter {delimiter!r}: expected one character, such as ';'")
     files = find_files(path)
     form = find_format(files[0])
     for other in files[1:]:
@@ -128,6 +131,7 @@ def open_table(path: str, delimiter: str | None = None) -> TableSource:
     if delimiter is not None and form != "csv":
         raise ConfigError(f"--delimiter {delimiter}: {files[0]} is no CSV file; leave it out")
     if form == "csv":
+        delimiter = delimiter or (usual if usual != "," else None)
         headers = [read_header(file, delimiter) for file in files]
         schema = pyarrow.schema([(name, pyarrow.string()) for name in headers[0]])
         source = TableSource(files, form, schema, (), delimiter)

@@ -90,11 +90,11 @@ def compute_elsewhere(folder: Path, run: str, table: Any) -> tuple[Any, Any]:
     if isinstance(table, np.ndarray):
         return by_pyfunc, np.asarray(model(table))
     given = {
-        "area": np.array([np.nan if x is None else x for x in table["area"].to_pylist()], np.float32),
-        "town": keras.ops.convert_to_tensor([x or "" for x in table["town"].to_pylist()]),
-        "sold": keras.ops.convert_to_tensor([str(x) for x in table["sold"].to_pylist()]),
+        "area": [np.nan if x is None else x for x in table["area"].to_pylist()],
+        "town": [x or "" for x in table["town"].to_pylist()],
+        "sold": [str(x) for x in table["sold"].to_pylist()],
     }
-    return by_pyfunc, np.asarray(model(given))
+    return by_pyfunc, np.asarray(model({name: keras.ops.convert_to_tensor(each) for name, each in given.items()}))
 
 
 def test_classes_and_probabilities_are_those_of_the_logged_model(
@@ -159,11 +159,11 @@ def wait_for(path: Path, process: CommandProcess) -> None:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
 def test_a_command_that_was_stopped_goes_on_after_its_finished_shards(trained: Trained, number: int, code: int) -> None:
-    rows, size = 60_000, 1000
+    rows, size = 30_000, 1000
     parquet.write_table(make_houses(rows, 2), trained.folder / "many.parquet", row_group_size=7000)
     output = trained.folder / f"stopped{code}"
     words = (trained.sizes, "--input", "many.parquet", "--output", f"{output.name}/", "--keep", "id")
-    words = (*words, "--shard-rows", str(size), "--batch-size", "20")
+    words = (*words, "--shard-rows", str(size), "--batch-size", "10")
     with CommandProcess(("scaleflow.predict", *words), trained.folder, trained.command.environment) as process:
         wait_for(output / "part-00001.parquet", process)
         process.send_signal(number)

@@ -58,6 +58,22 @@ def test_rows_of_several_files_form_chunks_that_know_their_rows(tmp_path: Path) 
     assert name_row(chunks[0][1], 2) == f"{tmp_path}/b.parquet, row 1"
 
 
+def test_a_delimiter_is_typed_or_that_of_the_run_or_follows_from_the_name(tmp_path: Path) -> None:
+    texts = {"comma.csv": "a,b;c\n1,2;3\n", "tab.tsv": "a\tb\n1\t2\n"}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    for name, words, expected in (
+        ("comma.csv", (), ["a", "b;c"]),
+        ("comma.csv", (None, ";"), ["a,b", "c"]),
+        ("comma.csv", (",", ";"), ["a", "b;c"]),
+        ("tab.tsv", (), ["a", "b"]),
+    ):
+        assert open_table(str(tmp_path / name), *words).schema.names == expected
+    for wrong in ("", "ab", "€"):
+        with pytest.raises(ConfigError, match="expected one character"):
+            open_table(str(tmp_path / "comma.csv"), wrong)
+
+
 def test_the_names_of_subfolders_are_columns(tmp_path: Path) -> None:
     for town in ("b", "a"):
         write(tmp_path / f"town={town}" / "part.parquet")
