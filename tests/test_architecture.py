@@ -41,6 +41,7 @@ WORKER_GROUPS = (
 #: doctor's; the tracer is the worker's part of the profiler.
 WORKER_MODULES = {
     "scaleflow.doctor.tensorflow_probe",
+    "scaleflow.predict.compute",
     "scaleflow.profiler.tracer",
     "scaleflow.testing",
     "scaleflow.tracking.loader",
@@ -147,7 +148,7 @@ def test_imports_point_downward(layer: str) -> None:
     modules = [name for name in SOURCES if package_of(name) == layer]
     others = {package_of(other) for name in modules for other in imported(name) & set(SOURCES)}
     assert modules
-    assert {other for other in others - allowed if other in (*LAYERS, "doctor")} == set()
+    assert {other for other in others - allowed if other in (*LAYERS, "doctor", "predict")} == set()
     entry_points = ("api", "cli", "evaluate", "rerun", "sync", "project", "testing")
     assert others & {f"scaleflow.{name}" for name in entry_points} == set()
 

@@ -1,0 +1,7 @@
+"""Runs the command."""
+
+from scaleflow.command import end_with
+from scaleflow.predict.command import main
+
+if __name__ == "__main__":
+    end_with(main)

@@ -1,0 +1,139 @@
+"""Reads what the logged model of a run takes and returns, and downloads its SavedModel, without TensorFlow.
+
+The contents of a store are untrusted input.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Tracking
+from scaleflow.tracking.store import MlflowTracker
+from scaleflow.tracking.tracked_runs import TrackedRun, download_artifact
+
+#: The SavedModel within a logged model.
+SAVED_MODEL = "data/saved_model"
+
+#: The splits that training logs as inputs of the run; an evaluation logs others.
+TRAINING_SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class ModelInput:
+    """One input of a model.
+
+    Attributes:
+        shape: its shape, without the batch dimension.
+        dtype: numpy's name of its dtype, `object` or `string` for text; None if the store does not say it.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str | None
+
+
+@dataclass(frozen=True)
+class ModelOutput:
+    """One output of a model.
+
+    Attributes:
+        shape: its shape, without the batch dimension.
+        kind: `classification`, `binary`, `multi_label` or `regression`; None if the store does not say it.
+        names: of the classes, labels or values, in their order; None if they have no names, or too many to be stored.
+    """
+
+    shape: tuple[int, ...]
+    kind: str | None = None
+    names: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """Inputs and outputs of a logged model by their names. A single one without a name has the name ""."""
+
+    inputs: Mapping[str, ModelInput]
+    outputs: Mapping[str, ModelOutput]
+
+
+def describe_model(tracker: MlflowTracker, run: TrackedRun, store: Tracking) -> ModelDescription:
+    """Returns what the newest logged model of a run takes and returns.
+
+    Raises ConfigError if the run has no logged model, or the model has no description that can be read.
+    """
+    from mlflow.models import Model
+
+    with tempfile.TemporaryDirectory(prefix="scaleflow-") as folder:
+        path = download_artifact(f"{find_model(tracker, run)}/MLmodel", str(store.uri), Path(folder))
+        try:
+            signature = None if path is None else Model.load(str(path)).signature
+            if signature is None or signature.inputs is None or signature.outputs is None:
+                raise ValueError("it has no signature")
+            inputs = {name: ModelInput(shape, dtype) for name, shape, dtype in read_schema(signature.inputs)}
+            shapes = {name: shape for name, shape, _ in read_schema(signature.outputs)}
+        except Exception as error:  # MLflow and YAML raise many types
+            reason = (str(error).strip() or type(error).__name__).partition("\n")[0]
+            raise ConfigError(
+                f"{run.run_id}: the description of its model {run.model_id} cannot be read: {reason[:300]}"
+            ) from error
+    kinds, names = read_targets(tracker.fetch_run())
+    return ModelDescription(
+        inputs, {name: describe_output(shape, pick(kinds, name), pick(names, name)) for name, shape in shapes.items()}
+    )
+
+
+def download_saved_model(tracker: MlflowTracker, run: TrackedRun, store: Tracking, folder: Path) -> Path:
+    """Downloads the SavedModel of the newest logged model of a run. Raises ConfigError if there is none."""
+    path = download_artifact(f"{find_model(tracker, run)}/{SAVED_MODEL}", str(store.uri), folder)
+    if path is None:
+        raise ConfigError(
+            f"{run.run_id}: its model {run.model_id} has no {SAVED_MODEL}; it is not a model of scaleflow"
+        )
+    return path
+
+
+def find_model(tracker: MlflowTracker, run: TrackedRun) -> str:
+    """Returns the address of the newest logged model of a run. Raises ConfigError if it has none."""
+    if run.model_id is None:
+        raise ConfigError(
+            f"{run.run_id}: the run {run.name} has no model; a run logs its model when it finishes (resume=... "
+            "continues it)"
+        )
+    return tracker.find_artifacts(run.model_id).rstrip("/")
+
+
+def read_schema(schema: Any) -> list[tuple[str, tuple[int, ...], str | None]]:
+    """Returns the name, the shape without the batch dimension and the dtype of each entry of MLflow's schema."""
+    if schema.is_tensor_spec():
+        return [(spec.name or "", tuple(spec.shape[1:]), str(spec.type)) for spec in schema.inputs]
+    return [(spec.name or "", (), "string" if not spec.name else None) for spec in schema.inputs]
+
+
+def read_targets(run: Any) -> tuple[Any, Any]:
+    """Returns kinds and names of the targets that a run was trained on, each a dict if there are several outputs."""
+    for entry in run.inputs.dataset_inputs if run.inputs else []:
+        if any(tag.key == "mlflow.data.context" and tag.value in TRAINING_SPLITS for tag in entry.tags):
+            try:
+                profile = json.loads(entry.dataset.profile)
+            except (TypeError, ValueError):
+                continue
+            if isinstance(profile, dict):
+                return profile.get("kind"), profile.get("classes")
+    return None, None
+
+
+def pick(values: Any, name: str) -> Any:
+    return values.get(name) if isinstance(values, dict) else values
+
+
+def describe_output(shape: tuple[int, ...], kind: Any, names: Any) -> ModelOutput:
+    """Describes an output. Names that do not fit its shape are left out."""
+    if kind not in ("classification", "binary", "multi_label", "regression"):
+        return ModelOutput(shape)
+    count = 2 if kind == "binary" else shape[-1] if shape else 1
+    has_names = isinstance(names, list) and len(names) == count and len(set(map(str, names))) == count
+    return ModelOutput(shape, kind, tuple(map(str, names)) if has_names else None)

@@ -1,0 +1,274 @@
+"""`python -m scaleflow.predict`: real runs, and predictions that are those of MLflow's and Keras's model."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import csv, parquet
+
+from tests.conftest import Command
+from tests.processes import CommandProcess
+
+SIZES = ("big", "mid", "small")
+
+TABLE = ("dataset=table", "dataset.data_dir=houses.parquet", "hardware=cpu", "training.max_steps=3")
+
+
+def make_houses(rows: int, seed: int = 0) -> pyarrow.Table:
+    random = np.random.default_rng(seed)
+    area = random.uniform(20, 200, rows).round(1)
+    return pyarrow.table(
+        {
+            "id": [f"{n:06d}" for n in range(rows)],
+            "area": [None if n % 10 == 3 else float(value) for n, value in enumerate(area)],
+            "town": [None if n % 15 == 4 else ("Aa", "Bb", "Cc")[n % 3] for n in range(rows)],
+            "sold": pyarrow.array(random.integers(10_000, 19_000, rows), pyarrow.int32()).cast(pyarrow.date32()),
+            "size": [SIZES[int(value < 120) + int(value < 60)] for value in area],
+            "price": area * 1000,
+        }
+    )
+
+
+class Trained:
+    """A folder with a store, three runs and a table of new rows."""
+
+    def __init__(self, folder: Path) -> None:
+        self.command = Command(folder)
+        self.folder = folder
+        parquet.write_table(make_houses(120), folder / "houses.parquet")
+        self.new = make_houses(75, 1)
+        parquet.write_table(self.new, folder / "new.parquet")
+        csv.write_csv(self.new, folder / "new.csv")
+        self.sizes = self.train(*TABLE, "dataset.target=size", "dataset.drop=[id,price]")
+        self.prices = self.train(*TABLE, "dataset.target=price", "dataset.drop=[id,size]")
+        self.digits = self.train("dataset=digits", "hardware=cpu", "training.max_steps=3")
+
+    def train(self, *words: str) -> str:
+        ended = self.command(*words, "tracking.system_metrics=false")
+        assert ended.returncode == 0, ended.stderr
+        (line,) = [line for line in ended.stdout.splitlines() if line.startswith("run ")]
+        return line[line.index("(") + 1 : line.index(")")]
+
+    def predict(self, run: str, table: str, output: str, *words: str, code: int = 0) -> str:
+        """Runs the command; returns its standard error."""
+        ended = self.command.python("-m", "scaleflow.predict", run, "--input", table, "--output", output, *words)
+        assert ended.returncode == code, ended.stderr
+        path = self.folder / output
+        assert not list((path if code == 0 and path.is_dir() else path.parent).glob(".*.part"))
+        return ended.stderr
+
+    def read(self, output: str) -> dict[str, list[Any]]:
+        path = self.folder / output
+        table = csv.read_csv(path) if path.suffix == ".csv" else parquet.read_table(path)
+        return dict(table.to_pydict())
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return Trained(tmp_path_factory.mktemp("predict"))
+
+
+def compute_elsewhere(folder: Path, run: str, table: Any) -> tuple[Any, Any]:
+    """What MLflow's model gives for a DataFrame or an array, and what Keras's gives for MLflow's conversion of it."""
+    import keras
+    import mlflow
+
+    mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")
+    (output,) = mlflow.get_run(run).outputs.model_outputs
+    frame = table if isinstance(table, np.ndarray) else table.to_pandas()
+    by_pyfunc = mlflow.pyfunc.load_model(f"models:/{output.model_id}").predict(frame)
+    (file,) = folder.glob(f"mlartifacts/*/models/{output.model_id}/artifacts/data/model.keras")
+    model = keras.models.load_model(file)
+    if isinstance(table, np.ndarray):
+        return by_pyfunc, np.asarray(model(table))
+    given = {
+        "area": [np.nan if x is None else x for x in table["area"].to_pylist()],
+        "town": [x or "" for x in table["town"].to_pylist()],
+        "sold": [str(x) for x in table["sold"].to_pylist()],
+    }
+    return by_pyfunc, np.asarray(model({name: keras.ops.convert_to_tensor(each) for name, each in given.items()}))
+
+
+def test_classes_and_probabilities_are_those_of_the_logged_model(
+    trained: Trained, isolated: Callable[..., Any]
+) -> None:
+    trained.predict(trained.sizes, "new.parquet", "whole.parquet", "--keep", "id,sold")
+    found = trained.read("whole.parquet")
+    assert list(found) == ["id", "sold", "prediction", "probability", *(f"probability_{name}" for name in SIZES)]
+    assert (found["id"], found["sold"]) == (trained.new["id"].to_pylist(), trained.new["sold"].to_pylist())
+    for logits in isolated(compute_elsewhere, trained.folder, trained.sizes, trained.new):
+        chances = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+        assert found["prediction"] == [SIZES[best] for best in chances.argmax(axis=1)]
+        np.testing.assert_allclose(found["probability"], chances.max(axis=1), atol=1e-5)
+        np.testing.assert_allclose(np.stack([found[f"probability_{name}"] for name in SIZES], 1), chances, atol=1e-5)
+
+    trained.predict(trained.sizes, "new.csv", "whole.csv", "--keep", "all", "--batch-size", "7")
+    trained.predict(
+        trained.sizes, "new.parquet", "shards/", "--shard-rows", "20", "--batch-size", "4",
+        *("hardware=cpu", "hardware.logical_devices=2", "strategy=mirrored"),
+    )  # fmt: skip
+    shards = sorted(path.name for path in (trained.folder / "shards").glob("part-*"))
+    assert shards == [f"part-0000{n}.parquet" for n in range(4)]
+    for output in ("whole.csv", "shards"):
+        other = trained.read(output)
+        assert other["prediction"] == found["prediction"], output
+        np.testing.assert_allclose(other["probability_mid"], found["probability_mid"], atol=1e-5, err_msg=output)
+    assert list(trained.read("whole.csv"))[:6] == trained.new.column_names
+
+
+def test_numbers_are_in_the_unit_of_the_target(trained: Trained, isolated: Callable[..., Any]) -> None:
+    trained.predict(trained.prices, "new.csv", "prices.parquet")
+    found = trained.read("prices.parquet")
+    assert list(found) == ["prediction"]
+    assert 20_000 < np.mean(found["prediction"]) < 200_000
+    for values in isolated(compute_elsewhere, trained.folder, trained.prices, trained.new):
+        np.testing.assert_allclose(found["prediction"], values[:, 0], rtol=1e-5)
+
+
+def test_a_model_of_arrays_takes_columns_in_order_or_lists(trained: Trained, isolated: Callable[..., Any]) -> None:
+    pixels = np.random.default_rng(0).uniform(0, 16, (9, 64)).round().astype(np.float32)
+    names = [f"p{n}" for n in range(64)]
+    columns = {name: pixels[:, n] for n, name in enumerate(names)}
+    parquet.write_table(pyarrow.table({"id": range(9), **columns}), trained.folder / "pixels.parquet")
+    parquet.write_table(pyarrow.table({"pixels": pixels.tolist()}), trained.folder / "lists.parquet")
+    trained.predict(trained.digits, "pixels.parquet", "by_column.parquet", "--columns", ",".join(names))
+    trained.predict(trained.digits, "lists.parquet", "by_list.parquet")
+    found = trained.read("by_column.parquet")
+    assert trained.read("by_list.parquet") == found
+    by_pyfunc, by_keras = isolated(compute_elsewhere, trained.folder, trained.digits, pixels.reshape(9, 8, 8, 1))
+    np.testing.assert_allclose(by_pyfunc, by_keras, atol=1e-5)
+    assert found["prediction"] == by_pyfunc.argmax(axis=1).tolist()  # its classes have no names
+    parquet.write_table(pyarrow.table({"pixels": [[1.0] * 64, [1.0] * 63]}), trained.folder / "short.parquet")
+    message = trained.predict(trained.digits, "short.parquet", "short_out.parquet", code=1)
+    assert "short.parquet, row 2: pixels has 63 values, expected 64" in message
+
+
+def wait_for(path: Path, process: CommandProcess) -> None:
+    while not path.exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
+def test_a_command_that_was_stopped_goes_on_after_its_finished_shards(trained: Trained, number: int, code: int) -> None:
+    rows, size = 30_000, 1000
+    parquet.write_table(make_houses(rows, 2), trained.folder / "many.parquet", row_group_size=7000)
+    output = trained.folder / f"stopped{code}"
+    words = (trained.sizes, "--input", "many.parquet", "--output", f"{output.name}/", "--keep", "id")
+    words = (*words, "--shard-rows", str(size), "--batch-size", "10")
+    with CommandProcess(("scaleflow.predict", *words), trained.folder, trained.command.environment) as process:
+        wait_for(output / "part-00001.parquet", process)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == code, (out, err)
+    finished = {path: path.stat().st_mtime_ns for path in sorted(output.glob("part-*.parquet"))}
+    assert 2 <= len(finished) < rows / size
+    assert {parquet.read_metadata(path).num_rows for path in finished} == {size}
+    if number == signal.SIGINT:
+        assert f"stopped by SIGINT; {len(finished)} shard(s) are whole, --resume continues" in err
+
+    message = trained.predict(trained.sizes, "many.parquet", f"{output.name}/", code=2)
+    assert "--resume continues them, --overwrite replaces them" in message
+    other = (trained.sizes, "many.parquet", f"{output.name}/", "--shard-rows", str(size), "--resume")
+    assert "were made with another output columns; type the same command" in trained.predict(*other, code=2)
+
+    again = ("--keep", "id", "--resume", "--shard-rows", str(size))  # in larger batches
+    trained.predict(trained.sizes, "many.parquet", f"{output.name}/", *again)
+    trained.predict(trained.sizes, "many.parquet", f"{output.name}/", *again)  # there is nothing left
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished
+    assert len(list(output.glob("part-*.parquet"))) == rows / size
+    found = trained.read(output.name)
+    assert found["id"] == [f"{n:06d}" for n in range(rows)]
+    trained.predict(trained.sizes, "many.parquet", "many_out.parquet", "--overwrite")
+    np.testing.assert_allclose(found["probability"], trained.read("many_out.parquet")["probability"], atol=1e-5)
+
+
+def test_a_value_that_is_no_number_is_named_by_its_row(trained: Trained) -> None:
+    csv.write_csv(trained.new.set_column(1, "area", [["12"] * 40 + ["wide"] + ["NA"] * 34]), trained.folder / "bad.csv")
+    message = trained.predict(trained.sizes, "bad.csv", "bad_out.csv", code=1)
+    assert message == "scaleflow: bad.csv, row 41: area is wide, expected a finite number\n"
+    csv.write_csv(trained.new.set_column(3, "sold", [["soon"] * 75]), trained.folder / "bad.csv")
+    message = trained.predict(trained.sizes, "bad.csv", "bad_out.csv", code=1)
+    assert "bad.csv, row 1, or one of the 1,023 after it: the model fails" in message
+    assert not (trained.folder / "bad_out.csv").exists()
+
+
+def test_a_table_without_rows_gives_columns_without_rows(trained: Trained) -> None:
+    parquet.write_table(trained.new.slice(0, 0), trained.folder / "none.parquet")
+    trained.predict(trained.sizes, "none.parquet", "none_out.parquet", "--keep", "id")
+    names = ["id", "prediction", "probability", *(f"probability_{name}" for name in SIZES)]
+    assert trained.read("none_out.parquet") == {name: [] for name in names}
+
+
+#: Runs commands, and says how each ended, and whether TensorFlow was imported.
+REFUSALS = """
+import contextlib, io, json, sys
+from mlflow import MlflowClient
+from scaleflow.predict.command import main
+
+client = MlflowClient("sqlite:///mlflow.db")
+empty = client.create_run("0", tags={"scaleflow.folder": "/gone"}, run_name="empty").info.run_id
+client.log_text(empty, "seed: 0", "config.yaml")
+found = []
+for words in json.loads(sys.argv[1]):
+    with contextlib.redirect_stderr(io.StringIO()) as err:
+        code = main([empty if word == "EMPTY" else word for word in words])
+    found.append((code, err.getvalue(), "tensorflow" in sys.modules))
+print(json.dumps(found))
+"""
+
+
+def test_what_cannot_work_is_refused_before_tensorflow_is_imported(trained: Trained) -> None:
+    (trained.folder / "there.csv").touch()
+    (trained.folder / "full").mkdir()
+    (trained.folder / "full" / "mine.txt").touch()
+    parquet.write_table(trained.new.drop_columns(["town"]), trained.folder / "no_town.parquet")
+    parquet.write_table(pyarrow.table({"photo": [b"x"]}), trained.folder / "photos.parquet")
+    lists = trained.new.set_column(1, "area", [[[1.0]] * 75])
+    parquet.write_table(lists, trained.folder / "lists_of_area.parquet")
+    run, table = trained.sizes, "new.parquet"
+    cases = [
+        (("abc", table, "o.csv"), "abc: expected the id of a run"),
+        (("0" * 32, table, "o.csv"), f"has no run {'0' * 32}"),
+        (("EMPTY", table, "o.csv"), "the run empty has no model"),
+        ((run, "gone.csv", "o.csv"), "--input gone.csv: there is no such file"),
+        ((run, "no_town.parquet", "o.csv"), "there is no column town, which the model takes; the table has id, area"),
+        ((run, "lists_of_area.parquet", "o.csv"), "area has the type list<element: double>, and the model takes one"),
+        ((trained.digits, "photos.parquet", "o.csv"), "an array of shape (8, 8, 1), float32: 64 columns"),
+        ((run, table, "gone/o.csv"), "there is no folder gone; create it first"),
+        ((run, table, "o.xlsx"), "expected a file that ends in .parquet, .pq, .csv, or a folder"),
+        ((run, table, "there.csv"), "the file exists; --overwrite replaces it"),
+        ((run, table, "full/"), "the folder has files that are no predictions"),
+        ((run, table, "o.csv", "--resume"), "--resume: works with a folder of shards; use --output o/"),
+        ((run, table, "o/", "--resume", "--overwrite"), "use one of them"),
+        ((run, table, "o.csv", "--shard-rows", "5"), "--shard-rows 5: is for a folder"),
+        ((run, table, "o.csv", "--keep", "id,ide"), "--keep ide: there is no such column; the table has id"),
+        ((run, "lists_of_area.parquet", "o.csv", "--keep", "area"), "and the model takes one value"),
+        ((run, table, "o.csv", "--columns", "area"), "takes columns by name: "),
+        ((run, table, "o.csv", "--delimiter", ";"), "--delimiter ;: new.parquet is no CSV file"),
+        ((run, table, "o.csv", "model=cnn"), "model=cnn: this command takes one value each of hardware"),
+        ((run, table, "o.csv", "hardware.xla=true"), "hardware.xla=true: this command takes"),
+        ((run, table, "o.csv", "strategy=parameter_server"), "predictions are computed in one process"),
+        ((run, table, "o.csv", "strategy=miror"), "did you mean mirrored?"),
+        ((run, table, "o.csv", "tracking.uri=sqlite:///gone.db"), "there is no such store"),
+    ]
+    commands = [[run, "--input", table, "--output", output, *more] for (run, table, output, *more), _ in cases]
+    ended = trained.command.cold("-c", REFUSALS, json.dumps(commands))
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout.splitlines()[-1])
+    for (words, expected), (code, message, has_tensorflow) in zip(cases, found, strict=True):
+        assert code == 2, (words, message)
+        assert expected in message, words
+        assert message.startswith("scaleflow: "), words
+        assert len(message.splitlines()) <= 2, words
+        assert not has_tensorflow, words
+    assert not (trained.folder / "o.csv").exists()
+    assert not (trained.folder / "o").exists()

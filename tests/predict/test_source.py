@@ -1,0 +1,196 @@
+"""Tables are read in pieces, and their columns are found and converted, without TensorFlow."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import feather, parquet
+
+from scaleflow.errors import ConfigError
+from scaleflow.predict.columns import OutputColumns, choose_columns
+from scaleflow.predict.output import open_output
+from scaleflow.predict.source import name_row, open_table, take_chunks
+from scaleflow.tracking.saved_models import ModelInput, ModelOutput
+
+ROWS = pyarrow.table({"x": list(range(10)), "word": [f"w\n{n}" for n in range(10)]})
+
+
+def write(path: Path, table: pyarrow.Table = ROWS) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if ".csv" in path.name:
+        text = "x,word\n" + "".join(f'{row["x"]},"{row["word"]}"\n' for row in table.to_pylist())
+        path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(f'{{"x": {x}, "word": "w\\n{x}"}}\n' for x in table["x"].to_pylist()))
+    elif path.suffix == ".feather":
+        feather.write_feather(table, path)
+    else:
+        parquet.write_table(table, path, row_group_size=4)
+    return str(path)
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.feather", "a.jsonl", "a.csv", "a.csv.gz"])
+def test_every_format_is_read_in_pieces_from_any_row(tmp_path: Path, name: str) -> None:
+    source = open_table(write(tmp_path / name))
+    for skip in (0, 3, 10):
+        pieces = list(source.read(["word", "x"], 3, skip))
+        assert [int(x) for piece in pieces for x in piece.table["x"].to_pylist()] == list(range(skip, 10))
+        assert [word for piece in pieces for word in piece.table["word"].to_pylist()] == ROWS["word"].to_pylist()[skip:]
+        assert [piece.first for piece in pieces][:1] == [skip][: len(pieces)]
+    assert source.count_rows() == (10 if name.endswith(("parquet", "feather")) else None)
+
+
+def test_rows_of_several_files_form_chunks_that_know_their_rows(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        write(tmp_path / f"{name}.parquet")
+    source = open_table(f"{tmp_path}/*.parquet")
+    chunks = list(take_chunks(source.read(["x"], 4, 8), zip(itertools.count(), itertools.repeat(5), strict=False)))
+    assert [place for place, _ in chunks] == [(0, 5), (1, 5), (2, 5)]
+    values = [[x for piece in chunk for x in piece.table["x"].to_pylist()] for _, chunk in chunks]
+    assert values == [[8, 9, 0, 1, 2], [3, 4, 5, 6, 7], [8, 9]]
+    assert name_row(chunks[0][1], 1) == f"{tmp_path}/a.parquet, row 10"
+    assert name_row(chunks[0][1], 2) == f"{tmp_path}/b.parquet, row 1"
+
+
+def test_a_delimiter_is_typed_or_that_of_the_run_or_follows_from_the_name(tmp_path: Path) -> None:
+    texts = {"comma.csv": "a,b;c\n1,2;3\n", "tab.tsv": "a\tb\n1\t2\n"}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    for name, words, expected in (
+        ("comma.csv", (), ["a", "b;c"]),
+        ("comma.csv", (None, ";"), ["a,b", "c"]),
+        ("comma.csv", (",", ";"), ["a", "b;c"]),
+        ("tab.tsv", (), ["a", "b"]),
+    ):
+        assert open_table(str(tmp_path / name), *words).schema.names == expected
+    for wrong in ("", "ab", "€"):
+        with pytest.raises(ConfigError, match="expected one character"):
+            open_table(str(tmp_path / "comma.csv"), wrong)
+
+
+def test_the_names_of_subfolders_are_columns(tmp_path: Path) -> None:
+    for town in ("b", "a"):
+        write(tmp_path / f"town={town}" / "part.parquet")
+    (tmp_path / "_SUCCESS").touch()
+    source = open_table(str(tmp_path))
+    tables = [piece.table.to_pydict() for piece in source.read(["town", "x"], 100)]
+    assert [town for table in tables for town in table["town"]] == 10 * ["a"] + 10 * ["b"]
+    assert source.count_rows() == 20
+
+
+@pytest.mark.parametrize(
+    ("files", "path", "message"),
+    [
+        ([], "a.csv", "there is no such file or folder"),
+        ([], "*.csv", "no file matches it"),
+        ([], "", "the folder has no files"),
+        (["a.txt"], "a.txt", "does not end in .csv"),
+        (["a.csv", "b.parquet"], "", "have different formats"),
+        (["a.csv", "wrong.csv"], "", "have different columns: word, y is in one of them only"),
+        (["broken.parquet"], "broken.parquet", "cannot be read"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_refused(tmp_path: Path, files: list[str], path: str, message: str) -> None:
+    for name in files:
+        if name in ("wrong.csv", "a.txt", "broken.parquet"):
+            (tmp_path / name).write_text("x,y\n1,2\n")
+        else:
+            write(tmp_path / name)
+    with pytest.raises(ConfigError, match=message):
+        open_table(f"{tmp_path}/{path}")
+
+
+NAMED = {"x": ModelInput((), None), "word": ModelInput((), None)}
+ARRAY = {"": ModelInput((2, 2), "float32")}
+
+
+def schema(**columns: Any) -> Any:
+    return pyarrow.schema(list(columns.items()))
+
+
+NUMBERS = {name: pyarrow.int64() for name in "abcd"}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "columns", "selected", "expected"),
+    [
+        (NAMED, schema(id=pyarrow.int8(), word=pyarrow.string(), x=pyarrow.int8()), [], {"x": ["x"], "word": ["word"]}),
+        (ARRAY, schema(**NUMBERS, price=pyarrow.int64()), [], {"": ["a", "b", "c", "d"]}),
+        (ARRAY, schema(**NUMBERS, e=pyarrow.int64()), ["d", "c", "e", "b"], {"": ["d", "c", "e", "b"]}),
+        (ARRAY, schema(pixels=pyarrow.list_(pyarrow.int64())), [], {"": ["pixels"]}),
+        ({"": ModelInput((), "string")}, schema(a=pyarrow.string(), b=pyarrow.string()), ["b"], {"": ["b"]}),
+    ],
+)
+def test_columns_are_found_by_name_or_by_order(inputs: Any, columns: Any, selected: Any, expected: Any) -> None:
+    assert choose_columns(inputs, columns, selected, "price") == expected
+
+
+@pytest.mark.parametrize(
+    ("inputs", "columns", "selected", "message"),
+    [
+        (NAMED, schema(x=pyarrow.int8(), y=pyarrow.int8()), [], "there is no column word, .* the table has x, y"),
+        (NAMED, schema(x=pyarrow.list_(pyarrow.int8()), word=pyarrow.string()), [], "takes one value of each row"),
+        (NAMED, schema(x=pyarrow.binary(), word=pyarrow.string()), [], "x has the type binary"),
+        (NAMED, schema(x=pyarrow.int8(), word=pyarrow.string()), ["x"], "takes columns by name: x, word"),
+        (ARRAY, schema(path=pyarrow.string()), [], r"an array of shape \(2, 2\), float32: 4 columns .* has 1: path"),
+        (ARRAY, schema(**NUMBERS), ["a", "z"], "--columns z: there is no such column"),
+    ],
+)
+def test_a_table_that_the_model_cannot_take_is_refused(inputs: Any, columns: Any, selected: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        choose_columns(inputs, columns, selected, None)
+
+
+def test_outputs_become_columns_by_their_kind() -> None:
+    outputs = {
+        "kind": ModelOutput((3,), "classification", ("a", "b", "c")),
+        "sold": ModelOutput((1,), "binary", ("no", "yes")),
+        "tags": ModelOutput((2,), "multi_label"),
+        "price": ModelOutput((1,), "regression"),
+        "map": ModelOutput((2, 1, 3), "classification"),
+        "other": ModelOutput((2,)),
+    }
+    logits = np.log(np.array([[0.2, 0.7, 0.1], [0.5, 0.25, 0.25]], np.float32))
+    found = OutputColumns(outputs).convert(
+        {
+            "kind": logits,
+            "sold": np.array([[0.0], [-1000.0]], np.float32),
+            "tags": np.array([[1.0, -1.0], [-2.0, 2.0]], np.float32),
+            "price": np.array([[5.0], [6.0]], np.float32),
+            "map": np.stack([logits, logits], axis=1)[:, :, None, :],
+            "other": np.ones((2, 2), np.float32),
+        }
+    )
+    plain = {name: column.to_pylist() for name, column in found.items()}
+    assert plain["kind_prediction"] == ["b", "a"]
+    assert plain["kind_probability"] == pytest.approx([0.7, 0.5])
+    assert plain["kind_probability_c"] == pytest.approx([0.1, 0.25])
+    assert plain["sold_prediction"] == ["no", "no"]
+    assert plain["sold_probability_yes"] == pytest.approx([0.5, 0.0])
+    assert plain["tags_prediction_0"] == [True, False]
+    assert plain["tags_probability_1"] == pytest.approx([0.268941, 0.880797], abs=1e-5)
+    assert plain["price_prediction"] == [5.0, 6.0]
+    assert plain["map_prediction"] == [[[1], [1]], [[0], [0]]]
+    assert plain["other_output_1"] == [1.0, 1.0]
+    assert OutputColumns(outputs).make_schema().names == list(found)
+
+
+def test_many_classes_get_columns_only_if_the_user_asks() -> None:
+    outputs = {"": ModelOutput((30,), "classification")}
+    values = {"": np.zeros((1, 30), np.float32)}
+    assert list(OutputColumns(outputs).convert(values)) == ["prediction", "probability"]
+    assert "probability_29" in OutputColumns(outputs, has_all=True).convert(values)
+
+
+def test_a_folder_takes_one_command_at_a_time(tmp_path: Path) -> None:
+    output = open_output(f"{tmp_path}/shards/", False, False)
+    with output.lock(), pytest.raises(ConfigError, match="another command is writing"), output.lock():
+        pass
+    with output.lock():
+        pass
