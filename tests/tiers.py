@@ -13,7 +13,7 @@ import pytest
 QUICK: Mapping[str, Sequence[str]] = {
     "checkpoint/test_resume.py::test_a_run_goes_on_under_another_strategy": ["mirrored to one_device"],
     "checkpoint/test_resume.py::test_it_ends_with_the_same_bits_and_the_same_points": [
-        "mirrored-stops2",
+        "mirrored-stops3",
     ],
     "checkpoint/test_resume.py::test_other_data_or_another_model_is_refused": [
         "model.units=9-resume: the checkpoint has model/0 of shape (64, 8), and the run needs (64, 9)",

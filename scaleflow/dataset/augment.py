@@ -105,6 +105,7 @@ class AugmentedFeed:
         self.examples: int = feeds[0].examples
         self.batching: Batching = feeds[0].batching
         self.ahead: bool = feeds[0].ahead
+        self.is_indexed = False
         self._options = options
         self._seed = seed
         self._image = image

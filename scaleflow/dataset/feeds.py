@@ -25,6 +25,7 @@ READ_AHEAD_BYTES = 1 << 20
 class ArrayFeed:
     """Gathers examples by index inside the compiled step, from arrays that each replica holds on its device."""
 
+    is_indexed = True
     _can_read_ahead = True
 
     def __init__(
@@ -43,6 +44,7 @@ class ArrayFeed:
         self._strategy = strategy
         self._options = tf_data_options(threads)
         self._arrays = self._hold(arrays)
+        self._listed: tuple[tf.Tensor, tf.Tensor] | None = None
 
     def _hold(self, arrays: Arrays) -> Any:
         """Copies the arrays' parts to the devices of this worker's replicas."""
@@ -68,6 +70,16 @@ class ArrayFeed:
 
     def fetch(self, opened: Any) -> Any:
         return opened
+
+    def list_indices(self, epoch: tf.Tensor, first: tf.Tensor, steps: tf.Tensor) -> tf.Tensor:
+        size = self.batching.global_size
+        positions = first * size + tf.range(steps * size)
+        return tf.cast(self._find_indices(epoch, positions), tf.int32)
+
+    def with_indices(self, indices: tf.Tensor, first: tf.Tensor) -> ArrayFeed:
+        other = copy.copy(self)
+        other._listed = indices, first * self.batching.global_size
+        return other
 
     def micro_batch(
         self, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, replica: tf.Tensor, index: tf.Tensor
@@ -101,10 +113,19 @@ class ArrayFeed:
         mask = tf.ones([size])
         if self.examples % self.batching.global_size:  # the last batch is partial
             mask = tf.cast(position < self.examples, tf.float32)
-        position %= self.examples  # padding and read-ahead repeat the epoch's first examples
-        if self._seed is not None:
-            position = shuffle_position(position, self._seed, epoch, self.examples)
-        return add_mask(self._take(arrays, position), mask)
+        if self._listed is None:
+            indices = self._find_indices(epoch, position)
+        else:
+            listed, start = self._listed  # a gather, since XLA compiles again for every other start of a slice
+            indices = tf.gather(tf.reshape(listed, [-1, size]), (first - start) // size)
+        return add_mask(self._take(arrays, indices), mask)
+
+    def _find_indices(self, epoch: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
+        """Returns the indices of the examples at these positions of an epoch's order."""
+        positions %= self.examples  # padding and read-ahead repeat the epoch's first examples
+        if self._seed is None:
+            return positions
+        return shuffle_position(positions, self._seed, epoch, self.examples)
 
     def _take(self, arrays: Any, position: tf.Tensor) -> Any:
         return tf.nest.map_structure(lambda array: tf.gather(array, position), arrays)
@@ -118,6 +139,7 @@ class SharesFeed:
 
     examples: int
     batching: Batching
+    is_indexed = False
     _strategy: tf.distribute.Strategy
     _options: tf.data.Options
 

@@ -162,8 +162,9 @@ class Hardware:
         intra_op_threads: the number of threads inside one operation. At least 1. Default null: TensorFlow chooses.
         inter_op_threads: the number of operations that run at the same time. At least 1. Default null: TensorFlow
             chooses.
-        xla: compile the model's forward and backward pass with XLA. Not with `pipeline`, `parameter_server`, `fit` or
-            `deterministic`. Default false.
+        xla: compile with XLA. `auto`: many steps as one program, on a CPU under `one_device`, for models and data that
+            XLA makes faster (docs/performance.md). true: as `auto`, or where that does not apply the model's forward
+            and backward pass; not with `pipeline`, `parameter_server`, `fit` or `deterministic`. Default `auto`.
         deterministic: use deterministic operations, so that every run gives the same bits. Slower on a GPU. Default
             false.
     """
@@ -176,7 +177,7 @@ class Hardware:
     memory_limit_mb: int | None = field(default=None, metadata={"at_least": 1})
     intra_op_threads: int | None = field(default=None, metadata={"at_least": 1})
     inter_op_threads: int | None = field(default=None, metadata={"at_least": 1})
-    xla: bool = False
+    xla: bool | Literal["auto"] = "auto"
     deterministic: bool = False
 
 

@@ -76,6 +76,10 @@ class Feed(Protocol):
     def ahead(self) -> bool:
         """Whether the loop may read the next step's batch while it trains on this step's."""
 
+    @property
+    def is_indexed(self) -> bool:
+        """Whether it is an `IndexedFeed`."""
+
     def open(self, epoch: int, step: int) -> Any:
         """Returns the argument from which the compiled function reads, from `step` of `epoch` on (both from 0)."""
 
@@ -104,6 +108,16 @@ class Feed(Protocol):
 
         The replicas' shares follow each other within a batch.
         """
+
+
+class IndexedFeed(Feed, Protocol):
+    """A feed of arrays whose order can be computed before the steps, as an XLA program of many steps needs it."""
+
+    def list_indices(self, epoch: tf.Tensor, first: tf.Tensor, steps: tf.Tensor) -> tf.Tensor:
+        """Traced: returns the indices [steps x global batch] int32 of the examples from the epoch's step `first` on."""
+
+    def with_indices(self, indices: tf.Tensor, first: tf.Tensor) -> Feed:
+        """Returns a feed that reads the examples at these indices, the first of which is of the step `first`."""
 
 
 class CoordinatedFeed(Feed, Protocol):

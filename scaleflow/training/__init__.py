@@ -16,7 +16,8 @@ from scaleflow.training.parameter_server_loop import ParameterServerLoop, list_s
 from scaleflow.training.session import Feeds, Length, Session, SessionResult, compute_length
 from scaleflow.training.step import CustomUpdateLoop, add_checks, check_own_updates
 from scaleflow.training.worker_sync import WorkerSync
-from scaleflow.training.xla import check_xla
+from scaleflow.training.xla import check_xla, choose_xla
+from scaleflow.training.xla_loop import XlaLoop
 
 __all__ = [
     "Checkpointing",
@@ -33,6 +34,7 @@ __all__ = [
     "SessionResult",
     "TapeForwardBackward",
     "WorkerSync",
+    "XlaLoop",
     "add_checks",
     "apply_debug",
     "baselines",
@@ -40,6 +42,7 @@ __all__ = [
     "check_own_updates",
     "check_xla",
     "choose_steps_per_execution",
+    "choose_xla",
     "compute_length",
     "list_shards",
     "make_callback",

@@ -16,6 +16,7 @@ from scaleflow.training import state
 from scaleflow.training.evaluation import Evaluation
 from scaleflow.training.metric_sums import MetricSums
 from scaleflow.training.synchronized import keep_losses_apart, synchronized_layers
+from scaleflow.training.xla import XlaChoice
 
 
 class Host(Protocol):
@@ -75,6 +76,7 @@ class Engine(ABC):
         variables: the variables to update; the shards of partitioned ones.
 
     Attributes:
+        xla: what XLA compiles.
         flops_per_example: operations of a training step per example; None before `trace`, or if they cannot be counted.
     """
 
@@ -91,6 +93,7 @@ class Engine(ABC):
         self.model = model
         self.optimizer: Any = optimizer
         self.objective = objective
+        self.xla = XlaChoice("none", "only the default loop is compiled as a whole")
         self.flops_per_example: float | None = None
         self._evaluation = evaluation
         self._metric_sums = MetricSums(objective)

@@ -15,6 +15,9 @@ import tensorflow as tf
 
 from scaleflow.interfaces import Batching
 
+LOOPS = ("While", "StatelessWhile")
+CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+
 
 class Uncountable(Exception):
     """The graph does not contain a shape or the number of iterations of a loop."""
@@ -68,9 +71,18 @@ def flops_per_example(
         The operations, or None if there are none or they cannot be counted.
     """
     inner = (batching.accumulate,) if batching.accumulate > 1 and not is_unrolled else ()
-    is_loop = any(operation.type in ("While", "StatelessWhile") for operation in list_used_operations(graph))
-    flops = count_flops(graph, (1, *inner) if is_loop else inner)
+    flops = count_flops(graph, (1, *inner) if has_loop(graph) else inner)
     return flops / batching.share / local_replicas(strategy) if flops else None
+
+
+def has_loop(graph: Any) -> bool:
+    """Returns whether a graph, or a function that it calls, has a loop."""
+    for operation in list_used_operations(graph):
+        if operation.type in LOOPS:
+            return True
+        if operation.type in CALLS and has_loop(find_function(operation, graph, "f")):
+            return True
+    return False
 
 
 def local_replicas(strategy: tf.distribute.Strategy) -> int:
@@ -83,7 +95,7 @@ def local_replicas(strategy: tf.distribute.Strategy) -> int:
 def count_operation(operation: tf.Operation, graph: Any, rounds: tuple[int, ...]) -> int:
     if operation.type in COUNTS:
         return COUNTS[operation.type](operation)
-    if operation.type in ("While", "StatelessWhile"):
+    if operation.type in LOOPS:
         inside = count_operations(find_function(operation, graph, "body"), rounds[1:])
         if inside and not rounds:
             raise Uncountable(operation.name)
@@ -93,7 +105,7 @@ def count_operation(operation: tf.Operation, graph: Any, rounds: tuple[int, ...]
             count_operations(find_function(operation, graph, branch), rounds)
             for branch in ("then_branch", "else_branch")
         )
-    if operation.type in ("PartitionedCall", "StatefulPartitionedCall"):
+    if operation.type in CALLS:
         return count_operations(find_function(operation, graph, "f"), rounds)
     return 0
 

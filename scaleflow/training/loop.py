@@ -60,6 +60,7 @@ class Loop(Engine):
         evaluation = evaluation or Evaluation(strategy, forward, objective)
         super().__init__(strategy, model, optimizer, objective, evaluation, self.passes.variables)
         self._clip_norm = clip_norm
+        self._has_xla_passes = xla
         self._differentiate = with_xla(self._gradients) if xla else self._gradients
         self._epoch = np.zeros(self._metric_sums.size)
         self._functions: dict[tuple[int, bool], Any] = {}

@@ -127,8 +127,8 @@ def build_training(plan: Plan, emit: Emit, startup_timer: StartupTimer | None = 
     for key, monitor in monitors.items():
         training.check_monitor(key, monitor, goal, validates)
     make_model = make_model_maker(plan, splits.inputs, source.outputs, emit)
-    engine, stage_notes = make_engine(plan, runtime, make_model, source.outputs, goal, length)
-    if plan.hardware.xla:
+    engine, stage_notes = make_engine(plan, runtime, make_model, source.outputs, goal, length, train)
+    if plan.hardware.xla is True:
         training.check_xla(engine.model, splits.inputs, runtime.strategy)
     startup_timer.end_part("build")
     emit(StageBegan("compiling the training step"))
@@ -150,6 +150,7 @@ def build_training(plan: Plan, emit: Emit, startup_timer: StartupTimer | None = 
         "workers": count_workers(plan),
         "learning_rate": optimizer.scale_to_batch(plan.optimizer, runtime.batching.global_size),
         "cache": resolve_cache(plan, splits),
+        "xla": str(engine.xla),
         "steps": length.total,
         "steps_per_epoch": length.steps_per_epoch,
         "epochs": length.epochs,
@@ -238,6 +239,7 @@ def make_engine(
     outputs: OutputStructure,
     goal: Objective,
     run: Length,
+    feed: Feed,
 ) -> tuple[Engine, list[str]]:
     """Makes the engine, a loop or Keras's `fit`, and the model in the strategy's scope.
 
@@ -255,11 +257,11 @@ def make_engine(
             return make_custom_update_loop(plan, runtime, net, outputs, goal, run), []
         if plan.training.engine == "fit":
             return make_fit_engine(plan, runtime, net, goal, run), []
-        return make_loop(plan, runtime, net, outputs, goal, run)
+        return make_loop(plan, runtime, net, outputs, goal, run, feed)
 
 
 def make_loop(
-    plan: Plan, runtime: Runtime, net: keras.Model, outputs: OutputStructure, goal: Objective, run: Length
+    plan: Plan, runtime: Runtime, net: keras.Model, outputs: OutputStructure, goal: Objective, run: Length, feed: Feed
 ) -> tuple[Loop, list[str]]:
     """Makes the loop for a whole model, or for one in stages. Returns it with notes for the user."""
     from scaleflow import optimizer, strategy, training
@@ -273,8 +275,13 @@ def make_loop(
         by_rows = can_update_by_rows(net, model_optimizer)
         loss = make_loss_step(plan, outputs, goal)
         passes, notes = training.TapeForwardBackward(net, loss, keeps_rows=by_rows), []
-    options = plan.training.clip_norm, plan.hardware.xla
-    return training.Loop(runtime.strategy, net, model_optimizer, goal, *options, passes=passes), notes
+    facts = runtime.strategy_name, runtime.kind, runtime.policy
+    choice = training.choose_xla(plan, facts, net, feed, passes.keeps_rows)
+    options = plan.training.clip_norm, plan.hardware.xla is True
+    make = training.XlaLoop if choice.mode == "loop" else training.Loop
+    loop = make(runtime.strategy, net, model_optimizer, goal, *options, passes=passes)
+    loop.xla = choice
+    return loop, notes
 
 
 def make_parameter_server_loop(
@@ -366,7 +373,7 @@ def make_custom_update_loop(
 
     step = plan.training.step
     assert step is not None
-    training.check_own_updates(plan.training, plan.optimizer, runtime.policy, plan.hardware.xla, step.path)
+    training.check_own_updates(plan.training, plan.optimizer, runtime.policy, plan.hardware.xla is True, step.path)
     return training.CustomUpdateLoop(
         strategy=runtime.strategy,
         model=net,

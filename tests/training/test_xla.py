@@ -1,4 +1,4 @@
-"""hardware.xla compiles the model's passes, and nothing else comes out."""
+"""hardware.xla compiles the whole loop or the model's passes, and the results are the same."""
 
 from __future__ import annotations
 
@@ -50,11 +50,65 @@ def test_a_run_compiled_with_xla_is_the_same_run(
     isolated: Callable[..., Any], plan: Callable[..., Any], strategy: str, recipe: str
 ) -> None:
     words = (*BASE, *RECIPES[recipe], *STRATEGIES[strategy])
-    plain = isolated(follow, plan(*words), STEPS)
+    plain = isolated(follow, plan(*words, "hardware.xla=false"), STEPS)
     found = isolated(follow, plan(*words, "hardware.xla=true"), STEPS)
     np.testing.assert_allclose(found.losses, plain.losses, rtol=0, atol=1e-5)
     assert far(found.weights, plain.weights) < 1e-4
     assert plain.losses[-1] < plain.losses[0]
+
+
+#: What the whole loop is compiled for, and why it is not.
+CHOICES = {
+    (): "whole loop: faster on a CPU",
+    ("training.accumulate=4", "training.clip_norm=0.3"): "whole loop: ",
+    ("hardware.xla=true",): "whole loop: ",
+    ("hardware.xla=false",): "false: hardware.xla=false",
+    ("model=cnn",): "false: the layer conv2d: XLA is slow with Conv2D on a CPU",
+    ("model=cnn", "hardware.xla=true"): "forward and backward pass: hardware.xla=true; the layer conv2d",
+    ("model.dropout=0.1",): "false: the layer dropout: XLA draws other random numbers",
+    ("precision=mixed",): "false: precision=mixed_bfloat16",
+    ("training.step={_target_: tests.training.steps.smoothed}",): "false: training.step",
+    ("dataset.augment={flip: true}",): "false: the examples are no arrays in the device's memory, or are augmented",
+    RECIPES["stream"]: "false: the examples are no arrays",
+}
+
+
+def choices_of(plans: list[Any]) -> list[str]:
+    from scaleflow.worker.build import build_training
+
+    return [build_training(plan, ignore).resolved["xla"] for plan in plans]
+
+
+def test_auto_compiles_the_whole_loop_by_a_rule_that_is_recorded(isolated: Callable[..., Any], plan: Any) -> None:
+    own = {
+        (*model("through_text"),): "false: XLA cannot compile the operation AsString",
+        (*model("by_operations"),): "false: XLA is slow with the operation Conv2D",
+        (*model("noisy"),): "false: the operation StatelessRandom",
+    }
+    wanted = {**CHOICES, **own}
+    found = isolated(choices_of, [plan(*BASE, "strategy=one_device", *words) for words in wanted])
+    for choice, text in zip(found, wanted.values(), strict=True):
+        assert choice.startswith(text)
+
+
+def by_operations(inputs: Inputs, outputs: Outputs) -> Any:
+    """A user's model with a convolution that is no layer."""
+    import keras
+    import tensorflow as tf
+
+    raw = keras.Input(inputs.shape)
+    x = keras.layers.Lambda(lambda x: tf.nn.conv2d(x, tf.ones([3, 3, 1, 1]), 1, "SAME"), output_shape=inputs.shape)(raw)
+    return keras.Model(raw, keras.layers.Dense(*outputs.shape)(keras.layers.Flatten()(x)))
+
+
+def noisy(inputs: Inputs, outputs: Outputs) -> Any:
+    """A user's model with random numbers that no layer draws."""
+    import keras
+    import tensorflow as tf
+
+    raw = keras.Input(inputs.shape)
+    draw = keras.layers.Lambda(lambda x: x + tf.random.stateless_normal(tf.shape(x), [1, 2]), output_shape=inputs.shape)
+    return keras.Model(raw, keras.layers.Dense(*outputs.shape)(keras.layers.Flatten()(draw(raw))))
 
 
 def synchronised(inputs: Inputs, outputs: Outputs) -> Any:
