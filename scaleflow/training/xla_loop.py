@@ -88,7 +88,8 @@ class XlaLoop(Loop):
             self._function(feed)(opened, zero, zero, zero)
         except tf.errors.OpError as error:
             found = re.search(r"Detected unsupported operations .*?: (\w+)", error.message)
-            return self._fall_back(f"XLA cannot compile {f'the operation {found[1]}' if found else 'the training step'}")
+            what = f"the operation {found[1]}" if found else "the training step"
+            return self._fall_back(f"XLA cannot compile {what}")
         return self.xla
 
     def _fall_back(self, reason: str) -> XlaChoice:
