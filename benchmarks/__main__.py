@@ -33,6 +33,7 @@ from benchmarks import (
     profile,
     steps,
     sweep,
+    xla,
 )
 from benchmarks import whole_job as job
 from benchmarks.measure import Benchmark, Measured, take_rounds
@@ -42,6 +43,7 @@ from benchmarks.measure import table as table_of
 BENCHMARKS: Mapping[str, tuple[Callable[[], Benchmark], int]] = {
     "steps_mlp": (functools.partial(steps.against_one_device, steps.MLP), 110),
     "steps_cnn": (functools.partial(steps.against_one_device, steps.CNN), 80),
+    "xla": (xla.benchmark, 60),
     "mirrored": (functools.partial(distributed.against_by_hand, "mirrored"), 150),
     "multi_worker": (functools.partial(distributed.against_by_hand, "multi_worker"), 110),
     "efficiency": (distributed.efficiency, 50),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import numpy as np
@@ -70,30 +71,28 @@ class XlaLoop(Loop):
             sums, first = sums + more, first + count
         return sums, bad
 
-    def _trace_training(self, feed: Feed) -> None:
-        if self.xla.mode == "loop":
-            self.xla = self._compile_program(feed)
-            if self.xla.mode != "loop":
-                self._functions.clear()
-        super()._trace_training(feed)
-
-    def _compile_program(self, feed: Feed) -> XlaChoice:
-        """Compiles the program without taking a step; returns the choice that remains."""
+    def trace(self, train: Feed, *others: Feed | None) -> None:
+        if self.xla.mode != "loop":
+            super().trace(train, *others)
+            return
         zero = tf.constant(0, tf.int64)
-        opened = feed.open(0, 0)
-        slow = find_slow_operation(self._function(feed).get_concrete_function(opened, zero, zero, zero).graph)
-        if slow is not None:
-            return self._fall_back(slow)
-        try:
-            self._function(feed)(opened, zero, zero, zero)
-        except tf.errors.OpError as error:
+        position = train.open(0, 0), zero, zero, zero
+        function = self._function(train)
+        slow = find_slow_operation(function.get_concrete_function(*position).graph)
+        with ThreadPoolExecutor(1) as pool:  # XLA compiles while Python traces the evaluations
+            compiled = None if slow else pool.submit(function, *position)  # takes no step
+            for feed in filter(None, others):
+                self._evaluation.trace(feed)
+            error = compiled.exception() if compiled else None
+        if isinstance(error, tf.errors.OpError):
             found = re.search(r"Detected unsupported operations .*?: (\w+)", error.message)
-            what = f"the operation {found[1]}" if found else "the training step"
-            return self._fall_back(f"XLA cannot compile {what}")
-        return self.xla
-
-    def _fall_back(self, reason: str) -> XlaChoice:
-        return XlaChoice("passes" if self._has_xla_passes else "none", reason)
+            slow = f"XLA cannot compile {f'the operation {found[1]}' if found else 'the training step'}"
+        elif error is not None:
+            raise error
+        if slow is not None:
+            self.xla = XlaChoice("passes" if self._has_xla_passes else "none", slow)
+            self._functions.clear()
+        self._trace_training(train)
 
 
 def most_steps(feed: Feed) -> int:

@@ -276,7 +276,7 @@ def make_loop(
         loss = make_loss_step(plan, outputs, goal)
         passes, notes = training.TapeForwardBackward(net, loss, keeps_rows=by_rows), []
     facts = runtime.strategy_name, runtime.kind, runtime.policy
-    choice = training.choose_xla(plan, facts, net, feed, passes.keeps_rows)
+    choice = training.choose_xla(plan, facts, net, feed, keeps_rows=passes.keeps_rows, steps=run.total)
     options = plan.training.clip_norm, plan.hardware.xla is True
     make = training.XlaLoop if choice.mode == "loop" else training.Loop
     loop = make(runtime.strategy, net, model_optimizer, goal, *options, passes=passes)
