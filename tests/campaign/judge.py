@@ -163,10 +163,13 @@ def wrong_code(code: int, status: str | None, came_to_nothing: bool) -> Iterator
 
 
 def lost_points(folder: Path, runs: Sequence[Stored]) -> Iterator[str]:
-    """What of the points that the chief wrote is not in the store exactly once."""
+    """What of the points that the chief wrote is not in the store exactly once.
+
+    Those of the machine and of a profile are the recorder's own.
+    """
     there: Counter[tuple[str, int, float, int]] = Counter()
     for run in runs:
-        there.update({point: n for point, n in run.points.items() if not point[0].startswith("system/")})
+        there.update({point: n for point, n in run.points.items() if not point[0].startswith(("system/", "profile/"))})
     told = written(folder)
     if missing := told - there:
         yield f"{missing.total()} of {told.total()} points are not in the store, for one {next(iter(missing))}"
