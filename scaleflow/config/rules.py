@@ -423,9 +423,7 @@ RULES: Sequence[Rule] = (
     ),
     Rule(
         ("debug.nan", "dataset._target_"),
-        lambda p: (
-            p.debug.nan and p.dataset.target.path in ("scaleflow.dataset.csv.Csv", "scaleflow.dataset.table.Table")
-        ),
+        lambda p: p.debug.nan and p.dataset.target.path == "scaleflow.dataset.table.Table",
         "the preprocessing of a table marks missing values with NaN, which the check would report before step 1",
         "remove debug=nan; a run always reports the first step whose loss is not finite",
     ),

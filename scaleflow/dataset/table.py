@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.csv import DECODE_BATCH_SIZE, FEW, KINDS, MISSING, MISSING_KEY, NAMED, number_sort_key
 from scaleflow.dataset.files import (
     ALL,
     TEST_FRACTION,
@@ -22,7 +22,7 @@ from scaleflow.dataset.files import (
     parse_words,
 )
 from scaleflow.dataset.table_columns import Category, Date, Number, WordBag
-from scaleflow.dataset.table_files import clean_column, infer_type, open_tables
+from scaleflow.dataset.table_files import IS_NUMBER, CsvForm, clean_column, infer_type, open_tables
 from scaleflow.dataset.table_values import (
     CATEGORY,
     CONVERSIONS,
@@ -42,6 +42,18 @@ from scaleflow.interfaces import Arrays, Examples, Inputs, Kind, Outputs, Prepro
 
 #: The keys that say what columns are taken for.
 KEYS = {NUMBER: "dataset.numeric", CATEGORY: "dataset.categorical", TEXT: "dataset.text"}
+
+KINDS = ("auto", "classification", "binary", "regression")
+MISSING = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
+
+#: `kind: auto` treats whole numbers as classes up to this many distinct values.
+FEW = 20
+
+#: Maximum number of faults that are recorded with file and row.
+NAMED = 10
+
+#: Rows per call of `decode`.
+DECODE_BATCH_SIZE = 256
 
 #: A column of strings is text if its values have at least this many words on average, and more than a share of them
 #: is different.
@@ -66,12 +78,15 @@ class Table:
         data_dir: a file, a glob, or a folder. In a folder, subfolders `train`, `validation`, `test`, or files whose
             names begin with these words, are the splits.
         target: the column to predict.
-        kind: `auto`, `classification`, `binary` or `regression`; `auto` as for `Csv`.
+        kind: `auto`, `classification`, `binary` or `regression`. With `auto`, words, booleans and whole numbers of at
+            most 20 distinct values are classes, and other numbers are regression targets.
         columns: input columns; null means all but the target.
         drop: columns that are not read.
         numeric, categorical, text: columns to treat as such, whatever their type is.
         missing: strings that mean a missing value.
         delimiter: character between the fields of a CSV file; null: a comma, or a tab in a `.tsv` file.
+        header: names of the columns of CSV files without a header line.
+        encoding: of the text of CSV files.
         most_values: maximum number of distinct words in a categorical column, and of classes.
         vocabulary: maximum number of different words of a text column.
         embed: give categories and texts as numbers of words, for a model with embeddings, such as `dlrm`.
@@ -96,6 +111,8 @@ class Table:
         text: Sequence[str] | None = None,
         missing: Sequence[str] = MISSING,
         delimiter: str | None = None,
+        header: Sequence[str] | None = None,
+        encoding: str = "utf8",
         most_values: int = 1000,
         vocabulary: int = 1000,
         embed: bool = False,
@@ -108,11 +125,11 @@ class Table:
         self._test = parse_fraction(test)
         self._seed = parse_count(split_seed, "dataset.split_seed")
         self._most = parse_count(most_values, "dataset.most_values", 2)
-        self._missing = parse_words(missing, MISSING_KEY)
+        self._missing = parse_words(missing, "dataset.missing")
         is_scaled = parse_flag(scale_target, "dataset.scale_target")
         words = parse_count(vocabulary, "dataset.vocabulary", 3)
         length = parse_tokens(tokens, parse_flag(embed, "dataset.embed"))
-        self._files = open_tables(data_dir, delimiter)
+        self._files = open_tables(data_dir, CsvForm(delimiter, tuple(parse_words(header, "dataset.header")), encoding))
         self._target = target
         names = choose_columns(self._files.names, target, columns, drop)
         given = parse_column_kinds(names, {NUMBER: numeric, CATEGORY: categorical, TEXT: text})
@@ -385,3 +402,8 @@ def has_values(rows: Rows, target: str) -> bool:
             f"dataset.target={target}: has the type {column.type}, and a target is a number, a word or a boolean"
         )
     return True
+
+
+def number_sort_key(name: str) -> tuple[bool, float, str]:
+    """Returns a sort key: numbers by value, then words."""
+    return (False, float(name), name) if re.match(IS_NUMBER, name) else (True, 0.0, name)

@@ -13,16 +13,17 @@ import keras
 import numpy as np
 from keras import ops
 
-from scaleflow.dataset.columns import FIRST, PADDING, Moments, look_up_characters, refuse_unparsable
 from scaleflow.dataset.text import SPECIAL, Text
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs
 
-#: Characters of a date, its full length, and the length with fractions of a second.
-CHARACTERS, SECONDS_END, LONGEST = "0123456789-:T .", 19, 29
+#: Characters of a date, and their codes; the code of a digit is its value.
+CHARACTERS = "0123456789-:T ."
+END, BLANK, T, POINT = -2, CHARACTERS.index(" "), CHARACTERS.index("T"), CHARACTERS.index(".")
 
-#: The separators of a date by position; `T` or a blank is before the time.
-SEPARATORS = {4: "-", 7: "-", 10: "T ", 13: ":", 16: ":"}
+#: The form of a date with a time as codes, 0 for every digit. Digits of a fraction follow, up to `LONGEST` characters.
+FORM = [CHARACTERS.index(character) for character in "0000-00-00T00:00:00"]
+LONGEST = 29
 
 #: Days from the day that Julian day numbers count from to 1970-01-01.
 EPOCH_DAY = 2440588
@@ -37,10 +38,7 @@ class Number:
 
     def learn(self, batches: Iterable[np.ndarray[Any, Any]]) -> dict[str, Any]:
         """Returns the mean, the deviation, and whether some numbers are missing, from batches [b]."""
-        moments = Moments.from_columns(1)
-        for batch in batches:
-            moments.add(batch.astype(np.float64)[:, None], ~np.isnan(batch)[:, None])
-        return describe_moments(moments)
+        return describe_numbers(batch.astype(np.float64) for batch in batches)
 
     def features(self, learned: Any) -> Inputs:
         """Describes the features: [1] float32, or [2] with an indicator."""
@@ -135,11 +133,8 @@ class Date:
 
     def learn(self, batches: Iterable[np.ndarray[Any, Any]]) -> dict[str, Any]:
         """Returns the mean and the deviation of the seconds since 1970, and whether some dates are missing."""
-        moments = Moments.from_columns(1)
-        for batch in batches:
-            dates = np.array(to_text(batch), "datetime64[s]")
-            moments.add(dates.astype(np.int64).astype(np.float64)[:, None], ~np.isnat(dates)[:, None])
-        return describe_moments(moments)
+        dates = (np.array(to_text(batch), "datetime64[s]") for batch in batches)
+        return describe_numbers(np.where(np.isnat(each), np.nan, each.astype(np.float64)) for each in dates)
 
     def features(self, learned: Any) -> Inputs:
         """Describes the features: [7] float32, or [8] with an indicator."""
@@ -164,12 +159,12 @@ class Date:
         return keras.Model(raw, join(parts), name="date")
 
 
-def describe_moments(moments: Moments) -> dict[str, Any]:
-    return {
-        "mean": float(moments.mean[0]),
-        "deviation": float(moments.deviation()[0]),
-        "missing": bool(moments.missing[0]),
-    }
+def describe_numbers(batches: Iterable[np.ndarray[Any, Any]]) -> dict[str, Any]:
+    """Returns the mean and the deviation (1 for a constant) of numbers [b], and whether some are missing (NaN)."""
+    numbers = np.concatenate(list(batches))
+    present = numbers[~np.isnan(numbers)]
+    mean, deviation = (float(present.mean()), float(present.std())) if len(present) else (0.0, 0.0)
+    return {"mean": mean, "deviation": deviation or 1.0, "missing": len(present) < len(numbers)}
 
 
 def to_text(batch: np.ndarray[Any, Any]) -> list[str]:
@@ -187,40 +182,50 @@ def parse_dates(strings: keras.KerasTensor) -> tuple[keras.KerasTensor, keras.Ke
     Keras has no such operation, and a custom layer or a Lambda would not load without scaleflow. The share is by
     months of 31 days: [n] float64, from 0 to less than 1.
     """
-    x = look_up_characters(strings, CHARACTERS, LONGEST)
-    is_end = ops.equal(x, PADDING - FIRST)
-    is_digit = ops.logical_and(x >= 0, x <= 9)
-    digits = ops.where(is_digit, x, 0)
+    lookup = keras.layers.TextVectorization(
+        standardize=None,
+        split="character",
+        output_mode="int",
+        output_sequence_length=LONGEST + 1,
+        vocabulary=list(CHARACTERS),
+        name="characters",
+    )
+    x = ops.cast(lookup(strings), "int32") + END  # 0 is padding, 1 an unknown character
+    digits = ops.where(x <= 9, ops.maximum(x, 0), 0)
+    form = ops.where(ops.equal(x, BLANK), T, ops.where(ops.logical_and(x >= 0, x <= 9), 0, x))
 
     def number(first: int, end: int) -> keras.KerasTensor:
         return ops.sum(digits[:, first:end] * np.array([10**n for n in reversed(range(end - first))], "int32"), axis=1)
 
+    def is_all(parts: Iterable[keras.KerasTensor]) -> keras.KerasTensor:
+        return ops.all(ops.concatenate(list(parts), axis=1), axis=1)
+
     year, month, day = number(0, 4), number(5, 7), number(8, 10)
     hour, minute, second = number(11, 13), number(14, 16), number(17, 19)
-    invalid = ops.logical_or(ops.logical_or(month < 1, month > 12), ops.logical_or(day < 1, day > 31))
-    invalid = ops.logical_or(invalid, ops.logical_or(hour > 23, ops.logical_or(minute > 59, second > 59)))
-    fits = [
-        ops.any(ops.stack([ops.equal(x[:, n], CHARACTERS.index(each)) for each in SEPARATORS[n]]), axis=0)
-        if n in SEPARATORS
-        else is_digit[:, n]
-        for n in range(SECONDS_END)
-    ]
-    has_date = ops.all(ops.stack(fits[:10]), axis=0)
-    has_time = ops.all(ops.stack(fits[10:]), axis=0)
-    has_time = ops.logical_and(
-        has_time,
-        ops.logical_or(is_end[:, SECONDS_END], ops.equal(x[:, SECONDS_END], CHARACTERS.index("."))),
-    )
-    rest = ops.logical_or(is_digit, is_end)[:, SECONDS_END + 1 :]
-    has_time = ops.logical_and(has_time, ops.logical_and(ops.all(rest, axis=1), is_end[:, LONGEST]))
-    invalid = ops.logical_or(
-        invalid, ops.logical_not(ops.logical_and(has_date, ops.logical_or(is_end[:, 10], has_time)))
-    )
+    limits = ((month, 1, 12), (day, 1, 31), (hour, 0, 23), (minute, 0, 59), (second, 0, 59))
+    is_end = ops.equal(x, END)
+    fraction, rest = form[:, 19:20], form[:, 20:LONGEST]
+    ends = [ops.logical_or(ops.equal(fraction, POINT), is_end[:, 19:20])]
+    ends += [ops.logical_or(ops.equal(rest, 0), is_end[:, 20:LONGEST]), is_end[:, LONGEST:]]
+    has_time = is_all([ops.equal(form[:, 10:19], FORM[10:]), *ends])
+    is_day = ops.equal(form[:, :10], FORM[:10]), ops.logical_not(ops.equal(x[:, :10], BLANK))
+    in_limits = ops.stack([op for each, least, most in limits for op in (each >= least, each <= most)], axis=1)
+    is_date = ops.logical_and(is_all([*is_day, in_limits]), ops.logical_or(is_end[:, 10], has_time))
 
-    days = count_days(year, month, day)
-    whole = days * float(DAY) + ops.cast(hour * 3600 + minute * 60 + second, "float64")
+    whole = count_days(year, month, day) * float(DAY) + ops.cast(hour * 3600 + minute * 60 + second, "float64")
     share = (ops.cast(month - 1, "float64") + ops.cast(day - 1, "float64") / 31) / 12
-    return ops.where(invalid, ops.full_like(whole, float("nan")), whole), share
+    return ops.where(is_date, whole, ops.full_like(whole, float("nan"))), share
+
+
+def refuse_unparsable(strings: keras.KerasTensor, numbers: keras.KerasTensor) -> keras.KerasTensor:
+    """Returns the numbers unchanged, or raises an error that shows a string that was parsed as NaN.
+
+    Returning NaN is not enough: ReLU compiled for a CPU turns it into 0. A lookup without an index for unknown
+    strings is the only Keras layer that raises an error.
+    """
+    invalid = ops.where(ops.isnan(numbers), strings, "0")
+    zero = keras.layers.StringLookup(vocabulary=["0"], num_oov_indices=0, name="only_dates")(invalid)
+    return numbers + ops.cast(zero, "float64")
 
 
 def count_days(year: keras.KerasTensor, month: keras.KerasTensor, day: keras.KerasTensor) -> keras.KerasTensor:

@@ -5,6 +5,7 @@ pyarrow is imported inside the functions, because only this dataset needs it.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import re
 from collections.abc import Iterator, Sequence
@@ -12,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scaleflow.dataset.columns import NUMBER
-from scaleflow.dataset.csv import MOSTLY, parse_delimiter
 from scaleflow.dataset.files import find_files
 from scaleflow.errors import ConfigError
 
@@ -29,8 +28,53 @@ FORMATS = {
     ".ndjson": "json",
 }
 
+#: A column of a CSV file with at least this fraction of numbers, but also other values, is rejected as ambiguous.
+MOSTLY = 0.9
+
 #: A whole field that is a number, and one that is a whole number.
-IS_NUMBER, IS_WHOLE = f"^({NUMBER})$", r"^[+-]?[0-9]{1,18}$"
+IS_NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?$"
+IS_WHOLE = r"^[+-]?[0-9]{1,18}$"
+
+
+@dataclass(frozen=True)
+class CsvForm:
+    """The form of CSV files.
+
+    Attributes:
+        delimiter: between the fields; None: a tab in `.tsv` files, a comma in others.
+        header: names of the columns, if the files have no header line.
+        encoding: of the text.
+    """
+
+    delimiter: str | None
+    header: tuple[str, ...]
+    encoding: str
+
+    def check(self, path: str, format_name: str) -> None:
+        """Rejects options that are wrong, or that a file does not need."""
+        delimiter, encoding = self.delimiter, self.encoding
+        if delimiter is not None and not (isinstance(delimiter, str) and re.fullmatch(r'[^"\n\r]', delimiter, re.A)):
+            raise ConfigError(f'dataset.delimiter={delimiter}: expected a single character, such as ; or "\\t"')
+        try:
+            codecs.lookup(encoding)
+        except (LookupError, TypeError) as error:
+            raise ConfigError(f"dataset.encoding={encoding}: expected an encoding such as latin-1") from error
+        for key in ("delimiter", "header", "encoding"):
+            if format_name != "csv" and getattr(self, key) != getattr(PLAIN_CSV, key):
+                raise ConfigError(f"dataset.{key}={getattr(self, key)}: {path} is no CSV file; leave it out")
+
+    def options(self, path: str) -> dict[str, Any]:
+        """Returns pyarrow's options for a file."""
+        from pyarrow import csv
+
+        delimiter = self.delimiter or ("\t" if ".tsv" in Path(path).name.lower() else ",")
+        return {
+            "read_options": csv.ReadOptions(column_names=list(self.header) or None, encoding=self.encoding),
+            "parse_options": csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+        }
+
+
+PLAIN_CSV = CsvForm(None, (), "utf8")
 
 
 @dataclass(frozen=True)
@@ -40,13 +84,13 @@ class TableFiles:
     Attributes:
         by_split: the files of each split, or all of them as `all`.
         format: pyarrow's name of their format.
-        delimiter: between the fields of a CSV file; None: a tab in `.tsv` files, a comma in others.
+        csv: the form of CSV files.
         names: of the columns.
     """
 
     by_split: dict[str, list[str]]
     format: str
-    delimiter: str | None
+    csv: CsvForm
     names: tuple[str, ...]
 
     def read(self, split: str, columns: Sequence[str]) -> tuple[Any, list[tuple[str, int]]]:
@@ -56,7 +100,7 @@ class TableFiles:
         """
         import pyarrow
 
-        read = [(path, read_file(path, self.format, self.delimiter, columns)) for path in self.by_split[split]]
+        read = [(path, read_file(path, self.format, self.csv, columns)) for path in self.by_split[split]]
         first, *others = read
         table = first[1]
         for path, other in others:
@@ -70,26 +114,23 @@ class TableFiles:
         return table, [(path, part.num_rows) for path, part in read]
 
 
-def open_tables(data_dir: Any, delimiter: Any) -> TableFiles:
+def open_tables(data_dir: Any, form: CsvForm) -> TableFiles:
     """Finds the files and checks that they have one format and the same columns."""
     by_split = find_files(data_dir, tuple(FORMATS))
     first, *others = [path for paths in by_split.values() for path in paths]
     format_name = format_of(first)
-    if delimiter is not None:
-        parse_delimiter(delimiter)
-        if format_name != "csv":
-            raise ConfigError(f"dataset.delimiter={delimiter}: {first} is no CSV file; leave it null")
-    names = read_names(first, format_name, delimiter)
+    form.check(first, format_name)
+    names = read_names(first, format_name, form)
     for path in others:
         if format_of(path) != format_name:
             raise ConfigError(f"dataset.data_dir: {path} and {first} have different formats; use one of them")
-        other_names = read_names(path, format_name, delimiter)
+        other_names = read_names(path, format_name, form)
         if sorted(other_names) != sorted(names):
             only = sorted(set(other_names) ^ set(names))
             raise ConfigError(
                 f"dataset.data_dir: {path} and {first} have different columns: {', '.join(only)} is in one of them only"
             )
-    return TableFiles(by_split, format_name, delimiter, names)
+    return TableFiles(by_split, format_name, form, names)
 
 
 def format_of(path: str) -> str:
@@ -100,13 +141,13 @@ def format_of(path: str) -> str:
     raise ConfigError(f"dataset.data_dir: {path} does not end in {', '.join(FORMATS)}; rename it")
 
 
-def read_names(path: str, format_name: str, delimiter: str | None) -> tuple[str, ...]:
+def read_names(path: str, format_name: str, form: CsvForm) -> tuple[str, ...]:
     """Returns the names of the columns of a file."""
     from pyarrow import csv, dataset
 
     with refuse_unreadable_file(path):
         if format_name == "csv":
-            with csv.open_csv(path, parse_options=parse_options(path, delimiter)) as file:
+            with csv.open_csv(path, **form.options(path)) as file:
                 names = tuple(file.schema.names)
         else:
             names = tuple(dataset.dataset(path, format=format_name).schema.names)
@@ -115,7 +156,7 @@ def read_names(path: str, format_name: str, delimiter: str | None) -> tuple[str,
     return names
 
 
-def read_file(path: str, format_name: str, delimiter: str | None, columns: Sequence[str]) -> Any:
+def read_file(path: str, format_name: str, form: CsvForm, columns: Sequence[str]) -> Any:
     """Reads columns of a file as a `pyarrow.Table`; those of a CSV file are strings."""
     import pyarrow
     from pyarrow import csv, dataset
@@ -125,14 +166,7 @@ def read_file(path: str, format_name: str, delimiter: str | None, columns: Seque
             return dataset.dataset(path, format=format_name).to_table(columns=list(columns))
         # Not as a dataset, which does not recognise .zst.
         texts = csv.ConvertOptions(include_columns=list(columns), column_types=dict.fromkeys(columns, pyarrow.string()))
-        return csv.read_csv(path, parse_options=parse_options(path, delimiter), convert_options=texts)
-
-
-def parse_options(path: str, delimiter: str | None) -> Any:
-    from pyarrow import csv
-
-    used = delimiter or ("\t" if ".tsv" in Path(path).name.lower() else ",")
-    return csv.ParseOptions(delimiter=used, newlines_in_values=True)
+        return csv.read_csv(path, convert_options=texts, **form.options(path))
 
 
 @contextlib.contextmanager

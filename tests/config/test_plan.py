@@ -329,7 +329,7 @@ CANNOT_WORK = {
     "training.early_stopping={monitor: val/loss} dataset.validation=0": ("dataset.validation=0",),
     "debug=nan dataset=csv dataset.data_dir=x.csv dataset.target=y": (
         "debug.nan=true",
-        "csv.Csv: ",
+        "table.Table: ",
         "remove debug=nan",
     ),
 }

@@ -79,8 +79,8 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["scaleflow.dataset.tfds.os.system"],
     ),
     "a dataset where a model belongs": (
-        {"model": {"_target_": "scaleflow.dataset.csv.Csv"}},
-        ["model._target_=scaleflow.dataset.csv.Csv"],
+        {"model": {"_target_": "scaleflow.dataset.table.Table"}},
+        ["model._target_=scaleflow.dataset.table.Table"],
     ),
     "a loss's deserialisation": (
         {"objective__loss": {"_target_": "keras.losses.deserialize"}},
