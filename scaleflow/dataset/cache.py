@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import tensorflow as tf
 
+from scaleflow.dataset.blocks import MEMORY_BYTES, Blocks, make_blocks
 from scaleflow.dataset.records import decode_records, static_bytes
 from scaleflow.dataset.unreadable import FAILURES, find_first_unreadable, unreadable_message
 from scaleflow.errors import ConfigError
@@ -42,7 +43,10 @@ def cache_split(split: str, examples: Examples, cache: str, transforms: Transfor
     spec = batch_spec(examples, transforms)
     size = static_bytes(spec) * len(examples)
     if cache == "auto":
-        cache = "memory" if workers.all(is_small(size)) else "none"
+        most = AUTO_BYTES
+        if isinstance(examples, Blocks):  # all splits of the same files are kept, or none
+            size, most = static_bytes(spec) * sum(examples.rows.lengths), MEMORY_BYTES
+        cache = "memory" if workers.all(is_small(size, most)) else "none"
     if cache == "none":
         return examples
     if size == float("inf"):
@@ -54,9 +58,28 @@ def cache_split(split: str, examples: Examples, cache: str, transforms: Transfor
     return fill_arrays(split, examples, transforms, Arrays(*arrays))
 
 
-def is_small(size: float) -> bool:
+def cache_blocks(splits: Sequence[Blocks], cache: str, transforms: Transforms, workers: Workers) -> list[Examples]:
+    """Applies `dataset.cache` to splits of the same rows, which are read once."""
+    keeps = [each.keep for each in splits]
+    masks = [keep for keep in keeps if keep is not None]
+    union = np.logical_or.reduce(masks) if len(masks) == len(keeps) else None
+    together = make_blocks(splits[0].rows, union)
+    cached = cache_split("train", together, cache, transforms, workers)
+    if cached is together or not isinstance(cached, Arrays):
+        return list(splits)
+
+    def select(keep: np.ndarray[Any, Any] | None) -> Arrays:
+        if keep is None:
+            return cached
+        places = np.flatnonzero(keep if union is None else keep[union])
+        return cached.map(lambda array: array[places])
+
+    return [select(keep) for keep in keeps]
+
+
+def is_small(size: float, most: int = AUTO_BYTES) -> bool:
     """Returns whether `dataset.cache=auto` caches so many bytes in memory."""
-    return size <= min(AUTO_BYTES, available_bytes() / 4)
+    return size <= min(most, available_bytes() / 4)
 
 
 def is_mapped(arrays: Arrays) -> bool:
@@ -82,7 +105,8 @@ def batch_spec(stream: Stream, transforms: Transforms) -> Any:
 def fill_arrays(split: str, stream: Stream, transforms: Transforms, arrays: Arrays) -> Arrays:
     """Fills empty arrays with the examples of a stream, and returns them."""
     flat, count, done = tf.nest.flatten(arrays.parts), len(arrays), 0
-    batches = preprocess_batches(decode_records(stream).batch(READ_BATCH_SIZE), transforms).prefetch(tf.data.AUTOTUNE)
+    raw = stream.slabs() if isinstance(stream, Blocks) else decode_records(stream).batch(READ_BATCH_SIZE)
+    batches = preprocess_batches(raw, transforms).prefetch(tf.data.AUTOTUNE)
     with refuse_unreadable(split, stream):
         for batch in batches:
             tensors = tf.nest.flatten(batch)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from scaleflow.dataset.blocks import Blocks
 from scaleflow.dataset.cache import Transforms, is_mapped
-from scaleflow.dataset.feeds import ArrayFeed, FileFeed, HostArrayFeed, StreamFeed, check_static_shapes
+from scaleflow.dataset.feeds import ArrayFeed, BlockFeed, FileFeed, HostArrayFeed, StreamFeed, check_static_shapes
 from scaleflow.dataset.parameter_server_feeds import (
     ParameterServerArrayFeed,
+    ParameterServerBlockFeed,
     ParameterServerFileFeed,
     ParameterServerStreamFeed,
 )
@@ -48,7 +50,11 @@ def make_feed(
     options = (shuffle_seed, transforms, buffer, threads)
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         local_strategy = tf.distribute.get_strategy()  # only this process reads
+        if isinstance(examples, Blocks):
+            return ParameterServerBlockFeed(examples, batching, local_strategy, *options)
         return ParameterServerStreamFeed(examples, batching, local_strategy, *options)
+    if isinstance(examples, Blocks):
+        return BlockFeed(examples, batching, strategy, *options)
     return StreamFeed(examples, batching, strategy, *options)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from scaleflow.dataset.blocks import SLAB, BlockOrder, Blocks, read_slabs
 from scaleflow.dataset.cache import Transforms, batch_spec, preprocess_batches
 from scaleflow.dataset.shuffle import IsOwn, ShuffledOrder, shuffle_position
 from scaleflow.errors import ConfigError
@@ -168,6 +169,8 @@ class SharesFeed:
     def micro_batch(
         self, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, replica: tf.Tensor, index: tf.Tensor
     ) -> tuple[Any, ...]:
+        if self.batching.accumulate == 1:
+            return tuple(fetched)
         return slice_micro_batch(fetched, self.batching.batch_size, index)
 
 
@@ -307,6 +310,75 @@ class StreamFeed(SharesFeed):
         batches = preprocess_batches(examples.batch(share, drop_remainder=True), self._transforms)
         numbered = tf.data.Dataset.zip(batches, numbers)
         return numbered.map(masked, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+
+
+class BlockFeed(SharesFeed):
+    """Reads rows from blocks, and preprocesses many of them at once. `make_feed` describes the arguments."""
+
+    ahead = False  # tf.data reads ahead
+
+    def __init__(
+        self,
+        blocks: Blocks,
+        batching: Batching,
+        strategy: tf.distribute.Strategy,
+        shuffle_seed: int | None,
+        transforms: Transforms | None = None,
+        buffer: int | None = None,
+        threads: int | None = None,
+    ) -> None:
+        self.examples = len(blocks)
+        self.batching = batching
+        self._blocks = blocks
+        self._buffer = buffer
+        self._order = BlockOrder(blocks, shuffle_seed, buffer)
+        self._strategy = strategy
+        self._transforms = transforms or {}
+        self._options = tf_data_options(threads)
+
+    def reorder(self, seed: int) -> BlockFeed:
+        """Returns a feed of the same rows in the order of another seed."""
+        other = copy.copy(self)
+        other._order = BlockOrder(self._blocks, seed, self._buffer)
+        return other
+
+    def _read_shares(
+        self, epoch: int, step: int, numbers: tf.data.Dataset, context: tf.distribute.InputContext
+    ) -> tf.data.Dataset:
+        firsts = tf.data.Dataset.range(step, self.batching.steps(self.examples), self._slab_steps)
+        firsts = firsts.map(lambda first: (tf.constant(epoch, tf.int64), first))
+        return self._shares(firsts, self.batching.share, context.num_input_pipelines, context.input_pipeline_id)
+
+    def batches(self, epochs: int, steps_per_epoch: int) -> tf.data.Dataset:
+        firsts = tf.data.Dataset.range(0, self.batching.steps(self.examples), self._slab_steps)
+
+        def batches_of(epoch: tf.Tensor) -> tf.data.Dataset:
+            return self._shares(firsts.map(lambda first: (epoch, first)), self.batching.global_size, 1, 0).take(
+                steps_per_epoch
+            )
+
+        dataset = tf.data.Dataset.range(epochs).flat_map(batches_of)
+        return dataset.prefetch(tf.data.AUTOTUNE).with_options(self._options)
+
+    @property
+    def _slab_steps(self) -> int:
+        return max(1, SLAB // self.batching.global_size)
+
+    def _shares(self, firsts: tf.data.Dataset, share: int, workers: int, worker: int) -> tf.data.Dataset:
+        """Returns a worker's shares of the steps from (epoch, first step) on, `_slab_steps` from each first.
+
+        Padding repeats the last row, with a mask of 0.
+        """
+        local = self.batching.global_size // workers
+
+        def read(epoch: int, first: int) -> Any:
+            steps = np.arange(first, min(first + self._slab_steps, self.batching.steps(self.examples)))
+            places = (steps[:, None] * self.batching.global_size + worker * local + np.arange(local)).ravel()
+            rows = self._order.take(epoch, np.minimum(places, self.examples - 1))
+            return *rows.parts, (places < self.examples).astype(np.float32)
+
+        spec = *self._blocks.rows.spec, tf.TensorSpec([], tf.float32)
+        return preprocess_batches(read_slabs(firsts, read, spec), self._transforms).rebatch(share, drop_remainder=True)
 
 
 def add_mask(parts: Any, mask: tf.Tensor) -> tuple[Any, ...]:

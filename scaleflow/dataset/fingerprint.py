@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from scaleflow.dataset.blocks import Blocks
 from scaleflow.dataset.records import Records, decode, decode_records, to_record
 from scaleflow.interfaces import Arrays, Examples, Stream, map_leaves, name_leaves
 
@@ -59,6 +60,8 @@ def sample_examples(examples: Examples) -> tuple[Any, ...]:
         example_bytes = max(1, examples.nbytes // len(examples))
         indices = spread_evenly(len(examples), max(SAMPLE, SAMPLE_BYTES // example_bytes))
         return examples.map(lambda array: array[indices]).parts
+    if isinstance(examples, Blocks):
+        return examples.head(SAMPLE).parts
     subset = examples.select(spread_evenly(len(examples), SAMPLE)) if isinstance(examples, Records) else examples
     readable = decode_records(
         subset, subset.dataset.take(SAMPLE)

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from scaleflow.dataset.feeds import ArrayFeed, FileFeed, StreamFeed, slice_micro_batch
+from scaleflow.dataset.feeds import ArrayFeed, BlockFeed, FileFeed, StreamFeed, slice_micro_batch
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Arrays, Batching
 
@@ -68,6 +68,10 @@ class ParameterServerFeed:
 
 class ParameterServerStreamFeed(ParameterServerFeed, StreamFeed):
     """A stream that the coordinator reads."""
+
+
+class ParameterServerBlockFeed(ParameterServerFeed, BlockFeed):
+    """Rows in blocks that the coordinator reads."""
 
 
 class ParameterServerFileFeed(ParameterServerFeed, FileFeed):

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from scaleflow.dataset.blocks import Blocks
 from scaleflow.dataset.cache import refuse_unreadable
 from scaleflow.dataset.normalise import Normalise, can_be_normalised
 from scaleflow.dataset.records import decode_records
@@ -86,6 +87,9 @@ def raw_batches(examples: Examples, name: str) -> Iterator[np.ndarray[Any, Any]]
         for first in range(0, len(examples), BATCH):
             yield inputs[first : first + BATCH]
         return
+    if isinstance(examples, Blocks):
+        yield name_leaves(examples.sample())[name]
+        return
     batches = decode_records(examples, examples.dataset.take(len(examples))).batch(BATCH)
     yield from batches.map(lambda x, *_: name_leaves(x)[name]).prefetch(tf.data.AUTOTUNE).as_numpy_iterator()
 
@@ -116,7 +120,10 @@ def make_transform(
     """
     with tf.device("CPU:0"), use_float32():
         layer = preprocessing.layer(learned)
-        output = layer(tf.constant(sample))
+        raw = tf.constant(sample)
+        # Traced once: each split, and the description of its features, would trace it again.
+        run = tf.function(layer, input_signature=[tf.TensorSpec([None] * raw.shape.rank, raw.dtype)])
+        output = run(raw)
     if (tuple(output.shape[1:]), output.dtype.name) != (tuple(features.shape), features.dtype):
         name = type(preprocessing).__name__
         raise ConfigError(
@@ -125,6 +132,6 @@ def make_transform(
         )
 
     def transform(inputs: tf.Tensor) -> tf.Tensor:
-        return tf.ensure_shape(layer(inputs), [inputs.shape[0], *features.shape])
+        return tf.ensure_shape(run(inputs), [inputs.shape[0], *features.shape])
 
     return transform

@@ -11,7 +11,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from scaleflow.dataset.cache import Transforms, cache_split, refuse_unreadable
+from scaleflow.dataset.blocks import Blocks, draw_rows
+from scaleflow.dataset.cache import Transforms, cache_blocks, cache_split, refuse_unreadable
 from scaleflow.dataset.contract import check_contract, check_examples
 from scaleflow.dataset.files import draw
 from scaleflow.dataset.fingerprint import Fingerprint, fingerprint_split
@@ -152,7 +153,8 @@ def clean_split(source: Source, split: str, options: Dataset, workers: Workers, 
     examples = limit_examples(examples, options.limit)
     if isinstance(examples, Arrays):
         return examples
-    examples = check_decoded_targets(examples, source.outputs)
+    if not isinstance(examples, Blocks):  # their source has checked the targets
+        examples = check_decoded_targets(examples, source.outputs)
     return drop_unreadable(split, examples, workers, emit) if options.on_bad_example == "skip" else examples
 
 
@@ -166,11 +168,14 @@ def refuse_faults(split: str, stream: Stream) -> None:
 
 def drop_unreadable(split: str, stream: Stream, workers: Workers, emit: Emit) -> Stream:
     """Returns the stream without unreadable examples; a note counts and names them."""
+    if isinstance(stream, Blocks) and stream.rows.malformed and (split == "train" or stream.keep is None):
+        first = "; ".join(stream.rows.malformed[:MAX_NAMED])
+        emit(Note(f"dataset.on_bad_example=skip: left out {len(stream.rows.malformed)} rows of the files: {shown}"))
     indices = json.loads(workers.from_chief(lambda: json.dumps(find_unreadable(stream))))
     if not indices:
         return stream
     if len(indices) == len(stream):
-        first = describe_examples(stream, indices[:1])[0]
+        shown = describe_examples(stream, indices[:1])[0]
         raise ConfigError(
             f"dataset.on_bad_example=skip: none of the {len(stream)} examples of {split!r} can be read: {first}"
         )
@@ -203,6 +208,10 @@ def preprocess_splits(preprocessings: Preprocessings, splits: Splits, workers: W
 def cache_splits(splits: Splits, cache: str, workers: Workers) -> Splits:
     """Applies `dataset.cache` to all splits; a split with two roles is cached once."""
     cached: dict[int, Examples] = {}
+    blocks = [examples for examples in splits.by_name().values() if isinstance(examples, Blocks)]
+    for reader in {id(each.rows): each.rows for each in blocks}.values():
+        same = [each for each in blocks if each.rows is reader]
+        cached |= zip(map(id, same), cache_blocks(same, cache, splits.transforms, workers), strict=True)
     for name, examples in splits.by_name().items():
         if id(examples) not in cached:
             cached[id(examples)] = cache_split(name, examples, cache, splits.transforms, workers)
@@ -216,6 +225,9 @@ def first_inputs(examples: Examples, count: int) -> Any:
     """Returns the first raw inputs of the training split, [count, *shape] each."""
     if isinstance(examples, Arrays):
         return map_leaves(lambda array: np.array(array[:count]), examples.inputs)
+    if isinstance(examples, Blocks):
+        with refuse_unreadable("train", examples):
+            return examples.head(count).inputs
     with refuse_unreadable("train", examples):
         first = [x for x, *_ in decode_records(examples, examples.dataset.take(count)).as_numpy_iterator()]
         return map_leaves(lambda *values: np.stack(values), *first)
@@ -244,6 +256,8 @@ def limit_examples(examples: Examples, limit: int | None) -> Examples:
         return examples.map(lambda array: array[:limit])
     if isinstance(examples, Records):
         return examples.select(np.arange(limit))
+    if isinstance(examples, Blocks):
+        return examples.select(np.arange(len(examples)) < limit)
     return replace(examples, dataset=examples.dataset.take(limit), length=limit)
 
 
@@ -263,6 +277,9 @@ def hold_out_examples(
             f"dataset.validation={fraction}: leaves none of the {len(examples)} examples to train on; use a smaller "
             "fraction"
         )
+    if isinstance(examples, Blocks):
+        held_out = draw_rows(len(examples), fraction, seed, 1)
+        return examples.select(~held_out), examples.select(held_out), False
     if isinstance(examples, Stream) and not isinstance(examples, Records):
         return hold_out_of_stream(examples, count, fraction, seed, emit)
     order = np.random.default_rng([seed, 1]).permutation(len(examples))
@@ -299,6 +316,8 @@ def select_examples(examples: Arrays | Records, places: np.ndarray[Any, Any]) ->
 def repeat_first_batch(splits: Splits, batching: Batching) -> Splits:
     """Replaces every training batch of an epoch by the first one; validates on it, too, and drops the test split."""
     batch = limit_examples(splits.train, batching.global_size)
+    if isinstance(batch, Blocks):
+        batch = cache_split("train", batch, "memory", splits.transforms, SingleProcess())
     train = repeat_examples(batch, batching.steps(len(splits.train)))
     return replace(splits, train=train, validation=None if splits.validation is None else batch, test=None)
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from scaleflow.dataset.blocks import Blocks, draw_rows, make_blocks
 from scaleflow.dataset.files import (
     ALL,
     TEST_FRACTION,
-    draw_test_examples,
     list_splits,
     parse_choice,
     parse_count,
@@ -22,23 +24,27 @@ from scaleflow.dataset.files import (
     parse_words,
 )
 from scaleflow.dataset.table_columns import Category, Date, Number, WordBag
-from scaleflow.dataset.table_files import IS_NUMBER, CsvForm, clean_column, infer_type, open_tables
+from scaleflow.dataset.table_files import CsvForm, TableFiles, open_tables
 from scaleflow.dataset.table_values import (
     CATEGORY,
     CONVERSIONS,
     DATE,
     EXPECTED,
+    IS_NUMBER,
     NUMBER,
     TEXT,
     Array,
+    are_plain_numbers,
+    clean_column,
     convert_target,
+    infer_type,
     is_numeric,
     to_classes,
     to_numbers,
 )
 from scaleflow.dataset.text import Text
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Arrays, Examples, Inputs, Kind, Outputs, Preprocessing, Stream
+from scaleflow.interfaces import Arrays, Inputs, Kind, Outputs, Preprocessing
 
 #: The keys that say what columns are taken for.
 KEYS = {NUMBER: "dataset.numeric", CATEGORY: "dataset.categorical", TEXT: "dataset.text"}
@@ -52,8 +58,8 @@ FEW = 20
 #: Maximum number of faults that are recorded with file and row.
 NAMED = 10
 
-#: Rows per call of `decode`.
-DECODE_BATCH_SIZE = 256
+#: The rows that are learned from are the first ones of so many blocks.
+SAMPLED_BLOCKS = 32
 
 #: A column of strings is text if its values have at least this many words on average, and more than a share of them
 #: is different.
@@ -71,8 +77,7 @@ class Table:
 
     An input is a number (float32, NaN is missing), or a string ("" is missing): a category, a text, or a date as
     `2024-01-31T23:59:59`. `Number`, `Category`, `WordBag` or `Text`, and `Date` convert them inside the saved model.
-    Types are those of the file; in a CSV file, a column has the type that all its values have. The rows are kept in
-    memory.
+    Types are those of the file; in a CSV file, a column has the type that all its values have.
 
     Args:
         data_dir: a file, a glob, or a folder. In a folder, subfolders `train`, `validation`, `test`, or files whose
@@ -94,6 +99,7 @@ class Table:
         scale_target: of a regression: compute the training loss on targets with mean 0 and deviation 1.
         test: fraction of the rows in the test split, if file names denote no splits.
         split_seed: selects the test rows.
+        learn_on: number of rows from which types, means, words and classes are learned; null: all.
 
     Raises:
         ConfigError: if files or columns are missing or do not fit, or an option is invalid.
@@ -120,6 +126,7 @@ class Table:
         scale_target: bool = True,
         test: float = TEST_FRACTION,
         split_seed: int = 0,
+        learn_on: int | None = 100_000,
     ) -> None:
         parse_choice(kind, "dataset.kind", KINDS)
         self._test = parse_fraction(test)
@@ -129,113 +136,169 @@ class Table:
         is_scaled = parse_flag(scale_target, "dataset.scale_target")
         words = parse_count(vocabulary, "dataset.vocabulary", 3)
         length = parse_tokens(tokens, parse_flag(embed, "dataset.embed"))
-        self._files = open_tables(data_dir, CsvForm(delimiter, tuple(parse_words(header, "dataset.header")), encoding))
+        learn_on = None if learn_on is None else parse_count(learn_on, "dataset.learn_on", 1)
+        form = CsvForm(delimiter, tuple(parse_words(header, "dataset.header")), encoding, tuple(self._missing))
+        self._files = open_tables(data_dir, form)
         self._target = target
-        names = choose_columns(self._files.names, target, columns, drop)
+        names = choose_columns(self._files.schema.names, target, columns, drop)
         given = parse_column_kinds(names, {NUMBER: numeric, CATEGORY: categorical, TEXT: text})
-        self._columns = [*names, target]
-        self._rows: dict[str, Rows] = {}
+        self._read = partial(TableRows, self._files, (*names, target), tuple(self._missing), learn_on)
         rows = self._read("train" if "train" in self._files.by_split else ALL)
-        if not len(rows):
-            raise ConfigError(f"dataset.data_dir={data_dir}: the files of the training split have no rows")
-        check_column_types(rows, given)
-        self.outputs = describe_target(rows, target, kind, self._most, is_scaled)
-        self._kinds = {name: given.get(name) or choose_kind(rows, name, self._most) for name in names}
+        sample = rows.sample_columns
+        check_column_types(sample, given)
+        self.outputs = describe_target(sample, target, kind, self._most, is_scaled)
+        self._kinds = {name: given.get(name) or choose_kind(sample, name, self._most) for name in names}
         self.inputs = {
             name: Inputs((), "float32" if each == NUMBER else "string") for name, each in self._kinds.items()
         }
         self.preprocessing = {
             name: make_preprocessing(name, each, embed, words, length) for name, each in self._kinds.items()
         }
-        self.notes = (describe_columns(self._kinds, target, self.outputs),)
+        self._rows = {rows.group: rows.describe(target, self._kinds, self.outputs)}
+        self.notes = tuple(describe_columns(self._kinds, target, self.outputs, rows))
 
     @property
     def splits(self) -> Collection[str]:
         return list_splits(self._files.by_split, self._test)
 
-    def load(self, split: str) -> Examples:
-        """Returns the rows of a split; as a stream if some of them cannot be used, so that these can be left out."""
-        rows = self._read(split if split in self._files.by_split else ALL)
+    def load(self, split: str) -> Blocks:
+        """Returns the rows of a split in blocks."""
+        group = split if split in self._files.by_split else ALL
+        if group not in self._rows:
+            self._rows[group] = self._read(group).describe(self._target, self._kinds, self.outputs)
+        rows = self._rows[group]
+        if group == split:
+            return make_blocks(rows)
+        is_test = draw_rows(sum(rows.lengths), self._test, self._seed, 0x7E57)
+        return make_blocks(rows, is_test if split == "test" else ~is_test)
+
+
+class TableRows:
+    """The rows of some files, as a `RowReader`.
+
+    Args:
+        files: all files.
+        columns: names of the used ones.
+        missing: strings that mean a missing value.
+        learn_on: number of rows that are read first, to learn from them; None: all.
+        group: the split whose files are read, or `all`.
+    """
+
+    def __init__(
+        self, files: TableFiles, columns: Sequence[str], missing: Sequence[str], learn_on: int | None, group: str
+    ) -> None:
+        self.group = group
+        self._files = files
+        self._columns = list(columns)
+        self._missing = missing
+        self._numbers: list[str] = []
+        self.blocks = files.list_blocks(group, self._columns[-1])
+        self.lengths: Sequence[int] = [block.rows for block in self.blocks]
+        self._firsts = np.cumsum([0, *self.lengths])
+        paths = files.by_split[group]
+        self.malformed: Sequence[str] = [each for path in paths for each in files.malformed.get(path, ())]
+        count = sum(self.lengths)
+        self.learned = count if learn_on is None else min(learn_on, count)
+        self.sample_columns, self._sample_rows = self._read_sample()
+
+    def describe(self, target: str, kinds: Mapping[str, str], outputs: Outputs) -> TableRows:
+        """Says how columns are converted; rows can be read then."""
+        self._target, self._kinds, self._outputs = target, kinds, outputs
+        targets = tf.TensorSpec(outputs.target_shape, tf.int32 if outputs.kind == "classification" else tf.float32)
+        specs = {name: tf.TensorSpec([], tf.float32 if kind == NUMBER else tf.string) for name, kind in kinds.items()}
+        self.spec = specs, targets
+        used = [*(name for name in kinds if kinds[name] == NUMBER), *([target] if outputs.kind == "regression" else [])]
+        self._numbers = [name for name in used if are_plain_numbers(self.sample_columns.columns[name])]
+        self._sample = self._convert(self.sample_columns.columns)
+        faults = self._sample[1]
+        named = (f"{self.name(int(self._sample_rows[row]))}: {faults[row]}" for row in sorted(faults))
+        self.faults: Sequence[str] = [*self.malformed, *islice(named, NAMED)][:NAMED]
+        return self
+
+    def read(self, block: int, rows: int | None = None) -> tuple[Arrays, Mapping[int, str]]:
+        """Returns rows of a block. A sample of all rows is kept in memory."""
+        first, end = self._firsts[block], self._firsts[block + 1]
+        if rows is not None:
+            end = min(first + rows, end)
+        if self.learned < self._firsts[-1]:
+            return self._convert(self._read_columns(block, rows))
+        arrays, faults = self._sample
+        part = {row - first: reason for row, reason in faults.items() if first <= row < end}
+        return arrays.map(lambda array: array[first:end]), part
+
+    def sample(self) -> tuple[Any, Array]:
+        return self._sample[0].inputs, self._sample_rows
+
+    def name(self, row: int) -> str:
+        """Names a row by its file; the first row of a file is row 1, and a header does not count."""
+        block = int(np.searchsorted(self._firsts, row, side="right")) - 1
+        path = self.blocks[block].path
+        before = next(n for n, each in enumerate(self.blocks) if each.path == path)
+        return f"{path}, row {row - self._firsts[before] + 1}"
+
+    def _read_columns(self, block: int, rows: int | None = None) -> dict[str, Any]:
+        table = self._files.read(self.blocks[block], self._columns, rows, self._numbers)
+        return {name: clean_column(table[name], self._missing) for name in self._columns}
+
+    def _read_sample(self) -> tuple[SampleColumns, Array]:
+        """Reads the first rows of blocks that are spread evenly over the files."""
+        import pyarrow
+
+        chosen = np.flatnonzero(self.lengths)
+        if not len(chosen):
+            reason = next(iter(self.malformed), "they have no rows")
+            raise ConfigError(f"dataset.data_dir: the files of the split {self.group!r} cannot be used: {reason}")
+        if self.learned < self._firsts[-1]:
+            most = -(-self.learned * len(chosen) // self._firsts[-1]) + 1 if self._files.is_text else SAMPLED_BLOCKS
+            chosen = chosen[np.unique(np.linspace(0, len(chosen) - 1, min(most, SAMPLED_BLOCKS)).astype(int))]
+        parts: list[dict[str, Any]] = []
+        numbers, left = [], self.learned
+        for n, block in enumerate(map(int, chosen)):
+            rows = min(self.lengths[block], -(-left // (len(chosen) - n)))
+            parts.append(self._read_columns(block, None if rows == self.lengths[block] else rows))
+            numbers.append(self._firsts[block] + np.arange(rows))
+            left -= rows
+        columns = {name: pyarrow.chunked_array([c for part in parts for c in part[name].chunks]) for name in parts[0]}
+        rows_of = np.concatenate(numbers)
+        return SampleColumns(columns, self._files.format == "csv", lambda row: self.name(int(rows_of[row]))), rows_of
+
+    def _convert(self, columns: Mapping[str, Any]) -> tuple[Arrays, dict[int, str]]:
+        """Converts columns to arrays, and says which rows cannot be used."""
         reasons: dict[int, str] = {}
 
         def take(name: str, values: Array, is_bad: Array, expected: str) -> Array:
-            column, label = rows.columns[name], f"its target {name}" if name == self._target else name
+            label = f"its target {name}" if name == self._target else name
             for row in np.flatnonzero(is_bad):
-                value = column[int(row)].as_py()
+                value = columns[name][int(row)].as_py()
                 problem = "is missing" if value is None or value != value else f"is {value}, expected {expected}"
                 reasons.setdefault(int(row), f"{label} {problem}")
             return values
 
-        targets = take(self._target, *convert_target(rows.columns[self._target], self.outputs))
+        targets = take(self._target, *convert_target(columns[self._target], self._outputs))
         inputs = {
-            name: take(name, *CONVERSIONS[kind](rows.columns[name]), EXPECTED[kind])
-            for name, kind in self._kinds.items()
+            name: take(name, *CONVERSIONS[kind](columns[name]), EXPECTED[kind]) for name, kind in self._kinds.items()
         }
-        chosen = np.arange(len(rows))
-        if split not in self._files.by_split:
-            chosen = np.flatnonzero(draw_test_examples(len(rows), self._test, self._seed) == (split == "test"))
-        arrays = Arrays(inputs, targets).map(lambda array: array[chosen])
-        return stream_rows(arrays, rows, chosen, reasons) if not reasons.keys().isdisjoint(chosen.tolist()) else arrays
-
-    def _read(self, group: str) -> Rows:
-        if group not in self._rows:
-            table, files = self._files.read(group, self._columns)
-            columns = {name: clean_column(table[name], self._missing) for name in self._columns}
-            self._rows[group] = Rows(columns, files, self._files.format == "csv")
-        return self._rows[group]
+        return Arrays(inputs, targets), reasons
 
 
 @dataclass(frozen=True)
-class Rows:
-    """The used columns of some files.
+class SampleColumns:
+    """The columns of the rows that are learned from.
 
     Attributes:
         columns: by name, as `clean_column` returns them.
-        files: each file with the number of its rows.
         is_text: whether all columns are strings, whose types are to be inferred.
+        place: names a row by its index.
     """
 
     columns: Mapping[str, Any]
-    files: Sequence[tuple[str, int]]
     is_text: bool
+    place: Callable[[int], str]
 
-    def __len__(self) -> int:
-        return sum(count for _, count in self.files)
-
-    def place(self, row: int) -> str:
-        """Names a row by its file; the first row of a file is row 1, and a header does not count."""
-        for path, count in self.files:
-            if row < count:
-                return f"{path}, row {row + 1}"
-            row -= count
-        raise IndexError(row)
-
-    def infer_column(self, name: str, ways: str) -> Any:
+    def infer(self, name: str, ways: str = "") -> Any:
         """Returns a column with the type that its values have."""
-        return infer_type(name, self.columns[name], self.place, ways) if self.is_text else self.columns[name]
-
-
-def stream_rows(arrays: Arrays, rows: Rows, chosen: Array, reasons: Mapping[int, str]) -> Stream:
-    """Returns the chosen rows as a stream, in which a row with a reason is an example that cannot be read."""
-    places = [rows.place(int(row)) for row in chosen]
-    texts = [reasons.get(int(row), "") for row in chosen]
-    with tf.device("CPU:0"):
-        parts, found = tf.nest.map_structure(tf.constant, arrays.parts), tf.constant(texts)
-
-    def decode(place: tf.Tensor) -> Any:
-        reason = tf.gather(found, place)
-        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(tf.equal(reason, "")), [reason[0]])]):
-            return tf.nest.map_structure(lambda part: tf.gather(part, place), parts)
-
-    faults = [f"{where}: {reason}" for where, reason in zip(places, texts, strict=True) if reason]
-    return Stream(
-        tf.data.Dataset.range(len(chosen)),
-        len(chosen),
-        decode,
-        lambda place: places[int(place)],
-        faults[:NAMED],
-        at_once=DECODE_BATCH_SIZE,
-    )
+        column = self.columns[name]
+        return infer_type(name, column, self.place, ways) if self.is_text else column
 
 
 # ---------------------------------------------------------------------------------------------
@@ -293,15 +356,20 @@ def parse_column_kinds(names: Sequence[str], options: Mapping[str, Any]) -> dict
     return given
 
 
-def describe_columns(kinds: Mapping[str, str], target: str, outputs: Outputs) -> str:
-    """Returns a line that says how the columns are taken."""
+def describe_columns(kinds: Mapping[str, str], target: str, outputs: Outputs, rows: TableRows) -> Iterator[str]:
+    """Yields lines that say how the columns are taken, and from how many rows."""
     parts = []
     for kind in EXPECTED:
         names = [name for name, each in kinds.items() if each == kind]
         more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
         if names:
             parts.append(f"{kind} {', '.join(names[:MOST_NAMED])}{more}")
-    return f"dataset=table: {'; '.join(parts)}; target {target} ({outputs.kind})"
+    yield f"dataset=table: {'; '.join(parts)}; target {target} ({outputs.kind})"
+    if rows.learned < sum(rows.lengths):
+        yield (
+            f"dataset.learn_on={rows.learned}: types, means and words are learned from {rows.learned:,} of the "
+            f"{sum(rows.lengths):,} rows"
+        )
 
 
 # ---------------------------------------------------------------------------------------------
@@ -309,12 +377,12 @@ def describe_columns(kinds: Mapping[str, str], target: str, outputs: Outputs) ->
 # ---------------------------------------------------------------------------------------------
 
 
-def choose_kind(rows: Rows, name: str, most: int) -> str:
+def choose_kind(rows: SampleColumns, name: str, most: int) -> str:
     """Returns what a column is taken for, by its type and its values."""
     from pyarrow import compute, types
 
     ways = f"add {name} to dataset.numeric (the value is then a bad example), dataset.categorical or dataset.drop"
-    column = rows.infer_column(name, ways)
+    column = rows.infer(name, ways)
     if column.null_count == len(column):
         raise ConfigError(f"dataset.data_dir: the column {name} has no values; leave it out with dataset.drop=[{name}]")
     if is_numeric(column):
@@ -340,7 +408,7 @@ def choose_kind(rows: Rows, name: str, most: int) -> str:
     return CATEGORY
 
 
-def check_column_types(rows: Rows, given: Mapping[str, str]) -> None:
+def check_column_types(rows: SampleColumns, given: Mapping[str, str]) -> None:
     """Rejects columns whose type does not fit what the options take them for."""
     from pyarrow import types
 
@@ -362,7 +430,7 @@ def make_preprocessing(name: str, kind: str, embed: bool, vocabulary: int, token
     return Number() if kind == NUMBER else Date()
 
 
-def describe_target(rows: Rows, target: str, kind: str, most: int, is_scaled: bool) -> Outputs:
+def describe_target(rows: SampleColumns, target: str, kind: str, most: int, is_scaled: bool) -> Outputs:
     """Describes the target; raises `ConfigError` if its values do not fit `kind`."""
     if kind == "regression" or (kind == "auto" and has_values(rows, target)):
         numbers, is_bad = to_numbers(rows.columns[target])
@@ -372,7 +440,7 @@ def describe_target(rows: Rows, target: str, kind: str, most: int, is_scaled: bo
         deviation = float(numbers.std())
         scaling = (float(numbers.mean()), deviation) if is_scaled and deviation > 0 else None
         return Outputs("regression", (1,), scaling=scaling)
-    classes = sorted(set(to_classes(rows.columns[target])) - {""}, key=number_sort_key)
+    classes = sorted(set(to_classes(rows.columns[target]).unique().to_pylist()) - {""}, key=number_sort_key)
     if len(classes) > most:
         raise ConfigError(
             f"dataset.target={target}: has more than {most} classes; raise dataset.most_values, or choose another "
@@ -388,11 +456,11 @@ def describe_target(rows: Rows, target: str, kind: str, most: int, is_scaled: bo
     return Outputs(resolved, (1,) if is_binary else (len(classes),), tuple(classes))
 
 
-def has_values(rows: Rows, target: str) -> bool:
+def has_values(rows: SampleColumns, target: str) -> bool:
     """Returns whether a target is a quantity by `kind: auto`; the others are classes."""
     from pyarrow import compute, types
 
-    column = rows.infer_column(target, "set dataset.kind")
+    column = rows.infer(target, "set dataset.kind")
     if types.is_integer(column.type):
         return bool(compute.count_distinct(column).as_py() > FEW)
     if types.is_string(column.type) or types.is_boolean(column.type):

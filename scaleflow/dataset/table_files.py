@@ -1,5 +1,6 @@
-"""Reads tables from files with pyarrow: CSV, TSV, Parquet, Feather, Arrow and JSON lines.
+"""Reads tables from files with pyarrow, in blocks: CSV, TSV, Parquet, Feather, Arrow and JSON lines.
 
+A block is a row group of a Parquet file, a record batch of a Feather file, or about `TEXT_BLOCK` bytes of a text file.
 pyarrow is imported inside the functions, because only this dataset needs it.
 """
 
@@ -7,16 +8,19 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import io
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from scaleflow.dataset.files import find_files
 from scaleflow.errors import ConfigError
 
-#: Suffix of a file -> pyarrow's name of its format.
+#: Suffix of a file -> the name of its format.
 FORMATS = {
     ".csv": "csv",
     ".tsv": "csv",
@@ -28,12 +32,25 @@ FORMATS = {
     ".ndjson": "json",
 }
 
-#: A column of a CSV file with at least this fraction of numbers, but also other values, is rejected as ambiguous.
-MOSTLY = 0.9
+#: Suffixes of compressed text files, which are read as a whole.
+COMPRESSED = (".gz", ".zst", ".bz2", ".lz4")
 
-#: A whole field that is a number, and one that is a whole number.
-IS_NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?$"
-IS_WHOLE = r"^[+-]?[0-9]{1,18}$"
+#: Bytes of a block of a text file.
+TEXT_BLOCK = 4 << 20
+
+
+class Block(NamedTuple):
+    """A part of a file.
+
+    Attributes:
+        path: of the file.
+        place: the number of the row group or record batch, or (first byte, end) of a text file.
+        rows: the number of rows.
+    """
+
+    path: str
+    place: Any
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -44,11 +61,13 @@ class CsvForm:
         delimiter: between the fields; None: a tab in `.tsv` files, a comma in others.
         header: names of the columns, if the files have no header line.
         encoding: of the text.
+        missing: the strings that mean a missing value.
     """
 
-    delimiter: str | None
-    header: tuple[str, ...]
-    encoding: str
+    delimiter: str | None = None
+    header: tuple[str, ...] = ()
+    encoding: str = "utf8"
+    missing: tuple[str, ...] = ()
 
     def check(self, path: str, format_name: str) -> None:
         """Rejects options that are wrong, or that a file does not need."""
@@ -56,81 +75,217 @@ class CsvForm:
         if delimiter is not None and not (isinstance(delimiter, str) and re.fullmatch(r'[^"\n\r]', delimiter, re.A)):
             raise ConfigError(f'dataset.delimiter={delimiter}: expected a single character, such as ; or "\\t"')
         try:
-            codecs.lookup(encoding)
-        except (LookupError, TypeError) as error:
-            raise ConfigError(f"dataset.encoding={encoding}: expected an encoding such as latin-1") from error
+            is_known = codecs.encode('a\n"', encoding) == b'a\n"'
+        except (LookupError, TypeError):
+            is_known = False
+        if not is_known:
+            raise ConfigError(f"dataset.encoding={encoding}: expected an encoding that contains ASCII, such as latin-1")
         for key in ("delimiter", "header", "encoding"):
-            if format_name != "csv" and getattr(self, key) != getattr(PLAIN_CSV, key):
+            if format_name != "csv" and getattr(self, key) != getattr(CsvForm(), key):
                 raise ConfigError(f"dataset.{key}={getattr(self, key)}: {path} is no CSV file; leave it out")
 
-    def options(self, path: str) -> dict[str, Any]:
-        """Returns pyarrow's options for a file."""
-        from pyarrow import csv
 
-        delimiter = self.delimiter or ("\t" if ".tsv" in Path(path).name.lower() else ",")
-        return {
-            "read_options": csv.ReadOptions(column_names=list(self.header) or None, encoding=self.encoding),
-            "parse_options": csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-        }
-
-
-PLAIN_CSV = CsvForm(None, (), "utf8")
-
-
-@dataclass(frozen=True)
+@dataclass
 class TableFiles:
     """Files with the same columns.
 
     Attributes:
         by_split: the files of each split, or all of them as `all`.
-        format: pyarrow's name of their format.
+        format: the name of their format.
         csv: the form of CSV files.
-        names: of the columns.
+        schema: the names of the columns, and their types; in a CSV file these are strings.
+        malformed: messages about the rows with too few or too many fields, which are left out; by file.
     """
 
     by_split: dict[str, list[str]]
     format: str
     csv: CsvForm
-    names: tuple[str, ...]
+    schema: Any = None
+    malformed: dict[str, list[str]] = field(default_factory=dict)
 
-    def read(self, split: str, columns: Sequence[str]) -> tuple[Any, list[tuple[str, int]]]:
-        """Returns the columns of a split as a `pyarrow.Table`, and each file with its number of rows.
+    @property
+    def is_text(self) -> bool:
+        """Whether a part of a block cannot be read alone."""
+        return self.format in ("csv", "json")
 
-        The columns of a CSV file are strings.
+    def list_blocks(self, split: str, column: str) -> list[Block]:
+        """Returns the blocks of a split. Text files are read for it, as far as `column`."""
+        return [block for path in self.by_split[split] for block in self._list_blocks(path, column)]
+
+    def read(self, block: Block, columns: Sequence[str], rows: int | None = None, numbers: Sequence[str] = ()) -> Any:
+        """Returns columns of the first rows of a block, or of all of them, as a `pyarrow.Table`.
+
+        Those of a CSV file are strings, except `numbers`, which are float64 if all of their values in the block are.
         """
         import pyarrow
 
-        read = [(path, read_file(path, self.format, self.csv, columns)) for path in self.by_split[split]]
-        first, *others = read
-        table = first[1]
-        for path, other in others:
-            try:
-                table = pyarrow.concat_tables([table, other], promote_options="permissive")
-            except pyarrow.ArrowException as error:
-                raise ConfigError(
-                    f"dataset.data_dir: {path} and {first[0]} have different columns: {explain(error)}; write both "
-                    "with the same types, or leave the column out with dataset.drop"
-                ) from error
-        return table, [(path, part.num_rows) for path, part in read]
+        with refuse_unreadable_file(block.path):
+            if self.format == "csv":
+                try:
+                    types = dict.fromkeys(numbers, pyarrow.float64()) if numbers else {}
+                    return self._read_csv(block, columns, types).slice(0, rows)
+                except pyarrow.ArrowInvalid:
+                    return self._read_csv(block, columns, {}).slice(0, rows)
+            table = self._read_typed(block, list(columns), rows).slice(0, rows)
+            return table.cast(pyarrow.schema([self.schema.field(name) for name in table.schema.names]))
+
+    def read_schema(self, path: str) -> Any:
+        """Returns the names and the types of the columns of a file."""
+        import pyarrow
+        from pyarrow import csv, dataset
+
+        with refuse_unreadable_file(path):
+            if self.format != "csv":
+                return dataset.dataset(path, format=self.format).schema.remove_metadata()
+            options = csv.ReadOptions(column_names=list(self.csv.header) or None, encoding=self.csv.encoding)
+            with csv.open_csv(
+                path, read_options=options, parse_options=self._parse_options(path, lambda row: "skip")
+            ) as file:
+                return pyarrow.schema([(name, pyarrow.string()) for name in file.schema.names])
+
+    def _list_blocks(self, path: str, column: str) -> Iterator[Block]:
+        from pyarrow import ipc, parquet
+
+        with refuse_unreadable_file(path):
+            if self.format == "parquet":
+                with parquet.ParquetFile(path) as file:
+                    for n in range(file.num_row_groups):
+                        yield Block(path, n, file.metadata.row_group(n).num_rows)
+            elif self.format == "feather":
+                place = self.schema.names.index(column)
+                with ipc.open_file(path, options=ipc.IpcReadOptions(included_fields=[place])) as file:
+                    for n in range(file.num_record_batches):
+                        yield Block(path, n, file.get_batch(n).num_rows)
+            else:
+                done = 0
+                for place in self._divide_text(path):
+                    block = Block(path, place, done)
+                    rows = (
+                        self._read_csv(block, [column], {}, self.malformed.setdefault(path, []))
+                        if self.format == "csv"
+                        else self._read_typed(block, [column], None)
+                    ).num_rows
+                    done += rows
+                    yield Block(path, place, rows)
+
+    def _divide_text(self, path: str) -> Iterator[tuple[int, int | None]]:
+        """Yields (first byte, end) of blocks of whole rows. A line break between quotes is in a row."""
+        if path.lower().endswith(COMPRESSED):
+            yield 0, None
+            return
+        first, rest = 0, b""
+        with Path(path).open("rb") as file:
+            while part := file.read(TEXT_BLOCK):
+                rest += part
+                end = rest.rfind(b"\n") + 1
+                if self.format == "csv" and b'"' in rest:
+                    text = np.frombuffer(rest, np.uint8)
+                    is_outside = np.bitwise_xor.accumulate(text == ord('"')) == 0
+                    ends = np.flatnonzero(is_outside & (text == ord("\n")))
+                    end = int(ends[-1]) + 1 if len(ends) else 0
+                if end:
+                    yield first, first + end
+                    first, rest = first + end, rest[end:]
+        if rest.strip():
+            yield first, first + len(rest)
+
+    def _parse_options(self, path: str, handle: Any = None) -> Any:
+        from pyarrow import csv
+
+        delimiter = self.csv.delimiter or ("\t" if ".tsv" in Path(path).name.lower() else ",")
+        return csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=handle)
+
+    def _read_csv(
+        self, block: Block, columns: Sequence[str], types: Mapping[str, Any], malformed: list[str] | None = None
+    ) -> Any:
+        """Reads a block; describes rows with a wrong number of fields in `malformed`, and leaves them out."""
+        import pyarrow
+        from pyarrow import csv
+
+        has_header = not self.csv.header and block.place[0] == 0
+
+        def leave_out(row: Any) -> str:
+            if malformed is not None:
+                number = block.rows + (row.number or 0) - has_header
+                malformed.append(
+                    f"{block.path}, row {number}: it has {row.actual_columns} field(s), expected {row.expected_columns}"
+                )
+            return "skip"
+
+        convert = csv.ConvertOptions(
+            include_columns=list(columns),
+            column_types=dict.fromkeys(columns, pyarrow.string()) | dict(types),
+            null_values=list(self.csv.missing),
+            strings_can_be_null=True,
+        )
+        read = csv.ReadOptions(
+            column_names=None if has_header else list(self.schema.names),
+            encoding=self.csv.encoding,
+            use_threads=malformed is None,
+        )
+        parse = self._parse_options(block.path, leave_out)
+        return csv.read_csv(read_text(block), read_options=read, parse_options=parse, convert_options=convert)
+
+    def _read_typed(self, block: Block, columns: list[str], rows: int | None) -> Any:
+        import pyarrow
+        from pyarrow import ipc, json, parquet
+
+        if self.format == "parquet":
+            with parquet.ParquetFile(block.path) as file:
+                if rows is None or rows >= block.rows:
+                    return file.read_row_group(block.place, columns=columns)
+                return pyarrow.Table.from_batches(
+                    [next(file.iter_batches(batch_size=rows, row_groups=[block.place], columns=columns))]
+                )
+        if self.format == "feather":
+            places = [self.schema.names.index(name) for name in columns]
+            with ipc.open_file(pyarrow.memory_map(block.path), options=ipc.IpcReadOptions(included_fields=places)) as f:
+                return pyarrow.Table.from_batches([f.get_batch(block.place)]).select(columns)
+        options = json.ParseOptions(explicit_schema=self.schema, unexpected_field_behavior="ignore")
+        return json.read_json(read_text(block), parse_options=options).select(columns)
 
 
 def open_tables(data_dir: Any, form: CsvForm) -> TableFiles:
     """Finds the files and checks that they have one format and the same columns."""
+    import pyarrow
+
     by_split = find_files(data_dir, tuple(FORMATS))
     first, *others = [path for paths in by_split.values() for path in paths]
-    format_name = format_of(first)
-    form.check(first, format_name)
-    names = read_names(first, format_name, form)
+    files = TableFiles(by_split, format_of(first), form)
+    form.check(first, files.format)
+    files.schema = files.read_schema(first)
+    names = files.schema.names
+    if duplicate := next((name for n, name in enumerate(names) if name in names[:n]), None):
+        raise ConfigError(f"dataset.data_dir: {first}: two columns have the name {duplicate!r}; rename one of them")
     for path in others:
-        if format_of(path) != format_name:
+        if format_of(path) != files.format:
             raise ConfigError(f"dataset.data_dir: {path} and {first} have different formats; use one of them")
-        other_names = read_names(path, format_name, form)
-        if sorted(other_names) != sorted(names):
-            only = sorted(set(other_names) ^ set(names))
+        other = files.read_schema(path)
+        if sorted(other.names) != sorted(names):
+            only = sorted(set(other.names) ^ set(names))
             raise ConfigError(
                 f"dataset.data_dir: {path} and {first} have different columns: {', '.join(only)} is in one of them only"
             )
-    return TableFiles(by_split, format_name, form, names)
+        try:
+            files.schema = pyarrow.unify_schemas([files.schema, other], promote_options="permissive")
+        except pyarrow.ArrowException as error:
+            raise ConfigError(
+                f"dataset.data_dir: {path} and {first} have different columns: {explain(error)}; write both with the "
+                "same types, or leave the column out with dataset.drop"
+            ) from error
+    return files
+
+
+def read_text(block: Block) -> Any:
+    """Opens the bytes of a block of a text file."""
+    import pyarrow
+
+    first, end = block.place
+    if end is None:
+        return pyarrow.input_stream(block.path)
+    with Path(block.path).open("rb") as file:
+        file.seek(first)
+        return io.BytesIO(file.read(end - first))
 
 
 def format_of(path: str) -> str:
@@ -141,34 +296,6 @@ def format_of(path: str) -> str:
     raise ConfigError(f"dataset.data_dir: {path} does not end in {', '.join(FORMATS)}; rename it")
 
 
-def read_names(path: str, format_name: str, form: CsvForm) -> tuple[str, ...]:
-    """Returns the names of the columns of a file."""
-    from pyarrow import csv, dataset
-
-    with refuse_unreadable_file(path):
-        if format_name == "csv":
-            with csv.open_csv(path, **form.options(path)) as file:
-                names = tuple(file.schema.names)
-        else:
-            names = tuple(dataset.dataset(path, format=format_name).schema.names)
-    if duplicate := next((name for n, name in enumerate(names) if name in names[:n]), None):
-        raise ConfigError(f"dataset.data_dir: {path}: two columns have the name {duplicate!r}; rename one of them")
-    return names
-
-
-def read_file(path: str, format_name: str, form: CsvForm, columns: Sequence[str]) -> Any:
-    """Reads columns of a file as a `pyarrow.Table`; those of a CSV file are strings."""
-    import pyarrow
-    from pyarrow import csv, dataset
-
-    with refuse_unreadable_file(path):
-        if format_name != "csv":
-            return dataset.dataset(path, format=format_name).to_table(columns=list(columns))
-        # Not as a dataset, which does not recognise .zst.
-        texts = csv.ConvertOptions(include_columns=list(columns), column_types=dict.fromkeys(columns, pyarrow.string()))
-        return csv.read_csv(path, convert_options=texts, **form.options(path))
-
-
 @contextlib.contextmanager
 def refuse_unreadable_file(path: str) -> Iterator[None]:
     """Raises pyarrow's errors as ConfigError."""
@@ -176,7 +303,7 @@ def refuse_unreadable_file(path: str) -> Iterator[None]:
 
     try:
         yield
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"dataset.data_dir: {path} cannot be read: {explain(error)}") from error
 
 
@@ -184,67 +311,3 @@ def explain(error: Exception) -> str:
     """Returns pyarrow's reason, without the path and the advice that it puts around it."""
     line = str(error).strip().partition("\n")[0]
     return re.split(r"Invalid: |'\): ", line)[-1].strip() or "pyarrow gives no reason"
-
-
-# ---------------------------------------------------------------------------------------------
-# Types
-# ---------------------------------------------------------------------------------------------
-
-
-def clean_column(column: Any, missing: Sequence[str]) -> Any:
-    """Returns a column without pyarrow's encodings: text is a trimmed `string`, and is null if it means missing."""
-    import pyarrow
-    from pyarrow import compute, types
-
-    if types.is_dictionary(column.type):
-        column = compute.cast(column, column.type.value_type)
-    is_text = types.is_string(column.type) or types.is_large_string(column.type) or types.is_string_view(column.type)
-    if not is_text:
-        return column
-    text = compute.utf8_trim_whitespace(compute.cast(column, pyarrow.string()))
-    is_missing = compute.is_in(text, value_set=pyarrow.array(list(missing), pyarrow.string()))
-    return compute.if_else(is_missing, pyarrow.scalar(None, pyarrow.string()), text)
-
-
-def infer_type(name: str, text: Any, place: Any, ways: str) -> Any:
-    """Converts a clean column of a CSV file to numbers, booleans or dates, if all of its values are; else returns it.
-
-    Args:
-        name: of the column.
-        text: `string` values; null is missing.
-        place: names a row in a message.
-        ways: what to do about a column whose values are nearly all numbers, for the message.
-
-    Raises:
-        ConfigError: if nearly all values are numbers, but not all.
-    """
-    import pyarrow
-    from pyarrow import compute
-
-    present = compute.drop_null(text)
-    if not len(present):
-        return text
-    is_number = compute.match_substring_regex(present, IS_NUMBER)
-    count = compute.sum(is_number).as_py()
-    if count == len(present):
-        is_whole = compute.all(compute.match_substring_regex(present, IS_WHOLE)).as_py()
-        return parse_numbers(text, pyarrow.int64() if is_whole else pyarrow.float64())
-    if count >= MOSTLY * len(present):
-        value = present[compute.index(is_number, False).as_py()]
-        raise ConfigError(
-            f"dataset.data_dir: the column {name} has {value.as_py()!r} ({place(compute.index(text, value).as_py())}), "
-            f"and {count} of its {len(present)} values are numbers; add this value to dataset.missing, or {ways}"
-        )
-    for wanted in (pyarrow.bool_(), pyarrow.timestamp("us"), pyarrow.timestamp("us", "UTC")):
-        try:
-            return compute.cast(text, wanted)
-        except pyarrow.ArrowInvalid:
-            continue
-    return text
-
-
-def parse_numbers(text: Any, wanted: Any) -> Any:
-    """Converts clean text, all of which are numbers or null, to a type."""
-    from pyarrow import compute
-
-    return compute.cast(compute.replace_substring_regex(text, r"^\+", ""), wanted)

@@ -5,15 +5,23 @@ pyarrow is imported inside the functions, because only this dataset needs it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from scaleflow.dataset.table_files import IS_NUMBER, parse_numbers
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Outputs
 
 #: What a column can be taken for, as it is called in the note.
 NUMBER, CATEGORY, TEXT, DATE = "numbers", "categories", "texts", "dates"
+
+#: A column of a CSV file with at least this fraction of numbers, but also other values, is rejected as ambiguous.
+MOSTLY = 0.9
+
+#: A string that is a number, or a date with or without a time.
+IS_NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?$"
+IS_DATE = r"^\d{4}-\d\d-\d\d([ T]([01]\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d+)?)?(Z|[+-]\d\d(:?\d\d)?)?)?$"
 
 Array = np.ndarray[Any, Any]
 
@@ -33,6 +41,72 @@ def is_missing(column: Any) -> Array:
     return missing
 
 
+def clean_column(column: Any, missing: Sequence[str]) -> Any:
+    """Returns a column without pyarrow's encodings: text is a trimmed `string`, and is null if it means missing."""
+    import pyarrow
+    from pyarrow import compute, types
+
+    if types.is_dictionary(column.type):
+        column = compute.cast(column, column.type.value_type)
+    is_text = types.is_string(column.type) or types.is_large_string(column.type) or types.is_string_view(column.type)
+    if not is_text:
+        return column
+    text = compute.utf8_trim_whitespace(compute.cast(column, pyarrow.string()))
+    is_missing = compute.is_in(text, value_set=pyarrow.array(list(missing), pyarrow.string()))
+    return compute.if_else(is_missing, pyarrow.scalar(None, pyarrow.string()), text)
+
+
+def infer_type(name: str, text: Any, place: Any, ways: str) -> Any:
+    """Converts a clean column of a CSV file to numbers, booleans or dates, if all of its values are; else returns it.
+
+    Args:
+        name: of the column.
+        text: `string` values; null is missing.
+        place: names a row in a message.
+        ways: what to do about a column whose values are nearly all numbers, for the message.
+
+    Raises:
+        ConfigError: if nearly all values are numbers, but not all.
+    """
+    import pyarrow
+    from pyarrow import compute
+
+    if text.null_count == len(text):
+        return text
+    for wanted in ("int64", "float64", "bool", "timestamp[us]", pyarrow.timestamp("us", "UTC")):
+        try:
+            return compute.cast(strip_plus(text) if wanted in ("int64", "float64") else text, wanted)
+        except pyarrow.ArrowInvalid:
+            continue
+    is_number = compute.fill_null(compute.match_substring_regex(text, IS_NUMBER), True)
+    present, others = len(text) - text.null_count, compute.sum(compute.invert(is_number)).as_py()
+    if present - others >= MOSTLY * present:
+        row = compute.index(is_number, False).as_py()
+        raise ConfigError(
+            f"dataset.data_dir: the column {name} has {text[row].as_py()!r} ({place(row)}), and {present - others} of "
+            f"its {present} values are numbers; add this value to dataset.missing, or {ways}"
+        )
+    return text
+
+
+def strip_plus(text: Any) -> Any:
+    """Removes the sign that pyarrow does not read."""
+    from pyarrow import compute
+
+    return compute.replace_substring_regex(text, r"^\+([0-9.])", r"\1")
+
+
+def are_plain_numbers(column: Any) -> bool:
+    """Returns whether pyarrow can convert a column to numbers while it reads a CSV file."""
+    import pyarrow
+    from pyarrow import compute
+
+    try:
+        return compute.cast(column, "float64") is not None
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError):
+        return False
+
+
 def to_numbers(column: Any) -> tuple[Array, Array]:
     """Converts a column to float32 [n], NaN if missing, and returns which values are no finite numbers: [n] bool.
 
@@ -43,11 +117,14 @@ def to_numbers(column: Any) -> tuple[Array, Array]:
 
     is_bad = np.zeros(len(column), bool)
     if types.is_string(column.type):
-        for word, digit in (("true", "1"), ("false", "0")):
-            column = compute.replace_substring_regex(column, f"(?i)^{word}$", digit)
-        is_number = compute.fill_null(compute.match_substring_regex(column, IS_NUMBER), True)
-        is_bad = ~is_number.to_numpy()
-        column = parse_numbers(compute.if_else(is_number, column, pyarrow.scalar(None, pyarrow.string())), "float64")
+        try:
+            column = compute.cast(column, "float64")
+        except pyarrow.ArrowInvalid:
+            for word, digit in (("true", "1"), ("false", "0")):
+                column = compute.replace_substring_regex(column, f"(?i)^{word}$", digit)
+            is_number = compute.fill_null(compute.match_substring_regex(column, IS_NUMBER), True)
+            is_bad = ~is_number.to_numpy()
+            column = compute.if_else(is_number, strip_plus(column), pyarrow.scalar(None, pyarrow.string()))
     elif not is_numeric(column):
         return np.full(len(column), np.nan, np.float32), ~is_missing(column)
     with np.errstate(over="ignore"):
@@ -55,10 +132,29 @@ def to_numbers(column: Any) -> tuple[Array, Array]:
     return numbers, is_bad | np.isinf(numbers)
 
 
+def to_strings(column: Any) -> Any:
+    """Converts a column to strings, as Python writes the values; "" if missing."""
+    import pyarrow
+    from pyarrow import compute, types
+
+    if types.is_boolean(column.type):
+        column = compute.if_else(column, "True", "False")
+    elif types.is_timestamp(column.type):
+        column = compute.cast(column, pyarrow.timestamp("s"), safe=False)
+    elif types.is_floating(column.type):
+        column = compute.if_else(compute.is_nan(column), None, column)
+        whole = compute.cast(column, pyarrow.string())
+        return compute.fill_null(compute.replace_substring_regex(whole, r"^(-?[0-9]+)$", r"\1.0"), "")
+    return compute.fill_null(compute.cast(column, pyarrow.string()), "")
+
+
 def to_texts(column: Any) -> tuple[Array, Array]:
     """Converts a column to `str` objects [n], "" if missing. All values can be used."""
-    texts = ["" if value is None or value != value else str(value) for value in column.to_pylist()]
-    return np.array(texts, object), np.zeros(len(texts), bool)
+    import pyarrow
+
+    texts = to_strings(column)
+    codes = (texts.combine_chunks() if isinstance(texts, pyarrow.ChunkedArray) else texts).dictionary_encode()
+    return codes.dictionary.to_numpy(zero_copy_only=False)[codes.indices.to_numpy()], np.zeros(len(column), bool)
 
 
 def to_dates(column: Any) -> tuple[Array, Array]:
@@ -68,11 +164,16 @@ def to_dates(column: Any) -> tuple[Array, Array]:
 
     dates = cast_to_dates(column)
     is_bad = np.zeros(len(column), bool)
-    if dates is None:  # the training split has dates only
-        values = [cast_to_dates(pyarrow.array([value], pyarrow.string())) for value in to_texts(column)[0]]
-        is_bad = np.array([value is None for value in values]) & ~is_missing(column)
-        kept = [None if bad else str(value) for bad, value in zip(is_bad, column.to_pylist(), strict=True)]
-        dates = cast_to_dates(pyarrow.array(kept, pyarrow.string()))
+    if dates is None:  # the rows that the types were inferred from have dates only
+        text = compute.cast(column, pyarrow.string())
+        is_date = compute.fill_null(compute.match_substring_regex(text, IS_DATE), True)
+        text = compute.if_else(is_date, text, pyarrow.scalar(None, pyarrow.string()))
+        dates = cast_to_dates(text)
+        if dates is None:  # such as 30 February
+            days = compute.utf8_slice_codeunits(text, 0, 10)
+            is_day = compute.is_valid(compute.strptime(days, "%Y-%m-%d", "s", error_is_null=True))
+            dates = cast_to_dates(compute.if_else(is_day, text, pyarrow.scalar(None, pyarrow.string())))
+        is_bad = compute.is_null(dates).to_numpy() & ~is_missing(column)
     seconds = compute.cast(dates, pyarrow.timestamp("s"), safe=False).to_numpy(zero_copy_only=False)
     texts = np.datetime_as_string(seconds).astype(object)
     texts[np.isnat(seconds)] = ""
@@ -92,25 +193,25 @@ def cast_to_dates(column: Any) -> Any:
     return None
 
 
-def to_classes(column: Any) -> Array:
-    """Returns the names of the classes of a target: `str` objects [n], "" if missing."""
+def to_classes(column: Any) -> Any:
+    """Converts a target to the names of its classes: strings, "" if missing."""
     from pyarrow import compute, types
 
-    is_bool = types.is_boolean(column.type)
-    return to_texts(compute.cast(column, "string") if is_bool else column)[0]
+    return to_strings(compute.cast(column, "string") if types.is_boolean(column.type) else column)
 
 
 def convert_target(column: Any, outputs: Outputs) -> tuple[Array, Array, str]:
     """Returns the targets of rows, [n, 1] float32 or [n] int32, which of them cannot be used, and what is expected."""
+    import pyarrow
+    from pyarrow import compute
+
     if outputs.kind == "regression":
         numbers, is_bad = to_numbers(column)
         return numbers[:, None], is_bad | np.isnan(numbers), EXPECTED[NUMBER]
-    assert outputs.names is not None
-    places = {name: place for place, name in enumerate(outputs.names)}
-    found = np.array([places.get(name, -1) for name in to_classes(column)], np.int32)
-    classes = np.maximum(found, 0)
+    found = compute.index_in(to_classes(column), value_set=pyarrow.array(outputs.names))
+    classes = compute.fill_null(found, 0).to_numpy().astype(np.int32)
     targets = classes.astype(np.float32)[:, None] if outputs.kind == "binary" else classes
-    return targets, found < 0, "a class of the training split"
+    return targets, compute.is_null(found).to_numpy(), "a class of the training split"
 
 
 #: How the values of a column are converted, by what it is taken for, and what a value is expected to be.

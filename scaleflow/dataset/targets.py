@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from scaleflow.dataset.blocks import Blocks
 from scaleflow.dataset.cache import refuse_unreadable
 from scaleflow.dataset.records import call_decode, to_record
 from scaleflow.interfaces import Arrays, Examples
@@ -24,6 +25,10 @@ def read_targets(split: str, examples: Examples) -> Iterator[Any]:
     """
     if isinstance(examples, Arrays):
         yield examples.targets
+        return
+    if isinstance(examples, Blocks):
+        with refuse_unreadable(split, examples):
+            yield from (targets for _, targets in examples.slabs().as_numpy_iterator())
         return
     records = examples.dataset.take(len(examples))
     size = examples.at_once if examples.decode is not None else None

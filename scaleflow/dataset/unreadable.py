@@ -6,11 +6,13 @@ import contextlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice, starmap
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from scaleflow.dataset.blocks import Blocks, UnusableRowError
 from scaleflow.dataset.records import Records, call_decode, decode, to_record
 from scaleflow.errors import RunError
 from scaleflow.interfaces import Examples, Stream
@@ -21,8 +23,8 @@ DECODE_BATCH_SIZE = 16
 ERROR_PREFIX = re.compile(r"^(\{\{.*?\}\}\s*)?(Error in user-defined function passed to .*?Iterator::\S+:\s*)?")
 ASSERTED = re.compile(r"assertion failed: \[(.*)\]$")
 
-#: Errors that TensorFlow raises; the last, if its own message quotes bytes that are not UTF-8.
-FAILURES = (tf.errors.OpError, UnicodeDecodeError)
+#: Errors of reading: TensorFlow's, UnicodeDecodeError if their message quotes bytes that are not UTF-8, and of blocks.
+FAILURES = (tf.errors.OpError, UnicodeDecodeError, UnusableRowError)
 
 #: Message of `assert_cardinality` for a stream that ends too early.
 ENDED_EARLY = re.compile(r"expected to contain (\d+) elements? but contained only (\d+)")
@@ -42,6 +44,8 @@ class UnreadableExample:
 
 def find_unreadable(stream: Stream) -> list[int]:
     """Returns the indices of the records that cannot be decoded, in one parallel pass over the stream."""
+    if isinstance(stream, Blocks):
+        return [place for place, *_ in stream.find_unusable()]
     good = np.zeros(len(stream), bool)
     for indices, _ in () if stream.at_once is None else readable_batches(stream).as_numpy_iterator():
         good[indices] = True
@@ -53,6 +57,8 @@ def find_unreadable(stream: Stream) -> list[int]:
 
 def find_first_unreadable(stream: Stream) -> UnreadableExample | None:
     """Returns the first record that cannot be decoded, or None."""
+    if isinstance(stream, Blocks):
+        return next(starmap(UnreadableExample, stream.find_unusable()), None)
     if stream.at_once is not None:
         return next(iter(describe_examples(stream, find_unreadable(stream)[:1])), None)
     index = -1
@@ -126,6 +132,9 @@ def unreadable_message(split: str, example: UnreadableExample) -> str:
 
 
 def describe_examples(stream: Stream, places: Sequence[int]) -> list[UnreadableExample]:
+    if isinstance(stream, Blocks):
+        found = (each for each in starmap(UnreadableExample, stream.find_unusable()) if each.place in set(places))
+        return list(islice(found, len(places)))
     return [
         describe_record(stream, place, record)
         for place, record in zip(places, select_records(stream, places), strict=False)
@@ -170,6 +179,8 @@ def drop_records(stream: Stream, places: Sequence[int]) -> Stream:
         return stream.select(good)
     keep = np.zeros(len(stream), bool)
     keep[good] = True
+    if isinstance(stream, Blocks):
+        return stream.select(keep)
     numbered = number_records(stream, keep)
     return replace(stream, dataset=numbered.map(lambda _, *record: to_record(record)), length=len(good))
 

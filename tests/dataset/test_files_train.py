@@ -86,7 +86,7 @@ def test_files_of_every_kind_train_and_are_served_raw(
         assert np.isfinite(outputs).all(), name
         assert set(counts) == {"train", "validation", "test"}, name
     assert found["image_folder"][2][0].dtype == np.uint8
-    assert [each.dtype.kind for each in found["csv"][2]] == ["f", "f", "O"]
+    assert [each.dtype.kind for each in found["csv"][2]] == ["f", "f", "U"]
 
 
 @pytest.mark.slow

@@ -1,0 +1,303 @@
+"""Streams of rows in blocks that can be read in any order, such as the row groups of a Parquet file.
+
+Rows are read, converted and shuffled by the block, never one by one. The order of an epoch is a function of the seed
+and the epoch: the blocks in random order, divided into pools that fit in memory, and the rows of each pool shuffled.
+So a run can resume at any step, after one pool was read.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from scaleflow.interfaces import Arrays, Stream
+
+Array = np.ndarray[Any, Any]
+
+#: Rows that one call of TensorFlow's takes: few calls, and little memory.
+SLAB = 16_384
+
+#: Rows that are drawn together, so that a draw of very many rows takes little time and memory.
+DRAWN_TOGETHER = 65_536
+
+#: Size of the pools in which rows are shuffled, without `dataset.shuffle`.
+POOL_BYTES = 64 << 20
+
+#: Memory that a string takes in addition to its characters.
+STRING_BYTES = 64
+
+#: `dataset.cache=auto` keeps the rows of a split in memory up to this size after their preprocessing.
+MEMORY_BYTES = 256 << 20
+
+
+class RowReader(Protocol):
+    """Reads the rows of a split, as a source has them.
+
+    Attributes:
+        lengths: the number of rows of each block.
+        spec: the specs (inputs, targets) of one row.
+        malformed: messages about rows that are in no block, because they cannot be divided into fields.
+        faults: these, and messages about the first other rows that cannot be used.
+    """
+
+    lengths: Sequence[int]
+    spec: tuple[Any, Any]
+    malformed: Sequence[str]
+    faults: Sequence[str]
+
+    def read(self, block: int, rows: int | None = None) -> tuple[Arrays, Mapping[int, str]]:
+        """Returns the first `rows` of a block, or all of them, and why some of them cannot be used, by their index."""
+
+    def sample(self) -> tuple[Any, Array]:
+        """Returns the inputs of rows to learn a preprocessing from, and the indices of these rows: [n] int64."""
+
+    def name(self, row: int) -> str:
+        """Names a row by its file."""
+
+
+class UnusableRowError(ValueError):
+    """A row that cannot be used was read."""
+
+
+@dataclass(frozen=True)
+class Blocks(Stream):
+    """A stream of the rows of a `RowReader`: all of them, or those that `keep` [rows] bool says.
+
+    `dataset` yields single rows, for code that takes any stream, but slowly.
+    """
+
+    reader: RowReader | None = None
+    keep: Array | None = None
+
+    @property
+    def rows(self) -> RowReader:
+        assert self.reader is not None
+        return self.reader
+
+    def select(self, wanted: Array) -> Blocks:
+        """Returns a stream of some of the rows, [length] bool."""
+        if self.keep is None:
+            return make_blocks(self.rows, wanted)
+        keep = self.keep.copy()
+        keep[self.keep] = wanted
+        return make_blocks(self.rows, keep)
+
+    def lengths(self) -> list[int]:
+        """Returns the number of rows of each block that are in the stream."""
+        if self.keep is None:
+            return list(self.rows.lengths)
+        return [int(np.count_nonzero(self.keep[first:end])) for first, end in self._bounds()]
+
+    def load(self, block: int, rows: int | None = None) -> Arrays:
+        """Reads a block, or rows of it from its beginning on. Raises UnusableRowError for one that cannot be used."""
+        arrays, faults = self.rows.read(block, rows)
+        keep = self._kept(block, len(arrays))
+        for row in faults:
+            if keep is None or keep[row]:
+                raise UnusableRowError(f"{self.rows.name(self._bounds()[block][0] + row)}: {faults[row]}")
+        if keep is None:
+            return arrays
+        places = np.flatnonzero(keep)  # faster than a mask for each column
+        return arrays.map(partial(gather, rows=places))
+
+    def find_unusable(self) -> Iterator[tuple[int, str, str]]:
+        """Yields the rows that cannot be used: the index in the stream, the name, the reason."""
+        done = 0
+        for block, (first, _) in enumerate(self._bounds()):
+            arrays, faults = self.rows.read(block)
+            keep = self._kept(block, len(arrays))
+            places = np.arange(len(arrays)) if keep is None else np.cumsum(keep) - 1
+            for row, reason in sorted(faults.items()):
+                if keep is None or keep[row]:
+                    yield done + int(places[row]), self.rows.name(first + row), reason
+            done += len(arrays) if keep is None else int(np.count_nonzero(keep))
+
+    def head(self, count: int) -> Arrays:
+        """Returns the first rows, up to `count`."""
+        parts: list[Arrays] = []
+        for block, length in enumerate(self.lengths()):
+            if length:
+                part = self.load(block, 16 * count)
+                whole = part if len(part) >= min(count, length) else self.load(block)
+                parts.append(whole.map(lambda array: array[:count]))
+            if sum(map(len, parts)) >= count:
+                break
+        return concatenate(parts).map(lambda array: array[:count])
+
+    def sample(self) -> Any:
+        """Returns the inputs of those rows of the reader's sample that are in the stream."""
+        inputs, numbers = self.rows.sample()
+        if self.keep is None:
+            return inputs
+        keep = self.keep[numbers]
+        return tf.nest.map_structure(lambda array: array[keep], inputs)
+
+    def slabs(self) -> tf.data.Dataset:
+        """Returns (inputs [b, ...], targets [b, ...]) of all rows in their order."""
+        order = BlockOrder(self, None)
+
+        def read(first: int) -> Any:
+            return order.take(0, np.arange(first, min(first + SLAB, len(self)))).parts
+
+        return read_slabs(tf.data.Dataset.range(0, len(self), SLAB), read, self.rows.spec)
+
+    def _bounds(self) -> list[tuple[int, int]]:
+        return list(pairwise([0, *np.cumsum(self.rows.lengths).tolist()]))
+
+    def _kept(self, block: int, rows: int) -> Array | None:
+        first = self._bounds()[block][0]
+        return None if self.keep is None else self.keep[first : first + rows]
+
+
+def make_blocks(reader: RowReader, keep: Array | None = None) -> Blocks:
+    """Makes the stream of all rows, or of those that `keep` says."""
+    length = sum(reader.lengths) if keep is None else int(np.count_nonzero(keep))
+    spec = tf.nest.map_structure(lambda each: tf.zeros([0, *each.shape], each.dtype), reader.spec)
+    blocks = Blocks(tf.data.Dataset.from_tensor_slices(spec), length, None, None, reader.faults, None, reader, keep)
+    rows = blocks.slabs().unbatch().apply(tf.data.experimental.assert_cardinality(length))
+    return replace(blocks, dataset=rows)
+
+
+def draw_rows(count: int, fraction: float, *seeds: int) -> Array:
+    """Draws a fraction of rows: [count] bool. The same share is drawn of each `DRAWN_TOGETHER` rows."""
+    drawn = np.zeros(count, bool)
+    for group, first in enumerate(range(0, count, DRAWN_TOGETHER)):
+        end = min(first + DRAWN_TOGETHER, count)
+        random = np.random.default_rng([*seeds, group] if group else list(seeds))
+        chosen = random.permutation(end - first)[: round(end * fraction) - round(first * fraction)]
+        drawn[first + chosen] = True
+    return drawn
+
+
+def concatenate(parts: Sequence[Arrays]) -> Arrays:
+    """Joins splits."""
+    if len(parts) == 1:
+        return parts[0]
+    joined = tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *(part.parts for part in parts))
+    return Arrays(*joined)
+
+
+def store_by_rows(arrays: Arrays) -> Arrays:
+    """Copies columns of float32 into one array by rows: so it is much faster to gather rows from them."""
+    flat: list[Array] = tf.nest.flatten(arrays.parts)
+    numbers = [n for n, array in enumerate(flat) if array.dtype == np.float32 and array.ndim == 1]
+    matrix = np.empty([len(arrays), len(numbers)], np.float32)
+    for first in range(0, len(arrays), SLAB):  # a part that fits in the cache of a core
+        for column, n in enumerate(numbers):
+            matrix[first : first + SLAB, column] = flat[n][first : first + SLAB]
+    for column, n in enumerate(numbers):
+        flat[n] = matrix[:, column]
+    return Arrays(*tf.nest.pack_sequence_as(arrays.parts, flat))
+
+
+def gather(array: Array, rows: Array) -> Array:
+    """Returns rows of an array. `numpy.take` would first copy a column that is stored by rows."""
+    return array[rows]
+
+
+def read_slabs(numbers: tf.data.Dataset, read: Callable[..., Any], spec: Any) -> tf.data.Dataset:
+    """Returns what `read` returns for the numbers, in their order: arrays [b, ...] of the structure `spec`."""
+    flat_spec = tf.nest.flatten(spec)
+
+    def call(*values: Any) -> list[Array]:
+        return tf.nest.flatten(read(*map(int, values)))  # type: ignore[no-any-return]
+
+    def load(*values: tf.Tensor) -> Any:
+        flat = tf.numpy_function(call, values, [each.dtype for each in flat_spec])
+        shaped = [tf.ensure_shape(array, [None, *each.shape]) for array, each in zip(flat, flat_spec, strict=True)]
+        return tf.nest.pack_sequence_as(spec, shaped)
+
+    return numbers.map(load).prefetch(2)
+
+
+class BlockOrder:
+    """The rows of blocks in the order of an epoch.
+
+    While the rows of a pool are taken, the next pool is read.
+
+    Args:
+        blocks: the rows.
+        seed: reshuffles every epoch; None keeps the order.
+        pool: the least number of rows of a pool, as far as there are so many; None: as many as fit in `POOL_BYTES`.
+    """
+
+    def __init__(self, blocks: Blocks, seed: int | None, pool: int | None = None) -> None:
+        self._blocks = blocks
+        self._seed = seed
+        self._lengths = blocks.lengths()
+        self._pool = pool
+        self._lock = threading.Lock()
+        self._loader = ThreadPoolExecutor(1, "scaleflow-blocks")
+        self._loaded: dict[tuple[int, int], Future[tuple[Arrays, Array]]] = {}
+        self._pools: tuple[int, list[list[int]], Array] | None = None
+
+    def take(self, epoch: int, positions: Array) -> Arrays:
+        """Returns the rows at ascending positions of an epoch."""
+        pools, ends = self._divide(epoch)
+        found = []
+        for pool in np.unique(np.searchsorted(ends, positions, side="right")):
+            first = ends[pool - 1] if pool else 0
+            mine = positions[(positions >= first) & (positions < ends[pool])] - first
+            arrays, order = self._get(epoch, int(pool), len(pools))
+            found.append(arrays.map(partial(gather, rows=order[mine])))
+        if positions[-1] == ends[-1] - 1:
+            with self._lock:
+                self._loaded.clear()
+        return concatenate(found)
+
+    def _divide(self, epoch: int) -> tuple[list[list[int]], Array]:
+        """Returns the blocks of each pool of an epoch, and the position after its last row."""
+        if self._pools is not None and self._pools[0] == epoch:
+            return self._pools[1:]
+        order = [n for n, length in enumerate(self._lengths) if length]
+        least = 1
+        if self._seed is not None:
+            order = [order[n] for n in np.random.default_rng([self._seed, epoch]).permutation(len(order))]
+            least = self._pool or pool_rows(self._blocks)
+        pools: list[list[int]] = []
+        rows = least
+        for block in order:
+            if rows >= least:
+                pools.append([])
+                rows = 0
+            pools[-1].append(block)
+            rows += self._lengths[block]
+        ends = np.cumsum([sum(self._lengths[block] for block in pool) for pool in pools])
+        self._pools = epoch, pools, ends
+        return pools, ends
+
+    def _get(self, epoch: int, pool: int, count: int) -> tuple[Arrays, Array]:
+        wanted = [(epoch, number) for number in (pool, pool + 1) if number < count]
+        with self._lock:
+            for key in set(self._loaded) - set(wanted):
+                del self._loaded[key]
+            for key in wanted:
+                if key not in self._loaded:
+                    self._loaded[key] = self._loader.submit(self._load, *key)
+            future = self._loaded[wanted[0]]
+        return future.result()
+
+    def _load(self, epoch: int, pool: int) -> tuple[Arrays, Array]:
+        """Returns the rows of a pool, and their order."""
+        arrays = concatenate([self._blocks.load(block) for block in self._divide(epoch)[0][pool]])
+        if self._seed is None:
+            return arrays, np.arange(len(arrays))
+        return store_by_rows(arrays), np.random.default_rng([self._seed, epoch, pool]).permutation(len(arrays))
+
+
+def pool_rows(blocks: Blocks) -> int:
+    """Returns the rows that fit in `POOL_BYTES`."""
+    first = blocks.head(256)
+    size = sum(
+        sum(map(len, array)) + STRING_BYTES * len(array) if array.dtype == object else array.nbytes
+        for array in tf.nest.flatten(first.parts)
+    )
+    return max(1, int(POOL_BYTES / max(size, 1) * len(first)))

@@ -1,0 +1,191 @@
+"""Rows in blocks: each comes once in an epoch, in an order of (seed, epoch), from any step on and on any replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scaleflow.interfaces import Arrays, Batching
+from tests.dataset.files import options
+from tests.dataset.reading import numbered, reader, spread_over
+
+LENGTHS = (40, 0, 25, 60, 10, 33)
+
+
+class Rows:
+    """Numbered rows in blocks, some of which cannot be used."""
+
+    lengths = LENGTHS
+    malformed: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
+
+    def __init__(self, faults: Mapping[int, str] = {}) -> None:
+        import tensorflow as tf
+
+        self._faults = faults
+        self.spec = tf.TensorSpec([2], tf.float32), tf.TensorSpec([], tf.int32)
+        self.blocks_read: list[int] = []
+
+    def read(self, block: int, rows: int | None = None) -> tuple[Arrays, Mapping[int, str]]:
+        self.blocks_read.append(block)
+        first = sum(LENGTHS[:block])
+        end = first + min(LENGTHS[block], rows or LENGTHS[block])
+        found = {row - first: reason for row, reason in self._faults.items() if first <= row < end}
+        return numbered(sum(LENGTHS)).map(lambda array: array[first:end]), found
+
+    def sample(self) -> tuple[Any, Any]:
+        places = np.arange(0, sum(LENGTHS), 2)
+        return numbered(sum(LENGTHS)).inputs[places], places
+
+    def name(self, row: int) -> str:
+        return f"row {row}"
+
+
+def read_epochs(replicas: int) -> Any:
+    from scaleflow.dataset.blocks import make_blocks
+    from scaleflow.dataset.feeds import BlockFeed
+
+    strategy = spread_over(replicas)
+    rows = Rows()
+    feed = BlockFeed(make_blocks(rows), Batching(8 // replicas, 1, replicas), strategy, 3, buffer=50)
+    read = reader(strategy, feed)
+    epochs = [read(0), read(1), read(0)]
+    resumed = read(1, 9)
+    rows.blocks_read.clear()
+    read(1, feed.batching.steps(feed.examples) - 1)
+    last = list(rows.blocks_read)
+    other = reader(strategy, feed.reorder(4))(0)
+    in_order = reader(strategy, BlockFeed(make_blocks(rows), Batching(8 // replicas, 1, replicas), strategy, None))(0)
+    fit = [targets.numpy()[mask.numpy() > 0].tolist() for _, targets, mask in feed.batches(2, 22)]
+    return epochs, resumed, last, other, in_order, fit
+
+
+def flat(batches: Any) -> list[int]:
+    return [number for batch, _ in batches for number in batch]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_each_row_comes_once_in_an_order_of_the_seed_and_the_epoch(isolated: Callable[..., Any], replicas: int) -> None:
+    epochs, resumed, last, other, in_order, fit = isolated(read_epochs, replicas)
+    every = list(range(sum(LENGTHS)))
+    orders = [flat(epoch) for epoch in epochs]
+    assert all(sorted(order) == every for order in [*orders, flat(other)])
+    assert orders[0] == orders[2]
+    assert len({tuple(order) for order in [*orders, flat(other)]}) == 3
+    assert resumed == epochs[1][9:]
+    assert 0 < len(last) < 5  # not all blocks
+    assert flat(in_order) == every
+    assert {length for _, length in epochs[0]} == {8}
+    assert [list(chain(*batches)) for batches in (fit[:21], fit[21:])] == orders[:2]
+
+
+def test_replicas_change_nothing(isolated: Callable[..., Any]) -> None:
+    alone, divided = (isolated(read_epochs, replicas)[0] for replicas in (1, 2))
+    assert alone == divided
+
+
+def read_worker_shares() -> Any:
+    import tensorflow as tf
+
+    from scaleflow.dataset.blocks import make_blocks
+    from scaleflow.dataset.feeds import BlockFeed
+
+    feed = BlockFeed(make_blocks(Rows()), Batching(4, 1, 2), tf.distribute.get_strategy(), 3)
+    contexts = [tf.distribute.InputContext(2, worker, 2) for worker in range(2)]
+    shares = [list(feed._read_shares(0, 2, tf.data.Dataset.range(0), each).as_numpy_iterator()) for each in contexts]
+    whole = list(feed.batches(1, 21).as_numpy_iterator())[2:]
+    return [np.concatenate([a[1], b[1]]).tolist() for a, b in zip(*shares, strict=True)], [
+        y.tolist() for _, y, _ in whole
+    ]
+
+
+def test_each_worker_reads_its_share_of_a_batch(isolated: Callable[..., Any]) -> None:
+    together, whole = isolated(read_worker_shares)
+    assert together == whole
+
+
+def divide() -> Any:
+    from scaleflow.dataset.blocks import draw_rows, make_blocks
+    from scaleflow.dataset.splits import hold_out_examples, limit_examples
+    from scaleflow.dataset.unreadable import drop_records, find_first_unreadable, find_unreadable
+
+    blocks = make_blocks(Rows({5: "is wrong", 70: "is worse", 166: "is bad"}))
+    train, validation, _ = hold_out_examples(blocks, 0.25, 1, lambda event: None)
+    unreadable = find_unreadable(blocks), str(find_first_unreadable(blocks))
+    good = drop_records(blocks, unreadable[0])
+    limited = limit_examples(good, 45)
+    rows = good.head(10_000).targets.tolist()
+    slow = [int(y) for _, y in good.dataset.as_numpy_iterator()]
+    held_out = hold_out_examples(good, 0.25, 1, lambda event: None)
+    parts = [sorted(each.head(10_000).targets.tolist()) for each in held_out[:2]]
+    large = [draw_rows(1_000_003, 0.1, seed) for seed in (1, 1, 2)]
+    return (len(train), len(validation)), unreadable, rows, slow, limited.head(99).targets.tolist(), parts, large
+
+
+def test_rows_are_selected_without_reading_them(isolated: Callable[..., Any]) -> None:
+    counts, (indices, first), rows, slow, limited, parts, large = isolated(divide)
+    assert counts == (126, 42)
+    assert indices == [5, 70, 166]
+    assert first == "row 5 (is wrong)"
+    good = [row for row in range(sum(LENGTHS)) if row not in indices]
+    assert rows == slow == good
+    assert limited == good[:45]
+    assert sorted(parts[0] + parts[1]) == good
+    assert len(parts[1]) == 41
+    assert max(parts[1]) > 150  # not the first ones
+    assert large[0].sum() == 100_000
+    assert (large[0] == large[1]).all()
+    assert (large[0] != large[2]).any()
+    assert abs(large[0][:65_536].mean() - 0.1) < 1e-4
+
+
+class Source:
+    splits = ("train",)
+
+    def __init__(self, **changes: Any) -> None:
+        from scaleflow.interfaces import Inputs, Outputs
+
+        self.inputs, self.outputs = Inputs((2,)), Outputs("classification", (sum(LENGTHS),))
+        self._changes = changes
+
+    def load(self, split: str) -> Any:
+        from scaleflow.dataset.blocks import make_blocks
+
+        return make_blocks(Rows(**self._changes))
+
+
+def prepare() -> Any:
+    from scaleflow import dataset
+    from scaleflow.errors import ConfigError
+
+    cached = dataset.prepare_splits(Source(), options(validation=0.25), 0)
+    streamed = dataset.prepare_splits(Source(), options(validation=0.25, cache="none"), 0)
+    messages = []
+    for changes in ({}, {"cache": "none"}):
+        try:
+            splits = dataset.prepare_splits(Source(faults={50: "is wrong"}), options(**changes), 0)
+            list(splits.train.slabs())
+        except ConfigError as error:
+            messages.append(str(error))
+        except Exception as error:
+            messages.append(str(dataset.explain_read_error(error, {"train": splits.train})))
+    targets = [
+        [split.targets.tolist(), stream.head(999).targets.tolist()]
+        for split, stream in ((cached.train, streamed.train), (cached.validation, streamed.validation))
+    ]
+    return targets, messages, type(streamed.train).__name__
+
+
+def test_a_split_is_the_same_in_memory_and_streamed(isolated: Callable[..., Any]) -> None:
+    targets, messages, name = isolated(prepare)
+    assert name == "Blocks"
+    for cached, streamed in targets:
+        assert cached == streamed
+    for message in messages:
+        assert message.startswith(
+            "dataset: row 50 of 'train' cannot be read: is wrong; use dataset.on_bad_example=skip"
+        )
