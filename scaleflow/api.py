@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -32,11 +32,16 @@ from scaleflow.config.compose import (
 from scaleflow.config.folders import create_folder
 from scaleflow.config.hydra_config import check_folder_writable
 from scaleflow.errors import ConfigError, RunError
+from scaleflow.frame import set_data_dir, to_arrow, write_table
 from scaleflow.interfaces import Plan, Status
 from scaleflow.launcher.launch import launch_run
 from scaleflow.launcher.prepare import RunCommand, prepare_run
 from scaleflow.launcher.recovery import repair_quietly
 from scaleflow.runs.state import RunHistory
+
+if TYPE_CHECKING:
+    import pandas
+    import pyarrow
 
 #: Exit codes after SIGINT and SIGTERM.
 INTERRUPTED, TERMINATED = 130, 143
@@ -95,7 +100,10 @@ def compose(*overrides: str, config_dir: Folders = ()) -> DictConfig:
 
 
 def run(
-    *what: str | Mapping[str, Any] | DictConfig, config_dir: Folders = (), folder: str | Path | None = None
+    *what: str | Mapping[str, Any] | DictConfig,
+    config_dir: Folders = (),
+    folder: str | Path | None = None,
+    data: pandas.DataFrame | pyarrow.Table | None = None,
 ) -> Result:
     """Trains, as `python -m scaleflow` does, and returns when the run is over.
 
@@ -104,6 +112,8 @@ def run(
             scaleflow's config groups.
         config_dir: one or more folders with your own config options, as `--config-dir`.
         folder: the run's folder, as `hydra.run.dir`.
+        data: with `dataset=table`, the rows, in place of `dataset.data_dir`. A DataFrame's index is left out. The run
+            reads a copy, a Feather file in its folder, whose name contains a hash of the table.
 
     Returns:
         The result. A run that `checkpoint.max_seconds` stopped has the status KILLED and raises nothing.
@@ -120,13 +130,23 @@ def run(
         composed = compose_config(overrides, to_folders(config_dir))
     if folder is not None:
         composed = replace(composed, folder=Path(folder))
-    return run_config(composed, overrides)
+    if data is None:
+        return run_config(composed, overrides)
+    table = to_arrow(data)
+    composed, file = set_data_dir(composed, table)
+    try:
+        return run_config(composed, overrides, lambda: write_table(table, file))
+    except ConfigError:
+        file.unlink(missing_ok=True)  # there is no run that could read it
+        raise
 
 
-def run_config(composed: ComposedConfig, overrides: Sequence[str]) -> Result:
+def run_config(
+    composed: ComposedConfig, overrides: Sequence[str], fill_folder: Callable[[], None] | None = None
+) -> Result:
     """Runs a composed config, or resumes the run that it names. Raises as `run` does."""
     refusals: list[str] = []
-    code, folder = launch_config(composed, overrides, refuse=refusals.append)
+    code, folder = launch_config(composed, overrides, refuse=refusals.append, fill_folder=fill_folder)
     if refusals:
         raise_interruption(code, refusals[0])
         raise ConfigError(refusals[0])
@@ -138,6 +158,7 @@ def launch_config(
     overrides: Sequence[str],
     tags: Mapping[str, str] | None = None,
     refuse: Callable[[str], None] | None = None,
+    fill_folder: Callable[[], None] | None = None,
 ) -> tuple[int, Path]:
     """Prepares and launches a composed config.
 
@@ -146,6 +167,7 @@ def launch_config(
         overrides: the typed overrides, for `overrides.yaml`.
         tags: tags of the run, in addition to those that every run has.
         refuse: receives the reason if a launched run is refused; None: the terminal shows it.
+        fill_folder: writes what the run needs into its folder, after the config was checked.
 
     Returns:
         The exit code that the command would have, and the run's folder.
@@ -160,6 +182,8 @@ def launch_config(
     if not run.resume_number:
         check_main(run.spec.plan)
     make_writable(run.spec.folder)
+    if fill_folder is not None:
+        fill_folder()
     return launch_run(run, refuse=refuse), run.spec.folder
 
 

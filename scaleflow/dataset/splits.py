@@ -169,13 +169,13 @@ def refuse_faults(split: str, stream: Stream) -> None:
 def drop_unreadable(split: str, stream: Stream, workers: Workers, emit: Emit) -> Stream:
     """Returns the stream without unreadable examples; a note counts and names them."""
     if isinstance(stream, Blocks) and stream.rows.malformed and (split == "train" or stream.keep is None):
-        first = "; ".join(stream.rows.malformed[:MAX_NAMED])
+        shown = "; ".join(stream.rows.malformed[:MAX_NAMED])
         emit(Note(f"dataset.on_bad_example=skip: left out {len(stream.rows.malformed)} rows of the files: {shown}"))
     indices = json.loads(workers.from_chief(lambda: json.dumps(find_unreadable(stream))))
     if not indices:
         return stream
     if len(indices) == len(stream):
-        shown = describe_examples(stream, indices[:1])[0]
+        first = describe_examples(stream, indices[:1])[0]
         raise ConfigError(
             f"dataset.on_bad_example=skip: none of the {len(stream)} examples of {split!r} can be read: {first}"
         )
