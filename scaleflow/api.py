@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -38,10 +38,6 @@ from scaleflow.launcher.launch import launch_run
 from scaleflow.launcher.prepare import RunCommand, prepare_run
 from scaleflow.launcher.recovery import repair_quietly
 from scaleflow.runs.state import RunHistory
-
-if TYPE_CHECKING:
-    import pandas
-    import pyarrow
 
 #: Exit codes after SIGINT and SIGTERM.
 INTERRUPTED, TERMINATED = 130, 143
@@ -103,7 +99,7 @@ def run(
     *what: str | Mapping[str, Any] | DictConfig,
     config_dir: Folders = (),
     folder: str | Path | None = None,
-    data: pandas.DataFrame | pyarrow.Table | None = None,
+    data: Any = None,
 ) -> Result:
     """Trains, as `python -m scaleflow` does, and returns when the run is over.
 
@@ -112,8 +108,9 @@ def run(
             scaleflow's config groups.
         config_dir: one or more folders with your own config options, as `--config-dir`.
         folder: the run's folder, as `hydra.run.dir`.
-        data: with `dataset=table`, the rows, in place of `dataset.data_dir`. A DataFrame's index is left out. The run
-            reads a copy, a Feather file in its folder, whose name contains a hash of the table.
+        data: with `dataset=table`, the rows: a pandas DataFrame or a pyarrow Table, in place of `dataset.data_dir`.
+            A DataFrame's index is left out. The run reads a copy, a Feather file in its folder, whose name contains a
+            hash of the table.
 
     Returns:
         The result. A run that `checkpoint.max_seconds` stopped has the status KILLED and raises nothing.

@@ -50,7 +50,7 @@ def set_data_dir(composed: ComposedConfig, table: Any) -> tuple[ComposedConfig, 
 
     The name of the file contains a hash of the table. Raises ConfigError if the config has data of its own.
     """
-    dataset = composed.config.get("dataset") or {}
+    dataset = composed.config.get("dataset") or OmegaConf.create({})
     if composed.config.get("resume"):
         raise ConfigError("run(data=...): a resumed run reads the table that is in its folder; leave out data")
     if dataset.get("_target_") != SOURCE:

@@ -6,7 +6,7 @@ import glob
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -78,12 +78,16 @@ def find_files(data_dir: Any, suffixes: Sequence[str]) -> dict[str, list[str]]:
 
 
 def find_in_folder(data_dir: Any, path: Path, suffixes: Sequence[str]) -> dict[str, list[str]]:
+    names = (name for name in walk_files(path) if has_suffix(name, suffixes))
+    return divide_files(data_dir, ((name, Path(name).relative_to(path)) for name in names), suffixes)
+
+
+def divide_files(data_dir: Any, names: Iterable[tuple[str, PurePath]], suffixes: Sequence[str]) -> dict[str, list[str]]:
+    """Divides files, given with their paths relative to the data folder, into splits as `find_files` describes."""
     files: dict[str, list[str]] = {}
     others: list[str] = []
-    for name in walk_files(path):
-        if not has_suffix(name, suffixes):
-            continue
-        split = split_of(Path(name).relative_to(path))
+    for name, relative in names:
+        split = split_of(relative)
         files.setdefault(split, []).append(name) if split else others.append(name)
     if not files and not others:
         raise ConfigError(f"dataset.data_dir={data_dir}: there is no file with {' or '.join(suffixes)} in its name")
@@ -102,7 +106,7 @@ def find_in_folder(data_dir: Any, path: Path, suffixes: Sequence[str]) -> dict[s
     return files
 
 
-def split_of(path: Path) -> str | None:
+def split_of(path: PurePath) -> str | None:
     """Returns the split that a path denotes, relative to the data folder."""
     first = path.parts[0]
     if len(path.parts) > 1:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scaleflow.dataset.files import find_files
+from scaleflow.dataset.object_store import find_in_store, is_address, open_in_store
 from scaleflow.errors import ConfigError
 
 #: Suffix of a file -> the name of its format.
@@ -132,14 +133,21 @@ class TableFiles:
     def read_schema(self, path: str) -> Any:
         """Returns the names and the types of the columns of a file."""
         import pyarrow
-        from pyarrow import csv, dataset
+        from pyarrow import csv, ipc, json, parquet
 
-        with refuse_unreadable_file(path):
-            if self.format != "csv":
-                return dataset.dataset(path, format=self.format).schema.remove_metadata()
+        with refuse_unreadable_file(path), open_file(path) as opened:
+            if self.format == "parquet":
+                return parquet.ParquetFile(opened).schema_arrow.remove_metadata()
+            if self.format == "feather":
+                return ipc.open_file(opened).schema.remove_metadata()
+            if self.format == "json":
+                place = next(self._divide_text(path), (0, 0))
+                return json.read_json(read_text(Block(path, place, 0))).schema
             options = csv.ReadOptions(column_names=list(self.csv.header) or None, encoding=self.csv.encoding)
             with csv.open_csv(
-                path, read_options=options, parse_options=self._parse_options(path, lambda row: "skip")
+                decompress(path, opened),
+                read_options=options,
+                parse_options=self._parse_options(path, lambda row: "skip"),
             ) as file:
                 return pyarrow.schema([(name, pyarrow.string()) for name in file.schema.names])
 
@@ -148,12 +156,12 @@ class TableFiles:
 
         with refuse_unreadable_file(path):
             if self.format == "parquet":
-                with parquet.ParquetFile(path) as file:
+                with parquet.ParquetFile(open_file(path)) as file:
                     for n in range(file.num_row_groups):
                         yield Block(path, n, file.metadata.row_group(n).num_rows)
             elif self.format == "feather":
                 place = self.schema.names.index(column)
-                with ipc.open_file(path, options=ipc.IpcReadOptions(included_fields=[place])) as file:
+                with ipc.open_file(open_file(path), options=ipc.IpcReadOptions(included_fields=[place])) as file:
                     for n in range(file.num_record_batches):
                         yield Block(path, n, file.get_batch(n).num_rows)
             else:
@@ -174,7 +182,7 @@ class TableFiles:
             yield 0, None
             return
         first, rest = 0, b""
-        with Path(path).open("rb") as file:
+        with open_file(path) as file:
             while part := file.read(TEXT_BLOCK):
                 rest += part
                 end = rest.rfind(b"\n") + 1
@@ -231,7 +239,7 @@ class TableFiles:
         from pyarrow import ipc, json, parquet
 
         if self.format == "parquet":
-            with parquet.ParquetFile(block.path) as file:
+            with parquet.ParquetFile(open_file(block.path), pre_buffer=True) as file:
                 if rows is None or rows >= block.rows:
                     return file.read_row_group(block.place, columns=columns)
                 return pyarrow.Table.from_batches(
@@ -239,7 +247,7 @@ class TableFiles:
                 )
         if self.format == "feather":
             places = [self.schema.names.index(name) for name in columns]
-            with ipc.open_file(pyarrow.memory_map(block.path), options=ipc.IpcReadOptions(included_fields=places)) as f:
+            with ipc.open_file(open_file(block.path), options=ipc.IpcReadOptions(included_fields=places)) as f:
                 return pyarrow.Table.from_batches([f.get_batch(block.place)]).select(columns)
         options = json.ParseOptions(explicit_schema=self.schema, unexpected_field_behavior="ignore")
         return json.read_json(read_text(block), parse_options=options).select(columns)
@@ -249,7 +257,8 @@ def open_tables(data_dir: Any, form: CsvForm) -> TableFiles:
     """Finds the files and checks that they have one format and the same columns."""
     import pyarrow
 
-    by_split = find_files(data_dir, tuple(FORMATS))
+    find = find_in_store if is_address(data_dir) else find_files
+    by_split = find(data_dir, tuple(FORMATS))
     first, *others = [path for paths in by_split.values() for path in paths]
     files = TableFiles(by_split, format_of(first), form)
     form.check(first, files.format)
@@ -276,14 +285,31 @@ def open_tables(data_dir: Any, form: CsvForm) -> TableFiles:
     return files
 
 
-def read_text(block: Block) -> Any:
-    """Opens the bytes of a block of a text file."""
+def open_file(path: str) -> Any:
+    """Opens a file, or an address in an object store, for reading at any position."""
     import pyarrow
 
+    if is_address(path):
+        return open_in_store(path)
+    return pyarrow.memory_map(path) if Path(path).stat().st_size else pyarrow.BufferReader(b"")
+
+
+def decompress(path: str, file: Any) -> Any:
+    """Returns the contents of a file, decompressed if its name ends so."""
+    import pyarrow
+
+    if not path.lower().endswith(COMPRESSED):
+        return file
+    return pyarrow.CompressedInputStream(file, pyarrow.Codec.detect(path.lower()).name)
+
+
+def read_text(block: Block) -> Any:
+    """Opens the bytes of a block of a text file."""
+    file = open_file(block.path)
     first, end = block.place
     if end is None:
-        return pyarrow.input_stream(block.path)
-    with Path(block.path).open("rb") as file:
+        return decompress(block.path, file)
+    with file:
         file.seek(first)
         return io.BytesIO(file.read(end - first))
 

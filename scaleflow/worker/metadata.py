@@ -98,7 +98,9 @@ def describe_source(plan: Plan) -> dict[str, Any]:
     """Returns the dataset's path, if it has one, and the class and arguments that read it, with secrets masked."""
     target = plan.dataset.target
     data_dir = target.arguments.get("data_dir")
-    path = str(Path(data_dir).expanduser().absolute()) if isinstance(data_dir, str) else None
+    path = data_dir if isinstance(data_dir, str) else None
+    if path is not None and "://" not in path:
+        path = str(Path(path).expanduser().absolute())
     return {"path": path, "target": target.path, "arguments": mask_secrets(dict(target.arguments))}
 
 
