@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from scaleflow.dataset.blocks import Blocks, draw_rows
+from scaleflow.dataset.blocks import MEMORY_BYTES, Blocks, draw_rows
 from scaleflow.dataset.cache import Transforms, cache_blocks, cache_split, refuse_unreadable
 from scaleflow.dataset.contract import check_contract, check_examples
 from scaleflow.dataset.files import draw
@@ -140,7 +140,15 @@ def prepare_splits(
     fingerprints = {name: fingerprint_split(name, examples) for name, examples in raw.by_name().items()}
     raw = replace(raw, fingerprints=fingerprints, is_drawn_as_read=is_drawn)
     preprocessings = choose_preprocessing(source, options) if preprocesses else {}
-    return cache_splits(preprocess_splits(preprocessings, raw, workers), options.cache, workers)
+    cached = cache_splits(preprocess_splits(preprocessings, raw, workers), options.cache, workers)
+    if options.cache == "auto" and isinstance(cached.train, Blocks):
+        emit(
+            Note(
+                f"dataset.cache=auto: the rows are read while training, because all of them take more than "
+                f"{MEMORY_BYTES >> 20} MiB, or more than a quarter of the free memory"
+            )
+        )
+    return cached
 
 
 def clean_split(source: Source, split: str, options: Dataset, workers: Workers, emit: Emit) -> Examples:
@@ -208,7 +216,7 @@ def preprocess_splits(preprocessings: Preprocessings, splits: Splits, workers: W
 def cache_splits(splits: Splits, cache: str, workers: Workers) -> Splits:
     """Applies `dataset.cache` to all splits; a split with two roles is cached once."""
     cached: dict[int, Examples] = {}
-    blocks = [examples for examples in splits.by_name().values() if isinstance(examples, Blocks)]
+    blocks = [examples for examples in splits.by_name().values() if isinstance(examples, Blocks) and cache != "file"]
     for reader in {id(each.rows): each.rows for each in blocks}.values():
         same = [each for each in blocks if each.rows is reader]
         cached |= zip(map(id, same), cache_blocks(same, cache, splits.transforms, workers), strict=True)

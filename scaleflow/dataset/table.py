@@ -37,6 +37,7 @@ from scaleflow.dataset.table_values import (
     are_plain_numbers,
     clean_column,
     convert_target,
+    infer_dates,
     infer_type,
     is_numeric,
     to_classes,
@@ -260,7 +261,7 @@ class TableRows:
             left -= rows
         columns = {name: pyarrow.chunked_array([c for part in parts for c in part[name].chunks]) for name in parts[0]}
         rows_of = np.concatenate(numbers)
-        return SampleColumns(columns, self._files.format == "csv", lambda row: self.name(int(rows_of[row]))), rows_of
+        return SampleColumns(columns, self._files.format, lambda row: self.name(int(rows_of[row]))), rows_of
 
     def _convert(self, columns: Mapping[str, Any]) -> tuple[Arrays, dict[int, str]]:
         """Converts columns to arrays, and says which rows cannot be used."""
@@ -287,18 +288,20 @@ class SampleColumns:
 
     Attributes:
         columns: by name, as `clean_column` returns them.
-        is_text: whether all columns are strings, whose types are to be inferred.
+        format: of the files; in CSV files all columns are strings, whose types are to be inferred.
         place: names a row by its index.
     """
 
     columns: Mapping[str, Any]
-    is_text: bool
+    format: str
     place: Callable[[int], str]
 
     def infer(self, name: str, ways: str = "") -> Any:
         """Returns a column with the type that its values have."""
         column = self.columns[name]
-        return infer_type(name, column, self.place, ways) if self.is_text else column
+        if self.format == "csv":
+            return infer_type(name, column, self.place, ways)
+        return infer_dates(column) if self.format == "json" else column
 
 
 # ---------------------------------------------------------------------------------------------

@@ -56,6 +56,17 @@ def clean_column(column: Any, missing: Sequence[str]) -> Any:
     return compute.if_else(is_missing, pyarrow.scalar(None, pyarrow.string()), text)
 
 
+def infer_dates(column: Any) -> Any:
+    """Converts a clean column of strings to dates, if all of its values are; else returns it. JSON has no dates."""
+    import pyarrow
+    from pyarrow import types
+
+    if not types.is_string(column.type) or column.null_count == len(column):
+        return column
+    dates = cast_to_dates(column)
+    return column if dates is None else dates.cast(pyarrow.timestamp("us"))
+
+
 def infer_type(name: str, text: Any, place: Any, ways: str) -> Any:
     """Converts a clean column of a CSV file to numbers, booleans or dates, if all of its values are; else returns it.
 

@@ -222,11 +222,12 @@ class Dataset:
             0.1. null: no validation.
         shuffle: the size of the buffer that a stream is shuffled through, in examples. Examples in memory, and
             streams with `Stream.decode` whose records fit in 256 MiB, are shuffled as a whole instead. At least 1.
-            Default null: as many as fit in 256 MiB, or 10,000 if their size is unknown.
+            Default null: as many as fit in 256 MiB, or 10,000 if their size is unknown. A table that is not in memory
+            is shuffled in pools of at least so many rows, by default of 64 MiB.
         cache: where a stream's examples are kept after they were read and preprocessed: `memory`, `file` (a
             temporary file in TMPDIR, deleted with the process) or `none`. Text and examples of different shapes
-            cannot be kept. Default `auto`: `memory` for a split of at most 1 GiB that takes at most a quarter of the
-            free memory of each worker, otherwise `none`.
+            cannot be kept. Default `auto`: `memory` for a split of at most 1 GiB (of a table: 256 MiB) that takes at
+            most a quarter of the free memory of each worker, otherwise `none`.
         threads: the number of threads of tf.data's own pool. At least 1. Default null: tf.data shares TensorFlow's.
         on_bad_example: what to do with an example that cannot be read. `raise` ends the command or the run with an
             error that names it. `skip` reads all examples before training and leaves the bad ones out. Default

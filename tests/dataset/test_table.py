@@ -72,7 +72,7 @@ def write_table(path: Path, frame: Any) -> Path:
     writers: dict[str, Callable[[], Any]] = {
         ".parquet": lambda: frame.to_parquet(path),
         ".feather": lambda: frame.to_feather(path),
-        ".jsonl": lambda: frame.to_json(path, orient="records", lines=True, date_format="iso", date_unit="s"),
+        ".jsonl": lambda: frame.to_json(path, orient="records", lines=True, date_format="iso"),
         ".tsv": lambda: frame.to_csv(path, index=False, sep="\t"),
     }
     writers.get(path.suffix, lambda: frame.to_csv(path, index=False))()
@@ -577,6 +577,9 @@ def test_a_scaled_target_is_learned_standardised_and_reported_in_its_unit(isolat
         ("strategy=pipeline", "strategy.stages=2", "hardware.logical_devices=2"),
         ("strategy=parameter_server",),
         ("dataset.target=town", "dataset.cache=none", "dataset.on_bad_example=skip"),
+        ("strategy=multi_worker", "cluster.workers=2", "dataset.cache=none", "dataset.learn_on=20"),
+        ("strategy=parameter_server", "dataset.cache=none"),
+        ("training.engine=fit", "dataset.cache=none", "training.accumulate=2"),
     ],
     ids=" ".join,
 )
@@ -586,3 +589,46 @@ def test_a_table_trains_everywhere(command: Any, words: tuple[str, ...]) -> None
     ended = command(*common, "tracking=none", "hardware=cpu", *words)
     assert ended.returncode == 0, ended.stderr
     assert "dataset=table: numbers " in ended.stdout + ended.stderr
+
+
+def stream(folder: str) -> Any:
+    """The metrics of a streamed run, of one that was resumed, and what is said of a bad row in the middle of a run."""
+    import os
+
+    import pyarrow
+    from pyarrow import parquet
+
+    import scaleflow
+
+    os.chdir(folder)
+    frame = table(600).drop(columns="text")
+    parquet.write_table(pyarrow.Table.from_pandas(frame), "table.parquet", row_group_size=70)
+    frame.loc[333, "price"] = None
+    parquet.write_table(pyarrow.Table.from_pandas(frame), "bad.parquet", row_group_size=70)
+    words = (
+        "dataset=table",
+        "dataset.target=price",
+        "dataset.cache=none",
+        "dataset.learn_on=100",
+        "dataset.shuffle=90",
+    )
+    words = (*words, "debug=inline", "tracking=none", "hardware=cpu", "training.batch_size=16")
+    good, bad = ((*words, f"dataset.data_dir={name}.parquet") for name in ("table", "bad"))
+    whole = scaleflow.run(*good, "training.max_steps=40", folder="whole")
+    scaleflow.run(*good, "training.max_steps=33", folder="part")
+    resumed = scaleflow.run("resume=part", "training.max_steps=40")
+    skipped = scaleflow.run(*bad, "dataset.on_bad_example=skip", "training.max_steps=3", folder="skipped")
+    try:
+        scaleflow.run(*bad, "training.max_steps=40", folder="bad")
+    except scaleflow.RunFailed as failed:
+        error = str(failed)
+    return whole.metrics, resumed.metrics, skipped.status, error
+
+
+@pytest.mark.slow
+def test_a_streamed_table_resumes_exactly_and_names_a_bad_row(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    whole, resumed, skipped, error = isolated(stream, str(tmp_path))
+    for name in ("val/loss", "test/loss"):
+        np.testing.assert_allclose(resumed[name], whole[name], rtol=1e-6)
+    assert skipped == "FINISHED"
+    assert "dataset: bad.parquet, row 334 of 'train' cannot be read: its target price is missing" in error
