@@ -31,6 +31,7 @@ from scaleflow.dataset.table_values import (
     DATE,
     EXPECTED,
     IS_NUMBER,
+    MISSING,
     NUMBER,
     TEXT,
     Array,
@@ -51,7 +52,6 @@ from scaleflow.interfaces import Arrays, Inputs, Kind, Outputs, Preprocessing
 KEYS = {NUMBER: "dataset.numeric", CATEGORY: "dataset.categorical", TEXT: "dataset.text"}
 
 KINDS = ("auto", "classification", "binary", "regression")
-MISSING = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
 
 #: `kind: auto` treats whole numbers as classes up to this many distinct values.
 FEW = 20

@@ -12,9 +12,16 @@ import pyarrow
 import tensorflow as tf
 from pyarrow import ArrowInvalid, compute, types
 
-from scaleflow.dataset.csv import MISSING
-from scaleflow.dataset.table_files import clean_column
-from scaleflow.dataset.table_values import EXPECTED, NUMBER, is_missing, to_dates, to_numbers, to_texts
+from scaleflow.dataset.table_values import (
+    EXPECTED,
+    MISSING,
+    NUMBER,
+    clean_column,
+    is_missing,
+    to_dates,
+    to_numbers,
+    to_texts,
+)
 from scaleflow.errors import RunError
 from scaleflow.interfaces import name_leaves
 from scaleflow.predict.columns import Array, is_list
