@@ -221,7 +221,7 @@ def read_slabs(numbers: tf.data.Dataset, read: Callable[..., Any], spec: Any) ->
 class BlockOrder:
     """The rows of blocks in the order of an epoch.
 
-    While the rows of a pool are taken, the next pool is read.
+    While the rows of a pool are taken, the next pool is read, after the last one the first one of the next epoch.
 
     Args:
         blocks: the rows.
@@ -237,7 +237,7 @@ class BlockOrder:
         self._lock = threading.Lock()
         self._loader = ThreadPoolExecutor(1, "scaleflow-blocks")
         self._loaded: dict[tuple[int, int], Future[tuple[Arrays, Array]]] = {}
-        self._pools: tuple[int, list[list[int]], Array] | None = None
+        self._pools: dict[int, tuple[list[list[int]], Array]] = {}
 
     def take(self, epoch: int, positions: Array) -> Arrays:
         """Returns the rows at ascending positions of an epoch."""
@@ -250,13 +250,13 @@ class BlockOrder:
             found.append(arrays.map(partial(gather, rows=order[mine])))
         if positions[-1] == ends[-1] - 1:
             with self._lock:
-                self._loaded.clear()
+                self._loaded.pop((epoch, len(pools) - 1), None)
         return concatenate(found)
 
     def _divide(self, epoch: int) -> tuple[list[list[int]], Array]:
         """Returns the blocks of each pool of an epoch, and the position after its last row."""
-        if self._pools is not None and self._pools[0] == epoch:
-            return self._pools[1:]
+        if epoch in self._pools:
+            return self._pools[epoch]
         order = [n for n, length in enumerate(self._lengths) if length]
         least = 1
         if self._seed is not None:
@@ -271,11 +271,15 @@ class BlockOrder:
             pools[-1].append(block)
             rows += self._lengths[block]
         ends = np.cumsum([sum(self._lengths[block] for block in pool) for pool in pools])
-        self._pools = epoch, pools, ends
+        self._pools = {
+            **({epoch - 1: self._pools[epoch - 1]} if epoch - 1 in self._pools else {}),
+            epoch: (pools, ends),
+        }
         return pools, ends
 
     def _get(self, epoch: int, pool: int, count: int) -> tuple[Arrays, Array]:
-        wanted = [(epoch, number) for number in (pool, pool + 1) if number < count]
+        following = (epoch, pool + 1) if pool + 1 < count else (epoch + 1, 0)
+        wanted = [(epoch, pool), following] if following[0] == epoch or self._seed is not None else [(epoch, pool)]
         with self._lock:
             for key in set(self._loaded) - set(wanted):
                 del self._loaded[key]

@@ -141,7 +141,8 @@ class Table:
         form = CsvForm(delimiter, tuple(parse_words(header, "dataset.header")), encoding, tuple(self._missing))
         self._files = open_tables(data_dir, form)
         self._target = target
-        names = choose_columns(self._files.schema.names, target, columns, drop)
+        names = choose_columns(self._files.names, target, columns, drop)
+        self._files.use([*names, target])
         given = parse_column_kinds(names, {NUMBER: numeric, CATEGORY: categorical, TEXT: text})
         self._read = partial(TableRows, self._files, (*names, target), tuple(self._missing), learn_on)
         rows = self._read("train" if "train" in self._files.by_split else ALL)
@@ -247,8 +248,10 @@ class TableRows:
 
         chosen = np.flatnonzero(self.lengths)
         if not len(chosen):
-            reason = next(iter(self.malformed), "they have no rows")
-            raise ConfigError(f"dataset.data_dir: the files of the split {self.group!r} cannot be used: {reason}")
+            files = "the files" if self.group == ALL else f"the files of the split {self.group!r}"
+            raise ConfigError(
+                f"dataset.data_dir: {files} have no rows{''.join(f'; {row}' for row in self.malformed[:1])}"
+            )
         if self.learned < self._firsts[-1]:
             most = -(-self.learned * len(chosen) // self._firsts[-1]) + 1 if self._files.is_text else SAMPLED_BLOCKS
             chosen = chosen[np.unique(np.linspace(0, len(chosen) - 1, min(most, SAMPLED_BLOCKS)).astype(int))]
@@ -261,6 +264,7 @@ class TableRows:
             left -= rows
         columns = {name: pyarrow.chunked_array([c for part in parts for c in part[name].chunks]) for name in parts[0]}
         rows_of = np.concatenate(numbers)
+        self.learned = len(rows_of)
         return SampleColumns(columns, self._files.format, lambda row: self.name(int(rows_of[row]))), rows_of
 
     def _convert(self, columns: Mapping[str, Any]) -> tuple[Arrays, dict[int, str]]:

@@ -94,14 +94,16 @@ class TableFiles:
         by_split: the files of each split, or all of them as `all`.
         format: the name of their format.
         csv: the form of CSV files.
-        schema: the names of the columns, and their types; in a CSV file these are strings.
+        schemas: the names of the columns of each file, and their types; in a CSV file these are strings.
+        used: the names and the types of the used columns, which all files have.
         malformed: messages about the rows with too few or too many fields, which are left out; by file.
     """
 
     by_split: dict[str, list[str]]
     format: str
     csv: CsvForm
-    schema: Any = None
+    schemas: dict[str, Any]
+    used: Any = None
     malformed: dict[str, list[str]] = field(default_factory=dict)
 
     @property
@@ -128,7 +130,33 @@ class TableFiles:
                 except pyarrow.ArrowInvalid:
                     return self._read_csv(block, columns, {}).slice(0, rows)
             table = self._read_typed(block, list(columns), rows).slice(0, rows)
-            return table.cast(pyarrow.schema([self.schema.field(name) for name in table.schema.names]))
+            return table.cast(pyarrow.schema([self.used.field(name) for name in table.schema.names]))
+
+    @property
+    def names(self) -> list[str]:
+        """The columns of the first file."""
+        return list(next(iter(self.schemas.values())).names)
+
+    def use(self, columns: Sequence[str]) -> None:
+        """Checks that all files have these columns, with types that have one in common."""
+        import pyarrow
+
+        (first, schema), *others = self.schemas.items()
+        self.used = pyarrow.schema([schema.field(name) for name in columns])
+        for path, other in others:
+            if missing := [name for name in columns if name not in other.names]:
+                raise ConfigError(
+                    f"dataset.data_dir: {path} and {first} have different columns: {', '.join(missing)} is in one of "
+                    "them only; leave it out with dataset.drop, or write it to both"
+                )
+            try:
+                fields = pyarrow.schema([other.field(name) for name in columns])
+                self.used = pyarrow.unify_schemas([self.used, fields], promote_options="permissive")
+            except pyarrow.ArrowException as error:
+                raise ConfigError(
+                    f"dataset.data_dir: {path} and {first} have different columns: {explain(error)}; write both with "
+                    "the same types, or leave the column out with dataset.drop"
+                ) from error
 
     def read_schema(self, path: str) -> Any:
         """Returns the names and the types of the columns of a file."""
@@ -160,7 +188,7 @@ class TableFiles:
                     for n in range(file.num_row_groups):
                         yield Block(path, n, file.metadata.row_group(n).num_rows)
             elif self.format == "feather":
-                place = self.schema.names.index(column)
+                place = self.schemas[path].names.index(column)
                 with ipc.open_file(open_file(path), options=ipc.IpcReadOptions(included_fields=[place])) as file:
                     for n in range(file.num_record_batches):
                         yield Block(path, n, file.get_batch(n).num_rows)
@@ -227,7 +255,7 @@ class TableFiles:
             strings_can_be_null=True,
         )
         read = csv.ReadOptions(
-            column_names=None if has_header else list(self.schema.names),
+            column_names=None if has_header else self.schemas[block.path].names,
             encoding=self.csv.encoding,
             use_threads=malformed is None,
         )
@@ -246,42 +274,26 @@ class TableFiles:
                     [next(file.iter_batches(batch_size=rows, row_groups=[block.place], columns=columns))]
                 )
         if self.format == "feather":
-            places = [self.schema.names.index(name) for name in columns]
+            places = [self.schemas[block.path].names.index(name) for name in columns]
             with ipc.open_file(open_file(block.path), options=ipc.IpcReadOptions(included_fields=places)) as f:
                 return pyarrow.Table.from_batches([f.get_batch(block.place)]).select(columns)
-        options = json.ParseOptions(explicit_schema=self.schema, unexpected_field_behavior="ignore")
+        options = json.ParseOptions(explicit_schema=self.used, unexpected_field_behavior="ignore")
         return json.read_json(read_text(block), parse_options=options).select(columns)
 
 
 def open_tables(data_dir: Any, form: CsvForm) -> TableFiles:
-    """Finds the files and checks that they have one format and the same columns."""
-    import pyarrow
-
+    """Finds the files and checks that they have one format, and names of columns that can be told apart."""
     find = find_in_store if is_address(data_dir) else find_files
     by_split = find(data_dir, tuple(FORMATS))
     first, *others = [path for paths in by_split.values() for path in paths]
-    files = TableFiles(by_split, format_of(first), form)
+    files = TableFiles(by_split, format_of(first), form, {})
     form.check(first, files.format)
-    files.schema = files.read_schema(first)
-    names = files.schema.names
-    if duplicate := next((name for n, name in enumerate(names) if name in names[:n]), None):
-        raise ConfigError(f"dataset.data_dir: {first}: two columns have the name {duplicate!r}; rename one of them")
-    for path in others:
+    for path in (first, *others):
         if format_of(path) != files.format:
             raise ConfigError(f"dataset.data_dir: {path} and {first} have different formats; use one of them")
-        other = files.read_schema(path)
-        if sorted(other.names) != sorted(names):
-            only = sorted(set(other.names) ^ set(names))
-            raise ConfigError(
-                f"dataset.data_dir: {path} and {first} have different columns: {', '.join(only)} is in one of them only"
-            )
-        try:
-            files.schema = pyarrow.unify_schemas([files.schema, other], promote_options="permissive")
-        except pyarrow.ArrowException as error:
-            raise ConfigError(
-                f"dataset.data_dir: {path} and {first} have different columns: {explain(error)}; write both with the "
-                "same types, or leave the column out with dataset.drop"
-            ) from error
+        schema = files.schemas[path] = files.read_schema(path)
+        if duplicate := next((name for n, name in enumerate(schema.names) if name in schema.names[:n]), None):
+            raise ConfigError(f"dataset.data_dir: {path}: two columns have the name {duplicate!r}; rename one of them")
     return files
 
 

@@ -51,7 +51,7 @@ def read_epochs(replicas: int) -> Any:
 
     strategy = spread_over(replicas)
     rows = Rows()
-    feed = BlockFeed(make_blocks(rows), Batching(8 // replicas, 1, replicas), strategy, 3, buffer=50)
+    feed = BlockFeed(make_blocks(rows), Batching(8 // replicas, 1, replicas), strategy, 3, buffer=20)
     read = reader(strategy, feed)
     epochs = [read(0), read(1), read(0)]
     resumed = read(1, 9)
