@@ -145,13 +145,13 @@ class AugmentedFeed:
 
     def _move(self, images: tf.Tensor, draws: Draws, kinds: int) -> tf.Tensor:
         """Flips and crops images. `kinds` offsets the kinds of random numbers, for a mixup partner."""
-        if self._options.flip:
-            images = flip(images, draws.uniform(kinds + FLIP, batch_length(images)) < 0.5)
-        if self._options.crop:
-            offsets = 2 * self._options.crop + 1
-            down, across = (draws.integers(kinds + kind, batch_length(images), offsets) for kind in (DOWN, ACROSS))
-            images = crop(images, self._options.crop, down, across)
-        return images
+        length = batch_length(images)
+        flips = draws.uniform(kinds + FLIP, length) < 0.5 if self._options.flip else None
+        if not self._options.crop:
+            return images if flips is None else flip(images, flips)
+        offsets = 2 * self._options.crop + 1
+        down, across = (draws.integers(kinds + kind, length, offsets) for kind in (DOWN, ACROSS))
+        return crop(images, self._options.crop, down, across, flips)
 
 
 class MixedFeed(AugmentedFeed):
@@ -211,19 +211,33 @@ class Draws:
 
 def flip(images: tf.Tensor, chosen: tf.Tensor) -> tf.Tensor:
     """Mirrors the chosen images of [b, h, w, c] left to right."""
-    return tf.where(chosen[:, None, None, None], tf.reverse(images, axis=[2]), images)
+    columns = mirror(tf.range(images.shape[2])[None], images.shape[2], chosen)
+    return tf.gather(images, columns, axis=2, batch_dims=1)
 
 
-def crop(images: tf.Tensor, padding: int, down: tf.Tensor, across: tf.Tensor) -> tf.Tensor:
+def mirror(columns: tf.Tensor, width: int, chosen: tf.Tensor) -> tf.Tensor:
+    """Returns indices of columns [b, n] for images of this width, of which the chosen ones are read from the right.
+
+    Other indices for the same gather cost nothing; mirroring all images, and taking some, costs more than the rest.
+    """
+    return tf.where(chosen[:, None], width - 1 - columns, columns)
+
+
+def crop(
+    images: tf.Tensor, padding: int, down: tf.Tensor, across: tf.Tensor, flips: tf.Tensor | None = None
+) -> tf.Tensor:
     """Pads images [b, h, w, c] of one size with zeros, and cuts a window of the original size out of each.
 
     `padding` pixels are added at each side; `down` and `across` are the [b] offsets of each window, 0 to 2 * padding.
+    The images of `flips` [b] are mirrored before.
     """
     height, width = images.shape[1:3]
     paddings = [[0, 0], [padding, padding], [padding, padding], [0, 0]]
-    padded = tf.pad(images, paddings)
-    rows = tf.gather(padded, down[:, None] + tf.range(height), axis=1, batch_dims=1)
-    return tf.gather(rows, across[:, None] + tf.range(width), axis=2, batch_dims=1)
+    rows = tf.gather(tf.pad(images, paddings), down[:, None] + tf.range(height), axis=1, batch_dims=1)
+    columns = across[:, None] + tf.range(width)
+    if flips is not None:
+        columns = mirror(columns, width + 2 * padding, flips)
+    return tf.gather(rows, columns, axis=2, batch_dims=1)
 
 
 def mix_examples(values: tf.Tensor, others: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
