@@ -64,6 +64,12 @@ def decode_image(encoded: tf.Tensor, channels: int, ratio_of: Callable[[tf.Tenso
     return tf.ensure_shape(tf.switch_case(branch, branches), [None, None, channels])
 
 
+def image_size(encoded: tf.Tensor, image: tf.Tensor) -> tf.Tensor:
+    """Returns [height, width] int32 of an encoded image, of which `image` is the result of `decode_image`."""
+    is_jpeg = tf.io.is_jpeg(encoded)
+    return tf.cond(is_jpeg, lambda: tf.io.extract_jpeg_shape(encoded)[:2], lambda: tf.shape(image)[:2])
+
+
 def largest_ratio(shape: tf.Tensor, height: int, width: int, resize: str) -> tf.Tensor:
     """Returns how many times smaller an image may become before it is resized to height and width.
 
@@ -76,13 +82,22 @@ def largest_ratio(shape: tf.Tensor, height: int, width: int, resize: str) -> tf.
     return tf.reduce_max(ratios) if resize == "pad" else tf.reduce_min(ratios)
 
 
-def resize_image(image: tf.Tensor, height: int, width: int, resize: str) -> tf.Tensor:
-    """Resizes [h, w, c] uint8 to [height, width, c] uint8."""
-    if resize == "pad":
-        part_height, part_width = fit_inside(tf.shape(image), height, width)
-        top, left = (height - part_height) // 2, (width - part_width) // 2
-        return tf.image.pad_to_bounding_box(scale_image(image, [part_height, part_width]), top, left, height, width)
-    return scale_image(crop_middle(image, height, width) if resize == "crop" else image, [height, width])
+def resize_image(
+    image: tf.Tensor,
+    height: int,
+    width: int,
+    resize: str,
+    scale: Callable[[tf.Tensor, Any], tf.Tensor] | None = None,
+    fill: int = 0,
+) -> tf.Tensor:
+    """Resizes [h, w, c] uint8 to [height, width, c] uint8 with `scale` (`scale_image`); `pad` fills with `fill`."""
+    scale = scale or scale_image
+    if resize != "pad":
+        return scale(crop_middle(image, height, width) if resize == "crop" else image, [height, width])
+    part_height, part_width = fit_inside(tf.shape(image), height, width)
+    top, left = (height - part_height) // 2, (width - part_width) // 2
+    borders = [[top, height - part_height - top], [left, width - part_width - left], [0, 0]]
+    return tf.pad(scale(image, [part_height, part_width]), borders, constant_values=tf.constant(fill, image.dtype))
 
 
 def scale_image(image: tf.Tensor, size: Any) -> tf.Tensor:
@@ -103,6 +118,11 @@ def scale_image(image: tf.Tensor, size: Any) -> tf.Tensor:
     grows, stays = tf.reduce_any(change < 0), tf.reduce_all(tf.equal(change, 0))
     branch = tf.where(grows, 0, tf.where(stays, 1, 2))
     return tf.switch_case(branch, [enlarge, lambda: image, shrink])
+
+
+def scale_mask(mask: tf.Tensor, size: Any) -> tf.Tensor:
+    """Scales [h, w, c] to size [2] by taking the nearest pixel."""
+    return tf.raw_ops.ResizeNearestNeighbor(images=mask[None], size=size, half_pixel_centers=True)[0]
 
 
 def round_pixels(images: tf.Tensor) -> tf.Tensor:
