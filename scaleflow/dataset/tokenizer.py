@@ -103,7 +103,8 @@ class Words:
         import tensorflow as tf
 
         with tf.device("CPU:0"):
-            return np.asarray(self._encode(tf.constant([block])))[0]
+            ids: Ids = np.asarray(self._encode(tf.constant([block])))[0]
+        return ids
 
     def _layer(self, **options: Any) -> Any:
         import keras

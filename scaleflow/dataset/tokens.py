@@ -74,12 +74,10 @@ class Tokens:
     ) -> None:
         self._tokens = parse_count(tokens, "dataset.tokens", 1)
         self._test = parse_fraction(test, "dataset.test")
-        if not isinstance(column, str) or not isinstance(separator, str):
-            key, value = ("separator", separator) if isinstance(column, str) else ("column", column)
-            raise ConfigError(f"dataset.{key}={value}: expected text")
         parse_count(vocabulary, "dataset.vocabulary", SPECIAL + 1)
         parse_choice(standardize, "dataset.standardize", get_args(Standardize))
-        self._data_dir, self._column, self._separator = data_dir, column, separator.encode()
+        self._data_dir, self._column = data_dir, parse_text(column, "dataset.column")
+        self._separator = parse_text(separator, "dataset.separator").encode()
         self._files = find_files(data_dir, SUFFIXES)
         self._tokenizer = make_tokenizer(tokenizer, vocabulary, standardize)
         self._cache = TokenCache(cache_dir)
@@ -152,6 +150,12 @@ class Tokens:
             status = Path(path).stat()
             parts.append((str(Path(path).resolve()), status.st_size, status.st_mtime_ns))
         return repr(parts)
+
+
+def parse_text(value: Any, key: str) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(f"{key}={value}: expected text")
+    return value
 
 
 class TokenCache:
