@@ -227,8 +227,7 @@ class Dataset:
         target: the class of the source (`Source`) and its arguments.
         limit: use only this many examples of each split, the first ones. At least 1. Default null: all.
         validation: the fraction of the training split that is held out for validation (0 to less than 1), or the name
-            of a split. The run's seed draws the examples; of a stream of large records they are the first ones. Default
-            0.1. null: no validation.
+            of a split. The run's seed draws the examples. Default 0.1. null: no validation.
         shuffle: the size of the buffer that a stream is shuffled through, in examples. Examples in memory, and
             streams with `Stream.decode` whose records fit in 256 MiB, are shuffled as a whole instead. At least 1.
             Default null: as many as fit in 256 MiB, or 10,000 if their size is unknown.
