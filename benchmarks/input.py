@@ -66,6 +66,9 @@ KINDS = {
 }
 ASKED = {"folder": 1.0, "records": 1.0, "augmented": 0.95}
 
+#: Of the last epoch; a mirrored bar is another class's.
+LEAST_ACCURACY = {"folder": 0.5, "records": 0.5, "augmented": 0.3}
+
 
 def benchmark() -> Benchmark:
     """Two rows: the pipeline alone, and the step without waiting against the step with it."""
@@ -110,7 +113,7 @@ def train_on_files(kind: str, folder: Path) -> float:
         *("checkpoint=none", "hardware=cpu"),
     ]
     events, _ = run_scaleflow(words, folder)
-    expect_accuracy(f"scaleflow, {kind}", metric(events, "train/accuracy")[-1], 0.5)
+    expect_accuracy(f"scaleflow, {kind}", metric(events, "train/accuracy")[-1], LEAST_ACCURACY[kind])
     ends = ends_of(events)
     return FILES / statistics.median(b - a for a, b in itertools.pairwise(ends))
 
@@ -118,7 +121,7 @@ def train_on_files(kind: str, folder: Path) -> float:
 def fit_files(kind: str, folder: Path) -> float:
     options = ["--data-dir", str(folder / "photos"), "--epochs", str(FILE_EPOCHS), "--batch-size", str(BATCH_SIZE)]
     found, _ = run_by_hand("images.py", [kind, *options], folder)
-    expect_accuracy(f"fit, {kind}", found["accuracy"], 0.5)
+    expect_accuracy(f"fit, {kind}", found["accuracy"], LEAST_ACCURACY[kind])
     return float(found["examples_per_second"])
 
 
