@@ -56,6 +56,7 @@ BENCHMARKS: Mapping[str, tuple[Callable[[], Benchmark], int]] = {
     "profile": (profile.benchmark, 50),
     "checkpoints": (checkpoints.benchmark, 60),
     "input": (input.benchmark, 60),
+    "image_files": (input.files, 90),
     "pipeline": (pipeline.benchmark, 80),
     "points": (points.benchmark, 60),
     "outages": (outages.benchmark, 140),

@@ -4,15 +4,21 @@ SingleProcess: examples per second read by a compiled loop that does nothing els
 pipeline
 that one would write (`from_tensor_slices().shuffle().batch()`), both over the same arrays in memory.
 
+Files: epochs of a linear model on JPEG files of 320 x 240 pixels, decoded to 128 x 128 in every epoch, from a folder
+and from TFRecords, and with flips and crops, against Keras `fit` on the tf.data lines that one would write.
+
 Waiting: epochs of the CNN on photographs that were decoded once and kept (`dataset.cache=memory`), against epochs of
 the same compiled loop whose every step takes one and the same batch, in turn, in one process. What the second is faster
 by is what the first waits for.
 
+    python -m benchmarks input image_files
     python -m benchmarks.input alone      # one contestant, as JSON
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import statistics
 import sys
@@ -22,13 +28,46 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.measure import Benchmark, Results, Row, WrongResultError, row, run, run_by_hand
+from benchmarks.measure import (
+    Benchmark,
+    Results,
+    Row,
+    WrongResultError,
+    expect_accuracy,
+    metric,
+    row,
+    run,
+    run_by_hand,
+    run_scaleflow,
+)
+from benchmarks.steps import ends_of
 
 EXAMPLES, BATCH_SIZE, BATCHES_PER_CALL = 7 * 64 * 128, 128, 64
 EPOCHS = 8
 
 PHOTOS = 32 * BATCH_SIZE
 SIDE = 32
+
+FILES, FILE_EPOCHS, CLASSES = 16 * BATCH_SIZE, 6, 10
+HEIGHT, WIDTH, RESIZED = 240, 320, 128
+
+#: What is read, as the scripts of `by_hand/` name it, and scaleflow's words for it.
+IMAGE = f"image: {{kind: image, size: [{RESIZED}, {RESIZED}]}}"
+KINDS = {
+    "folder": ["dataset=image_folder", f"dataset.size=[{RESIZED},{RESIZED}]"],
+    "records": [
+        *("dataset=tfrecord", f"dataset.features={{{IMAGE}, label: {{dtype: int64}}}}"),
+        *("dataset.input=image", "dataset.target=label", f"dataset.classes={CLASSES}"),
+    ],
+    "augmented": [
+        *("dataset=image_folder", f"dataset.size=[{RESIZED},{RESIZED}]"),
+        "dataset.augment={flip: true, crop: 4}",
+    ],
+}
+ASKED = {"folder": 1.0, "records": 1.0, "augmented": 0.95}
+
+#: Of the last epoch; a mirrored bar is another class's.
+LEAST_ACCURACY = {"folder": 0.5, "records": 0.5, "augmented": 0.3}
 
 
 def benchmark() -> Benchmark:
@@ -41,6 +80,54 @@ def rows(results: Results) -> list[Row]:
     work, against = "input alone, in memory, examples/s", "from_tensor_slices().shuffle().batch()"
     waits = Row("cnn on kept photographs, steps/s", "the same batch every step", shares, "", "", at_least=0.95)
     return [row(work, against, alone, by_hand, "/s", at_least=1.5), waits]
+
+
+def files() -> Benchmark:
+    """A row for each kind of file: scaleflow against Keras `fit`."""
+    contestants = {}
+    for kind in KINDS:
+        contestants[f"scaleflow, {kind}"] = functools.partial(train_on_files, kind)
+        contestants[f"fit, {kind}"] = functools.partial(fit_files, kind)
+    return Benchmark(contestants, rows_of_files, write_files)
+
+
+def rows_of_files(results: Results) -> list[Row]:
+    return [
+        row(
+            f"JPEG files, {kind}, examples/s",
+            "Keras fit on tf.data by hand",
+            results[f"scaleflow, {kind}"],
+            results[f"fit, {kind}"],
+            "/s",
+            at_least=least,
+        )
+        for kind, least in ASKED.items()
+    ]
+
+
+def train_on_files(kind: str, folder: Path) -> float:
+    words = [
+        *KINDS[kind],
+        *(f"dataset.data_dir={folder / 'photos'}", "dataset.cache=none", "dataset.validation=null", "model=linear"),
+        *(f"training.batch_size={BATCH_SIZE}", f"training.epochs={FILE_EPOCHS}", "strategy=one_device"),
+        *("checkpoint=none", "hardware=cpu"),
+    ]
+    events, _ = run_scaleflow(words, folder)
+    expect_accuracy(f"scaleflow, {kind}", metric(events, "train/accuracy")[-1], LEAST_ACCURACY[kind])
+    ends = ends_of(events)
+    return FILES / statistics.median(b - a for a, b in itertools.pairwise(ends))
+
+
+def fit_files(kind: str, folder: Path) -> float:
+    options = ["--data-dir", str(folder / "photos"), "--epochs", str(FILE_EPOCHS), "--batch-size", str(BATCH_SIZE)]
+    found, _ = run_by_hand("images.py", [kind, *options], folder)
+    expect_accuracy(f"fit, {kind}", found["accuracy"], LEAST_ACCURACY[kind])
+    return float(found["examples_per_second"])
+
+
+def write_files(folder: Path) -> None:
+    """Writes the photographs as files of class folders, and as TFRecords."""
+    run(["-m", "benchmarks.input", "write", folder / "photos"], folder)
 
 
 def not_waiting(folder: Path) -> float:
@@ -190,5 +277,35 @@ def waiting() -> dict[str, Any]:
     return {"share": 1 - still / fed}
 
 
+def write(folder: Path) -> dict[str, Any]:
+    """Writes smooth coloured noise, with a bright bar for the class, as JPEG files and as TFRecords of them."""
+    import tensorflow as tf
+
+    def feature(value: bytes | int) -> Any:
+        if isinstance(value, int):
+            return tf.train.Feature(int64_list=tf.train.Int64List(value=[value]))
+        return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
+
+    random = np.random.default_rng(0)
+    for label in range(CLASSES):
+        (folder / "train" / f"c{label}").mkdir(parents=True)
+    shards = [tf.io.TFRecordWriter(str(folder / f"train-{shard}.tfrecord")) for shard in range(8)]
+    for number in range(FILES):
+        label = number % CLASSES
+        coarse = random.integers(0, 160, (HEIGHT // 8, WIDTH // 8, 3)).astype(np.float32)
+        photo = tf.image.resize(coarse, [HEIGHT, WIDTH], "bicubic").numpy() + random.normal(0, 8, (HEIGHT, WIDTH, 1))
+        photo[:, label * WIDTH // CLASSES : (label + 1) * WIDTH // CLASSES] += 64
+        encoded = tf.io.encode_jpeg(np.clip(photo, 0, 255).astype(np.uint8), quality=90).numpy()
+        (folder / "train" / f"c{label}" / f"{number:05}.jpg").write_bytes(encoded)
+        example = {"image": feature(encoded), "label": feature(label)}
+        shards[number % len(shards)].write(
+            tf.train.Example(features=tf.train.Features(feature=example)).SerializeToString()
+        )
+    for shard in shards:
+        shard.close()
+    return {"files": FILES}
+
+
 if __name__ == "__main__":
-    print(json.dumps({"alone": alone, "waiting": waiting}[sys.argv[1]]()))
+    name, *arguments = sys.argv[1:]
+    print(json.dumps({"alone": alone, "waiting": waiting, "write": write}[name](*map(Path, arguments))))

@@ -4,6 +4,7 @@ from scaleflow.dataset.augment import augment_feed
 from scaleflow.dataset.cache import is_mapped
 from scaleflow.dataset.feed_factory import make_feed
 from scaleflow.dataset.fingerprint import read_cheap_targets
+from scaleflow.dataset.own import make_source
 from scaleflow.dataset.records import decode_records
 from scaleflow.dataset.splits import Splits, limit_evaluation, prepare_splits, repeat_first_batch
 from scaleflow.dataset.targets import read_targets
@@ -19,6 +20,7 @@ __all__ = [
     "is_mapped",
     "limit_evaluation",
     "make_feed",
+    "make_source",
     "prepare_splits",
     "read_cheap_targets",
     "read_targets",

@@ -1,4 +1,4 @@
-"""Data augmentation of the training split: flips, crops and mixup.
+"""Data augmentation of the training split: changes of images and of the masks that belong to them, and mixup.
 
 All random numbers are a pure function of (seed, epoch, step). They are drawn for the whole global batch, and each
 replica takes its rows. So the number of replicas, the training engine and a resume do not change the result.
@@ -7,11 +7,13 @@ replica takes its rows. So the number of replicas, the training engine and a res
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from scaleflow.dataset.image_changes import crop, crop_and_resize, erase, flip, jitter
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import (
     Augment,
@@ -30,7 +32,10 @@ from scaleflow.interfaces import (
 MIX_WEIGHTS = 1 << 16
 
 #: Kinds of random numbers, each with its own seed. Those of a mixup partner are offset by `KIND_COUNT`.
-FLIP, DOWN, ACROSS, MIX_WEIGHT, KIND_COUNT = range(5)
+FLIP, DOWN, ACROSS, MIX_WEIGHT, PART, COLOR, ERASE, KIND_COUNT = 0, 1, 2, 3, 4, 8, 11, 16
+
+#: The options that move pixels, and those that change their values.
+MOVES, CHANGES = ("flip", "crop", "resized_crop"), ("color_jitter", "erase")
 
 
 def augment_feed(
@@ -46,7 +51,8 @@ def augment_feed(
     if options.mixup:
         check_mixup(options, inputs, outputs)
     image = find_image(options, inputs, outputs)
-    return MixedFeed(feed, options, seed, outputs) if options.mixup else AugmentedFeed(options, seed, image, feed)
+    changes = ImageChanges(options, image, find_masks(options, image, inputs, outputs))
+    return MixedFeed(feed, changes, seed, outputs) if options.mixup else AugmentedFeed(changes, seed, feed)
 
 
 def check_mixup(options: Augment, inputs: InputStructure, outputs: OutputStructure) -> None:
@@ -70,45 +76,114 @@ def find_image(options: Augment, inputs: InputStructure, outputs: OutputStructur
     """Returns the name of the only input that is an image, "" if it is the only input.
 
     Raises:
-        ConfigError: if images are to be changed, and there is none, there are several, or a target has a value for each
-            pixel, which would not move with it.
+        ConfigError: if images are to be changed, and there is none, or there are several.
     """
     leaves = name_leaves(inputs)
     images = [name for name, each in leaves.items() if len(each.shape) == 3 and not is_text(each)]
-    for key, value, wanted in (("flip", "true", options.flip), ("crop", options.crop, options.crop > 0)):
-        if not wanted:
-            continue
-        if len(images) != 1:
+    for key in (*MOVES, *CHANGES):
+        if getattr(options, key) and len(images) != 1:
             shapes = [f"{name} {each.shape}" for name, each in leaves.items()]
             has = f"have shape {leaves[''].shape}" if "" in leaves else f"are {', '.join(shapes)}"
             raise ConfigError(
-                f"dataset.augment.{key}={value}: needs images of shape (height, width, channels), "
+                f"{label_option(options, key)}: needs images of shape (height, width, channels), "
                 f"{'one in each example, ' if len(images) > 1 else ''}and the dataset's inputs {has}; remove it"
             )
-        for each in name_leaves(outputs).values():
-            if len(each.shape) > 2 or each.shape[:2] == leaves[images[0]].shape[:2]:
-                raise ConfigError(
-                    f"dataset.augment.{key}={value}: moves the pixels of images, but not the dataset's targets of "
-                    f"shape {each.target_shape}; augment both in the dataset"
-                )
     return images[0] if images else ""
+
+
+def find_masks(options: Augment, image: str, inputs: InputStructure, outputs: OutputStructure) -> Mapping[str, Outputs]:
+    """Returns the outputs whose targets have a value for each pixel of the image named `image`, by their names.
+
+    Raises:
+        ConfigError: if pixels are to be moved, and targets for places that are not those pixels would not move with
+            them, or a border would need targets that mean nothing.
+    """
+    moves = [key for key in MOVES if getattr(options, key)]
+    if not moves and not options.erase:
+        return {}
+    size = tuple(name_leaves(inputs)[image].shape[:2])
+    masks = {name: each for name, each in name_leaves(outputs).items() if tuple(each.target_shape[:2]) == size}
+    for name, each in name_leaves(outputs).items():
+        if moves and name not in masks and len(each.shape) > 2:
+            raise ConfigError(
+                f"{label_option(options, moves[0])}: moves the pixels of images, but not the dataset's targets of "
+                f"shape {each.target_shape}; augment both in the dataset"
+            )
+        if options.crop and name in masks and each.ignore is None:
+            raise ConfigError(
+                f"{label_option(options, 'crop')}: adds a border, and the dataset has no target for it "
+                "(Outputs.ignore); use dataset.augment.resized_crop"
+            )
+    return masks
+
+
+def label_option(options: Augment, key: str) -> str:
+    value = getattr(options, key)
+    return f"dataset.augment.{key}={'true' if value is True else value}"
 
 
 def is_text(inputs: Inputs) -> bool:
     return inputs.dtype == "string" or inputs.vocabulary is not None
 
 
-class AugmentedFeed:
-    """Flips and crops the images of another feed, which are its input named `image`."""
+@dataclass(frozen=True)
+class ImageChanges:
+    """What is changed: the input named `image`, and the targets for its pixels."""
 
-    def __init__(self, options: Augment, seed: int, image: str, *feeds: Any) -> None:
+    options: Augment
+    image: str
+    masks: Mapping[str, Outputs]
+
+    def change(self, inputs: Any, targets: Any, draws: Draws, kinds: int = 0) -> tuple[Any, Any]:
+        """Returns a batch's inputs and targets, changed. `kinds` offsets the random numbers, for a mixup partner."""
+        changed = map_named(lambda name, x: self._change_image(x, draws, kinds) if name == self.image else x, inputs)
+        if not self.masks:
+            return changed, targets
+        return changed, map_named(lambda name, y: self._change_mask(name, y, draws, kinds), targets)
+
+    def _change_image(self, images: tf.Tensor, draws: Draws, kinds: int) -> tf.Tensor:
+        images, length = self._move(images, draws, kinds), batch_length(images)
+        if self.options.color_jitter:
+            images = jitter(images, self.options.color_jitter, draws.several(kinds + COLOR, 3, length))
+        if self.options.erase:
+            images = erase(images, self.options.erase, draws.several(kinds + ERASE, 5, length))
+        return images
+
+    def _change_mask(self, name: str, targets: tf.Tensor, draws: Draws, kinds: int) -> tf.Tensor:
+        """Moves the targets of pixels with them. Those of erased pixels are ignored, if `Outputs.ignore` is set."""
+        if name not in self.masks:
+            return targets
+        ignore = self.masks[name].ignore
+        masks = targets[..., None] if targets.shape.rank == 3 else targets
+        masks = self._move(masks, draws, kinds, ignore or 0, is_mask=self.masks[name].kind != "regression")
+        if self.options.erase and ignore is not None:
+            masks = erase(masks, self.options.erase, draws.several(kinds + ERASE, 5, batch_length(masks)), ignore)
+        return masks[..., 0] if targets.shape.rank == 3 else masks
+
+    def _move(self, images: tf.Tensor, draws: Draws, kinds: int, fill: int = 0, is_mask: bool = False) -> tf.Tensor:
+        """Moves the pixels of [b, h, w, c]; the same draws move an image and its mask alike."""
+        options, length = self.options, batch_length(images)
+        if options.resized_crop:
+            part = draws.several(kinds + PART, 4, length)
+            images = crop_and_resize(images, options.resized_crop, part, is_mask)
+        flips = draws.uniform(kinds + FLIP, length) < 0.5 if options.flip else None
+        if not options.crop:
+            return images if flips is None else flip(images, flips)
+        offsets = 2 * options.crop + 1
+        down, across = (draws.integers(kinds + kind, length, offsets) for kind in (DOWN, ACROSS))
+        return crop(images, options.crop, down, across, flips, fill)
+
+
+class AugmentedFeed:
+    """Changes the images of another feed, and the targets for their pixels."""
+
+    def __init__(self, changes: ImageChanges, seed: int, *feeds: Any) -> None:
         self.examples: int = feeds[0].examples
         self.batching: Batching = feeds[0].batching
         self.ahead: bool = feeds[0].ahead
         self.is_indexed = False
-        self._options = options
+        self._changes = changes
         self._seed = seed
-        self._image = image
         self._feeds = feeds
 
     def open(self, epoch: int, step: int) -> Any:
@@ -140,18 +215,8 @@ class AugmentedFeed:
 
     def _change(self, batches: Any, draws: Draws) -> tuple[Any, ...]:
         """Augments one batch (inputs, ...) from each feed. Traced."""
-        ((inputs, *rest),) = batches
-        return map_named(lambda name, x: self._move(x, draws, 0) if name == self._image else x, inputs), *rest
-
-    def _move(self, images: tf.Tensor, draws: Draws, kinds: int) -> tf.Tensor:
-        """Flips and crops images. `kinds` offsets the kinds of random numbers, for a mixup partner."""
-        if self._options.flip:
-            images = flip(images, draws.uniform(kinds + FLIP, batch_length(images)) < 0.5)
-        if self._options.crop:
-            offsets = 2 * self._options.crop + 1
-            down, across = (draws.integers(kinds + kind, batch_length(images), offsets) for kind in (DOWN, ACROSS))
-            images = crop(images, self._options.crop, down, across)
-        return images
+        ((inputs, targets, *rest),) = batches
+        return *self._changes.change(inputs, targets, draws), *rest
 
 
 class MixedFeed(AugmentedFeed):
@@ -161,18 +226,20 @@ class MixedFeed(AugmentedFeed):
     depend on how a batch is divided. Targets are mixed, too; class targets become one-hot [b, classes] float32.
     """
 
-    def __init__(self, feed: Any, options: Augment, seed: int, outputs: Any) -> None:
+    def __init__(self, feed: Any, changes: ImageChanges, seed: int, outputs: Any) -> None:
         partner_seed = int(np.random.default_rng([seed, 4]).integers(2**31))
-        super().__init__(options, seed, "", feed, feed.reorder(partner_seed))
+        super().__init__(changes, seed, feed, feed.reorder(partner_seed))
         self._classes = outputs.shape[-1] if outputs.kind == "classification" else None
-        alpha = options.mixup
+        alpha = changes.options.mixup
         self._shares = np.random.default_rng([seed, 3]).beta(alpha, alpha, MIX_WEIGHTS).astype(np.float32)
 
     def _change(self, batches: Any, draws: Draws) -> tuple[Any, ...]:
         (inputs, targets, mask, *weights), (partner_inputs, partner_targets, _, *partner_weights) = batches
         indices = draws.integers(MIX_WEIGHT, batch_length(inputs), MIX_WEIGHTS)
         share = tf.gather(tf.constant(self._shares), indices)
-        mixed = mix_examples(self._move(inputs, draws, 0), self._move(partner_inputs, draws, KIND_COUNT), share)
+        inputs, targets = self._changes.change(inputs, targets, draws)
+        partner_inputs, partner_targets = self._changes.change(partner_inputs, partner_targets, draws, KIND_COUNT)
+        mixed = mix_examples(inputs, partner_inputs, share)
         mixed_targets = mix_examples(self._soft(targets), self._soft(partner_targets), share)
         mixed_weights = [mix_examples(*each, share) for each in zip(weights, partner_weights, strict=True)]
         return mixed, mixed_targets, mask, *mixed_weights
@@ -204,26 +271,13 @@ class Draws:
         numbers = tf.random.stateless_uniform([self._size], seed, alg="philox")
         return tf.slice(numbers, [self._first], [count])
 
+    def several(self, kind: int, kinds: int, count: int) -> tf.Tensor:
+        """Returns [kinds, count] float32 in [0, 1), of this kind and those that follow."""
+        return tf.stack([self.uniform(kind + each, count) for each in range(kinds)])
+
     def integers(self, kind: int, count: int, most: int) -> tf.Tensor:
         """Returns [count] int32 in [0, most)."""
         return tf.minimum(tf.cast(self.uniform(kind, count) * most, tf.int32), most - 1)
-
-
-def flip(images: tf.Tensor, chosen: tf.Tensor) -> tf.Tensor:
-    """Mirrors the chosen images of [b, h, w, c] left to right."""
-    return tf.where(chosen[:, None, None, None], tf.reverse(images, axis=[2]), images)
-
-
-def crop(images: tf.Tensor, padding: int, down: tf.Tensor, across: tf.Tensor) -> tf.Tensor:
-    """Pads images [b, h, w, c] of one size with zeros, and cuts a window of the original size out of each.
-
-    `padding` pixels are added at each side; `down` and `across` are the [b] offsets of each window, 0 to 2 * padding.
-    """
-    height, width = images.shape[1:3]
-    paddings = [[0, 0], [padding, padding], [padding, padding], [0, 0]]
-    padded = tf.pad(images, paddings)
-    rows = tf.gather(padded, down[:, None] + tf.range(height), axis=1, batch_dims=1)
-    return tf.gather(rows, across[:, None] + tf.range(width), axis=2, batch_dims=1)
 
 
 def mix_examples(values: tf.Tensor, others: tf.Tensor, share: tf.Tensor) -> tf.Tensor:

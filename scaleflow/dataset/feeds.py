@@ -7,6 +7,7 @@ batch holds the same examples on any number of replicas, and a run can resume at
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,7 @@ class ArrayFeed:
         self._seed = shuffle_seed
         self._strategy = strategy
         self._options = tf_data_options(threads)
+        self._datasets: dict[int, Callable[[tf.Tensor, tf.Tensor], tf.data.Dataset]] = {}
         self._arrays = self._hold(arrays)
         self._listed: tuple[tf.Tensor, tf.Tensor] | None = None
 
@@ -63,7 +65,7 @@ class ArrayFeed:
     def reorder(self, seed: int) -> ArrayFeed:
         """Returns a feed of the same examples in the order of another seed; it shares the arrays."""
         other = copy.copy(self)
-        other._seed = seed
+        other._seed, other._datasets = seed, {}
         return other
 
     def open(self, epoch: int, step: int) -> Any:
@@ -143,24 +145,43 @@ class SharesFeed:
     is_indexed = False
     _strategy: tf.distribute.Strategy
     _options: tf.data.Options
+    _datasets: dict[int, Callable[[tf.Tensor, tf.Tensor], tf.data.Dataset]]  # by the worker's index
 
     def open(self, epoch: int, step: int) -> Any:
-        """Returns a distributed iterator over the rest of the epoch."""
-        replicas = self.batching.replicas
-        numbers = tf.data.Dataset.range(step * replicas, self.batching.steps(self.examples) * replicas)
+        """Returns an iterator over the rest of the epoch, distributed if there are several devices."""
+        position = tf.constant(epoch, tf.int64), tf.constant(step, tf.int64)
 
         def make_worker_dataset(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            is_mine = worker_positions(1, context)
+            worker = context.input_pipeline_id
+            if worker not in self._datasets:
+                self._datasets[worker] = self._trace_dataset(context)
+            return self._datasets[worker](*position)
+
+        if is_one_cpu(self._strategy):  # a distributed iterator copies to the device, and takes 0.1 s more to make
+            return iter(make_worker_dataset(tf.distribute.InputContext()))
+        return iter(self._strategy.distribute_datasets_from_function(make_worker_dataset))
+
+    def _trace_dataset(self, context: tf.distribute.InputContext) -> Callable[[tf.Tensor, tf.Tensor], tf.data.Dataset]:
+        """Returns a function (epoch, step) -> a worker's shares.
+
+        Python traces the pipeline once. To trace it for each epoch took longer than to read the first images.
+        """
+        replicas = self.batching.replicas
+        is_mine = worker_positions(1, context)
+
+        @tf.function(autograph=False)
+        def make_dataset(epoch: tf.Tensor, step: tf.Tensor) -> tf.data.Dataset:
+            numbers = tf.data.Dataset.range(step * replicas, self.batching.steps(self.examples) * replicas)
             worker_numbers = numbers if is_mine is None else numbers.filter(is_mine)
             shares = self._read_shares(epoch, step, worker_numbers, context)
             return shares.prefetch(tf.data.AUTOTUNE).with_options(self._options)
 
-        return iter(self._strategy.distribute_datasets_from_function(make_worker_dataset))
+        return make_dataset  # type: ignore[no-any-return]
 
     def _read_shares(
-        self, epoch: int, step: int, numbers: tf.data.Dataset, context: tf.distribute.InputContext
+        self, epoch: tf.Tensor, step: tf.Tensor, numbers: tf.data.Dataset, context: tf.distribute.InputContext
     ) -> tf.data.Dataset:
-        """Returns a worker's shares from a step on; `numbers` are their indices among all shares of the epoch."""
+        """Returns a worker's shares from a step on; `numbers` are their indices in the epoch. Traced."""
         raise NotImplementedError
 
     def fetch(self, opened: Any) -> Any:
@@ -187,12 +208,12 @@ class HostArrayFeed(SharesFeed, ArrayFeed):
             return tf.nest.map_structure(tf.constant, arrays.parts)
 
     def _read_shares(
-        self, epoch: int, step: int, numbers: tf.data.Dataset, context: tf.distribute.InputContext
+        self, epoch: tf.Tensor, step: tf.Tensor, numbers: tf.data.Dataset, context: tf.distribute.InputContext
     ) -> tf.data.Dataset:
         share = self.batching.share
 
         def share_at(number: tf.Tensor) -> Any:
-            return self._gather(self._arrays, tf.constant(epoch, tf.int64), number * share, share)
+            return self._gather(self._arrays, epoch, number * share, share)
 
         return numbers.map(share_at, num_parallel_calls=tf.data.AUTOTUNE)
 
@@ -248,6 +269,11 @@ def replica_devices(strategy: tf.distribute.Strategy) -> tuple[str, ...]:
         return ("",)
 
 
+def is_one_cpu(strategy: tf.distribute.Strategy) -> bool:
+    """Returns whether the strategy has a single replica, which computes on the CPU."""
+    return isinstance(strategy, tf.distribute.OneDeviceStrategy) and "CPU" in replica_devices(strategy)[0].upper()
+
+
 class StreamFeed(SharesFeed):
     """Reads examples from a stream, and batches and pads them with tf.data. `make_feed` describes the arguments."""
 
@@ -271,15 +297,16 @@ class StreamFeed(SharesFeed):
         self._strategy = strategy
         self._transforms = transforms or {}
         self._options = tf_data_options(threads)
+        self._datasets = {}
 
     def reorder(self, seed: int) -> StreamFeed:
         """Returns a feed of the same examples in the order of another seed."""
         other = copy.copy(self)
-        other._order = ShuffledOrder(self._stream, seed, self._buffer)
+        other._order, other._datasets = ShuffledOrder(self._stream, seed, self._buffer), {}
         return other
 
     def _read_shares(
-        self, epoch: int, step: int, numbers: tf.data.Dataset, context: tf.distribute.InputContext
+        self, epoch: tf.Tensor, step: tf.Tensor, numbers: tf.data.Dataset, context: tf.distribute.InputContext
     ) -> tf.data.Dataset:
         size, share = self.batching.global_size, self.batching.share
         last = self.batching.steps(self.examples) * size

@@ -45,7 +45,7 @@ class ShuffledOrder:
         self._in_memory = isinstance(stream, Records)
         self._buffer = 0 if self._in_memory or seed is None else buffer_size(stream, buffer)
 
-    def examples(self, epoch: tf.Tensor | int, first: int, last: int, is_own: IsOwn | None = None) -> tf.data.Dataset:
+    def examples(self, epoch: tf.Tensor, first: tf.Tensor, last: int, is_own: IsOwn | None = None) -> tf.data.Dataset:
         """Returns the examples (input, target) at the positions [first, last) of an epoch.
 
         Positions after the last example are padding. Records in memory repeat the first ones of the epoch. Any other
@@ -54,7 +54,7 @@ class ShuffledOrder:
         read_records = self._read_from_memory if self._in_memory else self._read_through_buffer
         return decode_records(self._stream, read_records(epoch, first, last, is_own))
 
-    def _read_from_memory(self, epoch: tf.Tensor | int, first: int, last: int, is_own: IsOwn | None) -> tf.data.Dataset:
+    def _read_from_memory(self, epoch: tf.Tensor, first: tf.Tensor, last: int, is_own: IsOwn | None) -> tf.data.Dataset:
         stream, seed = self._stream, self._seed
         assert isinstance(stream, Records)
         count = len(stream)
@@ -68,7 +68,7 @@ class ShuffledOrder:
         return worker_positions.batch(GATHER_BATCH_SIZE).map(gather).unbatch()
 
     def _read_through_buffer(
-        self, epoch: tf.Tensor | int, first: int, last: int, is_own: IsOwn | None
+        self, epoch: tf.Tensor, first: tf.Tensor, last: int, is_own: IsOwn | None
     ) -> tf.data.Dataset:
         count = len(self._stream)
         in_order = self._stream.dataset.take(count)

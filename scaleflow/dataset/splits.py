@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from scaleflow.dataset.blocks import MEMORY_BYTES, Blocks, draw_rows
 from scaleflow.dataset.cache import Transforms, cache_blocks, cache_split, refuse_unreadable
@@ -49,7 +50,7 @@ from scaleflow.interfaces import (
     name_leaves,
 )
 
-#: Validation is drawn from all records of a stream up to this average size; both splits then read all of them.
+#: Records of a stream up to this average size are drawn in blocks, which copies them; larger ones one by one.
 SMALL_RECORD_BYTES = 16 << 10
 
 #: Maximum number of bad examples that a message names.
@@ -274,8 +275,7 @@ def hold_out_examples(
 ) -> tuple[Examples, Examples | None, bool]:
     """Divides a training split: (train, validation, whether validation is drawn from a stream as its records are read).
 
-    `seed` draws the validation examples. Of a stream of large records the first ones are held out, because a draw would
-    read the whole stream at each validation.
+    `seed` draws the validation examples. Of a stream whose records are not in memory, both splits read all records.
     """
     count = round(len(examples) * fraction)
     if not count:
@@ -289,30 +289,32 @@ def hold_out_examples(
         held_out = draw_rows(len(examples), fraction, seed, 1)
         return examples.select(~held_out), examples.select(held_out), False
     if isinstance(examples, Stream) and not isinstance(examples, Records):
-        return hold_out_of_stream(examples, count, fraction, seed, emit)
+        return *hold_out_of_stream(examples, count, fraction, seed, emit), True
     order = np.random.default_rng([seed, 1]).permutation(len(examples))
     return select_examples(examples, np.sort(order[count:])), select_examples(examples, np.sort(order[:count])), False
 
 
-def hold_out_of_stream(
-    stream: Stream, count: int, fraction: float, seed: int, emit: Emit
-) -> tuple[Stream, Stream, bool]:
+def hold_out_of_stream(stream: Stream, count: int, fraction: float, seed: int, emit: Emit) -> tuple[Stream, Stream]:
     """Does the same for a stream whose records are not in memory."""
     dataset = stream.dataset.take(len(stream))
-    is_drawn = record_bytes(stream) <= SMALL_RECORD_BYTES
-    if is_drawn:
+    if record_bytes(stream) <= SMALL_RECORD_BYTES:
         rest, held_out = (draw(dataset, len(stream), count, (seed, 1), which) for which in (False, True))
     else:
         emit(
             Note(
-                f"dataset.validation={fraction}: the first {count} examples of the stream are held out, because its "
-                "records are too large to read all of them again at each validation; if they are sorted, for example "
-                "by class, shuffle the files, or set dataset.validation to the name of a split",
+                f"dataset.validation={fraction}: each validation reads all {len(stream)} records of the stream to find "
+                f"the {count} that are held out; to save that, set dataset.validation to the name of a split",
             )
         )
-        rest, held_out = dataset.skip(count), dataset.take(count)
+        places = tf.range(len(stream), dtype=tf.int64)
+        seeds, last = tf.constant((seed, 1), tf.int64), tf.constant(max(len(stream) - 1, 1), tf.int64)
+        is_held_out = (tf.random.experimental.index_shuffle(places, seeds, last) < count).numpy()
+        numbered = replace(stream, dataset=dataset)
+        rest, held_out = (
+            drop_records(numbered, np.flatnonzero(drop).tolist()).dataset for drop in (is_held_out, ~is_held_out)
+        )
     train = replace(stream, dataset=rest, length=len(stream) - count)
-    return train, replace(stream, dataset=held_out, length=count), is_drawn
+    return train, replace(stream, dataset=held_out, length=count)
 
 
 def select_examples(examples: Arrays | Records, places: np.ndarray[Any, Any]) -> Examples:

@@ -1,67 +1,202 @@
-"""Dataset source: text files as sequences of bytes, each with the next byte as its target."""
+"""Dataset source: a text corpus as sequences of tokens, each with the next token as its target."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import itertools
+import os
+from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
+from filelock import FileLock
 
-from scaleflow.dataset.files import ALL, TEST_FRACTION, find_files, list_splits, parse_count, parse_fraction
+from scaleflow.dataset.corpus import SUFFIXES, read_documents
+from scaleflow.dataset.files import (
+    ALL,
+    TEST_FRACTION,
+    find_files,
+    list_splits,
+    parse_choice,
+    parse_count,
+    parse_fraction,
+)
+from scaleflow.dataset.tokenizer import BYTES, SPECIAL, make_tokenizer
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Arrays, Inputs, Outputs
+from scaleflow.interfaces import Arrays, Inputs, Outputs, Standardize
 
-SUFFIXES = (".txt", ".md")
-
-#: Number of different bytes.
-BYTES = 256
+#: The version of the files in the cache.
+FORMAT = 1
 
 
 class Tokens:
-    """Reads text files as bytes, for models that predict the next token, such as `model=gpt`.
+    """Reads text for models that predict the next token, such as `model=gpt`.
 
-    The files of a split are joined in the order of their names, with a line break between two, and cut into sequences
-    of `tokens` bytes. The target at each position is the next byte. What is left at the end is not used. Memory: two
-    bytes for each byte of the files.
+    The documents of a split are tokenized, joined in the order of their files, and cut into sequences of `tokens`. The
+    target at each position is the next token. What is left at the end is not used. The tokens are kept in a file in
+    `cache_dir`, named by a fingerprint of the files and the options. It is made once, and memory-mapped by all runs and
+    workers.
 
     Args:
-        data_dir: a file, a glob, or a folder with files that end in `.txt` or `.md`. Folders or files whose names begin
-            with `train`, `validation` (or `val`) and `test` are the splits.
-        tokens: the length of a sequence, in bytes.
-        test: the fraction of the text in the test split, if names denote no splits: its end, so that no test sequence
+        data_dir: a file, a glob, or a folder with text files (`.txt`, `.md`; each is a document), JSON lines (`.jsonl`,
+            `.ndjson`) or Parquet files (each row is a document). Folders or files whose names begin with `train`,
+            `validation` (or `val`) and `test` are the splits.
+        tokens: the length of a sequence.
+        test: the fraction of the tokens in the test split, if names denote no splits: the end, so that no test sequence
             lies between training sequences.
+        tokenizer: `bytes`; `words`, learned from the training split; a `.json` file of the library tokenizers; or a
+            preset of KerasHub, a folder or a name.
+        column: the column with the text in JSON lines and Parquet files.
+        separator: text between two documents.
+        vocabulary, standardize: for `words`: the most token ids, and how the text is cleaned, as for `Text`.
+        cache_dir: where the tokens are kept; null means `scaleflow/tokens` in `$XDG_CACHE_HOME` or `~/.cache`.
 
     Raises:
-        ConfigError: if there are no files, a file cannot be read, or a split is shorter than one sequence.
+        ConfigError: if there are no files, a file cannot be read, a split is shorter than one sequence, or an option is
+            invalid.
     """
 
     notes: tuple[str, ...] = ()
 
-    def __init__(self, data_dir: str, tokens: int = 128, test: float = TEST_FRACTION) -> None:
+    def __init__(
+        self,
+        data_dir: str,
+        tokens: int = 128,
+        test: float = TEST_FRACTION,
+        tokenizer: str = "bytes",
+        column: str = "text",
+        separator: str = "\n",
+        vocabulary: int = 10_000,
+        standardize: Standardize = "lower_and_strip_punctuation",
+        cache_dir: str | None = None,
+    ) -> None:
         self._tokens = parse_count(tokens, "dataset.tokens", 1)
         self._test = parse_fraction(test, "dataset.test")
-        self._data_dir = data_dir
+        parse_count(vocabulary, "dataset.vocabulary", SPECIAL + 1)
+        parse_choice(standardize, "dataset.standardize", get_args(Standardize))
+        self._data_dir, self._column = data_dir, parse_text(column, "dataset.column")
+        self._separator = parse_text(separator, "dataset.separator").encode()
         self._files = find_files(data_dir, SUFFIXES)
-        self.splits = list_splits(self._files, self._test)
-        self.inputs = Inputs((self._tokens,), "uint8", vocabulary=BYTES)
-        self.outputs = Outputs("classification", (self._tokens, BYTES))
+        self._tokenizer = make_tokenizer(tokenizer, vocabulary, standardize)
+        self._cache = TokenCache(cache_dir)
+        if self._tokenizer.learns:
+            self._restore()
+        size = self._tokenizer.vocabulary
+        # Bytes stay bytes; other ids are int32, which saved models take everywhere.
+        self.inputs = Inputs((self._tokens,), "uint8" if size <= BYTES else "int32", vocabulary=size)
+        self.outputs = Outputs("classification", (self._tokens, size))
+
+    @property
+    def splits(self) -> Collection[str]:
+        return list_splits(self._files, self._test)
 
     def load(self, split: str) -> Arrays:
-        """Returns the sequences of a split: inputs and targets are [n, tokens] uint8."""
-        text = self._read(self._files[split if split in self._files else ALL])
+        """Returns the sequences of a split: inputs and targets are [n, tokens] of the dtype of `inputs`, both parts of
+        one memory-mapped file.
+        """
+        ids = self._read(split if split in self._files else ALL)
         if ALL in self._files:
-            border = len(text) - round(len(text) * self._test)
-            text = text[border:] if split == "test" else text[:border]
-        count = (len(text) - 1) // self._tokens
+            border = len(ids) - round(len(ids) * self._test)
+            ids = ids[border:] if split == "test" else ids[:border]
+        count = (len(ids) - 1) // self._tokens
         if count < 1:
+            what = "bytes" if self._tokenizer.name == "bytes" else "tokens"
             raise ConfigError(
-                f"dataset.data_dir={self._data_dir}: the split {split!r} has {len(text)} bytes, fewer than one "
-                f"sequence of {self._tokens} and its next byte; use more text, or a smaller dataset.tokens"
+                f"dataset.data_dir={self._data_dir}: the split {split!r} has {len(ids)} {what}, fewer than one "
+                f"sequence of {self._tokens} and its next one; use more text, or a smaller dataset.tokens"
             )
         used = count * self._tokens
-        return Arrays(*(part.reshape(count, self._tokens) for part in (text[:used], text[1 : used + 1])))
+        return Arrays(*(part.reshape(count, self._tokens) for part in (ids[:used], ids[1 : used + 1])))
 
-    def _read(self, files: list[str]) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    def _read(self, group: str) -> np.ndarray[Any, Any]:
+        """Returns the token ids of a group of files, [n]."""
+        files = self._files[group]
+        dtype = np.dtype(self.inputs.dtype)
+
+        def make() -> Iterator[bytes]:
+            return (self._tokenizer.encode(block).astype(dtype).tobytes() for block in self._blocks(files))
+
+        train = self._files.get("train", files) if self._tokenizer.learns else ()
+        path = self._cache.make(f"{self._key(files)} {self._key(train)}", f".{dtype.name}", make)
+        if not path.stat().st_size:
+            return np.empty(0, dtype)
+        return np.memmap(path, dtype, "r")
+
+    def _restore(self) -> None:
+        """Learns the tokenizer from the training split, or reads what an earlier run has learned."""
+        files = self._files.get("train", self._files.get(ALL, []))
+
+        def make() -> Iterator[bytes]:
+            yield self._tokenizer.learn(self._blocks(files)).encode()
+
+        self._tokenizer.restore(self._cache.make(f"{self._key(files)} learned", ".json", make).read_text("utf-8"))
+
+    def _blocks(self, files: list[str]) -> Iterator[bytes]:
+        """Yields the text of the documents, with the separator between two."""
+        documents = itertools.chain.from_iterable(
+            read_documents(path, self._column, not self._tokenizer.needs_text) for path in files
+        )
+        for number, document in enumerate(documents):
+            if number and self._separator:
+                yield self._separator
+            yield from document
+
+    def _key(self, files: Any) -> str:
+        """Names what the tokens of files depend on."""
+        parts = [FORMAT, self._tokenizer.name, self._separator, self._column]
+        for path in files:
+            status = Path(path).stat()
+            parts.append((str(Path(path).resolve()), status.st_size, status.st_mtime_ns))
+        return repr(parts)
+
+
+def parse_text(value: Any, key: str) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(f"{key}={value}: expected text")
+    return value
+
+
+class TokenCache:
+    """A folder of files that are made once, by whichever process comes first.
+
+    Raises ConfigError if it cannot be written.
+    """
+
+    def __init__(self, cache_dir: Any) -> None:
+        if cache_dir is not None and (not isinstance(cache_dir, str) or not cache_dir.strip()):
+            raise ConfigError(f"dataset.cache_dir={cache_dir}: expected a path or null")
+        home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        self._folder = Path(os.path.expanduser(cache_dir or f"{home}/scaleflow/tokens"))  # noqa: PTH111
+
+    def make(self, key: str, suffix: str, parts: Any) -> Path:
+        """Returns the file for a key; if it is missing, writes the bytes that `parts()` yields."""
+        path = self._folder / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}{suffix}"
         try:
-            return np.frombuffer(b"\n".join(Path(name).read_bytes() for name in files), np.uint8)
+            if not path.exists():
+                self._folder.mkdir(parents=True, exist_ok=True)
+                with FileLock(path.with_suffix(".lock")):
+                    if not path.exists():
+                        write_whole(path, parts())
         except OSError as error:
-            raise ConfigError(f"dataset.data_dir={self._data_dir}: {error.filename}: {error.strerror}") from error
+            raise ConfigError(
+                f"dataset.cache_dir={self._folder}: the tokens cannot be kept there ({error.strerror or error}); set "
+                "it to another folder"
+            ) from error
+        return path
+
+
+def write_whole(path: Path, parts: Iterator[bytes]) -> None:
+    """Writes a file that appears when it is whole."""
+    part = path.with_suffix(".part")
+    try:
+        with part.open("wb") as file:
+            for content in parts:
+                file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)

@@ -203,11 +203,20 @@ class Augment:
             out of it. At least 0. Default 0: no crop.
         mixup: mix each example with another one, by a share drawn from Beta(mixup, mixup) (Zhang et al. 2017). Numeric
             inputs only; class targets become float32 [b, classes]. At least 0. Default 0: no mixup.
+        resized_crop: cut a random part out of each image, and resize it to the original size. The part has at least
+            this fraction of the area, and sides between 3:4 and 4:3 of the image's. 0 to 1. Default 0: no such crop.
+        color_jitter: multiply brightness, contrast and saturation of each image by factors between 1 - color_jitter and
+            1 + color_jitter. 0 to 1. Default 0: no change.
+        erase: the probability with which a rectangle of 2 to 33 % of an image becomes 0 (Zhong et al. 2017). 0 to 1.
+            Default 0: none.
     """
 
     flip: bool = False
     crop: int = field(default=0, metadata={"at_least": 0})
     mixup: float = field(default=0.0, metadata={"at_least": 0.0})
+    resized_crop: float = field(default=0.0, metadata={"at_least": 0.0, "at_most": 1.0})
+    color_jitter: float = field(default=0.0, metadata={"at_least": 0.0, "at_most": 1.0})
+    erase: float = field(default=0.0, metadata={"at_least": 0.0, "at_most": 1.0})
 
 
 @dataclass(frozen=True)
@@ -218,8 +227,7 @@ class Dataset:
         target: the class of the source (`Source`) and its arguments.
         limit: use only this many examples of each split, the first ones. At least 1. Default null: all.
         validation: the fraction of the training split that is held out for validation (0 to less than 1), or the name
-            of a split. The run's seed draws the examples; of a stream of large records they are the first ones. Default
-            0.1. null: no validation.
+            of a split. The run's seed draws the examples. Default 0.1. null: no validation.
         shuffle: the size of the buffer that a stream is shuffled through, in examples. Examples in memory, and
             streams with `Stream.decode` whose records fit in 256 MiB, are shuffled as a whole instead. At least 1.
             Default null: as many as fit in 256 MiB, or 10,000 if their size is unknown. A table that is not in memory

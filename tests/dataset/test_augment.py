@@ -168,7 +168,8 @@ def refusals() -> list[str]:
         (Augment(crop=4), Inputs((), "string"), classes),
         (Augment(flip=True), {"a": Inputs((8,)), "b": Inputs((2, 2))}, classes),
         (Augment(flip=True), {"a": picture, "b": picture}, classes),
-        (Augment(flip=True), {"a": picture}, {"mask": Outputs("classification", (8, 8, 2)), "b": classes}),
+        (Augment(flip=True), {"a": picture}, {"mask": Outputs("classification", (4, 4, 2)), "b": classes}),
+        (Augment(crop=2), picture, Outputs("classification", (8, 8, 2))),
         (Augment(mixup=0.2), {"a": picture, "b": picture}, classes),
         (Augment(mixup=0.2), picture, {"a": classes}),
         (Augment(mixup=0.2), picture, Outputs("classification", (3,), ignore=-1)),
@@ -192,14 +193,96 @@ def test_what_the_inputs_are_no_such_thing_as_is_refused(isolated: Callable[...,
         "(8,), b (2, 2); remove it",
         "dataset.augment.flip=true: needs images of shape (height, width, channels), one in each example, and the "
         "dataset's inputs are a (8, 8, 1), b (8, 8, 1); remove it",
-        "dataset.augment.flip=true: moves the pixels of images, but not the dataset's targets of shape (8, 8); "
+        "dataset.augment.flip=true: moves the pixels of images, but not the dataset's targets of shape (4, 4); "
         "augment both in the dataset",
+        "dataset.augment.crop=2: adds a border, and the dataset has no target for it (Outputs.ignore); use "
+        "dataset.augment.resized_crop",
         "dataset.augment.mixup=0.2: mixes only examples of one tensor, and the dataset's inputs have the keys a, "
         "b; remove it",
         "dataset.augment.mixup=0.2: mixes only examples of one tensor, and the dataset's targets have the key a; "
         "remove it",
         "dataset.augment.mixup=0.2: cannot mix targets of which -1 is ignored (Outputs.ignore); remove it",
     ]
+
+
+def coloured(replicas: int, options: Augment, ignore: int | None) -> tuple[Any, Any]:
+    """Images whose three channels hold the class of each pixel x 20, and the classes; in the order of an epoch."""
+    import tensorflow as tf
+
+    from scaleflow.dataset import augment_feed, make_feed
+
+    size = (12, 16)
+    classes = np.random.default_rng(0).integers(0, 10, (24, 3, 4)).repeat(4, axis=1).repeat(4, axis=2)
+    images = np.repeat(classes[..., None] * 20, 3, axis=-1).astype(np.uint8)
+    strategy = tf.distribute.get_strategy() if replicas == 1 else spread_over(replicas)
+    feed = make_feed(Arrays(images, classes.astype(np.uint8)), Batching(12 // replicas, 1, replicas), strategy, 5)
+    outputs = Outputs("classification", (*size, 10), ignore=ignore)
+    changed = augment_feed(feed, options, 5, Inputs((*size, 3), "uint8"), outputs)
+    return real(read(strategy, changed, 0)), real(read(strategy, changed, 1))
+
+
+MOVING = Augment(flip=True, crop=2, resized_crop=0.3)
+COLOURED = Augment(flip=True, resized_crop=0.3, color_jitter=0.5, erase=0.7)
+
+
+def masks() -> Any:
+    return coloured(1, MOVING, 255), coloured(1, COLOURED, None), coloured(1, Augment(erase=1.0), 255)
+
+
+def masks_divided() -> Any:
+    return coloured(3, COLOURED, None)
+
+
+def test_masks_move_with_their_images_on_any_number_of_replicas(isolated: Callable[..., Any]) -> None:
+    (moved, later), whole, (erased, _) = isolated(masks)
+    for images, classes in (moved, later):
+        # Between two fields of the image bilinear values lie between theirs; elsewhere they are the class's.
+        counts = classes < 255
+        same = np.isclose(images[..., 0], classes * 20.0)
+        assert same[counts].mean() > 0.6
+        assert abs(images[..., 0][counts] - classes[counts] * 20.0).mean() < 15
+        assert (images[~counts] == 0).all()  # the border
+        assert 0.01 < (~counts).mean() < 0.4
+    assert not np.array_equal(moved[0], later[0])
+    for parts, others in zip(whole, isolated(masks_divided), strict=True):
+        np.testing.assert_array_equal(parts[0], others[0])
+        np.testing.assert_array_equal(parts[1], others[1])
+    images, classes = whole[0]
+    assert classes.max() < 10  # nothing is ignored where the dataset has no such value
+    assert len({tuple(image[0, 0]) for image in images}) > 12
+    images, classes = erased
+    gone = classes == 255
+    assert (images[gone] == 0).all()
+    assert ((gone.mean(axis=(1, 2)) > 0.01) & (gone.mean(axis=(1, 2)) < 0.45)).all()
+    np.testing.assert_array_equal(images[..., 0][~gone], classes[~gone] * 20)
+
+
+def jittered() -> Any:
+    import tensorflow as tf
+
+    from scaleflow.dataset.image_changes import jitter
+
+    images = np.random.default_rng(0).integers(0, 256, (2, 4, 4, 3)).astype(np.uint8)
+    cases = {"brightness": (0, 0.25), "contrast": (1, 0.25), "saturation": (2, 0.0)}
+    found = {}
+    for name, (place, drawn) in cases.items():
+        draws = np.full((3, 2), 0.5, np.float32)
+        draws[place] = drawn
+        found[name] = jitter(tf.constant(images), 1.0, tf.constant(draws)).numpy()
+    return images, found, jitter(tf.constant(images[..., :1]), 0.5, tf.zeros([3, 2])).numpy()
+
+
+def test_colours_change_by_their_factors(isolated: Callable[..., Any]) -> None:
+    images, found, grey = isolated(jittered)
+    values = images.astype(np.float64)
+    light = values @ [0.299, 0.587, 0.114]
+    mean = light.mean(axis=(1, 2))[:, None, None, None]
+    np.testing.assert_allclose(found["brightness"], values * 0.5, atol=0.51)
+    np.testing.assert_allclose(found["contrast"], (values - mean) * 0.5 + mean, atol=0.51)
+    np.testing.assert_allclose(found["saturation"], np.repeat(light[..., None], 3, axis=-1), atol=0.51)
+    half = values[..., :1] * 0.5
+    mean = half.mean(axis=(1, 2, 3), keepdims=True)
+    np.testing.assert_allclose(grey, (half - mean) * 0.5 + mean, atol=0.51)
 
 
 @pytest.mark.slow

@@ -13,7 +13,8 @@ from tests.processes import ROOT
 
 PAGE = (ROOT / "docs" / "data.md").read_text()
 COMMANDS = re.findall(r"^    python -m scaleflow (.*)$", PAGE, re.M)
-SOURCES = ("image_folder", "text_folder", "table", "csv", "tfrecord", "npz", "tokens")
+FOLDERS = ("image_folder", "segmentation_folder", "text_folder")
+SOURCES = (*FOLDERS, "table", "csv", "tfrecord", "npz", "tokens", "huggingface")
 
 
 @pytest.mark.parametrize("line", COMMANDS)

@@ -1,0 +1,321 @@
+"""Dataset source: datasets of the library datasets, from a folder or from the Hugging Face hub."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from scaleflow.dataset.files import (
+    TEST_FRACTION,
+    draw_test_examples,
+    expand_data_dir,
+    parse_choice,
+    parse_count,
+    parse_flag,
+    parse_fraction,
+)
+from scaleflow.dataset.images import make_image_decoder
+from scaleflow.dataset.text import Text
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Inputs, Outputs, Preprocessing, Standardize, Stream
+
+KINDS = ("auto", "classification", "binary", "regression")
+
+#: Input dtypes that are kept; other numbers become float32.
+KEPT_TYPES = ("uint8", "int32", "float32")
+
+#: Rows that are read in one call.
+ROWS = 256
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Column:
+    """How the values of a column become an input."""
+
+    inputs: Inputs
+    stored: str  # dtype of the values as they are read
+    shape: tuple[int, ...]  # of one such value
+    decode: Callable[[tf.Tensor], tf.Tensor] | None = None  # of one value. Traced; None: it stays as it is
+
+    def to_array(self, values: Sequence[Any]) -> Array:
+        """Converts values of the library, as plain Python objects, to [n, *shape]."""
+        if self.decode is not None:
+            return np.array([image_bytes(value) for value in values], object)
+        if self.stored == "string":
+            return np.array([value.encode() for value in values], object)
+        return np.array(values, self.stored).reshape(len(values), *self.shape)
+
+
+class HuggingFace:
+    """Reads columns of a dataset of the library datasets; its rows stay in memory-mapped files.
+
+    Inputs: text is preprocessed as `Text` says; images are resized; numbers, and lists and arrays of one shape, stay as
+    they are. A class (`ClassLabel`), a bool, a text or an integer is the target of a classification, another number one
+    of a regression.
+
+    Args:
+        input: the column, or a list of columns, which then are inputs by name.
+        target: the column to predict.
+        data_dir: a folder that `save_to_disk` has written.
+        name: in place of it: the name of a dataset on the hub.
+        config: with `name`: the name of its configuration.
+        streaming: with `name`: read it over the network in each epoch, without a copy on the disk.
+        size, resize, channels: of images, see `ImageFolder`.
+        vocabulary, tokens, standardize: of texts, see `Text`.
+        kind: `auto`, `classification`, `binary` or `regression`.
+        test: fraction of the rows in the test split, if there is no such split.
+        split_seed: selects the test rows.
+
+    Raises:
+        ConfigError: if the library is missing, the dataset cannot be read, a column is missing, has missing values or
+            is of a type that is not supported, or an option is invalid.
+    """
+
+    def __init__(
+        self,
+        input: str | Sequence[str],
+        target: str,
+        data_dir: str | None = None,
+        name: str | None = None,
+        config: str | None = None,
+        streaming: bool = False,
+        size: Sequence[int] = (224, 224),
+        resize: str = "stretch",
+        channels: int = 3,
+        vocabulary: int = 10_000,
+        tokens: int = 250,
+        standardize: Standardize = "lower_and_strip_punctuation",
+        kind: str = "auto",
+        test: float = TEST_FRACTION,
+        split_seed: int = 0,
+    ) -> None:
+        self._image = make_image_decoder(size, resize, channels)
+        self._image_shape = (*size, channels)
+        text = Text(vocabulary, tokens, standardize)
+        self._test = parse_fraction(test)
+        self._seed = parse_count(split_seed, "dataset.split_seed")
+        parse_choice(kind, "dataset.kind", KINDS)
+        self._streams = parse_flag(streaming, "dataset.streaming")
+        self._label, self._splits = open_splits(data_dir, name, config, self._streams)
+        if "train" not in self._splits:
+            raise ConfigError(f"{self._label}: has the splits {', '.join(self._splits)}, expected train among them")
+        names = [input] if isinstance(input, str) else list(input)
+        features = self._splits["train"].features or {}
+        for key, column in (*(("input", each) for each in names), ("target", target)):
+            if column not in features:
+                raise ConfigError(
+                    f"dataset.{key}={column}: there is no such column; {self._label} has {list(features)}"
+                )
+        self._check_missing([*names, target])
+        self._columns = {each: self._describe(each, features[each]) for each in names}
+        self._target = target
+        self._is_single = isinstance(input, str)
+        self.outputs, self._classes = self._describe_target(kind, target, features[target])
+        self.inputs: Any = self._pack({each: column.inputs for each, column in self._columns.items()})
+        texts = {
+            each: text for each, column in self._columns.items() if column.stored == "string" and not column.decode
+        }
+        self.preprocessing: Any = (text if texts else None) if self._is_single else dict[str, Preprocessing](texts)
+
+    @property
+    def splits(self) -> Collection[str]:
+        has_test = "test" in self._splits or (self._test > 0 and not self._streams)
+        return tuple(dict.fromkeys((*self._splits, *(["test"] if has_test else []))))
+
+    def load(self, split: str) -> Stream:
+        """Returns records: row numbers, or with `streaming` the rows themselves."""
+        if self._streams:
+            return self._load_streamed(split)
+        rows = self._splits.get(split, self._splits["train"])
+        numbers = np.arange(len(rows), dtype=np.int64)
+        if "test" not in self._splits and self._test:
+            is_test = draw_test_examples(len(rows), self._test, self._seed)
+            if split in ("train", "test"):
+                numbers = numbers[is_test == (split == "test")]
+        read = self._make_reader(rows.with_format("arrow"))
+        has_images = any(column.decode for column in self._columns.values())
+
+        def decode(places: tf.Tensor) -> tuple[Any, Any]:
+            batch = places[None] if has_images else places
+            types = [
+                *(tf.as_dtype(column.stored) for column in self._columns.values()),
+                tf.as_dtype(self._target_dtype),
+            ]
+            values = tf.numpy_function(read, [batch], types, stateful=False)
+            shapes = [*(column.shape for column in self._columns.values()), self.outputs.target_shape]
+            values = [tf.ensure_shape(value, [None, *shape]) for value, shape in zip(values, shapes, strict=True)]
+            return self._finish([value[0] for value in values] if has_images else values)
+
+        records = tf.data.Dataset.from_tensor_slices(numbers)
+        at_once = None if has_images else ROWS  # images are decoded one by one, several in parallel
+        return Stream(records, len(numbers), decode, lambda place: f"{self._label}, row {place}", (), at_once)
+
+    def _load_streamed(self, split: str) -> Stream:
+        rows = self._splits[split]
+        count = rows.info.splits[split].num_examples if rows.info.splits and split in rows.info.splits else None
+        if not count:
+            raise ConfigError(
+                f"dataset.streaming=true: {self._label} does not say how many rows {split!r} has; use "
+                "dataset.streaming=false"
+            )
+        columns = self._columns
+
+        def generate() -> Any:
+            for row in rows:
+                values = [column.to_array([row[name]])[0] for name, column in columns.items()]
+                yield (*values, self._to_targets([row[self._target]])[0])
+
+        specs = [tf.TensorSpec(column.shape, column.stored) for column in columns.values()]
+        target = tf.TensorSpec(self.outputs.target_shape, self._target_dtype)
+        dataset = tf.data.Dataset.from_generator(generate, output_signature=(*specs, target))
+        return Stream(dataset, count, lambda *values: self._finish(list(values)))
+
+    def _make_reader(self, rows: Any) -> Callable[[Array], tuple[Array, ...]]:
+        def read(places: Array) -> tuple[Array, ...]:
+            table = rows[places.tolist()]
+            values = [column.to_array(table[name].to_pylist()) for name, column in self._columns.items()]
+            return *values, self._to_targets(table[self._target].to_pylist())
+
+        return read
+
+    def _finish(self, values: list[tf.Tensor]) -> tuple[Any, tf.Tensor]:
+        """Returns (inputs, target) of the values that were read. Traced."""
+        inputs = {
+            name: column.decode(value) if column.decode else value
+            for (name, column), value in zip(self._columns.items(), values[:-1], strict=True)
+        }
+        return self._pack(inputs), values[-1]
+
+    def _pack(self, values: Mapping[str, Any]) -> Any:
+        return next(iter(values.values())) if self._is_single else dict(values)
+
+    @property
+    def _target_dtype(self) -> str:
+        return "int32" if self.outputs.kind == "classification" else "float32"
+
+    def _to_targets(self, values: Sequence[Any]) -> Array:
+        if self._classes is not None:
+            values = [self._classes[value] for value in values]
+        return np.array(values, self._target_dtype).reshape(len(values), *self.outputs.target_shape)
+
+    def _check_missing(self, names: Sequence[str]) -> None:
+        """Rejects columns with missing values, of which files have a count."""
+        for split, rows in self._splits.items() if not self._streams else ():
+            for name in names:
+                if missing := rows.data.column(name).null_count:
+                    raise ConfigError(
+                        f"{self._label}: the column {name} of {split!r} has {missing} missing values; fill or remove "
+                        "them before save_to_disk"
+                    )
+
+    def _describe(self, name: str, feature: Any) -> Column:
+        import datasets
+
+        if isinstance(feature, datasets.Image):
+            return Column(Inputs(self._image_shape, "uint8", scale=1 / 255), "string", (), self._image)
+        shape, dtype = shape_of(feature)
+        if dtype in ("string", "large_string") and not shape:
+            return Column(Inputs((), "string"), "string", ())
+        if dtype is None or "string" in dtype:
+            raise ConfigError(
+                f"dataset.input={name}: is {feature}, expected text, an image, a number, or lists of numbers of one "
+                "length"
+            )
+        kept = dtype if dtype in KEPT_TYPES else "float32"
+        return Column(Inputs(shape, kept, scale=1 / 255 if kept == "uint8" else None), kept, shape)
+
+    def _describe_target(self, kind: str, name: str, feature: Any) -> tuple[Outputs, Mapping[Any, int] | None]:
+        """Returns the outputs, and the number of each value if values are not numbers from 0 on."""
+        import datasets
+
+        shape, dtype = ((), "class") if isinstance(feature, datasets.ClassLabel) else shape_of(feature)
+        is_class = not shape and dtype is not None and not dtype.startswith(("float", "double"))
+        if kind == "regression" or (kind == "auto" and not is_class):
+            if dtype is None or "string" in dtype or dtype == "class":
+                raise ConfigError(f"dataset.target={name}: is {feature}, expected numbers")
+            return Outputs("regression", shape or (1,)), None
+        if not is_class:
+            raise ConfigError(f"dataset.target={name}: is {feature}, expected classes; use dataset.kind=regression")
+        if dtype == "class":
+            names, numbers = tuple(feature.names), None
+        else:
+            if self._streams:
+                raise ConfigError(f"dataset.target={name}: is {feature}; with dataset.streaming=true a class is needed")
+            values = sorted(self._splits["train"].unique(name))
+            names, numbers = tuple(map(str, values)), {value: number for number, value in enumerate(values)}
+            self._check_values(name, numbers)
+        if len(names) < 2:
+            raise ConfigError(f"dataset.target={name}: has the only class {names[0]}, expected at least two")
+        if kind == "binary" and len(names) != 2:
+            raise ConfigError(f"dataset.kind=binary: {name} has {len(names)} classes, expected 2")
+        if kind == "binary" or (kind == "auto" and len(names) == 2):
+            return Outputs("binary", (1,), names), numbers
+        return Outputs("classification", (len(names),), names), numbers
+
+    def _check_values(self, name: str, numbers: Mapping[Any, int]) -> None:
+        for split, rows in self._splits.items():
+            if unknown := [value for value in rows.unique(name) if value not in numbers]:
+                raise ConfigError(
+                    f"dataset.target={name}: {split!r} of {self._label} has the class {unknown[0]}, which the training "
+                    "split does not have"
+                )
+
+
+def open_splits(data_dir: Any, name: Any, config: Any, streams: bool) -> tuple[str, dict[str, Any]]:
+    """Returns how messages name the dataset, and its splits."""
+    if (data_dir is None) == (name is None):
+        raise ConfigError(
+            "dataset=huggingface: set dataset.data_dir=FOLDER, written by save_to_disk, or dataset.name=NAME on the hub"
+        )
+    for key, value in (("config", config), ("streaming", streams or None)):
+        if data_dir is not None and value is not None:
+            shown = "true" if value is True else value
+            raise ConfigError(f"dataset.{key}={shown}: is for dataset.name; remove it, or dataset.data_dir")
+    if importlib.util.find_spec("datasets") is None:
+        raise ConfigError("dataset=huggingface: datasets is not installed; pip install 'scaleflow[datasets]'")
+    import datasets
+
+    label = f"dataset.name={name}" if data_dir is None else f"dataset.data_dir={data_dir}"
+    try:
+        if data_dir is None:
+            found = datasets.load_dataset(name, config, streaming=streams)
+        else:
+            folder: Path = expand_data_dir(data_dir)
+            found = datasets.load_from_disk(str(folder))
+    except Exception as error:  # of the network, of a file, or of what is in it
+        reason = str(error).strip().partition("\n")[0]
+        raise ConfigError(f"{label}: cannot be read: {reason}") from error
+    splits = dict(found) if isinstance(found, dict) else {"train": found}
+    image = datasets.Image(decode=False)
+    for split, rows in splits.items() if streams else ():
+        for column, feature in (rows.features or {}).items():
+            if isinstance(feature, datasets.Image):
+                splits[split] = splits[split].cast_column(column, image)
+    return label, splits
+
+
+def shape_of(feature: Any) -> tuple[tuple[int, ...], str | None]:
+    """Returns (shape, dtype) of a column's values; None as the dtype if they have no fixed shape."""
+    shape: tuple[int, ...] = ()
+    while (inner := getattr(feature, "feature", None)) is not None:  # lists
+        length = getattr(feature, "length", -1)
+        if length < 1:
+            return (), None
+        shape, feature = (*shape, length), inner
+    if (of_array := getattr(feature, "shape", None)) is not None:
+        return (*shape, *of_array), feature.dtype
+    return shape, str(feature.dtype) if hasattr(feature, "dtype") and not isinstance(feature, dict) else None
+
+
+def image_bytes(value: Any) -> bytes:
+    """Returns the encoded image of a row: its bytes, or those of its file."""
+    content: bytes = value["bytes"] if value["bytes"] is not None else Path(value["path"]).read_bytes()
+    return content

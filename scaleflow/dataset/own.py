@@ -1,0 +1,258 @@
+"""Makes a source of a user's own objects: map-style datasets, iterators, `tf.data.Dataset`s."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Inputs, InputStructure, OutputStructure, Source, Stream, map_leaves, name_leaves
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class OwnSource:
+    """The source that `make_source` returns."""
+
+    inputs: InputStructure
+    outputs: OutputStructure
+    streams: Mapping[str, Stream]
+
+    @property
+    def splits(self) -> Collection[str]:
+        return tuple(self.streams)
+
+    def load(self, split: str) -> Stream:
+        return self.streams[split]
+
+
+def make_source(
+    splits: Mapping[str, Any],
+    outputs: OutputStructure,
+    inputs: InputStructure | None = None,
+    lengths: Mapping[str, int] | None = None,
+) -> Source:
+    """Makes a source of the splits, `train` among them, of which each is one of these:
+
+    - a map-style dataset: an object with `__len__` and `__getitem__(index)`, such as a `torch.utils.data.Dataset`. It
+      is read in several threads, in any order;
+    - an iterable, or a function without arguments that returns an iterator, such as a generator function. It is read
+      from its beginning in each epoch;
+    - a `tf.data.Dataset` of single examples.
+
+    Each example is (input, target) or (input, target, weight). Input and target are arrays, numbers, texts or torch
+    tensors, or dicts of them. All are converted to the dtypes of `inputs`, and of the kind of the target. Every
+    iteration has to give the same examples in the same order.
+
+    Args:
+        splits: by name.
+        outputs: what the model returns, and what a target means.
+        inputs: what an input is; None: the shapes and dtypes of the first example. Floats are float32 then, integers
+            int32, and uint8 is scaled to [0, 1].
+        lengths: the number of examples by split, for iterators and datasets that do not tell. None: they are counted,
+            which reads them once.
+
+    Raises:
+        ConfigError: if a split is none of these, is empty, without end, or can be iterated only once.
+    """
+    made = {name: make_examples(name, split) for name, split in splits.items()}
+    if inputs is None:
+        first = made.get("train") or next(iter(made.values()), None)
+        if first is None:
+            raise ConfigError("dataset: make_source was given no splits")
+        inputs = first.describe_inputs()
+    counts = lengths or {}
+    return OwnSource(inputs, outputs, {n: each.make_stream(inputs, outputs, counts.get(n)) for n, each in made.items()})
+
+
+class MapExamples:
+    """A map-style dataset."""
+
+    def __init__(self, split: str, examples: Any) -> None:
+        self._split, self._examples = split, examples
+        if not len(examples):
+            raise ConfigError(f"dataset: the split {split!r} is empty")
+        self._first = split_example(examples[0], split)
+
+    def describe_inputs(self) -> InputStructure:
+        return describe_structure(self._first[0])
+
+    def make_stream(self, inputs: InputStructure, outputs: OutputStructure, length: int | None) -> Stream:
+        specs = example_specs(inputs, outputs, len(self._first))
+        flat = tf.nest.flatten(specs)
+
+        def read(index: Array) -> list[Array]:
+            example = split_example(self._examples[int(index)], self._split)
+            return flatten_example(example, specs)
+
+        def decode(index: tf.Tensor) -> tuple[Any, ...]:
+            values = tf.numpy_function(read, [index], [spec.dtype for spec in flat], stateful=False)
+            shaped = [tf.ensure_shape(value, spec.shape) for value, spec in zip(values, flat, strict=True)]
+            return tuple(tf.nest.pack_sequence_as(specs, shaped))
+
+        count = length or len(self._examples)
+        return Stream(tf.data.Dataset.range(count), count, decode)
+
+
+class IteratedExamples:
+    """An iterable, or a function that returns an iterator."""
+
+    def __init__(self, split: str, iterate: Callable[[], Iterable[Any]]) -> None:
+        self._split, self._iterate = split, iterate
+        first = next(iter(iterate()), None)
+        if first is None:
+            raise ConfigError(f"dataset: the split {split!r} is empty")
+        self._first = split_example(first, split)
+
+    def describe_inputs(self) -> InputStructure:
+        return describe_structure(self._first[0])
+
+    def make_stream(self, inputs: InputStructure, outputs: OutputStructure, length: int | None) -> Stream:
+        specs = example_specs(inputs, outputs, len(self._first))
+
+        def generate() -> Iterator[Any]:
+            for example in self._iterate():
+                flat = flatten_example(split_example(example, self._split), specs)
+                yield tuple(tf.nest.pack_sequence_as(specs, flat))
+
+        count = length or sum(1 for _ in self._iterate())
+        return Stream(tf.data.Dataset.from_generator(generate, output_signature=specs), count)
+
+
+class DatasetExamples:
+    """A `tf.data.Dataset`."""
+
+    def __init__(self, split: str, dataset: tf.data.Dataset) -> None:
+        self._split, self._dataset = split, dataset
+        spec = dataset.element_spec
+        if not isinstance(spec, tuple) or len(spec) not in (2, 3):
+            raise ConfigError(f"dataset: {split!r} yields {spec}, expected (input, target) or (input, target, weight)")
+        self._spec = spec
+
+    def describe_inputs(self) -> InputStructure:
+        for name, spec in name_leaves(self._spec[0]).items():
+            if not spec.shape.is_fully_defined():
+                raise ConfigError(
+                    f"dataset: inputs {name} of {self._split!r} have the shape {spec.shape}; yield single examples of "
+                    "one shape (unbatch, tf.ensure_shape)"
+                )
+        described: InputStructure = map_leaves(
+            lambda spec: describe_input(tuple(spec.shape), spec.dtype.as_numpy_dtype), self._spec[0]
+        )
+        return described
+
+    def make_stream(self, inputs: InputStructure, outputs: OutputStructure, length: int | None) -> Stream:
+        specs = example_specs(inputs, outputs, len(self._spec))
+        count = length or int(self._dataset.cardinality())
+        if count == tf.data.INFINITE_CARDINALITY:
+            raise ConfigError(f"dataset: {self._split!r} never ends; remove repeat(), or set lengths")
+        if count == tf.data.UNKNOWN_CARDINALITY:
+            count = int(self._dataset.reduce(tf.constant(0, tf.int64), lambda total, *_: total + 1))
+
+        def convert(*example: Any) -> tuple[Any, ...]:
+            tf.nest.assert_same_structure(specs, example)
+            return tuple(tf.nest.map_structure(convert_tensor, example, specs))
+
+        return Stream(self._dataset, count, convert)
+
+
+def make_examples(name: str, split: Any) -> Any:
+    """Wraps one split by what it is."""
+    if isinstance(split, tf.data.Dataset):
+        return DatasetExamples(name, split)
+    if isinstance(split, Iterator):
+        raise ConfigError(
+            f"dataset: the split {name!r} can be read only once; give the function that makes the iterator, without "
+            "calling it"
+        )
+    if not inspect.isclass(split):
+        if hasattr(split, "__getitem__") and hasattr(split, "__len__"):
+            return MapExamples(name, split)
+        if isinstance(split, Iterable):
+            return IteratedExamples(name, lambda: split)
+        if callable(split):
+            return IteratedExamples(name, split)
+    raise ConfigError(
+        f"dataset: the split {name!r} is of type {type(split).__name__}, expected an object with __len__ and "
+        "__getitem__, an iterable, a function that returns an iterator, or a tf.data.Dataset"
+    )
+
+
+def split_example(example: Any, split: str) -> tuple[Any, ...]:
+    if not isinstance(example, tuple | list) or len(example) not in (2, 3):
+        raise ConfigError(
+            f"dataset: an example of {split!r} is of type {type(example).__name__}, expected (input, target) or "
+            "(input, target, weight)"
+        )
+    return tuple(example)
+
+
+def describe_structure(values: Any) -> InputStructure:
+    def describe(value: Any) -> Inputs:
+        array = to_array(value)
+        return describe_input(array.shape, array.dtype)
+
+    described: InputStructure = map_leaves(describe, values)
+    return described
+
+
+def describe_input(shape: tuple[int, ...], dtype: Any) -> Inputs:
+    """Describes an input by its shape and numpy's dtype."""
+    kind = np.dtype(dtype).kind
+    if kind in "OSU":
+        return Inputs(shape, "string")
+    if np.dtype(dtype) == np.uint8:
+        return Inputs(shape, "uint8", scale=1 / 255)
+    return Inputs(shape, "int32" if kind in "iu" else "float32")
+
+
+def example_specs(inputs: InputStructure, outputs: OutputStructure, parts: int) -> tuple[Any, ...]:
+    """Returns the specs of an example: (input, target), or with a weight."""
+    specs = (
+        map_leaves(lambda each: tf.TensorSpec(each.shape, each.dtype), inputs),
+        map_leaves(
+            lambda each: tf.TensorSpec(each.target_shape, "int32" if each.kind == "classification" else "float32"),
+            outputs,
+        ),
+        tf.TensorSpec((), tf.float32),
+    )
+    return specs[:parts]
+
+
+def flatten_example(example: tuple[Any, ...], specs: tuple[Any, ...]) -> list[Array]:
+    """Returns the values of an example in the order of the flat specs, converted to them."""
+    tf.nest.assert_same_structure(
+        tf.nest.map_structure(lambda _: 0, specs), tuple(map_leaves(lambda _: 0, part) for part in example)
+    )
+    leaves = [leaf for part in example for leaf in tf.nest.flatten(map_leaves(to_array, part))]
+    return [convert_array(leaf, spec) for leaf, spec in zip(leaves, tf.nest.flatten(specs), strict=True)]
+
+
+def to_array(value: Any) -> Array:
+    """Converts a value that numpy knows, such as a torch tensor, to an array; text to bytes."""
+    array = np.asarray(value)
+    if array.dtype.kind not in "US":
+        return array
+    return np.array([text.encode() if isinstance(text, str) else text for text in array.ravel()], object).reshape(
+        array.shape
+    )
+
+
+def convert_array(array: Array, spec: tf.TensorSpec) -> Array:
+    """Converts to the spec's dtype; a target of one value may come without its dimension."""
+    if spec.dtype != tf.string:
+        array = array.astype(spec.dtype.as_numpy_dtype)
+    return array.reshape(spec.shape) if array.size == 1 and spec.shape.num_elements() == 1 else array
+
+
+def convert_tensor(tensor: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
+    """Does the same to a tensor. Traced."""
+    if spec.dtype != tf.string:
+        tensor = tf.cast(tensor, spec.dtype)
+    return tf.reshape(tensor, spec.shape) if spec.shape.num_elements() == 1 else tf.ensure_shape(tensor, spec.shape)

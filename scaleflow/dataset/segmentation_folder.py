@@ -1,0 +1,248 @@
+"""Dataset source: image files, and masks with the class of each pixel."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from scaleflow.dataset.class_folders import find_split_folders
+from scaleflow.dataset.files import (
+    TEST_FRACTION,
+    draw_test_examples,
+    find_data_dir,
+    has_suffix,
+    parse_choice,
+    parse_count,
+    parse_fraction,
+    parse_words,
+    walk_files,
+)
+from scaleflow.dataset.images import (
+    RESIZE,
+    SUFFIXES,
+    decode_image,
+    image_size,
+    largest_ratio,
+    parse_image_size,
+    resize_image,
+    scale_mask,
+)
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Inputs, Outputs, Stream
+
+IMAGES, MASKS = "images", "masks"
+
+#: The target of pixels that do not count: those of the value `ignore`, and those that padding adds.
+IGNORED = 255
+
+#: In place of the class of a value that is none.
+UNKNOWN = 256
+
+#: Brings [red, green, blue] to one number.
+PLACES = (1 << 16, 1 << 8, 1)
+
+#: The place of the bits of a channel and of the colour type in a PNG file, and the type of a palette.
+PNG_HEADER, PALETTE = 24, 3
+
+
+@dataclass(frozen=True)
+class MaskValues:
+    """The values of pixels in masks, and what they mean."""
+
+    values: np.ndarray[Any, Any]  # [n] int64: a grey value, or a colour as one number
+    classes: np.ndarray[Any, Any]  # [n] int32; `IGNORED` for what does not count
+    channels: int  # 1 for grey values, 3 for colours
+
+
+class SegmentationFolder:
+    """Reads images from a folder `images`, and the class of each pixel from a PNG file of the same name in `masks`.
+
+    Inputs are [height, width, channels] uint8; the model scales them to [0, 1]. Targets are [height, width] uint8. A
+    pair that can't be decoded or does not fit is a bad example, named by the path of the image.
+
+    Args:
+        data_dir: contains the folders `images` and `masks`, or the folders `train`, `validation` (or `val`) and `test`
+            with such folders. Files may be at any depth, at the same place in both.
+        classes: their number, or their names.
+        size: [height, width].
+        resize: `stretch`, `pad` (with black, keeps the aspect ratio; the added pixels do not count) or `crop` (the
+            middle). A mask's pixel is the nearest one.
+        channels: of the images: 3, or 1 for grey.
+        values: null: a pixel's value in a mask, from 0 to 255, is its class. A list: the value of each class, or its
+            colour [red, green, blue], such as those of a palette.
+        ignore: the value or the colour of pixels that do not count; null: every other value is an error.
+        test: fraction of the images in the test split, if there are no split folders.
+        split_seed: selects the test images, and the order from which `dataset.limit` takes the first examples.
+
+    Raises:
+        ConfigError: if a folder or a mask is missing, or an option is invalid.
+    """
+
+    def __init__(
+        self,
+        data_dir: str,
+        classes: int | Sequence[str],
+        size: Sequence[int] = (224, 224),
+        resize: str = "stretch",
+        channels: int = 3,
+        values: Sequence[Any] | None = None,
+        ignore: Any = 255,
+        test: float = TEST_FRACTION,
+        split_seed: int = 0,
+    ) -> None:
+        self._size = parse_image_size(size, "dataset")
+        self._resize = parse_choice(resize, "dataset.resize", RESIZE)
+        if channels not in (1, 3):
+            raise ConfigError(f"dataset.channels={channels}: expected 3, or 1 for grey")
+        names = None if isinstance(classes, int) else tuple(parse_words(classes, "dataset.classes"))
+        count = parse_count(classes if names is None else len(names), "dataset.classes", 2)
+        self._values = parse_values(values, ignore, count)
+        self._seed = parse_count(split_seed, "dataset.split_seed")
+        self.inputs = Inputs((*self._size, channels), "uint8", scale=1 / 255)
+        self.outputs = Outputs("classification", (*self._size, count), names, ignore=IGNORED)
+        base = find_data_dir(data_dir)
+        folders = find_split_folders(base)
+        fraction = parse_fraction(test)
+        if folders:
+            self._pairs = {split: find_pairs(folder) for split, folder in folders.items()}
+        else:
+            self._pairs = divide_pairs(find_pairs(base), fraction, self._seed)
+
+    @property
+    def splits(self) -> Collection[str]:
+        return tuple(self._pairs)
+
+    def load(self, split: str) -> Stream:
+        """Returns records (path of the image, path of the mask), in an order drawn with the seed."""
+        pairs = self._pairs[split]
+        order = np.random.default_rng([self._seed, 1]).permutation(len(pairs))
+        records = tf.data.Dataset.from_tensor_slices(
+            tuple(tf.constant(pairs[order, side], tf.string) for side in range(2))
+        )
+        return Stream(records, len(pairs), self._decode, name_pair)
+
+    def _decode(self, image_path: tf.Tensor, mask_path: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        height, width, channels = self.inputs.shape
+        encoded = tf.io.read_file(image_path)
+        image = decode_image(encoded, channels, lambda shape: largest_ratio(shape, height, width, self._resize))
+        mask = self._decode_mask(tf.io.read_file(mask_path))
+        sizes = tf.ensure_shape(image_size(encoded, image), [2]), tf.shape(mask)[:2]
+        (image_height, image_width), (mask_height, mask_width) = map(tf.unstack, sizes)
+        message = ["the image is", image_height, "x", image_width, "pixels, its mask", mask_height, "x", mask_width]
+        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(tf.equal(*sizes)), message)]):
+            mask = resize_image(mask, height, width, self._resize, scale_mask, IGNORED)
+        image = resize_image(image, height, width, self._resize)
+        return tf.ensure_shape(image, self.inputs.shape), tf.ensure_shape(mask[..., 0], (height, width))
+
+    def _decode_mask(self, encoded: tf.Tensor) -> tf.Tensor:
+        """Returns the class of each pixel, [h, w, 1] uint8."""
+        known = self._values
+        pixels = tf.cast(tf.io.decode_png(encoded, known.channels), tf.int32)
+        with tf.control_dependencies([pixels]):  # so that a damaged file is reported as such
+            header = tf.cast(tf.io.decode_raw(tf.strings.substr(encoded, PNG_HEADER, 2), tf.uint8), tf.int32)
+        bits, has_palette = header[0], tf.equal(header[1], PALETTE)
+        checks = []
+        if known.channels == 1:
+            problem = "the mask has a palette; list the colours of the classes in dataset.values"
+            checks.append(tf.debugging.Assert(~has_palette, [problem]))
+        # Of fewer bits, TensorFlow stretches the values to 0 to 255, of more it drops some.
+        checks.append(tf.debugging.Assert(has_palette | tf.equal(bits, 8), ["the mask has", bits, "bits, expected 8"]))
+        with tf.control_dependencies(checks):
+            values = pixels if known.channels == 1 else tf.tensordot(pixels, tf.constant(PLACES), 1)[..., None]
+        classes = look_up(values, known)
+        worst = tf.gather(tf.reshape(values, [-1]), tf.argmax(tf.reshape(classes, [-1])))
+        value = [worst] if known.channels == 1 else [worst // place % 256 for place in PLACES]
+        message = ["the mask has a pixel of the value", *value, "which is no class and not dataset.ignore"]
+        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(classes < UNKNOWN), message)]):
+            return tf.cast(classes, tf.uint8)
+
+
+def look_up(values: tf.Tensor, known: MaskValues) -> tf.Tensor:
+    """Returns the classes of values, int32 of the same shape; `UNKNOWN` for others."""
+    if known.channels == 1:
+        table = np.full(256, UNKNOWN, np.int32)
+        table[known.values] = known.classes
+        return tf.gather(tf.constant(table), values)
+    order = np.argsort(known.values)
+    sorted_values = tf.constant(known.values[order], tf.int32)
+    flat = tf.reshape(values, [-1])
+    places = tf.minimum(tf.searchsorted(sorted_values, flat), len(order) - 1)
+    is_known = tf.equal(tf.gather(sorted_values, places), flat)
+    found = tf.where(is_known, tf.gather(tf.constant(known.classes[order]), places), UNKNOWN)
+    return tf.reshape(found, tf.shape(values))
+
+
+def name_pair(image: bytes, mask: bytes) -> str:
+    return f"{image.decode(errors='replace')} (mask {mask.decode(errors='replace')})"
+
+
+def parse_values(values: Any, ignore: Any, count: int) -> MaskValues:
+    """Checks `dataset.values` and `dataset.ignore` for so many classes."""
+    listed = list(range(count)) if values is None else values
+    is_list = isinstance(listed, Sequence) and not isinstance(listed, str)
+    if count > IGNORED:
+        raise ConfigError(f"dataset.classes: {count} classes, expected at most {IGNORED}")
+    if not is_list or len(listed) != count or not all(map(is_value, listed)):
+        raise ConfigError(
+            f"dataset.values={values}: expected a number from 0 to 255, or a colour [red, green, blue], for each of "
+            f"the {count} classes"
+        )
+    if ignore is not None and not is_value(ignore):
+        raise ConfigError(f"dataset.ignore={ignore}: expected a number from 0 to 255, [red, green, blue] or null")
+    whole = [*listed, *([] if ignore is None else [ignore])]
+    channels = 3 if any(isinstance(each, Sequence) for each in whole) else 1
+    if channels == 3:
+        whole = [each if isinstance(each, Sequence) else [each] * 3 for each in whole]
+    keys = np.array(whole, np.int64).reshape(len(whole), channels) @ PLACES[-channels:]
+    if len(set(keys)) < len(keys):
+        where = "dataset.ignore" if len(set(keys[:count])) == count else "dataset.values"
+        raise ConfigError(f"{where}={ignore if where == 'dataset.ignore' else values}: is the value of another class")
+    return MaskValues(keys, np.array([*range(count), IGNORED], np.int32)[: len(keys)], channels)
+
+
+def is_value(value: Any) -> bool:
+    """Returns whether it is a number from 0 to 255, or three of them."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return len(value) == 3 and all(isinstance(each, int) and is_value(each) for each in value)
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 255
+
+
+def find_pairs(base: Path) -> np.ndarray[Any, Any]:
+    """Returns the paths of images and their masks, [n, 2]; raises ConfigError if a folder or a mask is missing."""
+    for name in (IMAGES, MASKS):
+        if not (base / name).is_dir():
+            raise ConfigError(f"dataset.data_dir: there is no folder {base / name}; put the {name} there")
+    masks = {
+        Path(path).relative_to(base / MASKS).with_suffix(""): path
+        for path in walk_files(base / MASKS)
+        if has_suffix(path, (".png",))
+    }
+    pairs = []
+    for path in walk_files(base / IMAGES):
+        if not has_suffix(path, SUFFIXES):
+            continue
+        place = Path(path).relative_to(base / IMAGES).with_suffix("")
+        if place not in masks:
+            raise ConfigError(f"dataset.data_dir: {path} has no mask; expected {base / MASKS / place}.png")
+        pairs.append((path, masks[place]))
+    if not pairs:
+        raise ConfigError(f"dataset.data_dir: {base / IMAGES} has no file that ends in {', '.join(SUFFIXES)}")
+    return np.array(pairs, dtype=object)
+
+
+def divide_pairs(pairs: np.ndarray[Any, Any], fraction: float, seed: int) -> dict[str, np.ndarray[Any, Any]]:
+    """Splits pairs into train and test; no test split for 0."""
+    if not fraction:
+        return {"train": pairs}
+    is_test = draw_test_examples(len(pairs), fraction, seed)
+    if not is_test.any() or is_test.all():
+        raise ConfigError(
+            f"dataset.test={fraction:g}: leaves no image to {'train' if is_test.any() else 'test'} on; use another "
+            "fraction, or 0 for no test split"
+        )
+    return {"train": pairs[~is_test], "test": pairs[is_test]}

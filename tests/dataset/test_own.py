@@ -1,0 +1,129 @@
+"""Sources of a user's own objects: each kind gives the same examples, and what is none is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Outputs
+from tests.dataset.files import examples, prepared
+
+COUNT = 30
+CLASSES = Outputs("classification", (3,))
+
+
+class Rows:
+    """As torch's datasets are."""
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> Any:
+        return np.full((2,), index, np.float64), index % 3
+
+
+def rows() -> Iterator[Any]:
+    return (Rows()[index] for index in range(COUNT))
+
+
+def all_kinds() -> Any:
+    import tensorflow as tf
+
+    from scaleflow.dataset import make_source
+
+    dataset = tf.data.Dataset.range(COUNT).map(lambda n: (tf.fill([2], tf.cast(n, tf.float64)), n % 3))
+    kinds: dict[str, Any] = {
+        "map": Rows(),
+        "list": list(rows()),
+        "function": rows,
+        "dataset": dataset,
+        "unknown length": dataset.filter(lambda *_: True),
+    }
+    sources = {name: make_source({"train": split, "test": split}, CLASSES) for name, split in kinds.items()}
+    whole = {
+        name: (source.inputs, tuple(source.splits), *examples(source, "train")) for name, source in sources.items()
+    }
+    return whole, {name: prepared(lambda source=source: source) for name, source in sources.items()}  # type: ignore[misc]
+
+
+def test_each_kind_gives_the_same_examples(isolated: Callable[..., Any]) -> None:
+    found, counts = isolated(all_kinds)
+    assert len(found) == 5
+    for name, (inputs, splits, values, targets) in found.items():
+        assert (inputs.shape, inputs.dtype, splits) == ((2,), "float32", ("train", "test")), name
+        assert [value.tolist() for value in values] == [[n, n] for n in range(COUNT)], name
+        assert [(int(target), target.dtype) for target in targets] == [(n % 3, np.int32) for n in range(COUNT)], name
+        assert counts[name] == ({"train": COUNT, "test": COUNT}, []), name
+
+
+def structures() -> Any:
+    from scaleflow.dataset import make_source
+
+    example = {"name": "a b", "photo": np.zeros((2, 2, 3), np.uint8), "count": 3}
+    targets = {"kind": np.int64(1), "price": 2.5}
+    outputs = {"kind": CLASSES, "price": Outputs("regression", (1,))}
+    found = []
+    for split in ([(example, targets, 0.5)] * 4, lambda: iter([(example, targets, 0.5)] * 4)):
+        source: Any = make_source({"train": split}, outputs)
+        stream = source.load("train")
+        from scaleflow.dataset.records import decode_records
+
+        found.append((source.inputs, len(stream), next(decode_records(stream).as_numpy_iterator())))
+    return found
+
+
+def test_examples_may_be_dicts_with_weights(isolated: Callable[..., Any]) -> None:
+    for inputs, length, (values, targets, weight) in isolated(structures):
+        assert {name: (each.shape, each.dtype, each.scale) for name, each in inputs.items()} == {
+            "name": ((), "string", None),
+            "photo": ((2, 2, 3), "uint8", 1 / 255),
+            "count": ((), "int32", None),
+        }
+        assert length == 4
+        assert (values["name"], values["count"], weight) == (b"a b", 3, 0.5)
+        assert (targets["kind"], targets["price"].tolist()) == (1, [2.5])
+
+
+def refusals() -> list[str]:
+    import tensorflow as tf
+
+    from scaleflow.dataset import make_source
+
+    pairs = tf.data.Dataset.from_tensor_slices((np.zeros((4, 2), np.float32), [0, 1, 2, 0]))
+    cases: list[Any] = [
+        [],
+        rows(),
+        3,
+        Rows,
+        [1, 2],
+        lambda: iter(()),
+        pairs.repeat(),
+        pairs.batch(2),
+        pairs.map(lambda x, _: x),
+    ]
+    found = []
+    for split in cases:
+        with pytest.raises(ConfigError) as refused:
+            make_source({"train": split}, CLASSES)
+        found.append(str(refused.value))
+    return found
+
+
+def test_what_is_no_split_is_refused(isolated: Callable[..., Any]) -> None:
+    wanted = [
+        "'train' is empty",
+        "can be read only once",
+        "is of type int, expected an object with __len__",
+        "is of type type, expected",
+        "is of type int, expected (input, target)",
+        "'train' is empty",
+        "never ends",
+        "yield single examples of one shape",
+        "expected (input, target)",
+    ]
+    for message, words in zip(isolated(refusals), wanted, strict=True):
+        assert words in message
