@@ -41,6 +41,10 @@ class Host(Protocol):
     def first(self) -> int:
         """The next step's index in its epoch, from 0."""
 
+    @property
+    def steps_left(self) -> int:
+        """Steps that the run still takes in this epoch."""
+
     def begin_epoch(self, epoch: int) -> None:
         """Begins an epoch, counted from 0."""
 

@@ -103,8 +103,7 @@ class FitEngine(Engine):
     def _fit(self, feed: Feed, host: Host, epochs: int, begun: int) -> bool:
         """Calls `fit` from step `begun` of the host's epoch up to epoch `epochs`; returns whether to go on."""
         report = FitCallback(self, feed, host, begun)
-        steps = host.steps_per_epoch - begun
-        if not steps:  # only the epoch's validation is left
+        if not host.steps_left:  # only the epoch's validation is left
             self._restored = {}
             host.begin_epoch(host.epoch)
             return host.end_epoch()
@@ -114,7 +113,7 @@ class FitEngine(Engine):
                 add_weights(batches),
                 initial_epoch=host.epoch,
                 epochs=epochs,
-                steps_per_epoch=steps,
+                steps_per_epoch=host.steps_per_epoch - begun,
                 callbacks=[report],
                 shuffle=False,
                 verbose=0,

@@ -290,9 +290,12 @@ class Session:
         self._log.begin_epoch(is_resumed=self.first > 0)
         self._call_callbacks("epoch_begin", epoch)
 
+    @property
+    def steps_left(self) -> int:
+        return min(self._length.steps_per_epoch - self.first, self._length.total - self.step)
+
     def next_steps(self) -> int:
-        first = self.first
-        remaining = min(self._length.steps_per_epoch - first, self._length.total - self.step)
+        first, remaining = self.first, self.steps_left
         if self._stopped or remaining <= 0:
             return 0
         until_saved, until_traced = self._checkpointing.steps_left(self.step), self._tracing.steps_left(self.step)

@@ -117,6 +117,21 @@ def test_it_ends_with_the_same_bits_and_the_same_points(
         assert last.state[name].tobytes() == value.tobytes(), name
 
 
+@pytest.mark.parametrize("engine", ["loop", "fit"])
+def test_a_run_that_was_stopped_after_its_last_step_takes_no_further_one(
+    isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path, engine: str
+) -> None:
+    """The last step is not the last one of its epoch, whose validation is left."""
+    base = [word.replace("steps_per_loop=2", "steps_per_loop=1") for word in BASE]
+    made = plan(*base, GLOBAL, f"training.engine={engine}", "training.max_steps=4")
+    part = isolated(course, made, str(tmp_path), stop_after=4)
+    assert (part.stopped, part.model_step) == (True, 4)
+    last = isolated(course, made, str(tmp_path), goes_on=True)
+    assert {step for step, _ in last.points} == {4}
+    assert any("val/loss" in values for _, values in last.points)
+    assert last.model_step == 4
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [
