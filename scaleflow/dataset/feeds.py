@@ -362,18 +362,19 @@ class BlockFeed(SharesFeed):
         self._strategy = strategy
         self._transforms = transforms or {}
         self._options = tf_data_options(threads)
+        self._datasets = {}
 
     def reorder(self, seed: int) -> BlockFeed:
         """Returns a feed of the same rows in the order of another seed."""
         other = copy.copy(self)
-        other._order = BlockOrder(self._blocks, seed, self._buffer)
+        other._order, other._datasets = BlockOrder(self._blocks, seed, self._buffer), {}
         return other
 
     def _read_shares(
-        self, epoch: int, step: int, numbers: tf.data.Dataset, context: tf.distribute.InputContext
+        self, epoch: tf.Tensor, step: tf.Tensor, numbers: tf.data.Dataset, context: tf.distribute.InputContext
     ) -> tf.data.Dataset:
         firsts = tf.data.Dataset.range(step, self.batching.steps(self.examples), self._slab_steps)
-        firsts = firsts.map(lambda first: (tf.constant(epoch, tf.int64), first))
+        firsts = firsts.map(lambda first: (epoch, first))
         return self._shares(firsts, self.batching.share, context.num_input_pipelines, context.input_pipeline_id)
 
     def batches(self, epochs: int, steps_per_epoch: int) -> tf.data.Dataset:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -75,12 +76,27 @@ class ShuffledOrder:
         dataset = in_order.apply(tf.data.experimental.assert_cardinality(count))
         if self._seed is not None:
             seed = epoch_seed(self._seed, epoch)
-            dataset = dataset.shuffle(self._buffer, seed=seed, reshuffle_each_iteration=False)
+            with replace_global_seed():
+                dataset = dataset.shuffle(self._buffer, seed=seed, reshuffle_each_iteration=False)
         dataset = dataset.concatenate(in_order.repeat().take(last - count)).skip(first)
         if is_own is None:
             return dataset
         numbered = dataset.enumerate(start=first).filter(lambda place, *_: is_own(place))
         return numbered.map(lambda _, *record: to_record(record))
+
+
+@contextlib.contextmanager
+def replace_global_seed() -> Iterator[None]:
+    """Has operations of a graph not use the global seed in this context.
+
+    If that is 0, TensorFlow compares the operation's own seed with 0 in Python, which fails for a tensor of a graph.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    before, graph.seed = graph.seed, 1
+    try:
+        yield
+    finally:
+        graph.seed = before
 
 
 def buffer_size(stream: Stream, wanted: int | None) -> int:

@@ -142,7 +142,7 @@ def prepare_splits(
     raw = replace(raw, fingerprints=fingerprints, is_drawn_as_read=is_drawn)
     preprocessings = choose_preprocessing(source, options) if preprocesses else {}
     cached = cache_splits(preprocess_splits(preprocessings, raw, workers), options.cache, workers)
-    if options.cache == "auto" and isinstance(cached.train, Blocks):
+    if preprocesses and options.cache == "auto" and isinstance(cached.train, Blocks):
         emit(
             Note(
                 f"dataset.cache=auto: the rows are read while training, because all of them take more than "

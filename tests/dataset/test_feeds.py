@@ -19,8 +19,11 @@ FORMS = ("arrays", "stream", "no room on a device")
 
 def batches(replicas: int, accumulate: int) -> dict[str, Any]:
     """Everything the tests below look at, by name."""
+    import tensorflow as tf
+
     from scaleflow import dataset
 
+    tf.random.set_seed(0)  # as `seed=0` does, the default
     strategy = spread_over(replicas)
     arrays = numbered(EXAMPLES)
     portions = Batching(GLOBAL // replicas // accumulate, accumulate, replicas)
