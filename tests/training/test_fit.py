@@ -134,6 +134,10 @@ class Straight:
     def begin_epoch(self, epoch: int) -> None:
         self.first, self.epoch = 0, epoch
 
+    @property
+    def steps_left(self) -> int:
+        return self.steps_per_epoch - self.first
+
     def next_steps(self) -> int:
         return min(1, self.steps_per_epoch - self.first)
 
