@@ -586,7 +586,7 @@ def test_a_scaled_target_is_learned_standardised_and_reported_in_its_unit(isolat
         ("dataset.target=town", "dataset.cache=none", "dataset.on_bad_example=skip"),
         ("strategy=multi_worker", "cluster.workers=2", "dataset.cache=none", "dataset.learn_on=20"),
         ("strategy=parameter_server", "dataset.cache=none"),
-        ("training.engine=fit", "dataset.cache=none", "training.accumulate=2"),
+        ("training.engine=fit", "dataset.cache=none"),
     ],
     ids=" ".join,
 )
