@@ -65,6 +65,7 @@ def train(folder: str) -> Any:
     return [dict(result.metrics) for result in results], resumed.status, refused, names
 
 
+@pytest.mark.slow
 def test_a_csv_file_a_parquet_file_and_a_frame_have_equal_losses(isolated: Callable[..., Any], tmp_path: Path) -> None:
     metrics, resumed, refused, (frame, arrow, none) = isolated(train, str(tmp_path))
     first, *others = ([each[f"{split}/loss"] for split in ("train", "test")] for each in metrics)

@@ -25,7 +25,6 @@ QUICK: Mapping[str, Sequence[str]] = {
     "launcher/test_supervisor.py::test_a_signal_to_the_launcher_ends_the_run_as_killed": ["15-143"],
     "model/test_export.py::test_both_forms_do_what_the_trained_model_does": ["float32-1e-05"],
     "objective/test_metrics.py::test_metrics_on_two_replicas_are_keras_s_of_the_whole": ["classification"],
-    "objective/test_runs.py::test_the_metrics_are_the_same_on_every_strategy": ["multi_worker"],
     "optimizer/test_fine_tuning.py::test_averages_resume_bit_for_bit": ["float32"],
     "optimizer/test_fine_tuning.py::test_rate_factors_and_averages_are_the_same_on_every_strategy": ["mirrored"],
     "strategy/test_pipeline.py::test_float32_equals_one_device": ["mlp"],
@@ -35,7 +34,6 @@ QUICK: Mapping[str, Sequence[str]] = {
         *("multi_worker-dict out-more1", "parameter_server-weights-more7"),
     ],
     "strategy/test_tpu.py::test_xla_compiles_a_step_of_the_loop": ["float32-1"],
-    "strategy/test_structures.py::test_a_run_that_is_stopped_goes_on_with_the_same_bits": ["dict out-mirrored"],
     "test_cli.py::test_an_answer_imports_nothing_heavy": [
         "--help",
         "--cfg job",
@@ -49,9 +47,7 @@ QUICK: Mapping[str, Sequence[str]] = {
     "training/test_equality.py::test_float32_equals_one_device": ["adam"],
     "training/test_equality.py::test_mixed_precision_equals_one_device_within_its_rounding": ["mixed_float16"],
     "training/test_fit.py::test_fit_trains_as_the_loop_does": ["mirrored"],
-    "training/test_loop.py::test_special_models_train_the_same_however_divided": [
-        f"2-2-{name}" for name in ("embedded, clipped", "active, bfloat16")
-    ],
+    "training/test_loop.py::test_special_models_train_the_same_however_divided": ["2-2-active, bfloat16"],
     "training/test_loop.py::test_every_digit_counts_once_in_an_evaluation": ["2"],
     "training/test_loop.py::test_a_stream_trains_like_the_same_examples_in_memory": ["2-2"],
     "training/test_networks.py::test_each_network_can_be_cut_into_stages": ["text"],

@@ -233,6 +233,7 @@ def masks_divided() -> Any:
     return coloured(3, COLOURED, None)
 
 
+@pytest.mark.slow
 def test_masks_move_with_their_images_on_any_number_of_replicas(isolated: Callable[..., Any]) -> None:
     (moved, later), whole, (erased, _) = isolated(masks)
     for images, classes in (moved, later):

@@ -28,7 +28,9 @@ def halves(height: int, width: int, left: int = 0, right: int = 1) -> Any:
 
 
 def read(base: Path) -> Any:
-    from scaleflow.dataset.segmentation_folder import SegmentationFolder
+    import pytest
+
+from scaleflow.dataset.segmentation_folder import SegmentationFolder
 
     found = {}
     for how in ("stretch", "pad", "crop"):
@@ -161,6 +163,7 @@ def test_what_is_missing_or_wrong_is_refused(isolated: Callable[..., Any], tmp_p
         assert words in message
 
 
+@pytest.mark.slow
 def test_a_unet_trains_on_folders_with_augmentation(command: Command, tmp_path: Path) -> None:
     for split, count in (("train", 12), ("test", 4)):
         for number in range(count):

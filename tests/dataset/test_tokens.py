@@ -127,6 +127,7 @@ def test_a_tokenizer_of_keras_hub_is_used(isolated: Callable[..., Any], tmp_path
     assert ids.tolist() == [[6, 5], [6, 1]]
 
 
+@pytest.mark.slow
 def test_a_gpt_trains_on_json_lines_with_a_tokenizer(command: Command, tmp_path: Path) -> None:
     folder = write_texts(tmp_path / "corpus")
     lines = (folder / "lines.jsonl").read_text() * 40

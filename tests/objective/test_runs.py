@@ -111,6 +111,7 @@ def on_one_device(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     return last_values(tmp_path_factory.mktemp("one") / "run", "strategy=one_device")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_the_metrics_are_the_same_on_every_strategy(tmp_path: Path, on_one_device: dict[str, float], name: str) -> None:
     found = last_values(tmp_path / "run", *OTHERS[name])

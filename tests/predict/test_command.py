@@ -157,7 +157,9 @@ def wait_for(path: Path, process: CommandProcess) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGKILL, -9), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+)
 def test_a_command_that_was_stopped_goes_on_after_its_finished_shards(trained: Trained, number: int, code: int) -> None:
     rows, size = 30_000, 1000
     parquet.write_table(make_houses(rows, 2), trained.folder / "many.parquet", row_group_size=7000)

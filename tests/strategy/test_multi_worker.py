@@ -43,10 +43,8 @@ def course(folder: Path, isolated: Callable[..., Any], *words: str) -> tuple[lis
     return losses[: 2 * 50], isolated(weights_of, command.run_folder() / "model")
 
 
-@pytest.mark.parametrize(
-    "model",
-    ["mlp", pytest.param("cnn model.batch_norm=true", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["mlp", "cnn model.batch_norm=true"])
 def test_several_workers_give_the_losses_and_weights_of_one(
     tmp_path: Path, isolated: Callable[..., Any], model: str
 ) -> None:

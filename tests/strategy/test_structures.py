@@ -165,6 +165,7 @@ def test_processes_give_the_losses_and_metrics_of_one_device(
     assert_equal(found, wanted, "mixed" if more == ("precision=mixed",) else "float32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "strategy"),
     [*((case, "mirrored") for case in CASES), ("dict out", "pipeline"), ("positions", "pipeline"), ("weights", "fit")],

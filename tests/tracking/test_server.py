@@ -111,6 +111,7 @@ def test_a_server_that_hangs_holds_up_the_end_for_flush_seconds_alone(
     assert time.monotonic() - began < 30  # MLflow's own retries take minutes
 
 
+@pytest.mark.slow
 def test_a_server_that_is_slow_does_not_either(
     proxy: Proxy, server: Server, tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,12 +61,14 @@ def test_a_run_compiled_with_xla_is_the_same_run(
 CHOICES = {
     (): "whole loop: faster on a CPU",
     ("training.epochs=20",): "false: compiling takes longer than it saves in",
+    ("model=cnn",): "false: the layer conv2d: XLA is slow with Conv2D on a CPU",
+    ("model.dropout=0.1",): "false: the layer dropout: XLA draws other random numbers",
+}
+MORE_CHOICES = {
     ("training.accumulate=4", "training.clip_norm=0.3"): "whole loop: ",
     ("hardware.xla=true",): "whole loop: ",
     ("hardware.xla=false",): "false: hardware.xla=false",
-    ("model=cnn",): "false: the layer conv2d: XLA is slow with Conv2D on a CPU",
     ("model=cnn", "hardware.xla=true"): "forward and backward pass: hardware.xla=true; the layer conv2d",
-    ("model.dropout=0.1",): "false: the layer dropout: XLA draws other random numbers",
     ("precision=mixed",): "false: precision=mixed_bfloat16",
     ("training.step={_target_: tests.training.steps.smoothed}",): "false: training.step",
     ("dataset.augment={flip: true}",): "false: the examples are no arrays in the device's memory, or are augmented",
@@ -85,12 +87,20 @@ def choices_of(plans: list[Any]) -> list[str]:
 
 
 def test_auto_compiles_the_whole_loop_by_a_rule_that_is_recorded(isolated: Callable[..., Any], plan: Any) -> None:
+    assert_chosen(isolated, plan, CHOICES)
+
+
+@pytest.mark.slow
+def test_other_choices_are_made_by_the_rule(isolated: Callable[..., Any], plan: Any) -> None:
     own = {
         (*model("through_text"),): "false: XLA cannot compile the operation AsString",
         (*model("by_operations"),): "false: XLA is slow with the operation Conv2D",
         (*model("noisy"),): "false: the operation StatelessRandom",
     }
-    wanted = {**CHOICES, **own}
+    assert_chosen(isolated, plan, {**MORE_CHOICES, **own})
+
+
+def assert_chosen(isolated: Callable[..., Any], plan: Any, wanted: dict[tuple[str, ...], str]) -> None:
     common = (*BASE, "strategy=one_device", MANY_EPOCHS)
     found = isolated(choices_of, [plan(*common, *words) for words in wanted])
     for choice, text in zip(found, wanted.values(), strict=True):
