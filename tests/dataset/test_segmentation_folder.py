@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.conftest import Command
 from tests.dataset.files import examples, picture, prepared, refused, write
@@ -28,9 +29,7 @@ def halves(height: int, width: int, left: int = 0, right: int = 1) -> Any:
 
 
 def read(base: Path) -> Any:
-    import pytest
-
-from scaleflow.dataset.segmentation_folder import SegmentationFolder
+    from scaleflow.dataset.segmentation_folder import SegmentationFolder
 
     found = {}
     for how in ("stretch", "pad", "crop"):
