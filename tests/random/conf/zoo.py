@@ -27,6 +27,8 @@ def build(inputs: Any, outputs: Any, kind: str) -> keras.Model:
     if kind in TOWERS:
         return TOWERS[kind](inputs, outputs)
     size = math.prod(outputs.shape)
+    if isinstance(inputs, dict):
+        return of_columns(inputs, size, kind)
     if kind in SUBCLASSED:
         return SUBCLASSED[kind](size, inputs.scale or 1.0, name=kind)
     raw = x = keras.Input(inputs.shape, dtype=inputs.dtype)
@@ -36,6 +38,14 @@ def build(inputs: Any, outputs: Any, kind: str) -> keras.Model:
         x = TOKENS[kind](x, inputs.vocabulary)
         return keras.Model(raw, layers.Dense(size, dtype="float32")(x), name=kind)
     return keras.Model(raw, KINDS[kind](x, size), name=kind)
+
+
+def of_columns(inputs: dict[str, Any], size: int, kind: str) -> keras.Model:
+    """The model of this name for the columns of a table, joined to one vector."""
+    raw = {name: keras.Input(each.shape, dtype=each.dtype) for name, each in inputs.items()}
+    x = layers.Concatenate()([layers.Flatten()(each) for each in raw.values()])
+    outputs = SUBCLASSED[kind](size, 1.0, name="inner")(x) if kind in SUBCLASSED else KINDS[kind](x, size)
+    return keras.Model(raw, outputs, name=kind)
 
 
 def head(x: Tensor, size: int) -> Tensor:
