@@ -35,6 +35,7 @@ from scaleflow.events import (
     DatasetDescribed,
     EvaluationReady,
     Event,
+    FaultReported,
     MetricsLogged,
     Note,
     RunEnded,
@@ -158,6 +159,8 @@ def run_evaluation(spec: RunSpec, stop: StopRequest, display: Display) -> list[E
             if not events or not isinstance(events[-1], RunEnded | RunRefused):
                 raise RunError(process.find_reason().why)
     last = events[-1]
+    if isinstance(last, FaultReported):
+        raise RunError(last.error)
     if isinstance(last, RunRefused):
         message = last.message.replace(f"; the traceback is in {spec.log}", "")  # the log is deleted
         raise (RunError if last.keep else ConfigError)(message)

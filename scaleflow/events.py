@@ -235,7 +235,7 @@ class ModelExported(Event, event="model"):
 
 @dataclass(frozen=True)
 class FaultReported(Event, event="fault"):
-    """Training failed. The launcher decides how the run ends."""
+    """Training failed, or a peer was lost before it began. The launcher decides how the run ends."""
 
     error: str = field(metadata=MASKED)  # one line
     lost_peer: bool = False  # whether the cause is that another process is gone

@@ -33,7 +33,7 @@ class InlineRun:
             return monitor.finish(EndReason(monitor.recorder.reason, is_reported=True))
         with record_system_metrics(self.spec, make_machine_metrics(self.spec, [self])):
             self._train()
-        return monitor.finish(None)
+        return monitor.finish(EndReason(monitor.state.fault) if monitor.state.fault else None)
 
     def _train(self) -> None:
         write, monitor = EventWriter(self.spec.files.events), self._monitor

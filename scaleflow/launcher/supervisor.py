@@ -200,9 +200,10 @@ def find_lost(processes: Sequence[RunProcess]) -> list[RunProcess]:
 
 
 def choose_reason(processes: Sequence[RunProcess]) -> EndReason:
-    """Returns why an attempt ended: a death without a report first, then an error of a process's own, then a lost peer.
+    """Returns why an attempt ended: a refusal of the run first, then a death without a report, then an error of a
+    process's own, then a lost peer.
 
-    Processes that lost a peer may report that before the peer itself reports its error.
+    Processes that lost a peer may report that, or be killed by TensorFlow, before the peer itself reports its error.
     """
     reasons = [process.find_reason() for process in find_lost(processes) or processes[:1]]
-    return min(reasons, key=lambda reason: (reason.is_reported, reason.is_lost_peer))
+    return min(reasons, key=lambda reason: (reason.has_log, reason.is_reported, reason.is_lost_peer))

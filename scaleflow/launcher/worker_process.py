@@ -244,7 +244,7 @@ class RunProcess(ABC):
         """Returns why the process ended: its own report, or the end of its log."""
         for event in reversed(list(EventReader(self.spec.events, self._events_begin).read())):
             if isinstance(event, RunRefused):
-                return EndReason(event.message, is_reported=True)
+                return EndReason(event.message, is_reported=True, has_log=event.keep)
             if isinstance(event, FaultReported):
                 return EndReason(event.error, is_reported=True, is_lost_peer=event.lost_peer)
         lines = last_lines(self.spec.log, offset=self._log_begin)

@@ -13,7 +13,7 @@ from scaleflow.cluster.members import count_synchronous_workers, process_names
 from scaleflow.cluster.network import is_listening
 from scaleflow.config.parse import flatten
 from scaleflow.errors import ConfigError
-from scaleflow.events import Emit, ModelExported, Note, RunEnded, RunReady, RunRefused, StageBegan
+from scaleflow.events import Emit, FaultReported, ModelExported, Note, RunEnded, RunReady, RunRefused, StageBegan
 from scaleflow.interfaces import Plan, Tracer
 from scaleflow.provenance import mark_process
 from scaleflow.runs import RunSpec
@@ -70,7 +70,8 @@ def train_run(spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> boo
     except Exception as error:
         traceback.print_exc()
         message = f"{format_failure(error, spec.plan)}; the traceback is in {spec.log}"
-        emit(RunRefused(message, keep=True, died=is_loss_of_peer(error)))
+        # A process that lost a peer does not know why the peer ended: the launcher does, if the peer refused the run.
+        emit(FaultReported(message, lost_peer=True) if is_loss_of_peer(error) else RunRefused(message, keep=True))
         return False
     report_ready(spec, setup, session.step, emit)
     if spec.plan.debug.placement:

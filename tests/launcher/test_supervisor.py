@@ -276,8 +276,8 @@ class Lost:
 
     is_lost, was_ended = True, False
 
-    def __init__(self, why: str, is_reported: bool = False, is_lost_peer: bool = False) -> None:
-        self.find_reason = lambda: EndReason(why, is_reported, is_lost_peer)
+    def __init__(self, why: str, is_reported: bool = False, is_lost_peer: bool = False, has_log: bool = True) -> None:
+        self.find_reason = lambda: EndReason(why, is_reported, is_lost_peer, has_log)
 
 
 @pytest.mark.parametrize(
@@ -287,6 +287,7 @@ class Lost:
         ([("peer is away", True, True), ("killed", False)], "killed", False),
         ([("peer is away", True, True), ("no such file", True)], "no such file", True),
         ([("no such file", True), ("killed", False)], "killed", False),
+        ([("peer is away", True, True), ("killed", False), ("refused", True, False, False)], "refused", True),
     ],
 )
 def test_the_reason_is_what_the_others_follow_from(reasons: list[Any], why: str, would_come_again: bool) -> None:
