@@ -22,7 +22,7 @@ CONTRACTS = ("scaleflow.errors", "scaleflow.events", "interfaces")
 LAYERS = ("config", "runs", "worker", "launcher", "sweep")
 
 #: What the groups may import besides the contracts.
-GROUP_EXTRAS = {"tracking": {"scaleflow.secret_masking"}}
+GROUP_EXTRAS = {"tracking": {"scaleflow.secret_masking"}, "dataset": {"scaleflow.table_formats"}}
 
 #: Groups whose code runs in the worker, with TensorFlow.
 WORKER_GROUPS = (

@@ -99,7 +99,7 @@ class Blocks(Stream):
     def load(self, block: int, rows: int | None = None) -> Arrays:
         """Reads a block, or rows of it from its beginning on. Raises UnusableRowError for one that cannot be used."""
         arrays, faults = self.rows.read(block, rows)
-        keep = self._kept(block, len(arrays))
+        keep = self._keep_mask(block, len(arrays))
         for row in faults:
             if keep is None or keep[row]:
                 raise UnusableRowError(f"{self.rows.name(self._bounds()[block][0] + row)}: {faults[row]}")
@@ -113,7 +113,7 @@ class Blocks(Stream):
         done = 0
         for block, (first, _) in enumerate(self._bounds()):
             arrays, faults = self.rows.read(block)
-            keep = self._kept(block, len(arrays))
+            keep = self._keep_mask(block, len(arrays))
             places = np.arange(len(arrays)) if keep is None else np.cumsum(keep) - 1
             for row, reason in sorted(faults.items()):
                 if keep is None or keep[row]:
@@ -152,7 +152,7 @@ class Blocks(Stream):
     def _bounds(self) -> list[tuple[int, int]]:
         return list(pairwise([0, *np.cumsum(self.rows.lengths).tolist()]))
 
-    def _kept(self, block: int, rows: int) -> Array | None:
+    def _keep_mask(self, block: int, rows: int) -> Array | None:
         first = self._bounds()[block][0]
         return None if self.keep is None else self.keep[first : first + rows]
 

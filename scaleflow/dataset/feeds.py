@@ -278,6 +278,7 @@ class StreamFeed(SharesFeed):
     """Reads examples from a stream, and batches and pads them with tf.data. `make_feed` describes the arguments."""
 
     ahead = False  # tf.data reads ahead
+    _order_class: Callable[..., Any] = ShuffledOrder
 
     def __init__(
         self,
@@ -293,7 +294,7 @@ class StreamFeed(SharesFeed):
         self.batching = batching
         self._stream = stream
         self._buffer = buffer
-        self._order = ShuffledOrder(stream, shuffle_seed, buffer)
+        self._order = self._order_class(stream, shuffle_seed, buffer)
         self._strategy = strategy
         self._transforms = transforms or {}
         self._options = tf_data_options(threads)
@@ -302,7 +303,7 @@ class StreamFeed(SharesFeed):
     def reorder(self, seed: int) -> StreamFeed:
         """Returns a feed of the same examples in the order of another seed."""
         other = copy.copy(self)
-        other._order, other._datasets = ShuffledOrder(self._stream, seed, self._buffer), {}
+        other._order, other._datasets = self._order_class(self._stream, seed, self._buffer), {}
         return other
 
     def _read_shares(
@@ -339,49 +340,24 @@ class StreamFeed(SharesFeed):
         return numbered.map(masked, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
 
-class BlockFeed(SharesFeed):
+class BlockFeed(StreamFeed):
     """Reads rows from blocks, and preprocesses many of them at once. `make_feed` describes the arguments."""
 
-    ahead = False  # tf.data reads ahead
-
-    def __init__(
-        self,
-        blocks: Blocks,
-        batching: Batching,
-        strategy: tf.distribute.Strategy,
-        shuffle_seed: int | None,
-        transforms: Transforms | None = None,
-        buffer: int | None = None,
-        threads: int | None = None,
-    ) -> None:
-        self.examples = len(blocks)
-        self.batching = batching
-        self._blocks = blocks
-        self._buffer = buffer
-        self._order = BlockOrder(blocks, shuffle_seed, buffer)
-        self._strategy = strategy
-        self._transforms = transforms or {}
-        self._options = tf_data_options(threads)
-        self._datasets = {}
-
-    def reorder(self, seed: int) -> BlockFeed:
-        """Returns a feed of the same rows in the order of another seed."""
-        other = copy.copy(self)
-        other._order, other._datasets = BlockOrder(self._blocks, seed, self._buffer), {}
-        return other
+    _order_class = BlockOrder
+    _stream: Blocks
 
     def _read_shares(
         self, epoch: tf.Tensor, step: tf.Tensor, numbers: tf.data.Dataset, context: tf.distribute.InputContext
     ) -> tf.data.Dataset:
         firsts = tf.data.Dataset.range(step, self.batching.steps(self.examples), self._slab_steps)
         firsts = firsts.map(lambda first: (epoch, first))
-        return self._shares(firsts, self.batching.share, context.num_input_pipelines, context.input_pipeline_id)
+        return self._read_slabs(firsts, self.batching.share, context.num_input_pipelines, context.input_pipeline_id)
 
     def batches(self, epochs: int, steps_per_epoch: int) -> tf.data.Dataset:
         firsts = tf.data.Dataset.range(0, self.batching.steps(self.examples), self._slab_steps)
 
         def batches_of(epoch: tf.Tensor) -> tf.data.Dataset:
-            return self._shares(firsts.map(lambda first: (epoch, first)), self.batching.global_size, 1, 0).take(
+            return self._read_slabs(firsts.map(lambda first: (epoch, first)), self.batching.global_size, 1, 0).take(
                 steps_per_epoch
             )
 
@@ -392,7 +368,7 @@ class BlockFeed(SharesFeed):
     def _slab_steps(self) -> int:
         return max(1, SLAB // self.batching.global_size)
 
-    def _shares(self, firsts: tf.data.Dataset, share: int, workers: int, worker: int) -> tf.data.Dataset:
+    def _read_slabs(self, firsts: tf.data.Dataset, share: int, workers: int, worker: int) -> tf.data.Dataset:
         """Returns a worker's shares of the steps from (epoch, first step) on, `_slab_steps` from each first.
 
         Padding repeats the last row, with a mask of 0.
@@ -405,7 +381,7 @@ class BlockFeed(SharesFeed):
             rows = self._order.take(epoch, np.minimum(places, self.examples - 1))
             return *rows.parts, (places < self.examples).astype(np.float32)
 
-        spec = *self._blocks.rows.spec, tf.TensorSpec([], tf.float32)
+        spec = *self._stream.rows.spec, tf.TensorSpec([], tf.float32)
         return preprocess_batches(read_slabs(firsts, read, spec), self._transforms).rebatch(share, drop_remainder=True)
 
 

@@ -133,7 +133,7 @@ class HuggingFace:
     def load(self, split: str) -> Stream:
         """Returns records: row numbers, or with `streaming` the rows themselves."""
         if self._streams:
-            return self._load_streamed(split)
+            return self._open_stream(split)
         rows = self._splits.get(split, self._splits["train"])
         numbers = np.arange(len(rows), dtype=np.int64)
         if "test" not in self._splits and self._test:
@@ -158,7 +158,7 @@ class HuggingFace:
         at_once = None if has_images else ROWS  # images are decoded one by one, several in parallel
         return Stream(records, len(numbers), decode, lambda place: f"{self._label}, row {place}", (), at_once)
 
-    def _load_streamed(self, split: str) -> Stream:
+    def _open_stream(self, split: str) -> Stream:
         rows = self._splits[split]
         count = rows.info.splits[split].num_examples if rows.info.splits and split in rows.info.splits else None
         if not count:

@@ -20,18 +20,7 @@ import numpy as np
 from scaleflow.dataset.files import find_files
 from scaleflow.dataset.object_store import find_in_store, is_address, open_in_store
 from scaleflow.errors import ConfigError
-
-#: Suffix of a file -> the name of its format.
-FORMATS = {
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".feather": "feather",
-    ".arrow": "feather",
-    ".jsonl": "json",
-    ".ndjson": "json",
-}
+from scaleflow.table_formats import FORMATS, find_format
 
 #: Suffixes of compressed text files, which are read as a whole.
 COMPRESSED = (".gz", ".zst", ".bz2", ".lz4")
@@ -129,7 +118,7 @@ class TableFiles:
                     return self._read_csv(block, columns, types).slice(0, rows)
                 except pyarrow.ArrowInvalid:
                     return self._read_csv(block, columns, {}).slice(0, rows)
-            table = self._read_typed(block, list(columns), rows).slice(0, rows)
+            table = self._read_as_declared(block, list(columns), rows).slice(0, rows)
             return table.cast(pyarrow.schema([self.used.field(name) for name in table.schema.names]))
 
     @property
@@ -199,7 +188,7 @@ class TableFiles:
                     rows = (
                         self._read_csv(block, [column], {}, self.malformed.setdefault(path, []))
                         if self.format == "csv"
-                        else self._read_typed(block, [column], None)
+                        else self._read_as_declared(block, [column], None)
                     ).num_rows
                     done += rows
                     yield Block(path, place, rows)
@@ -262,7 +251,7 @@ class TableFiles:
         parse = self._parse_options(block.path, leave_out)
         return csv.read_csv(read_text(block), read_options=read, parse_options=parse, convert_options=convert)
 
-    def _read_typed(self, block: Block, columns: list[str], rows: int | None) -> Any:
+    def _read_as_declared(self, block: Block, columns: list[str], rows: int | None) -> Any:
         import pyarrow
         from pyarrow import ipc, json, parquet
 
@@ -286,10 +275,10 @@ def open_tables(data_dir: Any, form: CsvForm) -> TableFiles:
     find = find_in_store if is_address(data_dir) else find_files
     by_split = find(data_dir, tuple(FORMATS))
     first, *others = [path for paths in by_split.values() for path in paths]
-    files = TableFiles(by_split, format_of(first), form, {})
+    files = TableFiles(by_split, find_format(first, "dataset.data_dir"), form, {})
     form.check(first, files.format)
     for path in (first, *others):
-        if format_of(path) != files.format:
+        if find_format(path, "dataset.data_dir") != files.format:
             raise ConfigError(f"dataset.data_dir: {path} and {first} have different formats; use one of them")
         schema = files.schemas[path] = files.read_schema(path)
         if duplicate := next((name for n, name in enumerate(schema.names) if name in schema.names[:n]), None):
@@ -324,14 +313,6 @@ def read_text(block: Block) -> Any:
     with file:
         file.seek(first)
         return io.BytesIO(file.read(end - first))
-
-
-def format_of(path: str) -> str:
-    """Returns the format by the last suffix that denotes one, as of `a.csv.gz` or `train.parquet-00000`."""
-    for suffix in reversed(Path(path).suffixes):
-        if name := FORMATS.get(suffix.lower().partition("-")[0]):
-            return name
-    raise ConfigError(f"dataset.data_dir: {path} does not end in {', '.join(FORMATS)}; rename it")
 
 
 @contextlib.contextmanager

@@ -52,16 +52,22 @@ class Tokenizer(Protocol):
         """Returns the token ids of a block of text, [n]."""
 
 
-class Bytes:
-    """Each byte is a token."""
+class FixedTokenizer:
+    """Base of tokenizers that have nothing to learn."""
 
-    name, needs_text, learns, vocabulary = "bytes", False, False, BYTES
+    learns = False
 
     def learn(self, blocks: Iterable[bytes]) -> str:
         return ""
 
     def restore(self, learned: str) -> None:
         pass
+
+
+class Bytes(FixedTokenizer):
+    """Each byte is a token."""
+
+    name, needs_text, vocabulary = "bytes", False, BYTES
 
     def encode(self, block: bytes) -> Ids:
         return np.frombuffer(block, np.uint8)
@@ -112,10 +118,10 @@ class Words:
         return keras.layers.TextVectorization(standardize=self._standardize, **options)
 
 
-class TokenizerFile:
+class TokenizerFile(FixedTokenizer):
     """A file of the library tokenizers, such as `tokenizer.json` of a model on Hugging Face."""
 
-    needs_text, learns = True, False
+    needs_text = True
 
     def __init__(self, path: str) -> None:
         if importlib.util.find_spec("tokenizers") is None:
@@ -136,12 +142,6 @@ class TokenizerFile:
         self._tokenizer.no_padding()
         self.name = f"tokenizers {hashlib.blake2b(content, digest_size=16).hexdigest()}"
 
-    def learn(self, blocks: Iterable[bytes]) -> str:
-        return ""
-
-    def restore(self, learned: str) -> None:
-        pass
-
     @property
     def vocabulary(self) -> int:
         return 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
@@ -150,10 +150,10 @@ class TokenizerFile:
         return np.array(self._tokenizer.encode(block.decode(), add_special_tokens=False).ids, np.int32)
 
 
-class HubTokenizer:
+class HubTokenizer(FixedTokenizer):
     """The tokenizer of a preset of KerasHub."""
 
-    needs_text, learns = True, False
+    needs_text = True
 
     def __init__(self, preset: str) -> None:
         if importlib.util.find_spec("keras_hub") is None:
@@ -172,12 +172,6 @@ class HubTokenizer:
         vocabulary = json.dumps(self._tokenizer.get_vocabulary()) if hasattr(self._tokenizer, "get_vocabulary") else ""
         digest = hashlib.blake2b((settings + vocabulary).encode(), digest_size=16).hexdigest()
         self.name = f"keras_hub {preset} {digest}"
-
-    def learn(self, blocks: Iterable[bytes]) -> str:
-        return ""
-
-    def restore(self, learned: str) -> None:
-        pass
 
     @property
     def vocabulary(self) -> int:

@@ -13,18 +13,7 @@ import pyarrow
 from pyarrow import csv, dataset
 
 from scaleflow.errors import ConfigError, RunError
-
-#: Suffix of a file -> pyarrow's name of its format.
-FORMATS = {
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".feather": "feather",
-    ".arrow": "feather",
-    ".jsonl": "json",
-    ".ndjson": "json",
-}
+from scaleflow.table_formats import find_format
 
 #: Formats that store the number of rows.
 COUNTED = ("parquet", "feather")
@@ -124,9 +113,9 @@ def open_table(path: str, delimiter: str | None = None, usual: str = ",") -> Tab
     if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii()):
         raise ConfigError(f"--delimiter {delimiter!r}: expected one character, such as ';'")
     files = find_files(path)
-    form = find_format(files[0])
+    form = find_format(files[0], "--input")
     for other in files[1:]:
-        if find_format(other) != form:
+        if find_format(other, "--input") != form:
             raise ConfigError(f"--input {path}: {other} and {files[0]} have different formats; use one of them")
     if delimiter is not None and form != "csv":
         raise ConfigError(f"--delimiter {delimiter}: {files[0]} is no CSV file; leave it out")
@@ -198,14 +187,6 @@ def find_files(path: str) -> tuple[str, ...]:
     else:
         raise ConfigError(f"--input {path}: there is no such file or folder")
     return tuple(sorted(found))
-
-
-def find_format(path: str) -> str:
-    """Returns the format by the last suffix that denotes one, as of `a.csv.gz`."""
-    for suffix in reversed(Path(path).suffixes):
-        if name := FORMATS.get(suffix.lower()):
-            return name
-    raise ConfigError(f"--input: {path} does not end in {', '.join(FORMATS)}; rename it")
 
 
 def parse_options(path: str, delimiter: str | None) -> Any:

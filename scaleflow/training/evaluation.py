@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.interfaces import READ_SCOPE, STEP_SCOPE, Feed, Objective, Tracer
-from scaleflow.training.graph_loop import repeat_in_graph
+from scaleflow.training.graph_loop import has_convolution, repeat_in_graph
 from scaleflow.training.metric_sums import MetricSums
 
 
@@ -22,11 +22,16 @@ class Evaluation:
         strategy: its replicas share the batches.
         forward: maps inputs [b, ...] to outputs [b, ...].
         objective: the loss and the metrics.
+
+    Attributes:
+        overlaps: whether several batches are computed at once, which is faster. It becomes False when a traced
+            evaluation has a convolution (`repeat_in_graph`); if that is known before, it saves tracing it again.
     """
 
     def __init__(
         self, strategy: tf.distribute.Strategy, forward: Callable[[tf.Tensor], tf.Tensor], objective: Objective
     ) -> None:
+        self.overlaps = True
         self._strategy = strategy
         self._forward = forward
         self._metric_sums = MetricSums(objective, evaluates=True)
@@ -37,13 +42,14 @@ class Evaluation:
 
     def trace(self, feed: Feed) -> None:
         """Compiles for a feed without running anything."""
-        count = tf.constant(0, tf.int64)
-        self._function(feed).get_concrete_function(feed.open(0, 0), count)
+        self._trace(feed, feed.open(0, 0))
 
     def __call__(self, feed: Feed) -> Mapping[str, float]:
         """Computes the loss and metrics over a whole split."""
-        steps = feed.batching.steps(feed.examples)
-        sums, *counts = self._function(feed)(feed.open(0, 0), tf.constant(steps, tf.int64))
+        steps, opened = feed.batching.steps(feed.examples), feed.open(0, 0)
+        if id(feed) not in self._functions:
+            self._trace(feed, opened)
+        sums, *counts = self._functions[id(feed)](opened, tf.constant(steps, tf.int64))
         for count in counts:
             self._confusions[id(feed)] = np.reshape(count.numpy(), [self._classes or 0, -1]).astype(np.int64)
         return self._metric_sums.means(sums.numpy(), feed.examples)
@@ -76,10 +82,14 @@ class Evaluation:
         """
         return self._confusions.get(id(feed))
 
-    def _function(self, feed: Feed) -> Any:
-        if id(feed) not in self._functions:
-            self._functions[id(feed)] = self._compile(feed)
-        return self._functions[id(feed)]
+    def _trace(self, feed: Feed, opened: Any) -> None:
+        function = self._compile(feed)
+        graph = function.get_concrete_function(opened, tf.constant(0, tf.int64)).graph
+        if self.overlaps and has_convolution(graph):
+            self.overlaps = False
+            function = self._compile(feed)
+            function.get_concrete_function(opened, tf.constant(0, tf.int64))
+        self._functions[id(feed)] = function
 
     def _compile(self, feed: Feed) -> Any:
         @tf.function(autograph=False)
@@ -88,7 +98,7 @@ class Evaluation:
                 return self._strategy.run(self._step, args=(feed, feed.fetch(opened), step, *carried))
 
             start = self._strategy.run(self._zero_sums)
-            carried = repeat_in_graph(batch, tf.constant(0, tf.int64), steps, start)
+            carried = repeat_in_graph(batch, tf.constant(0, tf.int64), steps, start, overlaps=self.overlaps)
             return tuple(self._strategy.reduce(tf.distribute.ReduceOp.SUM, each, axis=None) for each in carried)
 
         return evaluate

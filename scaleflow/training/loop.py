@@ -21,7 +21,7 @@ from scaleflow.training.engine import Engine, Host
 from scaleflow.training.evaluation import Evaluation
 from scaleflow.training.flops import flops_per_example
 from scaleflow.training.forward_backward import TapeForwardBackward, make_loss_step, to_tf_variable
-from scaleflow.training.graph_loop import keep_devices, repeat_in_graph
+from scaleflow.training.graph_loop import has_convolution, keep_devices, repeat_in_graph
 from scaleflow.training.row_gradients import Gradient, RowStore, sum_rows
 from scaleflow.training.xla import with_xla
 
@@ -87,6 +87,7 @@ class Loop(Engine):
         zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
         graph = self._function(feed).get_concrete_function(feed.open(0, 0), zero, zero, one).graph
         self.flops_per_example = flops_per_example(graph, self.strategy, feed.batching, bool(self._synchronized))
+        self._evaluation.overlaps = not has_convolution(graph)
 
     def start_epoch(self) -> None:
         """Resets the sums of the epoch."""

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.interfaces import Feed, IndexedFeed
-from scaleflow.training.graph_loop import repeat_in_graph
+from scaleflow.training.graph_loop import has_convolution, repeat_in_graph
 from scaleflow.training.loop import NEVER, Loop
 from scaleflow.training.xla import XlaChoice, find_slow_operation, with_xla
 
@@ -78,7 +78,9 @@ class XlaLoop(Loop):
         zero = tf.constant(0, tf.int64)
         position = train.open(0, 0), zero, zero, zero
         function = self._function(train)
-        slow = find_slow_operation(function.get_concrete_function(*position).graph)
+        graph = function.get_concrete_function(*position).graph
+        self._evaluation.overlaps = not has_convolution(graph)
+        slow = find_slow_operation(graph)
         with ThreadPoolExecutor(1) as pool:  # XLA compiles while Python traces the evaluations
             compiled = None if slow else pool.submit(function, *position)  # takes no step
             for feed in filter(None, others):

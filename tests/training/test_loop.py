@@ -36,20 +36,24 @@ def skipping(inputs: Inputs, outputs: Outputs) -> Any:
     return keras.Model(raw, keras.layers.Dense(*outputs.shape)(keras.layers.GlobalAveragePooling2D()(x)))
 
 
-def evaluated_often() -> set[float]:
-    """The losses of evaluating the same 500 batches again and again."""
+def evaluated_often() -> tuple[set[float], list[bool]]:
+    """The losses of evaluating the same 500 batches again and again, and whether batches overlap; also for an MLP."""
     from scaleflow.dataset.synthetic import Synthetic
 
     whole = Synthetic(2500, [8, 8, 8], "classification", 3).load("train")
     examples = Arrays(whole.inputs[:2000], whole.targets[:2000])
     parts = assemble(spread_over(1), examples, "classification", 3, skipping, batch_size=4)
-    return {parts.loop.evaluate(parts.feed)["loss"] for _ in range(8)}
+    losses = {parts.loop.evaluate(parts.feed)["loss"] for _ in range(8)}
+    mlp = assemble(spread_over(1), random_arrays(12), "classification", 3, dense, batch_size=4)
+    mlp.loop.evaluate(mlp.feed)
+    return losses, [each.loop._evaluation.overlaps for each in (parts, mlp)]
 
 
 def test_no_kernel_evaluates_two_batches_at_once(isolated: Callable[..., Any]) -> None:
     """What oneDNN's convolution keeps in the kernel would be another batch's: a crash, a hang, or another loss."""
-    losses = isolated(evaluated_often)
+    losses, overlaps = isolated(evaluated_often)
     assert max(losses) - min(losses) < 1e-5
+    assert overlaps == [False, True]
 
 
 def as_stream(arrays: Arrays) -> Any:
