@@ -8,7 +8,6 @@ from typing import Any
 
 import tensorflow as tf
 
-
 #: Iterations of a loop that may overlap. TensorFlow's own default.
 OVERLAPPING_ITERATIONS = 10
 
