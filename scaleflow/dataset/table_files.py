@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import glob
 import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import numpy as np
 
-from scaleflow.dataset.files import find_files
+from scaleflow.dataset.files import expand_data_dir, find_files
 from scaleflow.dataset.object_store import find_in_store, is_address, open_in_store
 from scaleflow.errors import ConfigError
 from scaleflow.table_formats import FORMATS, find_format
 
 #: Suffixes of compressed text files, which are read as a whole.
 COMPRESSED = (".gz", ".zst", ".bz2", ".lz4")
+
+#: The name of a folder's value that means a missing one.
+MISSING_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 #: Bytes of a block of a text file.
 TEXT_BLOCK = 4 << 20
@@ -85,6 +90,8 @@ class TableFiles:
         csv: the form of CSV files.
         schemas: the names of the columns of each file, and their types; in a CSV file these are strings.
         used: the names and the types of the used columns, which all files have.
+        partitions: the columns that the names of a file's folders give, such as `year=2024`, with their values; by
+            file. In the file's schema they are the last columns.
         malformed: messages about the rows with too few or too many fields, which are left out; by file.
     """
 
@@ -93,6 +100,7 @@ class TableFiles:
     csv: CsvForm
     schemas: dict[str, Any]
     used: Any = None
+    partitions: dict[str, dict[str, Any]] = field(default_factory=dict)
     malformed: dict[str, list[str]] = field(default_factory=dict)
 
     @property
@@ -111,15 +119,36 @@ class TableFiles:
         """
         import pyarrow
 
+        values = self.partitions.get(block.path, {})
+        if not any(name in values for name in columns):
+            return self._read_columns(block, columns, rows, numbers)
+        own = [name for name in columns if name not in values]
+        table: Any = self._read_columns(block, own, rows, numbers) if own else None
+        count = len(table) if table is not None else min(block.rows, block.rows if rows is None else rows)
+        parts = {name: pyarrow.repeat(values[name], count) for name in columns if name in values}
+        for name, part in parts.items():
+            if self.format != "csv":
+                parts[name] = part.cast(self.used.field(name).type)
+            elif name in numbers:
+                parts[name] = part.cast(pyarrow.float64())
+        return pyarrow.table({name: parts[name] if name in parts else table[name] for name in columns})
+
+    def _read_columns(self, block: Block, columns: Sequence[str], rows: int | None, numbers: Sequence[str]) -> Any:
+        import pyarrow
+
         with refuse_unreadable_file(block.path):
             if self.format == "csv":
                 try:
-                    types = dict.fromkeys(numbers, pyarrow.float64()) if numbers else {}
+                    types = {name: pyarrow.float64() for name in numbers if name in columns}
                     return self._read_csv(block, columns, types).slice(0, rows)
                 except pyarrow.ArrowInvalid:
                     return self._read_csv(block, columns, {}).slice(0, rows)
             table = self._read_as_declared(block, list(columns), rows).slice(0, rows)
             return table.cast(pyarrow.schema([self.used.field(name) for name in table.schema.names]))
+
+    def _own_names(self, path: str) -> list[str]:
+        """The columns that are in a file."""
+        return [name for name in self.schemas[path].names if name not in self.partitions.get(path, {})]
 
     @property
     def names(self) -> list[str]:
@@ -171,6 +200,8 @@ class TableFiles:
     def _list_blocks(self, path: str, column: str) -> Iterator[Block]:
         from pyarrow import ipc, parquet
 
+        if column in self.partitions.get(path, {}):
+            column = self._own_names(path)[0]
         with refuse_unreadable_file(path):
             if self.format == "parquet":
                 with parquet.ParquetFile(open_file(path)) as file:
@@ -244,7 +275,7 @@ class TableFiles:
             strings_can_be_null=True,
         )
         read = csv.ReadOptions(
-            column_names=None if has_header else self.schemas[block.path].names,
+            column_names=None if has_header else self._own_names(block.path),
             encoding=self.csv.encoding,
             use_threads=malformed is None,
         )
@@ -272,18 +303,57 @@ class TableFiles:
 
 def open_tables(data_dir: Any, form: CsvForm) -> TableFiles:
     """Finds the files and checks that they have one format, and names of columns that can be told apart."""
+    import pyarrow
+
     find = find_in_store if is_address(data_dir) else find_files
     by_split = find(data_dir, tuple(FORMATS))
     first, *others = [path for paths in by_split.values() for path in paths]
     files = TableFiles(by_split, find_format(first, "dataset.data_dir"), form, {})
     form.check(first, files.format)
+    files.partitions = read_partitions(data_dir, [first, *others], files.format)
     for path in (first, *others):
         if find_format(path, "dataset.data_dir") != files.format:
             raise ConfigError(f"dataset.data_dir: {path} and {first} have different formats; use one of them")
-        schema = files.schemas[path] = files.read_schema(path)
+        schema = files.read_schema(path)
+        for name, value in files.partitions[path].items():
+            schema = schema.append(pyarrow.field(name, value.type))
+        files.schemas[path] = schema
         if duplicate := next((name for n, name in enumerate(schema.names) if name in schema.names[:n]), None):
             raise ConfigError(f"dataset.data_dir: {path}: two columns have the name {duplicate!r}; rename one of them")
     return files
+
+
+def read_partitions(data_dir: Any, paths: Sequence[str], format_name: str) -> dict[str, dict[str, Any]]:
+    """Reads columns from the names of the folders below the data folder, as Hive and Spark write them.
+
+    `year=2024/town=Ulm` gives each row the columns `year` and `town`. A column is int64 if all of its values are whole
+    numbers, and strings otherwise; of CSV files, all are strings, whose type is found as that of other columns.
+
+    Returns:
+        The values as pyarrow scalars, by path and column.
+    """
+    import pyarrow
+
+    root = str(data_dir) if is_address(data_dir) else str(expand_data_dir(data_dir))
+    if glob.has_magic(root):
+        root = re.split(r"[*?\[]", root, maxsplit=1)[0].rpartition("/")[0]
+    texts: dict[str, dict[str, str | None]] = {}
+    for path in paths:
+        folders = [part.partition("=") for part in path.removeprefix(root).split("/")[:-1]]
+        pairs = ((unquote(name), unquote(value)) for name, equals, value in folders if name and equals)
+        texts[path] = {name: None if value == MISSING_PARTITION else value for name, value in pairs}
+    names = dict.fromkeys(name for each in texts.values() for name in each)
+    types = {}
+    for name in names:
+        values = [each[name] for each in texts.values() if each.get(name) is not None]
+        is_whole = format_name != "csv" and all(re.fullmatch(r"-?\d{1,18}", str(value)) for value in values)
+        types[name] = pyarrow.int64() if is_whole else pyarrow.string()
+
+    def convert(name: str, text: str | None) -> Any:
+        is_number = text is not None and types[name] == pyarrow.int64()
+        return pyarrow.scalar(int(str(text)) if is_number else text, types[name])
+
+    return {path: {name: convert(name, text) for name, text in each.items()} for path, each in texts.items()}
 
 
 def open_file(path: str) -> Any:

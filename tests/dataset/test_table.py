@@ -311,6 +311,45 @@ def test_files_folders_and_globs_are_read_and_divided(isolated: Callable[..., An
 GOOD = "".join(f"{n},{n % 5},t{n % 3},{n / 7}\n" for n in range(30))
 
 
+def read_partitions(base: Path) -> Any:
+    import pyarrow
+    from pyarrow import dataset
+
+    frame = table(12)[["file", "town", "price"]].assign(year=2020 + np.arange(12) % 2, kind="a b/c")
+    frame["price"] += np.arange(12)
+    frame.loc[3, "town"] = None
+    rows = pyarrow.Table.from_pandas(frame, preserve_index=False)
+    found = []
+    for form in ("parquet", "csv", "feather"):
+        dataset.write_dataset(
+            rows, base / form, format=form, partitioning=["year", "town", "kind"], partitioning_flavor="hive"
+        )
+        source = make(base / form, test=0, numeric=["year"])
+        x, y = arrays(source).parts
+        y = y[:, 0]
+        order = np.lexsort([y, x["year"]])
+        found.append((source.notes[0], {name: array[order].tolist() for name, array in x.items()}, y[order].tolist()))
+    one = make(base / "parquet" / "year=20*" / "**" / "*.parquet", test=0, columns=["year"])
+    (base / "parquet" / "year=2020" / "odd").mkdir()
+    frame.assign(year=1).to_parquet(base / "parquet" / "year=2020" / "odd" / "more.parquet")
+    (message,) = refused([lambda: make(base / "parquet")])
+    return found, arrays(one).inputs, message, frame
+
+
+def test_the_names_of_folders_are_columns(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    found, years, message, frame = isolated(read_partitions, tmp_path)
+    frame = frame.sort_values(["year", "price"])
+    for note, x, y in found:
+        assert note == "dataset=table: numbers file, year; categories town, kind; target price (regression)"
+        assert x["year"] == frame.year.tolist()
+        assert x["town"] == frame.town.fillna("").tolist()
+        assert x["kind"] == ["a b/c"] * 12
+        assert x["file"] == frame.file.tolist()
+        assert y == frame.price.tolist()
+    assert sorted(years["year"].tolist()) == frame.year.tolist()
+    assert message.endswith("more.parquet: two columns have the name 'year'; rename one of them")
+
+
 def read_bad_rows(base: Path) -> Any:
     rows = GOOD + "1,two,t1,4\n1,2,t1,\n1,2,t1,four\n"
     path = write(base / "bad.csv", f"area,rooms,town,price\n{rows}")
