@@ -3,6 +3,7 @@
 # make test-all  runs all tests: those of `make test`, and the broad and the slow ones
 # make test-rest runs the tests that `make test` leaves out
 # make check     runs lint, types and the tests of the files that changed since main
+# make gpu     checks everything that needs an NVIDIA GPU, in at most 30 minutes; the report is in REPORT=build/gpu
 # make matrix  trains every allowed cell of docs/combinations.md
 # make campaign  makes CASES=200 faults from SEED=0, and prints what came of them as a table
 # make random  draws CASES=300 command lines from SEED=0, and prints what came of them as a table
@@ -18,7 +19,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist worksteal -
 
 SEED ?= 0
 
-.PHONY: run test test-all test-rest check matrix campaign random table docs pictures lint bench ui clean
+.PHONY: run test test-all test-rest check matrix campaign random table docs pictures lint bench gpu ui clean
 
 run: $(VENV)/installed
 	$(BIN)/python -m scaleflow
@@ -65,6 +66,13 @@ lint: $(VENV)/developed
 
 bench: $(VENV)/developed
 	$(BIN)/python -m benchmarks
+
+# CUDA takes gigabytes, so it is installed only where there is a driver for it.
+gpu: REPORT ?= build/gpu
+gpu: $(VENV)/installed
+	if command -v nvidia-smi > /dev/null; then $(BIN)/python -m pip install --quiet --editable '.[gpu,profile]' \
+		|| echo "make gpu: '.[gpu,profile]' cannot be installed; the checks use what there is"; fi
+	$(BIN)/python -m benchmarks.gpu --report $(REPORT)
 
 ui: $(VENV)/installed
 	$(BIN)/mlflow ui

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from scaleflow.cluster.gpus import CUDA_DEVICES, share, visible_gpus
+from scaleflow.cluster.gpus import CUDA_DEVICES, GROWTH, share, visible_gpus
 from scaleflow.launcher.worker_process import THREADS_ENV
 
 
@@ -14,7 +14,11 @@ def make_environments(count: int) -> list[dict[str, str]]:
         return [{}]
     gpus = visible_gpus()
     threads = dict.fromkeys(THREADS_ENV, str(max(1, count_cores() // count)))
-    return [{**threads, **({CUDA_DEVICES: ",".join(share(gpus, n, count))} if gpus else {})} for n in range(count)]
+    if not gpus:
+        return [threads] * count
+    # Without growth the first of the jobs that share a GPU would take all of its memory.
+    growth = {GROWTH: "true"} if len(gpus) < count else {}
+    return [{**threads, **growth, CUDA_DEVICES: ",".join(share(gpus, n, count))} for n in range(count)]
 
 
 def count_cores() -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from scaleflow.cli import main
-from scaleflow.cluster.gpus import share
+from scaleflow.cluster.gpus import CUDA_DEVICES, GROWTH, share
 from scaleflow.events import RunReady
 from scaleflow.interfaces import Plan
 from scaleflow.launcher.worker_process import SERVER_ENV
@@ -247,6 +247,16 @@ def test_a_number_of_jobs_that_makes_no_sense_is_refused(
 )
 def test_gpus_are_divided_among_jobs(gpus: str, count: int, shares: list[str]) -> None:
     assert ["".join(share(list(gpus), slot, count)) for slot in range(count)] == shares
+
+
+@pytest.mark.parametrize(("gpus", "growth"), [("0", "true"), ("0,1", None)])
+def test_jobs_that_share_a_gpu_take_its_memory_as_they_need_it(
+    monkeypatch: pytest.MonkeyPatch, gpus: str, growth: str | None
+) -> None:
+    monkeypatch.setenv(CUDA_DEVICES, gpus)
+    environments = make_environments(2)
+    assert [each[CUDA_DEVICES] for each in environments] == [gpus[0], gpus[-1]]
+    assert [each.get(GROWTH) for each in environments] == [growth, growth]
 
 
 def test_the_report_compares_the_jobs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
