@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from benchmarks.measure import ROOT
 from scaleflow.cluster.gpus import CUDA_DEVICES, query_nvidia_smi, visible_gpus
+from scaleflow.sweep.devices import count_cores
 
 #: Memory of each logical GPU in MiB, at most: enough for the small models of the checks, and for what cuBLAS takes.
 LOGICAL_MB = 4096
@@ -117,7 +118,7 @@ def describe_machine(device: Device | None) -> dict[str, Any]:
         "gpus": [f"{gpu['name']}, {gpu['memory.total']} MiB" for gpu in gpus],
         "driver": next((gpu["driver_version"] for gpu in gpus), None),
         "logical CPUs in place of GPUs": device.count if device and device.kind == "cpu" else 0,
-        "processor": f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores",
+        "processor": f"{platform.machine()}, {count_cores()} cores",
         "system": platform.platform(),
         "versions": list_versions(),
     }

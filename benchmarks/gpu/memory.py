@@ -7,7 +7,7 @@ import re
 from benchmarks.gpu.bench import Bench, CheckSkipped, expect, expect_learned, expect_on
 from benchmarks.gpu.checks import Check
 from benchmarks.gpu.device import sample_memory
-from benchmarks.gpu.models import PLAIN, train_model
+from benchmarks.gpu.models import PLAIN, train_model, write_corpus
 
 GROUP = "memory"
 
@@ -86,6 +86,7 @@ def hold_data(bench: Bench) -> None:
         examples = megabytes * MIB // IMAGE_BYTES * 5 // 4
         words = [
             *(*PLAIN, "dataset=synthetic", "dataset.shape=[64,64,3]", f"dataset.examples={examples}"),
+            "dataset.validation=null",
             *(
                 "model=linear",
                 "optimizer.learning_rate=0.00003",
@@ -102,6 +103,19 @@ def hold_data(bench: Bench) -> None:
     if peaks:
         expect(peaks[0] >= limit // 8, f"data of {limit // 8} MiB are not on the GPU: its peak is {peaks[0]:.0f} MiB")
         expect(peaks[1] <= limit, f"the peak is {peaks[1]:.0f} MiB, the limit is {limit}")
+
+
+def evaluate_within_limit(bench: Bench) -> None:
+    """A GPT whose training with two examples at once fits. An evaluation with many would need much more."""
+    data = bench.folder / "data"
+    data.mkdir()
+    write_corpus(data)
+    size = ("model.width=256", "model.blocks=2", "dataset.tokens=512", "training.batch_size=2")
+    files = (f"dataset.data_dir={data}", f"dataset.cache_dir={data}")
+    plain = ("tracking=none", "checkpoint=none", "strategy=one_device", "training.max_steps=3")
+    run = bench.train(["experiment=gpt_bytes", *files, *size, *plain, *bench.device.words(limit_mb=LIMIT_MB)])
+    expect_on(run, bench.device)
+    bench.values["test/loss"] = run.metric("test/loss")[-1]
 
 
 def record_peak(bench: Bench) -> None:
@@ -123,6 +137,7 @@ def list_checks() -> list[Check]:
         ),
         Check("limit", GROUP, 60, keep_limit, f"{LIMIT_MB} MiB; the process {CONTEXT_MB} MiB more", only_gpu=True),
         Check("out_of_memory", GROUP, 180, run_out_of_memory, f"at most {ATTEMPTS - 1} times advice", only_gpu=True),
+        Check("evaluation", GROUP, 90, evaluate_within_limit, f"{LIMIT_MB} MiB, as training", only_gpu=True),
         Check("in_memory_data", GROUP, 120, hold_data, "the limit"),
         Check("peak", GROUP, 90, record_peak, "it grows with the batch", only_gpu=True),
     ]

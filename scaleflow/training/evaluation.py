@@ -24,14 +24,15 @@ class Evaluation:
         objective: the loss and the metrics.
 
     Attributes:
-        overlaps: whether several batches are computed at once, which is faster. It becomes False when a traced
-            evaluation has a convolution (`repeat_in_graph`); if that is known before, it saves tracing it again.
+        overlaps: whether several batches are computed at once, which is faster. Not on a GPU, whose memory they may
+            not fit into. It becomes False when a traced evaluation has a convolution (`repeat_in_graph`); if that is
+            known before, it saves tracing it again.
     """
 
     def __init__(
         self, strategy: tf.distribute.Strategy, forward: Callable[[tf.Tensor], tf.Tensor], objective: Objective
     ) -> None:
-        self.overlaps = True
+        self.overlaps = not tf.config.list_logical_devices("GPU")  # each takes memory of the GPU
         self._strategy = strategy
         self._forward = forward
         self._metric_sums = MetricSums(objective, evaluates=True)

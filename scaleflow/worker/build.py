@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
-#: Minimum number of examples per step of an evaluation, over all replicas.
+#: Minimum number of examples per step of an evaluation on CPUs, over all replicas.
 EVALUATION_BATCH = 256
 
 #: A global batch of up to this many examples may be mostly padding.
@@ -115,7 +115,7 @@ def build_training(plan: Plan, emit: Emit, startup_timer: StartupTimer | None = 
     source = bind_target(plan.dataset.target)()
     splits = dataset.prepare_splits(source, plan.dataset, plan.seed, runtime.worker_sync, emit)
     check_batch_size(plan.training, runtime.batching, len(splits.train))
-    splits = apply_debug_subset(splits, plan.debug, runtime.batching)
+    splits = apply_debug_subset(splits, plan.debug, runtime)
     train, validation, test = make_feeds(splits, runtime, plan)
     startup_timer.end_part("data")
 
@@ -529,14 +529,14 @@ def check_batch_size(options: Training, batching: Batching, examples: int) -> No
     )
 
 
-def apply_debug_subset(splits: Splits, debug: Debug, batching: Batching) -> Splits:
+def apply_debug_subset(splits: Splits, debug: Debug, runtime: Runtime) -> Splits:
     """Reduces the splits for `debug=overfit` and `debug=fast`."""
     from scaleflow import dataset
 
     if debug.overfit:
-        splits = dataset.repeat_first_batch(splits, batching)
+        splits = dataset.repeat_first_batch(splits, runtime.batching)
     if debug.fast:
-        splits = dataset.limit_evaluation(splits, make_evaluation_batching(batching).global_size)
+        splits = dataset.limit_evaluation(splits, make_evaluation_batching(runtime.batching, runtime.kind).global_size)
     return splits
 
 
@@ -544,7 +544,7 @@ def make_feeds(splits: Splits, runtime: Runtime, plan: Plan) -> tuple[Feed, Feed
     """Makes the feeds: training shuffled by the seed, validation and test in order and without micro-batches."""
     from scaleflow import dataset
 
-    evaluation_batching = make_evaluation_batching(runtime.batching)
+    evaluation_batching = make_evaluation_batching(runtime.batching, runtime.kind)
     device_bytes = gpu_memory_bytes(runtime.kind, plan.hardware)
     read = functools.partial(
         dataset.make_feed, transforms=splits.transforms, threads=plan.dataset.threads, device_bytes=device_bytes
@@ -657,6 +657,11 @@ def place_of_split(examples: Examples) -> str:
     return "file" if dataset.is_mapped(examples) else "memory"
 
 
-def make_evaluation_batching(batching: Batching) -> Batching:
-    """Returns the division of evaluation batches: no micro-batches, since there are no gradients to hold in memory."""
-    return Batching(max(batching.share, EVALUATION_BATCH // batching.replicas), 1, batching.replicas)
+def make_evaluation_batching(batching: Batching, kind: str) -> Batching:
+    """Returns the division of evaluation batches on devices of a kind (`CPU`, `GPU` or `TPU`).
+
+    In a device's own memory a replica takes as many examples at once as in training: more may not fit. In the host's
+    memory there are no micro-batches, since there are no gradients to hold.
+    """
+    share = max(batching.share, EVALUATION_BATCH // batching.replicas) if kind == "CPU" else batching.batch_size
+    return Batching(share, 1, batching.replicas)

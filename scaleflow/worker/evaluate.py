@@ -56,7 +56,10 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
         if spec.precision:
             set_precision(model, runtime.policy)
     feed = dataset.make_feed(
-        examples, make_evaluation_batching(runtime.batching), runtime.strategy, threads=plan.dataset.threads
+        examples,
+        make_evaluation_batching(runtime.batching, runtime.kind),
+        runtime.strategy,
+        threads=plan.dataset.threads,
     )
     loader = objective.Loader(locate_target, bind_target)
     goal = objective.make_objective(  # class weights are for training

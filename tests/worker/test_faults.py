@@ -15,9 +15,10 @@ import pytest
 
 from scaleflow.errors import ConfigError
 from scaleflow.events import Event, FaultReported, MetricsLogged, Note, RunReady
-from scaleflow.interfaces import Inputs, Outputs, Plan, Stream
+from scaleflow.interfaces import Batching, Inputs, Outputs, Plan, Stream
 from scaleflow.launcher.worker_process import SERVER_ENV
 from scaleflow.runs import EventReader, EventWriter, RunSpec
+from scaleflow.worker.build import make_evaluation_batching
 from scaleflow.worker.out_of_memory import explain_out_of_memory
 from tests.conftest import Command
 
@@ -53,6 +54,21 @@ def test_memory_that_is_not_enough_is_told_with_the_numbers_that_would_do(
     message = explain_out_of_memory(OOM, made, {"replicas": 2, "global_batch_size": whole})
     assert message.startswith(ASKED)
     assert BATCHES[words] in message
+
+
+@pytest.mark.parametrize(
+    ("kind", "batching", "size"),
+    [
+        ("GPU", Batching(4, 8, 2), 4),  # with gradients, so it fits without them
+        ("TPU", Batching(64, 1, 8), 64),
+        ("CPU", Batching(4, 8, 2), 128),
+        ("CPU", Batching(512, 2, 2), 1024),
+    ],
+)
+def test_an_evaluation_takes_no_more_of_a_devices_memory_than_a_micro_batch(
+    kind: str, batching: Batching, size: int
+) -> None:
+    assert make_evaluation_batching(batching, kind) == Batching(size, 1, batching.replicas)
 
 
 def test_a_pipeline_is_told_to_use_more_micro_batches(plan: Callable[..., Plan]) -> None:
