@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu import correctness, device, memory, speed
+from benchmarks.gpu import correctness, device, memory, profile, speed
 from benchmarks.gpu.__main__ import list_checks, main
 from benchmarks.gpu.bench import Bench, CheckFailed, CheckSkipped, Ended, Run, expect
 from benchmarks.gpu.checks import NO_GPU, Check, run_checks
 from benchmarks.gpu.device import Device, find_device, is_named, to_megabytes
-from benchmarks.gpu.models import find_difference
+from benchmarks.gpu.models import MODELS, find_difference
 from scaleflow.cluster.gpus import CUDA_DEVICES
+from scaleflow.interfaces import Plan
 from scaleflow.launcher.worker_process import SERVER_ENV
 from tests.processes import server
 
@@ -253,6 +254,46 @@ def test_the_advice_of_a_run_that_is_out_of_memory_is_followed() -> None:
     for ends in ([(0, "")], [(1, OUT_OF_MEMORY)] * memory.ATTEMPTS, [(1, "scaleflow: something else")]):
         with pytest.raises(CheckFailed):
             memory.run_out_of_memory(FakeBench(ends))
+
+
+class FirstCommand(Exception):
+    """Ends a check at its first training command."""
+
+
+class RecordingBench(Bench):
+    """A bench that starts nothing; losses that are compared exist already."""
+
+    def start(self, arguments: Any, extra: Any = None) -> Any:
+        if "scaleflow" in arguments:
+            raise FirstCommand(arguments[2:], extra or {})
+
+    def wait(self, started: Any) -> Any:
+        return Ended(0, json.dumps(dict.fromkeys(("float32", "float16", "bfloat16"), 1.0)), "", 1.0)
+
+    def reuse(self, name: str, make: Any) -> list[float]:
+        return [1.0]
+
+
+def test_commands_for_a_gpu_pass_the_rules(
+    plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(profile, "find_spec", lambda name: True)  # as if xprof and nvidia-ml-py were installed
+    # The commands of the five models differ in nothing that concerns hardware.
+    same = tuple(f"{model}_" for model in MODELS if model != "digits")
+    checks = [check for check in list_checks() if not check.name.startswith((*same, "doctor", "refusals"))]
+    for check in checks:
+        bench = RecordingBench(Device("gpu", ("0", "1"), 2, 16_000), tmp_path)
+        bench.folder = tmp_path / check.name
+        bench.folder.mkdir()
+        with pytest.raises(FirstCommand) as ended:
+            check.function(bench)
+        words, extra = ended.value.args
+        words = [word for word in words if "=" in word and not word.startswith(("hydra.", "model.units=[128"))]
+        with monkeypatch.context() as patch:
+            for name, value in extra.items():
+                patch.setenv(name, value)
+            made = plan(*words)
+        assert made.hardware.name == ("auto" if check.name == "sweep_shared" else "gpu"), check.name
 
 
 def test_a_share_of_the_peak_above_it_fails(tmp_path: Path) -> None:
