@@ -87,7 +87,7 @@ class Loop(Engine):
         zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
         graph = self._function(feed).get_concrete_function(feed.open(0, 0), zero, zero, one).graph
         self.flops_per_example = flops_per_example(graph, self.strategy, feed.batching, bool(self._synchronized))
-        self._evaluation.overlaps = not has_convolution(graph)
+        self._evaluation.overlaps &= not has_convolution(graph)
 
     def start_epoch(self) -> None:
         """Resets the sums of the epoch."""
