@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeperConf
 from hydra.core.config_store import ConfigStore
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-NODE = {"_target_": "hydra_plugins.scaleflow.grid.GridSweeper", "max_batch_size": None, "params": None}
+NODE = BasicSweeperConf(_target_="hydra_plugins.scaleflow.grid.GridSweeper")  # with Hydra's types of the keys
 
 ConfigStore.instance().store(group="hydra/sweeper", name="grid", node=NODE, provider="scaleflow")
 

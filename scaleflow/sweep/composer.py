@@ -85,7 +85,7 @@ class JobComposer:
     def _share_section(self, key: str, section: Any) -> Any:
         """Returns the section of an earlier job if it is equal."""
         first = self._sections.setdefault(key, section)
-        return first if first == section else section
+        return first if repr(first) == repr(section) else section  # 1, 1.0 and true are equal, and different jobs
 
     def name_folder(self, request: JobRequest, number: int) -> Path:
         """Returns the folder in which Hydra would run a job as the one with this `hydra.job.num`."""

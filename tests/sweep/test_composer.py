@@ -131,6 +131,8 @@ def test_jobs_share_the_sections_in_which_they_agree(composer: JobComposer) -> N
     first, second = (composer.read_request([f"model.units={units}"], 0) for units in (1, 2))
     assert first.config["model"] != second.config["model"]
     assert all(first.config[key] is second.config[key] for key in ("dataset", "optimizer", "training"))
+    alike = [composer.read_request([f"optimizer.learning_rate={rate}"], 0) for rate in ("1", "1.0", "true")]
+    assert len({request.identity for request in alike}) == 3
 
 
 @pytest.mark.parametrize("launcher", ["isolated", "basic"])
