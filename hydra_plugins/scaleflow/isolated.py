@@ -33,6 +33,7 @@ class IsolatedLauncher(Launcher):
     """
 
     option = "isolated"
+    checks_jobs = True  # before it runs the first one; `GridSweeper` reads it
 
     def __init__(self, n_jobs: int) -> None:
         pass

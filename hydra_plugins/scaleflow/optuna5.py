@@ -6,7 +6,10 @@ interrupted search. A pruner stops jobs that do worse than others at the same st
 
 from __future__ import annotations
 
+import csv
 import math
+import platform
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from scaleflow.events import Event, MetricsLogged
 from scaleflow.formatting import format_number
+from scaleflow.secret_masking import mask_secrets
 
 if TYPE_CHECKING:
     import optuna
@@ -44,7 +48,13 @@ SAMPLERS = {"tpe": "TPESampler", "random": "RandomSampler", "gp": "GPSampler", "
 PRUNERS = {"median": "MedianPruner", "hyperband": "HyperbandPruner", "successive_halving": "SuccessiveHalvingPruner"}
 DIRECTIONS = ("minimize", "maximize")
 
-RESULTS = "optimization_results.yaml"
+RESULTS, TRIALS = "optimization_results.yaml", "trials.csv"
+
+#: The prefix of a storage that is a file of Optuna's journal, which machines may share on a network file system.
+JOURNAL = "journal:"
+
+#: Attributes of a trial: the id of the sweep's folder that runs it, and where that folder is.
+OWNER, SWEEP = "scaleflow.owner", "scaleflow.sweep"
 
 
 class OptunaSweeper(Sweeper):
@@ -52,13 +62,14 @@ class OptunaSweeper(Sweeper):
 
     Args:
         n_trials: the number of trials in the study after which the search ends. Complete, pruned and failed ones count,
-            also those of earlier commands. At least 1.
+            also those of earlier commands, and those that other commands run. At least 1.
         direction: `minimize` or `maximize` the result of a job; scaleflow's jobs return the last `sweep.metric`. None:
             the direction in which `sweep.metric` is better; in other apps `minimize`.
         sampler: `tpe`, `random`, `gp` or `cmaes`.
         pruner: `median`, `hyperband` or `successive_halving`, only for scaleflow's jobs. None: no pruning.
-        seed: the seed of the sampler. None: a random one.
-        storage: the URL of Optuna's storage. None: `optuna.db` in the sweep's folder.
+        seed: the seed of the sampler, to which each command adds the number of its first trial. None: a random one.
+        storage: the URL of Optuna's storage, or `journal:PATH` for a file. None: `optuna.db` in the sweep's folder.
+            Several commands, also on several machines, may share one: each runs its own trials.
         study_name: the name of the study in the storage.
         params: the values to search for each key, as they are typed in an override.
     """
@@ -96,7 +107,7 @@ class OptunaSweeper(Sweeper):
         )
 
     def sweep(self, arguments: list[str]) -> Any:
-        """Runs jobs until `n_trials` trials have ended.
+        """Runs jobs until the study has `n_trials` trials, and those of this command have ended.
 
         Args:
             arguments: the overrides that were typed.
@@ -120,38 +131,74 @@ class OptunaSweeper(Sweeper):
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(self._config, folder / "multirun.yaml")
         study = self._study(folder)
-        self._search(study, space, fixed)
+        self._search(study, space, fixed, folder)
         return self._best(study, folder)
 
     def _study(self, folder: Path) -> optuna.Study:
+        """Opens the study, or creates it. Raises HydraException if that fails, or if it has the other direction."""
+        from scaleflow.tracking.connection import migration_lock
+
         optuna = imported()
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        is_seeded = self._sampler != "cmaes" or self._seed is not None
-        sampler = getattr(optuna.samplers, SAMPLERS[self._sampler])(**({"seed": self._seed} if is_seeded else {}))
         pruner = (
             optuna.pruners.NopPruner() if self._pruner is None else getattr(optuna.pruners, PRUNERS[self._pruner])()
         )
-        return optuna.create_study(
-            study_name=self._name,
-            storage=self._storage or f"sqlite:///{(folder / 'optuna.db').absolute()}",
-            sampler=sampler,
-            pruner=pruner,
-            direction=self._direction,
-            load_if_exists=True,
-        )
+        address = self._storage or f"sqlite:///{(folder / 'optuna.db').absolute()}"
+        try:
+            with migration_lock(address):
+                study = optuna.create_study(
+                    study_name=self._name,
+                    storage=open_storage(address),
+                    sampler=self._make_sampler(0),
+                    pruner=pruner,
+                    direction=self._direction,
+                    load_if_exists=True,
+                )
+        except Exception as error:  # of SQLAlchemy, of a driver, or of the file system
+            reason = mask_secrets(str(error).partition("\n")[0])
+            raise HydraException(f"hydra.sweeper.storage={mask_secrets(address)}: can't be opened: {reason}") from error
+        if study.direction.name.lower() != self._direction:
+            raise HydraException(
+                f"hydra.sweeper.study_name={self._name}: this study is there to {study.direction.name.lower()}, and "
+                f"the command is to {self._direction}; choose another name"
+            )
+        return study
 
-    def _search(self, study: optuna.Study, space: dict[str, Any], fixed: Sequence[str]) -> None:
-        """Runs trials in batches of the launcher's `n_jobs`, first those that an earlier command left unfinished."""
+    def _make_sampler(self, first: int) -> Any:
+        """Makes the sampler of a command whose first new trial has the number `first`: commands with the same seed
+        must not propose the same values.
+        """
+        seed = None if self._seed is None else self._seed + first
+        is_seeded = self._sampler != "cmaes" or seed is not None
+        return getattr(imported().samplers, SAMPLERS[self._sampler])(**({"seed": seed} if is_seeded else {}))
+
+    def _search(self, study: optuna.Study, space: Mapping[str, Any], fixed: Sequence[str], folder: Path) -> None:
+        """Runs trials in batches of the launcher's `n_jobs`, first those that an earlier command of this folder left.
+
+        Other commands may run trials of the same study. Their trials count, but are left to them.
+        """
         optuna = imported()
-        end_states = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED, optuna.trial.TrialState.FAIL)
-        left = study.get_trials(states=[optuna.trial.TrialState.RUNNING])
-        trials = [optuna.trial.Trial(study, trial._trial_id) for trial in left]
+        owner = read_owner(folder)
+        running = study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.RUNNING])
+        is_own = [self._storage is None or trial.user_attrs.get(OWNER) == owner for trial in running]
+        left = [optuna.trial.Trial(study, trial._trial_id) for trial, own in zip(running, is_own, strict=True) if own]
         batch_size = max(1, int(self._config.hydra.launcher.get("n_jobs", 1)))
+        is_reseeded = False
         number = 0
-        while (missing := self._count - len(study.get_trials(states=end_states))) > 0:
-            batch, trials = trials[:batch_size], trials[batch_size:]
-            while len(batch) < min(batch_size, missing):
-                batch.append(study.ask(space))
+        while True:
+            batch, left = left[:batch_size], left[batch_size:]
+            while len(batch) < batch_size and count_begun(study) < self._count:
+                batch.append(trial := study.ask())
+                trial.set_user_attr(OWNER, owner)
+                trial.set_user_attr(SWEEP, f"{platform.node()}:{folder.absolute()}")
+                if not is_reseeded and trial.number:
+                    study.sampler = self._make_sampler(trial.number)
+                is_reseeded = True
+            if not batch:
+                return
+            for trial in batch:
+                for key, values in space.items():
+                    suggest(trial, key, values)
             overrides = [[*fixed, *(f"{key}={shown(v)}" for key, v in trial.params.items())] for trial in batch]
             pruned = self._watch(batch)
             for trial, returned in zip(batch, self._launcher.launch(overrides, number), strict=True):
@@ -194,15 +241,71 @@ class OptunaSweeper(Sweeper):
         return pruned
 
     def _best(self, study: optuna.Study, folder: Path) -> dict[str, Any]:
-        """Writes the best values to the sweep's folder, prints and returns them; empty if no trial is complete."""
-        optuna = imported()
-        if not study.get_trials(states=[optuna.trial.TrialState.COMPLETE]):
+        """Writes all trials of the study and the best values to the sweep's folder, prints and returns the best ones;
+        empty if no trial is complete.
+        """
+        states = imported().trial.TrialState
+        trials = study.get_trials(deepcopy=False)
+        write_trials(trials, folder / TRIALS)
+        if not any(trial.state == states.COMPLETE for trial in trials):
             return {}
         best = {"name": "optuna", "best_params": dict(study.best_params), "best_value": study.best_value}
         OmegaConf.save(OmegaConf.create(best), folder / RESULTS)
         words = " ".join(f"{key}={shown(value)}" for key, value in study.best_params.items())
-        print(f"best of {len(study.trials)}: {format_number(study.best_value)} with {words}", flush=True)
+        sweep = study.best_trial.user_attrs.get(SWEEP, "")
+        elsewhere = f" in {sweep}" if study.best_trial.user_attrs.get(OWNER) != read_owner(folder) and sweep else ""
+        running = sum(trial.state == states.RUNNING for trial in trials)
+        more = f"; {running} of other commands still run" if running else ""
+        count = len(trials) - running
+        print(f"best of {count}: {format_number(study.best_value)} with {words}{elsewhere}{more}", flush=True)
         return best
+
+
+def read_owner(folder: Path) -> str:
+    """Returns the id by which the trials of a sweep's folder are known in a storage that several commands share."""
+    path = folder / "optuna.id"
+    if not path.exists():
+        path.write_text(uuid.uuid4().hex)
+    return path.read_text()
+
+
+def open_storage(address: str) -> Any:
+    """Returns the storage at a URL of SQLAlchemy, or in a file for `journal:PATH`. Raises what Optuna raises."""
+    if not address.startswith(JOURNAL):
+        return address
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    return JournalStorage(JournalFileBackend(address.removeprefix(JOURNAL)))
+
+
+def count_begun(study: optuna.Study) -> int:
+    """Counts the trials of a study that run or have ended, of all commands."""
+    waiting = imported().trial.TrialState.WAITING
+    return sum(trial.state != waiting for trial in study.get_trials(deepcopy=False))
+
+
+def suggest(trial: optuna.Trial, key: str, values: Any) -> None:
+    """Has the sampler choose a value, unless the trial has one."""
+    distributions = imported().distributions
+    if isinstance(values, distributions.CategoricalDistribution):
+        trial.suggest_categorical(key, values.choices)
+    elif isinstance(values, distributions.IntDistribution):
+        trial.suggest_int(key, values.low, values.high, step=values.step, log=values.log)
+    else:
+        trial.suggest_float(key, values.low, values.high, step=values.step, log=values.log)
+
+
+def write_trials(trials: Sequence[optuna.trial.FrozenTrial], path: Path) -> None:
+    """Writes a table with a row for each trial of a study, also of those that other commands ran."""
+    keys = [*dict.fromkeys(key for trial in trials for key in trial.params)]
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["trial", "state", "value", *keys, "sweep"])
+        for trial in trials:
+            chosen = [shown(trial.params[key]) if key in trial.params else "" for key in keys]
+            value = trial.value if trial.state.name == "COMPLETE" else None
+            writer.writerow([trial.number, trial.state.name, value, *chosen, trial.user_attrs.get(SWEEP, "")])
 
 
 def choose_direction(typed: str | None, config: DictConfig) -> str:

@@ -18,6 +18,9 @@ from scaleflow.config.parse import format_value
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Cluster, Partitioner, Plan, Strategy
 
+#: The most workers that one command starts on its own machine.
+MAX_LOCAL_WORKERS = 64
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -187,6 +190,12 @@ RULES: Sequence[Rule] = (
         lambda p: p.cluster.workers not in (None, 1) and p.strategy.name not in SEVERAL_PROCESSES,
         "this strategy runs in one process",
         "use strategy=multi_worker or parameter_server, or leave cluster.workers null",
+    ),
+    Rule(
+        ("cluster.workers", "cluster"),
+        lambda p: p.cluster.name == "local" and (p.cluster.workers or 1) > MAX_LOCAL_WORKERS,
+        f"one machine runs at most {MAX_LOCAL_WORKERS} workers",
+        "use cluster=ray, slurm or kubernetes for more",
     ),
     Rule(
         ("cluster.servers", "strategy"),

@@ -79,9 +79,9 @@ class Cluster:
             `slurm`: srun starts one command for each task of a step.
             `kubernetes`: an Indexed Job starts one command in each pod.
             `ray`: this command starts all of them on the machines of a Ray cluster.
-        workers: the number of processes that train. 1 to 64. Default null: 2 for `multi_worker` and
-            `parameter_server`. Other strategies have one process. With tf_config, slurm and kubernetes the
-            environment gives the number; set it only together with `submit`.
+        workers: the number of processes that train. 1 to 4096; with local at most 64. Default null: 2 for
+            `multi_worker` and `parameter_server`. Other strategies have one process. With tf_config, slurm and
+            kubernetes the environment gives the number; set it only together with `submit`.
         servers: parameter_server: the number of processes that hold the variables. 1 to 64. Default null: 1. With slurm
             and kubernetes these are the last tasks or pods. TF_CONFIG names its own.
         max_restarts: how often the launcher restarts processes that died, over the whole run. It restarts a dead
@@ -104,7 +104,7 @@ class Cluster:
         address: ray: the cluster's `HOST:PORT`, or `auto` for the cluster that runs on this machine. Default null: the
             environment variable RAY_ADDRESS, otherwise a cluster on this machine alone that ends with the run.
         min_workers: ray: the least number of workers with which the run continues after machines are lost. The global
-            batch stays the same. 1 to 64, at most `workers`. Default null: all workers.
+            batch stays the same. 1 to 4096, at most `workers`. Default null: all workers.
         placement: ray: `spread` uses as many machines as possible, `pack` as few as possible. Default `spread`.
         image: kubernetes: the image of the pods. `submit` needs it. Default null.
         job: kubernetes: the name of the Job, of its Service, and of the run's folder on the volume. Lower-case letters,
@@ -122,7 +122,7 @@ class Cluster:
     """
 
     name: Literal["local", "tf_config", "slurm", "kubernetes", "ray"] = "local"
-    workers: int | None = field(default=None, metadata={"at_least": 1, "at_most": 64})
+    workers: int | None = field(default=None, metadata={"at_least": 1, "at_most": 4096})
     servers: int | None = field(default=None, metadata={"at_least": 1, "at_most": 64})
     max_restarts: int | None = field(default=None, metadata={"at_least": 0})
     stall_seconds: float | None = field(default=None, metadata={"above": 0.0})
@@ -131,7 +131,7 @@ class Cluster:
     cpus: int | None = field(default=None, metadata={"at_least": 1})
     gpus: int = field(default=0, metadata={"at_least": 0})
     address: str | None = None
-    min_workers: int | None = field(default=None, metadata={"at_least": 1, "at_most": 64})
+    min_workers: int | None = field(default=None, metadata={"at_least": 1, "at_most": 4096})
     placement: Literal["spread", "pack"] = "spread"
     image: str | None = None
     job: str = "scaleflow"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
@@ -192,6 +193,11 @@ class RunMonitor:
 
 def write_environment(spec: RunSpec) -> None:
     """Writes the versions of all installed packages to the run's folder."""
+    spec.files.environment.write_text(list_environment())
+
+
+@functools.cache
+def list_environment() -> str:
+    """Returns a line for Python and for each installed package. Cached: a sweep writes it for each of its jobs."""
     packages = sorted({f"{d.name}=={d.version}" for d in distributions()}, key=str.lower)
-    text = f"python=={sys.version.split()[0]}\n" + "\n".join(packages) + "\n"
-    spec.files.environment.write_text(text)
+    return f"python=={sys.version.split()[0]}\n" + "\n".join(packages) + "\n"

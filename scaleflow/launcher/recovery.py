@@ -20,6 +20,7 @@ from scaleflow.launcher.transfer import EventTransfer, format_error
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.event_log import append_event
 from scaleflow.runs.folder import FolderBusy
+from scaleflow.runs.state import is_finished
 from scaleflow.secret_masking import MASK, mask_secrets
 from scaleflow.tracking import NoTracker, make_tracker
 from scaleflow.tracking.uri import drop_credentials, resolve_store
@@ -69,7 +70,7 @@ def repair(folder: Path, uri: str | None = None, tries: int = MAX_ATTEMPTS) -> S
             if not state.is_ready:
                 return status
             transfer = EventTransfer(NoTracker(), files.events)
-            if transfer.is_complete and transfer.has_run:  # no store is needed to know this
+            if transfer.has_everything:  # no store is needed to know this
                 return replace(status, result="complete", run_id=transfer.run_id)
             try:
                 tracking = find_tracking_options(folder, uri)
@@ -86,6 +87,8 @@ def repair(folder: Path, uri: str | None = None, tries: int = MAX_ATTEMPTS) -> S
 
 def repair_quietly(folder: Path) -> bool:
     """Repairs a run. Prints an error, and returns False, if the store does not take everything."""
+    if is_recorded(folder):
+        return True
     status = repair(folder)
     if status.result == "not recorded":
         where = os.path.relpath(folder)
@@ -93,6 +96,13 @@ def repair_quietly(folder: Path) -> bool:
             f"not everything is recorded: {status.reason}; to send the rest, run python -m scaleflow.sync {where}"
         )
     return status.result != "not recorded"
+
+
+def is_recorded(folder: Path) -> bool:
+    """Whether a run is finished, and its store has all of it or it has none. Reads two small pieces of its files."""
+    files = RunFolder(folder)
+    is_tracked = files.read_record() != {"run_id": None}
+    return is_finished(folder) and (not is_tracked or EventTransfer(NoTracker(), files.events).has_everything)
 
 
 def send_missing(status: SyncStatus, tracking: Tracking, tries: int) -> SyncStatus:

@@ -127,6 +127,11 @@ class EventTransfer:
         return self.run_id is not None
 
     @property
+    def has_everything(self) -> bool:
+        """Whether a store has the run with all of its events."""
+        return self.is_complete and self.has_run
+
+    @property
     def run_id(self) -> str | None:
         """The run in the store, once there is one."""
         return self._record.get("run_id")

@@ -18,6 +18,9 @@ from scaleflow.secret_masking import mask_secrets
 
 TEST_PREFIX = "test/"
 
+#: The last event of a file is looked for in this many bytes at its end.
+TAIL_BYTES = 16_384
+
 
 class EventWriter:
     """Appends events to a file, with secrets masked; creates the file. It can be called from several threads."""
@@ -72,6 +75,21 @@ class EventReader:
                     continue
                 if event is not None:
                     yield event
+
+
+def read_last_event(path: Path) -> Event | None:
+    """Returns the last event of a file without reading all of it; None if the last line is no event, or is long."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - TAIL_BYTES))
+            *_, line, rest = b"\n", *file.read().split(b"\n")
+    except OSError:
+        return None
+    try:
+        return None if rest else parse_event(json.loads(line))
+    except ValueError:
+        return None
 
 
 def append_event(path: Path, event: Event) -> None:

@@ -23,7 +23,7 @@ from scaleflow.events import (
     Waiting,
 )
 from scaleflow.interfaces import Status
-from scaleflow.runs.event_log import EventReader
+from scaleflow.runs.event_log import EventReader, read_last_event
 from scaleflow.runs.folder import RunFolder
 
 RATE = "perf/examples_per_second"
@@ -176,3 +176,9 @@ class RunHistory(RunState):
         """Training examples per second: the median over the epochs after the first, which includes the warm-up."""
         rates = [value for _, value in self.curves.get(RATE, ())]
         return median(rates[1:] or rates) if rates else None
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether the last event of the run in a folder says that it is FINISHED. Reads only the end of the file."""
+    last = read_last_event(RunFolder(folder).events)
+    return isinstance(last, RunEnded) and last.status == "FINISHED"

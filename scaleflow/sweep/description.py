@@ -16,13 +16,16 @@ from scaleflow.launcher.description import (
     pad_cells,
 )
 from scaleflow.runs import RunFolder
-from scaleflow.sweep.report import MARKDOWN, Report
+from scaleflow.sweep.report import MARKDOWN, MAX_ROWS, Report
 
 #: The most jobs whose reasons are named, and the most characters of a reason.
 MOST_REASONS, LONGEST_REASON = 5, 200
 
 #: The most characters of the line about rows that do not fit.
 LONGEST_END = 60
+
+#: Lines of a Markdown table before its first row.
+HEAD_LINES = 2
 
 
 def describe_sweep(report: Report, folder: Path) -> str:
@@ -43,7 +46,8 @@ def describe_sweep(report: Report, folder: Path) -> str:
         ]
     )
     head = cut_text(f"**Best:** {report.describe_best()}" if report.best else report.ranking, MARKDOWN)
-    table = cut_rows(format_table(pad_cells(report.cells(report.shown))), LONGEST - len(head) - len(rest) - 4)
+    cells = report.cells(report.shown, MAX_ROWS)
+    table = cut_rows(format_table(pad_cells(cells)), len(report.rows), LONGEST - len(head) - len(rest) - 4)
     return f"{head}\n\n{table}\n\n{rest}"
 
 
@@ -56,10 +60,10 @@ def list_reasons(report: Report) -> str:
     return "\n".join(lines)
 
 
-def cut_rows(table: str, longest: int) -> str:
-    """Cuts the last rows of a table that is longer than `longest`, and says how many."""
-    if len(table) <= longest:
-        return table
+def cut_rows(table: str, total: int, longest: int) -> str:
+    """Cuts the last rows of a table that is longer than `longest`, and says how many of `total` rows it lacks."""
     lines = table.split("\n")
-    fitting = table[: longest - LONGEST_END].count("\n")
-    return "\n".join([*lines[:fitting], "", f"{len(lines) - fitting} more rows are in {MARKDOWN}."])
+    if len(table) > longest - LONGEST_END:
+        lines = lines[: table[: longest - LONGEST_END].count("\n")]
+    missing = total + HEAD_LINES - len(lines)
+    return "\n".join([*lines, *(["", f"{missing:,} more rows are in {MARKDOWN}."] if missing else [])])

@@ -1,27 +1,19 @@
-"""Composes the jobs of a sweep, and repeats them."""
+"""The jobs that a sweeper asks for, and their repeats."""
 
 from __future__ import annotations
 
-import time
+import functools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.types import HydraContext
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf
 
-from scaleflow.config.compose import ComposedConfig, resolve_config
-from scaleflow.config.hydra_config import composed_from_hydra, read_typed_overrides
 from scaleflow.config.hydra_errors import override_key
-from scaleflow.errors import ConfigError
-from scaleflow.launcher.prepare import PreparedRun, RunCommand, prepare_run
 from scaleflow.secret_masking import mask_override
-from scaleflow.sweep.ledger import IGNORED_KEYS, is_under
+from scaleflow.sweep.ledger import compute_identity, is_under
 
 #: Config groups whose option appears in a run's name without the group.
 GROUPS_NAMED_BY_OPTION = ("dataset", "model", "strategy", "precision")
@@ -29,31 +21,26 @@ GROUPS_NAMED_BY_OPTION = ("dataset", "model", "strategy", "precision")
 
 @dataclass(frozen=True)
 class JobRequest:
-    """A job that a sweeper asks for."""
+    """A job that a sweeper asks for. A sweep keeps one for each of its jobs, so it holds no composed config."""
 
-    overrides: Sequence[str]  # the overrides that make the job, as Hydra's sweeper wrote them
-    #: The composed config with its interpolations, and the folder in which Hydra would run the job
-    composed: ComposedConfig
-    hydra: DictConfig  # the composed config with Hydra's own part
-    config: dict[str, Any]  # the resolved config, as plain containers
+    words: Sequence[str]  # the overrides that make the job, as the launcher got them
+    overrides: Sequence[str]  # those of the job's own config, as Hydra's sweeper wrote them
+    number: int  # the job's `hydra.job.num`
+    config: dict[str, Any]  # the resolved config, as plain containers; jobs share the sections in which they agree
     environment: dict[str, str]  # the variables of `hydra.job.env_set`, for the job's processes
+    references: frozenset[str] = frozenset()  # the keys whose values refer to other keys
     repeat: int = 0  # the index of this run among the runs of the same job, warm-ups included
 
-    def prepare(self, folder: Path, is_resumed: bool) -> PreparedRun:
-        """Checks the job and prepares its run in a folder, which has a run that continues if `is_resumed`.
+    @functools.cached_property
+    def identity(self) -> str:
+        """What identifies the job in the ledger; see `compute_identity`."""
+        return compute_identity(self.config)
 
-        Raises ConfigError, naming the key, the value and what would work.
-        """
-        if (resume := self.config.get("resume")) is not None:
-            raise ConfigError(
-                f"resume={resume}: continues a single run, and this is a sweep; remove -m, or continue a sweep by "
-                "repeating its command with hydra.sweep.dir=FOLDER"
-            )
-        composed = replace(self.composed, folder=folder)
-        if not is_resumed:
-            return prepare_run(RunCommand(composed, self.overrides, time.time()))
-        changes = [override for override in self.overrides if is_under(override_key(override), IGNORED_KEYS)]
-        return prepare_run(RunCommand(composed, changes, time.time(), resume=str(folder)))
+    @property
+    def is_inline(self) -> bool:
+        """Whether the job runs in the process of the command."""
+        section = self.config.get("debug")
+        return isinstance(section, Mapping) and bool(section.get("inline"))
 
     @property
     def options(self) -> Mapping[str, Any]:
@@ -96,27 +83,6 @@ class JobRequest:
         return " ".join([*words, *([self.turn] if self.turn else [])])
 
 
-def compose_job(context: HydraContext, sweep: DictConfig, overrides: Sequence[str], number: int) -> JobRequest:
-    """Composes a job of the command with the config `sweep`; `number` is its `hydra.job.num`.
-
-    Raises ConfigError if a key has no value, or an interpolation cannot be resolved.
-    """
-    config = context.config_loader.load_sweep_config(sweep, list(overrides))
-    with open_dict(config):
-        config.hydra.job.id = config.hydra.job.num = number
-    with use_hydra_config(config):
-        with read_write(config.hydra.runtime), open_dict(config.hydra.runtime):
-            config.hydra.runtime.output_dir = str(
-                Path(config.hydra.sweep.dir, str(config.hydra.sweep.subdir)).absolute()
-            )
-        HydraConfig.instance().set_config(config)  # it holds a copy
-        composed = composed_from_hydra(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]))
-        resolved = resolve_config(composed.config)
-        environment = {str(k): str(v) for k, v in config.hydra.job.env_set.items()}
-        typed = read_typed_overrides()
-    return JobRequest(typed, composed, config, resolved, environment)
-
-
 def expand_repeats(request: Sequence[JobRequest]) -> list[tuple[int, JobRequest]]:
     """Repeats the jobs: all of them once, then all of them again, until each has all of its repeats.
 
@@ -126,19 +92,10 @@ def expand_repeats(request: Sequence[JobRequest]) -> list[tuple[int, JobRequest]
     rounds = max((each.repeats for each in request), default=0)
     turns = ((repeat, index) for repeat in range(rounds) for index in range(len(request)))
     return [
-        (index, replace(request[index], repeat=repeat)) for repeat, index in turns if repeat < request[index].repeats
+        (index, replace(request[index], repeat=repeat) if repeat else request[index])
+        for repeat, index in turns
+        if repeat < request[index].repeats
     ]
-
-
-@contextmanager
-def use_hydra_config(config: DictConfig) -> Iterator[None]:
-    """Replaces Hydra's global `HydraConfig` during the block."""
-    before = HydraConfig.instance().cfg
-    HydraConfig.instance().set_config(config)
-    try:
-        yield
-    finally:
-        HydraConfig.instance().cfg = before
 
 
 def find_swept_keys(config: DictConfig) -> list[str]:

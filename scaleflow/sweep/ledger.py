@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from scaleflow.config.parse import flatten, format_value
@@ -22,6 +22,8 @@ IGNORED_KEYS = (
     *("tracking", "checkpoint", "profiler", "sweep", "resume"),
     *("cluster.max_restarts", "cluster.stall_seconds", "cluster.start_seconds", "debug.inline"),
 )
+
+IGNORED_SECTIONS = tuple(f"{key}." for key in IGNORED_KEYS)
 
 #: The most differences that an error names.
 MAX_NAMED = 3
@@ -48,7 +50,7 @@ class Ledger:
     """The jobs of a sweep."""
 
     files: RunFolder  # the folder of the sweep
-    base: dict[str, Any] = field(default_factory=dict)  # the values that all jobs share, by their dotted keys
+    base: dict[str, Any] = field(default_factory=dict)  # the values that all jobs share, with secrets masked
     swept: list[str] = field(default_factory=list)  # the keys and groups that the sweep's commands vary
     entries: list[LedgerEntry] = field(default_factory=list)  # the jobs, in the order of their numbers
 
@@ -70,11 +72,11 @@ class Ledger:
 
     def save(self) -> None:
         """Writes the file atomically."""
-        jobs = [asdict(entry) for entry in self.entries]
-        content = {"base": mask_secrets(self.base), "swept": self.swept, "jobs": jobs}
+        head = json.dumps({"base": self.base, "swept": self.swept}, default=str)
+        jobs = ",\n".join(json.dumps(vars(entry)) for entry in self.entries)  # quick: it is written at each change
         path = self.files.ledger
         partial = path.with_name(f"{path.name}.partial")
-        partial.write_text(json.dumps(content, indent=1, default=str))
+        partial.write_text(f'{head[:-1]}, "jobs": [\n{jobs}\n]}}\n')
         partial.replace(path)
 
     def find_entry(self, identity: str, repeat: int) -> LedgerEntry | None:
@@ -118,7 +120,8 @@ class Ledger:
 
 def list_job_leaves(config: Config) -> dict[str, Any]:
     """Returns the values of a config that decide what a job computes, by their dotted keys."""
-    return {key: value for key, value in flatten(config).items() if not is_under(key, IGNORED_KEYS)}
+    leaves = flatten(config).items()
+    return {key: value for key, value in leaves if key not in IGNORED_KEYS and not key.startswith(IGNORED_SECTIONS)}
 
 
 def compute_identity(config: Config) -> str:
@@ -129,8 +132,12 @@ def compute_identity(config: Config) -> str:
 
 def find_common_leaves(configs: Sequence[Config]) -> dict[str, Any]:
     """Returns the values of `list_job_leaves` that all configs share."""
-    first, *others = [list_job_leaves(config) for config in configs]
-    return {k: v for k, v in first.items() if all(k in other and other[k] == v for other in others)}
+    first, *others = configs
+    common = list_job_leaves(first)
+    for config in others:
+        leaves = list_job_leaves(config)
+        common = {key: value for key, value in common.items() if key in leaves and leaves[key] == value}
+    return common
 
 
 def is_under(key: str, names: Iterable[str]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -18,7 +18,6 @@ from scaleflow.runs import RunFolder
 from scaleflow.runs.event_log import append_event
 from scaleflow.secret_masking import mask_secrets
 from scaleflow.sweep.description import describe_sweep
-from scaleflow.sweep.jobs import JobRequest
 from scaleflow.sweep.ledger import Ledger, is_under
 from scaleflow.sweep.report import Report
 from scaleflow.tracking import make_tracker
@@ -43,13 +42,13 @@ class ParentRun:
     def _emit(self, event: Event) -> None:
         append_event(self._files.events, event)
 
-    def open(self, plan: Plan, config: DictConfig, request: JobRequest) -> None:
+    def open(self, plan: Plan, config: DictConfig, choices: Mapping[str, str]) -> None:
         """Opens the run and starts to record it.
 
         Args:
             plan: the plan of the first job. Its tracking options apply to the sweep.
             config: the config of the command, with Hydra's own part.
-            request: the first job that is ready.
+            choices: the chosen option of each config group, of the first job that is ready.
         """
         tracking = plan.tracking
         size_before = self._files.events.stat().st_size if self._files.events.exists() else 0
@@ -63,7 +62,6 @@ class ParentRun:
         )
         self._flush_seconds = tracking.flush_seconds
         swept = ", ".join(self._ledger.swept)
-        choices = request.composed.choices
         params = {key: value for key, value in choices.items() if not is_under(key, self._ledger.swept)}
         params |= {key: str(value) for key, value in self._ledger.base.items() if key not in params}
         ready = RunReady(

@@ -11,8 +11,6 @@ from scaleflow.sweep.repeats import RepeatedJob
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from scaleflow.sweep.report import Report
-
 #: The most jobs in a plot: more bars and curves are unreadable.
 MAX_JOBS = 40
 #: In characters.
@@ -21,15 +19,24 @@ MAX_LABEL = 48
 Labelled = Sequence[tuple[str, RepeatedJob]]
 
 
-def draw_plots(report: Report, jobs: Labelled, folder: Path) -> list[Path]:
-    """Draws the plots that the jobs have data for, as PNG files in a folder, and returns them. The first 40 ready jobs
-    count.
+def draw_plots(jobs: Labelled, choices: Sequence[str], folder: Path) -> list[Path]:
+    """Draws the plots that the jobs have data for, as PNG files in a folder, and returns them.
+
+    Args:
+        jobs: the jobs with their labels, the best first. The plots of each job show the first 40.
+        choices: the params that vary.
+        folder: the folder of the files.
     """
-    ready = [(label, job) for label, job in jobs if job.is_ready][:MAX_JOBS]
+    ready = [(label, job) for label, job in jobs if job.is_ready]
     if not ready:
         return []
-    figures = {"throughput": plot_throughput(ready), "curves": plot_curves(ready)}
-    figures |= {f"over-{key.replace('/', '-')}": plot_over_key(key, ready) for key in report.choices}
+    by_number = sorted(ready[:MAX_JOBS], key=lambda each: each[1].entry.number)
+    figures = {"throughput": plot_throughput(by_number), "curves": plot_curves(by_number)}
+    figures |= {f"over-{key.replace('/', '-')}": plot_over_key(key, ready) for key in choices}
+    if len(ready) > MAX_JOBS:
+        for figure in (figures["throughput"], figures["curves"]):
+            if figure is not None:
+                figure.suptitle(f"{MAX_JOBS} of {len(ready):,} jobs")
     paths = []
     for name, figure in figures.items():
         if figure is not None:
@@ -80,15 +87,20 @@ def plot_curves(jobs: Labelled) -> Figure | None:
 
 
 def plot_over_key(key: str, jobs: Labelled) -> Figure | None:
-    """Plots the main metric over the values of a swept key: on an axis if all are numbers, otherwise as categories."""
+    """Plots the main metric over the values of a swept key: of all jobs on an axis if the values are numbers, otherwise
+    of the first 40 as categories.
+    """
     metric = choose_main_metric(jobs)
+    if any(parse_number(job.params.get(key, "0")) is None for _, job in jobs):
+        jobs = sorted(jobs[:MAX_JOBS], key=lambda each: each[1].entry.number)
     points = [(job.params[key], job.results[metric]) for _, job in jobs if key in job.params and metric in job.results]
+    numbers = [value for value in (parse_number(value) for value, _ in points) if value is not None]
+    are_numbers = len(numbers) == len(points)
     if len({value for value, _ in points}) < 2:
         return None
     figure = make_figure(6.0, 4.5)
     axes = figure.add_subplot()
-    numbers = [value for value in (parse_number(value) for value, _ in points) if value is not None]
-    if len(numbers) == len(points):
+    if are_numbers:
         axes.plot(numbers, [result for _, result in points], "o")
         if min(numbers) > 0 and max(numbers) >= 50 * min(numbers):
             axes.set_xscale("log")

@@ -56,6 +56,9 @@ HIDDEN_COLUMNS = ("run", "reason", "step ms p50", "step ms p95", "host MB", "dev
 #: The most metrics of a split in the table, and on a terminal.
 MAX_RESULTS, MAX_SHOWN = 4, 2
 
+#: The most jobs on a terminal, and in the description of the sweep's run.
+MAX_ROWS = 50
+
 #: The mark of the best job.
 BEST_MARK = "*"
 
@@ -89,7 +92,7 @@ class Report:
         self._jobs = group_repeats(jobs)
         self._metric = metric
         self._mode = mode
-        ranked = rank_jobs(self._jobs, metric, mode)
+        self._ranked = ranked = rank_jobs(self._jobs, metric, mode)
         has_best = mode is not None and bool(ranked) and ranked[0].score(metric) is not None
         self.best = ranked[0].find_best(metric, mode == "max") if has_best else None
         self._choices = choose_columns([run for _, run in jobs], swept)
@@ -160,9 +163,10 @@ class Report:
         return [folder / name for name in forms]
 
     def draw(self, folder: Path) -> list[Path]:
+        """Draws plots of the jobs as PNG files in a folder, and returns the files."""
         from scaleflow.sweep.plots import draw_plots
 
-        return draw_plots(self, [(make_label(jobs.entry, self._swept), jobs) for jobs in self._jobs], folder)
+        return draw_plots([(make_label(jobs.entry, self._swept), jobs) for jobs in self._ranked], self.choices, folder)
 
     def tags(self) -> Mapping[str, str]:
         """The tags with which MLflow's UI shows the table."""
@@ -186,9 +190,9 @@ class Report:
         notes = [*self._notes(), *(f"THE FIRST LOSSES DIFFER: {line}" for line in self.differences)]
         return "\n".join([format_table(self.cells(self.columns)), "", *notes]) + "\n"
 
-    def cells(self, columns: Sequence[str]) -> list[list[str]]:
-        """Returns the table as text: its head, and a row for each job."""
-        return [list(columns), *([format_cell(row.get(key), key) for key in columns] for row in self.rows)]
+    def cells(self, columns: Sequence[str], most: int | None = None) -> list[list[str]]:
+        """Returns the table as text: its head, and a row for each job, at most the first `most`."""
+        return [list(columns), *([format_cell(row.get(key), key) for key in columns] for row in self.rows[:most])]
 
     def _notes(self) -> list[str]:
         notes = [self.ranking]
@@ -244,9 +248,11 @@ class Report:
         for key in columns:
             is_text = key in TEXT_COLUMNS or key in self._choices
             table.add_column(key, justify="left" if is_text else "right", overflow="fold")
-        for row in self.rows:
+        for row in self.rows[:MAX_ROWS]:
             table.add_row(*(format_cell(row.get(key), key) for key in columns), style=choose_style(row))
         console.print(table)
+        if len(self.rows) > MAX_ROWS:
+            console.print(f"and {len(self.rows) - MAX_ROWS:,} more rows in {MARKDOWN}")
         if self.reason and self._has_replicas and len(self.rows) > 1:
             console.print(f"efficiency: {self.reason}")
         if self.best is None:

@@ -16,19 +16,19 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from scaleflow.config.folders import create_folder, remove_created
 from scaleflow.config.hydra_config import check_folder_writable, mask_sweep_config
-from scaleflow.config.parse import flatten
 from scaleflow.errors import ConfigError
 from scaleflow.events import Event, RunReady
 from scaleflow.formatting import format_duration
@@ -36,20 +36,30 @@ from scaleflow.interfaces import Plan, Status
 from scaleflow.launcher.display import Display, JobDisplay
 from scaleflow.launcher.launch import SweepContext, launch_run
 from scaleflow.launcher.monitor import FAILED, FINISHED, REFUSED
-from scaleflow.launcher.prepare import PreparedRun
 from scaleflow.launcher.recovery import repair_quietly
 from scaleflow.launcher.stop import StopRequest, catch_stop_signals
 from scaleflow.launcher.worker_process import start_fork_server
 from scaleflow.runs import RunFolder, RunState
-from scaleflow.runs.state import RunHistory
+from scaleflow.runs.state import RunHistory, is_finished
 from scaleflow.secret_masking import mask_override, mask_secrets
+from scaleflow.sweep.composer import JobComposer
 from scaleflow.sweep.devices import make_environments
-from scaleflow.sweep.jobs import JobRequest, compose_job, expand_repeats, find_swept_keys
-from scaleflow.sweep.ledger import Ledger, LedgerEntry, compute_identity, find_common_leaves
+from scaleflow.sweep.history import JobHistory
+from scaleflow.sweep.jobs import JobRequest, expand_repeats, find_swept_keys
+from scaleflow.sweep.ledger import Ledger, LedgerEntry, find_common_leaves
 from scaleflow.sweep.parent_run import ParentRun
 from scaleflow.sweep.ranking import choose_mode
 from scaleflow.sweep.report import Report
 from scaleflow.tracking.uri import drop_credentials, is_default_store
+
+#: Statuses after which a job does not change before it runs again.
+ENDED = ("FINISHED", "FAILED", "KILLED", "PRUNED")
+
+#: The most jobs that are each shown in a line before the first job runs.
+MAX_LINES = 10
+
+#: The part of the time that may be spent on reports while jobs run. A report of many jobs takes longer.
+REPORT_SHARE = 0.05
 
 
 class JobStop(StopRequest):
@@ -75,9 +85,10 @@ class JobStop(StopRequest):
 class SweepJob:
     """A job of a sweep."""
 
-    request: JobRequest  # the composed job
+    request: JobRequest  # the job as it was asked for
     entry: LedgerEntry  # the entry in the ledger
-    run: PreparedRun | None = None  # the prepared run; None if the job is finished or refused
+    is_waiting: bool = False  # whether the job is to run: it is neither finished nor refused
+    is_resumed: bool = False  # whether it continues a run that an earlier command began
     is_pruned: bool = False  # whether a sweeper stopped it
     #: The positions in the batch that ask for it; several if the sweeper proposes a config twice
     indices: list[int] = field(default_factory=list)
@@ -113,7 +124,12 @@ class SweepRunner:
         self._ledger_lock = threading.RLock()
         self._stop = StopRequest()
         self._server = ""
+        self._composer = JobComposer(context, config)
+        self._is_started = False
         self._plan: Plan | None = None
+        self._clusters: set[str] = set()
+        self._histories: dict[int, JobHistory] = {}
+        self._next_update = 0.0
         self._jobs: list[SweepJob] = []
         self._options: Mapping[str, Any] = {}
         self.watch: Callable[[Sequence[int], Event], bool] | None = None
@@ -136,18 +152,20 @@ class SweepRunner:
         Returns for each job the last value of `sweep.metric`: the median over repeats (no warm-ups), or NaN if one of
         them did not finish. Raises ConfigError if none of the jobs can run.
         """
-        asked = [compose_job(self._context, self._config, each, i) for i, each in enumerate(overrides)]
+        try:
+            asked = [self._composer.read_request(words, number) for number, words in enumerate(overrides)]
+        except Exception:
+            self._forget_if_new()
+            raise
         turns = expand_repeats(asked)
         jobs = self._check_jobs(turns)
-        waiting = [job for job in jobs if job.run is not None]
+        waiting = [job for job in jobs if job.is_waiting]
         if waiting:
-            self._start([job.run.spec.plan for job in waiting if job.run is not None])
+            self._start()
             self._run(waiting)
         jobs_of = {(each.entry.identity, each.entry.repeat): each for each in self._jobs}
         return [
-            self._return_value(
-                each, [jobs_of[compute_identity(each.config), repeat] for repeat in each.counted_repeats]
-            )
+            self._return_value(each, [jobs_of[each.identity, repeat] for repeat in each.counted_repeats])
             for each in asked
         ]
 
@@ -159,17 +177,19 @@ class SweepRunner:
         """
         requests = [each for _, each in turns]
         options = requests[0].options
-        if self._n_jobs > 1 and any(flatten(each.config).get("debug.inline") for each in requests):
+        if self._n_jobs > 1 and any(each.is_inline for each in requests):
             raise ConfigError(
                 f"hydra.launcher.n_jobs={self._n_jobs}: debug.inline=true runs one job at a time; use "
                 "hydra.launcher.n_jobs=1"
             )
         self._options = options
-        self._ledger.check(
-            find_common_leaves([each.config for each in requests]), self._swept, options.get("on_change") == "new"
-        )
+        common = find_common_leaves([each.config for each in requests])
+        references = frozenset().union(*(each.references for each in requests))  # they follow from other keys
+        base = {key: value for key, value in common.items() if key not in references}
+        self._ledger.check(base, self._swept, options.get("on_change") == "new")
         jobs = self._new_jobs(turns)
         refusals = [refusal for refusal in (self._check(job) for job in jobs) if refusal is not None]
+        self._show_ended([job.entry for job in jobs if job.is_finished])
         if refusals and len(refusals) == len(jobs):
             self._forget_if_new()
             raise refusals[0]
@@ -194,38 +214,51 @@ class SweepRunner:
 
     def _find_job(self, request: JobRequest) -> SweepJob:
         """Returns a job with its entry in the ledger, which is added if there is none."""
-        identity = compute_identity(request.config)
-        entry = self._ledger.find_entry(identity, request.repeat)
+        entry = self._ledger.find_entry(request.identity, request.repeat)
         if entry is None:
             number = self._ledger.next_number
             overrides = [mask_override(override) for override in request.overrides]
-            entry = self._ledger.add_entry(identity, overrides, self._subfolder(request, number), request.repeat)
+            folder = self._subfolder(request, number)
+            entry = self._ledger.add_entry(request.identity, overrides, folder, request.repeat)
         entry.warms_up = request.turn == "warm-up"
         return SweepJob(request, entry)
 
     def _subfolder(self, request: JobRequest, number: int) -> str:
         """Returns the job's folder as `hydra.sweep.subdir` gives it, relative to the sweep's folder and made unique."""
-        if request.hydra.hydra.job.num != number:  # the folder's name may contain it
-            request = compose_job(self._context, self._config, request.overrides, number)
-        name = os.path.relpath(request.composed.folder, self._folder)
+        name = os.path.relpath(self._composer.name_folder(request, number), self._folder)
         used_names = {entry.folder for entry in self._ledger.entries}
         return name if name not in used_names else f"{name}-{number}"
 
     def _check(self, job: SweepJob) -> ConfigError | None:
-        """Prepares a job, unless it has finished. Returns the error if it cannot run."""
+        """Checks a job, unless it has finished. Returns the error if it cannot run.
+
+        A job is prepared again just before it runs: the runs of a thousand jobs would take much memory.
+        """
         folder = self._folder / job.entry.folder
+        if job.is_finished and (job.entry.status == "PRUNED" or is_finished(folder)):
+            return None
         state = RunState.read(folder)
+        if state.status == "FINISHED":
+            job.entry.status = "FINISHED"
+            return None
         try:
-            if state.status == "FINISHED" or job.entry.status == "PRUNED":
-                job.entry.status = "FINISHED" if state.status == "FINISHED" else "PRUNED"
-                JobDisplay(sys.stdout, job.entry.number).print_line(f"is already {job.entry.status}")
-            else:
-                job.run = job.request.prepare(folder, is_resumed=state.is_ready)
+            plan = self._composer.prepare(job.request, folder, state.is_ready).spec.plan
         except ConfigError as refusal:
             job.entry.status, job.entry.reason = "REFUSED", str(mask_secrets(str(refusal)))
             JobDisplay(sys.stdout, job.entry.number).print_error(job.entry.reason)
             return refusal
+        job.is_waiting, job.is_resumed = True, state.is_ready
+        self._plan = self._plan or plan
+        self._clusters.add(plan.cluster.name)
         return None
+
+    def _show_ended(self, entries: Sequence[LedgerEntry]) -> None:
+        for entry in entries[:MAX_LINES]:
+            JobDisplay(sys.stdout, entry.number).print_line(f"is already {entry.status}")
+        if len(entries) > MAX_LINES:
+            statuses = Counter(entry.status for entry in entries[MAX_LINES:])
+            counts = ", ".join(f"{count:,} more are already {status}" for status, count in statuses.items())
+            Display(sys.stdout).print_line(counts)
 
     def _forget_if_new(self) -> None:
         """Removes the files of a new sweep if none of its jobs can run."""
@@ -254,10 +287,7 @@ class SweepRunner:
         environment = slots.get()
         try:
             self._record_status(job, "RUNNING")
-            assert job.run is not None
-            is_elsewhere = job.run.spec.plan.cluster.name == "ray"  # it shares this machine with no other job
-            variables = {} if is_elsewhere else environment
-            code = self._launch_job(job, {**job.request.environment, **variables})
+            code = self._launch_job(job, environment)
             state = RunState.read(self._folder / job.entry.folder)
             status: str = "REFUSED" if code == REFUSED else state.status or "FAILED"
             if job.is_pruned and status == "KILLED":
@@ -266,10 +296,10 @@ class SweepRunner:
         finally:
             slots.put(environment)
 
-    def _launch_job(self, job: SweepJob, environment: dict[str, str]) -> int:
-        assert job.run is not None
+    def _launch_job(self, job: SweepJob, portion: Mapping[str, str]) -> int:
+        """Runs a job with a portion of this machine. Returns the exit code of its command."""
         stop, number = JobStop(self._stop), job.entry.number
-        is_inline = job.run.spec.plan.debug.inline
+        is_inline = job.request.is_inline
         display = Display(sys.stdout, breaks_silence=False) if is_inline else JobDisplay(sys.stdout, number)
         turn = f" ({job.request.turn})" if job.request.turn else ""
         display.print_line((" ".join(job.request.describe(self._ledger.swept)) or "without overrides") + turn)
@@ -285,12 +315,19 @@ class SweepRunner:
             job.entry.reason = str(mask_secrets(reason))
             display.print_error(job.entry.reason)
 
-        create_folder(job.run.spec.folder)
+        folder = self._folder / job.entry.folder
         label = job.request.label(self._ledger.swept)
-        context = SweepContext(self._folder, label, environment, self._server, display, stop, on_event)
-        run = replace(job.run, spec=replace(job.run.spec, started=time.time()))
         try:
-            return launch_run(run, context, refuse)
+            run = self._composer.prepare(job.request, folder, job.is_resumed)
+            is_elsewhere = run.spec.plan.cluster.name == "ray"  # it shares this machine with no other job
+            environment = {**job.request.environment, **({} if is_elsewhere else portion)}
+            create_folder(folder)
+            return launch_run(
+                run, SweepContext(self._folder, label, environment, self._server, display, stop, on_event), refuse
+            )
+        except ConfigError as refusal:  # what the job needs is gone since it was checked
+            refuse(str(refusal))
+            return REFUSED
         except Exception:  # the other jobs continue
             display.print_error(str(mask_secrets(traceback.format_exc())))
             return FAILED
@@ -298,28 +335,37 @@ class SweepRunner:
     def _record_status(self, job: SweepJob, status: str, reason: str = "") -> None:
         with self._ledger_lock:
             job.entry.status, job.entry.reason = status, reason or (job.entry.reason if status == "REFUSED" else "")
+            self._histories.pop(job.entry.number, None)
             self._ledger.save()
-            if status != "RUNNING" and self._parent.is_open:
+            if status != "RUNNING" and self._parent.is_open and time.monotonic() >= self._next_update:
+                began = time.monotonic()
                 self._parent.update(self._make_report(self._ledger.entries))
+                self._next_update = time.monotonic() + (time.monotonic() - began) / REPORT_SHARE
 
     def _return_value(self, request: JobRequest, repeats: Sequence[SweepJob]) -> JobReturn:
-        states = [RunState.read(self._folder / each.entry.folder) for each in repeats]
+        states = [self._read_history(each.entry) for each in repeats]
         name = request.options.get("metric") or "val/loss"
         values = [each.metrics.get(name, math.nan) if each.status == "FINISHED" else math.nan for each in states]
-        job_return = JobReturn()
-        job_return.overrides = request.overrides
-        job_return.cfg, job_return.hydra_cfg = request.composed.config, OmegaConf.masked_copy(request.hydra, ["hydra"])
-        job_return.working_dir, job_return.task_name = str(Path.cwd()), "scaleflow"
+        job_return = JobReturn(request.overrides, working_dir=str(Path.cwd()), task_name="scaleflow")
         job_return.return_value = math.nan if any(map(math.isnan, values)) else statistics.median(values)
         job_return.status = JobStatus.COMPLETED
         return job_return
 
-    def _start(self, plans: Sequence[Plan]) -> None:
+    def _read_history(self, entry: LedgerEntry) -> JobHistory:
+        """Reads the run of a job, once if it has ended."""
+        if entry.number in self._histories:
+            return self._histories[entry.number]
+        history = JobHistory.read(self._folder / entry.folder)
+        if entry.status in ENDED:
+            self._histories[entry.number] = history
+        return history
+
+    def _start(self) -> None:
         """Starts what all jobs share: the handling of signals, and the fork server if jobs run on this machine."""
-        if self._plan is None:
-            self._plan = plans[0]
+        if not self._is_started:
+            self._is_started = True
             self._stop = self._resources.enter_context(catch_stop_signals())
-        if not self._server and not all(plan.cluster.name == "ray" for plan in plans):
+        if not self._server and self._clusters != {"ray"}:
             self._server = self._resources.enter_context(start_fork_server())
 
     def _open_parent(self, job: SweepJob) -> None:
@@ -327,10 +373,10 @@ class SweepRunner:
         assert self._plan is not None
         with self._ledger_lock:
             if not self._parent.is_open:
-                self._parent.open(self._plan, self._config, job.request)
+                self._parent.open(self._plan, self._config, self._composer.read_choices(job.request))
 
     def _make_report(self, entries: Sequence[LedgerEntry]) -> Report:
-        jobs = [(entry, RunHistory.read(self._folder / entry.folder)) for entry in entries]
+        jobs = [(entry, self._read_history(entry)) for entry in entries]
         metric = str(self._options.get("metric") or "val/loss")
         typed, direction = str(self._options.get("mode")), self._config.hydra.sweeper.get("direction")
         mode = choose_mode(metric, typed, direction, [run for _, run in jobs])
@@ -358,7 +404,7 @@ class SweepRunner:
             is_recorded = self._repair_parent()
         self._show_best(report)
         if is_recorded:  # the store answers: send what earlier commands could not record
-            finished = [job for job in self._jobs if job.run is None and job.is_finished]
+            finished = [job for job in self._jobs if not job.is_waiting and job.is_finished]
             all(repair_quietly(self._folder / job.entry.folder) for job in finished)
         return self._exit_code(report)
 

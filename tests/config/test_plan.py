@@ -153,6 +153,11 @@ PROCESSES = {
         "strategy=multi_worker",
         "cluster.servers=2",
     ): "cluster.servers=2 with strategy=multi_worker: this strategy has no",
+    (
+        "strategy=multi_worker",
+        "cluster.workers=65",
+    ): "cluster.workers=65 with cluster=local: one machine runs at most 64 workers; use cluster=ray",
+    ("strategy=multi_worker", "cluster=ray", "cluster.workers=4097"): "expected an integer, at least 1, at most 4096",
     (SERVED, "hardware.logical_devices=2"): "each worker is one replica on one device; use more",
     (SERVED, "debug=inline"): f"debug.inline=true with {SERVED}: each worker needs its own process",
     (SERVED, "cluster.servers=0"): "cluster.servers=0: expected an integer, at least 1",
@@ -176,6 +181,18 @@ def test_what_a_strategys_processes_cannot_do_is_refused(
     refused: Callable[..., str], overrides: tuple[str, ...]
 ) -> None:
     assert PROCESSES[overrides] in refused(*overrides)
+
+
+def test_a_cluster_may_have_thousands_of_workers(compose: Compose) -> None:
+    words = (
+        "tracking=none",
+        "strategy=multi_worker",
+        "cluster=ray",
+        "cluster.workers=4096",
+        "cluster.min_workers=4000",
+    )
+    made = make_plan(compose(*words), {"strategy": "multi_worker", "cluster": "ray"}, look_outside=False)
+    assert (made.cluster.workers, made.cluster.min_workers) == (4096, 4000)
 
 
 @pytest.mark.parametrize(

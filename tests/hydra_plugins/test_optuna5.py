@@ -14,9 +14,11 @@ from hydra.errors import HydraException
 from hydra.test_utils.test_utils import TSweepRunner
 from omegaconf import DictConfig
 
+from hydra_plugins.scaleflow import optuna5
 from scaleflow.cli import main
 from scaleflow.launcher.worker_process import SERVER_ENV
 from scaleflow.sweep import runner as runner_module
+from tests.conftest import Command
 from tests.sweep.fake_runs import FakeLaunch
 
 optuna = pytest.importorskip("optuna")
@@ -72,18 +74,6 @@ def test_it_finds_what_is_best(hydra_sweep_runner: TSweepRunner, tmp_path: Path)
     best = search(hydra_sweep_runner, bowl, tmp_path, *words)
     assert best["best_params"]["foo"] == pytest.approx(3, abs=1)
     assert len(study(tmp_path).trials) == 25
-
-
-def test_a_search_goes_on_with_what_was_left(hydra_sweep_runner: TSweepRunner, tmp_path: Path) -> None:
-    words = ("foo=choice(1,2,3,4)", "bar=range(0,10,5)")
-    search(hydra_sweep_runner, bowl, tmp_path, *words, "hydra.sweeper.n_trials=2")
-    interrupted = study(tmp_path).ask(dict(study(tmp_path).trials[0].distributions))
-    search(hydra_sweep_runner, bowl, tmp_path, *words, "hydra.sweeper.n_trials=4")
-    trials = study(tmp_path).trials
-    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 4
-    assert trials[2].number == interrupted.number
-    assert trials[2].value == (trials[2].params["foo"] - 3) ** 2
-    assert {trial.params["bar"] for trial in trials} <= {0, 5}
 
 
 def test_a_job_that_tells_nothing_is_a_trial_that_failed(hydra_sweep_runner: TSweepRunner, tmp_path: Path) -> None:
@@ -170,3 +160,104 @@ def test_the_search_and_the_report_agree_on_what_is_better(
     assert study(tmp_path / "s").best_value == best
     rows = list(csv.DictReader((tmp_path / "s" / "report.csv").read_text().splitlines()))
     assert [row["seed"] for row in rows] == [str(best), str(3 - best)]
+
+
+def test_a_search_goes_on_with_what_was_left(tmp_path: Path, ours: Any) -> None:
+    words = ("seed=choice(1,2,3,4)", "training.epochs=range(1,9,4)")
+    assert ours(FakeLaunch(), *words, "hydra.sweeper.n_trials=2") == 0
+    interrupted = study(tmp_path / "s").ask(dict(study(tmp_path / "s").trials[0].distributions))
+    fake = FakeLaunch()
+    assert ours(fake, *words, "hydra.sweeper.n_trials=4") == 0
+    trials = study(tmp_path / "s").trials
+    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 4
+    assert trials[2].number == interrupted.number
+    assert trials[2].value == 1 / interrupted.params["training.epochs"]
+    assert {trial.params["training.epochs"] for trial in trials} <= {1, 5}
+
+
+@pytest.mark.parametrize("kind", ["sqlite:///", "journal:"])
+def test_commands_that_share_a_study_leave_each_other_their_trials(
+    tmp_path: Path, ours: Any, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shared = f"{kind}{tmp_path / 'shared'}"
+    words = ("seed=int(interval(1,1000000))", "hydra.sweeper.sampler=random", f"hydra.sweeper.storage='{shared}'")
+
+    def search(folder: str, count: int) -> list[Any]:
+        fake = FakeLaunch(measured=lambda plan: {"val/loss": float(plan.seed)})
+        assert ours(fake, *words, f"hydra.sweep.dir={folder}", f"hydra.sweeper.n_trials={count}") == 0
+        return fake.plans
+
+    assert len(search("a", 2)) == 2
+    other = optuna.load_study(study_name="sweep", storage=optuna5.open_storage(shared))
+    elsewhere = other.ask({"seed": optuna.distributions.IntDistribution(1, 1000000)})
+    assert len(search("b", 4)) == 1  # the third one is still run by another command
+    trials = other.get_trials()
+    assert [trial.state.name for trial in trials] == ["COMPLETE", "COMPLETE", "RUNNING", "COMPLETE"]
+    assert len({trial.params["seed"] for trial in trials}) == 4  # though the commands have the same seed
+    assert "best of 3" in (output := capsys.readouterr().out)
+    assert "1 of other commands still run" in output
+    other.tell(elsewhere, 0.5)
+    assert search("a", 4) == []
+    assert "best of 4: 0.5" in capsys.readouterr().out
+    rows = list(csv.DictReader((tmp_path / "a" / "trials.csv").read_text().splitlines()))
+    assert [row["state"] for row in rows] == ["COMPLETE"] * 4
+    assert [row["seed"] for row in rows] == [str(trial.params["seed"]) for trial in trials]
+    assert [row["sweep"].rpartition(":")[2] for row in rows] == [str(tmp_path / name) for name in "aa"] + [
+        "",
+        str(tmp_path / "b"),
+    ]
+
+
+def test_a_command_runs_the_trials_again_that_it_left_in_a_shared_study(tmp_path: Path, ours: Any) -> None:
+    words = ("seed=int(interval(1,1000000))", f"hydra.sweeper.storage=sqlite:///{tmp_path}/shared.db")
+    ours(FakeLaunch(), *words, "hydra.sweeper.n_trials=1")
+    shared = optuna.load_study(study_name="sweep", storage=f"sqlite:///{tmp_path}/shared.db")
+    killed = shared.ask({"seed": optuna.distributions.IntDistribution(1, 1000000)})
+    killed.set_user_attr(optuna5.OWNER, shared.trials[0].user_attrs[optuna5.OWNER])
+    fake = FakeLaunch()
+    assert ours(fake, *words, "hydra.sweeper.n_trials=3") == 0
+    assert [plan.seed for plan in fake.plans] == [trial.params["seed"] for trial in shared.trials[1:]]
+    assert fake.plans[0].seed == killed.params["seed"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("hydra.sweeper.storage=sqlite:////nowhere/at/all.db",), "hydra.sweeper.storage=sqlite:////nowhere/at/all.db"),
+        (("hydra.sweeper.storage=sheet://x",), "hydra.sweeper.storage=sheet://x: can't be opened"),
+        (("sweep.mode=max",), "hydra.sweeper.study_name=sweep: this study is there to minimize"),
+    ],
+)
+def test_a_storage_that_does_not_fit_is_refused(
+    ours: Any, words: Sequence[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    search = ("seed=1,2", "hydra.sweeper.n_trials=1")
+    assert ours(FakeLaunch(), *search) == 0
+    assert ours(FakeLaunch(), *search, *words) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sqlite:///", "journal:"])
+def test_two_commands_at_once_share_one_study(command: Command, kind: str) -> None:
+    """As two machines do: each runs its own jobs, and both know all results in the end."""
+    small = ("dataset=synthetic", "dataset.shape=[16]", "dataset.examples=64", "dataset.validation=null")
+    words = ("-m", "hydra/sweeper=optuna5", *small, "training.max_steps=3", "tracking=none", "sweep.metric=test/loss")
+    shared = f"{kind}{command.folder / 'shared'}"
+    words += ("seed=int(interval(0,1000000))", f"hydra.sweeper.storage='{shared}'", "hydra.sweeper.n_trials=8")
+    sweeps = [command.start(*words, f"hydra.sweep.dir={name}") for name in "ab"]
+    outputs = [sweep.communicate(timeout=200) for sweep in sweeps]
+    assert [sweep.returncode for sweep in sweeps] == [0, 0], outputs
+    both = optuna.load_study(study_name="sweep", storage=optuna5.open_storage(shared))
+    assert {trial.state.name for trial in both.trials} == {"COMPLETE"}
+    assert 8 <= len(both.trials) <= 9  # one more if both proposed the last one at the same moment
+    ran = [json.loads((command.folder / name / "sweep.json").read_text())["jobs"] for name in "ab"]
+    assert all(ran)
+    asked = sorted(job["overrides"][-1] for jobs in ran for job in jobs)
+    assert asked == sorted(f"seed={trial.params['seed']}" for trial in both.trials)  # none twice
+    for name in "ab":
+        again = command(*words, f"hydra.sweep.dir={name}")
+        assert f"best of {len(both.trials)}: " in again.stdout, again.stderr
+        assert f"with seed={both.best_params['seed']}" in again.stdout
+        rows = list(csv.DictReader((command.folder / name / "trials.csv").read_text().splitlines()))
+        assert [float(row["value"]) for row in rows] == [trial.value for trial in both.trials]

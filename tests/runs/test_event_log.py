@@ -6,8 +6,17 @@ from typing import Any
 
 import pytest
 
-from scaleflow.events import Event, MetricsLogged, Note, RunReady, Waiting, parse_event, to_fields
-from scaleflow.runs.event_log import DeduplicatingEmitter, EventReader, EventWriter, append_event
+from scaleflow.events import Event, MetricsLogged, Note, RunEnded, RunReady, Waiting, parse_event, to_fields
+from scaleflow.runs import RunFolder
+from scaleflow.runs.event_log import (
+    TAIL_BYTES,
+    DeduplicatingEmitter,
+    EventReader,
+    EventWriter,
+    append_event,
+    read_last_event,
+)
+from scaleflow.runs.state import is_finished
 
 
 @pytest.fixture
@@ -211,3 +220,31 @@ def test_points_that_were_reported_before_are_left_out(path: Path) -> None:
     points = [(event.step, dict(event.values)) for event in events if isinstance(event, MetricsLogged)]
     assert points == [(5, {"val/loss": 2.0}), (5, {}), (6, {"train/loss": 2.0}), (7, {"test/loss": 2.0}), (9, {})]
     assert [event.text for event in events if isinstance(event, Note)] == ["as it is"]
+
+
+def test_the_last_event_is_read_from_the_end_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    assert read_last_event(path) is None
+    path.touch()
+    assert read_last_event(path) is None
+    for step in range(500):  # far more than the end that is read
+        append_event(path, MetricsLogged(step, {"train/loss": 1.0}, time=5))
+    assert path.stat().st_size > 2 * TAIL_BYTES
+    assert read_last_event(path) == MetricsLogged(499, {"train/loss": 1.0}, time=5)
+    append_event(path, RunEnded("FINISHED", time=6))
+    assert read_last_event(path) == RunEnded("FINISHED", time=6)
+    with path.open("a") as file:
+        file.write('{"event": "metr')  # its writer died
+    assert read_last_event(path) is None
+
+
+def test_only_a_run_that_ended_last_is_finished(tmp_path: Path) -> None:
+    events = RunFolder(tmp_path).events
+    assert not is_finished(tmp_path)
+    for event, expected in (
+        (RunEnded("KILLED"), False),
+        (RunEnded("FINISHED"), True),
+        (RunReady("longer", resumed=3), False),
+    ):
+        append_event(events, event)
+        assert is_finished(tmp_path) is expected

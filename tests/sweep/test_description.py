@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,13 +71,31 @@ hydra.sweep.dir={folder}
     )
 
 
-def test_rows_that_mlflow_does_not_take_are_left_out(folder: Path) -> None:
-    text = describe_sweep(Report([job(number) for number in range(300)], ["seed"]), folder)
-    assert 7900 < len(text) <= 8000
+def test_the_best_fifty_jobs_are_shown(folder: Path) -> None:
+    report = Report([job(number) for number in range(1060)], ["seed"])
+    text = describe_sweep(report, folder)
     rows = [line for line in text.splitlines() if "FINISHED" in line]
+    assert [int(row.split(" | ")[1].removesuffix("&emsp;")) for row in rows] == [*range(50)]
+    assert "\n1,010 more rows are in report.md.\n" in text
+    assert text.endswith(f"hydra.sweep.dir={folder}\n```")
+    shown = io.StringIO()
+    report.show(shown)
+    assert shown.getvalue().count("FINISHED") == 50
+    assert "and 1,010 more rows in report.md" in shown.getvalue()
+    assert report.markdown().count("FINISHED") == report.csv().count("FINISHED") == 1060
+
+
+def test_rows_that_mlflow_does_not_take_are_left_out(folder: Path) -> None:
+    jobs = [job(number) for number in range(300)]
+    for entry, run in jobs:
+        assert run.ready is not None
+        run.ready = replace(run.ready, params={**run.params, "seed": f"{entry.number} {'long ' * 50}"})
+    text = describe_sweep(Report(jobs, ["seed"]), folder)
+    assert 7500 < len(text) <= 8000
+    rows = [line for line in text.splitlines() if "FINISHED" in line]
+    assert 10 < len(rows) < 50
     assert f"\n{300 - len(rows)} more rows are in report.md.\n" in text
     assert rows[-1].split(" | ")[1].startswith(str(len(rows) - 1))
-    assert text.endswith(f"hydra.sweep.dir={folder}\n```")
 
 
 def test_many_long_reasons_leave_room_for_the_table(folder: Path) -> None:

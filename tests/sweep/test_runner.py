@@ -15,13 +15,17 @@ import pytest
 
 from scaleflow.cli import main
 from scaleflow.cluster.gpus import CUDA_DEVICES, GROWTH, share
-from scaleflow.events import RunReady
+from scaleflow.errors import ConfigError
+from scaleflow.events import EpochEnded, MetricsLogged, RunEnded, RunReady
 from scaleflow.interfaces import Plan
+from scaleflow.launcher import recovery
 from scaleflow.launcher.worker_process import SERVER_ENV
-from scaleflow.runs import RunFolder
+from scaleflow.runs import EventWriter, RunFolder
 from scaleflow.runs.state import RunHistory
 from scaleflow.sweep import runner
+from scaleflow.sweep.composer import JobComposer
 from scaleflow.sweep.devices import make_environments
+from scaleflow.sweep.history import JobHistory
 from scaleflow.sweep.jobs import abbreviate_override
 from scaleflow.sweep.ledger import Ledger
 from scaleflow.sweep.ranking import choose_mode
@@ -552,3 +556,93 @@ def test_a_warm_up_that_fails_does_not_count(folder: Path, monkeypatch: pytest.M
     words = ("training.epochs=1", "sweep.repeat=2", "sweep.warm_up=1")
     sweep(monkeypatch, *words, statuses=ends, measured=lambda plan: {"val/loss": next(losses)})
     assert [job.return_value for job in returned] == [2.0]
+
+
+def test_recognised_jobs_are_neither_prepared_nor_looked_up(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep(monkeypatch, "training.epochs=range(1,16)")
+    for number in range(15):
+        RunFolder(folder / "s" / str(number)).write_record({"run_id": None})
+    calls: list[str] = []
+
+    def count(owner: Any, name: str) -> None:
+        called = getattr(owner, name)
+
+        def spy(*args: Any, **kwargs: Any) -> Any:
+            calls.append(name)
+            return called(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, spy)
+
+    capsys.readouterr()
+    count(JobComposer, "prepare")
+    count(recovery, "repair")
+    count(JobHistory, "read")
+    again = sweep(monkeypatch, "training.epochs=range(1,17)")
+    assert [plan.training.epochs for plan in again.plans] == [16]
+    assert calls.count("prepare") == 2  # the new job: when it is checked, and when it runs
+    assert "repair" not in calls
+    assert calls.count("read") <= 17  # each job once, and the new one also while it ran
+    output = capsys.readouterr().out
+    assert output.count("is already FINISHED") == 10
+    assert "5 more are already FINISHED" in output
+
+
+def test_a_job_whose_folder_is_gone_runs_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep(monkeypatch, "training.epochs=1,2")
+    shutil.rmtree(folder / "s" / "1")
+    assert [plan.training.epochs for plan in sweep(monkeypatch, "training.epochs=1,2").plans] == [2]
+
+
+def test_the_report_is_not_written_anew_after_each_of_many_jobs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    updates: list[int] = []
+    update = runner.ParentRun.update
+
+    def spy(parent: runner.ParentRun, report: Any) -> None:
+        updates.append(sum(row["status"] == "FINISHED" for row in report.rows))
+        update(parent, report)
+
+    monkeypatch.setattr(runner.ParentRun, "update", spy)
+    monkeypatch.setattr(runner, "REPORT_SHARE", 1e-9)
+    sweep(monkeypatch, "training.epochs=1,2,3,4,5")
+    assert updates == [1, 5]
+
+
+def test_a_job_that_cannot_be_prepared_any_more_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare, calls = JobComposer.prepare, iter(range(9))
+
+    def fail_at_fourth(*args: Any) -> Any:
+        if next(calls) == 3:
+            raise ConfigError("the port is in use now")
+        return prepare(*args)
+
+    monkeypatch.setattr(JobComposer, "prepare", fail_at_fourth)
+    fake = sweep(monkeypatch, "training.epochs=1,2")
+    assert fake.code == 1  # type: ignore[attr-defined]
+    entries = Ledger.load(RunFolder(folder / "s")).entries
+    assert [(entry.status, entry.reason) for entry in entries] == [
+        ("FINISHED", ""),
+        ("REFUSED", "the port is in use now"),
+    ]
+
+
+def test_what_a_sweep_keeps_of_a_job_does_not_grow_with_its_run(tmp_path: Path) -> None:
+    write = EventWriter(RunFolder(tmp_path).events)
+    write(RunReady("run", params={"seed": "1"}))
+    for step in range(1, 5001):
+        write(MetricsLogged(step, {"train/loss": 1 / step, "train/accuracy": 0.5}))
+        if step % 500 == 0:
+            write(EpochEnded(step // 500, 10, step, {}))
+            write(MetricsLogged(step, {"perf/examples_per_second": float(step)}))
+    write(RunEnded("FINISHED"))
+    write.close()
+    kept, whole = JobHistory.read(tmp_path), RunHistory.read(tmp_path)
+    assert kept.metrics == whole.metrics
+    assert (kept.rate, kept.results, kept.status) == (whole.rate, whole.results, "FINISHED")
+    assert kept.curves.keys() == {"train/loss", "perf/examples_per_second"}
+    points = kept.curves["train/loss"]
+    assert points[:500] == whole.curves["train/loss"][:500]  # the first epoch, for the comparison of losses
+    assert len(points) < 500 + 400
+    assert {*points} <= {*whole.curves["train/loss"]}
+    assert points[-1][0] > 4900

@@ -1,0 +1,243 @@
+"""Composes the configs of a sweep's jobs, without reading the config files again for each of them."""
+
+from __future__ import annotations
+
+import functools
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.types import Override
+from hydra.types import HydraContext
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
+
+from scaleflow.config.compose import HYDRA_LOCK, resolve_config
+from scaleflow.config.hydra_config import composed_from_hydra, read_typed_overrides
+from scaleflow.config.hydra_errors import override_key, parse_overrides
+from scaleflow.config.parse import flatten
+from scaleflow.errors import ConfigError
+from scaleflow.launcher.prepare import PreparedRun, RunCommand, prepare_run
+from scaleflow.secret_masking import find_secrets, remember_secrets
+from scaleflow.sweep.jobs import JobRequest
+from scaleflow.sweep.ledger import IGNORED_KEYS, is_under
+
+#: The most composed configs that are kept. Each takes about a megabyte.
+MAX_TEMPLATES = 32
+
+#: A reference to another key, and not to an environment variable.
+REFERENCE = re.compile(r"\$\{[^}:]*\}")
+
+#: A reference to the text that Hydra makes of all overrides of a job.
+OVERRIDE_DIRNAME = re.compile(r"override_dirname\s*}")
+
+
+@dataclass(frozen=True)
+class Template:
+    """What Hydra composed from some overrides, for all jobs that have these."""
+
+    config: DictConfig  # the composed config with Hydra's own part; each job changes it and restores it
+    plain: Mapping[str, Any]  # the config without Hydra's part, as plain containers with the interpolations
+    references: frozenset[str]  # the keys whose values refer to other keys
+    names_overrides: bool  # whether an interpolation needs the text of all overrides
+
+
+class JobComposer:
+    """Composes the jobs of a command with the config `sweep`.
+
+    Hydra takes 0.1 s for a job, because it reads the files of all config groups. So Hydra composes once for each
+    combination of options, and the composer sets the values of other keys in its result. It leaves to Hydra what may
+    mean more than a value: `+key`, `~key`, config groups, and keys of `hydra`.
+    """
+
+    def __init__(self, context: HydraContext, sweep: DictConfig) -> None:
+        self._loader = context.config_loader
+        self._sweep = sweep
+        self._load_template = functools.lru_cache(MAX_TEMPLATES)(self._make_template)
+        self._parse = functools.lru_cache(4096)(parse_word)
+        self._sections: dict[str, Any] = {}
+
+    @functools.cached_property
+    def _groups(self) -> frozenset[str]:
+        """The config groups, also those of folders that the command adds."""
+        name, overrides = self._sweep.hydra.job.config_name, list(self._sweep.hydra.overrides.hydra)
+        return frozenset(self._loader.get_group_options("", ObjectType.GROUP, name, overrides))
+
+    def read_request(self, words: Sequence[str], number: int) -> JobRequest:
+        """Composes a job. `words` are its overrides, `number` is its `hydra.job.num`.
+
+        Raises ConfigError if a key has no value, or an interpolation cannot be resolved.
+        """
+        with self._compose(words, number) as (config, template):
+            resolved = resolve_sections(config, template.plain)
+            environment = {str(k): str(v) for k, v in config.hydra.job.env_set.items()}
+            overrides = read_typed_overrides()
+        shared = {key: self._share_section(key, value) for key, value in resolved.items()}
+        typed = (override_key(word) for word in words if REFERENCE.search(word))
+        return JobRequest(tuple(words), overrides, number, shared, environment, template.references.union(typed))
+
+    def _share_section(self, key: str, section: Any) -> Any:
+        """Returns the section of an earlier job if it is equal."""
+        first = self._sections.setdefault(key, section)
+        return first if repr(first) == repr(section) else section  # 1, 1.0 and true are equal, and different jobs
+
+    def name_folder(self, request: JobRequest, number: int) -> Path:
+        """Returns the folder in which Hydra would run a job as the one with this `hydra.job.num`."""
+        with self._compose(request.words, number) as (config, _):
+            return Path(config.hydra.runtime.output_dir)
+
+    def read_choices(self, request: JobRequest) -> dict[str, str]:
+        """Returns the chosen option of each config group of a job."""
+        with self._compose(request.words, request.number) as (config, _):
+            return composed_from_hydra(drop_hydra(config)).choices
+
+    def prepare(self, request: JobRequest, folder: Path, is_resumed: bool) -> PreparedRun:
+        """Checks a job and prepares its run in a folder, which has a run that continues if `is_resumed`.
+
+        Raises ConfigError, naming the key, the value and what would work.
+        """
+        if (resume := request.config.get("resume")) is not None:
+            raise ConfigError(
+                f"resume={resume}: continues a single run, and this is a sweep; remove -m, or continue a sweep by "
+                "repeating its command with hydra.sweep.dir=FOLDER"
+            )
+        with self._compose(request.words, request.number) as (config, _):
+            composed = replace(composed_from_hydra(drop_hydra(config)), folder=folder)
+            if not is_resumed:
+                return prepare_run(RunCommand(composed, request.overrides, time.time()))
+            changes = [override for override in request.overrides if is_under(override_key(override), IGNORED_KEYS)]
+            return prepare_run(RunCommand(composed, changes, time.time(), resume=str(folder)))
+
+    @contextmanager
+    def _compose(self, words: Sequence[str], number: int) -> Iterator[tuple[DictConfig, Template]]:
+        """Yields the config of a job with Hydra's own part, valid during the block, and its template. One thread at a
+        time can be in a block.
+        """
+        with HYDRA_LOCK:
+            parsed = [self._parse(word) for word in words]
+            values = self._select_values(parsed)
+            template = self._load_template(
+                tuple(str(each.input_line) for each in parsed if each.key_or_group not in values)
+            )
+            before = find_values(template.plain, values)
+            is_named = template.names_overrides or any(OVERRIDE_DIRNAME.search(word) for word in words)
+            if before is None or (values and is_named) or not try_values(template.config, values, before):
+                before, template = {}, self._load_template(tuple(words))  # Hydra explains what is wrong
+            try:
+                with use_hydra_config(template.config):
+                    overrides = [str(each.input_line) for each in parsed if not each.is_hydra_override()]
+                    set_job(template.config, overrides, number)
+                    yield template.config, template
+            finally:
+                set_values(template.config, before)
+
+    def _select_values(self, overrides: Sequence[Override]) -> dict[str, Any]:
+        """Returns the values of the keys that some overrides only set. An override that adds or removes the same key
+        leaves it to Hydra, and so does one that sets it twice.
+        """
+        keys = [str(each.key_or_group) for each in overrides]
+        chosen = {key for key, each in zip(keys, overrides, strict=True) if self._is_value(each)}
+        others = [key for key in keys if key not in chosen and key not in self._groups]
+        others += [key for key in keys if keys.count(key) > 1]
+        others += [str(each.key_or_group) for each in overrides if isinstance(each.value(), dict)]
+        return {
+            key: each.value()
+            for key, each in zip(keys, overrides, strict=True)
+            if key in chosen and not any(is_under(key, [other]) or is_under(other, [key]) for other in others)
+        }
+
+    def _is_value(self, override: Override) -> bool:
+        """Whether an override only sets a value."""
+        key = str(override.key_or_group)
+        is_change = not (override.is_add() or override.is_force_add() or override.is_delete())
+        is_plain = override.package is None and not override.is_sweep_override() and not override.is_hydra_override()
+        return is_change and is_plain and "/" not in key and key not in self._groups
+
+    def _make_template(self, words: tuple[str, ...]) -> Template:
+        config = self._loader.load_sweep_config(self._sweep, list(words))
+        OmegaConf.set_readonly(config.hydra, False)
+        plain: Any = OmegaConf.to_container(drop_hydra(config), resolve=False)
+        everything = str(OmegaConf.to_container(config, resolve=False))
+        references = frozenset(key for key, value in flatten(plain).items() if REFERENCE.search(str(value)))
+        return Template(config, plain, references, OVERRIDE_DIRNAME.search(everything) is not None)
+
+
+def parse_word(word: str) -> Override:
+    return parse_overrides([word])[0]
+
+
+def find_values(plain: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any] | None:
+    """Returns the values that dotted keys have now; None if one of the keys does not exist as such."""
+    found: dict[str, Any] = {}
+    for key in keys:
+        value: Any = plain
+        for name in key.split("."):
+            if not isinstance(value, Mapping) or name not in value:
+                return None
+            value = value[name]
+        found[key] = value
+    return found
+
+
+def try_values(config: DictConfig, values: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+    """Sets the values of dotted keys as Hydra does. Returns False, and restores those `before`, if that fails."""
+    try:
+        for key, value in values.items():
+            OmegaConf.update(config, key, value, merge=True)
+    except OmegaConfBaseException:
+        set_values(config, before)
+        return False
+    return True
+
+
+def set_values(config: DictConfig, values: Mapping[str, Any]) -> None:
+    for key, value in values.items():
+        OmegaConf.update(config, key, value, merge=False)
+
+
+def set_job(config: DictConfig, overrides: Sequence[str], number: int) -> None:
+    """Sets what Hydra's own part of a config says about a job: its overrides, its number and its folder."""
+    with read_write(config.hydra), open_dict(config.hydra):
+        config.hydra.job.id = config.hydra.job.num = number
+        config.hydra.overrides.task = list(overrides)
+        folder = Path(config.hydra.sweep.dir, str(config.hydra.sweep.subdir)).absolute()
+        config.hydra.runtime.output_dir = str(folder)
+
+
+@contextmanager
+def use_hydra_config(config: DictConfig) -> Iterator[None]:
+    """Replaces Hydra's global `HydraConfig` during the block."""
+    before = HydraConfig.instance().cfg
+    HydraConfig.instance().cfg = config  # type: ignore[assignment]  # `set_config` would copy it
+    try:
+        yield
+    finally:
+        HydraConfig.instance().cfg = before
+
+
+def resolve_sections(config: DictConfig, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Does what `resolve_config` does for a config with Hydra's part; `raw` is one with the same interpolations."""
+    resolved: dict[str, Any] = {}
+    try:
+        for key in config:
+            if key != "hydra":
+                section = config[key]
+                is_container = OmegaConf.is_config(section)
+                resolved[str(key)] = (
+                    OmegaConf.to_container(section, resolve=True, throw_on_missing=True) if is_container else section
+                )
+    except OmegaConfBaseException:
+        return resolve_config(drop_hydra(config))  # names all keys without a value
+    remember_secrets(find_secrets(raw, resolved))
+    return resolved
+
+
+def drop_hydra(config: DictConfig) -> DictConfig:
+    """Returns a copy of a config without Hydra's own part."""
+    return OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
