@@ -174,6 +174,24 @@ RULES: Sequence[Rule] = (
         "warning",
     ),
     Rule(
+        ("hardware.remat",),
+        lambda p: isinstance(p.hardware.remat, list) and not p.hardware.remat,
+        "the list names no layers",
+        "name layers, such as hardware.remat=[block*], or use true or false",
+    ),
+    Rule(
+        ("hardware.remat", "hardware.xla"),
+        lambda p: p.hardware.remat is not False and p.hardware.xla is True,
+        "XLA would reuse what is to be computed again, so no memory would be saved",
+        "use hardware.xla=auto, or hardware.remat=false",
+    ),
+    Rule(
+        ("hardware.remat", "strategy"),
+        lambda p: p.hardware.remat is not False and p.strategy.name == "tpu",
+        "a TPU runs XLA programs, which would reuse what is to be computed again",
+        "use hardware.remat=false and training.accumulate=2, or another strategy",
+    ),
+    Rule(
         ("hardware.devices",),
         lambda p: p.hardware.devices is not None and not p.hardware.devices,
         "the list is empty, so there is no device to compute on",

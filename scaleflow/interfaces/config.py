@@ -167,6 +167,9 @@ class Hardware:
             and backward pass; not with `pipeline`, `parameter_server`, `fit` or `deterministic`. Default `auto`.
         deterministic: use deterministic operations, so that every run gives the same bits. Slower on a GPU. Default
             false.
+        remat: compute activations again in the backward pass instead of keeping them: less memory, more time. true:
+            segments of the model that scaleflow chooses. A list: the layers with weights that a pattern matches (a
+            name or path, with `*` and `?`), each by itself. Not with XLA. Default false.
     """
 
     name: Literal["auto", "cpu", "gpu", "tpu"] = "auto"
@@ -179,6 +182,7 @@ class Hardware:
     inter_op_threads: int | None = field(default=None, metadata={"at_least": 1})
     xla: bool | Literal["auto"] = "auto"
     deterministic: bool = False
+    remat: bool | list[str] = False
 
 
 @dataclass(frozen=True)

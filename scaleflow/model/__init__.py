@@ -4,7 +4,7 @@ from scaleflow.model.broadcasting import correct_keras_add
 from scaleflow.model.export import keras_file_fault, write_model
 from scaleflow.model.fine_tuning import find_rate_factors, fine_tune, merge_lora
 from scaleflow.model.initial import SavedWeights, initialize_from, read_weights
-from scaleflow.model.layer_patterns import keep_names
+from scaleflow.model.layer_patterns import find_layers, keep_names
 from scaleflow.model.layers import entry, head, hidden, make_inputs
 from scaleflow.model.make import (
     find_batch_norm_warnings,
@@ -22,6 +22,7 @@ __all__ = [
     "entry",
     "find_batch_norm_warnings",
     "find_graph",
+    "find_layers",
     "find_logits_warning",
     "find_rate_factors",
     "fine_tune",

@@ -1,7 +1,19 @@
-"""Creates the `tf.distribute` strategy of a process from its name, and divides models into pipeline stages."""
+"""Creates the `tf.distribute` strategy of a process from its name, and divides models.
+
+Models are divided into the stages of a pipeline, and into segments that the backward pass computes again.
+"""
 
 from scaleflow.strategy.make import create_strategy, resolve_strategy
 from scaleflow.strategy.pipeline import build_pipeline, variable_scope
+from scaleflow.strategy.segments import recompute_layers, recompute_segments
 from scaleflow.strategy.servers import serve
 
-__all__ = ["build_pipeline", "create_strategy", "resolve_strategy", "serve", "variable_scope"]
+__all__ = [
+    "build_pipeline",
+    "create_strategy",
+    "recompute_layers",
+    "recompute_segments",
+    "resolve_strategy",
+    "serve",
+    "variable_scope",
+]

@@ -18,6 +18,8 @@ import tensorflow as tf
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Objective, Strategy
+from scaleflow.strategy.recompute import check_states
+from scaleflow.strategy.segments import Segment, choose_segments, list_layers
 from scaleflow.strategy.stages import Graph, Stage, build_graph, divide_graph
 
 #: The device on which a model is built before its variables move to the stages: it may be too large for each of them.
@@ -55,12 +57,13 @@ def variable_scope(name: str) -> contextlib.AbstractContextManager[Any]:
 
 
 def build_pipeline(
-    model: keras.Model, objective: Objective, devices: Sequence[str], options: Strategy
+    model: keras.Model, objective: Objective, devices: Sequence[str], options: Strategy, is_recomputed: bool = False
 ) -> tuple[Pipeline, list[str]]:
     """Divides a model into stages and moves its variables to the stages' devices.
 
-    The model is new: no optimizer and no compiled function uses its variables yet. Returns (the forward and backward
-    pass, notes for the user). Raises ConfigError if the model cannot be divided like that.
+    The model is new: no optimizer and no compiled function uses its variables yet. `is_recomputed` makes the backward
+    pass compute the segments of each stage again. Returns (the forward and backward pass, notes for the user). Raises
+    ConfigError if the model cannot be divided like that.
     """
     graph = build_graph(model)
     stages = divide_graph(graph, len(devices), options.cuts)
@@ -73,7 +76,16 @@ def build_pipeline(
             "micro-batch, so the result differs from that of strategy=one_device; with strategy.micro_batches=1 it "
             "does not"
         )
-    return Pipeline(model, graph, stages, devices, objective, options.micro_batches), notes
+    segments = [divide_stage(stage, graph.source, options.micro_batches, is_recomputed) for stage in stages]
+    return Pipeline(model, graph, stages, devices, objective, options.micro_batches, segments), notes
+
+
+def divide_stage(stage: Stage, source: int, micro_batches: int, is_recomputed: bool) -> list[Segment]:
+    """Divides a stage into the segments in which training runs it."""
+    if not is_recomputed:
+        return [Segment(stage.calls, stage.inputs, stage.outputs, is_recomputed=False)]
+    check_states(list_layers(stage.calls))
+    return choose_segments(stage.calls, set(stage.outputs), source, copies=micro_batches, keeps_last=False)
 
 
 def move_variables(stages: Sequence[Stage], devices: Sequence[str]) -> None:
@@ -106,6 +118,7 @@ class Pipeline:
         devices: Sequence[str],
         objective: Objective,
         micro_batches: int,
+        segments: Sequence[Sequence[Segment]],
     ) -> None:
         self.variables = list(model.trainable_variables)
         self.keeps_rows = False
@@ -113,9 +126,14 @@ class Pipeline:
         self.devices = [device_of.get(id(v), "") for v in self.variables]
         self._graph = graph
         self._stages = list(zip(stages, devices, strict=True))
+        self._segments = segments
         self._first, self._last = devices[0], devices[-1]
         self._loss = objective.loss
         self._count = micro_batches
+
+    def count_recomputed(self) -> int:
+        """Returns the number of segments that the backward pass computes again."""
+        return sum(segment.is_recomputed for segments in self._segments for segment in segments)
 
     def forward(self, inputs: Any) -> Any:
         size = tf.nest.flatten(inputs)[0].shape[0]
@@ -172,10 +190,10 @@ class Pipeline:
         inputs, targets, weights = share
         state = ForwardState({self._graph.source: inputs})
         last_stage = self._stages[-1][0]
-        for stage, device in self._stages:
+        for (stage, device), segments in zip(self._stages, self._segments, strict=True):
             with tf.device(device), tf.GradientTape() as tape:
                 tape.watch(list_differentiable_inputs(stage, state))
-                layer_losses = stage.run(state.values, training=True)
+                layer_losses = [loss for segment in segments for loss in segment.run(state.values)]
                 losses = [tf.reduce_sum(tf.cast(loss, tf.float32)) / (parts * self._count) for loss in layer_losses]
                 if counts_weights:
                     losses += [v.regularizer(v) / parts for v in stage.trainable if v.regularizer is not None]

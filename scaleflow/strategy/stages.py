@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,7 @@ class Call:
     run: Callable[..., Any]  # the layer, or the function that prepares a model's inputs
     arguments: tuple[tuple[Any, ...], dict[str, Any]]  # (positional, by name), with a `TensorRef` for each tensor
     outputs: tuple[int, ...]  # the numbers of the output tensors
+    sizes: tuple[int, ...]  # the bytes of each output for one example; an unknown dimension counts as 1
 
     @property
     def inputs(self) -> set[int]:
@@ -100,8 +102,13 @@ class Stage:
 
     def __str__(self) -> str:
         """Returns the names of the first and the last layer."""
-        named = [call.name for call in self.calls if call.name and not call.name.endswith("/")]
-        return named[0] if len(named) == 1 else f"{named[0]} to {named[-1]}"
+        return format_range(self.calls)
+
+
+def format_range(calls: Sequence[Call]) -> str:
+    """Returns the names of the first and the last layer of consecutive calls."""
+    named = [call.name for call in calls if call.name and not call.name.endswith("/")]
+    return named[0] if len(named) == 1 else f"{named[0]} to {named[-1]}"
 
 
 def divide_graph(graph: Graph, count: int, cuts: Sequence[str] | None = None) -> list[Stage]:
@@ -175,7 +182,8 @@ def list_calls(
     assert graph is not None
     entries = [TensorRef(next(numbers)) for _ in graph.inputs]
     standardize = functools.partial(standardize_inputs, model, graph)
-    calls = [Call(prefix, standardize, ((given,), {}), tuple(ref.number for ref in entries))]
+    entry_numbers = tuple(ref.number for ref in entries)
+    calls = [Call(prefix, standardize, ((given,), {}), entry_numbers, measure_tensors(graph.inputs))]
     refs = dict(zip(map(id, graph.inputs), entries, strict=True))
     depths = sorted(graph._nodes_by_depth, reverse=True)  # Keras runs the deepest nodes first
     for node in itertools.chain.from_iterable(graph._nodes_by_depth[depth] for depth in depths):
@@ -200,7 +208,13 @@ def list_node_calls(
     if find_functional(layer) is not None and len(args) == 1 and not extra_arguments:
         return list_calls(layer, args[0], f"{prefix}{layer.name}/", numbers)
     outputs = [TensorRef(next(numbers)) for _ in node.outputs]
-    return [Call(prefix + layer.name, layer, (args, named), tuple(p.number for p in outputs))], outputs
+    numbers_of_outputs = tuple(ref.number for ref in outputs)
+    return [Call(prefix + layer.name, layer, (args, named), numbers_of_outputs, measure_tensors(node.outputs))], outputs
+
+
+def measure_tensors(tensors: Sequence[keras.KerasTensor]) -> tuple[int, ...]:
+    """Returns the bytes of each tensor for one example; an unknown dimension counts as 1."""
+    return tuple(math.prod(size or 1 for size in each.shape) * tf.as_dtype(each.dtype).size for each in tensors)
 
 
 def standardize_inputs(model: keras.Model, graph: Functional, given: Any) -> list[tf.Tensor]:

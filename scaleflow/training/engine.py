@@ -81,6 +81,7 @@ class Engine(ABC):
 
     Attributes:
         xla: what XLA compiles.
+        remat: which parts the backward pass computes again, such as `12 segments`; `false` if none.
         flops_per_example: operations of a training step per example; None before `trace`, or if they cannot be counted.
     """
 
@@ -98,6 +99,7 @@ class Engine(ABC):
         self.optimizer: Any = optimizer
         self.objective = objective
         self.xla = XlaChoice("none", "only the default loop is compiled as a whole")
+        self.remat = "false"
         self.flops_per_example: float | None = None
         self._evaluation = evaluation
         self._metric_sums = MetricSums(objective)

@@ -130,6 +130,7 @@ def find_obstacle(
         "debug.eager=true": plan.debug.eager,
         "debug.nan=true": plan.debug.nan,
         "training.step": plan.training.step is not None,
+        "hardware.remat: XLA would reuse what is to be computed again": plan.hardware.remat is not False,
         f"not measured on a {device_kind}": device_kind != "CPU",
         f"precision={policy}": policy != "float32",
         "the examples are no arrays in the device's memory, or are augmented": not feed.is_indexed,

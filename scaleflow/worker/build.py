@@ -151,6 +151,7 @@ def build_training(plan: Plan, emit: Emit, startup_timer: StartupTimer | None = 
         "learning_rate": optimizer.scale_to_batch(plan.optimizer, runtime.batching.global_size),
         "cache": resolve_cache(plan, splits),
         "xla": str(engine.xla),
+        "remat": engine.remat,
         "steps": length.total,
         "steps_per_epoch": length.steps_per_epoch,
         "epochs": length.epochs,
@@ -248,16 +249,50 @@ def make_engine(
     """
     from scaleflow import strategy
 
+    engine: Engine
+    notes: list[str] = []
     if runtime.strategy_name == "parameter_server":
-        return make_parameter_server_loop(plan, runtime, make_model, outputs, goal, run), []
+        engine = make_parameter_server_loop(plan, runtime, make_model, outputs, goal, run)
+        engine.remat = apply_remat(plan, runtime, engine.model)
+        return engine, notes
     with runtime.strategy.scope():
         with strategy.variable_scope(runtime.strategy_name):
             net = make_model()
+        remat = apply_remat(plan, runtime, net)
         if plan.training.step is not None and is_class_target(plan.training.step):
-            return make_custom_update_loop(plan, runtime, net, outputs, goal, run), []
-        if plan.training.engine == "fit":
-            return make_fit_engine(plan, runtime, net, goal, run), []
-        return make_loop(plan, runtime, net, outputs, goal, run, feed)
+            engine = make_custom_update_loop(plan, runtime, net, outputs, goal, run)
+        elif plan.training.engine == "fit":
+            engine = make_fit_engine(plan, runtime, net, goal, run)
+        else:
+            engine, notes = make_loop(plan, runtime, net, outputs, goal, run, feed)
+    engine.remat = remat or engine.remat
+    return engine, notes
+
+
+def apply_remat(plan: Plan, runtime: Runtime, net: keras.Model) -> str:
+    """Makes training compute parts of a model again, as `hardware.remat` says. A pipeline divides its stages itself.
+
+    Returns:
+        What is computed again; empty if nothing is.
+
+    Raises:
+        ConfigError: if a pattern matches no layer, or if the model cannot be divided like that.
+    """
+    from scaleflow import model, strategy
+
+    setting = plan.hardware.remat
+    if setting is False or (setting is True and runtime.is_divided):
+        return ""
+    if setting is True:
+        return count_of(len(strategy.recompute_segments(net)), "segment")
+    key = f"hardware.remat=[{', '.join(setting)}]"
+    layers = [layer for pattern in setting for layer in model.find_layers(net, pattern, key)]
+    return count_of(strategy.recompute_layers(layers, key, is_divided=runtime.is_divided), "layer")
+
+
+def count_of(count: int, noun: str) -> str:
+    """Returns a number with its noun."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def make_loop(
@@ -270,7 +305,9 @@ def make_loop(
     passes: ForwardBackward
     if runtime.is_divided:
         optimizer.update_in_place(model_optimizer)
-        passes, notes = strategy.build_pipeline(net, goal, runtime.devices, plan.strategy)
+        is_recomputed = plan.hardware.remat is True
+        pipeline, notes = strategy.build_pipeline(net, goal, runtime.devices, plan.strategy, is_recomputed)
+        passes = pipeline
     else:
         by_rows = can_update_by_rows(net, model_optimizer)
         loss = make_loss_step(plan, outputs, goal)
@@ -281,6 +318,8 @@ def make_loop(
     make = training.XlaLoop if choice.mode == "loop" else training.Loop
     loop = make(runtime.strategy, net, model_optimizer, goal, *options, passes=passes)
     loop.xla = choice
+    if runtime.is_divided and plan.hardware.remat is True:
+        loop.remat = count_of(pipeline.count_recomputed(), "segment")
     return loop, notes
 
 
