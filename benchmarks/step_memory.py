@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 from pathlib import Path
 from typing import Any
@@ -13,19 +12,20 @@ STATUS = Path("/proc/self/status")
 
 
 class StepMemory(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
-    """Adds `step_mb` to the logs of each epoch: the peak of the epoch's resident memory above that before it, in MiB.
+    """Adds `step_mb` to the logs of the first epoch: the peak of resident memory above that before it, in MiB.
 
     TensorFlow counts no peak for a CPU. Linux does, of the process: `VmHWM`, which a write to `clear_refs` sets back to
-    the present. What was freed before is given back first, so that the steps do not find it.
+    the present. Later epochs find what the first one has freed, which TensorFlow keeps.
     """
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        ctypes.CDLL(None).malloc_trim(0)
-        Path("/proc/self/clear_refs").write_text("5")
-        self._before = read_mib("VmRSS")
+        if epoch == 0:
+            Path("/proc/self/clear_refs").write_text("5")
+            self._before = read_mib("VmRSS")
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        logs["step_mb"] = read_mib("VmHWM") - self._before
+        if epoch == 0:
+            logs["step_mb"] = read_mib("VmHWM") - self._before
 
 
 def read_mib(name: str) -> float:

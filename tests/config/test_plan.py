@@ -78,6 +78,9 @@ WRONG_VALUES = {
     "hardware.memory_growth=1": "expected true or false",
     "hardware.deterministic=yes": "expected true or false",
     "hardware.xla=1": "expected true or false or auto",
+    "hardware.remat=auto": "expected true or false or a list such as [a, b]",
+    "hardware.remat=[1]": "expected true or false or a list such as [a, b]",
+    "hardware.remat=[]": "the list names no layers; name layers, such as hardware.remat=[block*]",
     "hardware.intra_op_threads=0": f"{AT_LEAST_1}, or null",
     "hardware.inter_op_threads=-1": f"{AT_LEAST_1}, or null",
     "hardware.devices=0": "expected a list such as [0, 1], or null",
@@ -172,6 +175,9 @@ PROCESSES = {
         "training.step={_target_: a.b}",
     ): "training.step._target_=a.b with strategy=pipeline: a custom step calls",
     ("strategy=pipeline", "hardware.xla=true"): "XLA compiles a program for one device, and a pipeline uses several",
+    ("hardware.remat=true", "hardware.xla=true"): "XLA would reuse what is to be computed again",
+    ("hardware.remat=[dense]", "hardware.xla=true"): "hardware.remat=['dense'] with hardware.xla=true",
+    ("hardware.remat=true", "strategy=tpu"): "a TPU runs XLA programs",
     ("strategy=mirrored", "+strategy.stages=3"): "this strategy does not divide the model; use strategy=pipeline",
 }
 

@@ -98,6 +98,16 @@ def shared() -> keras.Model:
     return keras.Model(raw, keras.layers.Dense(3, name="last")(x))
 
 
+def noisy() -> keras.Model:
+    """Random numbers and statistics, one layer that is called twice among them."""
+    raw = keras.Input((6,), dtype="int32")
+    x = keras.layers.Dense(8, activation="tanh", name="first")(keras.ops.cast(raw, "float32"))
+    drop = keras.layers.Dropout(0.5, name="twice")
+    x = keras.layers.BatchNormalization(name="norm")(drop(keras.layers.Dense(8, name="second")(drop(x))))
+    x = keras.layers.GaussianNoise(0.5, name="noise")(x)
+    return keras.Model(raw, keras.layers.Dense(3, name="last")(x))
+
+
 def chain() -> keras.Model:
     """Four layers with parameters, and some without."""
     layers = [keras.Input((6,), dtype="float32"), keras.layers.Flatten(name="flat")]

@@ -31,16 +31,19 @@ BATCHES = {
     (
         "training.batch_size=64",
     ): "training.batch_size=64 x 2 replica(s) x training.accumulate=1 is a global batch of 128; "
-    "training.batch_size=32 training.accumulate=2 gives the same with less memory",
+    "training.batch_size=32 training.accumulate=2 or hardware.remat=true (in more time) gives the same with "
+    "less memory",
     (
         "training.batch_size=9",
         "training.accumulate=2",
     ): "training.batch_size=9 x 2 replica(s) x training.accumulate=2 is "
-    "a global batch of 36; training.batch_size=3 training.accumulate=6 gives the same with less memory",
-    ("training.global_batch_size=8",): "; training.accumulate=2 gives the same with less memory",
-    ("training.batch_size=1",): "; a micro-batch has only one example already; use a smaller model, or a "
-    "device with more memory",
-    ("training.engine=fit",): "; training.batch_size=16 training.accumulate=2 training.engine=loop gives the same",
+    "a global batch of 36; training.batch_size=3 training.accumulate=6 or hardware.remat=true",
+    ("training.global_batch_size=8",): "; training.accumulate=2 or hardware.remat=true",
+    ("training.batch_size=1",): "; hardware.remat=true (in more time) gives the same with less memory",
+    ("training.batch_size=1", "hardware.remat=true"): "; a micro-batch has only one example already; use a smaller "
+    "model, or a device with more memory",
+    ("hardware.xla=true",): "; training.batch_size=16 training.accumulate=2 gives the same with less memory",
+    ("training.engine=fit",): "; training.batch_size=16 training.accumulate=2 training.engine=loop or hardware.remat",
 }
 
 
@@ -74,7 +77,7 @@ def test_an_evaluation_takes_no_more_of_a_devices_memory_than_a_micro_batch(
 def test_a_pipeline_is_told_to_use_more_micro_batches(plan: Callable[..., Plan]) -> None:
     message = explain_out_of_memory("OOM", plan("strategy=pipeline"), {"replicas": 1, "global_batch_size": 32})
     assert message.startswith("out of memory on a device: training.batch_size=32 x 1 replica(s)")
-    assert message.endswith("strategy.micro_batches=8 gives the same with less memory")
+    assert "; strategy.micro_batches=8 or hardware.remat=true (in more time) gives the same" in message
 
 
 class Files:
