@@ -68,7 +68,7 @@ def recompute(
 
     first: list[tuple[Any, RunScope]] = []
 
-    @tf.custom_gradient  # type: ignore[untyped-decorator]  # tensorflow has no types
+    @tf.custom_gradient
     def differentiate(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
         with record.stop_recording():
             first.append(run(tensors, ()))

@@ -108,6 +108,14 @@ def noisy() -> keras.Model:
     return keras.Model(raw, keras.layers.Dense(3, name="last")(x))
 
 
+def recurrent() -> keras.Model:
+    """A loop in the graph, with dropout."""
+    raw = keras.Input((6,), dtype="int32")
+    x = keras.layers.Dense(8, name="first")(keras.ops.expand_dims(keras.ops.cast(raw, "float32"), -1))
+    x = keras.layers.GRU(8, dropout=0.3, recurrent_dropout=0.3, reset_after=False, name="loop")(x)
+    return keras.Model(raw, keras.layers.Dense(3, name="last")(keras.layers.Activation("tanh")(x)))
+
+
 def chain() -> keras.Model:
     """Four layers with parameters, and some without."""
     layers = [keras.Input((6,), dtype="float32"), keras.layers.Flatten(name="flat")]

@@ -75,15 +75,23 @@ def test_losses_and_states_are_the_same(isolated: Isolated, plan: Make, case: st
 
 #: Further ways to train. A half-precision result may be rounded elsewhere: an operation that the backward pass does not
 #: need is fused with the next one.
-MORE_CASES: dict[str, tuple[tuple[str, ...], float]] = {
-    "float16": ((*MLP, *MIRRORED, "precision=mixed_float16", "training.clip_norm=0.3"), 5e-3),
-    "bfloat16": ((*MLP, *ONE, "precision=mixed_bfloat16"), 3e-2),
-    "eager": ((*MLP, *ONE, "debug=eager"), SAME),
-    "resnet": ((*BASE, "model=resnet", *MIRRORED, "dataset.limit=192"), 1e-5),
-    "a step of one's own": ((*MLP, *ONE, "training.step={_target_: tests.training.steps.smoothed}"), SAME),
-    "accumulated on replicas": ((*MLP, *MIRRORED, "training.accumulate=2"), SAME),
+MORE_CASES: dict[str, tuple[tuple[str, ...], str, float]] = {
+    "float16": ((*MLP, *MIRRORED, "precision=mixed_float16", "training.clip_norm=0.3"), "true", 5e-3),
+    "bfloat16": ((*MLP, *ONE, "precision=mixed_bfloat16"), "true", 3e-2),
+    "bfloat16, layers": ((*TRANSFORMER, *ONE, "precision=mixed_bfloat16"), "[block*]", 3e-2),
+    "eager": ((*MLP, *ONE, "debug=eager"), "true", SAME),
+    "nan": ((*MLP, *ONE, "debug='nan'"), "true", SAME),
+    "resnet": ((*BASE, "model=resnet", *MIRRORED, "dataset.limit=192"), "true", 1e-5),
+    "frozen and LoRA": (
+        (*MLP, *ONE, "model.freeze=[dense]", "model.lora={rank: 2, layers: [dense_1]}"),
+        "true",
+        SAME,
+    ),
+    "a step of one's own": ((*MLP, *ONE, "training.step={_target_: tests.training.steps.smoothed}"), "true", SAME),
+    "accumulated on replicas": ((*MLP, *MIRRORED, "training.accumulate=2"), "true", SAME),
     "pipeline with a model's own losses": (
         (*BASE, "model._target_=tests.strategy.models.resnet", *PIPELINE, "training.accumulate=2"),
+        "true",
         SAME,
     ),
 }
@@ -92,10 +100,10 @@ MORE_CASES: dict[str, tuple[tuple[str, ...], float]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("case", MORE_CASES)
 def test_losses_are_the_same_however_training_is_done(isolated: Isolated, plan: Make, case: str) -> None:
-    words, atol = MORE_CASES[case]
-    wanted, found = (isolated(follow, plan(*words, f"hardware.remat={each}")) for each in ("false", "true"))
+    words, remat, atol = MORE_CASES[case]
+    wanted, found = (isolated(follow, plan(*words, f"hardware.remat={each}")) for each in ("false", remat))
     assert_same(found, wanted, atol)
-    assert found[2].endswith("segments")
+    assert found[2].endswith("segments" if remat == "true" else "layers")
 
 
 SEVERAL = {
@@ -177,7 +185,7 @@ def differences(names: Sequence[str], is_compiled: bool) -> list[float]:
     return found
 
 
-GRADIENTS = ("masked", "several_tensors", "shared", "skipped", "noisy")
+GRADIENTS = ("masked", "several_tensors", "shared", "skipped", "noisy", "recurrent")
 
 
 @pytest.mark.parametrize("is_compiled", [False, True], ids=["eager", "compiled"])
