@@ -59,7 +59,7 @@ BENCHMARKS: Mapping[str, tuple[Callable[[], Benchmark], int]] = {
     "input": (input.benchmark, 60),
     "image_files": (input.files, 90),
     "pipeline": (pipeline.benchmark, 80),
-    "remat": (remat.benchmark, 60),
+    "remat": (remat.benchmark, 90),
     "points": (points.benchmark, 60),
     "outages": (outages.benchmark, 140),
 }
