@@ -62,7 +62,7 @@ CHOICES = {
     (): "whole loop: faster on a CPU",
     ("training.epochs=20",): "false: compiling takes longer than it saves in",
     ("model=cnn",): "false: the layer conv2d: XLA is slow with Conv2D on a CPU",
-    ("hardware.remat=[dense]",): "false: hardware.remat: XLA would reuse",
+    ("hardware.remat=[dense*]",): "false: hardware.remat: XLA would reuse",
     ("model.dropout=0.1",): "false: the layer dropout: XLA draws other random numbers",
 }
 MORE_CHOICES = {
