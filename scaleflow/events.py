@@ -106,6 +106,13 @@ class CheckpointSaved(Event, event="checkpoint"):
 
 
 @dataclass(frozen=True)
+class UploadAwaited(Event, event="upload"):
+    """The worker waits, at most `seconds`, until the last checkpoints are in the object store."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Restarted(Event, event="restart"):
     """The launcher restarts processes."""
 

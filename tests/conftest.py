@@ -27,6 +27,7 @@ from scaleflow.command import quote_nan_option
 from scaleflow.interfaces import Plan
 from scaleflow.launcher.prepare import make_plan
 from scaleflow.launcher.worker_process import SERVER_ENV
+from tests.object_store import serve_store
 from tests.processes import ADDRESS, SESSION, CommandProcess, call, empty_store_of, run_server, server
 from tests.tiers import mark_slow_cases
 
@@ -119,6 +120,14 @@ def empty_store() -> Path:
     """An SQLite file with MLflow's tables, to be copied: making them takes seconds, so the session does it once."""
     call(os.getpid)  # the server makes it before it forks the first process
     return empty_store_of(server())
+
+
+@pytest.fixture(scope="session")
+def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment variables of an S3 server on this machine. Each test uses its own bucket."""
+    pytest.importorskip("moto.server")
+    with serve_store(tmp_path_factory.mktemp("moto") / "log") as environment:
+        yield environment
 
 
 class Command:

@@ -22,7 +22,11 @@ CONTRACTS = ("scaleflow.errors", "scaleflow.events", "interfaces")
 LAYERS = ("config", "runs", "worker", "launcher", "sweep")
 
 #: What the groups may import besides the contracts.
-GROUP_EXTRAS = {"tracking": {"scaleflow.secret_masking"}, "dataset": {"scaleflow.table_formats"}}
+GROUP_EXTRAS = {
+    "tracking": {"scaleflow.secret_masking"},
+    "dataset": {"scaleflow.object_store", "scaleflow.table_formats"},
+    "checkpoint": {"scaleflow.object_store"},
+}
 
 #: Groups whose code runs in the worker, with TensorFlow.
 WORKER_GROUPS = (

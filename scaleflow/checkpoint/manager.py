@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
+from scaleflow.checkpoint.remote_store import KEY, RemoteStore
 from scaleflow.checkpoint.store import CheckpointStore, DamagedCheckpoint, describe_error
+from scaleflow.checkpoint.uploader import Uploader
 from scaleflow.errors import CheckpointError, ConfigError
-from scaleflow.events import CheckpointSaved, Emit, Note
+from scaleflow.events import CheckpointSaved, Emit, Note, UploadAwaited
 from scaleflow.interfaces import Checkpoint, Snapshot
+from scaleflow.object_store import explain_store_error, is_address
 
 #: A note reports a checkpoint that is not written after this many seconds. Training goes on.
 NOTE_SECONDS = 60.0
@@ -24,17 +29,40 @@ MAX_WAIT_SECONDS = 3600.0
 class CheckpointManager:
     """Saves, loads and deletes the checkpoints of one run. Implements `Checkpoints`, which documents its methods.
 
-    A worker that does not write makes the same calls.
+    If `checkpoint.folder` is the address of an object store, the worker that writes keeps checkpoints in its local
+    folder and uploads them from there. A worker that does not write makes the same calls, and reads from the store.
+
+    Args:
+        options: the section `checkpoint`.
+        folder: the local folder.
+        emit: receives events.
+        writes: whether this worker writes.
+        has_readers: whether other workers read what this one writes.
+        is_restart: whether this command itself has written the checkpoints that the run continues from.
     """
 
-    def __init__(self, options: Checkpoint, folder: str, emit: Emit, writes: bool = True) -> None:
+    def __init__(
+        self,
+        options: Checkpoint,
+        folder: str,
+        emit: Emit,
+        writes: bool = True,
+        has_readers: bool = False,
+        is_restart: bool = False,
+    ) -> None:
         self._options = options
         self._store = CheckpointStore(folder)
         self._emit = emit
         self._writes = writes
+        self._has_readers = has_readers
+        self._is_restart = is_restart
         self._best: int | None = None
         self._writer = BackgroundWriter(self._write, options.write_seconds, self._store.folder)
         self._noted_write = 0.0
+        self._remote = RemoteStore(options.folder) if is_address(options.folder) and options.folder else None
+        self._uploader = (
+            Uploader(self._store, self._remote, options.keep, emit) if self._remote is not None and writes else None
+        )
 
     def steps_left(self, step: int) -> int | None:
         every = self._options.every_steps
@@ -73,21 +101,46 @@ class CheckpointManager:
     def wait(self) -> None:
         self._writer.wait()
 
+    def publish(self) -> None:
+        if self._uploader is None or not self._has_readers:
+            return
+        self._uploader.request()
+        if failure := self._uploader.wait(self._options.write_seconds):
+            self._emit(Note(f"{KEY}={self._options.folder}: the other workers cannot read the checkpoints: {failure}"))
+
+    def finish(self) -> None:
+        if self._uploader is None or self._uploader.is_done:
+            return
+        self._emit(UploadAwaited(self._options.write_seconds))
+        failure = self._uploader.wait(self._options.write_seconds)
+        if failure and (missing := self._uploader.list_missing()):
+            steps = f"step{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+            self._emit(
+                Note(
+                    f"{self._options.folder} does not have the checkpoint of {steps}: {failure}; it stays in "
+                    f"{self._store.folder}, and a resumed run uploads it"
+                )
+            )
+
     def load_best(self) -> Snapshot | None:
         if self._best is None:
             return None
         try:
-            return self._store.read(self._best)
+            return self._read(self._best)
         except DamagedCheckpoint as error:
             self._emit(Note(f"the best checkpoint, at step {self._best}, is damaged ({error})"))
-            return None
+        except ConfigError as error:  # the object store does not answer
+            self._emit(Note(f"the best checkpoint, at step {self._best}, cannot be read: {error}"))
+        return None
 
     def check_empty(self) -> None:
         """Raises ConfigError if `checkpoint.folder` holds another run's checkpoints, to keep the runs apart."""
-        steps = self._store.steps() if self._options.folder is not None and self._writes else []
+        if self._options.folder is None or not self._writes:
+            return
+        steps = self._store.steps() if self._remote is None else self._remote.list_steps()
         if steps:
             raise ConfigError(
-                f"checkpoint.folder={self._options.folder}: contains checkpoints of another run, up to step "
+                f"{KEY}={self._options.folder}: contains checkpoints of another run, up to step "
                 f"{steps[-1]}; continue that run with resume=RUN, or choose another folder"
             )
 
@@ -95,17 +148,14 @@ class CheckpointManager:
         """Raises ConfigError if `checkpoint.folder` cannot be written."""
         if self._options.folder is None or not self._writes or self._options.name == "none":
             return
+        if self._remote is not None:
+            self._remote.check_writable()
+            return
         try:
             self._store.check_writable()
         except (tf.errors.OpError, OSError) as error:
-            is_unknown = isinstance(error, tf.errors.UnimplementedError)
-            advice = (
-                "TensorFlow can open paths and gs://; mount any other store as a path"
-                if is_unknown
-                else "choose another folder"
-            )
             raise ConfigError(
-                f"checkpoint.folder={self._options.folder}: cannot be written ({describe_error(error)}); {advice}"
+                f"{KEY}={self._options.folder}: cannot be written ({describe_error(error)}); choose another folder"
             ) from error
 
     def is_shared(self, from_chief: Callable[[Callable[[], str]], str], by_all: Callable[[bool], bool]) -> bool:
@@ -115,32 +165,85 @@ class CheckpointManager:
         """
         if self._options.name == "none":
             return True
-        name = from_chief(self._store.write_probe)
-        is_seen = by_all(self._store.can_see_probe(name))
+        store = self._store if self._remote is None else self._remote
+        name = from_chief(store.write_probe)
+        is_seen = by_all(store.can_see_probe(name))
         if self._writes:
-            self._store.remove_probe(name)
+            store.remove_probe(name)
         return is_seen
 
     def drop_from(self, step: int) -> None:
         for later in [saved for saved in self._store.steps() if saved >= step] if self._writes else []:
             self._store.delete(later)
+        if self._uploader is not None:
+            self._uploader.drop_from(step)
 
     def load_newest(self, before: int | None = None) -> Snapshot | None:
         """Loads the newest undamaged checkpoint (before a step), or None; emits a note for each damaged one.
 
-        The loaded checkpoint also determines which one is the best.
+        The loaded checkpoint also determines which one is the best. Raises ConfigError if an object store does not
+        answer, unless the checkpoints in the local folder are those that it would have.
         """
-        for step in reversed([saved for saved in self._store.steps() if before is None or saved < before]):
+        for step in reversed(self._list_steps(before)):
             try:
-                snapshot = self._store.read(step)
+                snapshot = self._read(step)
             except DamagedCheckpoint as error:
                 self._emit(Note(f"the checkpoint at step {step} is damaged ({error}); the previous one is used"))
-                if self._writes:
-                    self._store.quarantine(step)
+                self._quarantine(step)
                 continue
             self._best = (snapshot.host.get("best") or {}).get("step")
+            if self._uploader is not None:
+                self._uploader.request()  # of what the last command could not upload
             return snapshot
         return None
+
+    def _list_steps(self, before: int | None) -> list[int]:
+        """Returns the steps (before a step) that this worker can load, the newest last."""
+        local = self._store.steps() if self._remote is None or self._writes else []
+        local = [step for step in local if before is None or step < before]
+        is_newest = local and (before is not None or self._is_restart)  # this command has written them
+        if self._remote is None or is_newest:
+            return local
+        return sorted({*local, *(step for step in self._remote.list_steps() if before is None or step < before)})
+
+    def _read(self, step: int) -> Snapshot:
+        """Reads a checkpoint from the local folder, or from the object store if the folder has no sound one."""
+        is_local = self._writes and step in self._store.steps()
+        if self._remote is None:
+            return self._store.read(step)
+        if is_local:
+            try:
+                return self._store.read(step)
+            except DamagedCheckpoint:
+                if step not in self._remote.list_steps():
+                    raise
+        try:
+            if self._writes:
+                self._store.delete(step)
+                self._remote.download(step, Path(self._store.path_of(step)))
+                return self._store.read(step)
+            beside = Path(self._store.folder).parent
+            beside.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".checkpoint-", dir=beside) as folder:
+                store = CheckpointStore(folder)
+                self._remote.download(step, Path(store.path_of(step)))
+                return store.read(step)
+        except (DamagedCheckpoint, ConfigError):
+            raise
+        except Exception as error:  # pyarrow's errors have no common class
+            reason = explain_store_error(error)
+            raise ConfigError(
+                f"{KEY}={self._options.folder}: the checkpoint at step {step} cannot be read: {reason}"
+            ) from error
+
+    def _quarantine(self, step: int) -> None:
+        """Puts a damaged checkpoint aside, in the folder and in the object store."""
+        if not self._writes:
+            return
+        if self._remote is None or step in self._store.steps():
+            self._store.quarantine(step)
+        if self._remote is not None and step in self._remote.list_steps():
+            self._remote.quarantine(step)
 
     def _write(self, snapshot: Snapshot) -> None:
         """Writes a checkpoint, and deletes old ones beyond `checkpoint.keep`, except the best."""
@@ -150,8 +253,10 @@ class CheckpointManager:
         best = (snapshot.host.get("best") or {}).get("step")
         others = [step for step in self._store.steps() if step != snapshot.step]
         for step in others[: max(0, len(others) + 1 - self._options.keep)]:
-            if step != best:
+            if step != best and not (self._uploader and self._uploader.step == step):
                 self._store.delete(step)
+        if self._uploader is not None:
+            self._uploader.request()
 
 
 class BackgroundWriter:
@@ -222,6 +327,7 @@ class BackgroundWriter:
             except Exception as raised:
                 error = CheckpointError(f"a checkpoint could not be written: {type(raised).__name__}: {raised}")
                 error.__cause__ = raised
+            del item  # it would stay in memory until the next one
             with self._changed:
                 self._error = error
                 self.began = None

@@ -1,7 +1,7 @@
 """Checkpoints as files: TensorFlow's own format for the tensors, JSON for the rest.
 
     checkpoints/step-00000450/
-        tensors.index, tensors.data-...   readable by `tf.train.load_checkpoint(".../tensors")`
+        tensors.index, tensors.data-*     readable by `tf.train.load_checkpoint(".../tensors")`
         checkpoint.json                   the manifest: size and CRC-32 of each file, the host's state, its own CRC-32
 
 The manifest is written last, after the other files are written and verified. A folder without it, or whose files do
@@ -15,7 +15,7 @@ import re
 import time
 import uuid
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,10 @@ CHECKSUM = "crc32"
 QUARANTINE = "damaged.json"
 PROBE = "can-be-written"
 CHUNK_BYTES = 1 << 22
+
+#: Bytes of the tensors that are written at a time, since TensorFlow needs a copy of them. A larger tensor is written
+#: alone.
+PART_BYTES = 1 << 26
 
 #: Seconds that a network file system may take to show a file written by another machine.
 VISIBLE_SECONDS = 5.0
@@ -53,6 +57,14 @@ class CheckpointStore:
     def steps(self) -> list[int]:
         """Returns the steps that have a checkpoint, the newest last."""
         return [step for step in self._list_folders() if tf.io.gfile.exists(f"{self.path_of(step)}/{MANIFEST}")]
+
+    def read_manifest(self, step: int) -> bytes | None:
+        """Returns the manifest of a checkpoint, unchecked; None if there is no such checkpoint."""
+        try:
+            with tf.io.gfile.GFile(f"{self.path_of(step)}/{MANIFEST}", "rb") as file:
+                return bytes(file.read())
+        except tf.errors.NotFoundError:
+            return None
 
     def _list_folders(self) -> list[int]:
         """Returns the steps that have a folder, complete or not."""
@@ -159,10 +171,28 @@ class CheckpointStore:
 
 
 def write_tensors(prefix: str, tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    names = list(tensors)
-    with tf.device("CPU:0"):
-        values = [tf.constant(tensors[name]) for name in names]
-        tf.raw_ops.SaveV2(prefix=prefix, tensor_names=names, shape_and_slices=[""] * len(names), tensors=values)
+    """Writes tensors in parts of about `PART_BYTES`, and merges the parts."""
+    parts: list[str] = []
+    for names in divide_names(tensors):
+        parts.append(f"{prefix}.part-{len(parts)}")
+        with tf.device("CPU:0"):
+            values = [tf.constant(tensors[name]) for name in names]
+            tf.raw_ops.SaveV2(prefix=parts[-1], tensor_names=names, shape_and_slices=[""] * len(names), tensors=values)
+        del values  # before the next part is copied
+    tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=parts, destination_prefix=prefix, delete_old_dirs=False)
+
+
+def divide_names(tensors: Mapping[str, np.ndarray[Any, Any]]) -> Iterator[list[str]]:
+    """Yields the names of the tensors of each part."""
+    names: list[str] = []
+    size = 0
+    for name, value in tensors.items():
+        if names and size + value.nbytes > PART_BYTES:
+            yield names
+            names, size = [], 0
+        names.append(name)
+        size += value.nbytes
+    yield names
 
 
 def read_tensors(prefix: str) -> dict[str, np.ndarray[Any, Any]]:
@@ -174,8 +204,17 @@ def check_tensors(prefix: str, tensors: Mapping[str, np.ndarray[Any, Any]]) -> N
     """Compares written tensors with their values, one at a time. Raises DamagedCheckpoint if they differ."""
     reader = tf.compat.v1.train.NewCheckpointReader(prefix)
     for name, value in tensors.items():
-        if np.asarray(reader.get_tensor(name)).tobytes() != value.tobytes():
+        if not has_same_bytes(np.asarray(reader.get_tensor(name)), value):
             raise DamagedCheckpoint(f"{name} was read back with other values than it was written with")
+
+
+def has_same_bytes(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
+    """Compares two arrays bit for bit, in chunks, so that no copy of a whole array is made."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    first, second = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (one, other))
+    starts = range(0, first.size, CHUNK_BYTES)
+    return all(np.array_equal(first[i : i + CHUNK_BYTES], second[i : i + CHUNK_BYTES]) for i in starts)
 
 
 def describe_error(error: Exception) -> str:

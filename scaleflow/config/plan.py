@@ -16,6 +16,7 @@ from scaleflow.config.rules import check_rules
 from scaleflow.config.trust import check_targets
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Batching, Plan, Training
+from scaleflow.object_store import is_address, split_address
 
 
 def parse_plan(config: Mapping[str, Any], choices: Mapping[str, str], search: Sequence[str] = ()) -> Plan:
@@ -67,6 +68,7 @@ def check_plan(plan: Plan, may_submit: bool = False) -> None:
     """
     check_rules(plan)
     check_averaged_weights(plan)
+    check_checkpoint_address(plan.checkpoint.folder)
     micro_batches = plan.strategy.micro_batches
     if plan.strategy.name == "pipeline" and make_batching(plan.training, 1).batch_size % micro_batches:
         raise ConfigError(uneven_batch_error(plan.training, micro_batches))
@@ -102,6 +104,21 @@ def check_averaged_weights(plan: Plan) -> None:
                 f"optimizer.{key}={format_value(value)}: Keras's moving average of the weights would be neither "
                 "evaluated nor saved; leave it out, and use optimizer.ema=0.99"
             )
+
+
+def check_checkpoint_address(folder: str | None) -> None:
+    """Raises ConfigError if `checkpoint.folder` is an address that names no prefix of an object store."""
+    if folder is None or not is_address(folder):
+        return
+    key = "checkpoint.folder"
+    scheme, path = split_address(key, folder)
+    bucket = path.partition("/")[0]
+    if "@" in bucket or "?" in path:
+        raise ConfigError(
+            f"{key}: expected {scheme}://BUCKET/PATH; set the account and the credentials in the environment"
+        )
+    if not bucket:
+        raise ConfigError(f"{key}={folder}: expected the name of a bucket: {scheme}://BUCKET/PATH")
 
 
 def uneven_batch_error(training: Training, micro_batches: int) -> str:

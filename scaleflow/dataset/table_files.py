@@ -20,8 +20,9 @@ from urllib.parse import unquote
 import numpy as np
 
 from scaleflow.dataset.files import expand_data_dir, find_files
-from scaleflow.dataset.object_store import find_in_store, is_address, open_in_store
+from scaleflow.dataset.object_store import find_in_store, open_in_store
 from scaleflow.errors import ConfigError
+from scaleflow.object_store import is_address
 from scaleflow.table_formats import FORMATS, find_format
 
 #: Suffixes of compressed text files, which are read as a whole.

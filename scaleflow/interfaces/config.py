@@ -456,12 +456,14 @@ class Checkpoint:
         best: also keep the best checkpoint, and the value that it is chosen by. Default null: none is kept, unless
             `export` is `best`.
         export: which model is tested and exported: that of the `last` step or of the `best` checkpoint. Default `last`.
-        folder: the folder of the checkpoints: any path that `tf.io.gfile` can write. Several machines need one that all
-            of them see. Default null: `checkpoints` in the run's folder.
+        folder: the folder of the checkpoints, a path or the address of a prefix in an object store (`s3://BUCKET/PATH`,
+            `gs://`, `abfs://`). At an address, each checkpoint is written to the run's folder first, then uploaded in
+            the background. Several machines need a path that all of them see, or an address. Default null:
+            `checkpoints` in the run's folder.
         max_seconds: seconds after the start of the command at which it saves and ends as KILLED, as if by a signal.
             Checked after each call of the loop. Not for kubernetes. Above 0. Default null: no limit.
-        write_seconds: the most seconds that the run waits for one checkpoint to be written, before it fails. Above 0.
-            Default 600.
+        write_seconds: the most seconds that the run waits for one checkpoint to be written, before it fails, and that
+            its end waits for uploads to an object store, before it ends without them. Above 0. Default 600.
     """
 
     name: Literal["default", "none"] = "default"

@@ -314,6 +314,15 @@ class Checkpoints(Protocol):
             CheckpointError: as `save`.
         """
 
+    def publish(self) -> None:
+        """Waits until all workers can read what was saved, or emits a note if that takes too long.
+
+        Only the call of the worker that writes has an effect.
+        """
+
+    def finish(self) -> None:
+        """Waits, at the end of the run, until checkpoints are where they are kept, and emits a note if one is not."""
+
     def load_best(self) -> Snapshot | None:
         """Returns the best snapshot that was saved; None if there is none, or if it is damaged (with a note)."""
 

@@ -23,6 +23,7 @@ from scaleflow.events import (
     RunReady,
     RunRefused,
     StageBegan,
+    UploadAwaited,
     Waiting,
 )
 from scaleflow.formatting import format_duration, format_elapsed, format_number
@@ -141,6 +142,8 @@ class Display:
                 case Waiting():
                     what = "the other processes" if event.peers else "the TPU"
                     self._begin_stage(Stage(f"waiting for {what}", time.monotonic(), event.time))
+                case UploadAwaited():
+                    self._begin_stage(Stage("uploading the last checkpoint", time.monotonic(), event.time))
                 case RunReady():
                     self._end_stage(event.time)
                     self._show_ready(event)

@@ -126,7 +126,8 @@ class RunMonitor:
         if cluster.stall_seconds is None or self.state.last is not None or self.stop.is_set():
             return None
         extra = 0.0 if self.state.is_under_way else cluster.start_seconds
-        if time.monotonic() - max(self.heard_at, began) <= cluster.stall_seconds + extra:
+        allowed = cluster.stall_seconds + extra + self.state.upload_seconds
+        if time.monotonic() - max(self.heard_at, began) <= allowed:
             return None
         more = f" + cluster.start_seconds={extra:g}" if extra else ""
         why = f"no progress for cluster.stall_seconds={cluster.stall_seconds:g}{more}, at step {self.state.step}"

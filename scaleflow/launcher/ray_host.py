@@ -334,7 +334,7 @@ def check_folders(spec: RunSpec, actors: Sequence[Any], locations: Sequence[Acto
         raise ConfigError(
             f"checkpoint={options.name}: {spec.checkpoints} is not on a path that {host} shares with this machine, so "
             "other machines could not resume from it; use checkpoint.folder=PATH on a path that all machines see or "
-            "in an object store (gs://...), or checkpoint=none"
+            "in an object store (s3://...), or checkpoint=none"
         )
 
 

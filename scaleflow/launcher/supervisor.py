@@ -160,7 +160,8 @@ class Supervisor:
                 deadline = time.monotonic() + GRACE_SECONDS
             if state.last is not None and deadline is None:  # the chief may wait for a process that is gone
                 deadline = time.monotonic() + GRACE_SECONDS
-            if deadline is not None and (self._stop.times > 1 or time.monotonic() > deadline or not state.is_ready):
+            is_late = deadline is not None and time.monotonic() > deadline + state.upload_seconds
+            if deadline is not None and (self._stop.times > 1 or is_late or not state.is_ready):
                 chief.kill()
             if reason := self._monitor.find_futile_wait():
                 self._reason = reason

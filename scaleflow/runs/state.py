@@ -20,6 +20,7 @@ from scaleflow.events import (
     RunEnded,
     RunReady,
     RunRefused,
+    UploadAwaited,
     Waiting,
 )
 from scaleflow.interfaces import Status
@@ -46,6 +47,8 @@ class RunState:
     step: int = 0  # the largest step of a metric
     checkpoint: int | None = None  # the step of the newest checkpoint
     waiting: Waiting | None = None  # the event `waiting`, while a worker waits
+    #: Seconds that the chief may wait for an upload in addition to all other limits; 0 while it does not
+    upload_seconds: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)  # the last value of each metric
     time: int = 0  # of the newest event, in milliseconds since the epoch
 
@@ -69,8 +72,9 @@ class RunState:
             case Restarted():
                 self.fault = ""
                 if event.worker is None:
-                    self.is_under_way, self.waiting = False, None
+                    self.is_under_way, self.waiting, self.upload_seconds = False, None, 0.0
             case RunEnded():
+                self.upload_seconds = 0.0
                 self.last, self.last_status, self.is_open = event, event.status, False
             case RunRefused():
                 self.last = event
@@ -86,6 +90,8 @@ class RunState:
                 self.checkpoint = event.step
             case FaultReported():
                 self.fault = event.error
+            case UploadAwaited():
+                self.upload_seconds = event.seconds
             case Waiting():
                 self.waiting = event
             case PeersMet():

@@ -66,9 +66,15 @@ class Checkpointing:
         if self.checkpoints is not None:
             self.checkpoints.wait()
 
+    def finish(self) -> None:
+        """Waits until the checkpoints are where they are kept; for the end of the run. It raises nothing."""
+        if self.checkpoints is not None:
+            self.checkpoints.finish()
+
     def load_best(self, sync: WorkerSync) -> Snapshot | None:
         """Loads the best checkpoint, if all workers can read it. All workers must call it."""
         assert self.checkpoints is not None
+        self.checkpoints.publish()
         sync(0.0)  # no worker reads before the writing worker is done
         best = self.checkpoints.load_best()
         return None if sync.any(best is None) else best

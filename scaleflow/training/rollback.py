@@ -69,9 +69,10 @@ class Rollbacks:
             raise error
         if self.count >= self.limit:
             raise RunError(f"{error.fact}, after training.nan_rollbacks={self.limit} rollbacks; {ADVICE}") from error
+        checkpoints.publish()
         sync(0.0)  # no worker reads before the writing worker is done
         snapshot = checkpoints.load_newest(before=error.last_cause)
-        if snapshot is None:
+        if sync.any(snapshot is None) or snapshot is None:
             raise RunError(f"{error.fact}, and there is no checkpoint from before; {ADVICE}") from error
         sync(0.0)  # no worker deletes while others read
         checkpoints.drop_from(snapshot.step + 1)

@@ -147,6 +147,10 @@ class Session:
         test = self._log.evaluate("test", self._feeds.test, model_step)
         return SessionResult(self._updates, False, model_step, test)
 
+    def finish_checkpoints(self) -> None:
+        """Waits until the checkpoints are where they are kept; before the end of the run is reported."""
+        self._checkpointing.finish()
+
     def _is_through(self) -> bool:
         """Trains to the end. Returns False after a rollback, so that the caller trains again."""
         try:

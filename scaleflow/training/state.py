@@ -100,8 +100,9 @@ def read_variables(named: Named) -> dict[str, np.ndarray[Any, Any]]:
     """Copies all variables to the host. Under a strategy with several processes, all of them must call it."""
     values = {}
     for name, shards in named.items():
-        parts = [np.array(shard.read_value().numpy()) for shard in shards]
-        values[name] = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=0)
+        # On a CPU the array of a tensor is the variable's own memory, so it is copied.
+        parts = [np.asarray(shard.read_value()) for shard in shards]
+        values[name] = parts[0].copy() if len(parts) == 1 else np.concatenate(parts, axis=0)
     return values
 
 

@@ -56,6 +56,7 @@ def train_run(spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> boo
         if spec.records and spec.plan.evaluator is not None:
             emit = EvaluationRelay(Path(spec.checkpoints), emit, is_resumed=spec.is_resumed)
         startup_timer = make_startup_timer(spec)
+        check_checkpoint_folder(spec, emit)
         setup = build_training(spec.plan, emit, startup_timer)
         if spec.plan.evaluator == "here":
             report_ready(spec, setup, 0, emit)
@@ -81,6 +82,7 @@ def train_run(spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> boo
         train_and_export(spec, setup, session, worker_sync, emit)
     except Exception as error:
         report_failure(spec, setup.explain(error), emit, setup)
+        finish_failed(session, error)
         return False
     return True
 
@@ -121,6 +123,31 @@ def make_startup_timer(spec: RunSpec) -> StartupTimer:
     return startup_timer
 
 
+def finish_failed(session: Session, error: Exception) -> None:
+    """Waits for the upload of checkpoints after a failure, unless a restart follows, which would wait for this."""
+    if not is_loss_of_peer(error):
+        session.finish_checkpoints()
+
+
+def check_checkpoint_folder(spec: RunSpec, emit: Emit) -> None:
+    """Raises ConfigError if `checkpoint.folder` cannot be written. Later attempts of a command do not ask again."""
+    if spec.records and spec.attempt == 0:
+        make_checkpoint_manager(spec, emit).check_writable()
+
+
+def make_checkpoint_manager(spec: RunSpec, emit: Emit) -> CheckpointManager:
+    from scaleflow import checkpoint
+
+    return checkpoint.CheckpointManager(
+        spec.plan.checkpoint,
+        spec.checkpoints,
+        emit,
+        writes=spec.worker == 0,
+        has_readers=count_synchronous_workers(spec.plan) > 1,
+        is_restart=spec.attempt > 0,
+    )
+
+
 def begin_training(
     spec: RunSpec, setup: TrainingSetup, worker_sync: WorkerSync, emit: Emit, startup_timer: StartupTimer | None = None
 ) -> Session:
@@ -128,11 +155,11 @@ def begin_training(
 
     Raises ConfigError if the run cannot continue from its checkpoints.
     """
-    from scaleflow import checkpoint, training
+    from scaleflow import training
 
     options, tracking = spec.plan.checkpoint, spec.plan.tracking
     histogram_epochs = tracking.histograms_every_epochs if tracking.tensorboard and spec.records else None
-    manager = checkpoint.CheckpointManager(options, spec.checkpoints, emit, writes=spec.worker == 0)
+    manager = make_checkpoint_manager(spec, emit)
     validation = None if spec.plan.evaluator else setup.validation
     session = training.Session(
         setup.engine,
@@ -149,21 +176,27 @@ def begin_training(
         callbacks=setup.callbacks,
         tracer=make_tracer(spec, setup, emit),
     )
-    manager.check_writable()
     check_shared_checkpoints(spec, manager, worker_sync)
     if not spec.is_resumed:
         manager.check_empty()
     else:
         emit(StageBegan("reading the last checkpoint"))
+        manager.publish()
+        worker_sync(0.0)  # no worker reads before the one that writes is done
         snapshot = manager.load_newest()
         if not worker_sync.is_same(str(snapshot and snapshot.step)):
             worker_sync.leave()
             raise ConfigError(
-                f"checkpoint.folder={spec.checkpoints}: the workers do not see the same checkpoints there; use a path "
-                "that all of them see"
+                f"checkpoint.folder={options.folder or spec.checkpoints}: the workers do not see the same checkpoints "
+                "there; use a path that all of them see"
             )
         if snapshot is not None:
             session.restore(snapshot)
+        elif spec.plan.model.init_from is None and (spec.plan.config.get("model") or {}).get("init_from"):
+            raise ConfigError(
+                f"checkpoint.folder={options.folder or spec.checkpoints}: there is no usable checkpoint, and the run "
+                "began with model.init_from; start a new run, or name the folder of its checkpoints"
+            )
     return session
 
 
@@ -177,9 +210,10 @@ def check_shared_checkpoints(spec: RunSpec, manager: CheckpointManager, worker_s
         return
     worker_sync.leave()
     raise ConfigError(
-        f"checkpoint={spec.plan.checkpoint.name}: the machines do not share {spec.checkpoints}, so the others could "
-        "not resume from the chief's checkpoints; use checkpoint.folder=PATH that all of them see, or an object "
-        "store's (gs://...), or checkpoint=none"
+        f"checkpoint={spec.plan.checkpoint.name}: the machines do not share "
+        f"{spec.plan.checkpoint.folder or spec.checkpoints}, so the others could not resume from the chief's "
+        "checkpoints; use checkpoint.folder=PATH that all of them see, or an object store's (s3://...), or "
+        "checkpoint=none"
     )
 
 
@@ -249,6 +283,7 @@ def train_and_export(
     if isinstance(emit, EvaluationRelay):
         finish_evaluations(emit, session.step, spec.plan.cluster.start_seconds)
     if result.stopped:
+        session.finish_checkpoints()
         limit = spec.plan.checkpoint.max_seconds
         over = limit is not None and time.time() - spec.started > limit
         why = f"checkpoint.max_seconds={limit:g} reached: " if over else ""
@@ -261,6 +296,7 @@ def train_and_export(
         report_confusion(setup.engine, evaluated, setup.outputs, spec.files, emit)
     export_model(spec, setup)
     emit(ModelExported(str(spec.files.model), result.model_step))
+    session.finish_checkpoints()
     emit(RunEnded("FINISHED"))
     # No worker may end before the chief has finished: it would look like a worker that died.
     worker_sync.leave()

@@ -81,6 +81,7 @@ def course(
 
         keeper.load_best = damaged_best
     result = session.run()
+    keeper.finish()
     return Course(points, dict(built.engine.read_state()), result.stopped, result.model_step, notes)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import socket
 import time
 from pathlib import Path
@@ -11,9 +12,12 @@ from pathlib import Path
 import pytest
 
 from scaleflow.cluster.network import free_ports
+from scaleflow.events import RunReady
 from scaleflow.launcher.worker_process import SERVER_ENV
+from scaleflow.runs import EventReader
 from tests.conftest import Command
 from tests.launcher.test_supervisor import only_run, processes, wait_for
+from tests.object_store import make_bucket
 from tests.processes import CommandProcess
 
 WORDS = ("cluster=tf_config", "hardware=cpu", "training.epochs=2")
@@ -174,3 +178,29 @@ def test_an_evaluator_without_a_folder_to_look_into_is_refused(tmp_path: Path) -
     for code, _, said in ends([hosts.start(number) for number in range(2)]):
         assert code == 2
         assert "with the role evaluator, checkpoint.folder must name a folder" in said
+
+
+@pytest.mark.slow
+def test_machines_without_a_common_path_go_on_from_an_object_store(
+    tmp_path: Path, object_store: dict[str, str]
+) -> None:
+    make_bucket(object_store, "machines")
+    words = ("strategy=multi_worker", "tracking=none", "checkpoint.folder=s3://machines/run", "checkpoint.export=best")
+    for name in ("first", "later"):
+        (tmp_path / name).mkdir()
+    first = Hosts(tmp_path / "first", 2)
+    for code, out, err in ends([first.start(n, *words, "hydra.run.dir=out", **object_store) for n in range(2)]):
+        assert code == 0, out + err
+    later = Hosts(tmp_path / "later", 2)
+    for number in range(2):
+        source = first.commands[0].folder / "out"
+        shutil.copytree(source, later.commands[number].folder / "out", ignore=shutil.ignore_patterns("checkpoints"))
+    more = ("resume=out", "training.max_steps=null", "training.epochs=3")
+    ran = ends([later.start(n, *more, **object_store) for n in range(2)])
+    assert [code for code, *_ in ran] == [0, 0], ran
+    events = EventReader(later.commands[0].folder / "out" / "events.jsonl").read()
+    resumed = [event.resumed for event in events if isinstance(event, RunReady)]
+    assert resumed[0] is None
+    assert (resumed[1] or 0) > 0
+    assert (later.commands[0].folder / "out/checkpoints").is_dir()
+    assert not list((later.commands[1].folder / "out").glob("*checkpoint*"))

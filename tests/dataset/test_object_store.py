@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
-import time
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,54 +13,7 @@ import pytest
 
 from tests.dataset.files import holds, refused
 from tests.dataset.test_table import arrays, make, table, write_table
-
-SECRET = "not-to-be-printed"
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Environment variables of a server on this machine that is empty."""
-    pytest.importorskip("moto.server")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    log = tmp_path_factory.mktemp("moto") / "log"
-    with log.open("w") as output:
-        line = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-        process = subprocess.Popen(line, stdout=output, stderr=output)
-        try:
-            address = f"http://127.0.0.1:{port}"
-            deadline = time.monotonic() + 60
-            while not answers(address):
-                assert process.poll() is None, log.read_text()
-                assert time.monotonic() < deadline, log.read_text()
-                time.sleep(0.1)
-            yield {
-                "AWS_ENDPOINT_URL": address,
-                "AWS_ACCESS_KEY_ID": "testing",
-                "AWS_SECRET_ACCESS_KEY": SECRET,
-                "AWS_REGION": "us-east-1",
-                "AWS_EC2_METADATA_DISABLED": "true",
-            }
-        finally:
-            process.terminate()
-            process.wait(30)
-
-
-def answers(address: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{address}/moto-api/data.json", timeout=5):
-            return True
-    except OSError:
-        return False
-
-
-def upload(folder: Path, bucket: str) -> None:
-    from pyarrow import fs
-
-    system = fs.S3FileSystem(endpoint_override=os.environ["AWS_ENDPOINT_URL"], allow_bucket_creation=True)
-    system.create_dir(bucket)
-    fs.copy_files(str(folder), bucket, destination_filesystem=system)
+from tests.object_store import SECRET, allow_requests, upload
 
 
 def read(base: Path, environment: Mapping[str, str]) -> Any:
@@ -101,9 +50,9 @@ def read(base: Path, environment: Mapping[str, str]) -> Any:
 
 
 def test_a_store_gives_the_rows_of_the_disk(
-    isolated: Callable[..., Any], tmp_path: Path, store: dict[str, str]
+    isolated: Callable[..., Any], tmp_path: Path, object_store: dict[str, str]
 ) -> None:
-    found, label, refusals = isolated(read, tmp_path, store)
+    found, label, refusals = isolated(read, tmp_path, object_store)
     for name, (local, remote) in found.items():
         assert list(local) == list(remote) == ["train", "test"] or name == "splits"
         for split, values in local.items():
@@ -129,26 +78,19 @@ def read_denied(environment: Mapping[str, str]) -> list[str]:
     return refused([lambda: make("s3://tables/csv")])
 
 
-def allow_requests(store: Mapping[str, str], count: bytes) -> None:
-    """Lets the server accept so many requests before it checks credentials."""
-    address = f"{store['AWS_ENDPOINT_URL']}/moto-api/reset-auth"
-    request = urllib.request.Request(address, data=count, headers={"Content-Type": "text/plain"}, method="POST")
-    urllib.request.urlopen(request, timeout=10).close()
-
-
 def test_no_credentials_and_no_answer_are_refused(
-    isolated: Callable[..., Any], tmp_path: Path, store: dict[str, str]
+    isolated: Callable[..., Any], tmp_path: Path, object_store: dict[str, str]
 ) -> None:
-    anonymous = {key: value for key, value in store.items() if not key.endswith(("_ID", "_ACCESS_KEY"))}
-    allow_requests(store, b"0")
+    anonymous = {key: value for key, value in object_store.items() if not key.endswith(("_ID", "_ACCESS_KEY"))}
+    allow_requests(object_store, b"0")
     try:
-        (denied,), (unknown,) = (isolated(read_denied, each) for each in (store, anonymous))
+        (denied,), (unknown,) = (isolated(read_denied, each) for each in (object_store, anonymous))
     finally:
-        allow_requests(store, b"inf")
+        allow_requests(object_store, b"inf")
     assert "dataset.data_dir=s3://tables/csv: the store refused the request (access denied)" in denied
     with socket.socket() as bound:  # nothing listens on it
         bound.bind(("127.0.0.1", 0))
-        closed = {**store, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{bound.getsockname()[1]}"}
+        closed = {**object_store, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{bound.getsockname()[1]}"}
         (silent,) = isolated(read_denied, closed)
     for message in (unknown, silent):
         assert "dataset.data_dir=s3://tables/csv: " in message
@@ -158,14 +100,18 @@ def test_no_credentials_and_no_answer_are_refused(
 
 @pytest.mark.slow
 def test_a_command_trains_from_a_store(
-    command: Any, isolated: Callable[..., Any], tmp_path: Path, store: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    command: Any,
+    isolated: Callable[..., Any],
+    tmp_path: Path,
+    object_store: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name, value in store.items():
+    for name, value in object_store.items():
         monkeypatch.setenv(name, value)
     write_table(tmp_path / "data/table.parquet", table())
     upload(tmp_path / "data", "trained")
     words = ("dataset=table", "dataset.data_dir=s3://trained/table.parquet", "dataset.target=price", "hardware=cpu")
-    ended = command(*words, "training.max_steps=3", "dataset.cache=none", "hydra.run.dir=out", **store)
+    ended = command(*words, "training.max_steps=3", "dataset.cache=none", "hydra.run.dir=out", **object_store)
     assert ended.returncode == 0, ended.stderr
     written = [path.read_bytes() for path in (command.folder / "out").rglob("*") if path.is_file()]
     assert SECRET not in ended.stdout + ended.stderr

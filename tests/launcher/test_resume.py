@@ -295,3 +295,17 @@ def test_a_run_goes_on_by_hand_from_a_damaged_checkpoint(command: Command) -> No
     steps = steps_in(command.events())
     assert steps == sorted(set(steps))
     assert json.loads((folder / "events.jsonl").read_text().splitlines()[-1])["status"] == "FINISHED"
+
+
+@pytest.mark.slow
+def test_a_run_with_initial_weights_does_not_begin_again_without_its_checkpoints(command: Command) -> None:
+    base = ("hardware=cpu", "tracking=none", "dataset.limit=100", "model.units=8")
+    first = command(*base, "training.max_steps=2", "hydra.run.dir=first")
+    assert first.returncode == 0, first.stderr
+    tuned = command(*base, "training.max_steps=2", "hydra.run.dir=tuned", "model.init_from=first")
+    assert tuned.returncode == 0, tuned.stderr
+    for manifest in (command.folder / "tuned").glob("checkpoints/step-*/checkpoint.json"):
+        manifest.unlink()
+    resumed = command("resume=tuned", "training.max_steps=4")
+    assert resumed.returncode == 2, resumed.stdout
+    assert "there is no usable checkpoint, and the run began with model.init_from" in resumed.stderr

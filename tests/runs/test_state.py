@@ -13,6 +13,7 @@ from scaleflow.events import (
     RunEnded,
     RunReady,
     RunRefused,
+    UploadAwaited,
     Waiting,
 )
 from scaleflow.runs import EventWriter, RunFolder, RunState
@@ -40,6 +41,13 @@ def test_a_run_is_open_until_it_ends() -> None:
     assert (state.step, state.checkpoint, state.time, state.params) == (4, 3, 7, {"model": "mlp"})
     state.apply(RunEnded("FAILED", "OSError: no"))
     assert (state.is_open, state.status, state.error, state.refusal) == (False, "FAILED", "OSError: no", None)
+
+
+def test_an_upload_is_waited_for_until_the_run_ends_or_restarts() -> None:
+    waits = (READY, UploadAwaited(600.0))
+    assert state_after(*waits).upload_seconds == 600.0
+    assert state_after(*waits, Restarted(1, "died")).upload_seconds == 0.0
+    assert state_after(*waits, RunEnded("FINISHED")).upload_seconds == 0.0
 
 
 def test_a_run_that_is_resumed_after_its_end_is_open_again() -> None:

@@ -1,0 +1,115 @@
+"""Object stores, `s3://`, `gs://` and `abfs://`, with pyarrow's file systems: addresses, connections, errors in words.
+
+Endpoints and credentials come from the environment, and from the files and services that each store's own tools use.
+pyarrow is imported inside the functions, because only addresses need it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from scaleflow.errors import ConfigError
+
+#: Scheme of an address -> what to set if the store refuses a request.
+CREDENTIALS = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE), and AWS_ENDPOINT_URL for a store of your own",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "abfs": "AZURE_STORAGE_ACCOUNT, and AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN",
+}
+
+#: Time limits: of a connection, of a request, and of an answer with all repetitions. In seconds.
+CONNECT_SECONDS, REQUEST_SECONDS, ANSWER_SECONDS = 5.0, 20.0, 60.0
+
+#: How often a request is made until it fails.
+ATTEMPTS = 3
+
+#: The name and the password of a user in an address.
+USER = re.compile(r"^\w+://[^/]*:[^/]*@")
+
+T = TypeVar("T")
+
+
+def is_address(value: Any) -> bool:
+    """Returns whether a value of a config is an address, and not a path."""
+    return isinstance(value, str) and "://" in value
+
+
+def split_address(key: str, address: str) -> tuple[str, str]:
+    """Returns the scheme of an address, and its path without slashes at the end.
+
+    Raises ConfigError, which names `key`, if the address has another scheme, or contains credentials.
+    """
+    if USER.match(address):
+        raise ConfigError(f"{key}: an address must not contain credentials; set them in the environment")
+    scheme, _, path = address.partition("://")
+    if scheme not in CREDENTIALS:
+        raise ConfigError(f"{key}={address}: expected a path, or an address with {', '.join(CREDENTIALS)}://")
+    return scheme, path.rstrip("/")
+
+
+def call_store(key: str, address: str, call: Callable[[], T], seconds: float = ANSWER_SECONDS) -> T:
+    """Returns the result of requests to a store. Raises ConfigError if they fail, or take more than `seconds`.
+
+    The message names `key` and `address`.
+    """
+    results: list[T] = []
+    errors: list[Exception] = []
+
+    def work() -> None:
+        try:
+            results.append(call())
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if results:
+        return results[0]
+    reason = explain_store_error(errors[0]) if errors else f"the store did not answer within {seconds:.0f} s"
+    credentials = CREDENTIALS[address.partition("://")[0]]
+    raise ConfigError(f"{key}={address}: {reason}; check the address, and set {credentials}")
+
+
+def explain_store_error(error: Exception) -> str:
+    """Returns the reason of a store's error, without credentials."""
+    text = " ".join(str(error).split())
+    if re.search(r"ACCESS_DENIED|HTTP status 403|INVALID_ACCESS_KEY|SIGNATURE|Forbidden|[Cc]redential", text):
+        return "the store refused the request (access denied)"
+    if "NO_SUCH_BUCKET" in text or "does not exist" in text.lower():
+        return "there is no such bucket or prefix"
+    reason = re.sub(r"(?i)(key|token|signature|secret)(=|: )\S+", r"\1\2...", text)
+    return reason if len(reason) <= 200 else f"{reason[:197]}..."
+
+
+@lru_cache
+def connect(scheme: str) -> Any:
+    """Returns pyarrow's file system of a store. Raises ConfigError if this pyarrow was built without it."""
+    from pyarrow import fs
+
+    environment = os.environ
+    try:
+        if scheme == "s3":
+            return fs.S3FileSystem(
+                region=environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or None,
+                endpoint_override=environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL") or None,
+                connect_timeout=CONNECT_SECONDS,
+                request_timeout=REQUEST_SECONDS,
+                retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
+                background_writes=False,  # otherwise what is written faster than it is sent fills the memory
+            )
+        if scheme == "gs":
+            return fs.GcsFileSystem(retry_time_limit=timedelta(seconds=REQUEST_SECONDS))
+        return fs.AzureFileSystem(
+            account_name=environment.get("AZURE_STORAGE_ACCOUNT", ""),
+            account_key=environment.get("AZURE_STORAGE_KEY"),
+            sas_token=environment.get("AZURE_STORAGE_SAS_TOKEN"),
+        )
+    except (AttributeError, ImportError) as error:
+        raise ConfigError(f"this pyarrow has no file system for {scheme}://") from error
