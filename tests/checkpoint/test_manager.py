@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,22 @@ def write_slowly() -> list[int]:
 
 def test_a_save_does_not_wait_for_the_one_before_and_the_newest_takes_its_place(isolated: Callable[..., Any]) -> None:
     assert isolated(write_slowly) == [1, 4]
+
+
+def write_and_forget() -> bool:
+    from scaleflow.checkpoint.manager import BackgroundWriter
+
+    writer = BackgroundWriter(lambda snapshot: None)
+    snapshot = Snapshot(1, {}, {})
+    writer.put(snapshot)
+    writer.wait()
+    is_gone = weakref.ref(snapshot)
+    del snapshot
+    return is_gone() is None
+
+
+def test_what_is_written_does_not_stay_in_memory(isolated: Callable[..., Any]) -> None:
+    assert isolated(write_and_forget)
 
 
 def write_what_must_stay() -> list[int]:

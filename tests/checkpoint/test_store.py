@@ -144,6 +144,29 @@ def test_one_that_was_not_finished_does_not_count_and_goes_with_the_next(
     assert isolated(write_after_a_death, str(tmp_path)) == ([1], ["step-00000001", "step-00000003"])
 
 
+def measure_memory(folder: str) -> list[float]:
+    """The MB that writing takes besides the tensors, and the MB of the tensors, which are read back."""
+    from scaleflow.checkpoint import CheckpointStore, store
+
+    store.PART_BYTES = 1 << 24
+    shelf = CheckpointStore(folder)
+    shelf.write(snapshot(1))  # what TensorFlow allocates once
+    tensors = {f"model/{n}": np.full((1 << 20,), n, np.float32) for n in range(40)}
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    shelf.write(Snapshot(2, tensors, HOST))
+    taken = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert same(shelf.read(2), Snapshot(2, tensors, HOST))
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before  # reading takes a copy, so this is not blind
+    files = len(list(Path(shelf.path_of(2)).glob("tensors.data-*")))
+    return [taken / 1024, after / 1024, sum(value.nbytes for value in tensors.values()) / 1e6, files]
+
+
+def test_writing_takes_no_second_copy_of_all_tensors(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    taken, after, size, files = isolated(measure_memory, str(tmp_path))
+    assert taken < 0.5 * size < 0.8 * size < after
+    assert files == 10
+
+
 def write_without_room(folder: str) -> tuple[str, list[int], bool]:
     from scaleflow.checkpoint import CheckpointStore
 
