@@ -35,7 +35,7 @@ USER = re.compile(r"^\w+://[^/]*:[^/]*@")
 T = TypeVar("T")
 
 
-def is_address(value: Any) -> bool:
+def is_store_address(value: Any) -> bool:
     """Returns whether a value of a config is an address, and not a path."""
     return isinstance(value, str) and "://" in value
 
@@ -82,8 +82,11 @@ def explain_store_error(error: Exception) -> str:
     text = " ".join(str(error).split())
     if re.search(r"ACCESS_DENIED|HTTP status 403|INVALID_ACCESS_KEY|SIGNATURE|Forbidden|[Cc]redential", text):
         return "the store refused the request (access denied)"
-    if "NO_SUCH_BUCKET" in text or "does not exist" in text.lower():
+    if re.search(r"NO_SUCH_BUCKET|RESOURCE_NOT_FOUND|does not exist", text, re.I):
         return "there is no such bucket or prefix"
+    if re.search(r"NETWORK_CONNECTION|REQUEST_TIMEOUT|curlCode", text):
+        return "the store does not answer there"
+    text = re.sub(r"^When .*? AWS Error (\w+) during (\w+) operation: |\(Request ID: .*?\)", r"\1 ", text).strip()
     reason = re.sub(r"(?i)(key|token|signature|secret)(=|: )\S+", r"\1\2...", text)
     return reason if len(reason) <= 200 else f"{reason[:197]}..."
 

@@ -17,7 +17,7 @@ from scaleflow.checkpoint.uploader import Uploader
 from scaleflow.errors import CheckpointError, ConfigError
 from scaleflow.events import CheckpointSaved, Emit, Note, UploadAwaited
 from scaleflow.interfaces import Checkpoint, Snapshot
-from scaleflow.object_store import explain_store_error, is_address
+from scaleflow.object_store import explain_store_error, is_store_address
 
 #: A note reports a checkpoint that is not written after this many seconds. Training goes on.
 NOTE_SECONDS = 60.0
@@ -59,7 +59,7 @@ class CheckpointManager:
         self._best: int | None = None
         self._writer = BackgroundWriter(self._write, options.write_seconds, self._store.folder)
         self._noted_write = 0.0
-        self._remote = RemoteStore(options.folder) if is_address(options.folder) and options.folder else None
+        self._remote = RemoteStore(options.folder) if is_store_address(options.folder) and options.folder else None
         self._uploader = (
             Uploader(self._store, self._remote, options.keep, emit) if self._remote is not None and writes else None
         )

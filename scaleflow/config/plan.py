@@ -16,7 +16,7 @@ from scaleflow.config.rules import check_rules
 from scaleflow.config.trust import check_targets
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Batching, Plan, Training
-from scaleflow.object_store import is_address, split_address
+from scaleflow.object_store import is_store_address, split_address
 
 
 def parse_plan(config: Mapping[str, Any], choices: Mapping[str, str], search: Sequence[str] = ()) -> Plan:
@@ -108,7 +108,7 @@ def check_averaged_weights(plan: Plan) -> None:
 
 def check_checkpoint_address(folder: str | None) -> None:
     """Raises ConfigError if `checkpoint.folder` is an address that names no prefix of an object store."""
-    if folder is None or not is_address(folder):
+    if folder is None or not is_store_address(folder):
         return
     key = "checkpoint.folder"
     scheme, path = split_address(key, folder)

@@ -22,7 +22,7 @@ import numpy as np
 from scaleflow.dataset.files import expand_data_dir, find_files
 from scaleflow.dataset.object_store import find_in_store, open_in_store
 from scaleflow.errors import ConfigError
-from scaleflow.object_store import is_address
+from scaleflow.object_store import is_store_address
 from scaleflow.table_formats import FORMATS, find_format
 
 #: Suffixes of compressed text files, which are read as a whole.
@@ -306,7 +306,7 @@ def open_tables(data_dir: Any, form: CsvForm) -> TableFiles:
     """Finds the files and checks that they have one format, and names of columns that can be told apart."""
     import pyarrow
 
-    find = find_in_store if is_address(data_dir) else find_files
+    find = find_in_store if is_store_address(data_dir) else find_files
     by_split = find(data_dir, tuple(FORMATS))
     first, *others = [path for paths in by_split.values() for path in paths]
     files = TableFiles(by_split, find_format(first, "dataset.data_dir"), form, {})
@@ -335,7 +335,7 @@ def read_partitions(data_dir: Any, paths: Sequence[str], format_name: str) -> di
     """
     import pyarrow
 
-    root = str(data_dir) if is_address(data_dir) else str(expand_data_dir(data_dir))
+    root = str(data_dir) if is_store_address(data_dir) else str(expand_data_dir(data_dir))
     if glob.has_magic(root):
         root = re.split(r"[*?\[]", root, maxsplit=1)[0].rpartition("/")[0]
     texts: dict[str, dict[str, str | None]] = {}
@@ -361,7 +361,7 @@ def open_file(path: str) -> Any:
     """Opens a file, or an address in an object store, for reading at any position."""
     import pyarrow
 
-    if is_address(path):
+    if is_store_address(path):
         return open_in_store(path)
     return pyarrow.memory_map(path) if Path(path).stat().st_size else pyarrow.BufferReader(b"")
 

@@ -26,7 +26,7 @@ from scaleflow.config.plan import check_plan, parse_plan
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Cluster, Plan, Strategy
 from scaleflow.launcher.resume import find_resumed_run
-from scaleflow.object_store import is_address
+from scaleflow.object_store import is_store_address
 from scaleflow.runs import RunSpec, RunState
 from scaleflow.tracking.tensorboard import check_tensorboard
 from scaleflow.tracking.uri import resolve_store
@@ -83,7 +83,7 @@ def prepare_resume(command: RunCommand, config: dict[str, Any], resume: str) -> 
     composed = command.composed
     run = find_resumed_run(resume, config, composed.choices, command.overrides)
     plan = make_plan(run.config, run.choices, list(dict.fromkeys((*composed.search, *run.search))))
-    is_saved = is_address(plan.checkpoint.folder) and RunState.read(run.files.path).checkpoint is not None
+    is_saved = is_store_address(plan.checkpoint.folder) and RunState.read(run.files.path).checkpoint is not None
     if is_saved or any(run.files.checkpoints.glob("step-*")):  # the weights are in the checkpoints
         plan = replace(plan, model=replace(plan.model, init_from=None))
     spec = make_spec(plan, run.files.path, command)

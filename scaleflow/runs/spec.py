@@ -11,7 +11,7 @@ from pathlib import Path
 
 from scaleflow.cluster.members import count_workers, process_names
 from scaleflow.interfaces import Plan
-from scaleflow.object_store import is_address
+from scaleflow.object_store import is_store_address
 from scaleflow.runs.folder import RunFolder, to_file_name
 from scaleflow.secret_masking import find_known_secrets, mask_secrets, remember_secrets
 
@@ -83,7 +83,7 @@ class RunSpec:
     def checkpoints(self) -> str:
         """The folder of the run's checkpoints; that in the run's folder if they are kept in an object store."""
         folder = self.plan.checkpoint.folder
-        return str(self.files.checkpoints) if folder is None or is_address(folder) else folder
+        return str(self.files.checkpoints) if folder is None or is_store_address(folder) else folder
 
     @property
     def events(self) -> Path:

@@ -15,6 +15,7 @@ from scaleflow.config.parse import flatten
 from scaleflow.errors import ConfigError
 from scaleflow.events import Emit, FaultReported, ModelExported, Note, RunEnded, RunReady, RunRefused, StageBegan
 from scaleflow.interfaces import Plan, Tracer
+from scaleflow.object_store import is_store_address
 from scaleflow.provenance import mark_process
 from scaleflow.runs import RunSpec
 from scaleflow.runs.event_log import DeduplicatingEmitter
@@ -56,7 +57,7 @@ def train_run(spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> boo
         if spec.records and spec.plan.evaluator is not None:
             emit = EvaluationRelay(Path(spec.checkpoints), emit, is_resumed=spec.is_resumed)
         startup_timer = make_startup_timer(spec)
-        check_checkpoint_folder(spec, emit)
+        check_object_store(spec, emit)
         setup = build_training(spec.plan, emit, startup_timer)
         if spec.plan.evaluator == "here":
             report_ready(spec, setup, 0, emit)
@@ -129,9 +130,12 @@ def finish_failed(session: Session, error: Exception) -> None:
         session.finish_checkpoints()
 
 
-def check_checkpoint_folder(spec: RunSpec, emit: Emit) -> None:
-    """Raises ConfigError if `checkpoint.folder` cannot be written. Later attempts of a command do not ask again."""
-    if spec.records and spec.attempt == 0:
+def check_object_store(spec: RunSpec, emit: Emit) -> None:
+    """Raises ConfigError if `checkpoint.folder` is in an object store that cannot be written, before data is read.
+
+    Later attempts of a command do not ask again: training goes on while the store is away.
+    """
+    if spec.records and spec.attempt == 0 and is_store_address(spec.plan.checkpoint.folder):
         make_checkpoint_manager(spec, emit).check_writable()
 
 
@@ -176,6 +180,8 @@ def begin_training(
         callbacks=setup.callbacks,
         tracer=make_tracer(spec, setup, emit),
     )
+    if not is_store_address(options.folder):
+        manager.check_writable()
     check_shared_checkpoints(spec, manager, worker_sync)
     if not spec.is_resumed:
         manager.check_empty()
