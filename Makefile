@@ -8,18 +8,20 @@
 # make campaign  makes CASES=200 faults from SEED=0, and prints what came of them as a table
 # make random  draws CASES=300 command lines from SEED=0, and prints what came of them as a table
 # make table   makes docs/combinations.md
+# make bench-peers compares scaleflow with PyTorch, Lightning, JAX and Keras, which it installs in .venv-peers
 # make docs      builds the site of docs/ in site/; broken links are errors
 # make pictures  makes docs/pictures, of MLflow's UI; it takes chromium and chromedriver
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PEERS := .venv-peers
 
 PROCESSES ?= 3
 PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist worksteal --durations 20
 
 SEED ?= 0
 
-.PHONY: run test test-all test-rest check matrix campaign random table docs pictures lint bench gpu ui clean
+.PHONY: run test test-all test-rest check matrix campaign random table docs pictures lint bench bench-peers gpu ui clean
 
 run: $(VENV)/installed
 	$(BIN)/python -m scaleflow
@@ -67,6 +69,9 @@ lint: $(VENV)/developed
 bench: $(VENV)/developed
 	$(BIN)/python -m benchmarks
 
+bench-peers: $(VENV)/developed $(PEERS)/installed
+	$(BIN)/python -m benchmarks.peers
+
 # CUDA takes gigabytes, so it is installed only where there is a driver for it.
 gpu: REPORT ?= build/gpu
 gpu: $(VENV)/installed
@@ -92,5 +97,11 @@ $(VENV)/documented: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	touch $@
 
+$(PEERS)/installed: benchmarks/peers/requirements.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --upgrade pip
+	$(PEERS)/bin/python -m pip install --quiet --requirement $<
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist site *.egg-info
+	rm -rf $(VENV) $(PEERS) build dist site *.egg-info

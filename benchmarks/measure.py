@@ -197,8 +197,13 @@ def temporary_folder() -> Iterator[Path]:
 # ---------------------------------------------------------------------------------------------
 
 
-def run(command: Sequence[str | Path], folder: Path) -> tuple[str, float]:
+def run(command: Sequence[str | Path], folder: Path, python: Path | None = None) -> tuple[str, float]:
     """Runs a Python program with its output kept, the store in `folder`.
+
+    Args:
+        command: the arguments of the interpreter.
+        folder: where it runs.
+        python: the interpreter of another environment, which cannot import this checkout; None: this one.
 
     Returns:
         (standard output, seconds of wall time from its start to its exit).
@@ -206,11 +211,14 @@ def run(command: Sequence[str | Path], folder: Path) -> tuple[str, float]:
     Raises:
         WrongResultError: if it exits with anything but 0.
     """
+    variables = environment(folder)
+    if python is not None:
+        del variables["PYTHONPATH"]  # its Hydra would load scaleflow's plugins
     begin = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, *map(str, command)],
+        [python or sys.executable, *map(str, command)],
         cwd=folder,
-        env=environment(folder),
+        env=variables,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -228,9 +236,11 @@ def environment(folder: Path) -> dict[str, str]:
     return kept | {"PYTHONPATH": str(ROOT), "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}"}
 
 
-def run_by_hand(script: str, arguments: Sequence[str], folder: Path) -> tuple[dict[str, Any], float]:
-    """Runs a script of `by_hand/`; gives the JSON of its last line, and its wall time."""
-    output, seconds = run([BY_HAND / script, *arguments], folder)
+def run_by_hand(
+    script: str | Path, arguments: Sequence[str], folder: Path, python: Path | None = None
+) -> tuple[dict[str, Any], float]:
+    """Runs a script of `by_hand/`, or of an absolute path; gives the JSON of its last line, and its wall time."""
+    output, seconds = run([BY_HAND / script, *arguments], folder, python)
     return json.loads(output.strip().splitlines()[-1]), seconds
 
 
