@@ -36,6 +36,10 @@ class StoreUnreachable(ConfigError):
     """A tracking store does not answer. The same command may work later."""
 
 
+class NothingCanRun(ConfigError):
+    """All jobs of the first batch of a sweep are refused."""
+
+
 class RunError(ScaleflowError):
     """A run that had begun could not finish. The message is recorded as the reason."""
 

@@ -60,7 +60,9 @@ class Device:
 
     def environment(self, count: int = 1) -> dict[str, str]:
         """Returns the variables that show a process the first `count` GPUs."""
-        return {CUDA_DEVICES: ",".join(self.names[:count])} if self.kind == "gpu" else {}
+        if self.kind != "gpu":
+            return {}
+        return {CUDA_DEVICES: ",".join(self.names[:count]), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # as nvidia-smi counts
 
 
 def find_device(cpus: int) -> Device | None:

@@ -70,7 +70,7 @@ def run_out_of_memory(bench: Bench) -> None:
         )
         if ended.code == 0:
             break
-        advice = re.search(r"out of memory on GPU:0.*; ((?:\S+=\S+ )+)gives the same with less memory", ended.stderr)
+        advice = re.search(r"out of memory on GPU:0.*; ((?:\S+=\S+ )+)(?:or |gives the same)", ended.stderr)
         expect(ended.code == 1 and advice is not None, f"exit code {ended.code}: {ended.last_lines}")
         batch = advice[1].split() if advice else []
     bench.values |= {"attempts": attempt, "batch that fits": " ".join(batch)}

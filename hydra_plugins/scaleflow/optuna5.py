@@ -23,6 +23,8 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
+from scaleflow.config.hydra_config import mask_sweep_config
+from scaleflow.errors import NothingCanRun
 from scaleflow.events import Event, MetricsLogged
 from scaleflow.formatting import format_number
 from scaleflow.secret_masking import mask_secrets
@@ -88,6 +90,7 @@ class OptunaSweeper(Sweeper):
         self._count = n_trials
         self._direction, self._sampler, self._pruner, self._seed = direction, sampler, pruner, seed
         self._storage, self._name, self._params = storage, study_name, dict(params or {})
+        self._is_reseeded = False
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Checks the options. Hydra calls it once for each sweep.
@@ -101,7 +104,8 @@ class OptunaSweeper(Sweeper):
             one_of("pruner", self._pruner, PRUNERS)
         if self._count < 1:
             raise HydraException(f"hydra.sweeper.n_trials={self._count}: expected at least 1")
-        self._context, self._task, self._config = hydra_context, task_function, config
+        self._task: Any = task_function
+        self._context, self._config = hydra_context, config
         self._launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
@@ -130,6 +134,7 @@ class OptunaSweeper(Sweeper):
         folder = Path(str(self._config.hydra.sweep.dir))
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(self._config, folder / "multirun.yaml")
+        mask_sweep_config(folder / "multirun.yaml")
         study = self._study(folder)
         self._search(study, space, fixed, folder)
         return self._best(study, folder)
@@ -179,37 +184,54 @@ class OptunaSweeper(Sweeper):
         """
         optuna = imported()
         owner = read_owner(folder)
-        running = study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.RUNNING])
-        is_own = [self._storage is None or trial.user_attrs.get(OWNER) == owner for trial in running]
-        left = [optuna.trial.Trial(study, trial._trial_id) for trial, own in zip(running, is_own, strict=True) if own]
+        if not self._find_left(study, owner) and count_begun(study) >= self._count:
+            return
+        runner = self._task.sweep(self._context, self._config) if self._is_scaleflow else None
+        left = self._find_left(study, owner)  # no other command runs them: the runner has locked the folder
         batch_size = max(1, int(self._config.hydra.launcher.get("n_jobs", 1)))
-        is_reseeded = False
         number = 0
         while True:
             batch, left = left[:batch_size], left[batch_size:]
             while len(batch) < batch_size and count_begun(study) < self._count:
-                batch.append(trial := study.ask())
-                trial.set_user_attr(OWNER, owner)
-                trial.set_user_attr(SWEEP, f"{platform.node()}:{folder.absolute()}")
-                if not is_reseeded and trial.number:
-                    study.sampler = self._make_sampler(trial.number)
-                is_reseeded = True
+                batch.append(self._ask(study, owner, folder))
             if not batch:
                 return
-            for trial in batch:
-                for key, values in space.items():
-                    suggest(trial, key, values)
-            overrides = [[*fixed, *(f"{key}={shown(v)}" for key, v in trial.params.items())] for trial in batch]
+            overrides = [[*fixed, *choose_values(trial, space)] for trial in batch]
             pruned = self._watch(batch)
-            for trial, returned in zip(batch, self._launcher.launch(overrides, number), strict=True):
-                value = as_number(returned.return_value)
-                if trial.number in pruned:
-                    study.tell(trial.number, state=optuna.trial.TrialState.PRUNED)
-                elif value is None:
+            try:
+                results = self._launcher.launch(overrides, number)
+            except NothingCanRun:
+                for trial in batch:  # the next command would only be refused again
                     study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-                else:
-                    study.tell(trial.number, value)
+                raise
+            is_stopped = runner is not None and runner.is_stopped
+            for trial, returned in zip(batch, results, strict=True):
+                tell_result(study, trial.number, as_number(returned.return_value), trial.number in pruned, is_stopped)
             number += len(batch)
+            if is_stopped:
+                return
+
+    def _find_left(self, study: optuna.Study, owner: str) -> list[optuna.Trial]:
+        """Returns the open trials that a command in this folder began."""
+        optuna = imported()
+        running = study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.RUNNING])
+        own = [trial for trial in running if self._storage is None or trial.user_attrs.get(OWNER) == owner]
+        return [optuna.trial.Trial(study, trial._trial_id) for trial in own]
+
+    def _ask(self, study: optuna.Study, owner: str, folder: Path) -> optuna.Trial:
+        """Begins a trial of this command. The first one determines the seed of its sampler."""
+        trial = study.ask()
+        trial.set_user_attr(OWNER, owner)
+        trial.set_user_attr(SWEEP, f"{platform.node()}:{folder.absolute()}")
+        if not self._is_reseeded and trial.number:
+            study.sampler = self._make_sampler(trial.number)
+        self._is_reseeded = True
+        return trial
+
+    @property
+    def _is_scaleflow(self) -> bool:
+        """Whether the jobs run under a launcher of scaleflow's own, which checks and watches them."""
+        return bool(getattr(self._launcher, "checks_jobs", False))
 
     def _watch(self, trials: Sequence[optuna.Trial]) -> set[int]:
         """Reports the metric of running jobs to the pruner.
@@ -220,7 +242,7 @@ class OptunaSweeper(Sweeper):
         pruned: set[int] = set()
         if self._pruner is None:
             return pruned
-        if not hasattr(self._task, "sweep"):
+        if not self._is_scaleflow:
             raise HydraException(
                 f"hydra.sweeper.pruner={self._pruner}: only jobs of scaleflow's own command report values while "
                 "they run; use null"
@@ -259,6 +281,24 @@ class OptunaSweeper(Sweeper):
         count = len(trials) - running
         print(f"best of {count}: {format_number(study.best_value)} with {words}{elsewhere}{more}", flush=True)
         return best
+
+
+def choose_values(trial: optuna.Trial, space: Mapping[str, Any]) -> list[str]:
+    """Returns the overrides of a trial, with the values that the sampler proposes."""
+    for key, values in space.items():
+        suggest(trial, key, values)
+    return [f"{key}={shown(value)}" for key, value in trial.params.items()]
+
+
+def tell_result(study: optuna.Study, number: int, value: float | None, is_pruned: bool, is_stopped: bool) -> None:
+    """Tells a study the result of a trial. One that a signal stopped stays open: the next command runs it first."""
+    states = imported().trial.TrialState
+    if is_pruned:
+        study.tell(number, state=states.PRUNED)
+    elif value is not None:
+        study.tell(number, value)
+    elif not is_stopped:
+        study.tell(number, state=states.FAIL)
 
 
 def read_owner(folder: Path) -> str:

@@ -105,6 +105,7 @@ class CheckpointManager:
         if self._uploader is None or not self._has_readers:
             return
         self._uploader.request()
+        self._emit(UploadAwaited(self._options.write_seconds))
         if failure := self._uploader.wait(self._options.write_seconds):
             self._emit(Note(f"{KEY}={self._options.folder}: the other workers cannot read the checkpoints: {failure}"))
 
@@ -118,7 +119,7 @@ class CheckpointManager:
             self._emit(
                 Note(
                     f"{self._options.folder} does not have the checkpoint of {steps}: {failure}; it stays in "
-                    f"{self._store.folder}, and a resumed run uploads it"
+                    f"{self._store.folder}, and a resumed run uploads it, if this one is not finished"
                 )
             )
 

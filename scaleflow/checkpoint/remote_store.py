@@ -9,7 +9,6 @@ The manifest is uploaded last, after the other objects were read again. So a par
 
 from __future__ import annotations
 
-import json
 import re
 import time
 import uuid
@@ -25,6 +24,7 @@ from scaleflow.checkpoint.store import (
     QUARANTINE,
     VISIBLE_SECONDS,
     DamagedCheckpoint,
+    parse_manifest,
 )
 from scaleflow.object_store import call_store, connect, split_address
 
@@ -95,8 +95,9 @@ class RemoteStore:
             DamagedCheckpoint: if the files differ from the manifest.
             OSError: if the store does not answer, or holds something else than was sent.
         """
+        files = parse_manifest(manifest)["files"]  # checked before the copy in the store is deleted
         self.delete(step)
-        for name, description in json.loads(manifest)["files"].items():
+        for name, description in files.items():
             path = self._path_of(step, name)
             sent = {"bytes": 0, "crc32": 0}
             with self._system.open_output_stream(path) as target:

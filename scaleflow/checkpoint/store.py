@@ -142,11 +142,7 @@ class CheckpointStore:
         path = self.path_of(step)
         try:
             with tf.io.gfile.GFile(f"{path}/{MANIFEST}") as file:
-                manifest = json.loads(file.read())
-            if manifest["format"] != FORMAT:
-                raise DamagedCheckpoint(f"it has the format {manifest['format']}, and this version reads {FORMAT}")
-            if manifest.pop(CHECKSUM) != manifest_checksum(manifest):
-                raise DamagedCheckpoint(f"{MANIFEST} has changed since it was written")
+                manifest = parse_manifest(file.read())
             for name, description in manifest["files"].items():
                 if describe_file(f"{path}/{name}") != description:
                     raise DamagedCheckpoint(f"{name} has changed since it was written")
@@ -221,6 +217,22 @@ def describe_error(error: Exception) -> str:
     """Returns the first line of the message of an error of TensorFlow or of the operating system."""
     message = getattr(error, "message", None) or getattr(error, "strerror", None) or str(error)
     return str(message).splitlines()[0] if message else type(error).__name__
+
+
+def parse_manifest(content: str | bytes) -> dict[str, Any]:
+    """Parses a manifest. Raises DamagedCheckpoint if it is not what was written, or of another version."""
+    try:
+        manifest = dict(json.loads(content))
+        if manifest["format"] != FORMAT:
+            raise DamagedCheckpoint(f"it has the format {manifest['format']}, and this version reads {FORMAT}")
+        is_sound = manifest.pop(CHECKSUM) == manifest_checksum(manifest)
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedCheckpoint(
+            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        ) from error
+    if not is_sound:
+        raise DamagedCheckpoint(f"{MANIFEST} has changed since it was written")
+    return manifest
 
 
 def manifest_checksum(manifest: Mapping[str, Any]) -> int:

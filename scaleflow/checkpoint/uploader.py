@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from scaleflow.checkpoint.remote_store import RemoteStore
-from scaleflow.checkpoint.store import CheckpointStore, DamagedCheckpoint
+from scaleflow.checkpoint.store import CheckpointStore, DamagedCheckpoint, parse_manifest
 from scaleflow.events import Emit, Note
 from scaleflow.object_store import explain_store_error
 
@@ -80,7 +79,7 @@ class Uploader:
         with self._changed:
             self._is_hurried = True
             self._changed.notify_all()
-            is_done = self._changed.wait_for(lambda: self.is_done, seconds)
+            is_done = self._changed.wait_for(lambda: self.is_done, min(seconds, threading.TIMEOUT_MAX))
             self._is_hurried = False
             return "" if is_done else self._failure or f"the upload took more than {seconds:g} s"
 
@@ -182,13 +181,12 @@ class Uploader:
 
     @staticmethod
     def _find_best(manifests: dict[int, bytes] | dict[int, bytes | None]) -> int | None:
-        """Returns the best step, by the newest of some checkpoints."""
-        newest = manifests[max(manifests)] if manifests else None
-        try:
-            best = (json.loads(newest or b"{}").get("host", {}).get("best") or {}).get("step")
-        except ValueError:
-            return None
-        return None if best is None else int(best)
+        """Returns the best step, by the newest of some checkpoints whose manifest is sound."""
+        for step in sorted(manifests, reverse=True):
+            with contextlib.suppress(DamagedCheckpoint):
+                best = (parse_manifest(manifests[step] or b"")["host"].get("best") or {}).get("step")
+                return None if best is None else int(best)
+        return None
 
     def _upload(self, step: int, manifest: bytes) -> None:
         """Uploads one checkpoint, unless its files are gone or were replaced meanwhile."""

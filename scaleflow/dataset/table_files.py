@@ -131,7 +131,8 @@ class TableFiles:
             if self.format != "csv":
                 parts[name] = part.cast(self.used.field(name).type)
             elif name in numbers:
-                parts[name] = part.cast(pyarrow.float64())
+                with contextlib.suppress(pyarrow.ArrowInvalid):  # it stays text, as in a file
+                    parts[name] = part.cast(pyarrow.float64())
         return pyarrow.table({name: parts[name] if name in parts else table[name] for name in columns})
 
     def _read_columns(self, block: Block, columns: Sequence[str], rows: int | None, numbers: Sequence[str]) -> Any:

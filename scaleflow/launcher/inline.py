@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 
 from scaleflow.errors import ConfigError
@@ -37,10 +38,12 @@ class InlineRun:
 
     def _train(self) -> None:
         write, monitor = EventWriter(self.spec.files.events), self._monitor
+        lock = threading.RLock()  # threads that write or upload checkpoints emit, too
 
         def emit(event: Event) -> None:
             write(event)
-            monitor.follow()
+            with lock:
+                monitor.follow()
             if isinstance(event, RunReady):
                 self._wait_for_store()
 

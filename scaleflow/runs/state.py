@@ -84,6 +84,7 @@ class RunState:
     def _apply_progress(self, event: Event) -> None:
         match event:
             case MetricsLogged():
+                self.upload_seconds = 0.0
                 self.step = max(self.step, event.step)
                 self.metrics.update(event.values)
             case CheckpointSaved():

@@ -51,7 +51,7 @@ def recompute(
         ConfigError: if a second run would not compute the same.
     """
     leaves = {id(leaf): leaf for leaf in keras.tree.flatten(arguments) if isinstance(leaf, tf.Tensor)}
-    inputs = {key: x for key, x in leaves.items() if x.dtype.is_floating and record.should_record_backprop([x])}
+    inputs = {key: x for key, x in leaves.items() if is_differentiable(x) and may_have_gradient(x)}
     masks = {key: keras.src.backend.get_keras_mask(x) for key, x in inputs.items()}
     values = [tf.convert_to_tensor(weight._value) for weight in weights]
     layer_state = read_layer_state()
@@ -94,22 +94,36 @@ def recompute(
         first.append(run((), ()))
         tensors = iter(list_differentiable(*first[0]))
     check_operations(before, label)
+    check_captures(before, [*inputs.values(), *values], label)
     outputs, scope = first[0]
     scope.apply_updates()
-    return keras.tree.map_structure(lambda x: replace_output(x, tensors), outputs), list(tensors)
+    return keras.tree.map_structure(lambda x: replace_output(x, tensors, label), outputs), list(tensors)
 
 
 def list_differentiable(outputs: Any, scope: RunScope) -> list[tf.Tensor]:
     """Lists the tensors of a run that have gradients: outputs, then the losses that layers added."""
-    return [*filter(is_differentiable, keras.tree.flatten(outputs)), *scope.losses]
+    return [*filter(is_differentiable, keras.tree.flatten(outputs)), *scope.added]
 
 
 def is_differentiable(value: Any) -> bool:
-    return isinstance(value, tf.Tensor) and value.dtype.is_floating
+    return isinstance(value, tf.Tensor) and (value.dtype.is_floating or value.dtype.is_complex)
 
 
-def replace_output(output: Any, tensors: Iterator[tf.Tensor]) -> Any:
-    """Returns the next of `tensors` for an output that has a gradient, with the output's mask; others unchanged."""
+def may_have_gradient(tensor: tf.Tensor) -> bool:
+    """Returns whether a gradient of a tensor may be needed. A function that is called in a step does not know it."""
+    return not tf.executing_eagerly() or record.should_record_backprop([tensor])
+
+
+def replace_output(output: Any, tensors: Iterator[tf.Tensor], label: str) -> Any:
+    """Returns the next of `tensors` for an output that has a gradient, with the output's mask; others unchanged.
+
+    Raises ConfigError for a structure that would lose its gradient.
+    """
+    if not isinstance(output, tf.Tensor | bool | int | float | str | None):
+        raise ConfigError(
+            f"hardware.remat: {label} returns a {type(output).__name__}, whose gradient would be lost; return tensors "
+            "in tuples, lists or dicts, or use hardware.remat=false"
+        )
     if not is_differentiable(output):
         return output
     tensor, mask = next(tensors), keras.src.backend.get_keras_mask(output)
@@ -127,7 +141,10 @@ class RunScope(keras.StatelessScope):  # type: ignore[misc]  # keras has no type
     """
 
     def __init__(self, values: Iterable[tuple[keras.Variable, tf.Tensor]], label: str) -> None:
-        super().__init__(list(values), collect_losses=True, initialize_variables=False)
+        super().__init__(collect_losses=True, initialize_variables=False)
+        # Not by Keras, which would cast them to the dtype that the layer around computes in.
+        self.state_mapping = {id(variable): value for variable, value in values}
+        self.added: list[tf.Tensor] = []  # Keras removes a layer's losses when it is called again outside a model
         self._label = label
         self._read: dict[int, tuple[keras.Variable, tf.Tensor]] = {}
         self._updated: dict[int, keras.Variable] = {}
@@ -143,6 +160,10 @@ class RunScope(keras.StatelessScope):  # type: ignore[misc]  # keras has no type
             self._read[id(variable)] = variable, value
             self.state_mapping[id(variable)] = value
         return self.state_mapping[id(variable)]
+
+    def add_loss(self, loss: tf.Tensor) -> None:
+        super().add_loss(loss)
+        self.added.append(loss)
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
         self.get_current_value(update[0])
@@ -186,7 +207,8 @@ def check_operations(first: int, label: str) -> None:
     """Raises ConfigError if an operation of the graph, from index `first` on, draws other numbers each time."""
     if tf.executing_eagerly():
         return
-    for operation in tf.compat.v1.get_default_graph().get_operations()[first:]:
+    graph = tf.compat.v1.get_default_graph()
+    for operation in list_operations(graph, graph.get_operations()[first:]):
         if operation.type.startswith(RANDOM_OPERATIONS) and operation.op_def.is_stateful:
             raise ConfigError(
                 f"hardware.remat: {label} draws random numbers with TensorFlow ({operation.type}), which are others "
@@ -194,11 +216,39 @@ def check_operations(first: int, label: str) -> None:
             )
 
 
+def list_operations(graph: Any, operations: Iterable[Any]) -> Iterator[Any]:
+    """Yields operations, and those of the functions that they call, such as the bodies of loops."""
+    for operation in operations:
+        yield operation
+        for value in operation.node_def.attr.values():
+            function: Any = graph._get_function(value.func.name) if value.HasField("func") else None
+            if getattr(function, "graph", None) is not None:
+                yield from list_operations(function.graph, function.graph.get_operations())
+
+
+def check_captures(first: int, given: Iterable[tf.Tensor], label: str) -> None:
+    """Raises ConfigError if operations from index `first` on take a tensor with a gradient that is not `given`."""
+    if tf.executing_eagerly():
+        return
+    operations = tf.compat.v1.get_default_graph().get_operations()
+    earlier, known = {each.name for each in operations[:first]}, {tensor.name for tensor in given}
+    for tensor in (tensor for operation in operations[first:] for tensor in operation.inputs):
+        is_taken = tensor.op.name in earlier and tensor.name not in known
+        if is_taken and is_differentiable(tensor) and record.should_record_backprop([tensor]):
+            raise ConfigError(
+                f"hardware.remat: {label} uses the tensor {tensor.name}, which is not an argument of its call, so its "
+                "gradient would be lost; pass it as an argument, or use hardware.remat=false"
+            )
+
+
 def check_states(layers: Iterable[keras.Layer]) -> None:
     """Raises ConfigError if a layer has state that scaleflow cannot keep from being updated twice."""
     for layer in layers:
-        for name, value in vars(layer).items():
-            if isinstance(value, tf.Variable):
+        for name, attribute in vars(layer).items():
+            inside = list(attribute.values()) if isinstance(attribute, dict) else attribute
+            values = inside if isinstance(inside, list | tuple) else [inside]
+            is_own = not name.startswith("_self_") and name != "_tracker"  # of TensorFlow and Keras
+            if is_own and any(isinstance(value, tf.Variable) for value in values):
                 raise ConfigError(
                     f"hardware.remat: the layer {layer.name} has the tf.Variable {name}, which would be updated twice; "
                     "create it with add_weight, or use hardware.remat=false"

@@ -88,6 +88,9 @@ def recompute_segments(model: keras.Model) -> list[Segment]:
         if not training:
             return plain_call(inputs, training=training, mask=mask, **named)
         values = {graph.source: inputs}
+        for tensor, each in zip(keras.tree.flatten(inputs), keras.tree.flatten(mask), strict=False):
+            if each is not None:  # as `Functional.call` does
+                keras.src.backend.set_keras_mask(tensor, each)
         for segment in segments:
             losses = segment.run(values)
             if segment.is_recomputed:

@@ -79,8 +79,9 @@ class JobComposer:
             environment = {str(k): str(v) for k, v in config.hydra.job.env_set.items()}
             overrides = read_typed_overrides()
         shared = {key: self._share_section(key, value) for key, value in resolved.items()}
-        typed = (override_key(word) for word in words if REFERENCE.search(word))
-        return JobRequest(tuple(words), overrides, number, shared, environment, template.references.union(typed))
+        typed = {override_key(word) for word in words}
+        references = (template.references - typed) | {override_key(word) for word in words if REFERENCE.search(word)}
+        return JobRequest(tuple(words), overrides, number, shared, environment, references)
 
     def _share_section(self, key: str, section: Any) -> Any:
         """Returns the section of an earlier job if it is equal."""

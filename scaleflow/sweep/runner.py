@@ -29,7 +29,7 @@ from omegaconf import DictConfig
 
 from scaleflow.config.folders import create_folder, remove_created
 from scaleflow.config.hydra_config import check_folder_writable, mask_sweep_config
-from scaleflow.errors import ConfigError
+from scaleflow.errors import ConfigError, NothingCanRun
 from scaleflow.events import Event, RunReady
 from scaleflow.formatting import format_duration
 from scaleflow.interfaces import Plan, Status
@@ -146,6 +146,11 @@ class SweepRunner:
         self._swept = find_swept_keys(config)
         mask_sweep_config(self._files.sweep_config)
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal asked for the end of the sweep."""
+        return self._stop.is_set()
+
     def launch(self, overrides: Sequence[Sequence[str]]) -> list[JobReturn]:
         """Runs a batch of jobs, given the overrides of each, and waits for them.
 
@@ -192,7 +197,7 @@ class SweepRunner:
         self._show_ended([job.entry for job in jobs if job.is_finished])
         if refusals and len(refusals) == len(jobs):
             self._forget_if_new()
-            raise refusals[0]
+            raise NothingCanRun(str(refusals[0])) from refusals[0]
         self._jobs += jobs
         self._ledger.save()
         return jobs
@@ -227,7 +232,8 @@ class SweepRunner:
         """Returns the job's folder as `hydra.sweep.subdir` gives it, relative to the sweep's folder and made unique."""
         name = os.path.relpath(self._composer.name_folder(request, number), self._folder)
         used_names = {entry.folder for entry in self._ledger.entries}
-        return name if name not in used_names else f"{name}-{number}"
+        is_taken = name in used_names or RunFolder(self._folder / name).events.exists()
+        return f"{name}-{number}" if is_taken else name
 
     def _check(self, job: SweepJob) -> ConfigError | None:
         """Checks a job, unless it has finished. Returns the error if it cannot run.
@@ -248,6 +254,8 @@ class SweepRunner:
             JobDisplay(sys.stdout, job.entry.number).print_error(job.entry.reason)
             return refusal
         job.is_waiting, job.is_resumed = True, state.is_ready
+        if job.is_finished:  # its folder is gone
+            job.entry.status = "waiting"
         self._plan = self._plan or plan
         self._clusters.add(plan.cluster.name)
         return None

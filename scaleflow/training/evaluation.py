@@ -24,15 +24,16 @@ class Evaluation:
         objective: the loss and the metrics.
 
     Attributes:
-        overlaps: whether several batches are computed at once, which is faster. Not on a GPU, whose memory they may
-            not fit into. It becomes False when a traced evaluation has a convolution (`repeat_in_graph`); if that is
-            known before, it saves tracing it again.
+        overlaps: whether several batches are computed at once, which is faster. Not on a GPU or TPU, whose memory
+            they may not fit into. It becomes False when a traced evaluation has a convolution (`repeat_in_graph`); if
+            that is known before, it saves tracing it again.
     """
 
     def __init__(
         self, strategy: tf.distribute.Strategy, forward: Callable[[tf.Tensor], tf.Tensor], objective: Objective
     ) -> None:
-        self.overlaps = not tf.config.list_logical_devices("GPU")  # each takes memory of the GPU
+        kinds = {device.device_type for device in tf.config.list_logical_devices()}
+        self.overlaps = not kinds & {"GPU", "TPU"}  # each takes memory of the device
         self._strategy = strategy
         self._forward = forward
         self._metric_sums = MetricSums(objective, evaluates=True)

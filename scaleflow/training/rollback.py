@@ -72,7 +72,9 @@ class Rollbacks:
         checkpoints.publish()
         sync(0.0)  # no worker reads before the writing worker is done
         snapshot = checkpoints.load_newest(before=error.last_cause)
-        if sync.any(snapshot is None) or snapshot is None:
+        if not sync.is_same(str(snapshot and snapshot.step)):
+            raise RunError(f"{error.fact}, and the workers do not see the same checkpoints to go back to") from error
+        if snapshot is None:
             raise RunError(f"{error.fact}, and there is no checkpoint from before; {ADVICE}") from error
         sync(0.0)  # no worker deletes while others read
         checkpoints.drop_from(snapshot.step + 1)

@@ -253,7 +253,7 @@ def make_engine(
     notes: list[str] = []
     if runtime.strategy_name == "parameter_server":
         engine = make_parameter_server_loop(plan, runtime, make_model, outputs, goal, run)
-        engine.remat = apply_remat(plan, runtime, engine.model)
+        engine.remat = apply_remat(plan, runtime, engine.model) or engine.remat
         return engine, notes
     with runtime.strategy.scope():
         with strategy.variable_scope(runtime.strategy_name):

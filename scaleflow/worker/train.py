@@ -17,7 +17,7 @@ from scaleflow.events import Emit, FaultReported, ModelExported, Note, RunEnded,
 from scaleflow.interfaces import Plan, Tracer
 from scaleflow.object_store import is_store_address
 from scaleflow.provenance import mark_process
-from scaleflow.runs import RunSpec
+from scaleflow.runs import RunSpec, RunState
 from scaleflow.runs.event_log import DeduplicatingEmitter
 from scaleflow.secret_masking import mask_secrets
 from scaleflow.user_metrics import user_metrics
@@ -203,6 +203,8 @@ def begin_training(
                 f"checkpoint.folder={options.folder or spec.checkpoints}: there is no usable checkpoint, and the run "
                 "began with model.init_from; start a new run, or name the folder of its checkpoints"
             )
+        elif spec.records and spec.attempt == 0 and RunState.read(spec.folder).checkpoint is not None:
+            emit(Note(f"{options.folder or spec.checkpoints} has no usable checkpoint: the run begins again at step 0"))
     return session
 
 

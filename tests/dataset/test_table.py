@@ -329,6 +329,9 @@ def read_partitions(base: Path) -> Any:
         y = y[:, 0]
         order = np.lexsort([y, x["year"]])
         found.append((source.notes[0], {name: array[order].tolist() for name, array in x.items()}, y[order].tolist()))
+    (base / "csv" / "year=2020").rename(base / "csv" / "year=NA")
+    sampled = make(base / "csv", test=0, columns=["file", "year"], learn_on=4)
+    found.append(np.sort(arrays(sampled).inputs["year"]).tolist())
     one = make(base / "parquet" / "year=20*" / "**" / "*.parquet", test=0, columns=["year"])
     (base / "parquet" / "year=2020" / "odd").mkdir()
     frame.assign(year=1).to_parquet(base / "parquet" / "year=2020" / "odd" / "more.parquet")
@@ -339,6 +342,7 @@ def read_partitions(base: Path) -> Any:
 def test_the_names_of_folders_are_columns(isolated: Callable[..., Any], tmp_path: Path) -> None:
     found, years, message, frame = isolated(read_partitions, tmp_path)
     frame = frame.sort_values(["year", "price"])
+    assert np.array_equal(found.pop(), [2021.0] * 6 + [np.nan] * 6, equal_nan=True)
     for note, x, y in found:
         assert note == "dataset=table: numbers file, year; categories town, kind; target price (regression)"
         assert x["year"] == frame.year.tolist()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -218,6 +219,23 @@ def test_a_command_runs_the_trials_again_that_it_left_in_a_shared_study(tmp_path
     assert ours(fake, *words, "hydra.sweeper.n_trials=3") == 0
     assert [plan.seed for plan in fake.plans] == [trial.params["seed"] for trial in shared.trials[1:]]
     assert fake.plans[0].seed == killed.params["seed"]
+
+
+def test_a_search_that_is_stopped_goes_on_with_the_stopped_trial(tmp_path: Path, ours: Any) -> None:
+    class Stopped(FakeLaunch):
+        def __call__(self, *arguments: Any) -> int:
+            if len(self.runs) == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+            return super().__call__(*arguments)
+
+    words = ("seed=int(interval(1,1000000))", f"hydra.sweeper.storage=sqlite:///{tmp_path}/shared.db")
+    first, second = Stopped(["FINISHED", "KILLED"]), FakeLaunch()
+    assert ours(first, *words, "hydra.sweeper.n_trials=4") == 130
+    study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{tmp_path}/shared.db")
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE", "RUNNING"]
+    assert ours(second, *words, "hydra.sweeper.n_trials=4") == 0
+    assert [plan.seed for plan in second.plans] == [trial.params["seed"] for trial in study.trials[1:]]
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 4
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ MIRRORED = ("strategy=mirrored", "hardware.logical_devices=2")
 PIPELINE = ("strategy=pipeline", "hardware.logical_devices=2", "strategy.micro_batches=2")
 ONE = ("strategy=one_device",)
 SAME = 1e-6
+MODELS = "model._target_=tests.strategy.test_remat."
 
 Followed = tuple[list[float], dict[str, np.ndarray[Any, Any]], str]
 
@@ -59,6 +60,7 @@ CASES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "one_device": ((*TRANSFORMER, *ONE), {"true": "5 segments", "[block?_attention,*feed1]": "4 layers"}),
     "accumulated": ((*MLP, *ONE, "training.accumulate=2"), {"true": "3 segments"}),
     "mirrored": ((*MLP, *MIRRORED), {"true": "3 segments", "[batch_normalization*]": "3 layers"}),
+    "pipeline, added losses": ((*BASE, f"{MODELS}adding", *PIPELINE, "strategy.cuts=[narrow]"), {"true": "1 segment"}),
     "pipeline": ((*MLP, *PIPELINE), {"true": "5 segments", "[batch_normalization*]": "3 layers"}),
 }
 
@@ -250,7 +252,6 @@ def refuse(plan: Plan) -> str:
     return "built"
 
 
-MODELS = "model._target_=tests.strategy.test_remat."
 REFUSALS: dict[tuple[str, ...], str] = {
     ("model.units=16", "hardware.remat=[block*]"): "hardware.remat=[block*]: block* matches no layer with weights; the "
     "model has dense, outputs",
@@ -264,6 +265,10 @@ REFUSALS: dict[tuple[str, ...], str] = {
     ): "looks up rows of a table, which saves no memory",
     (f"{MODELS}drawing", "hardware.remat=[layer]"): "hardware.remat: layer draws random numbers with TensorFlow (Random"
     "StandardNormal), which are others when it is computed again; use keras.random",
+    (
+        f"{MODELS}drawing_in_loop",
+        "hardware.remat=[layer]",
+    ): "hardware.remat: layer draws random numbers with TensorFlow",
     (f"{MODELS}counting", "hardware.remat=[layer]"): "hardware.remat: the layer layer has the tf.Variable count, which "
     "would be updated twice; create it with add_weight",
     (f"{MODELS}borrowing", "hardware.remat=[layer]"): "hardware.remat: layer uses the weights first/kernel of another "
@@ -276,6 +281,35 @@ REFUSALS: dict[tuple[str, ...], str] = {
 @pytest.mark.parametrize("words", REFUSALS, ids=lambda words: words[-1] + words[0][-8:])
 def test_what_cannot_be_computed_again_is_refused(isolated: Isolated, plan: Make, words: tuple[str, ...]) -> None:
     assert REFUSALS[words] in isolated(refuse, plan(*BASE, *(() if PIPELINE[0] in words else ONE), *words))
+
+
+def capture() -> str:
+    import keras
+    import tensorflow as tf
+
+    from scaleflow.strategy.recompute import recompute
+
+    dense = keras.layers.Dense(3)
+    dense.build((None, 3))
+
+    @tf.function(autograph=False)
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            hidden = 2.0 * x
+            outputs, _ = recompute(lambda given: dense(given) + hidden, x, dense.trainable_variables, "block")
+        return tape.gradient(outputs, x)
+
+    try:
+        step(tf.ones([2, 3]))
+    except ConfigError as error:
+        return str(error)
+    return "computed"
+
+
+def test_a_tensor_that_is_no_argument_is_refused(isolated: Isolated) -> None:
+    message = isolated(capture)
+    assert message.startswith("hardware.remat: block uses the tensor mul:0, which is not an argument of its call")
 
 
 def make_model(inputs: Inputs, outputs: Outputs, call: Callable[[Any, Any], Any]) -> Any:
@@ -306,6 +340,12 @@ def draw(layer: Any, x: Any) -> Any:
     return x + tf.random.normal([8])
 
 
+def draw_in_loop(layer: Any, x: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.map_fn(lambda row: row + tf.random.normal([8]), x)
+
+
 def count(layer: Any, x: Any) -> Any:
     return x + layer.count
 
@@ -316,6 +356,20 @@ def borrow(layer: Any, x: Any) -> Any:
 
 def drawing(inputs: Inputs, outputs: Outputs, **unused: Any) -> Any:
     return make_model(inputs, outputs, draw)
+
+
+def drawing_in_loop(inputs: Inputs, outputs: Outputs, **unused: Any) -> Any:
+    return make_model(inputs, outputs, draw_in_loop)
+
+
+def adding(inputs: Inputs, outputs: Outputs, **unused: Any) -> Any:
+    """A layer that is called twice and adds a loss each time."""
+    import keras
+
+    raw = keras.Input(inputs.shape, dtype=inputs.dtype)
+    twice = keras.layers.Dense(16, activation="tanh", activity_regularizer=keras.regularizers.L2(0.1))
+    x = twice(twice(keras.layers.Dense(16)(keras.layers.Flatten()(raw))))
+    return keras.Model(raw, keras.layers.Dense(*outputs.shape)(keras.layers.Dense(4, name="narrow")(x)))
 
 
 def counting(inputs: Inputs, outputs: Outputs, **unused: Any) -> Any:
