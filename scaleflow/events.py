@@ -107,7 +107,7 @@ class CheckpointSaved(Event, event="checkpoint"):
 
 @dataclass(frozen=True)
 class UploadAwaited(Event, event="upload"):
-    """The worker waits, at most `seconds`, until the last checkpoints are in the object store."""
+    """The worker waits, at most `seconds`, until the last checkpoints are in the object store; 0: the wait is over."""
 
     seconds: float
 

@@ -110,10 +110,13 @@ class CheckpointManager:
             self._emit(Note(f"{KEY}={self._options.folder}: the other workers cannot read the checkpoints: {failure}"))
 
     def finish(self) -> None:
+        if self._remote is not None and not self._writes:  # its process ends after that of the worker that uploads
+            self._emit(UploadAwaited(self._options.write_seconds))
         if self._uploader is None or self._uploader.is_done:
             return
         self._emit(UploadAwaited(self._options.write_seconds))
         failure = self._uploader.wait(self._options.write_seconds)
+        self._emit(UploadAwaited(0.0))
         if failure and (missing := self._uploader.list_missing()):
             steps = f"step{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
             self._emit(

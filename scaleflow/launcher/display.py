@@ -142,7 +142,7 @@ class Display:
                 case Waiting():
                     what = "the other processes" if event.peers else "the TPU"
                     self._begin_stage(Stage(f"waiting for {what}", time.monotonic(), event.time))
-                case UploadAwaited():
+                case UploadAwaited() if event.seconds:
                     self._begin_stage(Stage("uploading the last checkpoint", time.monotonic(), event.time))
                 case RunReady():
                     self._end_stage(event.time)

@@ -47,7 +47,7 @@ class RunState:
     step: int = 0  # the largest step of a metric
     checkpoint: int | None = None  # the step of the newest checkpoint
     waiting: Waiting | None = None  # the event `waiting`, while a worker waits
-    #: Seconds that the chief may wait for an upload in addition to all other limits; 0 while it does not
+    #: Seconds that the process may wait for an upload, its own or the chief's, in addition to all other limits
     upload_seconds: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)  # the last value of each metric
     time: int = 0  # of the newest event, in milliseconds since the epoch
@@ -74,7 +74,6 @@ class RunState:
                 if event.worker is None:
                     self.is_under_way, self.waiting, self.upload_seconds = False, None, 0.0
             case RunEnded():
-                self.upload_seconds = 0.0
                 self.last, self.last_status, self.is_open = event, event.status, False
             case RunRefused():
                 self.last = event

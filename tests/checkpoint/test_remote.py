@@ -26,17 +26,20 @@ Store = dict[str, str]
 
 
 class Recorder:
-    """An `Emit` that keeps the texts of notes and the steps of checkpoints."""
+    """An `Emit` that keeps the texts of notes, the steps of checkpoints and the waits for uploads."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
         self.saved: list[int] = []
+        self.waits: list[float] = []
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Note):
             self.notes.append(event.text)
         elif isinstance(event, CheckpointSaved):
             self.saved.append(event.step)
+        elif isinstance(event, UploadAwaited):
+            self.waits.append(event.seconds)
 
 
 def make_manager(address: str, folder: Path, emit: Any, **options: Any) -> Any:
@@ -209,7 +212,8 @@ def lose_the_store(environment: Mapping[str, str], folder: Path) -> dict[str, An
         manager.save(make_snapshot(step))
         manager.wait()  # the local folder has it
     manager.finish()
-    found: dict[str, Any] = {"without": [*heard.notes]}
+    make_manager(address, folder / "local", heard, write_seconds=7.0, writes=False).finish()
+    found: dict[str, Any] = {"without": [*heard.notes], "waits": heard.waits[-3:]}
     restarted = make_manager(address, folder / "local", heard, is_restart=True)
     restarted._uploader = None  # two would delete each other's incomplete uploads
     found["restarted"] = restarted.load_newest().step
@@ -234,6 +238,7 @@ def test_a_store_that_is_away_does_not_end_the_run_and_gets_the_rest_later(
     assert re.match(r"checkpoints cannot be uploaded to s3://away/run: .+; training continues, they stay in ", outage)
     assert end.startswith("s3://away/run does not have the checkpoint of steps 3, 4: ")
     assert end.endswith(f"; it stays in {tmp_path}/local, and a resumed run uploads it, if this one is not finished")
+    assert found["waits"] == [3.0, 0.0, 7.0]  # a worker that only reads ends after the one that uploads
     assert found["restarted"] == 4
     assert found["refusal"].startswith("checkpoint.folder=s3://away/run: ")
     assert found["objects"] == files_of(3, 4)

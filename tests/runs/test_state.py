@@ -43,11 +43,12 @@ def test_a_run_is_open_until_it_ends() -> None:
     assert (state.is_open, state.status, state.error, state.refusal) == (False, "FAILED", "OSError: no", None)
 
 
-def test_an_upload_is_waited_for_until_the_run_ends_or_restarts() -> None:
+def test_an_upload_is_waited_for_until_it_is_over_or_the_run_restarts() -> None:
     waits = (READY, UploadAwaited(600.0))
     assert state_after(*waits).upload_seconds == 600.0
     assert state_after(*waits, Restarted(1, "died")).upload_seconds == 0.0
-    assert state_after(*waits, RunEnded("FINISHED")).upload_seconds == 0.0
+    assert state_after(*waits, UploadAwaited(0.0)).upload_seconds == 0.0
+    assert state_after(*waits, RunEnded("FINISHED")).upload_seconds == 600.0  # another worker's upload
 
 
 def test_a_run_that_is_resumed_after_its_end_is_open_again() -> None:
