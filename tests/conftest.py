@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -12,9 +13,10 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
+from filelock import FileLock
 from hydra import compose as hydra_compose
 from hydra import initialize_config_module
 from hydra._internal.sources_registry import SourcesRegistry
@@ -30,6 +32,8 @@ from scaleflow.launcher.worker_process import SERVER_ENV
 from tests.object_store import serve_store
 from tests.processes import ADDRESS, SESSION, CommandProcess, call, empty_store_of, run_server, server
 from tests.tiers import mark_slow_cases
+
+T = TypeVar("T")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -181,6 +185,23 @@ class Command:
 
     def events(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.run_folder() / "events.jsonl").read_text().splitlines()]
+
+
+def make_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], T]) -> tuple[Path, T]:
+    """A folder that one of the test processes fills with `make(folder)`, and what that returned.
+
+    A module's fixture is made in each test process that runs one of the module's tests. Use this for the slow ones.
+    """
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"shared-{name}"
+    folder, result = shared / "folder", shared / "result"
+    with FileLock(shared.with_suffix(".lock")):
+        if not result.exists():
+            shutil.rmtree(shared, ignore_errors=True)  # of a process that failed
+            folder.mkdir(parents=True)
+            result.write_bytes(pickle.dumps(make(folder)))
+    made: T = pickle.loads(result.read_bytes())
+    return folder, made
 
 
 def clean_environment() -> dict[str, str]:

@@ -14,12 +14,12 @@ import pyarrow
 import pytest
 from pyarrow import csv, parquet
 
-from tests.conftest import Command
+from tests.conftest import Command, make_once
 from tests.processes import CommandProcess
 
 SIZES = ("big", "mid", "small")
 
-TABLE = ("dataset=table", "dataset.data_dir=houses.parquet", "hardware=cpu", "training.max_steps=3")
+TABLE = ("dataset=table", "dataset.data_dir=houses.parquet")
 
 
 def make_houses(rows: int, seed: int = 0) -> pyarrow.Table:
@@ -38,24 +38,13 @@ def make_houses(rows: int, seed: int = 0) -> pyarrow.Table:
 
 
 class Trained:
-    """A folder with a store, three runs and a table of new rows."""
+    """A folder with a store, three runs (of the sizes, the prices and digits) and a table of new rows."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, runs: tuple[str, str, str]) -> None:
         self.command = Command(folder)
         self.folder = folder
-        parquet.write_table(make_houses(120), folder / "houses.parquet")
         self.new = make_houses(75, 1)
-        parquet.write_table(self.new, folder / "new.parquet")
-        csv.write_csv(self.new, folder / "new.csv")
-        self.sizes = self.train(*TABLE, "dataset.target=size", "dataset.drop=[id,price]")
-        self.prices = self.train(*TABLE, "dataset.target=price", "dataset.drop=[id,size]")
-        self.digits = self.train("dataset=digits", "hardware=cpu", "training.max_steps=3")
-
-    def train(self, *words: str) -> str:
-        ended = self.command(*words, "tracking.system_metrics=false")
-        assert ended.returncode == 0, ended.stderr
-        (line,) = [line for line in ended.stdout.splitlines() if line.startswith("run ")]
-        return line[line.index("(") + 1 : line.index(")")]
+        self.sizes, self.prices, self.digits = runs
 
     def predict(self, run: str, table: str, output: str, *words: str, code: int = 0) -> str:
         """Runs the command; returns its standard error."""
@@ -73,7 +62,26 @@ class Trained:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    return Trained(tmp_path_factory.mktemp("predict"))
+    return Trained(*make_once(tmp_path_factory, "predict", train_three))
+
+
+def train_three(folder: Path) -> tuple[str, str, str]:
+    """Writes the tables and trains; returns the runs' ids."""
+    parquet.write_table(make_houses(120), folder / "houses.parquet")
+    parquet.write_table(make_houses(75, 1), folder / "new.parquet")
+    csv.write_csv(make_houses(75, 1), folder / "new.csv")
+
+    def train(*words: str) -> str:
+        ended = Command(folder)(*words, "hardware=cpu", "training.max_steps=3", "tracking.system_metrics=false")
+        assert ended.returncode == 0, ended.stderr
+        (line,) = [line for line in ended.stdout.splitlines() if line.startswith("run ")]
+        return line[line.index("(") + 1 : line.index(")")]
+
+    return (
+        train(*TABLE, "dataset.target=size", "dataset.drop=[id,price]"),
+        train(*TABLE, "dataset.target=price", "dataset.drop=[id,size]"),
+        train("dataset=digits"),
+    )
 
 
 def compute_elsewhere(folder: Path, run: str, table: Any) -> tuple[Any, Any]:

@@ -21,7 +21,7 @@ import yaml
 from scaleflow import __version__
 from scaleflow.errors import ConfigError
 from scaleflow.formatting import format_number
-from tests.conftest import Command
+from tests.conftest import Command, make_once
 from tests.launcher.test_supervisor import wait_for
 from tests.tracking.servers import free_port
 
@@ -71,16 +71,23 @@ OWN_WORDS = ("--config-dir", "own", "model=mine", "+model.hub_token=planted-as-i
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Command, Any]:
     """A model of the user's own, with arguments that are secrets."""
-    command = Command(tmp_path_factory.mktemp("finished"))
+    folder, ended = make_once(tmp_path_factory, "finished_run", train_own_model)
+    command = Command(folder)
     command.environment |= OWN_ENVIRONMENT
-    own = command.folder / "own"
+    return command, ended
+
+
+def train_own_model(folder: Path) -> Any:
+    command = Command(folder)
+    command.environment |= OWN_ENVIRONMENT
+    own = folder / "own"
     (own / "model").mkdir(parents=True)
     (own / "model" / "mine.yaml").write_text(OWN_YAML)
     (own / "own_model.py").write_text(OWN_MODEL)
     tags = "tracking.tags={team: vision, deploy_token: planted-in-a-tag}"
     ended = command(*OWN_WORDS, f"training.epochs={EPOCHS}", tags)
     assert ended.returncode == 0, ended.stderr
-    return command, ended
+    return ended
 
 
 @pytest.fixture(scope="module")
