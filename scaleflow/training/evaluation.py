@@ -32,8 +32,8 @@ class Evaluation:
     def __init__(
         self, strategy: tf.distribute.Strategy, forward: Callable[[tf.Tensor], tf.Tensor], objective: Objective
     ) -> None:
-        kinds = {device.device_type for device in tf.config.list_logical_devices()}
-        self.overlaps = not kinds & {"GPU", "TPU"}  # each takes memory of the device
+        devices = (tf.config.list_logical_devices(kind) for kind in ("GPU", "TPU"))
+        self.overlaps = not any(devices)  # each batch takes memory of the device
         self._strategy = strategy
         self._forward = forward
         self._metric_sums = MetricSums(objective, evaluates=True)
