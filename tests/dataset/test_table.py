@@ -622,14 +622,12 @@ def test_a_scaled_target_is_learned_standardised_and_reported_in_its_unit(isolat
     "words",
     [
         ("dataset.embed=true", "model=dlrm"),
-        ("model=linear", "training.engine=fit"),
+        ("model=linear", "training.engine=fit", "dataset.cache=none"),
         ("strategy=mirrored", "hardware.logical_devices=2", "precision=mixed"),
         ("strategy=pipeline", "strategy.stages=2", "hardware.logical_devices=2"),
-        ("strategy=parameter_server",),
         ("dataset.target=town", "dataset.cache=none", "dataset.on_bad_example=skip"),
         ("strategy=multi_worker", "cluster.workers=2", "dataset.cache=none", "dataset.learn_on=20"),
         ("strategy=parameter_server", "dataset.cache=none"),
-        ("training.engine=fit", "dataset.cache=none"),
     ],
     ids=" ".join,
 )

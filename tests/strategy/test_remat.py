@@ -80,17 +80,14 @@ def test_losses_and_states_are_the_same(isolated: Isolated, plan: Make, case: st
 MORE_CASES: dict[str, tuple[tuple[str, ...], str, float]] = {
     "float16": ((*MLP, *MIRRORED, "precision=mixed_float16", "training.clip_norm=0.3"), "true", 5e-3),
     "bfloat16": ((*MLP, *ONE, "precision=mixed_bfloat16"), "true", 3e-2),
-    "bfloat16, layers": ((*TRANSFORMER, *ONE, "precision=mixed_bfloat16"), "[block*]", 3e-2),
     "eager": ((*MLP, *ONE, "debug=eager"), "true", SAME),
-    "nan": ((*MLP, *ONE, "debug='nan'"), "true", SAME),
-    "resnet": ((*BASE, "model=resnet", *MIRRORED, "dataset.limit=192"), "true", 1e-5),
+    "resnet": ((*BASE, "model._target_=tests.strategy.models.resnet", *MIRRORED), "true", 1e-5),
     "frozen and LoRA": (
         (*MLP, *ONE, "model.freeze=[dense]", "model.lora={rank: 2, layers: [dense_1]}"),
         "true",
         SAME,
     ),
     "a step of one's own": ((*MLP, *ONE, "training.step={_target_: tests.training.steps.smoothed}"), "true", SAME),
-    "accumulated on replicas": ((*MLP, *MIRRORED, "training.accumulate=2"), "true", SAME),
     "pipeline with a model's own losses": (
         (*BASE, "model._target_=tests.strategy.models.resnet", *PIPELINE, "training.accumulate=2"),
         "true",
@@ -105,13 +102,12 @@ def test_losses_are_the_same_however_training_is_done(isolated: Isolated, plan: 
     words, remat, atol = MORE_CASES[case]
     wanted, found = (isolated(follow, plan(*words, f"hardware.remat={each}")) for each in ("false", remat))
     assert_same(found, wanted, atol)
-    assert found[2].endswith("segments" if remat == "true" else "layers")
+    assert found[2].endswith("segments")
 
 
 SEVERAL = {
     "multi_worker": ("strategy=multi_worker",),
     "parameter_server": IN_SHARDS,
-    "fit": (*ONE, "training.engine=fit"),
     "fit, mirrored": (*MIRRORED, "training.engine=fit"),
 }
 

@@ -124,7 +124,6 @@ def test_replicas_and_stages_give_the_losses_and_metrics_of_one_device(
 ALONE: dict[str, tuple[str, tuple[str, ...], str, tuple[str, ...]]] = {
     "fit, dict out": ("dict out", (), "fit", ()),
     "fit, stream": ("dict out", (), "fit", STREAM),
-    "fit, positions": ("positions", (), "fit", ()),
     "fit, weights": ("weights", (), "fit", ()),
     "three stages": ("dict out", ("hardware.logical_devices=3",), "three stages", ()),
     "XLA": ("dict out", (), "mirrored", ("hardware.xla=true",)),
