@@ -280,11 +280,11 @@ def start_processes(spec: RunSpec, group: Any, cleanup: contextlib.ExitStack) ->
     locations = call_actors(actors, "locate", ray.loopback(cluster), seconds=cluster.start_seconds)
     check_folders(spec, actors, locations)
     addresses = [location.address for location in locations]
-    configs = [{TF_CONFIG: text} for text in make_tf_configs(names, addresses)] if count > 1 else [{}]
+    configs = ({TF_CONFIG: text} for text in make_tf_configs(names, addresses)) if count > 1 else iter([{}])
     limits = {} if cluster.cpus is None else dict.fromkeys(THREADS_ENV, str(cluster.cpus))
     processes: list[RayProcess] = []
     for number, (actor, config, location) in enumerate(zip(actors, configs, locations, strict=True)):
-        environment = {**spec.environment, **limits, **config}
+        environment: Mapping[str, str] = {**spec.environment, **limits, **config}
         process = RayProcess(replace(spec, worker=number), actor, environment, location.host)
         cleanup.callback(process.close)
         processes.append(process)
