@@ -9,6 +9,7 @@ import os
 import re
 import resource
 import select
+import selectors
 import signal
 import socket
 import subprocess
@@ -64,17 +65,15 @@ class MessageWatch:
     """
 
     def __init__(self) -> None:
-        self._poll = select.poll()  # `select` fails for descriptors from 1024 on
-        self._processes: dict[int, ForkedProcess] = {}
+        self._selector = selectors.DefaultSelector()
         self._looked_at = -math.inf
 
-    def add(self, descriptor: int, process: ForkedProcess) -> None:
-        self._processes[descriptor] = process
-        self._poll.register(descriptor, select.POLLIN)
+    def add(self, connection: socket.socket, process: ForkedProcess) -> None:
+        self._selector.register(connection, selectors.EVENT_READ, process)
 
-    def remove(self, descriptor: int) -> None:
-        if self._processes.pop(descriptor, None) is not None:
-            self._poll.unregister(descriptor)
+    def remove(self, connection: socket.socket) -> None:
+        with contextlib.suppress(KeyError, ValueError):  # it was removed at the end of the process, or closed
+            self._selector.unregister(connection)
 
     def look(self) -> None:
         """Receives what is there, unless that was done within the last `LOOK_SECONDS`."""
@@ -83,12 +82,14 @@ class MessageWatch:
 
     def wait(self, seconds: float) -> None:
         """Waits for messages to any of the processes, and receives them."""
-        for descriptor, _ in self._poll.poll(math.ceil(seconds * 1000)):
-            process = self._processes[descriptor]
-            process.receive()
-            if process.returncode is not None:  # a connection that the server has closed stays readable
-                self.remove(descriptor)
+        for key, _ in self._selector.select(seconds):
+            key.data.receive()
+            if key.data.returncode is not None:  # a connection that the server has closed stays readable
+                self._selector.unregister(key.fileobj)
         self._looked_at = time.monotonic()
+
+    def close(self) -> None:
+        self._selector.close()
 
 
 class ForkedProcess:
@@ -136,7 +137,7 @@ class ForkedProcess:
                 sent = socket.send_fds(self._server, [line], [task, *(streams or [output.fileno()] * 2)])
                 self._server.sendall(line[sent:])
             if watch is not None:
-                watch.add(self._server.fileno(), self)
+                watch.add(self._server, self)
         except OSError as error:
             self.returncode, self.has_server = 1, False
             self._log_lost_server(f": {error}")
@@ -150,7 +151,7 @@ class ForkedProcess:
                 data = data[os.write(self._input, data) :]
 
     def poll(self) -> int | None:
-        if self._watch is not None:
+        if self._watch is not None and self.returncode is None:
             self._watch.look()
         while self._watch is None and self.returncode is None and self._has_message(0.0):
             self.receive()
@@ -221,7 +222,7 @@ class ForkedProcess:
         if descriptor >= 0:
             os.close(descriptor)
         if self._watch is not None:
-            self._watch.remove(self._server.fileno())
+            self._watch.remove(self._server)
         self._server.close()
 
 
@@ -386,6 +387,7 @@ def start_workers(
             worker.kill()
         for worker in workers:
             worker.close()
+        watch.close()
         temporary.cleanup()
 
 
