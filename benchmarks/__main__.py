@@ -25,6 +25,7 @@ from benchmarks import (
     distributed,
     embeddings,
     engines,
+    fleet,
     input,
     network,
     outages,
@@ -61,6 +62,7 @@ BENCHMARKS: Mapping[str, tuple[Callable[[], Benchmark], int]] = {
     "pipeline": (pipeline.benchmark, 80),
     "remat": (remat.benchmark, 90),
     "points": (points.benchmark, 60),
+    "fleet": (fleet.benchmark, 80),
     "outages": (outages.benchmark, 140),
 }
 

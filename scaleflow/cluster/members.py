@@ -13,6 +13,9 @@ from scaleflow.interfaces import Plan
 #: Options of `cluster` for which this command itself starts all processes, here or on other machines.
 STARTED_HERE = ("local", "ray")
 
+#: How many processes are probed at the same time. Each probe takes a thread and a connection.
+MAX_PROBES = 256
+
 
 def read_tf_config(plan: Plan, environment: Mapping[str, str]) -> str | None:
     """Returns this process's TF_CONFIG: the environment variable, or one derived from its Slurm task or its pod.
@@ -44,13 +47,26 @@ def count_processes(plan: Plan) -> Mapping[str, int]:
 
 def process_names(plan: Plan) -> list[str]:
     """Returns the names that messages use for the processes, in the order in which they are numbered."""
-    names = {"chief": "coordinator", "worker": "worker {}", "ps": "server {}"}
-    return [names[role].format(index) for role, count in count_processes(plan).items() for index in range(count)]
+    return [make_name(role, index) for role, count in count_processes(plan).items() for index in range(count)]
+
+
+def process_name(plan: Plan, number: int) -> str:
+    """Returns the name of one process, without making those of all."""
+    for role, count in count_processes(plan).items():
+        if number < count:
+            return make_name(role, number)
+        number -= count
+    raise IndexError(f"the plan has no such process: {number} after the last")
+
+
+def make_name(role: str, index: int) -> str:
+    """Returns the name of a process by its TF_CONFIG role, and its number among those of this role."""
+    return "coordinator" if role == "chief" else f"{'server' if role == 'ps' else role} {index}"
 
 
 def find_unreachable(plan: Plan, peers: Sequence[str]) -> str:
     """Returns the names and addresses of the processes that do not answer, as text; empty if all answer."""
-    with ThreadPoolExecutor(len(peers)) as threads:  # a probe of an unreachable machine takes seconds
+    with ThreadPoolExecutor(min(len(peers), MAX_PROBES)) as threads:  # one to an unreachable machine takes seconds
         probes = zip(process_names(plan), peers, threads.map(is_listening, peers), strict=True)
     return ", ".join(f"{name} ({peer})" for name, peer, has_answered in probes if not has_answered)
 

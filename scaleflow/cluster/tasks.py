@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from scaleflow.cluster.network import free_ports
 from scaleflow.cluster.tf_config import TF_CONFIG
@@ -19,16 +20,20 @@ def environments(roles: Mapping[str, int]) -> list[Mapping[str, str]]:
     return [{TF_CONFIG: text} for text in make_tf_configs(roles, peers)]
 
 
-def make_tf_configs(roles: Mapping[str, int], peers: Sequence[str]) -> list[str]:
-    """Returns the TF_CONFIG of each process.
+def make_tf_configs(roles: Mapping[str, int], peers: Sequence[str], first: int = 0) -> Iterator[str]:
+    """Yields the TF_CONFIG of each process, from the `first` on.
 
-    `roles` has the number of processes in each TF_CONFIG role, in the order in which they are numbered; `peers` has the
-    HOST:PORT of each process.
+    Each names all processes, so those of n processes take n * n addresses of memory if they are kept. `roles` has the
+    number of processes in each TF_CONFIG role, in the order in which they are numbered; `peers` has the HOST:PORT of
+    each process.
     """
     addresses = iter(peers)
-    cluster = {role: [next(addresses) for _ in range(count)] for role, count in roles.items()}
-    tasks = [{"type": role, "index": index} for role, count in roles.items() for index in range(count)]
-    return [json.dumps({"cluster": cluster, "task": task}) for task in tasks]
+    members = {role: [next(addresses) for _ in range(count)] for role, count in roles.items()}
+    compact = (",", ":")  # Linux passes at most 128 KiB of a variable on to a program
+    cluster = json.dumps(members, separators=compact)
+    tasks = ({"type": role, "index": index} for role, count in roles.items() for index in range(count))
+    for task in itertools.islice(tasks, first, None):
+        yield f'{{"cluster":{cluster},"task":{json.dumps(task, separators=compact)}}}'
 
 
 def make_tf_config(task: int, peers: Sequence[str], servers: int) -> str:
@@ -39,7 +44,7 @@ def make_tf_config(task: int, peers: Sequence[str], servers: int) -> str:
     """
     count = len(peers)
     roles = {"chief": 1, "worker": count - servers - 1, "ps": servers} if servers else {"worker": count}
-    return make_tf_configs(roles, peers)[task]
+    return next(make_tf_configs(roles, peers, task))
 
 
 def check_enough(variable: str, count: int, servers: int, instead: str) -> None:

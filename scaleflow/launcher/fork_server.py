@@ -115,12 +115,12 @@ class ForkServer:
         with contextlib.suppress(BlockingIOError):
             while self._wakeup.recv(4096):
                 pass
-        for pid, request in list(self._workers.items()):
-            done, status = os.waitpid(pid, os.WNOHANG)
-            if done:
-                del self._workers[pid]
-                request.pid = None
-                request.send(status=os.waitstatus_to_exitcode(status))
+        with contextlib.suppress(ChildProcessError):  # no worker is left
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:  # asking for each worker would be quadratic when all end
+                pid, status = ended
+                if request := self._workers.pop(pid, None):
+                    request.pid = None
+                    request.send(status=os.waitstatus_to_exitcode(status))
 
     def _handle_messages(self, request: ForkRequest) -> None:
         messages = request.receive()

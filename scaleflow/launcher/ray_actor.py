@@ -14,8 +14,8 @@ from scaleflow.launcher.system_metrics import MachineMetrics, Values, name_by_ho
 from scaleflow.launcher.worker_process import WorkerProcess, start_fork_server
 from scaleflow.runs import RunSpec
 
-#: Maximum seconds that one call of `WorkerActor.wait` blocks.
-WAIT_SECONDS = 1.0
+#: Maximum seconds that one call of `WorkerActor.wait` blocks. Each call costs the launcher more than a millisecond.
+WAIT_SECONDS = 60.0
 
 
 class ActorLocation(NamedTuple):

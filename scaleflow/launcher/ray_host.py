@@ -34,6 +34,9 @@ from scaleflow.runs import RunSpec, RunState
 #: Calls that an actor runs concurrently: one waits for the end of the process, the others are short.
 CONCURRENT_CALLS = 4
 
+#: Processes that start at the same time. Their environments, which name all processes, are in memory meanwhile.
+STARTS_AT_ONCE = 64
+
 #: Seconds to wait for an answer from an actor.
 ANSWER_SECONDS = 60.0
 
@@ -60,54 +63,50 @@ class RayProcess(RunProcess):
         self._host = host
         self._why_lost = ""
         self._changed = threading.Condition()
-        self.pid = self._call("start", spec.without_credentials(), environment) or 0
-        self._watch()
+        self._answer = self.request("start", spec.without_credentials(), environment)
 
-    def _watch(self) -> None:
-        threading.Thread(target=self._wait_for_exit, name=f"end of {self.spec.name}", daemon=True).start()
+    def await_start(self) -> None:
+        """Waits until the actor has started the process. Raises ConfigError if the actor raises one."""
+        self.pid = self._receive(self._answer) or 0
 
-    def _call(self, name: str, *arguments: Any) -> Any:
-        """Calls a method of the actor; returns None if the actor is gone. Raises ConfigError if the method
-        raises one.
-        """
+    def request(self, name: str, *arguments: Any) -> Any:
+        """Calls a method of the actor, and returns Ray's reference to the answer; None if the cluster is gone."""
+        return getattr(self._actor, name).remote(*arguments) if ray.is_head_reachable() else None
+
+    def _receive(self, answer: Any) -> Any:
+        """Returns the answer of the actor; None if the actor is gone. Raises ConfigError if its method raises one."""
         import ray as engine
 
-        if not ray.is_head_reachable():
-            self._mark_lost()
+        if answer is None:
+            self.mark_lost()
             return None
         try:
-            return engine.get(getattr(self._actor, name).remote(*arguments), timeout=ANSWER_SECONDS)
+            return engine.get(answer, timeout=ANSWER_SECONDS)
         except Exception as error:
             if isinstance(error, ConfigError):
                 raise ConfigError(str(getattr(error, "cause", error))) from None  # without the traceback that Ray adds
-            self._mark_lost(format_actor_error(error))
+            self.mark_lost(format_actor_error(error))
             return None
 
-    def _mark_lost(self, why: str = "") -> None:
+    def mark_lost(self, why: str = "") -> None:
         with self._changed:
             self._why_lost = self._why_lost or why
             if self.returncode is None:
                 self.returncode, self.has_server = 1, False
             self._changed.notify_all()
 
-    def _wait_for_exit(self) -> None:
-        """Asks the actor for the exit status until the process has ended."""
+    def receive_exit(self, answer: Any) -> None:
+        """Takes the answer to a request `wait`: the exit status, or None if the process still runs."""
         import ray as engine
 
-        while self.returncode is None:
-            try:
-                pending = self._actor.wait.remote()
-                while not engine.wait([pending], timeout=HEAD_CHECK_SECONDS)[0]:
-                    if not ray.is_head_reachable():
-                        self._mark_lost()
-                        return
-                returncode = engine.get(pending)
-            except Exception as error:  # the actor, its machine, or the cluster is gone
-                self._mark_lost(format_actor_error(error))
-                return
-            with self._changed:
-                self.returncode = returncode
-                self._changed.notify_all()
+        try:
+            returncode = engine.get(answer)
+        except Exception as error:  # the actor, its machine, or the cluster is gone
+            self.mark_lost(format_actor_error(error))
+            return
+        with self._changed:
+            self.returncode = returncode
+            self._changed.notify_all()
 
     def wait(self, seconds: float) -> None:
         with self._changed:
@@ -122,8 +121,8 @@ class RayProcess(RunProcess):
         exit_description = self.describe_exit()
         self._begin()
         self.returncode = None
-        self.pid = self._call("start_again") or 0
-        self._watch()
+        self.pid = self._receive(self.request("start_again")) or 0
+        watch_exits([self])
         return exit_description
 
     def stop(self) -> None:
@@ -133,20 +132,6 @@ class RayProcess(RunProcess):
         if self.is_alive:
             self.was_ended = True
             self._actor.kill.remote()
-
-    def measure(self) -> Values:
-        """Returns the system metrics of the machine and of the process; empty if the actor does not answer."""
-        import ray as engine
-
-        with contextlib.suppress(Exception):
-            return dict(engine.get(self._actor.measure.remote(), timeout=ANSWER_SECONDS))
-        return {}
-
-    def close(self) -> None:
-        """Waits for the end of the process, then has the actor release what it holds."""
-        self.wait(ANSWER_SECONDS)
-        if self.has_server:
-            self._call("close")
 
 
 class ActorUnanswered(ConfigError):
@@ -174,10 +159,7 @@ class RayHost:
         with contextlib.ExitStack() as cleanup:
             spec, processes = self._start_processes(spec, cleanup)
 
-            def measure() -> Values:
-                return {key: value for process in processes for key, value in process.measure().items()}
-
-            with record_system_metrics(spec, lambda: measure):
+            with record_system_metrics(spec, lambda: lambda: measure_processes(processes)):
                 yield spec, processes
 
     def _start_processes(self, spec: RunSpec, cleanup: contextlib.ExitStack) -> tuple[RunSpec, list[RayProcess]]:
@@ -280,17 +262,76 @@ def start_processes(spec: RunSpec, group: Any, cleanup: contextlib.ExitStack) ->
     locations = call_actors(actors, "locate", ray.loopback(cluster), seconds=cluster.start_seconds)
     check_folders(spec, actors, locations)
     addresses = [location.address for location in locations]
-    configs = [{TF_CONFIG: text} for text in make_tf_configs(names, addresses)] if count > 1 else [{}]
+    configs = ({TF_CONFIG: text} for text in make_tf_configs(names, addresses)) if count > 1 else iter([{}])
     limits = {} if cluster.cpus is None else dict.fromkeys(THREADS_ENV, str(cluster.cpus))
     processes: list[RayProcess] = []
-    for number, (actor, config, location) in enumerate(zip(actors, configs, locations, strict=True)):
-        environment = {**spec.environment, **limits, **config}
-        process = RayProcess(replace(spec, worker=number), actor, environment, location.host)
-        cleanup.callback(process.close)
-        processes.append(process)
-    for process in processes:
-        cleanup.callback(process.kill)  # runs before all `close`, which wait for the end of their process
+    cleanup.callback(close_processes, processes)
+    try:
+        for number, (actor, config, location) in enumerate(zip(actors, configs, locations, strict=True)):
+            environment: Mapping[str, str] = {**spec.environment, **limits, **config}
+            processes.append(RayProcess(replace(spec, worker=number), actor, environment, location.host))
+            if number >= STARTS_AT_ONCE:
+                processes[number - STARTS_AT_ONCE].await_start()
+        for process in processes[-STARTS_AT_ONCE:]:
+            process.await_start()
+    finally:
+        for process in processes:
+            cleanup.callback(process.kill)  # runs before `close_processes`, which waits for their ends
+        watch_exits(processes)
     return processes
+
+
+def watch_exits(processes: Sequence[RayProcess]) -> None:
+    """Starts one thread that asks the actors for the exit statuses until all of these processes have ended."""
+    threading.Thread(target=wait_for_exits, args=(processes,), name="ends of processes", daemon=True).start()
+
+
+def wait_for_exits(processes: Sequence[RayProcess]) -> None:
+    import ray as engine
+
+    waiting, pending = [process for process in processes if process.is_alive], dict[Any, RayProcess]()
+    with contextlib.suppress(Exception):  # the cluster is gone
+        while waiting or pending:
+            answers = ((process.request("wait"), process) for process in waiting)
+            pending |= {answer: process for answer, process in answers if answer is not None}
+            ready, _ = engine.wait(list(pending), timeout=HEAD_CHECK_SECONDS)
+            if ready:  # others may have ended with it
+                ready, _ = engine.wait(list(pending), num_returns=len(pending), timeout=0)
+            elif not ray.is_head_reachable():
+                break
+            answered = {answer: pending.pop(answer) for answer in ready}
+            for answer, process in answered.items():
+                process.receive_exit(answer)
+            waiting = [process for process in answered.values() if process.is_alive]
+    for process in processes:
+        if process.is_alive:
+            process.mark_lost()  # with the cluster
+
+
+def measure_processes(processes: Sequence[RayProcess]) -> Values:
+    """Returns the system metrics of the processes and their machines, without those of actors that do not answer."""
+    import ray as engine
+
+    values: Values = {}
+    with contextlib.suppress(Exception):
+        asked = [process.request("measure") for process in processes]
+        for answer in engine.wait(asked, num_returns=len(asked), timeout=ANSWER_SECONDS)[0]:
+            with contextlib.suppress(Exception):
+                values |= engine.get(answer)
+    return values
+
+
+def close_processes(processes: Sequence[RayProcess]) -> None:
+    """Waits for the ends of processes, then has their actors release what they hold."""
+    import ray as engine
+
+    deadline = time.monotonic() + ANSWER_SECONDS
+    for process in processes:
+        process.wait(max(0.0, deadline - time.monotonic()))
+    if ray.is_head_reachable():
+        closing = [process.request("close") for process in processes if process.has_server]
+        if closing:
+            engine.wait(closing, num_returns=len(closing), timeout=ANSWER_SECONDS)
 
 
 def call_actors(actors: Sequence[Any], name: str, *arguments: Any, seconds: float = ANSWER_SECONDS) -> list[Any]:

@@ -2,17 +2,20 @@
 
 The names are MLflow's, so that its UI shows them as system metrics. Values of a process contain the process's name. All
 values go through `events.jsonl`. If a run has several launchers, each measures its machine, under the machine's name.
-The chief's launcher adds the values that the others write to the run's folder, if all machines see that folder.
+The chief's launcher adds the values that the others write to the run's folder, if all machines see that folder. Values
+of more than `MAX_NAMED` machines or processes are summarized.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol
 
 from scaleflow.events import Event, ProcessStarted, RunReady, SystemMetrics
@@ -32,6 +35,12 @@ START_SECONDS = 1.0
 MAX_END_BYTES = 1 << 16
 
 MEGABYTE = 1e6
+
+#: The most machines, and the most processes, that have metrics of their own. A store would get thousands otherwise.
+MAX_NAMED = 64
+
+#: The name of a process in the name of a metric; other names are those of machines.
+PROCESS_NAME = re.compile(r"(?:worker|server)-\d+|coordinator|evaluator")
 
 Values = dict[str, float]
 
@@ -81,7 +90,7 @@ def append_samples(spec: RunSpec, measuring: Measuring, over: threading.Event) -
     measure = measuring()
     step: int | None = None
     while not over.wait(SAMPLE_SECONDS):
-        values = measure()
+        values = summarize(measure())
         if step is None:
             step = next_sample(spec.events, RunReady if spec.records else ProcessStarted)  # a run begins with its chief
         if step is None or has_ended(spec.events):
@@ -89,6 +98,36 @@ def append_samples(spec: RunSpec, measuring: Measuring, over: threading.Event) -
         with contextlib.suppress(OSError):  # the worker reports a full disk
             append_event(spec.events, SystemMetrics(step, values))
             step += 1
+
+
+def summarize(values: Values) -> Values:
+    """Returns the values, with those of more than `MAX_NAMED` machines, or processes, by their least, median and
+    largest.
+
+    The `system/worker-17/threads` of many processes become `system/processes/threads_min`, `_median` and `_max`. For
+    machines it is `system/machines/...`.
+    """
+    named: dict[str, dict[str, Values]] = {"processes": {}, "machines": {}}  # by the name of the metric, by the owner
+    summary: Values = {}
+    for key, value in values.items():
+        _, *owners, name = key.split("/")
+        for owner in owners:
+            kind = "processes" if PROCESS_NAME.fullmatch(owner) else "machines"
+            named[kind].setdefault(name, {})[owner] = value
+        if not owners:
+            summary[key] = value
+    for kind, metrics in named.items():
+        is_large = len({owner for by_owner in metrics.values() for owner in by_owner}) > MAX_NAMED
+        for name, by_owner in metrics.items():
+            if is_large:
+                each = by_owner.values()
+                summary |= {
+                    f"system/{kind}/{name}_{word}": value
+                    for word, value in (("min", min(each)), ("median", median(each)), ("max", max(each)))
+                }
+            else:
+                summary |= {f"system/{owner}/{name}": value for owner, value in by_owner.items()}
+    return summary
 
 
 def next_sample(events: Path, first: type[Event]) -> int | None:

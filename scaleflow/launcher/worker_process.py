@@ -7,7 +7,9 @@ import json
 import math
 import os
 import re
+import resource
 import select
+import selectors
 import signal
 import socket
 import subprocess
@@ -31,6 +33,18 @@ SERVER_ENV = "SCALEFLOW_SERVER"
 #: The variables with the sizes of TensorFlow's thread pools. The config's sizes win over them.
 THREADS_ENV = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 
+#: Workers that can be requested while the server imports TensorFlow, without a wait for it. The system may allow fewer.
+MAX_PENDING = 4096
+
+#: Open files that a launcher allows itself.
+MAX_OPEN_FILES = 16_384
+
+#: Seconds for which an answer of `MessageWatch` holds, so that one look serves a loop over all processes.
+LOOK_SECONDS = 0.01
+
+#: The program of a server.
+FORK_SERVER_MODULE = "scaleflow.launcher.fork_server"
+
 #: The file with a server's own output, beside its socket.
 SERVER_LOG = "log"
 
@@ -44,6 +58,40 @@ FORK_SECONDS = 1.0
 MAX_SOCKET_FOLDER_LENGTH = 70
 
 
+class MessageWatch:
+    """Receives the fork server's messages to all processes of a run with one system call, instead of one for each.
+
+    It is for one thread.
+    """
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._looked_at = -math.inf
+
+    def add(self, connection: socket.socket, process: ForkedProcess) -> None:
+        self._selector.register(connection, selectors.EVENT_READ, process)
+
+    def remove(self, connection: socket.socket) -> None:
+        with contextlib.suppress(KeyError, ValueError):  # it was removed at the end of the process, or closed
+            self._selector.unregister(connection)
+
+    def look(self) -> None:
+        """Receives what is there, unless that was done within the last `LOOK_SECONDS`."""
+        if time.monotonic() - self._looked_at >= LOOK_SECONDS:
+            self.wait(0.0)
+
+    def wait(self, seconds: float) -> None:
+        """Waits for messages to any of the processes, and receives them."""
+        for key, _ in self._selector.select(seconds):
+            key.data.receive()
+            if key.data.returncode is not None:  # a connection that the server has closed stays readable
+                self._selector.unregister(key.fileobj)
+        self._looked_at = time.monotonic()
+
+    def close(self) -> None:
+        self._selector.close()
+
+
 class ForkedProcess:
     """A process forked by the fork server. It reads its task from standard input, and ends when that is closed.
 
@@ -53,6 +101,7 @@ class ForkedProcess:
         environment: the complete environment of the process.
         module: the process runs its `main`.
         streams: descriptors that receive standard output and error instead of the log.
+        watch: receives the messages to this process and to others, in one thread; None: each call of this object does.
 
     Attributes:
         pid: the process id; 0 until the server has reported it.
@@ -67,6 +116,7 @@ class ForkedProcess:
         environment: Mapping[str, str],
         module: str = "scaleflow.worker.main",
         streams: tuple[int, int] | None = None,
+        watch: MessageWatch | None = None,
     ) -> None:
         self.returncode: int | None = None
         self.has_server = True
@@ -78,6 +128,7 @@ class ForkedProcess:
         task, self._input = os.pipe()
         os.set_inheritable(self._input, False)
         self._server = socket.socket(socket.AF_UNIX)
+        self._watch = watch
         try:
             with log.open("ab") as output:
                 self._server.connect(address)
@@ -85,6 +136,8 @@ class ForkedProcess:
                 line = json.dumps(request).encode() + b"\n"
                 sent = socket.send_fds(self._server, [line], [task, *(streams or [output.fileno()] * 2)])
                 self._server.sendall(line[sent:])
+            if watch is not None:
+                watch.add(self._server, self)
         except OSError as error:
             self.returncode, self.has_server = 1, False
             self._log_lost_server(f": {error}")
@@ -98,8 +151,10 @@ class ForkedProcess:
                 data = data[os.write(self._input, data) :]
 
     def poll(self) -> int | None:
-        while self.returncode is None and self._has_message(0.0):
-            self._receive()
+        if self._watch is not None and self.returncode is None:
+            self._watch.look()
+        while self._watch is None and self.returncode is None and self._has_message(0.0):
+            self.receive()
         if self.returncode is None and self._killed is not None:
             patience = KILL_SECONDS if self.pid else FORK_SECONDS
             if time.monotonic() - self._killed > patience:  # a suspended server, or a disk that hangs: no end comes
@@ -125,9 +180,10 @@ class ForkedProcess:
             remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
             if remaining == 0.0:
                 return
-            self._has_message(1.0 if remaining is None else min(remaining, 1.0))
+            wait = self._has_message if self._watch is None else self._watch.wait
+            wait(1.0 if remaining is None else min(remaining, 1.0))
 
-    def _receive(self) -> None:
+    def receive(self) -> None:
         """Reads messages of the server. If the server is gone, the process counts as ended."""
         try:
             data = self._server.recv(4096)
@@ -165,6 +221,8 @@ class ForkedProcess:
         descriptor, self._input = self._input, -1
         if descriptor >= 0:
             os.close(descriptor)
+        if self._watch is not None:
+            self._watch.remove(self._server)
         self._server.close()
 
 
@@ -255,18 +313,21 @@ class WorkerProcess(RunProcess):
     """A process on this machine. It ends when the launcher ends, and has its own log.
 
     `environment` has variables to add to the launcher's environment, whose TF_CONFIG is ignored; `server` is the
-    address of the fork server.
+    address of the fork server; `watch` receives the server's messages to all processes of the run.
     """
 
-    def __init__(self, spec: RunSpec, environment: Mapping[str, str], server: str) -> None:
+    def __init__(
+        self, spec: RunSpec, environment: Mapping[str, str], server: str, watch: MessageWatch | None = None
+    ) -> None:
         super().__init__(spec)
         self._environment = environment
         self._server = server
+        self._watch = watch
         self._process = self._start()
 
     def _start(self) -> ForkedProcess:
         environment = {**inherit_environment(), **self._environment}
-        process = ForkedProcess(self._server, self.spec.log, environment)
+        process = ForkedProcess(self._server, self.spec.log, environment, watch=self._watch)
         process.send(self.spec.to_line(environment))
         return process
 
@@ -315,26 +376,30 @@ def start_workers(
     After the block, the processes are dead and their temporary files are deleted.
     """
     workers: list[WorkerProcess] = []
+    watch = MessageWatch()
     temporary = tempfile.TemporaryDirectory(prefix="scaleflow-", ignore_cleanup_errors=True)
     try:
         for spec, environment in zip(jobs, environments, strict=True):
-            workers.append(WorkerProcess(spec, {"TMPDIR": temporary.name, **environment}, server))
+            workers.append(WorkerProcess(spec, {"TMPDIR": temporary.name, **environment}, server, watch))
         yield workers
     finally:
         for worker in workers:
             worker.kill()
         for worker in workers:
             worker.close()
+        watch.close()
         temporary.cleanup()
 
 
 @contextlib.contextmanager
-def start_fork_server(requested: str | None = None, lost: str | None = None) -> Iterator[str]:
+def start_fork_server(
+    requested: str | None = None, lost: str | None = None, module: str = FORK_SERVER_MODULE
+) -> Iterator[str]:
     """Starts a fork server for the block, unless one runs already; yields its address.
 
     The server imports TensorFlow first. Requests wait until then. At the `requested` address a server should run
     already; if it does not answer, another one is started. At the address `lost` one is known to be gone: a killed
-    server loses its workers shortly before its address stops to answer.
+    server loses its workers shortly before its address stops to answer. `module` is the server's program.
     """
     existing = os.environ.get(SERVER_ENV) if not requested else None
     if requested and requested != lost and is_server_reachable(requested):
@@ -342,6 +407,7 @@ def start_fork_server(requested: str | None = None, lost: str | None = None) -> 
     if existing:
         yield existing
         return
+    raise_file_limit()
     parent = None if len(tempfile.gettempdir()) < MAX_SOCKET_FOLDER_LENGTH else "/tmp"
     with (
         tempfile.TemporaryDirectory(prefix="scaleflow-", dir=parent) as folder,
@@ -349,12 +415,12 @@ def start_fork_server(requested: str | None = None, lost: str | None = None) -> 
     ):
         address = str(Path(folder, "socket"))
         listener.bind(address)
-        listener.listen(64)
+        listener.listen(MAX_PENDING)
         ours, theirs = os.pipe()
         os.set_inheritable(theirs, False)
         with Path(folder, SERVER_LOG).open("wb") as log:
             server = subprocess.Popen(
-                [sys.executable, "-m", "scaleflow.launcher.fork_server", str(ours)],
+                [sys.executable, "-m", module, str(ours)],
                 stdin=listener.fileno(),
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -370,6 +436,18 @@ def start_fork_server(requested: str | None = None, lost: str | None = None) -> 
             os.close(theirs)
             server.kill()  # it may still be importing; its workers have ended, or end by themselves
             server.wait()
+
+
+def raise_file_limit() -> None:
+    """Raises this process's limit of open files, and that of what it starts, to `MAX_OPEN_FILES` if it may.
+
+    A worker takes two files in the launcher and one in the fork server. The usual limit is 1,024.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        with contextlib.suppress(ValueError, OSError):  # the system may have a lower limit of its own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def is_server_reachable(address: str) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from scaleflow.cluster.members import count_workers, process_names
+from scaleflow.cluster.members import count_workers, process_name
 from scaleflow.interfaces import Plan
 from scaleflow.object_store import is_store_address
 from scaleflow.runs.folder import RunFolder, to_file_name
@@ -47,7 +47,7 @@ class RunSpec:
         """The name of this process in messages."""
         if self.plan.evaluator == "here":
             return "evaluator"
-        return process_names(self.plan)[self.worker]
+        return process_name(self.plan, self.worker)
 
     @property
     def file_name(self) -> str:

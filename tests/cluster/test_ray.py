@@ -239,7 +239,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception], Actor]:
             raise error
 
         monkeypatch.setattr("ray.get", get)
-        monkeypatch.setattr("ray.wait", lambda asked, timeout: (asked, []))
+        monkeypatch.setattr("ray.wait", lambda asked, num_returns=1, timeout=0: (asked, []))
         monkeypatch.setattr("scaleflow.cluster.ray.is_head_reachable", lambda: True)
         return Actor()
 
@@ -274,7 +274,49 @@ def test_what_an_actor_raises_is_told(
     assert not isinstance(refused.value, ActorUnanswered)  # no other try
     spec = RunSpec(plan("tracking=none"), tmp_path, 0.0)
     process = RayProcess(spec, actor, {}, "node-1")
+    process.await_start()
     assert process.describe_exit() == "was lost with its Ray actor on node-1: OSError: no space left"
+
+
+def test_one_thread_waits_for_the_ends_of_all_processes(
+    plan: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first answers twice that it runs; the last is never heard of, until the head is gone."""
+    from scaleflow.launcher.ray_host import RayProcess, wait_for_exits
+
+    answers: dict[str, list[Any]] = {"a": [None, None, 0], "b": [3], "c": [OSError("lost")], "d": []}
+    calls: list[str] = []
+    has_head = True
+
+    def wait(asked: list[str], num_returns: int = 1, timeout: float = 0) -> tuple[list[str], list[str]]:
+        nonlocal has_head
+        ready = [name for name in asked if answers[name]]
+        has_head = bool(ready)
+        return ready[:num_returns], []
+
+    def get(name: str, timeout: float = 0) -> Any:
+        if isinstance(answer := answers[name].pop(0), Exception):
+            raise answer
+        return answer
+
+    def make_actor(name: str) -> Any:
+        start = SimpleNamespace(remote=lambda *arguments: None)
+
+        def ask() -> str:
+            calls.append(name)
+            return name
+
+        return SimpleNamespace(start=start, wait=SimpleNamespace(remote=ask))
+
+    monkeypatch.setattr("ray.wait", wait)
+    monkeypatch.setattr("ray.get", get)
+    monkeypatch.setattr("scaleflow.cluster.ray.is_head_reachable", lambda: has_head)
+    spec = RunSpec(plan("tracking=none"), tmp_path, 0.0)
+    processes = [RayProcess(spec, make_actor(name), {}, "node-1") for name in answers]
+    wait_for_exits(processes)
+    assert [process.returncode for process in processes] == [0, 3, 1, 1]
+    assert [process.has_server for process in processes] == [True, True, False, False]
+    assert sorted(calls) == ["a", "a", "a", "b", "c", "d"]
 
 
 def test_a_machine_that_is_gone_has_no_words_of_its_own(failing: Callable[[Exception], Actor]) -> None:

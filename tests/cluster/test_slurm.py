@@ -43,7 +43,7 @@ def test_the_first_task_is_the_coordinator_and_the_last_ones_are_servers() -> No
 def test_other_jobs_have_other_ports_and_reserved_ones_are_taken() -> None:
     assert "a08:10808" in tf_config(task(0, JOB_ID="8"), 0)
     assert "a08:10718" in tf_config(task(0, STEP_ID="1"), 0)
-    assert '"a08:12000", "a08:12001", "a11:12000"' in tf_config(task(0, STEP_RESV_PORTS="12000-12001"), 0)
+    assert '"a08:12000","a08:12001","a11:12000"' in tf_config(task(0, STEP_RESV_PORTS="12000-12001"), 0)
     assert "a08:10707" in tf_config(task(0, STEP_RESV_PORTS="12000"), 0)  # not enough of them
 
 

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import json
 import socket
+import tracemalloc
 
 import pytest
 
 from scaleflow.cluster.network import port_is_free
-from scaleflow.cluster.tasks import environments
+from scaleflow.cluster.tasks import environments, make_tf_config, make_tf_configs
 from scaleflow.cluster.tf_config import parse_tf_config
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import TaskInfo
@@ -95,3 +96,22 @@ def test_a_free_port_is_free() -> None:
         sock.bind(("", 0))
         port = sock.getsockname()[1]
     assert port_is_free(f"anywhere:{port}")
+
+
+def test_each_process_gets_its_task() -> None:
+    texts = list(make_tf_configs({"chief": 1, "worker": 1, "ps": 1}, HOSTS))
+    assert [parse_tf_config(text).worker for text in texts] == [0, 1, 2]
+    assert [make_tf_config(number, HOSTS, servers=1) for number in range(3)] == texts
+
+
+def test_the_tf_config_of_one_task_takes_no_memory_for_those_of_the_others() -> None:
+    """Each text names 4,096 processes, so all of them would take 300 MB."""
+    peers = [f"scaleflow-{number}.scaleflow:2222" for number in range(4096)]
+    tracemalloc.start()
+    try:
+        text = make_tf_config(4095, peers, servers=0)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert parse_tf_config(text).worker == 4095
+    assert peak < 10e6

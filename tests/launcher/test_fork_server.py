@@ -38,6 +38,17 @@ def test_a_signal_reaches_the_worker_and_its_end_is_told(tmp_path: Path) -> None
     assert process.returncode == -signal.SIGKILL
 
 
+def test_workers_that_end_together_are_all_told(tmp_path: Path) -> None:
+    processes = [ForkedProcess(server(), tmp_path / f"{number}.log", os.environ) for number in range(4)]
+    for process in processes[1:]:
+        process.kill()
+    processes[0].send(b"no job\n")
+    for process in processes:
+        process.wait(60)
+        process.close()
+    assert [process.returncode for process in processes] == [1, *[-signal.SIGKILL] * 3]
+
+
 def test_a_server_that_is_gone_is_said_in_the_log(tmp_path: Path) -> None:
     log = tmp_path / "worker.log"
     process = ForkedProcess(str(tmp_path / "nobody"), log, os.environ)

@@ -19,11 +19,13 @@ from scaleflow.events import ProcessStarted, RunEnded, RunReady, SystemMetrics
 from scaleflow.interfaces import Plan
 from scaleflow.launcher import system_metrics
 from scaleflow.launcher.system_metrics import (
+    MAX_NAMED,
     MachineMetrics,
     Measuring,
     list_gpu_readers,
     make_machine_metrics,
     record_system_metrics,
+    summarize,
 )
 from scaleflow.runs import EventReader, EventWriter, RunSpec
 from tests.launcher.test_supervisor import wait_for
@@ -187,3 +189,31 @@ def test_nothing_is_measured_where_it_is_not_wanted(
         assert "system metrics" not in {thread.name for thread in threading.enumerate()}
     with record_system_metrics(RunSpec(plan(), tmp_path, 0.0, worker=1), make_machine_metrics(spec, [])):
         assert "system metrics" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_few_processes_and_machines_keep_their_names() -> None:
+    values = {"system/cpu_utilization_percentage": 5.0}
+    values |= {f"system/worker-{number}/threads": 1.0 for number in range(MAX_NAMED)}
+    values |= {f"system/host{number}/threads": 1.0 for number in range(MAX_NAMED)}
+    assert summarize(values) == values
+
+
+def test_many_processes_and_machines_are_summarized() -> None:
+    count = MAX_NAMED + 1
+    values = {"system/cpu_utilization_percentage": 5.0, "system/coordinator/threads": 0.0}
+    values |= {f"system/worker-{number}/threads": float(number) for number in range(1, count)}
+    values |= {f"system/host{number}/gpu_0_power_usage_watts": 2.0 * number for number in range(count)}
+    assert summarize(values) == {
+        "system/cpu_utilization_percentage": 5.0,
+        "system/processes/threads_min": 0.0,
+        "system/processes/threads_median": 32.0,
+        "system/processes/threads_max": 64.0,
+        "system/machines/gpu_0_power_usage_watts_min": 0.0,
+        "system/machines/gpu_0_power_usage_watts_median": 64.0,
+        "system/machines/gpu_0_power_usage_watts_max": 128.0,
+    }
+
+
+def test_many_machines_do_not_take_the_names_of_few_processes() -> None:
+    values = {"system/worker-1/threads": 3.0, **{f"system/host{n}/threads": 1.0 for n in range(MAX_NAMED + 1)}}
+    assert summarize(values)["system/worker-1/threads"] == 3.0

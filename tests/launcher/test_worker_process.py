@@ -13,7 +13,13 @@ from pathlib import Path
 import pytest
 
 from scaleflow.launcher import worker_process
-from scaleflow.launcher.worker_process import ForkedProcess, describe_exit, last_lines
+from scaleflow.launcher.worker_process import (
+    ForkedProcess,
+    MessageWatch,
+    describe_exit,
+    last_lines,
+    raise_file_limit,
+)
 
 
 def test_the_last_lines_of_a_log_are_the_programs_own(tmp_path: Path) -> None:
@@ -90,5 +96,44 @@ def test_a_process_is_watched_also_where_many_files_are_open(tmp_path: Path) -> 
                 server.sendall(json.dumps({"pid": 7, "status": 3}).encode() + b"\n")
                 forked.wait(10)
             assert forked.returncode == 3
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_one_call_receives_the_messages_to_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_process, "LOOK_SECONDS", 1000.0)  # so that `poll` alone looks only once
+    watch, log = MessageWatch(), tmp_path / "log"
+    with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as opened:
+        listener.bind(str(tmp_path / "server"))
+        listener.listen()
+        forked, servers = [], []
+        for _ in range(3):
+            process = ForkedProcess(str(tmp_path / "server"), log, {}, watch=watch)
+            opened.callback(process.close)
+            forked.append(process)
+            servers.append(opened.enter_context(listener.accept()[0]))
+        assert [process.poll() for process in forked] == [None] * 3
+        servers[2].sendall(json.dumps({"pid": 7, "status": 3}).encode() + b"\n")
+        watch.wait(10)
+        assert [process.poll() for process in forked] == [None, None, 3]
+        servers[1].close()
+        watch.wait(10)
+        assert [process.poll() for process in forked] == [None, 1, 3]
+        assert not forked[1].has_server
+        watch.wait(0.01)  # the closed connection stays readable, and is looked at no more
+        assert log.read_text().count("the fork server has ended") == 1
+        servers[0].sendall(json.dumps({"pid": 8, "status": 0}).encode() + b"\n")
+        forked[0].wait(10)
+        assert forked[0].returncode == 0
+
+
+def test_the_limit_of_open_files_is_raised_as_far_as_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    monkeypatch.setattr(worker_process, "MAX_OPEN_FILES", 300)
+    try:
+        for before, after in ((256, 300), (400, 400)):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (before, hard))
+            raise_file_limit()
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (after, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
