@@ -95,18 +95,19 @@ class RayProcess(RunProcess):
                 self.returncode, self.has_server = 1, False
             self._changed.notify_all()
 
-    def receive_exit(self, answer: Any) -> None:
-        """Takes the answer to a request `wait`: the exit status, or None if the process still runs."""
+    def receive_exit(self, answer: Any) -> bool:
+        """Takes the answer to a request `wait`, and returns whether the process still runs."""
         import ray as engine
 
         try:
             returncode = engine.get(answer)
         except Exception as error:  # the actor, its machine, or the cluster is gone
             self.mark_lost(format_actor_error(error))
-            return
+            return False
         with self._changed:
             self.returncode = returncode
             self._changed.notify_all()
+        return returncode is None
 
     def wait(self, seconds: float) -> None:
         with self._changed:
@@ -292,18 +293,18 @@ def wait_for_exits(processes: Sequence[RayProcess]) -> None:
     waiting, pending = [process for process in processes if process.is_alive], dict[Any, RayProcess]()
     with contextlib.suppress(Exception):  # the cluster is gone
         while waiting or pending:
-            answers = ((process.request("wait"), process) for process in waiting)
-            pending |= {answer: process for answer, process in answers if answer is not None}
+            answers = {process.request("wait"): process for process in waiting}
+            if None in answers:
+                break
+            pending |= answers
             ready, _ = engine.wait(list(pending), timeout=HEAD_CHECK_SECONDS)
             if ready:  # others may have ended with it
                 ready, _ = engine.wait(list(pending), num_returns=len(pending), timeout=0)
             elif not ray.is_head_reachable():
                 break
             answered = {answer: pending.pop(answer) for answer in ready}
-            for answer, process in answered.items():
-                process.receive_exit(answer)
-            waiting = [process for process in answered.values() if process.is_alive]
-    for process in processes:
+            waiting = [process for answer, process in answered.items() if process.receive_exit(answer)]
+    for process in {*waiting, *pending.values()}:  # not of all, because another thread watches those started again
         if process.is_alive:
             process.mark_lost()  # with the cluster
 
