@@ -159,8 +159,10 @@ def test_the_way_through_the_stages_gives_what_one_tape_gives(isolated: Callable
         assert max(found) < 1e-5, (case, found)
 
 
-def draw_noise(divisions: Sequence[tuple[int, int, bool]]) -> list[tuple[list[float], list[Any]]]:
-    """In a child with 4 devices: the losses of two batches, their gradients and all variables afterwards."""
+def draw_noise(divisions: Sequence[tuple[int, int, bool]]) -> list[tuple[list[float], list[Any], int]]:
+    """In a child with 4 devices: the losses of two batches, their gradients and all variables afterwards; and how many
+    products of the second replica wait for one of the first.
+    """
     import keras
     import tensorflow as tf
 
@@ -185,14 +187,32 @@ def draw_noise(divisions: Sequence[tuple[int, int, bool]]) -> list[tuple[list[fl
             loss, _, gradients = take()
             losses.append(float(loss))
             arrays += [gradient.numpy() for gradient in gradients]
-        found.append((losses, [*arrays, *(np.asarray(variable) for variable in model.variables)]))
+        products = [op for op in take.get_concrete_function().graph.get_operations() if op.type == "MatMul"]
+        first, second = ([op for op in products if op.device[-1] in of] for of in ("01", "23"))
+        assert len(first) + len(second) == len(products)
+        assert len(second) == (replicas - 1) * len(first)
+        waiting = sum(any(op in first for op in list_ancestors(product)) for product in second)
+        found.append((losses, [*arrays, *(np.asarray(variable) for variable in model.variables)], waiting))
+    return found
+
+
+def list_ancestors(operation: Any) -> set[Any]:
+    """The operations that have to run before one."""
+    found: set[Any] = set()
+    pending = [operation]
+    while pending:
+        each = pending.pop()
+        new = {*(tensor.op for tensor in each.inputs), *each.control_inputs} - found
+        found |= new
+        pending += new
     return found
 
 
 def test_replicas_draw_and_keep_states_as_more_micro_batches_of_one_replica_do(isolated: Callable[..., Any]) -> None:
-    (wanted, arrays), *others = isolated(draw_noise, [(1, 4, False), (2, 2, False), (2, 2, True)])
+    (wanted, arrays, _), *others = isolated(draw_noise, [(1, 4, False), (2, 2, False), (2, 2, True)])
     assert wanted[0] != wanted[1]  # each batch draws other masks
-    for losses, found in others:
+    for losses, found, waiting in others:
         np.testing.assert_allclose(losses, wanted, rtol=0, atol=1e-6)
         for each, other in zip(found, arrays, strict=True):
             np.testing.assert_allclose(each, other, rtol=0, atol=1e-5)
+        assert waiting == 0
