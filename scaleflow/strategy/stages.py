@@ -273,7 +273,7 @@ def find_balanced_starts(
         names = sorted(set(shared.values()))
         because = f" (all calls of {', '.join(names)} belong to one)" if names else ""
         most = len(possible) + 1
-        instead = f"use strategy.stages={most} and as many devices" if most > 1 else "use strategy=one_device"
+        instead = f"use strategy.stages={most} and fewer devices" if most > 1 else "use strategy=one_device"
         raise ConfigError(
             f"strategy.stages={count}: a stage begins with a layer that has parameters, so this model can be divided "
             f"into {most} stage{'s' if most > 1 else ''} at most{because}; {instead}"
