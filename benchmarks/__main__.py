@@ -59,7 +59,7 @@ BENCHMARKS: Mapping[str, tuple[Callable[[], Benchmark], int]] = {
     "checkpoints": (checkpoints.benchmark, 60),
     "input": (input.benchmark, 60),
     "image_files": (input.files, 90),
-    "pipeline": (pipeline.benchmark, 80),
+    "pipeline": (pipeline.benchmark, 100),
     "remat": (remat.benchmark, 90),
     "points": (points.benchmark, 60),
     "fleet": (fleet.benchmark, 80),

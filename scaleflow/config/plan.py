@@ -7,6 +7,7 @@ store). The worker checks what needs TensorFlow or the code of a `_target_`.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from scaleflow.config.parse import MAX_INT, format_value, parse_section, parse_v
 from scaleflow.config.rules import check_rules
 from scaleflow.config.trust import check_targets
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Batching, Plan, Training
+from scaleflow.interfaces import Batching, Plan, Strategy, Training
 from scaleflow.object_store import is_store_address, split_address
 
 
@@ -69,9 +70,10 @@ def check_plan(plan: Plan, may_submit: bool = False) -> None:
     check_rules(plan)
     check_averaged_weights(plan)
     check_checkpoint_address(plan.checkpoint.folder)
-    micro_batches = plan.strategy.micro_batches
-    if plan.strategy.name == "pipeline" and make_batching(plan.training, 1).batch_size % micro_batches:
-        raise ConfigError(uneven_batch_error(plan.training, micro_batches))
+    if plan.strategy.name == "pipeline":
+        batching = make_batching(plan.training, plan.strategy.replicas, is_resumed=plan.resume is not None)
+        if batching.batch_size % plan.strategy.micro_batches:
+            raise ConfigError(uneven_batch_error(plan.training, plan.strategy))
     if plan.hardware.name == "cpu":
         local = plan.hardware.logical_devices if plan.strategy.name in ("auto", "mirrored") else 1
         make_batching(plan.training, local * count_synchronous_workers(plan), is_resumed=plan.resume is not None)
@@ -121,17 +123,18 @@ def check_checkpoint_address(folder: str | None) -> None:
         raise ConfigError(f"{key}={folder}: expected the name of a bucket: {scheme}://BUCKET/PATH")
 
 
-def uneven_batch_error(training: Training, micro_batches: int) -> str:
+def uneven_batch_error(training: Training, strategy: Strategy) -> str:
     """Returns the message for a batch that is not divisible by the micro-batches; names the key of its size."""
     is_global = training.global_batch_size is not None
-    parts = micro_batches * training.accumulate if is_global else micro_batches
+    others = {"strategy.replicas": strategy.replicas, "training.accumulate": training.accumulate} if is_global else {}
+    parts = math.prod((strategy.micro_batches, *others.values()))
     value = training.global_batch_size if training.global_batch_size is not None else training.batch_size
     largest_multiple = value // parts * parts
     suggestions = " or ".join(str(size) for size in (largest_multiple, largest_multiple + parts) if size)
     key = "global_batch_size" if is_global else "batch_size"
-    factor = f" x training.accumulate={training.accumulate}" if is_global and training.accumulate > 1 else ""
+    factors = "".join(f" x {name}={count}" for name, count in others.items() if count > 1)
     return (
-        f"training.{key}={value}: is not divisible by strategy.micro_batches={micro_batches}{factor}; use "
+        f"training.{key}={value}: is not divisible by strategy.micro_batches={strategy.micro_batches}{factors}; use "
         f"training.{key}={suggestions}, or strategy.micro_batches=1"
     )
 

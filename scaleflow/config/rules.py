@@ -136,7 +136,7 @@ SEVERAL_PROCESSES = ("multi_worker", "parameter_server")
 SUBMITTED_TO = ("slurm", "kubernetes")
 
 #: Keys of `strategy` and `cluster` that only one option has.
-FOR_PIPELINE = ("stages", "micro_batches", "cuts")
+FOR_PIPELINE = ("stages", "replicas", "micro_batches", "cuts")
 FOR_RAY = ("address", "min_workers", "placement")
 FOR_PODS = ("image", "job", "namespace", "memory", "env_from", "volume", "path", "port", "retries")
 
@@ -514,18 +514,18 @@ RULES: Sequence[Rule] = (
     Rule(
         ("cluster", "strategy"),
         lambda p: p.strategy.name == "pipeline" and p.cluster.name != "local",
-        "all stages of a pipeline run on one machine",
+        "all stages and replicas of a pipeline are on the devices of one process",
         "use cluster=local",
     ),
     Rule(
-        ("strategy.stages", "hardware.logical_devices"),
+        ("strategy.stages", "strategy.replicas", "hardware.logical_devices"),
         lambda p: (
             p.strategy.name == "pipeline"
             and p.hardware.name == "cpu"
-            and p.hardware.logical_devices != p.strategy.stages
+            and p.hardware.logical_devices != p.strategy.stages * p.strategy.replicas
         ),
-        "a pipeline needs exactly one device per stage, and is not replicated over data",
-        "set both to the same number",
+        "a pipeline needs exactly one device for each stage of each replica",
+        "set hardware.logical_devices to strategy.stages x strategy.replicas",
     ),
     Rule(
         ("strategy.cuts", "strategy.stages"),
@@ -538,7 +538,7 @@ RULES: Sequence[Rule] = (
         "give one name fewer than there are stages, or null",
     ),
     Rule(
-        ("strategy.stages", "strategy.micro_batches", "strategy.cuts", "strategy"),
+        ("strategy.stages", "strategy.replicas", "strategy.micro_batches", "strategy.cuts", "strategy"),
         lambda p: p.strategy.name != "pipeline" and differs_from_default(p.strategy, Strategy(), *FOR_PIPELINE),
         "this strategy does not divide the model",
         "use strategy=pipeline, or leave them at their defaults",

@@ -54,16 +54,19 @@ class Strategy:
         partitioner: parameter_server: how variables are divided among the servers. Default: they stay whole.
         stages: pipeline: the number of parts that the model's layers are divided into, one device for each. At least 2.
             Default 2.
+        replicas: pipeline: the number of copies of the stages, each on devices of its own, which share a global batch.
+            There must be stages x replicas devices. At least 1. Default 1.
         micro_batches: pipeline: the number of equal parts that a batch is divided into, so that stages work at the same
-            time. The batch must be divisible by it. At least 1; 1 is plain model parallelism. Default 4.
+            time. The batch of a replica must be divisible by it. At least 1; 1 is plain model parallelism. Default 4.
         cuts: pipeline: the name of the first layer of each stage except the first, so one name less than `stages`.
-            Default null: stages get about the same number of parameters.
+            Default null: stages get about the same estimated cost, of operations and parameters.
     """
 
     name: Literal["auto", "one_device", "mirrored", "multi_worker", "parameter_server", "pipeline", "tpu"] = "auto"
     communication: Literal["auto", "ring", "nccl"] = "auto"
     partitioner: Partitioner = field(default_factory=Partitioner)
     stages: int = field(default=2, metadata={"at_least": 2})
+    replicas: int = field(default=1, metadata={"at_least": 1})
     micro_batches: int = field(default=4, metadata={"at_least": 1})
     cuts: list[str] | None = None
 

@@ -3,13 +3,17 @@
 A stage's variables, forward pass and backward pass are on its device. The micro-batches (GPipe; Huang et al. 2019,
 arXiv:1811.06965) are unrolled in the graph. Stages work on different micro-batches at the same time, because the graph
 has no dependency that makes them wait. With one micro-batch this is plain model parallelism.
+
+Replicas of the stages, on devices of their own, divide the batch further. All variables are on the first replica's
+devices. The others copy them in each step, and their gradients are summed there.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +23,7 @@ import tensorflow as tf
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Objective, Strategy
 from scaleflow.strategy.recompute import check_states
+from scaleflow.strategy.replica_scope import ReplicaScope
 from scaleflow.strategy.segments import Segment, choose_segments, list_layers
 from scaleflow.strategy.stages import Graph, Stage, build_graph, divide_graph
 
@@ -31,23 +36,28 @@ Batch = tuple[Any, Any, tf.Tensor]
 def create_pipeline(devices: Sequence[str], options: Strategy) -> tf.distribute.Strategy:
     """Returns the default strategy, because the others place variables themselves.
 
-    Raises ConfigError if the number of devices is not the number of stages.
+    Raises ConfigError if the number of devices is not stages x replicas.
     """
-    stages, count = options.stages, len(devices)
-    if count == stages:
+    stages, replicas, count = options.stages, options.replicas, len(devices)
+    needed = stages * replicas
+    if count == needed:
         return tf.distribute.get_strategy()
     is_cpu = devices[0].startswith("CPU")
-    if count < stages:
-        more = f"hardware.logical_devices={stages}" if is_cpu else "more devices"
-        fewer = f"strategy.stages={count}" if count > 1 else "strategy=one_device"
-        available = "there is 1" if count == 1 else f"there are {count}"
+    setting = f"strategy.stages={stages}" + (f" strategy.replicas={replicas}" if replicas > 1 else "")
+    available = "there is 1" if count == 1 else f"there are {count}"
+    other = f"strategy.replicas={count // stages}" if count % stages == 0 else f"strategy.stages={count}"
+    if replicas > 1 and count % stages:
+        other += " strategy.replicas=1"
+    if count < needed:
+        more = f"hardware.logical_devices={needed}" if is_cpu else "more devices"
         raise ConfigError(
-            f"strategy.stages={stages}: each stage needs a device, and {available}; use {more}, or {fewer}"
+            f"{setting}: each stage of each replica needs a device, {needed} in all, and {available}; use {more}, or "
+            f"{other if count > 1 else 'strategy=one_device'}"
         )
-    fewer = f"hardware.logical_devices={stages}" if is_cpu else f"hardware.devices={list(range(stages))}"
+    fewer = f"hardware.logical_devices={needed}" if is_cpu else f"hardware.devices={list(range(needed))}"
     raise ConfigError(
-        f"strategy.stages={stages}: there are {count} devices, and a pipeline is not replicated over data; use "
-        f"strategy.stages={count}, or {fewer}"
+        f"{setting}: each stage of each replica needs a device, {needed} in all, and {available}; use {other}, or "
+        f"{fewer}"
     )
 
 
@@ -57,27 +67,55 @@ def variable_scope(name: str) -> contextlib.AbstractContextManager[Any]:
 
 
 def build_pipeline(
-    model: keras.Model, objective: Objective, devices: Sequence[str], options: Strategy, is_recomputed: bool = False
+    model: keras.Model,
+    objective: Objective,
+    devices: Sequence[str],
+    options: Strategy,
+    examples: int,
+    is_recomputed: bool = False,
 ) -> tuple[Pipeline, list[str]]:
-    """Divides a model into stages and moves its variables to the stages' devices.
+    """Divides a model into stages and moves its variables to the devices of the first replica's stages.
 
-    The model is new: no optimizer and no compiled function uses its variables yet. `is_recomputed` makes the backward
-    pass compute the segments of each stage again. Returns (the forward and backward pass, notes for the user). Raises
-    ConfigError if the model cannot be divided like that.
+    The model is new: no optimizer and no compiled function uses its variables yet.
+
+    Args:
+        model: the model.
+        objective: the loss.
+        devices: the devices of the first replica's stages, then those of the next replica.
+        options: the config group `strategy`.
+        examples: examples of a replica in a step.
+        is_recomputed: whether the backward pass computes the segments of each stage again.
+
+    Returns:
+        (the forward and backward pass, notes for the user).
+
+    Raises:
+        ConfigError: if the model cannot be divided like that.
     """
     graph = build_graph(model)
-    stages = divide_graph(graph, len(devices), options.cuts)
-    move_variables(stages, devices)
-    placement = ", ".join(f"{s} on {d} ({s.parameters:,} parameters)" for s, d in zip(stages, devices, strict=True))
-    notes = [f"strategy=pipeline: {placement}"]
-    if options.micro_batches > 1 and any(isinstance(call.run, keras.layers.BatchNormalization) for call in graph.calls):
+    stages = divide_graph(graph, options.stages, options.cuts, examples)
+    replicas = [devices[first : first + options.stages] for first in range(0, len(devices), options.stages)]
+    move_variables(stages, replicas[0])
+    notes = [describe_stages(stages, replicas)]
+    parts = options.micro_batches * options.replicas
+    if parts > 1 and any(isinstance(call.run, keras.layers.BatchNormalization) for call in graph.calls):
+        names = [name for name in ("replicas", "micro_batches") if getattr(options, name) > 1]
         notes.append(
-            f"strategy.micro_batches={options.micro_batches}: BatchNormalization uses the statistics of a "
-            "micro-batch, so the result differs from that of strategy=one_device; with strategy.micro_batches=1 it "
-            "does not"
+            f"{' '.join(f'strategy.{name}={getattr(options, name)}' for name in names)}: BatchNormalization uses the "
+            "statistics of a micro-batch, so the result differs from that of strategy=one_device; with "
+            f"{' '.join(f'strategy.{name}=1' for name in names)} it does not"
         )
     segments = [divide_stage(stage, graph.source, options.micro_batches, is_recomputed) for stage in stages]
-    return Pipeline(model, graph, stages, devices, objective, options.micro_batches, segments), notes
+    return Pipeline(model, graph, stages, replicas, objective, options.micro_batches, segments), notes
+
+
+def describe_stages(stages: Sequence[Stage], replicas: Sequence[Sequence[str]]) -> str:
+    """Says which layers are on which devices, and what they cost."""
+    places = [
+        f"{stage} on {' and '.join(devices)} ({stage.parameters:,} parameters, {stage.cost:.0%} of the estimated cost)"
+        for stage, devices in zip(stages, zip(*replicas, strict=True), strict=True)
+    ]
+    return f"strategy=pipeline: {', '.join(places)}"
 
 
 def divide_stage(stage: Stage, source: int, micro_batches: int, is_recomputed: bool) -> list[Segment]:
@@ -115,21 +153,22 @@ class Pipeline:
         model: keras.Model,
         graph: Graph,
         stages: Sequence[Stage],
-        devices: Sequence[str],
+        replicas: Sequence[Sequence[str]],  # the devices of each replica's stages
         objective: Objective,
         micro_batches: int,
         segments: Sequence[Sequence[Segment]],
     ) -> None:
         self.variables = list(model.trainable_variables)
         self.keeps_rows = False
-        device_of = {id(v): device for stage, device in zip(stages, devices, strict=True) for v in stage.variables}
+        device_of = {id(v): device for stage, device in zip(stages, replicas[0], strict=True) for v in stage.variables}
         self.devices = [device_of.get(id(v), "") for v in self.variables]
         self._graph = graph
-        self._stages = list(zip(stages, devices, strict=True))
+        self._stages = stages
+        self._replicas = replicas
         self._segments = segments
-        self._first, self._last = devices[0], devices[-1]
+        self._first, self._last = replicas[0][0], replicas[0][-1]
         self._loss = objective.loss
-        self._count = micro_batches
+        self._count = micro_batches * len(replicas)
 
     def count_recomputed(self) -> int:
         """Returns the number of segments that the backward pass computes again."""
@@ -137,8 +176,12 @@ class Pipeline:
 
     def forward(self, inputs: Any) -> Any:
         size = tf.nest.flatten(inputs)[0].shape[0]
-        parts = self._count if size is not None and size % self._count == 0 else 1
-        outputs = [self._outputs(part) for part in divide_tensors(inputs, parts, self._first)]
+        is_divisible = size is not None and size % self._count == 0
+        shares = divide_tensors(inputs, self._count if is_divisible else 1, self._first)
+        outputs = []
+        for devices, own in self._divide(shares, self._replicas if is_divisible else self._replicas[:1]):
+            with self._copy_variables(devices) or contextlib.nullcontext():
+                outputs += [self._outputs(part, devices) for part in own]
         return self._join(outputs)
 
     def backward(
@@ -151,19 +194,47 @@ class Pipeline:
             divide_tensors(weights, self._count, self._last),
             strict=True,
         )
-        states = [
-            self._forward_micro_batch(share, parts, scale, counts_weights=i == 0) for i, share in enumerate(shares)
-        ]
-        sums: dict[int, tf.Tensor] = {}
-        for state in states:
-            self._backward_micro_batch(state, sums)
+        states: list[ForwardState] = []
+        sums: list[dict[int, tf.Tensor]] = []
+        for devices, own in self._divide(list(shares), self._replicas):
+            scope = self._copy_variables(devices)
+            with scope or contextlib.nullcontext():
+                first = len(states)
+                for share in own:
+                    states.append(
+                        self._forward_micro_batch(share, devices, scope, parts, scale, counts_weights=not states)
+                    )
+            sums.append({})
+            for state in states[first:]:
+                self._backward_micro_batch(state, devices, scope, sums[-1])
         with tf.device(self._last):
             loss = tf.add_n([state.loss for state in states])
         outputs = self._join([self._pick_outputs(state.values) for state in states])
-        return loss, outputs, [sums.get(id(v)) for v in self.variables]
+        return loss, outputs, self._sum_gradients(sums)
+
+    def _divide(
+        self, shares: Sequence[Any], replicas: Sequence[Sequence[str]]
+    ) -> Iterator[tuple[Sequence[str], Sequence[Any]]]:
+        """Yields each replica's devices and its micro-batches."""
+        count = len(shares) // len(replicas)
+        for number, devices in enumerate(replicas):
+            yield devices, shares[number * count : (number + 1) * count]
+
+    def _copy_variables(self, devices: Sequence[str]) -> ReplicaScope | None:
+        """Copies all variables to a replica's devices; None if they are there."""
+        return None if devices is self._replicas[0] else ReplicaScope(self._stages, devices)
+
+    def _sum_gradients(self, sums: Sequence[dict[int, tf.Tensor]]) -> list[tf.Tensor | None]:
+        """Sums the replicas' gradients, by id(variable), on the variables' devices."""
+        gradients: list[tf.Tensor | None] = []
+        for variable, device in zip(self.variables, self.devices, strict=True):
+            present = [own[id(variable)] for own in sums if id(variable) in own]
+            with tf.device(device):
+                gradients.append(functools.reduce(tf.add, present) if present else None)
+        return gradients
 
     def _join(self, outputs: Sequence[Any]) -> Any:
-        """Concatenates the outputs of the micro-batches, on the last device."""
+        """Concatenates the outputs of the micro-batches, on the last device of the first replica."""
         with tf.device(self._last):
             return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
 
@@ -171,16 +242,22 @@ class Pipeline:
         """Returns the model's outputs, in their structure."""
         return tf.nest.map_structure(values.__getitem__, self._graph.sinks)
 
-    def _outputs(self, inputs: Any) -> Any:
+    def _outputs(self, inputs: Any, devices: Sequence[str]) -> Any:
         """Returns the outputs of all stages, for an evaluation."""
         values = {self._graph.source: inputs}
-        for stage, device in self._stages:
+        for stage, device in zip(self._stages, devices, strict=True):
             with tf.device(device):
                 stage.run(values, training=False)
         return self._pick_outputs(values)
 
     def _forward_micro_batch(
-        self, share: Batch, parts: int, scale: Callable[[Any], Any], counts_weights: bool
+        self,
+        share: Batch,
+        devices: Sequence[str],
+        scope: ReplicaScope | None,
+        parts: int,
+        scale: Callable[[Any], Any],
+        counts_weights: bool,
     ) -> ForwardState:
         """Runs one micro-batch through all stages, each under its own tape.
 
@@ -189,26 +266,29 @@ class Pipeline:
         """
         inputs, targets, weights = share
         state = ForwardState({self._graph.source: inputs})
-        last_stage = self._stages[-1][0]
-        for (stage, device), segments in zip(self._stages, self._segments, strict=True):
+        for stage, device, segments in zip(self._stages, devices, self._segments, strict=True):
             with tf.device(device), tf.GradientTape() as tape:
                 tape.watch(list_differentiable_inputs(stage, state))
+                if scope is not None:
+                    tape.watch(list_weights(stage, scope))
                 layer_losses = [loss for segment in segments for loss in segment.run(state.values)]
                 losses = [tf.reduce_sum(tf.cast(loss, tf.float32)) / (parts * self._count) for loss in layer_losses]
                 if counts_weights:
                     losses += [v.regularizer(v) / parts for v in stage.trainable if v.regularizer is not None]
-                if stage is last_stage:
+                if stage is self._stages[-1]:
                     state.loss = tf.reduce_sum(self._loss(targets, self._pick_outputs(state.values)) * weights)
                     losses.append(state.loss)
                 state.stage_losses.append(scale(tf.add_n(losses)) if losses else None)
             state.tapes.append(tape)
         return state
 
-    def _backward_micro_batch(self, state: ForwardState, sums: dict[int, tf.Tensor]) -> None:
+    def _backward_micro_batch(
+        self, state: ForwardState, devices: Sequence[str], scope: ReplicaScope | None, sums: dict[int, tf.Tensor]
+    ) -> None:
         """Runs the backward pass of one micro-batch, last stage first; adds gradients to `sums` by id(variable)."""
         arriving: dict[int, list[tf.Tensor]] = defaultdict(list)  # by id(tensor): a tensor may have several numbers
-        for (stage, device), tape, loss in reversed(
-            list(zip(self._stages, state.tapes, state.stage_losses, strict=True))
+        for stage, device, tape, loss in reversed(
+            list(zip(self._stages, devices, state.tapes, state.stage_losses, strict=True))
         ):
             with tf.device(device):
                 targets = [t for t in list_distinct_tensors(stage.outputs, state) if id(t) in arriving]
@@ -218,7 +298,7 @@ class Pipeline:
                 if not targets:
                     continue
                 inputs = list_differentiable_inputs(stage, state)
-                sources = [*inputs, *(v.value for v in stage.trainable)]
+                sources = [*inputs, *list_weights(stage, scope)]
                 gradients = tape.gradient(targets, sources, output_gradients=output_gradients)
                 # An embedding's gradient is `IndexedSlices`, whose sums and norms differ from a dense gradient's.
                 gradients = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
@@ -229,6 +309,11 @@ class Pipeline:
                     if gradient is not None:
                         key = id(variable)
                         sums[key] = sums[key] + gradient if key in sums else gradient
+
+
+def list_weights(stage: Stage, scope: ReplicaScope | None) -> list[Any]:
+    """Returns what a stage computes with: its trainable variables, or a replica's copies of them."""
+    return [v.value if scope is None else scope.copies[id(v)] for v in stage.trainable]
 
 
 def list_differentiable_inputs(stage: Stage, state: ForwardState) -> list[tf.Tensor]:

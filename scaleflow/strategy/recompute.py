@@ -53,7 +53,8 @@ def recompute(
     leaves = {id(leaf): leaf for leaf in keras.tree.flatten(arguments) if isinstance(leaf, tf.Tensor)}
     inputs = {key: x for key, x in leaves.items() if is_differentiable(x) and may_have_gradient(x)}
     masks = {key: keras.src.backend.get_keras_mask(x) for key, x in inputs.items()}
-    values = [tf.convert_to_tensor(weight._value) for weight in weights]
+    around = keras.src.backend.get_stateless_scope()
+    values = [read_value(weight, around) for weight in weights]
     layer_state = read_layer_state()
 
     def run(tensors: Sequence[tf.Tensor], states: Iterable[tuple[Any, tf.Tensor]]) -> tuple[Any, RunScope]:
@@ -156,7 +157,7 @@ class RunScope(keras.StatelessScope):  # type: ignore[misc]  # keras has no type
                     f"hardware.remat: {self._label} uses the weights {variable.path} of another layer, whose gradient "
                     "would be lost; make them weights of the layer that uses them, or use hardware.remat=false"
                 )
-            value = tf.convert_to_tensor(variable._value)
+            value = read_value(variable, self.original_scope)
             self._read[id(variable)] = variable, value
             self.state_mapping[id(variable)] = value
         return self.state_mapping[id(variable)]
@@ -178,6 +179,12 @@ class RunScope(keras.StatelessScope):  # type: ignore[misc]  # keras has no type
         """Assigns the collected updates. Call it outside the scope."""
         for key, variable in self._updated.items():
             variable.assign(self.state_mapping[key])
+
+
+def read_value(variable: keras.Variable, scope: keras.StatelessScope | None) -> tf.Tensor:
+    """Returns the value of a variable in a scope of Keras, or its own."""
+    value = None if scope is None else scope.get_current_value(variable)
+    return tf.convert_to_tensor(variable._value if value is None else value)
 
 
 def read_layer_state() -> dict[str, Any]:

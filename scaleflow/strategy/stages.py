@@ -18,6 +18,7 @@ import tensorflow as tf
 from keras.src.models.functional import Functional
 
 from scaleflow.errors import ConfigError
+from scaleflow.strategy.costs import count_parameters, count_positions, estimate_costs
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Call:
     arguments: tuple[tuple[Any, ...], dict[str, Any]]  # (positional, by name), with a `TensorRef` for each tensor
     outputs: tuple[int, ...]  # the numbers of the output tensors
     sizes: tuple[int, ...]  # the bytes of each output for one example; an unknown dimension counts as 1
+    positions: int = 0  # how often it uses its weights for one example
 
     @property
     def inputs(self) -> set[int]:
@@ -91,6 +93,7 @@ class Stage:
     outputs: Sequence[int]  # numbers of the tensors that later stages take, and of the model's outputs
     variables: Sequence[keras.Variable]
     parameters: int  # the number of parameters in its layers' weights
+    cost: float  # its share of the estimated cost of a training step
 
     @property
     def trainable(self) -> list[keras.Variable]:
@@ -111,13 +114,25 @@ def format_range(calls: Sequence[Call]) -> str:
     return named[0] if len(named) == 1 else f"{named[0]} to {named[-1]}"
 
 
-def divide_graph(graph: Graph, count: int, cuts: Sequence[str] | None = None) -> list[Stage]:
-    """Divides a model before each layer in `cuts`, or into `count` stages balanced by parameters.
+def divide_graph(graph: Graph, count: int, cuts: Sequence[str] | None, examples: int) -> list[Stage]:
+    """Divides a model before each layer in `cuts`, or into `count` stages balanced by estimated cost.
+
+    Args:
+        graph: the model's.
+        count: the number of stages.
+        cuts: the first layers of all stages but the first, or None.
+        examples: examples of a training step, on which the cost depends.
 
     Raises:
         ConfigError: if the model cannot be cut there.
     """
-    starts = find_named_starts(graph.calls, cuts) if cuts else find_balanced_starts(graph.calls, count)
+    layers = [call.run for call in graph.calls]
+    parameters = count_parameters(layers)
+    costs = estimate_costs(layers, [call.positions for call in graph.calls], examples)
+    starts = (
+        find_named_starts(graph.calls, cuts) if cuts else find_balanced_starts(graph.calls, parameters, costs, count)
+    )
+    total = max(sum(costs), 1)
     stages = []
     earlier: set[int] = set()
     for first, end in itertools.pairwise([0, *starts, len(graph.calls)]):
@@ -134,7 +149,8 @@ def divide_graph(graph: Graph, count: int, cuts: Sequence[str] | None = None) ->
                 inputs=sorted(inputs & earlier),
                 outputs=sorted(outputs & wanted_later),
                 variables=list(variables.values()),
-                parameters=sum(count_parameters(calls)),
+                parameters=sum(parameters[first:end]),
+                cost=sum(costs[first:end]) / total,
             )
         )
         earlier |= outputs
@@ -209,7 +225,9 @@ def list_node_calls(
         return list_calls(layer, args[0], f"{prefix}{layer.name}/", numbers)
     outputs = [TensorRef(next(numbers)) for _ in node.outputs]
     numbers_of_outputs = tuple(ref.number for ref in outputs)
-    return [Call(prefix + layer.name, layer, (args, named), numbers_of_outputs, measure_tensors(node.outputs))], outputs
+    positions = count_positions(layer, node.input_tensors, node.outputs)
+    sizes = measure_tensors(node.outputs)
+    return [Call(prefix + layer.name, layer, (args, named), numbers_of_outputs, sizes, positions)], outputs
 
 
 def measure_tensors(tensors: Sequence[keras.KerasTensor]) -> tuple[int, ...]:
@@ -227,18 +245,6 @@ def standardize_inputs(model: keras.Model, graph: Functional, given: Any) -> lis
     return inputs
 
 
-def count_parameters(calls: Sequence[Call]) -> list[int]:
-    """Returns for each call the number of parameters that no earlier call uses."""
-    seen: set[int] = set()
-    counts = []
-    for call in calls:
-        weights = call.run.weights if isinstance(call.run, keras.layers.Layer) else []
-        new = {id(w): w for w in weights if id(w) not in seen}
-        seen |= set(new)
-        counts.append(sum(w.shape.num_elements() for w in new.values()))
-    return counts
-
-
 def find_shared_cuts(calls: Sequence[Call]) -> dict[int, str]:
     """Returns index -> layer name, of each call before which a cut would separate two users of a variable."""
     first: dict[int, int] = {}
@@ -250,8 +256,10 @@ def find_shared_cuts(calls: Sequence[Call]) -> dict[int, str]:
     return shared
 
 
-def find_balanced_starts(calls: Sequence[Call], count: int) -> list[int]:
-    """Returns the first calls of all stages but the first, so that the largest stage is as small as possible.
+def find_balanced_starts(
+    calls: Sequence[Call], parameters: Sequence[int], costs: Sequence[int], count: int
+) -> list[int]:
+    """Returns the first calls of all stages but the first, so that the largest stage costs as little as possible.
 
     A stage begins with a layer that has parameters. Layers without, such as an activation or a pooling, stay with the
     layer before them.
@@ -259,19 +267,18 @@ def find_balanced_starts(calls: Sequence[Call], count: int) -> list[int]:
     Raises:
         ConfigError: if the model has fewer places to cut than `count` stages need.
     """
-    parameters = count_parameters(calls)
     shared = find_shared_cuts(calls)
     possible = [i for i, size in enumerate(parameters) if size and i not in shared][1:]
     if len(possible) + 1 < count:
         names = sorted(set(shared.values()))
         because = f" (all calls of {', '.join(names)} belong to one)" if names else ""
         most = len(possible) + 1
-        instead = f"use strategy.stages={most} and as many devices" if most > 1 else "use strategy=one_device"
+        instead = f"use strategy.stages={most} and fewer devices" if most > 1 else "use strategy=one_device"
         raise ConfigError(
             f"strategy.stages={count}: a stage begins with a layer that has parameters, so this model can be divided "
             f"into {most} stage{'s' if most > 1 else ''} at most{because}; {instead}"
         )
-    blocks = [sum(parameters[first:end]) for first, end in itertools.pairwise([0, *possible, len(calls)])]
+    blocks = [sum(costs[first:end]) for first, end in itertools.pairwise([0, *possible, len(calls)])]
     return [possible[block - 1] for block in balance_blocks(blocks, count)]
 
 

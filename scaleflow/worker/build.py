@@ -139,7 +139,7 @@ def build_training(plan: Plan, emit: Emit, startup_timer: StartupTimer | None = 
         model.find_logits_warning(engine.model, source.outputs),
         model.keras_file_doubt(engine.model),
         objective.find_mask_note(engine.model, splits.outputs),
-        *model.find_batch_norm_warnings(engine.model, runtime.batching),
+        *model.find_batch_norm_warnings(engine.model, runtime.read_batching(runtime.batching)),
         optimizer.find_warm_up_warning(plan.optimizer, length.total),
         find_table_warning(plan, runtime, engine),
     )
@@ -306,7 +306,9 @@ def make_loop(
     if runtime.is_divided:
         optimizer.update_in_place(model_optimizer)
         is_recomputed = plan.hardware.remat is True
-        pipeline, notes = strategy.build_pipeline(net, goal, runtime.devices, plan.strategy, is_recomputed)
+        pipeline, notes = strategy.build_pipeline(
+            net, goal, runtime.devices, plan.strategy, runtime.batching.share, is_recomputed
+        )
         passes = pipeline
     else:
         by_rows = can_update_by_rows(net, model_optimizer)
@@ -515,6 +517,12 @@ class Runtime:
         """Whether the model is divided into stages on several devices."""
         return self.strategy_name == "pipeline"
 
+    def read_batching(self, batching: Batching) -> Batching:
+        """Returns how the loop reads such global batches: a pipeline divides them among its replicas itself."""
+        if not self.is_divided:
+            return batching
+        return Batching(batching.batch_size * batching.replicas, batching.accumulate, replicas=1)
+
     def to_values(self) -> dict[str, Any]:
         return {
             "strategy": self.strategy_name,
@@ -553,7 +561,8 @@ def setup_runtime(plan: Plan, emit: Emit) -> Runtime:
     for note in filter(None, (strategy_note, *warnings)):
         emit(Note(note))
     local = strategy.create_strategy("one_device", devices.names)[0] if name == "parameter_server" else tf_strategy
-    batching = make_batching(plan.training, tf_strategy.num_replicas_in_sync, is_resumed=plan.resume is not None)
+    replicas = plan.strategy.replicas if name == "pipeline" else tf_strategy.num_replicas_in_sync
+    batching = make_batching(plan.training, replicas, is_resumed=plan.resume is not None)
     return Runtime(devices.kind, devices.names, name, tf_strategy, local, policy, batching, worker_sync)
 
 
@@ -583,7 +592,8 @@ def make_feeds(splits: Splits, runtime: Runtime, plan: Plan) -> tuple[Feed, Feed
     """Makes the feeds: training shuffled by the seed, validation and test in order and without micro-batches."""
     from scaleflow import dataset
 
-    evaluation_batching = make_evaluation_batching(runtime.batching, runtime.kind)
+    batching = runtime.read_batching(runtime.batching)
+    evaluation_batching = runtime.read_batching(make_evaluation_batching(runtime.batching, runtime.kind))
     device_bytes = gpu_memory_bytes(runtime.kind, plan.hardware)
     read = functools.partial(
         dataset.make_feed, transforms=splits.transforms, threads=plan.dataset.threads, device_bytes=device_bytes
@@ -593,7 +603,7 @@ def make_feeds(splits: Splits, runtime: Runtime, plan: Plan) -> tuple[Feed, Feed
         return None if examples is None else read(examples, evaluation_batching, runtime.evaluation_strategy)
 
     seed = None if plan.debug.overfit else plan.seed  # all its batches are the same
-    train = read(splits.train, runtime.batching, runtime.strategy, seed, buffer=plan.dataset.shuffle)
+    train = read(splits.train, batching, runtime.strategy, seed, buffer=plan.dataset.shuffle)
     train = dataset.augment_feed(train, plan.dataset.augment, plan.seed, splits.inputs, splits.outputs)
     validation = in_order(splits.validation)
     return train, validation, validation if splits.test is splits.validation else in_order(splits.test)
@@ -671,7 +681,7 @@ def compute_peak(plan: Plan, runtime: Runtime) -> float | None:
     if runtime.strategy_name == "parameter_server":
         return None  # the coordinator does not see the devices of its workers
     workers = count_synchronous_workers(plan)
-    devices = plan.strategy.stages if runtime.is_divided else runtime.batching.replicas // workers
+    devices = len(runtime.devices) if runtime.is_divided else runtime.batching.replicas // workers
     local_peak = hardware.process_peak(runtime.kind, runtime.policy, -(-devices // plan.hardware.logical_devices))
     return None if local_peak is None else local_peak * workers
 

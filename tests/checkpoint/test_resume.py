@@ -25,6 +25,7 @@ BASE = (
 GLOBAL = "training.global_batch_size=16"
 DROPOUT = "model.dropout=0.5"
 TWO = "hardware.logical_devices=2"
+REPLICATED = ("strategy=pipeline", "strategy.replicas=2", "hardware.logical_devices=4")
 STEPS = "training.step._target_=tests.training.steps"
 
 
@@ -91,6 +92,7 @@ WAYS = {
     "float16": ("strategy=one_device", GLOBAL, "precision=mixed_float16", "optimizer=sgd"),
     "mirrored": ("strategy=mirrored", TWO, GLOBAL, DROPOUT, "training.accumulate=2", "optimizer=adamw"),
     "pipeline": ("strategy=pipeline", TWO, GLOBAL, "model.units=[8,8]", "optimizer.schedule=cosine"),
+    "replicated": (*REPLICATED, GLOBAL, "model.units=[8,8]", DROPOUT),
     "fit": ("training.engine=fit", "training.steps_per_loop=auto", GLOBAL, DROPOUT),
     "fit mirrored": ("training.engine=fit", "training.steps_per_loop=auto", "strategy=mirrored", TWO, GLOBAL),
     "own step": (f"{STEPS}.TwoRates", "strategy=mirrored", TWO, GLOBAL),
@@ -139,8 +141,9 @@ def test_a_run_that_was_stopped_after_its_last_step_takes_no_further_one(
         (("strategy=mirrored", TWO), ("strategy=one_device",)),
         (("strategy=one_device",), ("strategy=pipeline", TWO)),
         (("strategy=pipeline", TWO), ("strategy=mirrored", TWO)),
+        (("strategy=pipeline", TWO, "strategy.micro_batches=8"), REPLICATED),
     ],
-    ids=["mirrored to one_device", "one_device to pipeline", "pipeline to mirrored"],
+    ids=["mirrored to one_device", "one_device to pipeline", "pipeline to mirrored", "pipeline to its replicas"],
 )
 def test_a_run_goes_on_under_another_strategy(
     isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path, before: tuple[str, ...], after: Any

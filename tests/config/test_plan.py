@@ -307,13 +307,20 @@ CANNOT_WORK = {
     "hardware.tpu=10.0.0.1:8470": ("hardware.tpu=10.0.0.1:8470: ", "grpc://10.0.0.1:8470"),
     "hardware=cpu hardware.memory_limit_mb=100": ("hardware.memory_limit_mb=100 with hardware=cpu: ", "hardware=gpu"),
     "strategy=pipeline hardware=cpu": (
-        "strategy.stages=2 with hardware.logical_devices=1: ",
-        "exactly one device per stage",
+        "strategy.stages=2 with strategy.replicas=1 with hardware.logical_devices=1: ",
+        "exactly one device for each stage of each replica",
     ),
-    "strategy=pipeline hardware=cpu hardware.logical_devices=4": (
-        "strategy.stages=2 with hardware.logical_devices=4: ",
-        "not replicated over data",
-        "set both to the same number",
+    "strategy=pipeline strategy.replicas=2 hardware=cpu hardware.logical_devices=2": (
+        "strategy.stages=2 with strategy.replicas=2 with hardware.logical_devices=2: ",
+        "set hardware.logical_devices to strategy.stages x strategy.replicas",
+    ),
+    "strategy=mirrored +strategy.replicas=2": ("strategy.replicas=2", "strategy=mirrored: ", "use strategy=pipeline"),
+    "strategy=pipeline strategy.replicas=2 cluster.workers=2": ("cluster.workers=2 with strategy=pipeline: ",),
+    "strategy=pipeline strategy.replicas=2 training.global_batch_size=33": ("2 replica(s)", "use 32 or 34"),
+    "strategy=pipeline strategy.replicas=2 training.global_batch_size=36": (
+        "training.global_batch_size=36: ",
+        "strategy.micro_batches=4 x strategy.replicas=2; ",
+        "use training.global_batch_size=32 or 40, ",
     ),
     "strategy=pipeline strategy.cuts=[a,b]": ("strategy.cuts=['a', 'b'] with strategy.stages=2: ", "one name fewer"),
     "strategy=pipeline strategy.stages=3 strategy.cuts=[]": (
@@ -375,6 +382,7 @@ def test_a_pipeline_stays_on_one_machine(refused: Callable[..., str], monkeypatc
 
 CAN_WORK = [
     "strategy=pipeline hardware=cpu hardware.logical_devices=2",
+    "strategy=pipeline strategy.replicas=3 hardware=cpu hardware.logical_devices=6 training.global_batch_size=24",
     "strategy=pipeline strategy.stages=3 strategy.cuts=[a,b] strategy.micro_batches=8",
     "strategy=pipeline training.batch_size=50 strategy.micro_batches=1",
     "strategy=pipeline hardware=cpu hardware.logical_devices=2 training.global_batch_size=24 training.accumulate=3",

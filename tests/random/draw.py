@@ -243,15 +243,17 @@ def draw_strategy(made: Drawing) -> None:
     count = made.draw.choice([2, 2, 2, 3]) if several else 1
     made.special.append(f"strategy={made.strategy}")
     made.plain.append("strategy=one_device")
+    made.replicas = made.draw.choice([1, 1, 2]) if made.strategy == "pipeline" else count
     if count > 1:
-        made.special.append(f"hardware.logical_devices={count}")
-    made.replicas = 1 if made.strategy == "pipeline" else count
+        devices = count * made.replicas if made.strategy == "pipeline" else count
+        made.special.append(f"hardware.logical_devices={devices}")
     if made.strategy in ("multi_worker", "parameter_server"):
         workers = made.draw.choice([2, 2, 2, 1])
         made.special.append(f"cluster.workers={workers}")
         made.replicas = workers if made.strategy == "multi_worker" else 1
     if made.strategy == "pipeline":
-        made.special += [f"strategy.stages={count}", f"strategy.micro_batches={made.draw.choice([1, 2, 2, 4])}"]
+        made.special += [f"strategy.stages={count}", f"strategy.replicas={made.replicas}"]
+        made.special.append(f"strategy.micro_batches={made.draw.choice([1, 2, 2, 4])}")
     if made.strategy == "parameter_server":
         made.is_equal = False
         if made.chance(0.4):

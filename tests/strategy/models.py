@@ -132,6 +132,17 @@ def nested() -> keras.Model:
     return keras.Model(raw, second(keras.layers.Dense(6, name="between")(first(raw))))
 
 
+def broad() -> keras.Model:
+    """Convolutions with few parameters and many operations, then a layer with many parameters and few operations."""
+    x = raw = keras.Input((6,), dtype="float32")
+    x = keras.layers.Reshape((6, 1), name="grid")(x)
+    x = keras.layers.UpSampling1D(100, name="grown")(x)
+    for index in range(3):
+        x = keras.layers.Conv1D(16, 9, padding="same", name=f"c{index}")(x)
+    x = keras.layers.GlobalAveragePooling1D(name="mean")(x)
+    return keras.Model(raw, keras.layers.Dense(3, name="last")(keras.layers.Dense(200, name="wide")(x)))
+
+
 class Subclassed(keras.Model):  # type: ignore[misc]
     """No graph is known of it."""
 

@@ -129,6 +129,25 @@ def two_towers(inputs: Any, outputs: Any, **unused: Any) -> keras.Model:
     return keras.Model(raw, {"kind": kind, "amounts": amounts, "labels": labels})
 
 
+def tied_towers(inputs: Any, outputs: Any, **unused: Any) -> keras.Model:
+    """For `DictOut`: a layer that is called twice and has losses of its own, and a skip over it."""
+    raw = {
+        "picture": keras.Input((4, 4, 1), dtype="uint8"),
+        "word": keras.Input((), dtype="int32"),
+        "readings": {"hot": keras.Input((2,)), "cold": keras.Input(())},
+    }
+    picture = keras.layers.Flatten()(keras.layers.Rescaling(1 / 255)(raw["picture"]))
+    first = keras.layers.Dense(8, activation="tanh", name="first")(picture)
+    twice = keras.layers.Dense(8, "tanh", kernel_regularizer="l2", activity_regularizer="l2", name="twice")
+    amounts = keras.layers.Dense(2, dtype="float32", name="amounts")(twice(first))
+    word = keras.layers.Embedding(inputs["word"].vocabulary, 8, name="words")(raw["word"])
+    parts = [twice(twice(first)), first, word, raw["readings"]["hot"]]
+    late = keras.layers.Dense(8, activation="tanh", name="late")(keras.layers.Concatenate(name="joined")(parts))
+    kind = keras.layers.Dense(3, dtype="float32", name="kind")(keras.layers.Concatenate()([late, amounts]))
+    labels = keras.layers.Dense(2, dtype="float32", name="labels")(late)
+    return keras.Model(raw, {"kind": kind, "amounts": amounts, "labels": labels})
+
+
 def mean_loss(model: Any, batch: Any, weights: Any) -> Any:
     """A training step: the squared error of the amounts alone."""
     import tensorflow as tf

@@ -12,6 +12,7 @@ import pytest
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan, Strategy
 from tests.conftest import Command
+from tests.strategy.test_structures import assert_equal, train_all
 from tests.training.fake_engine import Course, far, take
 
 CPU = ("hardware=cpu", "tracking=none")
@@ -66,6 +67,28 @@ def test_float32_equals_one_device(
         np.testing.assert_allclose(found.losses, wanted.losses, rtol=0, atol=1e-5, err_msg=str(division))
         assert far(found.weights, wanted.weights) < 1e-4, division
         assert found_scores == pytest.approx(scores, abs=1e-4), division
+
+
+STRUCTURED = "tests.strategy.structured"
+TOWERS = (
+    *(f"dataset._target_={STRUCTURED}.DictOut", f"model._target_={STRUCTURED}.tied_towers", "hardware=cpu"),
+    *("dataset.validation=validation", "tracking=none", "training.global_batch_size=48", "training.clip_norm=0.5"),
+    *("optimizer=sgd", "optimizer.learning_rate=0.1", "hardware.logical_devices=4"),
+    *("training.max_steps=7", "training.steps_per_loop=1"),
+)
+REPLICATED = ("strategy=pipeline", "strategy.replicas=2", "strategy.micro_batches=2", "strategy.cuts=[late]")
+
+
+def test_replicas_of_stages_give_the_losses_and_metrics_of_one_device(isolated: Isolated, plan: Make) -> None:
+    """Several inputs and outputs, a skip over the cut, a layer that is shared in its stage; in one process."""
+    ways = [
+        ("strategy=one_device",),
+        (*REPLICATED, "training.accumulate=2"),
+        (*REPLICATED, "hardware.remat=true", "+dataset.streams=true", "dataset.cache=none"),
+    ]
+    wanted, *others = isolated(train_all, [plan(*TOWERS, *way) for way in ways])
+    for found in others:
+        assert_equal(found, wanted)
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("mixed_float16", 5e-3), ("mixed_bfloat16", 3e-2)])
@@ -163,6 +186,16 @@ def test_a_stage_is_on_its_device_forward_backward_and_in_the_update(
         assert 0 <= held[device] - 3 * 4 * numbers <= (counters if device == "CPU:0" else 0)  # Adam's two slots
 
 
+@pytest.mark.slow
+def test_another_replica_computes_on_its_devices_and_holds_no_variables(isolated: Isolated, plan: Make) -> None:
+    words = ("strategy=pipeline", "strategy.replicas=2", "hardware.logical_devices=4", *CPU)
+    places, held = isolated(placed, plan(*words, "model.units=[128,128]", "strategy.micro_batches=2"))
+    assert set(held) == {"CPU:0", "CPU:1"}
+    for first, second in (("CPU:0", "CPU:1"), ("CPU:2", "CPU:3")):
+        assert len(of(places[first], "MatMul")) == 2 * 2
+        assert len(of(places[second], "MatMul")) == 2 * (3 + 3)
+
+
 def exported(plan: Plan, folder: Path) -> np.ndarray[Any, Any]:
     """Trains a few steps and exports; gives what comes out of the stages for the sample."""
     import tensorflow as tf
@@ -198,7 +231,7 @@ def test_the_exported_model_is_whole_and_does_on_one_device_what_the_stages_do(
 def test_the_default_job_finishes_and_is_accurate(command: Command) -> None:
     ended = command("strategy=pipeline", "hardware=cpu", "hardware.logical_devices=2", "tracking=none")
     assert ended.returncode == 0, ended.stderr
-    assert "strategy=pipeline: rescaling to dense on CPU:0 (8,320 parameters), dense_1 to outputs on CPU:1" in (
+    assert "strategy=pipeline: rescaling to dense on CPU:0 (8,320 parameters, 32% of the estimated cost), dense_1" in (
         ended.stdout + ended.stderr
     )
     events = command.events()
@@ -239,10 +272,17 @@ def test_stages_that_are_not_as_many_as_devices_are_refused_with_what_would_work
         ("CPU:0",): (2, "there is 1", "hardware.logical_devices=2", "one_device"),
         ("CPU:0", "CPU:1"): (3, "there are 2", "hardware.logical_devices=3", "strategy.stages=2"),
         ("GPU:0",): (2, "there is 1", "more devices", "one_device"),
-        ("GPU:0", "GPU:1", "GPU:2", "GPU:3"): (2, "4 devices", "not replicated", "strategy.stages=4"),
+        ("GPU:0", "GPU:1", "GPU:2", "GPU:3"): (2, "there are 4", "strategy.replicas=2", "hardware.devices=[0, 1]"),
+        ("GPU:0", "GPU:1", "GPU:2"): (2, "there are 3", "use strategy.stages=3"),
     }
     given = [(list(names), Strategy("pipeline", stages=stages)) for names, (stages, *_) in cases.items()]
-    for message, (stages, *parts) in zip(isolated(no_pipeline, given), cases.values(), strict=True):
+    given.append((["GPU:0", "GPU:1"], Strategy("pipeline", stages=2, replicas=2)))
+    given.append((["GPU:0", "GPU:1", "GPU:2"], Strategy("pipeline", stages=2, replicas=2)))
+    *messages, two, three = isolated(no_pipeline, given)
+    assert two.startswith("strategy.stages=2 strategy.replicas=2: ")
+    assert "4 in all, and there are 2; use more devices, or strategy.replicas=1" in two
+    assert three.endswith("strategy.stages=3 strategy.replicas=1")
+    for message, (stages, *parts) in zip(messages, cases.values(), strict=True):
         assert message.startswith(f"strategy.stages={stages}: ")
         assert len(message.splitlines()) == 1
         for part in parts:
@@ -252,7 +292,10 @@ def test_stages_that_are_not_as_many_as_devices_are_refused_with_what_would_work
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (("strategy.stages=2",), ("strategy.stages=2 with hardware.logical_devices=1", "exactly one device per stage")),
+        (
+            ("strategy.stages=2",),
+            ("strategy.stages=2 with strategy.replicas=1 with hardware", "exactly one device for each"),
+        ),
         (
             ("hardware.logical_devices=2", "strategy.cuts=[dense_7]"),
             ("strategy.cuts=[dense_7]", "no layer dense_7", "dense_1"),

@@ -40,6 +40,7 @@ def test_the_largest_group_is_as_small_as_can_be(isolated: Callable[..., Any]) -
 
 
 #: model, stages, cuts, and the layers of each stage.
+#: `broad` has its parameters at the end and its operations at the start.
 DIVIDED: list[tuple[str, int, list[str] | None, list[str]]] = [
     ("chain", 2, None, ["flat to t1", "d2 to last"]),
     ("chain", 3, None, ["flat to t0", "d1 to t1", "d2 to last"]),
@@ -51,6 +52,7 @@ DIVIDED: list[tuple[str, int, list[str] | None, list[str]]] = [
     ("nested", 2, ["second"], ["chain/flat to between", "second/flat to second/last"]),
     ("shared", 2, ["last"], ["cast to inner/b", "last"]),
     ("shared", 2, None, ["cast to first", "twice to last"]),
+    ("broad", 2, None, ["grid to c1", "c2 to last"]),
 ]
 
 
@@ -66,13 +68,13 @@ def divisions(asked: Sequence[tuple[str, int, list[str] | None]]) -> list[list[s
     for name, count, cuts in asked:
         keras.backend.clear_session()
         try:
-            found.append([str(stage) for stage in divide_graph(build_graph(getattr(models, name)()), count, cuts)])
+            found.append([str(stage) for stage in divide_graph(build_graph(getattr(models, name)()), count, cuts, 8)])
         except ConfigError as refusal:
             found.append(str(refusal))
     return found
 
 
-def test_a_model_is_divided_by_parameters_or_before_the_layers_named(isolated: Callable[..., Any]) -> None:
+def test_a_model_is_divided_by_cost_or_before_the_layers_named(isolated: Callable[..., Any]) -> None:
     found = isolated(divisions, [case[:3] for case in DIVIDED])
     assert found == [case[3] for case in DIVIDED]
 
@@ -103,8 +105,10 @@ def far(found: Any, wanted: Any) -> float:
     return float(np.max(np.abs(found - wanted)) / max(1.0, np.max(np.abs(wanted))))
 
 
-def differences(cases: Sequence[tuple[str, int, list[str] | None, int]]) -> list[tuple[float, float, float, float]]:
-    """In a child with 3 devices: how far loss, outputs, gradients and evaluation are from those of one tape."""
+def differences(
+    cases: Sequence[tuple[str, int, list[str] | None, int, int]],
+) -> list[tuple[float, float, float, float]]:
+    """In a child with 6 devices: how far loss, outputs, gradients and evaluation are from those of one tape."""
     import keras
     import tensorflow as tf
 
@@ -112,21 +116,21 @@ def differences(cases: Sequence[tuple[str, int, list[str] | None, int]]) -> list
     from scaleflow.training.forward_backward import TapeForwardBackward, make_loss_step
     from tests.strategy import models
 
-    devices = hardware.configure_devices(Hardware(name="cpu", logical_devices=3)).names
+    devices = hardware.configure_devices(Hardware(name="cpu", logical_devices=6)).names
     objective = Objective(lambda t, o: tf.reduce_mean(tf.square(t - o), axis=1))
     random = np.random.default_rng(0)
     inputs = tf.constant(random.integers(10, size=(8, 6)), tf.int32)
     batch = inputs, tf.constant(random.normal(size=(8, 3)), tf.float32)
     weights = tf.constant([0.1] * 7 + [0.0])
     found = []
-    for name, count, cuts, micro_batches in cases:
+    for name, count, cuts, micro_batches, replicas in cases:
         keras.backend.clear_session()
         keras.utils.set_random_seed(0)
         model = getattr(models, name)()
         whole = TapeForwardBackward(model, make_loss_step(objective))
-        options = Strategy("pipeline", stages=count, micro_batches=micro_batches, cuts=cuts)
+        options = Strategy("pipeline", stages=count, replicas=replicas, micro_batches=micro_batches, cuts=cuts)
         wanted = (*whole.backward(batch, weights, 1, lambda x: x), whole.forward(inputs))
-        passes, _ = strategy.build_pipeline(model, objective, devices[:count], options)
+        passes, _ = strategy.build_pipeline(model, objective, devices[: count * replicas], options, 8)
         got = (*passes.backward(batch, weights, 1, lambda x: x), passes.forward(inputs))
         assert [g is None for g in got[2]] == [g is None for g in wanted[2]]
         for gradient, place in zip(got[2], passes.devices, strict=True):
@@ -137,17 +141,78 @@ def differences(cases: Sequence[tuple[str, int, list[str] | None, int]]) -> list
 
 
 GRADIENTS = [
-    ("masked", 3, None, 1),
-    ("masked", 2, ["last"], 4),
-    ("several_tensors", 3, None, 1),
-    ("several_tensors", 3, None, 2),
-    ("several_tensors", 2, ["joined"], 4),
-    ("shared", 3, None, 1),
-    ("skipped", 3, None, 1),
-    ("skipped", 2, ["identity_1"], 2),
+    ("masked", 3, None, 1, 1),
+    ("masked", 2, ["last"], 4, 1),
+    ("masked", 2, None, 2, 2),
+    ("several_tensors", 3, None, 1, 1),
+    ("several_tensors", 3, None, 2, 2),
+    ("several_tensors", 2, ["joined"], 4, 1),
+    ("shared", 3, None, 1, 1),
+    ("shared", 2, None, 1, 2),
+    ("skipped", 3, None, 1, 1),
+    ("skipped", 2, ["identity_1"], 2, 2),
 ]
 
 
 def test_the_way_through_the_stages_gives_what_one_tape_gives(isolated: Callable[..., Any]) -> None:
     for case, found in zip(GRADIENTS, isolated(differences, GRADIENTS), strict=True):
         assert max(found) < 1e-5, (case, found)
+
+
+def draw_noise(divisions: Sequence[tuple[int, int, bool]]) -> list[tuple[list[float], list[Any], int]]:
+    """In a child with 4 devices: the losses of two batches, their gradients and all variables afterwards; and how many
+    products of the second replica wait for one of the first.
+    """
+    import keras
+    import tensorflow as tf
+
+    from scaleflow import hardware, strategy
+    from tests.strategy import models
+
+    devices = hardware.configure_devices(Hardware(name="cpu", logical_devices=4)).names
+    objective = Objective(lambda t, o: tf.reduce_mean(tf.square(t - o), axis=1))
+    random = np.random.default_rng(0)
+    inputs = tf.constant(random.integers(10, size=(8, 6)), tf.int32)
+    batch = inputs, tf.constant(random.normal(size=(8, 3)), tf.float32)
+    found = []
+    for replicas, micro_batches, is_recomputed in divisions:
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(0)
+        model = models.noisy()
+        options = Strategy("pipeline", replicas=replicas, micro_batches=micro_batches)
+        passes, _ = strategy.build_pipeline(model, objective, devices[: 2 * replicas], options, 8, is_recomputed)
+        take = tf.function(lambda passes=passes: passes.backward(batch, tf.fill([8], 0.1), 1, lambda x: x))
+        losses, arrays = [], []
+        for _ in range(2):
+            loss, _, gradients = take()
+            losses.append(float(loss))
+            arrays += [gradient.numpy() for gradient in gradients]
+        products = [op for op in take.get_concrete_function().graph.get_operations() if op.type == "MatMul"]
+        first, second = ([op for op in products if op.device[-1] in of] for of in ("01", "23"))
+        assert len(first) + len(second) == len(products)
+        assert len(second) == (replicas - 1) * len(first)
+        waiting = sum(any(op in first for op in list_ancestors(product)) for product in second)
+        found.append((losses, [*arrays, *(np.asarray(variable) for variable in model.variables)], waiting))
+    return found
+
+
+def list_ancestors(operation: Any) -> set[Any]:
+    """The operations that have to run before one."""
+    found: set[Any] = set()
+    pending = [operation]
+    while pending:
+        each = pending.pop()
+        new = {*(tensor.op for tensor in each.inputs), *each.control_inputs} - found
+        found |= new
+        pending += new
+    return found
+
+
+def test_replicas_draw_and_keep_states_as_more_micro_batches_of_one_replica_do(isolated: Callable[..., Any]) -> None:
+    (wanted, arrays, _), *others = isolated(draw_noise, [(1, 4, False), (2, 2, False), (2, 2, True)])
+    assert wanted[0] != wanted[1]  # each batch draws other masks
+    for losses, found, waiting in others:
+        np.testing.assert_allclose(losses, wanted, rtol=0, atol=1e-6)
+        for each, other in zip(found, arrays, strict=True):
+            np.testing.assert_allclose(each, other, rtol=0, atol=1e-5)
+        assert waiting == 0
