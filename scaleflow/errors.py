@@ -31,6 +31,9 @@ class ConfigError(ScaleflowError):
     The user reads the message on standard error: one or two lines that name the key, its value and what would work.
     """
 
+    #: Keras adds the arguments of the layer that is called to the text of an exception, unless it has this.
+    _keras_call_info_injected = True
+
 
 class StoreUnreachable(ConfigError):
     """A tracking store does not answer. The same command may work later."""

@@ -71,9 +71,7 @@ def check_plan(plan: Plan, may_submit: bool = False) -> None:
     check_averaged_weights(plan)
     check_checkpoint_address(plan.checkpoint.folder)
     if plan.strategy.name == "pipeline":
-        batching = make_batching(plan.training, plan.strategy.replicas, is_resumed=plan.resume is not None)
-        if batching.batch_size % plan.strategy.micro_batches:
-            raise ConfigError(uneven_batch_error(plan.training, plan.strategy))
+        check_pipeline_batch(plan.training, plan.strategy, is_resumed=plan.resume is not None)
     if plan.hardware.name == "cpu":
         local = plan.hardware.logical_devices if plan.strategy.name in ("auto", "mirrored") else 1
         make_batching(plan.training, local * count_synchronous_workers(plan), is_resumed=plan.resume is not None)
@@ -123,20 +121,26 @@ def check_checkpoint_address(folder: str | None) -> None:
         raise ConfigError(f"{key}={folder}: expected the name of a bucket: {scheme}://BUCKET/PATH")
 
 
-def uneven_batch_error(training: Training, strategy: Strategy) -> str:
-    """Returns the message for a batch that is not divisible by the micro-batches; names the key of its size."""
+def check_pipeline_batch(training: Training, strategy: Strategy, is_resumed: bool) -> None:
+    """Raises ConfigError if a batch is not divisible by the micro-batches of all replicas; names the key of its size.
+
+    A run that `is_resumed` keeps its batch, so the message suggests another division of it instead.
+    """
     is_global = training.global_batch_size is not None
     others = {"strategy.replicas": strategy.replicas, "training.accumulate": training.accumulate} if is_global else {}
     parts = math.prod((strategy.micro_batches, *others.values()))
     value = training.global_batch_size if training.global_batch_size is not None else training.batch_size
+    if value % parts == 0:
+        return
     largest_multiple = value // parts * parts
     suggestions = " or ".join(str(size) for size in (largest_multiple, largest_multiple + parts) if size)
     key = "global_batch_size" if is_global else "batch_size"
     factors = "".join(f" x {name}={count}" for name, count in others.items() if count > 1)
-    return (
-        f"training.{key}={value}: is not divisible by strategy.micro_batches={strategy.micro_batches}{factors}; use "
-        f"training.{key}={suggestions}, or strategy.micro_batches=1"
-    )
+    uneven = f"training.{key}={value}: is not divisible by strategy.micro_batches={strategy.micro_batches}{factors}"
+    if is_resumed:
+        even = "strategy.replicas and strategy.micro_batches" if is_global else "strategy.micro_batches"
+        raise ConfigError(f"{uneven}; the run was started with this batch, so resume it with another {even}")
+    raise ConfigError(f"{uneven}; use training.{key}={suggestions}, or strategy.micro_batches=1")
 
 
 def make_batching(training: Training, replicas: int, is_resumed: bool = False) -> Batching:

@@ -54,7 +54,7 @@ def create_pipeline(devices: Sequence[str], options: Strategy) -> tf.distribute.
             f"{setting}: each stage of each replica needs a device, {needed} in all, and {available}; use {more}, or "
             f"{other if count > 1 else 'strategy=one_device'}"
         )
-    fewer = f"hardware.logical_devices={needed}" if is_cpu else f"hardware.devices={list(range(needed))}"
+    fewer = f"hardware.logical_devices={needed}" if is_cpu else f"hardware.devices with {needed} of them"
     raise ConfigError(
         f"{setting}: each stage of each replica needs a device, {needed} in all, and {available}; use {other}, or "
         f"{fewer}"

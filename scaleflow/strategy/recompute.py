@@ -147,6 +147,7 @@ class RunScope(keras.StatelessScope):  # type: ignore[misc]  # keras has no type
         self.state_mapping = {id(variable): value for variable, value in values}
         self.added: list[tf.Tensor] = []  # Keras removes a layer's losses when it is called again outside a model
         self._label = label
+        self._graph = tf.compat.v1.get_default_graph()
         self._read: dict[int, tuple[keras.Variable, tf.Tensor]] = {}
         self._updated: dict[int, keras.Variable] = {}
 
@@ -167,6 +168,11 @@ class RunScope(keras.StatelessScope):  # type: ignore[misc]  # keras has no type
         self.added.append(loss)
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
+        if tf.compat.v1.get_default_graph() is not self._graph:  # of a loop, whose values do not leave it
+            raise ConfigError(
+                f"hardware.remat: {self._label} changes {update[0].path} in a loop or a branch, which cannot be run "
+                "again; use hardware.remat=false, or name other layers"
+            )
         self.get_current_value(update[0])
         self._updated[id(update[0])] = update[0]
         super().add_update(update)

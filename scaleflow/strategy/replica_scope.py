@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
+from scaleflow.errors import ConfigError
 from scaleflow.strategy.stages import Stage
 
 
@@ -31,15 +32,23 @@ class ReplicaScope(keras.StatelessScope):  # type: ignore[misc]  # keras has no 
             for stage, device in zip(stages, devices, strict=True)
             for variable in stage.variables
         }
+        self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         # Not by Keras, which would cast them to the dtype that the layer around computes in.
         self.state_mapping = dict(self.copies)
 
     def get_current_value(self, variable: keras.Variable) -> tf.Tensor:
         value = self.state_mapping.get(id(variable))
-        return read_in_place(variable) if value is None else value
+        # In a loop, which is a graph of its own, a copy would stay what it was before the loop.
+        is_in_loop = self._graph is not None and tf.compat.v1.get_default_graph() is not self._graph
+        return read_in_place(variable) if value is None or (is_in_loop and not variable.trainable) else value
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
         variable, value = update
+        if variable.trainable:  # the gradient of its copy would not contain what is computed after this
+            raise ConfigError(
+                f"strategy.replicas: the model changes its trained weights {variable.path} in its forward pass, which "
+                "only one replica of a pipeline can do; use strategy.replicas=1, or another strategy"
+            )
         # It is read again from the variable, because the value may be a tensor of an inner graph.
         self.state_mapping.pop(id(variable), None)
         with tf.device(variable._value.device):

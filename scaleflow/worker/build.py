@@ -30,7 +30,6 @@ from scaleflow.errors import ConfigError
 from scaleflow.events import Emit, Note, PeersMet, StageBegan, Waiting
 from scaleflow.interfaces import (
     Batching,
-    Debug,
     Examples,
     Feed,
     ForwardBackward,
@@ -115,7 +114,7 @@ def build_training(plan: Plan, emit: Emit, startup_timer: StartupTimer | None = 
     source = bind_target(plan.dataset.target)()
     splits = dataset.prepare_splits(source, plan.dataset, plan.seed, runtime.worker_sync, emit)
     check_batch_size(plan.training, runtime.batching, len(splits.train))
-    splits = apply_debug_subset(splits, plan.debug, runtime)
+    splits = apply_debug_subset(splits, plan, runtime)
     train, validation, test = make_feeds(splits, runtime, plan)
     startup_timer.end_part("data")
 
@@ -577,14 +576,14 @@ def check_batch_size(options: Training, batching: Batching, examples: int) -> No
     )
 
 
-def apply_debug_subset(splits: Splits, debug: Debug, runtime: Runtime) -> Splits:
+def apply_debug_subset(splits: Splits, plan: Plan, runtime: Runtime) -> Splits:
     """Reduces the splits for `debug=overfit` and `debug=fast`."""
     from scaleflow import dataset
 
-    if debug.overfit:
+    if plan.debug.overfit:
         splits = dataset.repeat_first_batch(splits, runtime.batching)
-    if debug.fast:
-        splits = dataset.limit_evaluation(splits, make_evaluation_batching(runtime.batching, runtime.kind).global_size)
+    if plan.debug.fast:
+        splits = dataset.limit_evaluation(splits, divide_evaluation(runtime, plan).global_size)
     return splits
 
 
@@ -593,7 +592,7 @@ def make_feeds(splits: Splits, runtime: Runtime, plan: Plan) -> tuple[Feed, Feed
     from scaleflow import dataset
 
     batching = runtime.read_batching(runtime.batching)
-    evaluation_batching = runtime.read_batching(make_evaluation_batching(runtime.batching, runtime.kind))
+    evaluation_batching = runtime.read_batching(divide_evaluation(runtime, plan))
     device_bytes = gpu_memory_bytes(runtime.kind, plan.hardware)
     read = functools.partial(
         dataset.make_feed, transforms=splits.transforms, threads=plan.dataset.threads, device_bytes=device_bytes
@@ -706,11 +705,19 @@ def place_of_split(examples: Examples) -> str:
     return "file" if dataset.is_mapped(examples) else "memory"
 
 
-def make_evaluation_batching(batching: Batching, kind: str) -> Batching:
+def divide_evaluation(runtime: Runtime, plan: Plan) -> Batching:
+    """Returns the division of the run's evaluation batches."""
+    multiple = plan.strategy.micro_batches if runtime.is_divided else 1
+    return make_evaluation_batching(runtime.batching, runtime.kind, multiple)
+
+
+def make_evaluation_batching(batching: Batching, kind: str, multiple: int = 1) -> Batching:
     """Returns the division of evaluation batches on devices of a kind (`CPU`, `GPU` or `TPU`).
+
+    A replica's share is divisible by `multiple`, as it is in training.
 
     In a device's own memory a replica takes as many examples at once as in training: more may not fit. In the host's
     memory there are no micro-batches, since there are no gradients to hold.
     """
     share = max(batching.share, EVALUATION_BATCH // batching.replicas) if kind == "CPU" else batching.batch_size
-    return Batching(share, 1, batching.replicas)
+    return Batching(-(-share // multiple) * multiple, 1, batching.replicas)

@@ -9,9 +9,9 @@ import pytest
 
 from scaleflow.cluster.network import free_ports
 from scaleflow.config.parse import unknown_option_error
-from scaleflow.config.plan import make_batching
+from scaleflow.config.plan import check_pipeline_batch, make_batching
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import EarlyStopping, Plan, Target, Training
+from scaleflow.interfaces import EarlyStopping, Plan, Strategy, Target, Training
 from scaleflow.launcher.prepare import make_plan
 
 Make = Callable[..., Plan]
@@ -316,7 +316,6 @@ CANNOT_WORK = {
     ),
     "strategy=mirrored +strategy.replicas=2": ("strategy.replicas=2", "strategy=mirrored: ", "use strategy=pipeline"),
     "strategy=pipeline strategy.replicas=2 cluster.workers=2": ("cluster.workers=2 with strategy=pipeline: ",),
-    "strategy=pipeline strategy.replicas=2 training.global_batch_size=33": ("2 replica(s)", "use 32 or 34"),
     "strategy=pipeline strategy.replicas=2 training.global_batch_size=36": (
         "training.global_batch_size=36: ",
         "strategy.micro_batches=4 x strategy.replicas=2; ",
@@ -572,3 +571,10 @@ def test_an_optimizer_of_ones_own_may_have_other_arguments_of_these_names(plan: 
     mine = "optimizer._target_=mine.Averaged"
     assert plan(mine, "+optimizer.ema_momentum=0.9", "+optimizer.use_ema=false").optimizer.target.path in mine
     assert refused(mine, "+optimizer.use_ema=true").startswith("optimizer.use_ema=true: ")
+
+
+def test_a_resumed_pipeline_keeps_its_batch() -> None:
+    strategy = Strategy("pipeline", replicas=3)
+    message = "x strategy.replicas=3; the run was started with .* another strategy.replicas and strategy.micro_batches$"
+    with pytest.raises(ConfigError, match=message):
+        check_pipeline_batch(Training(global_batch_size=32), strategy, is_resumed=True)

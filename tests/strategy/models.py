@@ -98,13 +98,49 @@ def shared() -> keras.Model:
     return keras.Model(raw, keras.layers.Dense(3, name="last")(x))
 
 
-def noisy() -> keras.Model:
-    """Random numbers and statistics, one layer that is called twice among them."""
+@keras.saving.register_keras_serializable("tests")
+class NoiseInLoop(keras.layers.Layer):  # type: ignore[misc]
+    """Adds random numbers in each pass of a loop, and counts the passes."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.seeds = keras.random.SeedGenerator(3)
+
+    def build(self, shape: Any) -> None:
+        self.passes = self.add_weight(shape=(), initializer="zeros", trainable=False, name="passes")
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        def add(index: Any, x: Any) -> Any:
+            self.passes.assign(self.passes + 1.0)
+            return x + keras.random.normal(keras.ops.shape(x), stddev=0.1, seed=self.seeds)
+
+        return keras.ops.fori_loop(0, 3, add, x) if training else x
+
+
+@keras.saving.register_keras_serializable("tests")
+class Clipped(keras.layers.Dense):  # type: ignore[misc]
+    """Changes its trained weights in its forward pass."""
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        if training:
+            self.kernel.assign(keras.ops.clip(self.kernel, -0.3, 0.3))
+        return super().call(x)
+
+
+def clipped() -> keras.Model:
+    raw = keras.Input((6,), dtype="int32")
+    x = keras.layers.Dense(8, name="first")(keras.ops.cast(raw, "float32"))
+    return keras.Model(raw, keras.layers.Dense(3, name="last")(Clipped(8, name="clipped")(x)))
+
+
+def noisy(loops: bool = False) -> keras.Model:
+    """Random numbers and statistics, one layer that is called twice among them, and one with a loop."""
     raw = keras.Input((6,), dtype="int32")
     x = keras.layers.Dense(8, activation="tanh", name="first")(keras.ops.cast(raw, "float32"))
     drop = keras.layers.Dropout(0.5, name="twice")
     x = keras.layers.BatchNormalization(name="norm")(drop(keras.layers.Dense(8, name="second")(drop(x))))
     x = keras.layers.GaussianNoise(0.5, name="noise")(x)
+    x = NoiseInLoop(name="loop")(x) if loops else x
     return keras.Model(raw, keras.layers.Dense(3, name="last")(x))
 
 

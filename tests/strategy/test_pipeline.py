@@ -231,7 +231,7 @@ def test_the_exported_model_is_whole_and_does_on_one_device_what_the_stages_do(
 def test_the_default_job_finishes_and_is_accurate(command: Command) -> None:
     ended = command("strategy=pipeline", "hardware=cpu", "hardware.logical_devices=2", "tracking=none")
     assert ended.returncode == 0, ended.stderr
-    assert "strategy=pipeline: rescaling to dense on CPU:0 (8,320 parameters, 32% of the estimated cost), dense_1" in (
+    assert "strategy=pipeline: rescaling to dense on CPU:0 (8,320 parameters, 30% of the estimated cost), dense_1" in (
         ended.stdout + ended.stderr
     )
     events = command.events()
@@ -272,7 +272,7 @@ def test_stages_that_are_not_as_many_as_devices_are_refused_with_what_would_work
         ("CPU:0",): (2, "there is 1", "hardware.logical_devices=2", "one_device"),
         ("CPU:0", "CPU:1"): (3, "there are 2", "hardware.logical_devices=3", "strategy.stages=2"),
         ("GPU:0",): (2, "there is 1", "more devices", "one_device"),
-        ("GPU:0", "GPU:1", "GPU:2", "GPU:3"): (2, "there are 4", "strategy.replicas=2", "hardware.devices=[0, 1]"),
+        ("GPU:0", "GPU:1", "GPU:2", "GPU:3"): (2, "there are 4", "strategy.replicas=2", "hardware.devices with 2 of"),
         ("GPU:0", "GPU:1", "GPU:2"): (2, "there are 3", "use strategy.stages=3"),
     }
     given = [(list(names), Strategy("pipeline", stages=stages)) for names, (stages, *_) in cases.items()]

@@ -265,6 +265,8 @@ REFUSALS: dict[tuple[str, ...], str] = {
         f"{MODELS}drawing_in_loop",
         "hardware.remat=[layer]",
     ): "hardware.remat: layer draws random numbers with TensorFlow",
+    (f"{MODELS}looping", "hardware.remat=[layer]"): "hardware.remat: layer changes layer/passes in a loop or a branch, "
+    "which cannot be run again; use hardware.remat=false",
     (f"{MODELS}counting", "hardware.remat=[layer]"): "hardware.remat: the layer layer has the tf.Variable count, which "
     "would be updated twice; create it with add_weight",
     (f"{MODELS}borrowing", "hardware.remat=[layer]"): "hardware.remat: layer uses the weights first/kernel of another "
@@ -306,6 +308,16 @@ def capture() -> str:
 def test_a_tensor_that_is_no_argument_is_refused(isolated: Isolated) -> None:
     message = isolated(capture)
     assert message.startswith("hardware.remat: block uses the tensor mul:0, which is not an argument of its call")
+
+
+def looping(inputs: Inputs, outputs: Outputs, **unused: Any) -> Any:
+    import keras
+
+    from tests.strategy.models import NoiseInLoop
+
+    raw = keras.Input(inputs.shape, dtype=inputs.dtype)
+    x = NoiseInLoop(name="layer")(keras.layers.Dense(8, name="first")(keras.layers.Flatten()(raw)))
+    return keras.Model(raw, keras.layers.Dense(*outputs.shape, dtype="float32")(x))
 
 
 def make_model(inputs: Inputs, outputs: Outputs, call: Callable[[Any, Any], Any]) -> Any:

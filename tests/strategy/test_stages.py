@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 
 from scaleflow.interfaces import Hardware, Objective, Strategy
 
@@ -159,7 +160,7 @@ def test_the_way_through_the_stages_gives_what_one_tape_gives(isolated: Callable
         assert max(found) < 1e-5, (case, found)
 
 
-def draw_noise(divisions: Sequence[tuple[int, int, bool]]) -> list[tuple[list[float], list[Any], int]]:
+def draw_noise(loops: bool, divisions: Sequence[tuple[int, int, bool]]) -> list[tuple[list[float], list[Any], int]]:
     """In a child with 4 devices: the losses of two batches, their gradients and all variables afterwards; and how many
     products of the second replica wait for one of the first.
     """
@@ -178,7 +179,7 @@ def draw_noise(divisions: Sequence[tuple[int, int, bool]]) -> list[tuple[list[fl
     for replicas, micro_batches, is_recomputed in divisions:
         keras.backend.clear_session()
         keras.utils.set_random_seed(0)
-        model = models.noisy()
+        model = models.noisy(loops)
         options = Strategy("pipeline", replicas=replicas, micro_batches=micro_batches)
         passes, _ = strategy.build_pipeline(model, objective, devices[: 2 * replicas], options, 8, is_recomputed)
         take = tf.function(lambda passes=passes: passes.backward(batch, tf.fill([8], 0.1), 1, lambda x: x))
@@ -196,6 +197,33 @@ def draw_noise(divisions: Sequence[tuple[int, int, bool]]) -> list[tuple[list[fl
     return found
 
 
+def refuse_replicas() -> str:
+    import tensorflow as tf
+
+    from scaleflow import hardware, strategy
+    from scaleflow.errors import ConfigError
+    from tests.strategy import models
+
+    devices = hardware.configure_devices(Hardware(name="cpu", logical_devices=4)).names
+    objective = Objective(lambda t, o: tf.reduce_mean(tf.square(t - o), axis=1))
+    passes, _ = strategy.build_pipeline(
+        models.clipped(), objective, devices, Strategy("pipeline", replicas=2, micro_batches=1), 8
+    )
+    batch = tf.zeros([8, 6], tf.int32), tf.zeros([8, 3])
+    try:
+        run = tf.function(lambda: passes.backward(batch, tf.ones([8]), 1, lambda x: x), autograph=False)
+        run.get_concrete_function()
+    except ConfigError as refusal:
+        return str(refusal)
+    return ""
+
+
+def test_weights_that_the_forward_pass_changes_are_refused_with_replicas(isolated: Callable[..., Any]) -> None:
+    assert isolated(refuse_replicas).startswith(
+        "strategy.replicas: the model changes its trained weights clipped/kernel in its forward pass"
+    )
+
+
 def list_ancestors(operation: Any) -> set[Any]:
     """The operations that have to run before one."""
     found: set[Any] = set()
@@ -208,11 +236,14 @@ def list_ancestors(operation: Any) -> set[Any]:
     return found
 
 
-def test_replicas_draw_and_keep_states_as_more_micro_batches_of_one_replica_do(isolated: Callable[..., Any]) -> None:
-    (wanted, arrays, _), *others = isolated(draw_noise, [(1, 4, False), (2, 2, False), (2, 2, True)])
+@pytest.mark.parametrize("loops", [True, False])
+def test_replicas_draw_and_keep_states_as_more_micro_batches_of_one_replica_do(
+    isolated: Callable[..., Any], loops: bool
+) -> None:
+    (wanted, arrays, _), *others = isolated(draw_noise, loops, [(1, 4, False), (2, 2, False), (2, 2, not loops)])
     assert wanted[0] != wanted[1]  # each batch draws other masks
     for losses, found, waiting in others:
         np.testing.assert_allclose(losses, wanted, rtol=0, atol=1e-6)
         for each, other in zip(found, arrays, strict=True):
             np.testing.assert_allclose(each, other, rtol=0, atol=1e-5)
-        assert waiting == 0
+        assert loops or waiting == 0  # a loop reads the states that the one before has left
