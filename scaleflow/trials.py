@@ -158,6 +158,16 @@ def fits_twice(before: float, peak: float, now: float, available: float) -> bool
     return 2 * (peak - before) - (now - before) <= MEMORY_SHARE * available
 
 
+def explain_end(trials: Sequence[BatchTrial], chosen: BatchTrial, most: int) -> str:
+    """Returns why no larger batch was tried, if the chosen one is the largest that fits; empty otherwise."""
+    larger = [trial for trial in trials if trial.batch_size > chosen.batch_size]
+    if any(trial.rate is not None for trial in larger):
+        return ""
+    if larger or not chosen.may_double:
+        return "; twice that does not fit into the memory"
+    return "; with twice that, an epoch would have too few steps" if 2 * chosen.batch_size > most else ""
+
+
 def choose_batch_size(trials: Sequence[BatchTrial]) -> tuple[BatchTrial, str] | None:
     """Returns the smallest batch size that is fast enough, and why; None if no batch fits."""
     measured = [(trial, trial.rate) for trial in trials if trial.rate is not None]
@@ -192,7 +202,7 @@ class Divergence:
         self._average = MOMENTUM * self._average + (1 - MOMENTUM) * loss
         smoothed = self._average / (1 - MOMENTUM**self._steps)
         self._least = min(self._least, smoothed)
-        return not smoothed <= DIVERGENCE * self._least
+        return not (smoothed <= DIVERGENCE * self._least or -math.inf < self._least <= 0)
 
 
 def smooth_losses(losses: Sequence[float], steps: int) -> list[float]:
@@ -200,7 +210,7 @@ def smooth_losses(losses: Sequence[float], steps: int) -> list[float]:
 
     The means have no lag, as those of an average over the past would.
     """
-    reach = max(1, steps // 40)
+    reach = steps // 40
     means = []
     for at in range(len(losses)):
         near = min(reach, at, len(losses) - 1 - at)
@@ -213,20 +223,19 @@ def choose_rate(rates: Sequence[float], losses: Sequence[float], steps: int) -> 
 
     Args:
         rates: the rate of each step, rising.
-        losses: the loss of each step, finite.
-        steps: the steps that the test would take without an early end.
+        losses: the loss of each step.
+        steps: the steps that the test takes without an early end.
 
     Returns:
         The rate with two digits, and why; None if the loss does not fall.
     """
-    if not rates:
-        return None
-    smoothed = smooth_losses(losses, steps)
-    at = min(range(len(smoothed)), key=smoothed.__getitem__)
-    if not smoothed[at] < (1 - LEAST_FALL) * smoothed[0]:
+    smoothed, reach = smooth_losses(losses, steps), steps // 40
+    inner = range(reach, len(losses) - reach)  # at the ends are fewer neighbours
+    at = min(inner, key=smoothed.__getitem__, default=0)
+    if at == 0 or smoothed[reach] - smoothed[at] < LEAST_FALL * abs(smoothed[reach]):
         return None
     rate = float(f"{rates[at] / MARGIN:.1e}")
     reason = f"a tenth of the rate with the least smoothed loss, {rates[at]:.2g}"
-    if len(rates) == steps and at == len(rates) - 1:
+    if len(rates) == steps and at == inner[-1]:
         reason += "; the loss still fell at the highest rate, so --high may be higher"
     return rate, reason

@@ -32,6 +32,7 @@ from scaleflow.trials import (
     RateTest,
     choose_batch_size,
     choose_rate,
+    explain_end,
     first_batch_size,
     fits_twice,
     most_batch_size,
@@ -190,7 +191,7 @@ class SpeedHost(TrialHost):
     The first call compiles. Calls then grow to a quarter of a second, as in a run, where they may be longer.
 
     Args:
-        fixed: `training.steps_per_loop`, if it is a number.
+        fixed: the steps of each call, if a run does not adapt them; None if it does.
     """
 
     def __init__(self, length: Length, sync: WorkerSync, fixed: int | None) -> None:
@@ -303,6 +304,8 @@ class BatchSizeTrial:
         options, feed = self._spec.plan.training, built.train
         length = training.compute_length(options, feed)
         fixed = None if options.steps_per_loop == "auto" else options.steps_per_loop
+        if options.engine == "fit":
+            fixed = fixed or 1
         host = SpeedHost(length, self._sync, fixed)
         try:
             built.engine.run(feed, host)
@@ -326,6 +329,7 @@ class BatchSizeTrial:
             rows = [(trial.batch_size, trial.rate or "", trial.host_mb) for trial in trials]
             write_table(path, ("batch_size", "examples_per_second", "host_mb"), sorted(rows))
         chosen, reason = found
+        reason += explain_end(trials, chosen, self._most)
         self._emit(SettingFound(BatchSearch.key, chosen.batch_size, reason, str(path)))
         self._emit(RunEnded("FINISHED"))
 
