@@ -25,6 +25,7 @@ from benchmarks import (
     distributed,
     embeddings,
     engines,
+    find,
     fleet,
     input,
     network,
@@ -50,6 +51,8 @@ BENCHMARKS: Mapping[str, tuple[Callable[[], Benchmark], int]] = {
     "multi_worker": (functools.partial(distributed.against_by_hand, "multi_worker"), 110),
     "efficiency": (distributed.efficiency, 50),
     "engines": (engines.benchmark, 45),
+    "find_mlp": (functools.partial(find.benchmark, "mlp"), 100),
+    "find_cnn": (functools.partial(find.benchmark, "cnn"), 130),
     "embeddings": (embeddings.benchmark, 150),
     "network": (network.benchmark, 35),
     "whole_job": (job.benchmark, 30),
@@ -66,7 +69,7 @@ BENCHMARKS: Mapping[str, tuple[Callable[[], Benchmark], int]] = {
     "outages": (outages.benchmark, 140),
 }
 
-MINUTES = 90
+MINUTES = 110
 
 
 def main(argv: Sequence[str] | None = None) -> int:

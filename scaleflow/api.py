@@ -38,6 +38,7 @@ from scaleflow.launcher.launch import launch_run
 from scaleflow.launcher.prepare import RunCommand, prepare_run
 from scaleflow.launcher.recovery import repair_quietly
 from scaleflow.runs.state import RunHistory
+from scaleflow.trials import Trial
 
 #: Exit codes after SIGINT and SIGTERM.
 INTERRUPTED, TERMINATED = 130, 143
@@ -156,6 +157,7 @@ def launch_config(
     tags: Mapping[str, str] | None = None,
     refuse: Callable[[str], None] | None = None,
     fill_folder: Callable[[], None] | None = None,
+    trial: Trial | None = None,
 ) -> tuple[int, Path]:
     """Prepares and launches a composed config.
 
@@ -165,6 +167,7 @@ def launch_config(
         tags: tags of the run, in addition to those that every run has.
         refuse: receives the reason if a launched run is refused; None: the terminal shows it.
         fill_folder: writes what the run needs into its folder, after the config was checked.
+        trial: the setting to look for; None: train a model.
 
     Returns:
         The exit code that the command would have, and the run's folder.
@@ -172,7 +175,7 @@ def launch_config(
     Raises:
         ConfigError: if the config cannot work.
     """
-    run = prepare_run(RunCommand(composed, overrides, time.time(), tags or {}))
+    run = prepare_run(RunCommand(composed, overrides, time.time(), tags or {}, trial=trial))
     if run.is_finished:
         repair_quietly(run.spec.folder)
         return 0, run.spec.folder

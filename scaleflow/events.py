@@ -196,6 +196,21 @@ class ArtifactWritten(Event, event="artifact"):
 
 
 @dataclass(frozen=True)
+class SettingFound(Event, event="found"):
+    """A trial has found a value of a key. Its figures are in a CSV file."""
+
+    key: str
+    value: float
+    reason: str  # why this value
+    path: str
+
+    @property
+    def word(self) -> str:
+        """The override to type."""
+        return f"{self.key}={int(self.value) if float(self.value).is_integer() else self.value}"
+
+
+@dataclass(frozen=True)
 class DatasetDescribed(Event, event="data"):
     """The dataset."""
 

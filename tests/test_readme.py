@@ -44,7 +44,7 @@ def test_every_command_composes(line: str, capsys: pytest.CaptureFixture[str]) -
 
 def test_the_other_commands_are_there() -> None:
     modules = set(re.findall(r"^    python -m (scaleflow\.\w+)", README, re.M))
-    assert modules == {f"scaleflow.{name}" for name in ("doctor", "evaluate", "predict", "rerun", "sync")}
+    assert modules == {f"scaleflow.{name}" for name in ("doctor", "evaluate", "find", "predict", "rerun", "sync")}
     for module in modules:
         done = subprocess.run(
             [sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, check=False, timeout=60

@@ -18,6 +18,7 @@ from scaleflow.config.trust import check_targets
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Batching, Plan, Strategy, Training
 from scaleflow.object_store import is_store_address, split_address
+from scaleflow.trials import FIRST_BATCH_SIZE, RateTest, Trial, first_batch_size
 
 
 def parse_plan(config: Mapping[str, Any], choices: Mapping[str, str], search: Sequence[str] = ()) -> Plan:
@@ -68,6 +69,8 @@ def check_plan(plan: Plan, may_submit: bool = False) -> None:
     key, the value and what would work.
     """
     check_rules(plan)
+    if plan.training.batch_size == "auto":  # every size that is tried is a multiple of the first one, or a divisor
+        plan = set_batch_size(plan, first_batch_size(batch_multiple(plan), FIRST_BATCH_SIZE))
     check_averaged_weights(plan)
     check_checkpoint_address(plan.checkpoint.folder)
     if plan.strategy.name == "pipeline":
@@ -80,6 +83,61 @@ def check_plan(plan: Plan, may_submit: bool = False) -> None:
             f"cluster.submit={plan.cluster.submit}: works only in a command that starts one new run, not with a "
             "sweep, resume or the Python API; leave it null"
         )
+
+
+def set_batch_size(plan: Plan, size: int) -> Plan:
+    """Returns a plan with another `training.batch_size`, also in its config."""
+    training = {**plan.config.get("training", {}), "batch_size": size}
+    typed = dataclasses.replace(plan.training, batch_size=size)
+    return dataclasses.replace(plan, training=typed, config={**plan.config, "training": training})
+
+
+def batch_multiple(plan: Plan) -> int:
+    """Returns the number by which `training.batch_size` has to be divisible."""
+    return plan.strategy.micro_batches if plan.strategy.name == "pipeline" else 1
+
+
+def check_trial(plan: Plan, trial: Trial) -> None:
+    """Checks that a trial can find its setting for a plan. Raises ConfigError as `check_plan` does."""
+    what = f"python -m scaleflow.find {trial.name}"
+    obstacles = {
+        f"strategy={plan.strategy.name}": (
+            plan.strategy.name == "parameter_server",
+            "its workers do not take steps together; use another strategy",
+        ),
+        f"cluster={plan.cluster.name}": (
+            plan.cluster.name != "local",
+            "a trial runs on this machine; use cluster=local",
+        ),
+        f"profiler={plan.profiler.name}": (bool(plan.profiler.windows), "a trial is not traced; use profiler=none"),
+        "debug.fast=true": (plan.debug.fast, "a trial needs more than one step; leave it false"),
+    }
+    if isinstance(trial, RateTest):
+        obstacles |= {
+            f"training.batch_size={plan.training.batch_size}": (
+                plan.training.batch_size == "auto",
+                "the rate depends on the batch size; find that first, with python -m scaleflow.find batch_size",
+            ),
+            f"optimizer.schedule={plan.optimizer.schedule}": (
+                plan.optimizer.schedule != "constant",
+                "the test has a schedule of its own; use optimizer.schedule=constant here",
+            ),
+            f"optimizer.warmup_steps={plan.optimizer.warmup_steps}": (
+                plan.optimizer.warmup_steps > 0,
+                "the test has a schedule of its own; use optimizer.warmup_steps=0 here",
+            ),
+            f"training.engine={plan.training.engine}": (
+                plan.training.engine == "fit",
+                "Keras's fit does not change the rate at each step; use training.engine=loop",
+            ),
+            "training.callbacks": (
+                bool(plan.training.callbacks),
+                "callbacks may change the rate, too; use training.callbacks=null here",
+            ),
+        }
+    for setting, (applies, why) in obstacles.items():
+        if applies:
+            raise ConfigError(f"{setting} with {what}: {why}")
 
 
 def apply_fast_debug(plan: Plan) -> Plan:
@@ -130,6 +188,7 @@ def check_pipeline_batch(training: Training, strategy: Strategy, is_resumed: boo
     others = {"strategy.replicas": strategy.replicas, "training.accumulate": training.accumulate} if is_global else {}
     parts = math.prod((strategy.micro_batches, *others.values()))
     value = training.global_batch_size if training.global_batch_size is not None else training.batch_size
+    assert isinstance(value, int)
     if value % parts == 0:
         return
     largest_multiple = value // parts * parts
@@ -150,6 +209,7 @@ def make_batching(training: Training, replicas: int, is_resumed: bool = False) -
     ConfigError if `global_batch_size` is not divisible by replicas x `accumulate`.
     """
     if training.global_batch_size is None:
+        assert isinstance(training.batch_size, int), "a trial has replaced `auto`"
         return Batching(training.batch_size, training.accumulate, replicas)
     parts = replicas * training.accumulate
     size, remainder = divmod(training.global_batch_size, parts)

@@ -641,6 +641,36 @@ RULES: Sequence[Rule] = (
         "warning",
     ),
     Rule(
+        ("training.batch_size", "training.global_batch_size"),
+        lambda p: p.training.batch_size == "auto" and p.training.global_batch_size is not None,
+        "the global batch size leaves nothing to find",
+        "leave training.global_batch_size null, or training.batch_size at its default",
+    ),
+    Rule(
+        ("training.batch_size", "strategy"),
+        lambda p: p.training.batch_size == "auto" and p.strategy.name == "parameter_server",
+        "its workers do not take steps together, so a trial cannot measure one",
+        "set a number, or use another strategy",
+    ),
+    Rule(
+        ("training.batch_size", "cluster"),
+        lambda p: p.training.batch_size == "auto" and p.cluster.name != "local",
+        "the trials before the run use this machine only",
+        "use cluster=local, or set a number",
+    ),
+    Rule(
+        ("training.batch_size", "debug.inline"),
+        lambda p: p.training.batch_size == "auto" and p.debug.inline,
+        "the trials and the run each need a process of their own",
+        "set a number",
+    ),
+    Rule(
+        ("training.batch_size", "debug.fast"),
+        lambda p: p.training.batch_size == "auto" and p.debug.fast,
+        "one step needs no fast batch",
+        "set a number",
+    ),
+    Rule(
         ("optimizer.schedule",),
         lambda p: p.optimizer.schedule == "step" and p.optimizer.step_every is None,
         "the schedule needs the number of updates after which the rate is multiplied by optimizer.step_factor",

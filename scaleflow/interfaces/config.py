@@ -389,7 +389,7 @@ class Training:
     Attributes:
         epochs: the number of passes over the training split. At least 1. Default 20.
         batch_size: examples of one micro-batch on one replica; unused if `global_batch_size` is set. At least 1.
-            Default 32.
+            `auto`: a search before the run finds it, and the run's own config has the number. Default 32.
         global_batch_size: examples of one update, over all replicas. It must be divisible by replicas x
             `accumulate`. At least 1. Default null: replicas x `accumulate` x `batch_size`.
         accumulate: the number of micro-batches of one update on each replica. At least 1. Default 1.
@@ -414,7 +414,7 @@ class Training:
     """
 
     epochs: int = field(default=20, metadata={"at_least": 1})
-    batch_size: int = field(default=32, metadata={"at_least": 1})
+    batch_size: int | Literal["auto"] = field(default=32, metadata={"at_least": 1})
     global_batch_size: int | None = field(default=None, metadata={"at_least": 1})
     accumulate: int = field(default=1, metadata={"at_least": 1})
     clip_norm: float | None = field(default=None, metadata={"above": 0.0})

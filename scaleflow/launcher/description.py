@@ -12,6 +12,7 @@ from scaleflow.formatting import format_number
 from scaleflow.provenance import read_provenance
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.tracking.uri import format_loading
+from scaleflow.trials import PARAM
 
 #: The most characters of a description that MLflow takes.
 LONGEST = 8000
@@ -38,10 +39,10 @@ def describe_run(files: RunFolder, state: RunState, store: str, model_uri: str |
     """
     parts = [  # MLflow's UI shows the first few lines; the others follow after a click
         describe_status(state),
-        format_results(state),
+        "" if PARAM in state.params else format_results(state),
         describe_command(files),
         describe_loading(store, model_uri),
-        describe_resuming(files, state),
+        "" if PARAM in state.params else describe_resuming(files, state),
     ]
     return join_parts(parts)
 
@@ -91,6 +92,8 @@ def read_overrides(files: RunFolder) -> list[str]:
 def describe_status(state: RunState) -> str:
     if state.status is None:
         return "**RUNNING.** The results follow when the run ends."
+    if state.status == "FINISHED" and state.found is not None:
+        return f"**FINISHED.** Use `{state.found.word}`: {state.found.reason}."
     if state.status == "FINISHED":
         return f"**FINISHED** after {state.step} steps."
     reason = format_block("text", cut_text(state.error, "the tag scaleflow.error"))

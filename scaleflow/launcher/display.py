@@ -430,9 +430,10 @@ def describe_run(event: RunReady) -> str:
     resolved = {k.removeprefix("resolved."): v for k, v in event.params.items() if k.startswith("resolved.")}
     total, trainable = int(resolved["parameters"]), int(resolved["trainable_parameters"])
     count = f"all {total:,}" if trainable == total else f"{trainable:,} of {total:,}"
+    batch = resolved.get("global_batch_size")
+    length = f"global batch {batch}, {event.steps} steps" if batch else "trying batch sizes"
     return (
-        f"{event.name}: {count} parameters train, {resolved['replicas']} replica(s) on {resolved['hardware']}, "
-        f"global batch {resolved['global_batch_size']}, {event.steps} steps"
+        f"{event.name}: {count} parameters train, {resolved['replicas']} replica(s) on {resolved['hardware']}, {length}"
     )
 
 

@@ -17,11 +17,12 @@ from omegaconf import DictConfig, OmegaConf
 from scaleflow.command import refuse as print_refusal
 from scaleflow.command import to_printable
 from scaleflow.config.compose import check_single_run
-from scaleflow.config.folders import remove_created
+from scaleflow.config.folders import create_folder, remove_created
 from scaleflow.config.hydra_config import check_folder_writable, composed_from_hydra, read_typed_overrides
 from scaleflow.errors import ConfigError
 from scaleflow.events import Event
 from scaleflow.formatting import format_duration, format_number
+from scaleflow.launcher.batch_search import make_search, use_batch_size
 from scaleflow.launcher.display import Display, display_for
 from scaleflow.launcher.inline import InlineRun
 from scaleflow.launcher.local_host import LocalHost
@@ -32,6 +33,7 @@ from scaleflow.launcher.recovery import finalize_run, repair_quietly
 from scaleflow.launcher.stop import StopRequest, catch_stop_signals
 from scaleflow.launcher.submit import render_submission
 from scaleflow.launcher.supervisor import ProcessHost, Supervisor
+from scaleflow.launcher.worker_process import start_fork_server
 from scaleflow.runs import RunSpec, RunState
 from scaleflow.secret_masking import (
     find_environment_secrets,
@@ -98,13 +100,25 @@ def run_job(config: DictConfig, started: float) -> int:
     return launch_run(run)
 
 
-def launch_run(run: PreparedRun, sweep: SweepContext | None = None, refuse: Callable[[str], None] | None = None) -> int:
+def launch_run(
+    run: PreparedRun,
+    sweep: SweepContext | None = None,
+    refuse: Callable[[str], None] | None = None,
+    adopts: bool = True,
+) -> int:
     """Runs a prepared run, whose folder exists and can be written, from start to end. Returns the command's exit code.
 
-    `sweep` is the sweep, if the run is a job of one. `refuse` receives the reason if there is no run; None: the
-    terminal shows it.
+    With `training.batch_size=auto`, a search for it runs before.
+
+    Args:
+        run: the run.
+        sweep: the sweep, if the run is a job of one.
+        refuse: receives the reason if there is no run; None: the terminal shows it.
+        adopts: whether the run continues one that the environment names.
     """
     spec = run.spec
+    if spec.plan.training.batch_size == "auto" and spec.trial is None:
+        return launch_after_search(run, refuse)
     remember_secrets([*find_environment_secrets(), *find_secrets(run.config, spec.plan.config)])
     display = sweep.display if sweep else display_for(is_plain=spec.plan.debug.inline, is_chief=spec.records)
     display.begin_stage("reading the config", since=spec.started)
@@ -124,15 +138,39 @@ def launch_run(run: PreparedRun, sweep: SweepContext | None = None, refuse: Call
                 remove_created(spec.folder)
             (refuse or display.print_error)(to_printable(str(mask_secrets(str(error)))))
             return REFUSED
-        return supervise_run(replace(run, spec=spec), display, sweep, refuse or display.print_error)
+        adopts = adopts and sweep is None and not run.resume_number
+        return supervise_run(replace(run, spec=spec), display, sweep, refuse or display.print_error, adopts)
 
 
-def supervise_run(run: PreparedRun, display: Display, sweep: SweepContext | None, refuse: Callable[[str], None]) -> int:
+def launch_after_search(run: PreparedRun, refuse: Callable[[str], None] | None) -> int:
+    """Finds the batch size in a run of its own, then runs the run with it. Returns the exit code of the command."""
+    search = make_search(run)
+    create_folder(search.spec.folder)
+    with start_fork_server() as server:
+        code = launch_run(share_server(search, server), refuse=refuse, adopts=False)
+        state = RunState.read(search.spec.folder)
+        if state.found is not None and code == 0:
+            return launch_run(share_server(use_batch_size(run, search, state.found), server), refuse=refuse)
+    remove_created(run.spec.folder)
+    if state.is_ready:  # otherwise the reason is shown already
+        folder = os.path.relpath(search.spec.folder)
+        text = f"training.batch_size=auto: the search in {folder} ended as {state.status}: {state.error}"
+        (refuse or display_for().print_error)(to_printable(str(mask_secrets(text))))
+    return code
+
+
+def share_server(run: PreparedRun, server: str) -> PreparedRun:
+    return replace(run, spec=replace(run.spec, server=server))
+
+
+def supervise_run(
+    run: PreparedRun, display: Display, sweep: SweepContext | None, refuse: Callable[[str], None], adopts: bool
+) -> int:
     """Runs a run whose folder is locked; returns the exit code of the command."""
     spec, is_resumed = run.spec, run.resume_number > 0
     for line in describe_part(spec, is_resumed):
         display.print_line(line)
-    recorder = make_recorder(spec, is_resumed, adopts=not is_resumed and sweep is None)
+    recorder = make_recorder(spec, is_resumed, adopts)
     with contextlib.nullcontext(sweep.stop) if sweep else catch_stop_signals() as stop:
         monitor = RunMonitor(spec, recorder, display, stop, sweep.on_event if sweep else None)
         run_processes = InlineRun(monitor) if spec.plan.debug.inline else Supervisor(monitor, make_host(monitor))
@@ -224,7 +262,7 @@ def finish_run(monitor: RunMonitor) -> None:
     if state.error:
         display.print_error(str(mask_secrets(state.error)))
     rows = [("status", f"{state.status} in {duration}")]
-    rows += describe_results(spec, state)
+    rows += describe_results(spec, state) if spec.trial is None else describe_found(state)
     rows += [("profile", line) for line in recorder.profiles.values()]
     rows += [("output", folder)]
     if state.status != "FINISHED" and state.checkpoint is not None:
@@ -238,6 +276,11 @@ def finish_run(monitor: RunMonitor) -> None:
             f"tracking.flush_seconds={patience:g}: {mask_secrets(recorder.reason or NO_ANSWER)}; nothing is lost; to "
             f"send the rest, run python -m scaleflow.sync {folder}"
         )
+
+
+def describe_found(state: RunState) -> list[tuple[str, str]]:
+    """Returns rows with what a trial has found."""
+    return [] if state.found is None else [("use", state.found.word), ("because", state.found.reason)]
 
 
 def describe_results(spec: RunSpec, state: RunState) -> list[tuple[str, str]]:

@@ -22,7 +22,7 @@ from scaleflow.cluster.ray import check_address as check_ray
 from scaleflow.cluster.tf_config import TF_CONFIG, parse_tf_config
 from scaleflow.cluster.tpu import explain_no_tpu, explain_unreachable, find_tpu, is_sure
 from scaleflow.config.compose import ComposedConfig, resolve_config
-from scaleflow.config.plan import check_plan, parse_plan
+from scaleflow.config.plan import check_plan, check_trial, parse_plan
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Cluster, Plan, Strategy
 from scaleflow.launcher.resume import find_resumed_run
@@ -30,6 +30,7 @@ from scaleflow.object_store import is_store_address
 from scaleflow.runs import RunSpec, RunState
 from scaleflow.tracking.tensorboard import check_tensorboard
 from scaleflow.tracking.uri import resolve_store
+from scaleflow.trials import Trial
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class RunCommand:
     tags: Mapping[str, str] = field(default_factory=dict)  # tags of the run, in addition to those that every run has
     resume: str | None = None  # the folder or the id of the run to resume; None: the config's `resume`
     may_submit: bool = False  # whether `cluster.submit` is allowed
+    trial: Trial | None = None  # the setting to look for; None: train a model
 
 
 @dataclass(frozen=True)
@@ -63,16 +65,20 @@ def prepare_run(command: RunCommand) -> PreparedRun:
     composed = command.composed
     config = resolve_config(composed.config)
     resume = command.resume or config.get("resume")
+    if resume is not None and command.trial is not None:
+        raise ConfigError(f"resume={resume}: a setting is found with a new model; leave it out")
     if resume is not None:
         return prepare_resume(command, config, str(resume))
     plan = make_plan(config, composed.choices, composed.search, may_submit=command.may_submit)
+    if command.trial is not None:
+        check_trial(plan, command.trial)
     raw = OmegaConf.to_container(composed.config, resolve=False)
     return PreparedRun(make_spec(plan, composed.folder, command), raw, command.overrides)
 
 
 def make_spec(plan: Plan, folder: Path, command: RunCommand) -> RunSpec:
     worker = plan.task.worker if plan.task else 0
-    return RunSpec(plan, folder.absolute(), command.started, worker, tags=command.tags)
+    return RunSpec(plan, folder.absolute(), command.started, worker, tags=command.tags, trial=command.trial)
 
 
 def prepare_resume(command: RunCommand, config: dict[str, Any], resume: str) -> PreparedRun:

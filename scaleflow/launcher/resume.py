@@ -23,6 +23,7 @@ from scaleflow.runs import RunFolder, RunState
 from scaleflow.secret_masking import MASK, find_secrets, mask_secrets, remember_secrets
 from scaleflow.tracking import make_tracker
 from scaleflow.tracking.uri import resolve_store
+from scaleflow.trials import PARAM
 
 #: Sections, and keys of `training`, that may change when a run is resumed.
 CHANGEABLE = ("checkpoint", "profiler", "tracking", "strategy", "hardware", "cluster", "debug", "resume", "sweep")
@@ -65,11 +66,18 @@ def find_resumed_run(named: str, composed: Config, choices: Mapping[str, str], o
     state = RunState.read(folder)
     if state.ready is None:
         raise ConfigError(f"resume={named}: the run in {folder} ended before training began; start a new run")
+    if PARAM in state.params:
+        raise ConfigError(
+            f"resume={named}: this run looked for a setting and trained no model; repeat its command, python -m "
+            f"scaleflow.find {state.params[PARAM]}"
+        )
     saved = load_saved_config(folder, composed)
     saved_choices = {group: option for group, option in state.params.items() if group in choices}
     typed = [override for override in parse_overrides(overrides) if override.key_or_group != "resume"]
     keys = [override.key_or_group for override in typed]
     config = merge_config(saved, composed, keys)
+    if config["training"].get("batch_size") == "auto":  # the run keeps the one that was found when it began
+        config["training"]["batch_size"] = saved["training"]["batch_size"]
     check_changes(saved, config, keys, folder)
     keep_batching(config, state.params)
     keep_store(config, files)

@@ -142,6 +142,8 @@ class Supervisor:
     @property
     def _allowed_restarts(self) -> int:
         plan = self._spec.plan
+        if self._spec.trial is not None:
+            return 0  # a trial has no checkpoints
         if plan.cluster.max_restarts is not None:
             return plan.cluster.max_restarts
         is_asynchronous_here = plan.strategy.name == "parameter_server" and plan.cluster.name == "local"

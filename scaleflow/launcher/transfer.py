@@ -28,6 +28,7 @@ from scaleflow.events import (
     RunEnded,
     RunReady,
     RunRefused,
+    SettingFound,
     StepsProfiled,
     SystemMetrics,
     TagsSet,
@@ -51,7 +52,7 @@ EVENTS_A_PASS = 500
 TRIES_OF_A_FILE = 8
 
 #: Events of files and descriptions. They can be put aside, so that they do not block the events after them.
-DEFERRABLE = (ArtifactWritten, ConfusionWritten, DatasetDescribed, ModelExported, StepsProfiled)
+DEFERRABLE = (ArtifactWritten, ConfusionWritten, DatasetDescribed, ModelExported, SettingFound, StepsProfiled)
 
 #: Events that are sent, in addition to metrics.
 SENT = (*DEFERRABLE, RunReady, TagsSet, DescriptionSet, Restarted, RolledBack, RunEnded, RunRefused)
@@ -288,6 +289,8 @@ class EventTransfer:
                 self._log_confusion(event)
             case StepsProfiled():
                 self._log_profile(event)
+            case SettingFound():
+                self._log_setting(event)
             case ModelExported():
                 self._tracker.log_model(self._locate(event.path), event.step)
 
@@ -377,6 +380,14 @@ class EventTransfer:
         table = self._locate(event.path)
         for path in filter(None, (draw_confusion(table, event.split), table)):
             self._tracker.log_artifact(path, event.folder)
+
+    def _log_setting(self, event: SettingFound) -> None:
+        from scaleflow.tracking.plot import draw_trial
+
+        table = self._locate(event.path)
+        for path in filter(None, (draw_trial(table, event.word, event.value), table)):
+            self._tracker.log_artifact(path, self._files.plots.name)
+        self._tracker.set_tags({"scaleflow.found": event.word, "scaleflow.found.reason": event.reason})
 
     def _log_profile(self, event: StepsProfiled) -> None:
         profile = self._read_profile(event)

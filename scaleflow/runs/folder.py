@@ -53,6 +53,8 @@ class RunFolder:
     checkpoints = Entry("checkpoints")  # their folder, unless `checkpoint.folder` names another one
     profile = Entry("profile")  # the folder of traces and of their analysis
     plots = Entry("plots")
+    learning_rates = Entry("learning_rates.csv")  # the loss at each learning rate of a test
+    batch_sizes = Entry("batch_sizes.csv")  # the speed of each batch size that was tried, also in the run's own folder
     tensorboard = Entry("tensorboard")  # the folder of the event file for TensorBoard
     sweep_config = Entry("multirun.yaml")  # what Hydra writes for a sweep, secrets masked
     ledger = Entry("sweep.json")  # the jobs of a sweep; only a sweep's folder has it
@@ -82,7 +84,10 @@ class RunFolder:
 
     def list_logged_files(self) -> list[Path]:
         """Returns the files that are logged as artifacts when the run begins or resumes."""
-        patterns = ("config.yaml", "overrides.yaml", "environment.txt", "resume-*.yaml", "multirun.yaml")
+        patterns = (
+            *("config.yaml", "overrides.yaml", "environment.txt", "resume-*.yaml", "multirun.yaml"),
+            "batch_sizes.csv",
+        )
         return [path for pattern in patterns for path in sorted(self.path.glob(pattern))]
 
     def list_process_files(self) -> list[Path]:
@@ -92,7 +97,7 @@ class RunFolder:
 
     def list_launcher_files(self) -> list[Path]:
         """Returns the files that a launcher writes before its processes are ready, and its locks."""
-        files = [self.config, self.overrides, self.environment, self.provenance, self.record]
+        files = [self.config, self.overrides, self.environment, self.provenance, self.record, self.batch_sizes]
         return [*files, self._write_lock, self._record_lock]
 
     def list_sweep_files(self) -> list[Path]:

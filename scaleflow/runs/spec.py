@@ -14,6 +14,7 @@ from scaleflow.interfaces import Plan
 from scaleflow.object_store import is_store_address
 from scaleflow.runs.folder import RunFolder, to_file_name
 from scaleflow.secret_masking import find_known_secrets, mask_secrets, remember_secrets
+from scaleflow.trials import Trial
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class RunSpec:
     server: str | None = None  # the address of the fork server; None: the run starts its own
     tags: Mapping[str, str] = field(default_factory=dict)  # tags of the run, for the launcher
     evaluation: EvaluationSpec | None = None  # the model to evaluate; None: train one
+    trial: Trial | None = None  # the setting to look for; None: train a model
 
     @property
     def name(self) -> str:

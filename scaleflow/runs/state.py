@@ -20,6 +20,7 @@ from scaleflow.events import (
     RunEnded,
     RunReady,
     RunRefused,
+    SettingFound,
     UploadAwaited,
     Waiting,
 )
@@ -51,6 +52,7 @@ class RunState:
     upload_seconds: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)  # the last value of each metric
     time: int = 0  # of the newest event, in milliseconds since the epoch
+    found: SettingFound | None = None  # the setting that the run has found, if it is a trial
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -90,6 +92,8 @@ class RunState:
                 self.checkpoint = event.step
             case FaultReported():
                 self.fault = event.error
+            case SettingFound():
+                self.found = event
             case UploadAwaited():
                 self.upload_seconds = event.seconds
             case Waiting():

@@ -110,6 +110,11 @@ class JobComposer:
             )
         with self._compose(request.words, request.number) as (config, _):
             composed = replace(composed_from_hydra(drop_hydra(config)), folder=folder)
+            if (request.config.get("training") or {}).get("batch_size") == "auto":
+                raise ConfigError(
+                    "training.batch_size=auto: each job of a sweep would find its own; run python -m scaleflow.find "
+                    "batch_size with the words of a job, and add the word that it prints"
+                )
             if not is_resumed:
                 return prepare_run(RunCommand(composed, request.overrides, time.time()))
             changes = [override for override in request.overrides if is_under(override_key(override), IGNORED_KEYS)]

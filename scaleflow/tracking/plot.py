@@ -52,3 +52,43 @@ def draw_confusion(table: Path, split: str) -> Path | None:
     picture = table.with_suffix(".png")
     figure.savefig(picture)
     return picture
+
+
+def draw_trial(table: Path, word: str, value: float) -> Path | None:
+    """Draws the figures of a trial as a PNG next to their table, and returns its path.
+
+    Args:
+        table: a CSV file with a header. Its first column is the setting, the second is drawn as points, and
+            `smoothed_loss`, if there is one, as a line.
+        word: what was found, as it is typed.
+        value: the value in it.
+
+    Returns None if matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return None
+    with table.open(newline="", encoding="utf-8") as file:
+        (key, drawn, *others), *rows = csv.reader(file)
+    points = [(float(row[0]), float(row[1])) for row in rows if row[1]]
+    figure = Figure(figsize=(7.0, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    is_smoothed = "smoothed_loss" in others
+    axes.plot(*zip(*points, strict=True), "." if is_smoothed else "o-", markersize=3 if is_smoothed else 6, label=drawn)
+    if is_smoothed:
+        smoothed = [float(row[2 + others.index("smoothed_loss")]) for row in rows]
+        axes.plot([each for each, _ in points], smoothed, label="smoothed")
+        low, high = min(smoothed), smoothed[0]
+        axes.set_ylim(low - 0.2 * (high - low), high + 0.5 * (high - low))  # without the divergence
+        axes.legend()
+        axes.set_xscale("log")
+    else:
+        axes.set_xscale("log", base=2)
+    axes.axvline(value, color="black", linestyle=":")
+    axes.set_xlabel(key.replace("_", " "))
+    axes.set_ylabel(drawn.replace("_", " "))
+    axes.set_title(word)
+    picture = table.with_suffix(".png")
+    figure.savefig(picture)
+    return picture

@@ -41,6 +41,9 @@ class Loop(Engine):
         xla: compile the model's forward and backward pass with XLA.
         passes: the forward and backward pass; None for a gradient tape around the whole model.
         evaluation: evaluates splits; None for the forward pass under the strategy.
+
+    Attributes:
+        last_loss: the mean loss of the examples of the last call; NaN before the first.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Loop(Engine):
         self._epoch = np.zeros(self._metric_sums.size)
         self._functions: dict[tuple[int, bool], Any] = {}
         self._is_alone = False
+        self.last_loss = float("nan")
 
     def run(self, feed: Feed, host: Host) -> None:
         for epoch in range(host.epoch, host.epochs):
@@ -113,6 +117,7 @@ class Loop(Engine):
         sums, bad = self._take(feed, opened, epoch, first, steps)
         if bad != NEVER:
             raise NotFinite(done + bad - first + 1)
+        self.last_loss = self._metric_sums.mean_loss(sums)
         self._epoch += sums
         return self._metric_sums.means(self._epoch, min((first + steps) * feed.batching.global_size, feed.examples))
 

@@ -38,6 +38,7 @@ from scaleflow.interfaces import (
     Objective,
     OutputStructure,
     Plan,
+    Source,
     Stream,
     Training,
 )
@@ -101,8 +102,27 @@ def build_training(plan: Plan, emit: Emit, startup_timer: StartupTimer | None = 
     Raises ConfigError if something in the plan cannot work.
     """
     startup_timer = startup_timer or StartupTimer(time.time())
+    return build_engine(plan, prepare_data(plan, emit, startup_timer), emit, startup_timer)
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """The devices and the examples of a run, which do not depend on its batch size."""
+
+    runtime: Runtime
+    source: Source
+    splits: Splits
+
+    def divide(self, training: Training) -> PreparedData:
+        """Returns the same with global batches of another size."""
+        batching = make_batching(training, self.runtime.batching.replicas)
+        return dataclasses.replace(self, runtime=dataclasses.replace(self.runtime, batching=batching))
+
+
+def prepare_data(plan: Plan, emit: Emit, startup_timer: StartupTimer) -> PreparedData:
+    """Sets up TensorFlow and reads the dataset. A process does that once. Raises what `build_training` raises."""
     sys.path[:0] = [folder for folder in plan.search if folder not in sys.path]
-    from scaleflow import dataset, model, objective, optimizer, training
+    from scaleflow import dataset
 
     startup_timer.end_part("import")
     emit(StageBegan("setting up the devices"))
@@ -112,9 +132,18 @@ def build_training(plan: Plan, emit: Emit, startup_timer: StartupTimer | None = 
         check_origins(plan.config, plan.trusted_modules)
     emit(StageBegan(f"reading {describe_data_name(plan)}"))
     source = bind_target(plan.dataset.target)()
-    splits = dataset.prepare_splits(source, plan.dataset, plan.seed, runtime.worker_sync, emit)
-    check_batch_size(plan.training, runtime.batching, len(splits.train))
-    splits = apply_debug_subset(splits, plan, runtime)
+    return PreparedData(
+        runtime, source, dataset.prepare_splits(source, plan.dataset, plan.seed, runtime.worker_sync, emit)
+    )
+
+
+def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: StartupTimer) -> TrainingSetup:
+    """Builds and traces what depends on the batch size, too. Raises what `build_training` raises."""
+    from scaleflow import dataset, model, objective, optimizer, training
+
+    runtime, source = data.runtime, data.source
+    check_batch_size(plan.training, runtime.batching, len(data.splits.train))
+    splits = apply_debug_subset(data.splits, plan, runtime)
     train, validation, test = make_feeds(splits, runtime, plan)
     startup_timer.end_part("data")
 
@@ -528,6 +557,7 @@ class Runtime:
             "precision": self.policy,
             "hardware": self.kind.lower(),
             "replicas": self.batching.replicas,
+            "batch_size": self.batching.batch_size,
             "global_batch_size": self.batching.global_size,
         }
 

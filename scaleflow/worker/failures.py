@@ -33,9 +33,7 @@ def report_failure(spec: RunSpec, error: Exception, emit: Emit, setup: TrainingS
     if spec.worker == 0:
         spec.files.traceback.write_text(mask_secrets(traceback.format_exc()))
         emit(ArtifactWritten(str(spec.files.traceback)))
-    import tensorflow as tf
-
-    if isinstance(error, tf.errors.ResourceExhaustedError):
+    if is_out_of_memory(error):
         text = explain_out_of_memory(str(error), spec.plan, setup.resolved)
     else:
         text = format_failure(error, spec.plan)
@@ -44,6 +42,13 @@ def report_failure(spec: RunSpec, error: Exception, emit: Emit, setup: TrainingS
     if is_lost and task and (absent := find_unreachable(spec.plan, task.peers)):
         text = f"no answer from {absent}: {text}"
     emit(FaultReported(text, lost_peer=is_lost))
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Returns whether an error means that a device has no memory left."""
+    import tensorflow as tf
+
+    return isinstance(error, tf.errors.ResourceExhaustedError)
 
 
 def is_loss_of_peer(error: Exception) -> bool:

@@ -20,6 +20,7 @@ from scaleflow.provenance import mark_process
 from scaleflow.runs import RunSpec, RunState
 from scaleflow.runs.event_log import DeduplicatingEmitter
 from scaleflow.secret_masking import mask_secrets
+from scaleflow.trials import to_params
 from scaleflow.user_metrics import user_metrics
 from scaleflow.worker import keras_import
 from scaleflow.worker.build import TrainingSetup, build_training
@@ -29,6 +30,7 @@ from scaleflow.worker.export import export_model
 from scaleflow.worker.failures import format_failure, is_loss_of_peer, report_failure
 from scaleflow.worker.metadata import report_confusion, report_metadata
 from scaleflow.worker.startup_timer import StartupTimer
+from scaleflow.worker.trials import BatchSizeTrial, RateTrial, make_trial
 
 if TYPE_CHECKING:
     from scaleflow.checkpoint import CheckpointManager
@@ -52,11 +54,12 @@ def train_run(spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> boo
             return True
         if spec.records:
             _lock = spec.files.take_write_lock()  # held until the process ends
-        if spec.is_resumed or spec.plan.training.on_nan == "rollback":
-            emit = DeduplicatingEmitter(spec.events, emit)
-        if spec.records and spec.plan.evaluator is not None:
-            emit = EvaluationRelay(Path(spec.checkpoints), emit, is_resumed=spec.is_resumed)
+        emit = wrap_emit(spec, emit)
         startup_timer = make_startup_timer(spec)
+        if spec.trial is not None:
+            trial = make_trial(spec, emit, should_stop, startup_timer)
+            report_ready(spec, trial.setup, 0, emit)
+            return run_trial(spec, trial, emit)
         check_object_store(spec, emit)
         setup = build_training(spec.plan, emit, startup_timer)
         if spec.plan.evaluator == "here":
@@ -84,6 +87,25 @@ def train_run(spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> boo
     except Exception as error:
         report_failure(spec, setup.explain(error), emit, setup)
         finish_failed(session, error)
+        return False
+    return True
+
+
+def wrap_emit(spec: RunSpec, emit: Emit) -> Emit:
+    """Returns what emits the run's events: without repeated ones, and with those of an evaluator."""
+    if spec.is_resumed or spec.plan.training.on_nan == "rollback":
+        emit = DeduplicatingEmitter(spec.events, emit)
+    if spec.records and spec.plan.evaluator is not None:
+        emit = EvaluationRelay(Path(spec.checkpoints), emit, is_resumed=spec.is_resumed)
+    return emit
+
+
+def run_trial(spec: RunSpec, trial: RateTrial | BatchSizeTrial, emit: Emit) -> bool:
+    """Runs a trial that is ready, and reports its end. Returns False if it failed."""
+    try:
+        trial.run()
+    except Exception as error:
+        report_failure(spec, trial.setup.explain(error), emit, trial.setup)
         return False
     return True
 
@@ -251,9 +273,10 @@ def report_ready(spec: RunSpec, setup: TrainingSetup, step: int, emit: Emit) -> 
     params = {**plan.choices, **texts}
     params |= {f"resolved.{key}": str(value) for key, value in resolved.items()}
     params |= {f"resolved.examples.{split}": str(count) for split, count in setup.counts.items()}
+    params = params if spec.trial is None else to_params(spec.trial, params)
     emit(
         RunReady(
-            name=make_run_name(plan, resolved, spec.label),
+            name=make_run_name(plan, resolved, spec.trial.label if spec.trial else spec.label),
             began=int(spec.started * 1000),
             tags=plan.tracking.tags or {},
             params=params,

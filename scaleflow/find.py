@@ -1,0 +1,91 @@
+"""Finds a good setting for a run, with short trainings.
+
+    python -m scaleflow.find lr                                   # of the default run
+    python -m scaleflow.find lr model=cnn optimizer=sgd --high 1
+    python -m scaleflow.find batch_size dataset=csv dataset.data_dir=house.csv dataset.target=price
+
+Type the words of the run after it, as for `python -m scaleflow`. The last lines have the word to add to them.
+
+lr: the learning rate rises from --low to --high, by the same factor at each step (Smith 2015, arXiv:1506.01186), until
+the loss diverges. The word is a tenth of the rate with the least smoothed loss.
+batch_size: the batch size doubles while it fits and gets faster. The word is the smallest that is nearly as fast as the
+fastest. `training.batch_size=auto` does that before a run.
+
+Either is a run in MLflow, with its figures as a table and a picture. It trains only: it does not validate, save
+checkpoints or export a model, and keys about these have no effect.
+
+Exit code: 0 found; 1 nothing was found; 2 the command cannot work, nothing was recorded; 130 or 143 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+
+from scaleflow.api import launch_config
+from scaleflow.command import end_with, refuse, split_overrides
+from scaleflow.config.compose import compose_config
+from scaleflow.errors import ConfigError
+from scaleflow.trials import BatchSearch, RateTest, Trial
+
+#: The fewest steps of a test: fewer are too far apart.
+LEAST_STEPS = 20
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code."""
+    typed = make_parser().parse_intermixed_args(split_overrides(list(sys.argv[1:] if argv is None else argv)))
+    try:
+        words, trial = list(typed.overrides), read_trial(typed)
+        if isinstance(trial, BatchSearch):
+            check_batch_size_untyped(words)
+            words.append(f"{trial.key}=auto")
+        return launch_config(compose_config(words, typed.config_dir), words, trial=trial)[0]
+    except ConfigError as refusal:
+        return refuse(str(refusal))
+
+
+def make_parser() -> argparse.ArgumentParser:
+    default = RateTest()
+    parser = argparse.ArgumentParser(
+        prog="python -m scaleflow.find",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("setting", choices=(RateTest.name, BatchSearch.name), help="what to find")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="a word of the run")
+    parser.add_argument(
+        "--config-dir", action="append", default=[], metavar="DIR", help="a folder with your own config options"
+    )
+    parser.add_argument("--low", type=float, metavar="RATE", help=f"lr: the first rate (default {default.low:g})")
+    parser.add_argument("--high", type=float, metavar="RATE", help=f"lr: the last rate (default {default.high:g})")
+    parser.add_argument("--steps", type=int, metavar="N", help=f"lr: the number of steps (default {default.steps})")
+    return parser
+
+
+def read_trial(typed: argparse.Namespace) -> Trial:
+    """Returns the trial that a command asks for. Raises ConfigError if its options cannot work."""
+    options = {key: value for key in ("low", "high", "steps") if (value := getattr(typed, key)) is not None}
+    if typed.setting == BatchSearch.name:
+        if options:
+            raise ConfigError(f"--{next(iter(options))}: is for a learning rate; leave it out")
+        return BatchSearch()
+    test = RateTest(**options)
+    if not 0 < test.low < test.high < float("inf"):
+        raise ConfigError(f"--low {test.low:g} --high {test.high:g}: expected two rates above 0, the lower one first")
+    if not LEAST_STEPS <= test.steps <= 2**31 - 1:
+        raise ConfigError(f"--steps {test.steps}: expected at least {LEAST_STEPS}")
+    return test
+
+
+def check_batch_size_untyped(words: Sequence[str]) -> None:
+    for word in words:
+        if re.match(r"\+*training\.batch_size=(?!auto$)", word):
+            raise ConfigError(f"{word}: this command looks for it; leave it out")
+
+
+if __name__ == "__main__":
+    end_with(main)

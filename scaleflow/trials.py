@@ -1,0 +1,241 @@
+"""Trials, short trainings that find a setting: what they try, and the rules by which they choose. No TensorFlow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import ClassVar
+
+#: Examples of the smallest micro-batch that is tried, unless it does not fit.
+FIRST_BATCH_SIZE = 8
+
+#: An epoch keeps at least so many steps: with fewer updates a model learns less from the same examples.
+STEPS_PER_EPOCH = 8
+
+#: A batch size is fast enough if its examples/s are at least this share of the fastest.
+FAST_ENOUGH = 0.97
+
+#: The search ends after so many doublings in a row that are not faster than what was measured before.
+VAIN_DOUBLINGS = 2
+
+#: The next batch size is tried only if twice the memory of this one is within this share of what can be had.
+MEMORY_SHARE = 0.8
+
+#: The test of learning rates ends when the smoothed loss is so many times its minimum.
+DIVERGENCE = 4.0
+
+#: The weight of the past in the smoothed loss that ends the test.
+MOMENTUM = 0.9
+
+#: The suggested rate is the one with the least loss, divided by this.
+MARGIN = 10.0
+
+#: The smoothed loss has to fall by this share at least.
+LEAST_FALL = 0.01
+
+
+@dataclass(frozen=True)
+class RateTest:
+    """A learning-rate range test (Smith 2015, https://arxiv.org/abs/1506.01186).
+
+    Attributes:
+        low, high: the first and the last value of `optimizer.learning_rate`, above 0.
+        steps: the number of steps in which it rises from one to the other, by the same factor at each step.
+    """
+
+    name: ClassVar[str] = "lr"
+    label: ClassVar[str] = "learning rate test"
+    key: ClassVar[str] = "optimizer.learning_rate"
+
+    low: float = 1e-6
+    high: float = 10.0
+    steps: int = 200
+
+    def rate_at(self, step: int) -> float:
+        """Returns the rate of a step, counted from 0."""
+        return self.low * math.exp(math.log(self.high / self.low) * step / (self.steps - 1))
+
+
+@dataclass(frozen=True)
+class BatchSearch:
+    """A search for `training.batch_size`, in sizes that double."""
+
+    name: ClassVar[str] = "batch_size"
+    label: ClassVar[str] = "batch size search"
+    key: ClassVar[str] = "training.batch_size"
+
+
+Trial = RateTest | BatchSearch
+
+#: The param that says which setting a run looked for.
+PARAM = "find"
+
+
+#: Resolved values that change during a trial, so that they are no params of its run.
+VARIED = {
+    RateTest.name: ("learning_rate", "xla"),
+    BatchSearch.name: ("batch_size", "global_batch_size", "learning_rate", "steps", "steps_per_epoch", "xla"),
+}
+
+
+def to_params(trial: Trial, params: Mapping[str, str]) -> dict[str, str]:
+    """Returns the params of a run that is a trial, given those of a training."""
+    varied = {f"resolved.{name}" for name in VARIED[trial.name]}
+    own = {PARAM: trial.name} | {f"{PARAM}.{key}": str(value) for key, value in asdict(trial).items()}
+    return {key: value for key, value in params.items() if key not in varied} | own
+
+
+# ---------------------------------------------------------------------------------------------
+# The batch size
+# ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BatchTrial:
+    """What was measured with a batch size.
+
+    Attributes:
+        batch_size: examples of a micro-batch on one replica.
+        rate: examples per second; None if the batch does not fit into the memory.
+        may_double: whether twice the size fits into the memory, as far as that can be foreseen.
+        host_mb: by how many MiB the memory of the process grew.
+    """
+
+    batch_size: int
+    rate: float | None
+    may_double: bool = True
+    host_mb: float = 0.0
+
+
+def first_batch_size(multiple: int, most: int) -> int:
+    """Returns the first size to try: `multiple` times a power of two, at least 8 unless `most` is less."""
+    size = multiple
+    while size < FIRST_BATCH_SIZE and 2 * size <= most:
+        size *= 2
+    return size
+
+
+def most_batch_size(examples: int, parts: int, steps_per_epoch: int | None) -> int:
+    """Returns the largest size to try, so that an epoch of `examples` has enough steps.
+
+    Args:
+        examples: of the training split.
+        parts: replicas x `training.accumulate`.
+        steps_per_epoch: the configured number; None: the whole split.
+    """
+    return max(1, examples // (parts * max(STEPS_PER_EPOCH, steps_per_epoch or 1)))
+
+
+def next_batch_size(trials: Sequence[BatchTrial], multiple: int, most: int) -> int | None:
+    """Returns the size to try after these trials, which are in the order in which they were made; None: no further.
+
+    Sizes double. If not even the first one fits, they are halved.
+    """
+    if not trials:
+        return first_batch_size(multiple, most)
+    last = trials[-1]
+    if last.rate is None:
+        has_fit = any(trial.rate is not None for trial in trials)
+        return last.batch_size // 2 if not has_fit and last.batch_size > multiple else None
+    rates = [trial.rate for trial in trials if trial.rate is not None]
+    earlier, latest = rates[:-VAIN_DOUBLINGS], rates[-VAIN_DOUBLINGS:]
+    is_vain = bool(earlier) and max(latest) * FAST_ENOUGH <= max(earlier)
+    is_shrinking = len(rates) < len(trials)
+    if is_vain or is_shrinking or not last.may_double or 2 * last.batch_size > most:
+        return None
+    return 2 * last.batch_size
+
+
+def fits_twice(before: float, peak: float, now: float, available: float) -> bool:
+    """Returns whether twice a batch will fit into the host's memory, if it needs twice the memory of this one.
+
+    Args:
+        before: bytes of the process before the first trial.
+        peak, now: its bytes at most during this one, and after it.
+        available: bytes that it may still get.
+    """
+    return 2 * (peak - before) - (now - before) <= MEMORY_SHARE * available
+
+
+def explain_end(trials: Sequence[BatchTrial], chosen: BatchTrial, most: int) -> str:
+    """Returns why no larger batch was tried, if the chosen one is the largest that fits; empty otherwise."""
+    larger = [trial for trial in trials if trial.batch_size > chosen.batch_size]
+    if any(trial.rate is not None for trial in larger):
+        return ""
+    if larger or not chosen.may_double:
+        return "; twice that does not fit into the memory"
+    return "; with twice that, an epoch would have too few steps" if 2 * chosen.batch_size > most else ""
+
+
+def choose_batch_size(trials: Sequence[BatchTrial]) -> tuple[BatchTrial, str] | None:
+    """Returns the smallest batch size that is fast enough, and why; None if no batch fits."""
+    measured = [(trial, trial.rate) for trial in trials if trial.rate is not None]
+    if not measured:
+        return None
+    fastest, best = max(measured, key=lambda each: each[1])
+    chosen, rate = min(
+        (each for each in measured if each[1] >= FAST_ENOUGH * best), key=lambda each: each[0].batch_size
+    )
+    if chosen is fastest:
+        return chosen, f"the fastest of {len(measured)}, {rate:,.0f} examples/s"
+    share = f"{rate / best:.0%} of the fastest, {fastest.batch_size}"
+    return chosen, f"the smallest of {len(measured)} that is fast enough: {rate:,.0f} examples/s, {share}"
+
+
+# ---------------------------------------------------------------------------------------------
+# The learning rate
+# ---------------------------------------------------------------------------------------------
+
+
+class Divergence:
+    """Finds the step at which the loss of a range test has diverged."""
+
+    def __init__(self) -> None:
+        self._average = 0.0
+        self._steps = 0
+        self._least = math.inf
+
+    def add(self, loss: float) -> bool:
+        """Adds the loss of a step; returns whether the smoothed loss is far above its minimum, or not finite."""
+        self._steps += 1
+        self._average = MOMENTUM * self._average + (1 - MOMENTUM) * loss
+        smoothed = self._average / (1 - MOMENTUM**self._steps)
+        self._least = min(self._least, smoothed)
+        return not (smoothed <= DIVERGENCE * self._least or -math.inf < self._least <= 0)
+
+
+def smooth_losses(losses: Sequence[float], steps: int) -> list[float]:
+    """Returns the mean of each loss and its neighbours, a twentieth of the test's `steps` in all.
+
+    The means have no lag, as those of an average over the past would.
+    """
+    reach = steps // 40
+    means = []
+    for at in range(len(losses)):
+        near = min(reach, at, len(losses) - 1 - at)
+        means.append(math.fsum(losses[at - near : at + near + 1]) / (2 * near + 1))
+    return means
+
+
+def choose_rate(rates: Sequence[float], losses: Sequence[float], steps: int) -> tuple[float, str] | None:
+    """Chooses a learning rate: a tenth of the rate at which the smoothed loss is least.
+
+    Args:
+        rates: the rate of each step, rising.
+        losses: the loss of each step.
+        steps: the steps that the test takes without an early end.
+
+    Returns:
+        The rate with two digits, and why; None if the loss does not fall.
+    """
+    smoothed, reach = smooth_losses(losses, steps), steps // 40
+    inner = range(reach, len(losses) - reach)  # at the ends are fewer neighbours
+    at = min(inner, key=smoothed.__getitem__, default=0)
+    if at == 0 or smoothed[reach] - smoothed[at] < LEAST_FALL * abs(smoothed[reach]):
+        return None
+    rate = float(f"{rates[at] / MARGIN:.1e}")
+    reason = f"a tenth of the rate with the least smoothed loss, {rates[at]:.2g}"
+    if len(rates) == steps and at == inner[-1]:
+        reason += "; the loss still fell at the highest rate, so --high may be higher"
+    return rate, reason

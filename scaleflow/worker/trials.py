@@ -1,0 +1,392 @@
+"""Trains for a short time to find a setting: the learning rate, or the batch size. `scaleflow/trials.py` has the rules.
+
+A trial is the host of an engine, as a session is, and decides how many steps it takes. It does not validate, save or
+export.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import gc
+import statistics
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from scaleflow.cluster.members import count_synchronous_workers
+from scaleflow.config.plan import batch_multiple, set_batch_size
+from scaleflow.errors import ConfigError, NotFinite
+from scaleflow.events import Emit, Event, MetricsLogged, RunEnded, SettingFound, StageBegan
+from scaleflow.runs import RunSpec
+from scaleflow.trials import (
+    BatchSearch,
+    BatchTrial,
+    Divergence,
+    RateTest,
+    choose_batch_size,
+    choose_rate,
+    explain_end,
+    first_batch_size,
+    fits_twice,
+    most_batch_size,
+    next_batch_size,
+    smooth_losses,
+)
+from scaleflow.worker.build import TrainingSetup, build_engine, build_training, prepare_data
+from scaleflow.worker.failures import is_out_of_memory
+from scaleflow.worker.startup_timer import StartupTimer
+
+if TYPE_CHECKING:
+    from scaleflow.training import Length, Loop, WorkerSync
+
+#: A call of the compiled loop should take so many seconds; one of at least half of that is measured.
+CALL_SECONDS = 0.25
+
+#: A batch size is measured for so many seconds and calls, or for the longest time.
+LEAST_SECONDS, LEAST_CALLS, MOST_SECONDS = 1.0, 5, 10.0
+
+#: A trial ends before so many epochs.
+MANY_EPOCHS = 1_000_000
+
+#: Seconds between two looks at the memory of the process.
+SAMPLE_SECONDS = 0.01
+
+
+def make_trial(
+    spec: RunSpec, emit: Emit, should_stop: Callable[[], bool], startup_timer: StartupTimer
+) -> RateTrial | BatchSizeTrial:
+    """Builds a trial. Raises ConfigError if it cannot work."""
+    if isinstance(spec.trial, RateTest):
+        return RateTrial(spec, spec.trial, emit, should_stop, startup_timer)
+    return BatchSizeTrial(spec, emit, should_stop, startup_timer)
+
+
+class TrialHost:
+    """The `Host` of one engine in a trial, without an end of its own. `Host` describes the methods.
+
+    Attributes:
+        stopped: whether a stop request ended the trial.
+        is_over: whether the trial is over.
+    """
+
+    def __init__(self, length: Length, sync: WorkerSync) -> None:
+        self.epochs = MANY_EPOCHS
+        self.epoch = 0
+        self.step = 0
+        self.steps_per_epoch = length.steps_per_epoch
+        self.stopped = False
+        self.is_over = False
+        self._sync = sync
+
+    @property
+    def first(self) -> int:
+        return self.step - self.epoch * self.steps_per_epoch
+
+    @property
+    def steps_left(self) -> int:
+        return 0 if self.is_over else self.steps_per_epoch - self.first
+
+    def begin_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def next_steps(self) -> int:
+        return min(self.steps_left, self.choose_steps())
+
+    def trace_call(self) -> AbstractContextManager[bool]:
+        return contextlib.nullcontext(False)
+
+    def end_call(self, steps: int, means: Mapping[str, float], seconds: float, waited: float = 0.0) -> None:
+        agreed, self.stopped = self._sync(seconds + waited)
+        self.step += steps
+        self.is_over = self.stopped or self.record_call(steps, agreed)
+
+    def end_epoch(self) -> bool:
+        return not self.is_over
+
+    def choose_steps(self) -> int:
+        """Returns the number of steps of the next call."""
+        raise NotImplementedError
+
+    def record_call(self, steps: int, seconds: float) -> bool:
+        """Records a call; returns whether the trial is over."""
+        raise NotImplementedError
+
+
+class RateTrial(TrialHost):
+    """Raises the learning rate from step to step, and records the loss of each.
+
+    Raises ConfigError if the training step has its own optimizers.
+    """
+
+    def __init__(
+        self, spec: RunSpec, test: RateTest, emit: Emit, should_stop: Callable[[], bool], startup_timer: StartupTimer
+    ) -> None:
+        from scaleflow import training
+
+        plan = spec.plan
+        optimizer = replace(plan.optimizer, learning_rate=test.low)
+        length = replace(plan.training, epochs=test.steps, max_steps=test.steps)  # also of the choice of XLA
+        plan = replace(plan, optimizer=optimizer, training=length)
+        self.setup = build_training(plan, emit, startup_timer)
+        if self.setup.engine.optimizer is None:
+            raise ConfigError(
+                f"training.step._target_={plan.training.step and plan.training.step.path}: its update applies its own "
+                "optimizers, whose rates the test cannot raise; set the rate by hand"
+            )
+        self._sync = make_sync(spec, self.setup, should_stop)
+        super().__init__(training.compute_length(plan.training, self.setup.train), self._sync)
+        self._engine: Loop = self.setup.engine  # type: ignore[assignment]  # the only one that is not refused
+        self._spec, self._test, self._emit = spec, test, emit
+        self._divergence = Divergence()
+        self._losses: list[float] = []
+
+    def run(self) -> None:
+        """Takes the steps, and reports the rate that is found and the end of the run."""
+        with contextlib.suppress(NotFinite):  # the loss has diverged
+            self._engine.run(self.setup.train, self)
+        if self.stopped:
+            self._emit(RunEnded("KILLED", f"stopped at step {self.step}"))
+        else:
+            self._report()
+        self._sync.leave()
+
+    def choose_steps(self) -> int:
+        return 1
+
+    def record_call(self, steps: int, seconds: float) -> bool:
+        test, at, loss = self._test, self.step - 1, self._engine.last_loss
+        self._losses.append(loss)
+        self._emit(MetricsLogged(self.step, {"train/loss": loss, "find/learning_rate": test.rate_at(at)}))
+        if self._divergence.add(loss) or self.step == test.steps:
+            return True
+        self._engine.set_rate_factor(test.rate_at(self.step) / test.low, test.rate_at(at) / test.low)
+        return False
+
+    def _report(self) -> None:
+        test, losses = self._test, self._losses
+        rates = [test.rate_at(step) for step in range(len(losses))]
+        found = choose_rate(rates, losses, test.steps)
+        if found is None:
+            why = f"the loss does not fall at any learning rate from {test.low:g} to {test.high:g}"
+            self._emit(RunEnded("FAILED", f"{why}; check the data and the model, or try other bounds (--low, --high)"))
+            return
+        path = self._spec.files.learning_rates
+        if self._spec.records:
+            columns = {"learning_rate": rates, "loss": losses, "smoothed_loss": smooth_losses(losses, test.steps)}
+            write_table(path, list(columns), zip(*columns.values(), strict=True))
+        self._emit(SettingFound(test.key, found[0], found[1], str(path)))
+        self._emit(RunEnded("FINISHED"))
+
+
+class SpeedHost(TrialHost):
+    """Measures the seconds of a step.
+
+    The first call compiles. Calls then grow to a quarter of a second, as in a run, where they may be longer.
+
+    Args:
+        fixed: the steps of each call, if a run does not adapt them; None if it does.
+    """
+
+    def __init__(self, length: Length, sync: WorkerSync, fixed: int | None) -> None:
+        super().__init__(length, sync)
+        self._fixed = fixed
+        self._steps = 1
+        self._calls = 0
+        self._seconds = 0.0
+        self._measured: list[float] = []
+
+    @property
+    def step_seconds(self) -> float:
+        return statistics.median(self._measured)
+
+    def choose_steps(self) -> int:
+        return self._fixed or self._steps
+
+    def record_call(self, steps: int, seconds: float) -> bool:
+        self._calls += 1
+        if self._calls == 1:
+            return False
+        self._seconds += seconds
+        self._steps = max(1, min(int(CALL_SECONDS * steps / max(seconds, 1e-6)), 64 * steps))
+        if seconds >= CALL_SECONDS / 2 or steps in (self._fixed, self.steps_per_epoch):
+            self._measured.append(seconds / steps)
+        if self._seconds >= MOST_SECONDS:
+            self._measured = self._measured or [seconds / steps]
+            return True
+        return len(self._measured) >= LEAST_CALLS and self._seconds >= LEAST_SECONDS
+
+
+class BatchSizeTrial:
+    """Measures the examples per second of batch sizes that double.
+
+    Each size gets its own engine, on the same devices and examples. The rules choose what is tried and what is found.
+    """
+
+    def __init__(self, spec: RunSpec, emit: Emit, should_stop: Callable[[], bool], startup_timer: StartupTimer) -> None:
+        from scaleflow import model
+
+        self._spec, self._emit, self._timer = spec, emit, startup_timer
+        self._emit_built = emit  # the notes of the first engine are those of all
+        self._multiple = batch_multiple(spec.plan)
+        first = set_batch_size(spec.plan, first_batch_size(self._multiple, sys.maxsize))
+        self._data = prepare_data(first, emit, startup_timer)
+        parts = self._data.runtime.batching.replicas * spec.plan.training.accumulate
+        examples = len(self._data.splits.train)
+        self._most = most_batch_size(examples, parts, spec.plan.training.steps_per_epoch)
+        self._watch = MemoryWatch()
+        self._before = self._watch.measure()
+        self._size = first_batch_size(self._multiple, self._most)
+        # Keras numbers layers through a whole process, and patterns have to match those of each model.
+        self._build: Callable[[], TrainingSetup] = model.keep_names(self._build_engine)
+        self._built: TrainingSetup | None = None
+        self.setup = self._build()
+        self._sync = make_sync(spec, self.setup, should_stop)
+
+    def run(self) -> None:
+        """Tries the sizes, and reports the one that is found and the end of the run."""
+        trials: list[BatchTrial] = []
+        self._built, self.setup = self.setup, drop_engine(self.setup)
+        self._emit_built = ignore_event
+        with self._watch:
+            while (size := next_batch_size(trials, self._multiple, self._most)) is not None:
+                self._emit(StageBegan(f"trying training.batch_size={size}"))
+                self._size = size
+                if (trial := self._try()) is None:
+                    self._emit(RunEnded("KILLED", f"stopped at training.batch_size={size}"))
+                    self._sync.leave()
+                    return
+                trials.append(trial)
+                if trial.rate is not None:
+                    values = {"find/examples_per_second": trial.rate, "find/host_mb": trial.host_mb}
+                    self._emit(MetricsLogged(size, values))
+        self._report(trials)
+        self._sync.leave()
+
+    def _build_engine(self) -> TrainingSetup:
+        plan = set_batch_size(self._spec.plan, self._size)
+        data = self._data.divide(plan.training)
+        return build_engine(plan, data, self._emit_built, self._timer)
+
+    def _try(self) -> BatchTrial | None:
+        """Measures the current size; returns None if the trial is asked to stop."""
+        from scaleflow.dataset.cache import available_bytes
+
+        is_alone = count_synchronous_workers(self._spec.plan) == 1
+        self._watch.start_again()
+        fits, rate = True, None
+        try:
+            rate = self._measure()
+        except Exception as error:
+            if not (is_alone and is_out_of_memory(error)):  # the others would wait for this worker for ever
+                raise
+            fits = False
+        finally:
+            self._built = None
+            gc.collect()
+        if fits and rate is None:
+            return None
+        peak, now = self._watch.peak, self._watch.measure()
+        may_double = self._sync.all(fits_twice(self._before, peak, now, available_bytes()))
+        return BatchTrial(self._size, rate, may_double, (peak - self._before) / (1 << 20))
+
+    def _measure(self) -> float | None:
+        """Returns the examples per second of an epoch with the current size; None if the trial is asked to stop."""
+        from scaleflow import training
+
+        built = self._built if self._built is not None else self._build()
+        options, feed = self._spec.plan.training, built.train
+        length = training.compute_length(options, feed)
+        fixed = None if options.steps_per_loop == "auto" else options.steps_per_loop
+        if options.engine == "fit":
+            fixed = fixed or 1
+        host = SpeedHost(length, self._sync, fixed)
+        try:
+            built.engine.run(feed, host)
+        except NotFinite:
+            raise ConfigError(
+                "training.batch_size=auto: the loss is not finite after a few steps; use a lower "
+                "optimizer.learning_rate"
+            ) from None
+        if host.stopped:
+            return None
+        examples = min(length.steps_per_epoch * feed.batching.global_size, feed.examples)  # without padding
+        return examples / (length.steps_per_epoch * host.step_seconds)
+
+    def _report(self, trials: Sequence[BatchTrial]) -> None:
+        found = choose_batch_size(trials)
+        if found is None:
+            self._emit(RunEnded("FAILED", f"no batch fits, not even training.batch_size={trials[-1].batch_size}"))
+            return
+        path = self._spec.files.batch_sizes
+        if self._spec.records:
+            rows = [(trial.batch_size, trial.rate or "", trial.host_mb) for trial in trials]
+            write_table(path, ("batch_size", "examples_per_second", "host_mb"), sorted(rows))
+        chosen, reason = found
+        reason += explain_end(trials, chosen, self._most)
+        self._emit(SettingFound(BatchSearch.key, chosen.batch_size, reason, str(path)))
+        self._emit(RunEnded("FINISHED"))
+
+
+class MemoryWatch:
+    """Watches the resident memory of this process in a thread. TensorFlow keeps no count for a CPU.
+
+    Attributes:
+        peak: the most bytes since `start_again`.
+    """
+
+    def __init__(self) -> None:
+        self.peak = 0.0
+        self._process = psutil.Process()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="memory", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def start_again(self) -> None:
+        self.peak = self.measure()
+
+    def measure(self) -> float:
+        """Returns the bytes of now."""
+        return float(self._process.memory_info().rss)
+
+    def _watch(self) -> None:
+        while not self._ended.wait(SAMPLE_SECONDS):
+            self.peak = max(self.peak, self.measure())
+
+
+def make_sync(spec: RunSpec, setup: TrainingSetup, should_stop: Callable[[], bool]) -> WorkerSync:
+    from scaleflow import training
+
+    return training.WorkerSync(setup.strategy, count_synchronous_workers(spec.plan), should_stop)
+
+
+def drop_engine(setup: TrainingSetup) -> TrainingSetup:
+    """Returns what is left of a setup when its engine is no longer needed, whose memory is then free."""
+    nothing: Any = None
+    return replace(
+        setup, engine=nothing, train=nothing, validation=nothing, test=nothing, export=nothing, metadata=None
+    )
+
+
+def ignore_event(event: Event) -> None:
+    pass
+
+
+def write_table(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Writes a CSV file."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        writer.writerows(rows)

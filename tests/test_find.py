@@ -1,0 +1,144 @@
+"""`python -m scaleflow.find` and `training.batch_size=auto` in real runs, and what they refuse."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from omegaconf import OmegaConf
+
+from scaleflow import find
+from scaleflow.cli import main
+from tests.conftest import Command
+
+LR, BATCH_SIZE = "lr", "batch_size"
+
+#: Words of commands that look for something, and what their refusal has to say.
+REFUSED = {
+    (LR, "strategy=parameter_server"): ["strategy=parameter_server", "use another strategy"],
+    (LR, "optimizer.schedule=cosine"): ["optimizer.schedule=cosine", "optimizer.schedule=constant"],
+    (LR, "training.engine=fit"): ["training.engine=fit", "training.engine=loop"],
+    (LR, "training.batch_size=auto"): ["training.batch_size=auto", "scaleflow.find batch_size"],
+    (LR, "--low", "1", "--high", "0.1"): ["--low 1", "--high 0.1", "the lower one first"],
+    (LR, "--steps", "3"): ["--steps 3", "at least 20"],
+    (LR, "resume=x"): ["resume=x", "leave it out"],
+    (LR, "model=mpl"): ["model=mpl", "did you mean mlp?"],
+    (BATCH_SIZE, "training.batch_size=4"): ["training.batch_size=4", "leave it out"],
+    (BATCH_SIZE, "--high", "1"): ["--high", "learning rate"],
+    (BATCH_SIZE, "profiler=trace"): ["profiler=trace", "profiler=none"],
+    (BATCH_SIZE, "training.global_batch_size=64"): ["training.batch_size=auto", "training.global_batch_size=64"],
+}
+
+
+@pytest.mark.parametrize("words", REFUSED, ids=" ".join)
+def test_what_cannot_work_is_refused(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert find.main(words) == 2
+    shown = capsys.readouterr()
+    assert all(text in shown.err for text in REFUSED[words]), shown.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("word", ["strategy=parameter_server", "cluster=ray", "debug=inline", "debug=fast"])
+def test_a_run_that_cannot_find_its_batch_size_is_refused(
+    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["training.batch_size=auto", word]) == 2
+    assert "training.batch_size=auto with " in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_learning_rate_is_found(command: Command) -> None:
+    ended = command.python("-m", "scaleflow.find", LR, "model.units=32", "hydra.run.dir=found", "--steps", "100")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (word,) = re.findall(r"^use +optimizer\.learning_rate=(\S+)$", ended.stdout, re.M)
+    assert 1e-4 <= float(word) <= 3e-2
+    folder = command.folder / "found"
+    record = json.loads((folder / "record.json").read_text())
+    client = MlflowClient(f"sqlite:///{command.folder}/mlflow.db")
+    run = client.get_run(record["run_id"])
+    assert run.info.status == "FINISHED"
+    assert run.data.tags["scaleflow.found"] == f"optimizer.learning_rate={word}"
+    assert run.data.params["find"] == LR
+    assert run.data.params["find.steps"] == "100"
+    assert {each.path for each in client.list_artifacts(run.info.run_id, "plots")} == {
+        "plots/learning_rates.csv",
+        "plots/learning_rates.png",
+    }
+    rows = list(csv.DictReader((folder / "learning_rates.csv").read_text().splitlines()))
+    rates = [float(row["learning_rate"]) for row in rows]
+    assert rates == pytest.approx([1e-6 * 1e7 ** (step / 99) for step in range(len(rates))])
+    assert not (folder / "checkpoints").exists()
+    assert not (folder / "model").exists()
+    resumed = command("resume=found")
+    assert resumed.returncode == 2
+    assert "repeat its command" in resumed.stderr
+
+
+def test_a_run_finds_its_batch_size_and_keeps_it(command: Command) -> None:
+    words = ("dataset.limit=200", "model.units=8", "training.epochs=1", "training.batch_size=auto")
+    ended = command(*words, "hydra.run.dir=run")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    run, search = command.folder / "run", command.folder / "run-batch-size"
+    size = OmegaConf.load(run / "config.yaml").training.batch_size
+    assert size in (8, 16)  # 180 examples to train on, and an epoch has at least eight steps
+    assert f"use         training.batch_size={size}\n" in ended.stdout
+    assert (run / "batch_sizes.csv").read_text() == (search / "batch_sizes.csv").read_text()
+    client = MlflowClient(f"sqlite:///{command.folder}/mlflow.db")
+    searched, trained = (
+        client.get_run(json.loads((folder / "record.json").read_text())["run_id"]) for folder in (search, run)
+    )
+    assert searched.data.params["training.batch_size"] == "auto"
+    assert searched.data.params["find"] == BATCH_SIZE
+    assert "resolved.batch_size" not in searched.data.params
+    assert searched.data.tags["scaleflow.found"] == f"training.batch_size={size}"
+    points = client.get_metric_history(searched.info.run_id, "find/examples_per_second")
+    assert [point.step for point in points] == [8, 16]
+    assert trained.data.params["training.batch_size"] == trained.data.params["resolved.batch_size"] == str(size)
+    assert trained.data.tags["scaleflow.batch_size"].startswith(f"auto: training.batch_size={size}, ")
+    assert trained.data.tags["scaleflow.batch_size.run"] == searched.info.run_id
+    assert "batch_sizes.csv" in [each.path for each in client.list_artifacts(trained.info.run_id)]
+    resumed = command("resume=run", "training.epochs=2", "training.batch_size=auto")
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert f"global batch {size}, " in resumed.stdout
+    assert sorted(path.name for path in command.folder.glob("run*")) == ["run", "run-batch-size"]
+
+
+def test_a_search_that_finds_nothing_starts_no_run(command: Command) -> None:
+    ended = command(
+        *("dataset.limit=200", "training.batch_size=auto", "optimizer=sgd", "optimizer.learning_rate=1e30"),
+        "hydra.run.dir=run",
+    )
+    assert ended.returncode == 1
+    assert "training.batch_size=auto: the search in run-batch-size ended as FAILED: " in ended.stderr
+    assert "optimizer.learning_rate" in ended.stderr
+    assert not (command.folder / "run").exists()
+
+
+@pytest.mark.slow  # six commands, two of them with two workers
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("strategy=mirrored", "hardware.logical_devices=2"),
+        ("strategy=multi_worker", "cluster.workers=2"),
+        ("strategy=pipeline", "hardware.logical_devices=2", "strategy.micro_batches=3"),
+    ],
+    ids=["mirrored", "multi_worker", "pipeline"],
+)
+def test_every_strategy_finds_both(words: tuple[str, ...], command: Command) -> None:
+    words = (*words, "hardware=cpu", "dataset.limit=400", "tracking=none")
+    batch = "training.batch_size=24"
+    rated = command.python("-m", "scaleflow.find", LR, *words, batch, "--steps", "60", "--low", "1e-4", "--high", "1")
+    assert rated.returncode == 0, rated.stdout + rated.stderr
+    assert re.search(r"^use +optimizer\.learning_rate=\S+$", rated.stdout, re.M)
+    sized = command.python("-m", "scaleflow.find", BATCH_SIZE, *words)
+    assert sized.returncode == 0, sized.stdout + sized.stderr
+    (size,) = re.findall(r"^use +training\.batch_size=(\d+)$", sized.stdout, re.M)
+    assert int(size) % (3 if "strategy=pipeline" in words else 1) == 0
