@@ -125,6 +125,8 @@ def make_evaluation_plan(composed: ComposedConfig, store: Tracking) -> Plan:
             f"strategy={plan.strategy.name}: an evaluation runs in one process; use "
             f"strategy={' or '.join(STRATEGIES[1:])}"
         )
+    if plan.training.batch_size == "auto":
+        raise ConfigError("training.batch_size=auto: an evaluation needs a number, such as training.batch_size=32")
     return replace(plan, tracking=store)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,6 +16,9 @@ STEPS_PER_EPOCH = 8
 
 #: A batch size is fast enough if its examples/s are at least this share of the fastest.
 FAST_ENOUGH = 0.97
+
+#: Sizes with at least this share of the fastest are measured again: other work on the machine slows some trials.
+CLOSE = 0.85
 
 #: The search ends after so many doublings in a row that are not faster than what was measured before.
 VAIN_DOUBLINGS = 2
@@ -31,8 +35,9 @@ MOMENTUM = 0.9
 #: The suggested rate is the one with the least loss, divided by this.
 MARGIN = 10.0
 
-#: The smoothed loss has to fall by this share at least.
+#: The smoothed loss has to fall by this share at least, and by so many standard errors of a smoothed loss.
 LEAST_FALL = 0.01
+LEAST_ERRORS = 4.0
 
 
 @dataclass(frozen=True)
@@ -100,12 +105,14 @@ class BatchTrial:
         rate: examples per second; None if the batch does not fit into the memory.
         may_double: whether twice the size fits into the memory, as far as that can be foreseen.
         host_mb: by how many MiB the memory of the process grew.
+        problem: why the batch size cannot be used, if not because of the memory.
     """
 
     batch_size: int
     rate: float | None
     may_double: bool = True
     host_mb: float = 0.0
+    problem: str = ""
 
 
 def first_batch_size(multiple: int, most: int) -> int:
@@ -147,6 +154,21 @@ def next_batch_size(trials: Sequence[BatchTrial], multiple: int, most: int) -> i
     return 2 * last.batch_size
 
 
+def repeat_sizes(trials: Sequence[BatchTrial]) -> list[int]:
+    """Returns the sizes to measure again, in this order: the close ones, twice; none if one is far ahead."""
+    best = max((trial.rate or 0.0 for trial in trials), default=0.0)
+    close = [trial.batch_size for trial in trials if trial.rate is not None and trial.rate >= CLOSE * best]
+    return [*reversed(close), *close] if len(close) > 1 else []
+
+
+def take_faster(trials: Sequence[BatchTrial], again: BatchTrial) -> list[BatchTrial]:
+    """Returns the trials with the faster measurement of a size: what disturbs one only makes it slower."""
+    return [
+        again if each.batch_size == again.batch_size and (again.rate or 0.0) > (each.rate or 0.0) else each
+        for each in trials
+    ]
+
+
 def fits_twice(before: float, peak: float, now: float, available: float) -> bool:
     """Returns whether twice a batch will fit into the host's memory, if it needs twice the memory of this one.
 
@@ -163,6 +185,8 @@ def explain_end(trials: Sequence[BatchTrial], chosen: BatchTrial, most: int) -> 
     larger = [trial for trial in trials if trial.batch_size > chosen.batch_size]
     if any(trial.rate is not None for trial in larger):
         return ""
+    if larger and larger[0].problem:
+        return f"; training.batch_size={larger[0].batch_size} cannot be used: {larger[0].problem}"
     if larger or not chosen.may_double:
         return "; twice that does not fit into the memory"
     return "; with twice that, an epoch would have too few steps" if 2 * chosen.batch_size > most else ""
@@ -232,7 +256,14 @@ def choose_rate(rates: Sequence[float], losses: Sequence[float], steps: int) -> 
     smoothed, reach = smooth_losses(losses, steps), steps // 40
     inner = range(reach, len(losses) - reach)  # at the ends are fewer neighbours
     at = min(inner, key=smoothed.__getitem__, default=0)
-    if at == 0 or smoothed[reach] - smoothed[at] < LEAST_FALL * abs(smoothed[reach]):
+    if at <= reach:
+        return None
+    early = losses[: max(1, min(at, steps // 4))]  # the rates are too low to change much
+    start = math.fsum(early) / len(early)
+    differences = [after - before for before, after in itertools.pairwise(losses[: at + 1])]
+    deviation = math.sqrt(math.fsum(each * each for each in differences) / len(differences) / 2)
+    error = deviation / math.sqrt(2 * reach + 1)
+    if start - smoothed[at] < max(LEAST_FALL * abs(start), LEAST_ERRORS * error):
         return None
     rate = float(f"{rates[at] / MARGIN:.1e}")
     reason = f"a tenth of the rate with the least smoothed loss, {rates[at]:.2g}"

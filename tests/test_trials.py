@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from random import Random
 
 import pytest
 
@@ -17,6 +18,8 @@ from scaleflow.trials import (
     fits_twice,
     most_batch_size,
     next_batch_size,
+    repeat_sizes,
+    take_faster,
 )
 
 
@@ -53,6 +56,15 @@ def test_the_smallest_that_is_nearly_as_fast_is_chosen() -> None:
     assert reason == "the smallest of 4 that is fast enough: 98 examples/s, 98% of the fastest, 32"
 
 
+def test_close_sizes_are_measured_again_and_the_faster_result_counts() -> None:
+    trials = [BatchTrial(8, 50.0), BatchTrial(16, 90.0), BatchTrial(32, 100.0), BatchTrial(64, None)]
+    assert repeat_sizes(trials) == [32, 16, 16, 32]
+    assert repeat_sizes(trials[:2]) == []
+    faster = take_faster(trials, BatchTrial(16, 110.0))
+    assert [trial.rate for trial in faster] == [50.0, 110.0, 100.0, None]
+    assert take_faster(faster, BatchTrial(32, 99.0)) == faster
+
+
 def test_a_batch_that_does_not_fit_ends_the_search() -> None:
     trials = search(lambda size: None if size > 40 else size, most=4096)
     assert sizes(trials) == [8, 16, 32, 64]
@@ -63,6 +75,11 @@ def test_a_batch_that_does_not_fit_ends_the_search() -> None:
     assert sizes(search(lambda size: None, most=4096)) == [8, 4, 2, 1]
     assert choose_batch_size([BatchTrial(1, None)]) is None
     assert next_batch_size([BatchTrial(8, 1.0, may_double=False)], 1, 4096) is None
+    diverged = [BatchTrial(8, 1.0), BatchTrial(16, None, problem="the loss is not finite")]
+    assert next_batch_size(diverged, 1, 4096) is None
+    assert explain_end(diverged, diverged[0], 4096) == (
+        "; training.batch_size=16 cannot be used: the loss is not finite"
+    )
 
 
 @pytest.mark.parametrize(
@@ -106,7 +123,20 @@ def test_the_rate_is_a_tenth_of_the_one_with_the_least_loss() -> None:
     assert choose_rate(rates[:100], losses[:100], test.steps) is not None
     assert choose_rate(rates, losses[::-1], test.steps) is None
     assert choose_rate(rates, [2.0] * test.steps, test.steps) is None
+    assert choose_rate(rates, [0.0] * test.steps, test.steps) is None
     assert choose_rate([], [], test.steps) is None
+
+
+@pytest.mark.parametrize("deviation", [0.02, 0.2])
+def test_noise_alone_gives_no_rate(deviation: float) -> None:
+    test = RateTest()
+    rates = [test.rate_at(step) for step in range(test.steps)]
+    random = Random(0)
+    found = [
+        choose_rate(rates, [2.3 + random.gauss(0.0, deviation) for _ in rates], test.steps) is not None
+        for _ in range(100)
+    ]
+    assert sum(found) <= 5
 
 
 def test_a_loss_diverges_at_four_times_its_minimum() -> None:

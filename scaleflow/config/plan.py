@@ -69,6 +69,10 @@ def check_plan(plan: Plan, may_submit: bool = False) -> None:
     key, the value and what would work.
     """
     check_rules(plan)
+    if plan.training.batch_size == "auto" and (plan.task is not None or plan.evaluator is not None):
+        raise ConfigError(
+            "training.batch_size=auto with TF_CONFIG: the trials before the run use this machine only; set a number"
+        )
     if plan.training.batch_size == "auto":  # every size that is tried is a multiple of the first one, or a divisor
         plan = set_batch_size(plan, first_batch_size(batch_multiple(plan), FIRST_BATCH_SIZE))
     check_averaged_weights(plan)
@@ -108,6 +112,10 @@ def check_trial(plan: Plan, trial: Trial) -> None:
         f"cluster={plan.cluster.name}": (
             plan.cluster.name != "local",
             "a trial runs on this machine; use cluster=local",
+        ),
+        "TF_CONFIG": (
+            plan.task is not None or plan.evaluator is not None,
+            "a trial runs on this machine; remove the environment variable",
         ),
         f"profiler={plan.profiler.name}": (bool(plan.profiler.windows), "a trial is not traced; use profiler=none"),
         "debug.fast=true": (plan.debug.fast, "a trial needs more than one step; leave it false"),
@@ -209,7 +217,8 @@ def make_batching(training: Training, replicas: int, is_resumed: bool = False) -
     ConfigError if `global_batch_size` is not divisible by replicas x `accumulate`.
     """
     if training.global_batch_size is None:
-        assert isinstance(training.batch_size, int), "a trial has replaced `auto`"
+        if training.batch_size == "auto":
+            raise ConfigError("training.batch_size=auto: this command needs a number, such as training.batch_size=32")
         return Batching(training.batch_size, training.accumulate, replicas)
     parts = replicas * training.accumulate
     size, remainder = divmod(training.global_batch_size, parts)

@@ -10,9 +10,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from scaleflow.config.plan import set_batch_size
+from omegaconf import OmegaConf
+
+from scaleflow.config.compose import resolve_config
+from scaleflow.config.folders import create_folder
+from scaleflow.errors import ConfigError
 from scaleflow.events import SettingFound
-from scaleflow.launcher.prepare import PreparedRun
+from scaleflow.launcher.prepare import PreparedRun, make_plan
 from scaleflow.trials import BatchSearch
 
 #: What is added to the name of the run's folder for that of the search.
@@ -20,8 +24,20 @@ SUFFIX = "-batch-size"
 
 
 def make_search(run: PreparedRun) -> PreparedRun:
-    """Returns the run that finds the batch size of another. Its folder is beside that run's."""
-    return replace(run, spec=replace(run.spec, trial=BatchSearch(), folder=name_search_folder(run.spec.folder)))
+    """Returns the run that finds the batch size of another. Its folder, which is made, is beside that run's.
+
+    Raises ConfigError if the folder cannot be made.
+    """
+    try:
+        folder = name_search_folder(run.spec.folder)
+        create_folder(folder)
+    except (OSError, ValueError) as error:  # no permission, a name that is too long, no name
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(
+            f"hydra.run.dir={run.spec.folder}: training.batch_size=auto needs a folder beside it, which cannot be made "
+            f"({why}); choose another folder"
+        ) from error
+    return replace(run, spec=replace(run.spec, trial=BatchSearch(), folder=folder))
 
 
 def name_search_folder(folder: Path) -> Path:
@@ -33,15 +49,16 @@ def name_search_folder(folder: Path) -> Path:
 def use_batch_size(run: PreparedRun, search: PreparedRun, found: SettingFound) -> PreparedRun:
     """Returns the run with the batch size that was found, which is the number in its config from now on.
 
-    Its tags say how it was found. Its folder gets a copy of the figures.
+    Its tags say how it was found. Its folder gets a copy of the figures. Raises ConfigError if keys that refer to the
+    batch size cannot work with the number.
     """
-    size = int(found.value)
     config = copy.deepcopy(run.config)
-    config["training"]["batch_size"] = size
+    config["training"]["batch_size"] = int(found.value)
+    before = run.spec.plan
+    plan = make_plan(resolve_config(OmegaConf.create(config)), before.choices, before.search)
     tags = {**run.spec.tags, "scaleflow.batch_size": f"auto: {found.word}, {found.reason}"}
     if run_id := search.spec.files.read_record().get("run_id"):
         tags["scaleflow.batch_size.run"] = run_id
     with contextlib.suppress(OSError):  # the search has them, too
         shutil.copyfile(search.spec.files.batch_sizes, run.spec.files.batch_sizes)
-    spec = replace(run.spec, plan=set_batch_size(run.spec.plan, size), tags=tags, started=time.time())
-    return replace(run, spec=spec, config=config)
+    return replace(run, spec=replace(run.spec, plan=plan, tags=tags, started=time.time()), config=config)

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from scaleflow.command import refuse as print_refusal
 from scaleflow.command import to_printable
 from scaleflow.config.compose import check_single_run
-from scaleflow.config.folders import create_folder, remove_created
+from scaleflow.config.folders import remove_created
 from scaleflow.config.hydra_config import check_folder_writable, composed_from_hydra, read_typed_overrides
 from scaleflow.errors import ConfigError
 from scaleflow.events import Event
@@ -105,6 +105,7 @@ def launch_run(
     sweep: SweepContext | None = None,
     refuse: Callable[[str], None] | None = None,
     adopts: bool = True,
+    stop: StopRequest | None = None,
 ) -> int:
     """Runs a prepared run, whose folder exists and can be written, from start to end. Returns the command's exit code.
 
@@ -115,6 +116,7 @@ def launch_run(
         sweep: the sweep, if the run is a job of one.
         refuse: receives the reason if there is no run; None: the terminal shows it.
         adopts: whether the run continues one that the environment names.
+        stop: receives the signals, if this command has caught them already.
     """
     spec = run.spec
     if spec.plan.training.batch_size == "auto" and spec.trial is None:
@@ -139,52 +141,59 @@ def launch_run(
             (refuse or display.print_error)(to_printable(str(mask_secrets(str(error)))))
             return REFUSED
         adopts = adopts and sweep is None and not run.resume_number
-        return supervise_run(replace(run, spec=spec), display, sweep, refuse or display.print_error, adopts)
+        recorder = make_recorder(spec, run.resume_number > 0, adopts)
+        stop = sweep.stop if sweep else stop
+        with catch_stop_signals() if stop is None else contextlib.nullcontext(stop) as stop:
+            monitor = RunMonitor(spec, recorder, display, stop, sweep.on_event if sweep else None)
+            return supervise_run(monitor, run.resume_number > 0, refuse or display.print_error)
 
 
 def launch_after_search(run: PreparedRun, refuse: Callable[[str], None] | None) -> int:
     """Finds the batch size in a run of its own, then runs the run with it. Returns the exit code of the command."""
-    search = make_search(run)
-    create_folder(search.spec.folder)
-    with start_fork_server() as server:
-        code = launch_run(share_server(search, server), refuse=refuse, adopts=False)
-        state = RunState.read(search.spec.folder)
-        if state.found is not None and code == 0:
-            return launch_run(share_server(use_batch_size(run, search, state.found), server), refuse=refuse)
+    say = refuse or display_for().print_error
+    with catch_stop_signals() as stop:
+        try:
+            check_unused(run.spec)
+            search = make_search(run)
+            with start_fork_server() as server:
+                code = launch_run(share_server(search, server), refuse=refuse, adopts=False, stop=stop)
+                state = RunState.read(search.spec.folder)
+                if state.found is not None and code == 0 and not stop.is_set():
+                    found = share_server(use_batch_size(run, search, state.found), server)
+                    return launch_run(found, refuse=refuse, stop=stop)
+        except ConfigError as error:
+            remove_created(run.spec.folder)
+            say(to_printable(str(mask_secrets(str(error)))))
+            return REFUSED
     remove_created(run.spec.folder)
     if state.is_ready:  # otherwise the reason is shown already
-        folder = os.path.relpath(search.spec.folder)
-        text = f"training.batch_size=auto: the search in {folder} ended as {state.status}: {state.error}"
-        (refuse or display_for().print_error)(to_printable(str(mask_secrets(text))))
-    return code
+        how = f"stopped by {stop.signal_name}" if stop.is_set() else f"{state.status}: {state.error}"
+        text = f"training.batch_size=auto: the search in {os.path.relpath(search.spec.folder)} ended as {how}"
+        say(to_printable(str(mask_secrets(text))))
+    return stop.exit_code if stop.is_set() else code
 
 
 def share_server(run: PreparedRun, server: str) -> PreparedRun:
     return replace(run, spec=replace(run.spec, server=server))
 
 
-def supervise_run(
-    run: PreparedRun, display: Display, sweep: SweepContext | None, refuse: Callable[[str], None], adopts: bool
-) -> int:
+def supervise_run(monitor: RunMonitor, is_resumed: bool, refuse: Callable[[str], None]) -> int:
     """Runs a run whose folder is locked; returns the exit code of the command."""
-    spec, is_resumed = run.spec, run.resume_number > 0
+    spec, recorder = monitor.spec, monitor.recorder
     for line in describe_part(spec, is_resumed):
-        display.print_line(line)
-    recorder = make_recorder(spec, is_resumed, adopts)
-    with contextlib.nullcontext(sweep.stop) if sweep else catch_stop_signals() as stop:
-        monitor = RunMonitor(spec, recorder, display, stop, sweep.on_event if sweep else None)
-        run_processes = InlineRun(monitor) if spec.plan.debug.inline else Supervisor(monitor, make_host(monitor))
-        code = run_processes.run()
-        if monitor.refusal is not None:
-            message, folder = str(mask_secrets(str(monitor.refusal))), os.path.relpath(spec.folder)
-            if step := monitor.state.step:
-                message += f"\nthe training until step {step} is in {folder}; "
-                message += f"run python -m scaleflow.sync {folder} to record it"
-            refuse(message)
-            discard_refused(monitor)
-            return REFUSED if recorder.refusal is not None else code
+        monitor.display.print_line(line)
+    run_processes = InlineRun(monitor) if spec.plan.debug.inline else Supervisor(monitor, make_host(monitor))
+    code = run_processes.run()
+    if monitor.refusal is None:
         finish_run(monitor)
         return code
+    message, folder = str(mask_secrets(str(monitor.refusal))), os.path.relpath(spec.folder)
+    if (step := monitor.state.step) and spec.trial is None:
+        message += f"\nthe training until step {step} is in {folder}; "
+        message += f"run python -m scaleflow.sync {folder} to record it"
+    refuse(message)
+    discard_refused(monitor)
+    return REFUSED if recorder.refusal is not None else code
 
 
 def make_host(monitor: RunMonitor) -> ProcessHost:
@@ -237,14 +246,19 @@ def write_configs(run: PreparedRun) -> None:
         lock.release()  # the worker takes it
         files.resume_overrides(run.resume_number).write_text(overrides)
         return
-    if RunState.read(files.path).is_ready:
-        folder = os.path.relpath(files.path)
+    check_unused(run.spec)
+    files.config.write_text(OmegaConf.to_yaml(OmegaConf.create(mask_secrets(run.config))))
+    files.overrides.write_text(overrides)
+
+
+def check_unused(spec: RunSpec) -> None:
+    """Raises ConfigError if the folder holds another run."""
+    if RunState.read(spec.folder).is_ready:
+        folder = os.path.relpath(spec.folder)
         raise ConfigError(
             f"hydra.run.dir={folder}: contains a run already; use resume={folder} to continue it, or choose another "
             "folder"
         )
-    files.config.write_text(OmegaConf.to_yaml(OmegaConf.create(mask_secrets(run.config))))
-    files.overrides.write_text(overrides)
 
 
 def finish_run(monitor: RunMonitor) -> None:

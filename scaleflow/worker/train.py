@@ -54,7 +54,7 @@ def train_run(spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> boo
             return True
         if spec.records:
             _lock = spec.files.take_write_lock()  # held until the process ends
-        emit = wrap_emit(spec, emit)
+        emit = wrap_emit(spec, emit) if spec.trial is None else emit
         startup_timer = make_startup_timer(spec)
         if spec.trial is not None:
             trial = make_trial(spec, emit, should_stop, startup_timer)
@@ -103,7 +103,8 @@ def wrap_emit(spec: RunSpec, emit: Emit) -> Emit:
 def run_trial(spec: RunSpec, trial: RateTrial | BatchSizeTrial, emit: Emit) -> bool:
     """Runs a trial that is ready, and reports its end. Returns False if it failed."""
     try:
-        trial.run()
+        with user_metrics(lambda name, value: None):  # user code may log during training
+            trial.run()
     except Exception as error:
         report_failure(spec, trial.setup.explain(error), emit, trial.setup)
         return False

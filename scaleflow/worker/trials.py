@@ -37,7 +37,9 @@ from scaleflow.trials import (
     fits_twice,
     most_batch_size,
     next_batch_size,
+    repeat_sizes,
     smooth_losses,
+    take_faster,
 )
 from scaleflow.worker.build import TrainingSetup, build_engine, build_training, prepare_data
 from scaleflow.worker.failures import is_out_of_memory
@@ -246,6 +248,8 @@ class BatchSizeTrial:
         # Keras numbers layers through a whole process, and patterns have to match those of each model.
         self._build: Callable[[], TrainingSetup] = model.keep_names(self._build_engine)
         self._built: TrainingSetup | None = None
+        self._stopped = False
+        self._has_measured = False
         self.setup = self._build()
         self._sync = make_sync(spec, self.setup, should_stop)
 
@@ -255,18 +259,15 @@ class BatchSizeTrial:
         self._built, self.setup = self.setup, drop_engine(self.setup)
         self._emit_built = ignore_event
         with self._watch:
-            while (size := next_batch_size(trials, self._multiple, self._most)) is not None:
-                self._emit(StageBegan(f"trying training.batch_size={size}"))
-                self._size = size
-                if (trial := self._try()) is None:
-                    self._emit(RunEnded("KILLED", f"stopped at training.batch_size={size}"))
-                    self._sync.leave()
-                    return
-                trials.append(trial)
-                if trial.rate is not None:
-                    values = {"find/examples_per_second": trial.rate, "find/host_mb": trial.host_mb}
-                    self._emit(MetricsLogged(size, values))
-        self._report(trials)
+            while not self._stopped and (size := next_batch_size(trials, self._multiple, self._most)) is not None:
+                trials += self._try(size, "trying")
+            for size in repeat_sizes(trials):
+                for again in self._try(size, "measuring again"):
+                    trials = take_faster(trials, again)
+        if self._stopped:
+            self._emit(RunEnded("KILLED", f"stopped at training.batch_size={self._size}"))
+        else:
+            self._report(trials)
         self._sync.leave()
 
     def _build_engine(self) -> TrainingSetup:
@@ -274,26 +275,48 @@ class BatchSizeTrial:
         data = self._data.divide(plan.training)
         return build_engine(plan, data, self._emit_built, self._timer)
 
-    def _try(self) -> BatchTrial | None:
-        """Measures the current size; returns None if the trial is asked to stop."""
+    def _try(self, size: int, verb: str) -> list[BatchTrial]:
+        """Measures a size, and reports it; returns nothing if the trial is asked to stop."""
+        if self._stopped:
+            return []
+        self._emit(StageBegan(f"{verb} training.batch_size={size}"))
+        self._size = size
+        trial: BatchTrial | None
+        try:
+            trial = self._measure_size()
+        except ConfigError as problem:  # all workers meet it
+            if not self._has_measured:
+                raise
+            trial = BatchTrial(size, None, problem=str(problem))
+        if trial is None:
+            return []
+        if trial.rate is not None:
+            self._has_measured = True
+            self._emit(MetricsLogged(size, {"find/examples_per_second": trial.rate, "find/host_mb": trial.host_mb}))
+        return [trial]
+
+    def _measure_size(self) -> BatchTrial | None:
+        """Measures the current size; returns None if the trial is asked to stop. A size that does not fit has no rate.
+
+        Raises ConfigError if nothing can be trained with the size.
+        """
         from scaleflow.dataset.cache import available_bytes
 
-        is_alone = count_synchronous_workers(self._spec.plan) == 1
+        workers = count_synchronous_workers(self._spec.plan)  # all of them are on this machine
         self._watch.start_again()
-        fits, rate = True, None
+        rate = None
         try:
             rate = self._measure()
         except Exception as error:
-            if not (is_alone and is_out_of_memory(error)):  # the others would wait for this worker for ever
+            if not (workers == 1 and is_out_of_memory(error)):  # the others would wait for this worker for ever
                 raise
-            fits = False
         finally:
             self._built = None
             gc.collect()
-        if fits and rate is None:
+        if self._stopped:
             return None
         peak, now = self._watch.peak, self._watch.measure()
-        may_double = self._sync.all(fits_twice(self._before, peak, now, available_bytes()))
+        may_double = self._sync.all(fits_twice(self._before, peak, now, available_bytes() / workers))
         return BatchTrial(self._size, rate, may_double, (peak - self._before) / (1 << 20))
 
     def _measure(self) -> float | None:
@@ -314,6 +337,7 @@ class BatchSizeTrial:
                 "training.batch_size=auto: the loss is not finite after a few steps; use a lower "
                 "optimizer.learning_rate"
             ) from None
+        self._stopped = host.stopped
         if host.stopped:
             return None
         examples = min(length.steps_per_epoch * feed.batching.global_size, feed.examples)  # without padding
