@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from scaleflow.errors import ConfigError, NotFinite, RunError
-from scaleflow.interfaces import Plan
+from scaleflow.interfaces import Plan, Snapshot
 from tests.training.fake_engine import ignore, to_pair
 
 #: 80 examples make 5 steps an epoch.
@@ -75,11 +75,18 @@ def course(
             calls[0] += seconds > 0
             return seconds, calls[0] == stop
 
+    class WaitingManager(checkpoint.CheckpointManager):
+        """Writes each checkpoint: where a run goes back to would depend on the disk otherwise."""
+
+        def save(self, snapshot: Snapshot, is_best: bool = False) -> None:
+            super().save(snapshot, is_best)
+            self.wait()
+
     built = build_training(plan, ignore)
     go_bad_once(built.engine, bad_after)
     break_once(built.engine, broken_after)
     emit = DeduplicatingEmitter(Path(folder, "events.jsonl"), lambda event: events.append(to_pair(event)))
-    keeper = checkpoint.CheckpointManager(plan.checkpoint, folder, emit)
+    keeper = WaitingManager(plan.checkpoint, folder, emit)
     session = training.Session(
         built.engine,
         plan.training,
