@@ -15,7 +15,7 @@ from scaleflow.events import Event, MetricsLogged, Note, StepsProfiled
 from scaleflow.profiler import analysis_process
 from scaleflow.profiler.paths import xplane_path
 from scaleflow.runs import RunSpec
-from tests.conftest import Command
+from tests.conftest import Command, make_once
 
 E = TypeVar("E", bound=Event)
 
@@ -49,11 +49,6 @@ def train_each(plans: dict[str, Any], folder: Path) -> dict[str, list[Event]]:
     return {name: train(plan, folder / name) for name, plan in plans.items()}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("profiles")
-
-
 RUNS: dict[str, tuple[str, ...]] = {
     "slow": (*TRACE, *INPUT_BOUND),
     "fast": (*TRACE, *COMPUTE_BOUND),
@@ -62,16 +57,19 @@ RUNS: dict[str, tuple[str, ...]] = {
     "short": (*TRACE, *ENDS_WITHIN),
 }
 
-_events: dict[str, list[Event]] = {}
-
 
 @pytest.fixture
-def runs(isolated: Callable[..., Any], plan: Callable[..., Any], folder: Path) -> dict[str, list[Event]]:
+def runs(
+    isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[Event]]:
     """The events of all runs, which share one process and one training each."""
-    if not _events:
+
+    def train_all(folder: Path) -> dict[str, list[Event]]:
         plans = {name: plan(*SHORT, "strategy=one_device", *words) for name, words in RUNS.items()}
-        _events.update(isolated(train_each, plans, folder))
-    return _events
+        events: dict[str, list[Event]] = isolated(train_each, plans, folder)
+        return events
+
+    return make_once(tmp_path_factory, "profiles", train_all)[1]
 
 
 def of_kind(kind: type[E], events: list[Event]) -> list[E]:
