@@ -7,7 +7,7 @@
 Type the words of the run after it, as for `python -m scaleflow`. The last lines have the word to add to them.
 
 lr: the learning rate rises from --low to --high, by the same factor at each step (Smith 2015, arXiv:1506.01186), until
-the loss diverges. The word is a tenth of the rate with the least smoothed loss.
+the loss diverges. The word is a tenth of the rate with the lowest smoothed loss.
 batch_size: the batch size doubles while it fits and gets faster. The word is the smallest that is nearly as fast as the
 fastest. `training.batch_size=auto` does that before a run.
 
@@ -31,7 +31,7 @@ from scaleflow.errors import ConfigError
 from scaleflow.trials import BatchSearch, RateTest, Trial
 
 #: The fewest steps of a test: fewer are too far apart.
-LEAST_STEPS = 20
+MIN_STEPS = 20
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         words, trial = list(typed.overrides), read_trial(typed)
         if isinstance(trial, BatchSearch):
-            check_batch_size_untyped(words)
+            refuse_typed_batch_size(words)
             words.append(f"{trial.key}=auto")
         return launch_config(compose_config(words, typed.config_dir), words, trial=trial)[0]
     except ConfigError as refusal:
@@ -76,12 +76,12 @@ def read_trial(typed: argparse.Namespace) -> Trial:
     test = RateTest(**options)
     if not 0 < test.low < test.high < float("inf"):
         raise ConfigError(f"--low {test.low:g} --high {test.high:g}: expected two rates above 0, the lower one first")
-    if not LEAST_STEPS <= test.steps <= 2**31 - 1:
-        raise ConfigError(f"--steps {test.steps}: expected at least {LEAST_STEPS}")
+    if not MIN_STEPS <= test.steps <= 2**31 - 1:
+        raise ConfigError(f"--steps {test.steps}: expected at least {MIN_STEPS}")
     return test
 
 
-def check_batch_size_untyped(words: Sequence[str]) -> None:
+def refuse_typed_batch_size(words: Sequence[str]) -> None:
     for word in words:
         if re.match(r"\+*training\.batch_size=(?!auto$)", word):
             raise ConfigError(f"{word}: this command looks for it; leave it out")

@@ -17,11 +17,11 @@ STEPS_PER_EPOCH = 8
 #: A batch size is fast enough if its examples/s are at least this share of the fastest.
 FAST_ENOUGH = 0.97
 
-#: Sizes with at least this share of the fastest are measured again: other work on the machine slows some trials.
+#: Sizes with at least this share of the fastest are measured again: other work on the machine slows some measurements.
 CLOSE = 0.85
 
 #: The search ends after so many doublings in a row that are not faster than what was measured before.
-VAIN_DOUBLINGS = 2
+DOUBLINGS_WITHOUT_GAIN = 2
 
 #: The next batch size is tried only if twice the memory of this one is within this share of what can be had.
 MEMORY_SHARE = 0.8
@@ -36,8 +36,8 @@ MOMENTUM = 0.9
 MARGIN = 10.0
 
 #: The smoothed loss has to fall by this share at least, and by so many standard errors of a smoothed loss.
-LEAST_FALL = 0.01
-LEAST_ERRORS = 4.0
+MIN_FALL = 0.01
+MIN_ERRORS = 4.0
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def to_params(trial: Trial, params: Mapping[str, str]) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class BatchTrial:
+class BatchMeasurement:
     """What was measured with a batch size.
 
     Attributes:
@@ -115,7 +115,7 @@ class BatchTrial:
     problem: str = ""
 
 
-def first_batch_size(multiple: int, most: int) -> int:
+def choose_first_size(multiple: int, most: int) -> int:
     """Returns the first size to try: `multiple` times a power of two, at least 8 unless `most` is less."""
     size = multiple
     while size < FIRST_BATCH_SIZE and 2 * size <= most:
@@ -123,7 +123,7 @@ def first_batch_size(multiple: int, most: int) -> int:
     return size
 
 
-def most_batch_size(examples: int, parts: int, steps_per_epoch: int | None) -> int:
+def limit_batch_size(examples: int, parts: int, steps_per_epoch: int | None) -> int:
     """Returns the largest size to try, so that an epoch of `examples` has enough steps.
 
     Args:
@@ -134,38 +134,42 @@ def most_batch_size(examples: int, parts: int, steps_per_epoch: int | None) -> i
     return max(1, examples // (parts * max(STEPS_PER_EPOCH, steps_per_epoch or 1)))
 
 
-def next_batch_size(trials: Sequence[BatchTrial], multiple: int, most: int) -> int | None:
-    """Returns the size to try after these trials, which are in the order in which they were made; None: no further.
+def choose_next_size(measurements: Sequence[BatchMeasurement], multiple: int, most: int) -> int | None:
+    """Returns the size to try after these measurements, in the order in which they were made; None: no further.
 
     Sizes double. If not even the first one fits, they are halved.
     """
-    if not trials:
-        return first_batch_size(multiple, most)
-    last = trials[-1]
+    if not measurements:
+        return choose_first_size(multiple, most)
+    last = measurements[-1]
     if last.rate is None:
-        has_fit = any(trial.rate is not None for trial in trials)
+        has_fit = any(measurement.rate is not None for measurement in measurements)
         return last.batch_size // 2 if not has_fit and last.batch_size > multiple else None
-    rates = [trial.rate for trial in trials if trial.rate is not None]
-    earlier, latest = rates[:-VAIN_DOUBLINGS], rates[-VAIN_DOUBLINGS:]
-    is_vain = bool(earlier) and max(latest) * FAST_ENOUGH <= max(earlier)
-    is_shrinking = len(rates) < len(trials)
-    if is_vain or is_shrinking or not last.may_double or 2 * last.batch_size > most:
+    rates = [measurement.rate for measurement in measurements if measurement.rate is not None]
+    earlier, latest = rates[:-DOUBLINGS_WITHOUT_GAIN], rates[-DOUBLINGS_WITHOUT_GAIN:]
+    is_no_faster = bool(earlier) and max(latest) * FAST_ENOUGH <= max(earlier)
+    is_shrinking = len(rates) < len(measurements)
+    if is_no_faster or is_shrinking or not last.may_double or 2 * last.batch_size > most:
         return None
     return 2 * last.batch_size
 
 
-def repeat_sizes(trials: Sequence[BatchTrial]) -> list[int]:
+def repeat_sizes(measurements: Sequence[BatchMeasurement]) -> list[int]:
     """Returns the sizes to measure again, in this order: the close ones, twice; none if one is far ahead."""
-    best = max((trial.rate or 0.0 for trial in trials), default=0.0)
-    close = [trial.batch_size for trial in trials if trial.rate is not None and trial.rate >= CLOSE * best]
+    best = max((measurement.rate or 0.0 for measurement in measurements), default=0.0)
+    close = [
+        measurement.batch_size
+        for measurement in measurements
+        if measurement.rate is not None and measurement.rate >= CLOSE * best
+    ]
     return [*reversed(close), *close] if len(close) > 1 else []
 
 
-def take_faster(trials: Sequence[BatchTrial], again: BatchTrial) -> list[BatchTrial]:
-    """Returns the trials with the faster measurement of a size: what disturbs one only makes it slower."""
+def take_faster(measurements: Sequence[BatchMeasurement], again: BatchMeasurement) -> list[BatchMeasurement]:
+    """Returns the measurements with the faster measurement of a size: what disturbs one only makes it slower."""
     return [
         again if each.batch_size == again.batch_size and (again.rate or 0.0) > (each.rate or 0.0) else each
-        for each in trials
+        for each in measurements
     ]
 
 
@@ -173,17 +177,17 @@ def fits_twice(before: float, peak: float, now: float, available: float) -> bool
     """Returns whether twice a batch will fit into the host's memory, if it needs twice the memory of this one.
 
     Args:
-        before: bytes of the process before the first trial.
+        before: bytes of the process before the first measurement.
         peak, now: its bytes at most during this one, and after it.
         available: bytes that it may still get.
     """
     return 2 * (peak - before) - (now - before) <= MEMORY_SHARE * available
 
 
-def explain_end(trials: Sequence[BatchTrial], chosen: BatchTrial, most: int) -> str:
+def explain_end(measurements: Sequence[BatchMeasurement], chosen: BatchMeasurement, most: int) -> str:
     """Returns why no larger batch was tried, if the chosen one is the largest that fits; empty otherwise."""
-    larger = [trial for trial in trials if trial.batch_size > chosen.batch_size]
-    if any(trial.rate is not None for trial in larger):
+    larger = [measurement for measurement in measurements if measurement.batch_size > chosen.batch_size]
+    if any(measurement.rate is not None for measurement in larger):
         return ""
     if larger and larger[0].problem:
         return f"; training.batch_size={larger[0].batch_size} cannot be used: {larger[0].problem}"
@@ -192,9 +196,9 @@ def explain_end(trials: Sequence[BatchTrial], chosen: BatchTrial, most: int) -> 
     return "; with twice that, an epoch would have too few steps" if 2 * chosen.batch_size > most else ""
 
 
-def choose_batch_size(trials: Sequence[BatchTrial]) -> tuple[BatchTrial, str] | None:
+def choose_batch_size(measurements: Sequence[BatchMeasurement]) -> tuple[BatchMeasurement, str] | None:
     """Returns the smallest batch size that is fast enough, and why; None if no batch fits."""
-    measured = [(trial, trial.rate) for trial in trials if trial.rate is not None]
+    measured = [(measurement, measurement.rate) for measurement in measurements if measurement.rate is not None]
     if not measured:
         return None
     fastest, best = max(measured, key=lambda each: each[1])
@@ -243,7 +247,7 @@ def smooth_losses(losses: Sequence[float], steps: int) -> list[float]:
 
 
 def choose_rate(rates: Sequence[float], losses: Sequence[float], steps: int) -> tuple[float, str] | None:
-    """Chooses a learning rate: a tenth of the rate at which the smoothed loss is least.
+    """Chooses a learning rate: a tenth of the rate at which the smoothed loss is lowest.
 
     Args:
         rates: the rate of each step, rising.
@@ -263,10 +267,10 @@ def choose_rate(rates: Sequence[float], losses: Sequence[float], steps: int) -> 
     differences = [after - before for before, after in itertools.pairwise(losses[: at + 1])]
     deviation = math.sqrt(math.fsum(each * each for each in differences) / len(differences) / 2)
     error = deviation / math.sqrt(2 * reach + 1)
-    if start - smoothed[at] < max(LEAST_FALL * abs(start), LEAST_ERRORS * error):
+    if start - smoothed[at] < max(MIN_FALL * abs(start), MIN_ERRORS * error):
         return None
     rate = float(f"{rates[at] / MARGIN:.1e}")
-    reason = f"a tenth of the rate with the least smoothed loss, {rates[at]:.2g}"
+    reason = f"a tenth of the rate with the lowest smoothed loss, {rates[at]:.2g}"
     if len(rates) == steps and at == inner[-1]:
         reason += "; the loss still fell at the highest rate, so --high may be higher"
     return rate, reason

@@ -13,7 +13,9 @@ from omegaconf import OmegaConf
 
 from scaleflow import find
 from scaleflow.cli import main
+from scaleflow.runs import RunFolder, RunState
 from tests.conftest import Command
+from tests.launcher.test_supervisor import wait_for
 
 LR, BATCH_SIZE = "lr", "batch_size"
 
@@ -165,3 +167,16 @@ def test_every_strategy_finds_both(words: tuple[str, ...], command: Command) -> 
     assert int(size) > 0
     if "strategy=pipeline" in words:
         assert int(size) % 3 == 0
+
+
+@pytest.mark.slow  # a further search
+def test_a_signal_during_the_search_ends_the_command(command: Command) -> None:
+    search = RunFolder(command.folder / "run-batch-size")
+    with command.start("training.batch_size=auto", "tracking=none", "hydra.run.dir=run") as process:
+        wait_for(lambda: search.events.exists() and b"trying training.batch_size=16" in search.events.read_bytes())
+        process.terminate()
+        out, err = process.communicate(timeout=120)
+    assert process.wait() == 143, out + err
+    assert "training.batch_size=auto: the search in run-batch-size ended as stopped by SIGTERM" in err
+    assert RunState.read(search.path).status == "KILLED"
+    assert not (command.folder / "run").exists()

@@ -9,29 +9,29 @@ from random import Random
 import pytest
 
 from scaleflow.trials import (
-    BatchTrial,
+    BatchMeasurement,
     Divergence,
     RateTest,
     choose_batch_size,
+    choose_next_size,
     choose_rate,
     explain_end,
     fits_twice,
-    most_batch_size,
-    next_batch_size,
+    limit_batch_size,
     repeat_sizes,
     take_faster,
 )
 
 
-def search(rate_of: Callable[[int], float | None], most: int, multiple: int = 1) -> list[BatchTrial]:
-    trials: list[BatchTrial] = []
-    while (size := next_batch_size(trials, multiple, most)) is not None:
-        trials.append(BatchTrial(size, rate_of(size)))
+def search(rate_of: Callable[[int], float | None], most: int, multiple: int = 1) -> list[BatchMeasurement]:
+    trials: list[BatchMeasurement] = []
+    while (size := choose_next_size(trials, multiple, most)) is not None:
+        trials.append(BatchMeasurement(size, rate_of(size)))
         assert len(trials) < 20
     return trials
 
 
-def sizes(trials: list[BatchTrial]) -> list[int]:
+def sizes(trials: list[BatchMeasurement]) -> list[int]:
     return [trial.batch_size for trial in trials]
 
 
@@ -46,23 +46,33 @@ def test_one_slow_measurement_does_not_end_the_search() -> None:
     trials = search(lambda size: 100.0 if size == 32 else min(size, 512), most=4096)
     assert sizes(trials)[-1] == 2048
     chosen, _ = choose_batch_size(trials) or (None, "")
-    assert chosen == BatchTrial(512, 512)
+    assert chosen == BatchMeasurement(512, 512)
 
 
 def test_the_smallest_that_is_nearly_as_fast_is_chosen() -> None:
-    trials = [BatchTrial(8, 50.0), BatchTrial(16, 98.0), BatchTrial(32, 100.0), BatchTrial(64, 96.0)]
+    trials = [
+        BatchMeasurement(8, 50.0),
+        BatchMeasurement(16, 98.0),
+        BatchMeasurement(32, 100.0),
+        BatchMeasurement(64, 96.0),
+    ]
     chosen, reason = choose_batch_size(trials) or (None, "")
     assert chosen == trials[1]
     assert reason == "the smallest of 4 that is fast enough: 98 examples/s, 98% of the fastest, 32"
 
 
 def test_close_sizes_are_measured_again_and_the_faster_result_counts() -> None:
-    trials = [BatchTrial(8, 50.0), BatchTrial(16, 90.0), BatchTrial(32, 100.0), BatchTrial(64, None)]
+    trials = [
+        BatchMeasurement(8, 50.0),
+        BatchMeasurement(16, 90.0),
+        BatchMeasurement(32, 100.0),
+        BatchMeasurement(64, None),
+    ]
     assert repeat_sizes(trials) == [32, 16, 16, 32]
     assert repeat_sizes(trials[:2]) == []
-    faster = take_faster(trials, BatchTrial(16, 110.0))
+    faster = take_faster(trials, BatchMeasurement(16, 110.0))
     assert [trial.rate for trial in faster] == [50.0, 110.0, 100.0, None]
-    assert take_faster(faster, BatchTrial(32, 99.0)) == faster
+    assert take_faster(faster, BatchMeasurement(32, 99.0)) == faster
 
 
 def test_a_batch_that_does_not_fit_ends_the_search() -> None:
@@ -73,10 +83,10 @@ def test_a_batch_that_does_not_fit_ends_the_search() -> None:
     assert sizes(smaller) == [8, 4, 2]
     assert choose_batch_size(smaller) == (smaller[2], "the fastest of 1, 2 examples/s")
     assert sizes(search(lambda size: None, most=4096)) == [8, 4, 2, 1]
-    assert choose_batch_size([BatchTrial(1, None)]) is None
-    assert next_batch_size([BatchTrial(8, 1.0, may_double=False)], 1, 4096) is None
-    diverged = [BatchTrial(8, 1.0), BatchTrial(16, None, problem="the loss is not finite")]
-    assert next_batch_size(diverged, 1, 4096) is None
+    assert choose_batch_size([BatchMeasurement(1, None)]) is None
+    assert choose_next_size([BatchMeasurement(8, 1.0, may_double=False)], 1, 4096) is None
+    diverged = [BatchMeasurement(8, 1.0), BatchMeasurement(16, None, problem="the loss is not finite")]
+    assert choose_next_size(diverged, 1, 4096) is None
     assert explain_end(diverged, diverged[0], 4096) == (
         "; training.batch_size=16 cannot be used: the loss is not finite"
     )
@@ -92,9 +102,9 @@ def test_sizes_are_multiples_within_the_limit(multiple: int, most: int, expected
 
 
 def test_an_epoch_keeps_its_steps() -> None:
-    assert most_batch_size(1293, 1, None) == 161
-    assert most_batch_size(1293, 4, 100) == 3
-    assert most_batch_size(5, 4, None) == 1
+    assert limit_batch_size(1293, 1, None) == 161
+    assert limit_batch_size(1293, 4, 100) == 3
+    assert limit_batch_size(5, 4, None) == 1
 
 
 def test_memory_is_left_for_twice_the_batch() -> None:

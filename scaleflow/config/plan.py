@@ -18,7 +18,7 @@ from scaleflow.config.trust import check_targets
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Batching, Plan, Strategy, Training
 from scaleflow.object_store import is_store_address, split_address
-from scaleflow.trials import FIRST_BATCH_SIZE, RateTest, Trial, first_batch_size
+from scaleflow.trials import FIRST_BATCH_SIZE, RateTest, Trial, choose_first_size
 
 
 def parse_plan(config: Mapping[str, Any], choices: Mapping[str, str], search: Sequence[str] = ()) -> Plan:
@@ -74,7 +74,7 @@ def check_plan(plan: Plan, may_submit: bool = False) -> None:
             "training.batch_size=auto with TF_CONFIG: the trials before the run use this machine only; set a number"
         )
     if plan.training.batch_size == "auto":  # every size that is tried is a multiple of the first one, or a divisor
-        plan = set_batch_size(plan, first_batch_size(batch_multiple(plan), FIRST_BATCH_SIZE))
+        plan = set_batch_size(plan, choose_first_size(find_batch_multiple(plan), FIRST_BATCH_SIZE))
     check_averaged_weights(plan)
     check_checkpoint_address(plan.checkpoint.folder)
     if plan.strategy.name == "pipeline":
@@ -96,7 +96,7 @@ def set_batch_size(plan: Plan, size: int) -> Plan:
     return dataclasses.replace(plan, training=typed, config={**plan.config, "training": training})
 
 
-def batch_multiple(plan: Plan) -> int:
+def find_batch_multiple(plan: Plan) -> int:
     """Returns the number by which `training.batch_size` has to be divisible."""
     return plan.strategy.micro_batches if plan.strategy.name == "pipeline" else 1
 

@@ -153,7 +153,7 @@ def launch_after_search(run: PreparedRun, refuse: Callable[[str], None] | None) 
     say = refuse or display_for().print_error
     with catch_stop_signals() as stop:
         try:
-            check_unused(run.spec)
+            refuse_used_folder(run.spec)
             search = make_search(run)
             with start_fork_server() as server:
                 code = launch_run(share_server(search, server), refuse=refuse, adopts=False, stop=stop)
@@ -246,12 +246,12 @@ def write_configs(run: PreparedRun) -> None:
         lock.release()  # the worker takes it
         files.resume_overrides(run.resume_number).write_text(overrides)
         return
-    check_unused(run.spec)
+    refuse_used_folder(run.spec)
     files.config.write_text(OmegaConf.to_yaml(OmegaConf.create(mask_secrets(run.config))))
     files.overrides.write_text(overrides)
 
 
-def check_unused(spec: RunSpec) -> None:
+def refuse_used_folder(spec: RunSpec) -> None:
     """Raises ConfigError if the folder holds another run."""
     if RunState.read(spec.folder).is_ready:
         folder = os.path.relpath(spec.folder)

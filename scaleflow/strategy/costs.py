@@ -37,7 +37,7 @@ def estimate_costs(layers: Sequence[Any], positions: Sequence[int], examples: in
     costs = []
     has_trained = False  # an earlier call has trained weights
     for layer, count, updated in zip(layers, positions, count_parameters(layers, only_trained=True), strict=True):
-        products = sum(math.prod(w.shape) * (1 + has_trained + w.trainable) for w in list_multiplied(layer))
+        products = sum(math.prod(w.shape) * (1 + has_trained + w.trainable) for w in list_matrices(layer))
         costs.append(OPERATIONS * examples * count * products + UPDATE * updated)
         has_trained = has_trained or any(w.trainable for w in list_weights(layer))
     return costs
@@ -48,7 +48,7 @@ def list_weights(layer: Any) -> list[Any]:
     return list(layer.weights) if isinstance(layer, keras.layers.Layer) else []
 
 
-def list_multiplied(layer: Any) -> list[Any]:
+def list_matrices(layer: Any) -> list[Any]:
     """Returns the weights that a layer multiplies something with: all matrices but the tables of embeddings."""
     if not isinstance(layer, keras.layers.Layer):
         return []

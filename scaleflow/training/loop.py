@@ -117,7 +117,7 @@ class Loop(Engine):
         sums, bad = self._take(feed, opened, epoch, first, steps)
         if bad != NEVER:
             raise NotFinite(done + bad - first + 1)
-        self.last_loss = self._metric_sums.mean_loss(sums)
+        self.last_loss = self._metric_sums.compute_mean_loss(sums)
         self._epoch += sums
         return self._metric_sums.means(self._epoch, min((first + steps) * feed.batching.global_size, feed.examples))
 

@@ -67,14 +67,14 @@ class MetricSums:
         if count != expected:
             raise RunError(f"the dataset yielded {count} examples, but its source promised {expected}")
         total = float(sums[-1] if self._is_weighted else sums[0])
-        values = [self.mean_loss(sums)]
+        values = [self.compute_mean_loss(sums)]
         first = 2
         for measure in self._measures:
             values.extend(measure.finish(sums[first : first + measure.size], total))
             first += measure.size
         return dict(zip(self.names, values, strict=True))
 
-    def mean_loss(self, sums: np.ndarray[Any, Any]) -> float:
+    def compute_mean_loss(self, sums: np.ndarray[Any, Any]) -> float:
         """Returns the mean loss of the examples of sums [size]; NaN if there are none."""
         total = float(sums[-1] if self._is_weighted else sums[0])
         return float(sums[1]) / total if total else float("nan")

@@ -21,22 +21,22 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from scaleflow.cluster.members import count_synchronous_workers
-from scaleflow.config.plan import batch_multiple, set_batch_size
+from scaleflow.config.plan import find_batch_multiple, set_batch_size
 from scaleflow.errors import ConfigError, NotFinite
 from scaleflow.events import Emit, Event, MetricsLogged, RunEnded, SettingFound, StageBegan
 from scaleflow.runs import RunSpec
 from scaleflow.trials import (
+    BatchMeasurement,
     BatchSearch,
-    BatchTrial,
     Divergence,
     RateTest,
     choose_batch_size,
+    choose_first_size,
+    choose_next_size,
     choose_rate,
     explain_end,
-    first_batch_size,
     fits_twice,
-    most_batch_size,
-    next_batch_size,
+    limit_batch_size,
     repeat_sizes,
     smooth_losses,
     take_faster,
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 CALL_SECONDS = 0.25
 
 #: A batch size is measured for so many seconds and calls, or for the longest time.
-LEAST_SECONDS, LEAST_CALLS, MOST_SECONDS = 1.0, 5, 10.0
+MIN_SECONDS, MIN_CALLS, MAX_SECONDS = 1.0, 5, 10.0
 
 #: A trial ends before so many epochs.
 MANY_EPOCHS = 1_000_000
@@ -219,10 +219,10 @@ class SpeedHost(TrialHost):
         self._steps = max(1, min(int(CALL_SECONDS * steps / max(seconds, 1e-6)), 64 * steps))
         if seconds >= CALL_SECONDS / 2 or steps in (self._fixed, self.steps_per_epoch):
             self._measured.append(seconds / steps)
-        if self._seconds >= MOST_SECONDS:
+        if self._seconds >= MAX_SECONDS:
             self._measured = self._measured or [seconds / steps]
             return True
-        return len(self._measured) >= LEAST_CALLS and self._seconds >= LEAST_SECONDS
+        return len(self._measured) >= MIN_CALLS and self._seconds >= MIN_SECONDS
 
 
 class BatchSizeTrial:
@@ -236,15 +236,15 @@ class BatchSizeTrial:
 
         self._spec, self._emit, self._timer = spec, emit, startup_timer
         self._emit_built = emit  # the notes of the first engine are those of all
-        self._multiple = batch_multiple(spec.plan)
-        first = set_batch_size(spec.plan, first_batch_size(self._multiple, sys.maxsize))
+        self._multiple = find_batch_multiple(spec.plan)
+        first = set_batch_size(spec.plan, choose_first_size(self._multiple, sys.maxsize))
         self._data = prepare_data(first, emit, startup_timer)
         parts = self._data.runtime.batching.replicas * spec.plan.training.accumulate
         examples = len(self._data.splits.train)
-        self._most = most_batch_size(examples, parts, spec.plan.training.steps_per_epoch)
+        self._largest = limit_batch_size(examples, parts, spec.plan.training.steps_per_epoch)
         self._watch = MemoryWatch()
         self._before = self._watch.measure()
-        self._size = first_batch_size(self._multiple, self._most)
+        self._size = choose_first_size(self._multiple, self._largest)
         # Keras numbers layers through a whole process, and patterns have to match those of each model.
         self._build: Callable[[], TrainingSetup] = model.keep_names(self._build_engine)
         self._built: TrainingSetup | None = None
@@ -255,19 +255,22 @@ class BatchSizeTrial:
 
     def run(self) -> None:
         """Tries the sizes, and reports the one that is found and the end of the run."""
-        trials: list[BatchTrial] = []
+        measurements: list[BatchMeasurement] = []
         self._built, self.setup = self.setup, drop_engine(self.setup)
         self._emit_built = ignore_event
         with self._watch:
-            while not self._stopped and (size := next_batch_size(trials, self._multiple, self._most)) is not None:
-                trials += self._try(size, "trying")
-            for size in repeat_sizes(trials):
+            while (
+                not self._stopped
+                and (size := choose_next_size(measurements, self._multiple, self._largest)) is not None
+            ):
+                measurements += self._try(size, "trying")
+            for size in repeat_sizes(measurements):
                 for again in self._try(size, "measuring again"):
-                    trials = take_faster(trials, again)
+                    measurements = take_faster(measurements, again)
         if self._stopped:
             self._emit(RunEnded("KILLED", f"stopped at training.batch_size={self._size}"))
         else:
-            self._report(trials)
+            self._report(measurements)
         self._sync.leave()
 
     def _build_engine(self) -> TrainingSetup:
@@ -275,27 +278,29 @@ class BatchSizeTrial:
         data = self._data.divide(plan.training)
         return build_engine(plan, data, self._emit_built, self._timer)
 
-    def _try(self, size: int, verb: str) -> list[BatchTrial]:
+    def _try(self, size: int, verb: str) -> list[BatchMeasurement]:
         """Measures a size, and reports it; returns nothing if the trial is asked to stop."""
         if self._stopped:
             return []
         self._emit(StageBegan(f"{verb} training.batch_size={size}"))
         self._size = size
-        trial: BatchTrial | None
+        measurement: BatchMeasurement | None
         try:
-            trial = self._measure_size()
+            measurement = self._measure_size()
         except ConfigError as problem:  # all workers meet it
             if not self._has_measured:
                 raise
-            trial = BatchTrial(size, None, problem=str(problem))
-        if trial is None:
+            measurement = BatchMeasurement(size, None, problem=str(problem))
+        if measurement is None:
             return []
-        if trial.rate is not None:
+        if measurement.rate is not None:
             self._has_measured = True
-            self._emit(MetricsLogged(size, {"find/examples_per_second": trial.rate, "find/host_mb": trial.host_mb}))
-        return [trial]
+            self._emit(
+                MetricsLogged(size, {"find/examples_per_second": measurement.rate, "find/host_mb": measurement.host_mb})
+            )
+        return [measurement]
 
-    def _measure_size(self) -> BatchTrial | None:
+    def _measure_size(self) -> BatchMeasurement | None:
         """Measures the current size; returns None if the trial is asked to stop. A size that does not fit has no rate.
 
         Raises ConfigError if nothing can be trained with the size.
@@ -317,7 +322,7 @@ class BatchSizeTrial:
             return None
         peak, now = self._watch.peak, self._watch.measure()
         may_double = self._sync.all(fits_twice(self._before, peak, now, available_bytes() / workers))
-        return BatchTrial(self._size, rate, may_double, (peak - self._before) / (1 << 20))
+        return BatchMeasurement(self._size, rate, may_double, (peak - self._before) / (1 << 20))
 
     def _measure(self) -> float | None:
         """Returns the examples per second of an epoch with the current size; None if the trial is asked to stop."""
@@ -343,17 +348,19 @@ class BatchSizeTrial:
         examples = min(length.steps_per_epoch * feed.batching.global_size, feed.examples)  # without padding
         return examples / (length.steps_per_epoch * host.step_seconds)
 
-    def _report(self, trials: Sequence[BatchTrial]) -> None:
-        found = choose_batch_size(trials)
+    def _report(self, measurements: Sequence[BatchMeasurement]) -> None:
+        found = choose_batch_size(measurements)
         if found is None:
-            self._emit(RunEnded("FAILED", f"no batch fits, not even training.batch_size={trials[-1].batch_size}"))
+            self._emit(RunEnded("FAILED", f"no batch fits, not even training.batch_size={measurements[-1].batch_size}"))
             return
         path = self._spec.files.batch_sizes
         if self._spec.records:
-            rows = [(trial.batch_size, trial.rate or "", trial.host_mb) for trial in trials]
+            rows = [
+                (measurement.batch_size, measurement.rate or "", measurement.host_mb) for measurement in measurements
+            ]
             write_table(path, ("batch_size", "examples_per_second", "host_mb"), sorted(rows))
         chosen, reason = found
-        reason += explain_end(trials, chosen, self._most)
+        reason += explain_end(measurements, chosen, self._largest)
         self._emit(SettingFound(BatchSearch.key, chosen.batch_size, reason, str(path)))
         self._emit(RunEnded("FINISHED"))
 

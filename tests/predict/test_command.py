@@ -51,7 +51,8 @@ class Trained:
         ended = self.command.python("-m", "scaleflow.predict", run, "--input", table, "--output", output, *words)
         assert ended.returncode == code, ended.stderr
         path = self.folder / output
-        assert not list((path if code == 0 and path.is_dir() else path.parent).glob(".*.part"))
+        names = ".*.part" if code == 0 and path.is_dir() else f".{path.name}*.part"  # others may write next to it
+        assert not list((path if code == 0 and path.is_dir() else path.parent).glob(names))
         return ended.stderr
 
     def read(self, output: str) -> dict[str, list[Any]]:
