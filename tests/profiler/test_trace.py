@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -60,16 +62,24 @@ RUNS: dict[str, tuple[str, ...]] = {
 
 @pytest.fixture
 def runs(
-    isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+    isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> dict[str, list[Event]]:
-    """The events of all runs, which share one process and one training each."""
+    """The events of all runs, which share one process and one training each; the test has a copy of the files."""
 
     def train_all(folder: Path) -> dict[str, list[Event]]:
         plans = {name: plan(*SHORT, "strategy=one_device", *words) for name, words in RUNS.items()}
         events: dict[str, list[Event]] = isolated(train_each, plans, folder)
         return events
 
-    return make_once(tmp_path_factory, "profiles", train_all)[1]
+    folder, made = make_once(tmp_path_factory, "profiles", train_all)
+    copied = shutil.copytree(folder, tmp_path / "profiles")
+
+    def move(event: Event) -> Event:
+        if not isinstance(event, StepsProfiled):
+            return event
+        return dataclasses.replace(event, folder=str(copied / Path(event.folder).relative_to(folder)))
+
+    return {name: [move(event) for event in events] for name, events in made.items()}
 
 
 def of_kind(kind: type[E], events: list[Event]) -> list[E]:

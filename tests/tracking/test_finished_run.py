@@ -264,6 +264,7 @@ def test_a_secret_is_nowhere(finished: tuple[Command, Any]) -> None:
     assert "ValueError: no login with **** at https://****@host" in refused.stderr
     own = command.folder / "own"
     files = [p for p in command.folder.rglob("*") if p.is_file() and own not in p.parents]
+    files = [p for p in files if not p.name.startswith("mlflow.db-")]  # SQLite's journals of other tests come and go
     assert len(files) > 10
     assert (command.folder / "refused" / "worker-0.log") in files
     assert [str(p.relative_to(command.folder)) for p in files if b"planted" in p.read_bytes()] == []
