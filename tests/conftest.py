@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import pickle
@@ -19,8 +18,6 @@ import pytest
 from filelock import FileLock
 from hydra import compose as hydra_compose
 from hydra import initialize_config_module
-from hydra._internal.sources_registry import SourcesRegistry
-from hydra.core.plugins import Plugins
 from omegaconf import OmegaConf
 
 from scaleflow.cluster.kubernetes import INDEX, JOB, PODS
@@ -30,7 +27,16 @@ from scaleflow.interfaces import Plan
 from scaleflow.launcher.prepare import make_plan
 from scaleflow.launcher.worker_process import SERVER_ENV
 from tests.object_store import serve_store
-from tests.processes import ADDRESS, SESSION, CommandProcess, call, empty_store_of, run_server, server
+from tests.processes import (
+    ADDRESS,
+    SESSION,
+    CommandProcess,
+    call,
+    empty_store_of,
+    keep_config_files,
+    run_server,
+    server,
+)
 from tests.tiers import mark_slow_cases
 
 T = TypeVar("T")
@@ -43,6 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """One server for all of pytest's workers; they find it by the environment."""
+    keep_config_files()
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
         os.environ[ADDRESS] = SESSION.enter_context(run_server())
 
@@ -86,25 +93,6 @@ def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
     for path in folder.glob("[!p]*"):  # pymp-*: multiprocessing takes that away at exit
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def config_files_read_once() -> Iterator[None]:
-    """Reading the YAML files of `conf/` takes half of the time in which Hydra composes a config."""
-    Plugins.instance()  # imports each source's module a second time, so its class is only found like this:
-    source_class = SourcesRegistry.instance().resolve("pkg")
-    read = source_class.load_config
-    known: dict[tuple[str, str], Any] = {}
-
-    def load_config(source: Any, config_path: str) -> Any:
-        key = source.path, config_path
-        if key not in known:
-            known[key] = read(source, config_path)
-        return copy.deepcopy(known[key])
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(source_class, "load_config", load_config)
-        yield
 
 
 @pytest.fixture(autouse=True)

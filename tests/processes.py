@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import copy
 import functools
+import importlib
 import json
 import os
 import pickle
@@ -38,6 +40,23 @@ ADDRESS = "SCALEFLOW_TEST_SERVER"
 
 #: The environment of a command that makes the tables of its store itself.
 NEW_STORE = {"SCALEFLOW_TEST_NEW_STORE": "1"}
+
+#: What a short run imports besides TensorFlow.
+COMMAND_MODULES = (
+    "alembic.command",
+    "matplotlib.backends.backend_agg",
+    "mlflow.pyfunc",
+    "scaleflow.cli",
+    "scaleflow.dataset.digits",
+    "scaleflow.launcher.launch",
+    "scaleflow.model.mlp",
+    "scaleflow.objective",
+    "scaleflow.tracking.mlflow_model",
+    "scaleflow.tracking.plot",
+    "scaleflow.worker.main",
+    "scaleflow.worker.train",
+    "sqlalchemy.dialects.sqlite",
+)
 
 #: What lasts as long as the session.
 SESSION = contextlib.ExitStack()
@@ -303,10 +322,41 @@ def serve() -> None:
     listener = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     import_tensorflow()
+    import_commands()
     use_empty_store(Path(sys.argv[2]))
     gc.freeze()
     ForkServer(listener, int(sys.argv[1])).run()
     os._exit(0)
+
+
+def import_commands() -> None:
+    """Imports what most commands and workers import after their start: a tenth of a short run's processor time."""
+    from hydra import compose, initialize_config_module
+
+    for module in COMMAND_MODULES:
+        importlib.import_module(module)
+    keep_config_files()
+    with initialize_config_module("scaleflow.conf", version_base="1.3"):
+        compose("config")
+
+
+def keep_config_files() -> None:
+    """Reads each YAML file of `conf/` once. Reading them takes half of the time in which Hydra composes a config."""
+    from hydra._internal.sources_registry import SourcesRegistry
+    from hydra.core.plugins import Plugins
+
+    Plugins.instance()  # imports each source's module a second time, so its class is only found like this:
+    source_class = SourcesRegistry.instance().resolve("pkg")
+    read = source_class.load_config
+    known: dict[tuple[str, str, str], Any] = {}
+
+    def load_config(source: Any, config_path: str) -> Any:
+        key = source.provider, source.path, config_path
+        if key not in known:
+            known[key] = read(source, config_path)
+        return copy.deepcopy(known[key])
+
+    source_class.load_config = load_config
 
 
 def use_empty_store(path: Path) -> None:
