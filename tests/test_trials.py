@@ -12,21 +12,26 @@ from scaleflow.trials import (
     BatchMeasurement,
     Divergence,
     RateTest,
+    add_rates,
     choose_batch_size,
     choose_next_size,
     choose_rate,
     explain_end,
     fits_twice,
     limit_batch_size,
-    repeat_sizes,
-    take_faster,
+    list_close_sizes,
 )
+
+
+def measured(size: int, *rates: float) -> BatchMeasurement:
+    return BatchMeasurement(size, rates)
 
 
 def search(rate_of: Callable[[int], float | None], most: int, multiple: int = 1) -> list[BatchMeasurement]:
     trials: list[BatchMeasurement] = []
     while (size := choose_next_size(trials, multiple, most)) is not None:
-        trials.append(BatchMeasurement(size, rate_of(size)))
+        rate = rate_of(size)
+        trials.append(BatchMeasurement(size) if rate is None else measured(size, rate))
         assert len(trials) < 20
     return trials
 
@@ -35,44 +40,36 @@ def sizes(trials: list[BatchMeasurement]) -> list[int]:
     return [trial.batch_size for trial in trials]
 
 
-def test_sizes_double_until_two_of_them_are_not_faster() -> None:
+def test_sizes_double_until_three_of_them_are_not_faster() -> None:
     trials = search(lambda size: min(size, 64) * 10.0, most=4096)
-    assert sizes(trials) == [8, 16, 32, 64, 128, 256]
-    assert choose_batch_size(trials) == (trials[3], "the fastest of 6, 640 examples/s")
+    assert sizes(trials) == [8, 16, 32, 64, 128, 256, 512]
+    assert choose_batch_size(trials) == (trials[3], "the fastest of 7, 640 examples/s")
     assert explain_end(trials, trials[3], 4096) == ""
 
 
-def test_one_slow_measurement_does_not_end_the_search() -> None:
-    trials = search(lambda size: 100.0 if size == 32 else min(size, 512), most=4096)
-    assert sizes(trials)[-1] == 2048
+def test_a_small_gain_and_two_slow_measurements_do_not_end_the_search() -> None:
+    trials = search(lambda size: 100.0 if size in (128, 256) else 100 + size / 100, most=4096)
+    assert sizes(trials)[-1] == 4096
     chosen, _ = choose_batch_size(trials) or (None, "")
-    assert chosen == BatchMeasurement(512, 512)
+    assert chosen == trials[-1]
 
 
-def test_the_smallest_that_is_nearly_as_fast_is_chosen() -> None:
-    trials = [
-        BatchMeasurement(8, 50.0),
-        BatchMeasurement(16, 98.0),
-        BatchMeasurement(32, 100.0),
-        BatchMeasurement(64, 96.0),
-    ]
+def test_a_smaller_size_is_chosen_only_if_it_is_as_fast_within_a_percent() -> None:
+    trials = [measured(8, 50.0), measured(16, 98.0), measured(32, 99.0), measured(64, 100.0), measured(128, 96.0)]
     chosen, reason = choose_batch_size(trials) or (None, "")
-    assert chosen == trials[1]
-    assert reason == "the smallest of 4 that is fast enough: 98 examples/s, 98% of the fastest, 32"
+    assert chosen == trials[2]
+    assert reason == "the smallest of 5 that is fast enough: 99 examples/s, 99% of the fastest, 64"
 
 
-def test_close_sizes_are_measured_again_and_the_faster_result_counts() -> None:
-    trials = [
-        BatchMeasurement(8, 50.0),
-        BatchMeasurement(16, 90.0),
-        BatchMeasurement(32, 100.0),
-        BatchMeasurement(64, None),
-    ]
-    assert repeat_sizes(trials) == [32, 16, 16, 32]
-    assert repeat_sizes(trials[:2]) == []
-    faster = take_faster(trials, BatchMeasurement(16, 110.0))
-    assert [trial.rate for trial in faster] == [50.0, 110.0, 100.0, None]
-    assert take_faster(faster, BatchMeasurement(32, 99.0)) == faster
+def test_close_sizes_are_measured_again_and_the_median_counts() -> None:
+    trials = [measured(8, 50.0), measured(16, 92.0), measured(32, 100.0), BatchMeasurement(64)]
+    assert list_close_sizes(trials) == [32, 16]
+    assert list_close_sizes(trials[:2]) == []
+    more = add_rates(add_rates(trials, measured(16, 110.0)), measured(16, 120.0))
+    assert [trial.rate for trial in more] == [50.0, 110.0, 100.0, None]
+    assert choose_batch_size(more) == (more[1], "the fastest of 3, 110 examples/s")
+    assert list_close_sizes(add_rates(more, measured(32, 90.0))) == []  # 95 is no longer close
+    assert add_rates(more, BatchMeasurement(32, problem="the loss is not finite")) == more
 
 
 def test_a_batch_that_does_not_fit_ends_the_search() -> None:
@@ -83,9 +80,9 @@ def test_a_batch_that_does_not_fit_ends_the_search() -> None:
     assert sizes(smaller) == [8, 4, 2]
     assert choose_batch_size(smaller) == (smaller[2], "the fastest of 1, 2 examples/s")
     assert sizes(search(lambda size: None, most=4096)) == [8, 4, 2, 1]
-    assert choose_batch_size([BatchMeasurement(1, None)]) is None
-    assert choose_next_size([BatchMeasurement(8, 1.0, may_double=False)], 1, 4096) is None
-    diverged = [BatchMeasurement(8, 1.0), BatchMeasurement(16, None, problem="the loss is not finite")]
+    assert choose_batch_size([BatchMeasurement(1)]) is None
+    assert choose_next_size([BatchMeasurement(8, (1.0,), may_double=False)], 1, 4096) is None
+    diverged = [measured(8, 1.0), BatchMeasurement(16, problem="the loss is not finite")]
     assert choose_next_size(diverged, 1, 4096) is None
     assert explain_end(diverged, diverged[0], 4096) == (
         "; training.batch_size=16 cannot be used: the loss is not finite"
