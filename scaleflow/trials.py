@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import ClassVar
 
 #: Examples of the smallest micro-batch that is tried, unless it does not fit.
@@ -18,10 +17,10 @@ STEPS_PER_EPOCH = 8
 #: The search ends after so many doublings in a row that are not faster than what was measured before.
 DOUBLINGS_WITHOUT_GAIN = 3
 
-#: Sizes with at least this share of the fastest are measured again, in so many rounds: two measurements of one size
-#: differ by some percent.
-CLOSE = 0.9
-ROUNDS = 4
+#: Sizes with at least this share of the fastest are measured again, in so many rounds: other work on the machine slows
+#: some measurements.
+CLOSE = 0.85
+ROUNDS = 3
 
 #: A smaller size is taken if its examples/s are at least this share of the fastest.
 FAST_ENOUGH = 0.99
@@ -105,22 +104,17 @@ class BatchMeasurement:
 
     Attributes:
         batch_size: examples of a micro-batch on one replica.
-        rates: examples per second, one for each time it was measured; empty if the batch does not fit into the memory.
+        rate: examples per second; None if the batch does not fit into the memory.
         may_double: whether twice the size fits into the memory, as far as that can be foreseen.
         host_mb: by how many MiB the memory of the process grew.
         problem: why the batch size cannot be used, if not because of the memory.
     """
 
     batch_size: int
-    rates: tuple[float, ...] = ()
+    rate: float | None
     may_double: bool = True
     host_mb: float = 0.0
     problem: str = ""
-
-    @property
-    def rate(self) -> float | None:
-        """The median of the rates; None if there are none."""
-        return statistics.median(self.rates) if self.rates else None
 
 
 def choose_first_size(multiple: int, most: int) -> int:
@@ -169,10 +163,10 @@ def list_close_sizes(measurements: Sequence[BatchMeasurement]) -> list[int]:
     return sorted(close, reverse=True) if len(close) > 1 else []
 
 
-def add_rates(measurements: Sequence[BatchMeasurement], again: BatchMeasurement) -> list[BatchMeasurement]:
-    """Returns the measurements with further rates of a size."""
+def take_faster(measurements: Sequence[BatchMeasurement], again: BatchMeasurement) -> list[BatchMeasurement]:
+    """Returns the measurements with the faster measurement of a size: what disturbs one only makes it slower."""
     return [
-        replace(each, rates=each.rates + again.rates) if each.batch_size == again.batch_size else each
+        again if each.batch_size == again.batch_size and (again.rate or 0.0) > (each.rate or 0.0) else each
         for each in measurements
     ]
 

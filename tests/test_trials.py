@@ -12,7 +12,6 @@ from scaleflow.trials import (
     BatchMeasurement,
     Divergence,
     RateTest,
-    add_rates,
     choose_batch_size,
     choose_next_size,
     choose_rate,
@@ -20,18 +19,14 @@ from scaleflow.trials import (
     fits_twice,
     limit_batch_size,
     list_close_sizes,
+    take_faster,
 )
-
-
-def measured(size: int, *rates: float) -> BatchMeasurement:
-    return BatchMeasurement(size, rates)
 
 
 def search(rate_of: Callable[[int], float | None], most: int, multiple: int = 1) -> list[BatchMeasurement]:
     trials: list[BatchMeasurement] = []
     while (size := choose_next_size(trials, multiple, most)) is not None:
-        rate = rate_of(size)
-        trials.append(BatchMeasurement(size) if rate is None else measured(size, rate))
+        trials.append(BatchMeasurement(size, rate_of(size)))
         assert len(trials) < 20
     return trials
 
@@ -55,21 +50,27 @@ def test_a_small_gain_and_two_slow_measurements_do_not_end_the_search() -> None:
 
 
 def test_a_smaller_size_is_chosen_only_if_it_is_as_fast_within_a_percent() -> None:
-    trials = [measured(8, 50.0), measured(16, 98.0), measured(32, 99.0), measured(64, 100.0), measured(128, 96.0)]
+    rates = {8: 50.0, 16: 98.0, 32: 99.0, 64: 100.0, 128: 96.0}
+    trials = [BatchMeasurement(size, rate) for size, rate in rates.items()]
     chosen, reason = choose_batch_size(trials) or (None, "")
     assert chosen == trials[2]
     assert reason == "the smallest of 5 that is fast enough: 99 examples/s, 99% of the fastest, 64"
 
 
-def test_close_sizes_are_measured_again_and_the_median_counts() -> None:
-    trials = [measured(8, 50.0), measured(16, 92.0), measured(32, 100.0), BatchMeasurement(64)]
+def test_close_sizes_are_measured_again_and_the_faster_result_counts() -> None:
+    trials = [
+        BatchMeasurement(8, 50.0),
+        BatchMeasurement(16, 90.0),
+        BatchMeasurement(32, 100.0),
+        BatchMeasurement(64, None),
+    ]
     assert list_close_sizes(trials) == [32, 16]
     assert list_close_sizes(trials[:2]) == []
-    more = add_rates(add_rates(trials, measured(16, 110.0)), measured(16, 120.0))
-    assert [trial.rate for trial in more] == [50.0, 110.0, 100.0, None]
-    assert choose_batch_size(more) == (more[1], "the fastest of 3, 110 examples/s")
-    assert list_close_sizes(add_rates(more, measured(32, 90.0))) == []  # 95 is no longer close
-    assert add_rates(more, BatchMeasurement(32, problem="the loss is not finite")) == more
+    faster = take_faster(trials, BatchMeasurement(16, 110.0))
+    assert [trial.rate for trial in faster] == [50.0, 110.0, 100.0, None]
+    assert list_close_sizes(faster) == [32, 16]
+    assert take_faster(faster, BatchMeasurement(32, 99.0)) == faster
+    assert list_close_sizes(take_faster(faster, BatchMeasurement(16, 120.0))) == []  # 32 is no longer close
 
 
 def test_a_batch_that_does_not_fit_ends_the_search() -> None:
@@ -80,9 +81,9 @@ def test_a_batch_that_does_not_fit_ends_the_search() -> None:
     assert sizes(smaller) == [8, 4, 2]
     assert choose_batch_size(smaller) == (smaller[2], "the fastest of 1, 2 examples/s")
     assert sizes(search(lambda size: None, most=4096)) == [8, 4, 2, 1]
-    assert choose_batch_size([BatchMeasurement(1)]) is None
-    assert choose_next_size([BatchMeasurement(8, (1.0,), may_double=False)], 1, 4096) is None
-    diverged = [measured(8, 1.0), BatchMeasurement(16, problem="the loss is not finite")]
+    assert choose_batch_size([BatchMeasurement(1, None)]) is None
+    assert choose_next_size([BatchMeasurement(8, 1.0, may_double=False)], 1, 4096) is None
+    diverged = [BatchMeasurement(8, 1.0), BatchMeasurement(16, None, problem="the loss is not finite")]
     assert choose_next_size(diverged, 1, 4096) is None
     assert explain_end(diverged, diverged[0], 4096) == (
         "; training.batch_size=16 cannot be used: the loss is not finite"

@@ -31,7 +31,6 @@ from scaleflow.trials import (
     BatchSearch,
     Divergence,
     RateTest,
-    add_rates,
     choose_batch_size,
     choose_first_size,
     choose_next_size,
@@ -41,6 +40,7 @@ from scaleflow.trials import (
     limit_batch_size,
     list_close_sizes,
     smooth_losses,
+    take_faster,
 )
 from scaleflow.worker.build import TrainingSetup, build_engine, build_training, prepare_data
 from scaleflow.worker.failures import is_out_of_memory
@@ -269,7 +269,7 @@ class BatchSizeTrial:
                 sizes = list_close_sizes(measurements)
                 for size in reversed(sizes) if number % 2 else sizes:
                     for again in self._try(size, "measuring again"):
-                        measurements = add_rates(measurements, again)
+                        measurements = take_faster(measurements, again)
         if self._stopped:
             self._emit(RunEnded("KILLED", f"stopped at training.batch_size={self._size}"))
         else:
@@ -293,7 +293,7 @@ class BatchSizeTrial:
         except ConfigError as problem:  # all workers meet it
             if not self._has_measured:
                 raise
-            measurement = BatchMeasurement(size, problem=str(problem))
+            measurement = BatchMeasurement(size, None, problem=str(problem))
         if measurement is None:
             return []
         if measurement.rate is not None:
@@ -325,8 +325,7 @@ class BatchSizeTrial:
             return None
         peak, now = self._watch.peak, self._watch.measure()
         may_double = self._sync.all(fits_twice(self._before, peak, now, available_bytes() / workers))
-        rates = () if rate is None else (rate,)
-        return BatchMeasurement(self._size, rates, may_double, (peak - self._before) / (1 << 20))
+        return BatchMeasurement(self._size, rate, may_double, (peak - self._before) / (1 << 20))
 
     def _measure(self) -> float | None:
         """Returns the examples per second of an epoch with the current size; None if the trial is asked to stop."""
