@@ -8,8 +8,8 @@ Type the words of the run after it, as for `python -m scaleflow`. The last lines
 
 lr: the learning rate rises from --low to --high, by the same factor at each step (Smith 2015, arXiv:1506.01186), until
 the loss diverges. The word is a tenth of the rate with the lowest smoothed loss.
-batch_size: the batch size doubles while it fits and gets faster. The word is the smallest that is nearly as fast as the
-fastest. `training.batch_size=auto` does that before a run.
+batch_size: the batch size doubles while it fits and gets faster. The word is the fastest, or a smaller one that is as
+fast within a percent. `training.batch_size=auto` does that before a run.
 
 Either is a run in MLflow, with its figures as a table and a picture. It trains only: it does not validate, save
 checkpoints or export a model, and keys about these have no effect.

@@ -14,14 +14,16 @@ FIRST_BATCH_SIZE = 8
 #: An epoch keeps at least so many steps: with fewer updates a model learns less from the same examples.
 STEPS_PER_EPOCH = 8
 
-#: A batch size is fast enough if its examples/s are at least this share of the fastest.
-FAST_ENOUGH = 0.97
-
-#: Sizes with at least this share of the fastest are measured again: other work on the machine slows some measurements.
-CLOSE = 0.85
-
 #: The search ends after so many doublings in a row that are not faster than what was measured before.
-DOUBLINGS_WITHOUT_GAIN = 2
+DOUBLINGS_WITHOUT_GAIN = 3
+
+#: Sizes with at least this share of the fastest are measured again, in so many rounds: other work on the machine slows
+#: some measurements.
+CLOSE = 0.85
+ROUNDS = 3
+
+#: A smaller size is taken if its examples/s are at least this share of the fastest.
+FAST_ENOUGH = 0.99
 
 #: The next batch size is tried only if twice the memory of this one is within this share of what can be had.
 MEMORY_SHARE = 0.8
@@ -147,22 +149,18 @@ def choose_next_size(measurements: Sequence[BatchMeasurement], multiple: int, mo
         return last.batch_size // 2 if not has_fit and last.batch_size > multiple else None
     rates = [measurement.rate for measurement in measurements if measurement.rate is not None]
     earlier, latest = rates[:-DOUBLINGS_WITHOUT_GAIN], rates[-DOUBLINGS_WITHOUT_GAIN:]
-    is_no_faster = bool(earlier) and max(latest) * FAST_ENOUGH <= max(earlier)
+    is_no_faster = bool(earlier) and max(latest) <= max(earlier)
     is_shrinking = len(rates) < len(measurements)
     if is_no_faster or is_shrinking or not last.may_double or 2 * last.batch_size > most:
         return None
     return 2 * last.batch_size
 
 
-def repeat_sizes(measurements: Sequence[BatchMeasurement]) -> list[int]:
-    """Returns the sizes to measure again, in this order: the close ones, twice; none if one is far ahead."""
+def list_close_sizes(measurements: Sequence[BatchMeasurement]) -> list[int]:
+    """Returns the sizes to measure again, the largest first; none if one is far ahead."""
     best = max((measurement.rate or 0.0 for measurement in measurements), default=0.0)
-    close = [
-        measurement.batch_size
-        for measurement in measurements
-        if measurement.rate is not None and measurement.rate >= CLOSE * best
-    ]
-    return [*reversed(close), *close] if len(close) > 1 else []
+    close = [each.batch_size for each in measurements if each.rate is not None and each.rate >= CLOSE * best]
+    return sorted(close, reverse=True) if len(close) > 1 else []
 
 
 def take_faster(measurements: Sequence[BatchMeasurement], again: BatchMeasurement) -> list[BatchMeasurement]:

@@ -18,7 +18,7 @@ from scaleflow.trials import (
     explain_end,
     fits_twice,
     limit_batch_size,
-    repeat_sizes,
+    list_close_sizes,
     take_faster,
 )
 
@@ -35,30 +35,26 @@ def sizes(trials: list[BatchMeasurement]) -> list[int]:
     return [trial.batch_size for trial in trials]
 
 
-def test_sizes_double_until_two_of_them_are_not_faster() -> None:
+def test_sizes_double_until_three_of_them_are_not_faster() -> None:
     trials = search(lambda size: min(size, 64) * 10.0, most=4096)
-    assert sizes(trials) == [8, 16, 32, 64, 128, 256]
-    assert choose_batch_size(trials) == (trials[3], "the fastest of 6, 640 examples/s")
+    assert sizes(trials) == [8, 16, 32, 64, 128, 256, 512]
+    assert choose_batch_size(trials) == (trials[3], "the fastest of 7, 640 examples/s")
     assert explain_end(trials, trials[3], 4096) == ""
 
 
-def test_one_slow_measurement_does_not_end_the_search() -> None:
-    trials = search(lambda size: 100.0 if size == 32 else min(size, 512), most=4096)
-    assert sizes(trials)[-1] == 2048
+def test_a_small_gain_and_two_slow_measurements_do_not_end_the_search() -> None:
+    trials = search(lambda size: 100.0 if size in (128, 256) else 100 + size / 100, most=4096)
+    assert sizes(trials)[-1] == 4096
     chosen, _ = choose_batch_size(trials) or (None, "")
-    assert chosen == BatchMeasurement(512, 512)
+    assert chosen == trials[-1]
 
 
-def test_the_smallest_that_is_nearly_as_fast_is_chosen() -> None:
-    trials = [
-        BatchMeasurement(8, 50.0),
-        BatchMeasurement(16, 98.0),
-        BatchMeasurement(32, 100.0),
-        BatchMeasurement(64, 96.0),
-    ]
+def test_a_smaller_size_is_chosen_only_if_it_is_as_fast_within_a_percent() -> None:
+    rates = {8: 50.0, 16: 98.0, 32: 99.0, 64: 100.0, 128: 96.0}
+    trials = [BatchMeasurement(size, rate) for size, rate in rates.items()]
     chosen, reason = choose_batch_size(trials) or (None, "")
-    assert chosen == trials[1]
-    assert reason == "the smallest of 4 that is fast enough: 98 examples/s, 98% of the fastest, 32"
+    assert chosen == trials[2]
+    assert reason == "the smallest of 5 that is fast enough: 99 examples/s, 99% of the fastest, 64"
 
 
 def test_close_sizes_are_measured_again_and_the_faster_result_counts() -> None:
@@ -68,11 +64,13 @@ def test_close_sizes_are_measured_again_and_the_faster_result_counts() -> None:
         BatchMeasurement(32, 100.0),
         BatchMeasurement(64, None),
     ]
-    assert repeat_sizes(trials) == [32, 16, 16, 32]
-    assert repeat_sizes(trials[:2]) == []
+    assert list_close_sizes(trials) == [32, 16]
+    assert list_close_sizes(trials[:2]) == []
     faster = take_faster(trials, BatchMeasurement(16, 110.0))
     assert [trial.rate for trial in faster] == [50.0, 110.0, 100.0, None]
+    assert list_close_sizes(faster) == [32, 16]
     assert take_faster(faster, BatchMeasurement(32, 99.0)) == faster
+    assert list_close_sizes(take_faster(faster, BatchMeasurement(16, 120.0))) == []  # 32 is no longer close
 
 
 def test_a_batch_that_does_not_fit_ends_the_search() -> None:

@@ -26,6 +26,7 @@ from scaleflow.errors import ConfigError, NotFinite
 from scaleflow.events import Emit, Event, MetricsLogged, RunEnded, SettingFound, StageBegan
 from scaleflow.runs import RunSpec
 from scaleflow.trials import (
+    ROUNDS,
     BatchMeasurement,
     BatchSearch,
     Divergence,
@@ -37,7 +38,7 @@ from scaleflow.trials import (
     explain_end,
     fits_twice,
     limit_batch_size,
-    repeat_sizes,
+    list_close_sizes,
     smooth_losses,
     take_faster,
 )
@@ -48,11 +49,11 @@ from scaleflow.worker.startup_timer import StartupTimer
 if TYPE_CHECKING:
     from scaleflow.training import Length, Loop, WorkerSync
 
-#: A call of the compiled loop should take so many seconds; one of at least half of that is measured.
-CALL_SECONDS = 0.25
+#: A call of the compiled loop should take so many seconds, as in a run; one of at least half of that is measured.
+CALL_SECONDS = 0.5
 
 #: A batch size is measured for so many seconds and calls, or for the longest time.
-MIN_SECONDS, MIN_CALLS, MAX_SECONDS = 1.0, 5, 10.0
+MIN_SECONDS, MIN_CALLS, MAX_SECONDS = 1.0, 3, 10.0
 
 #: A trial ends before so many epochs.
 MANY_EPOCHS = 1_000_000
@@ -190,7 +191,7 @@ class RateTrial(TrialHost):
 class SpeedHost(TrialHost):
     """Measures the seconds of a step.
 
-    The first call compiles. Calls then grow to a quarter of a second, as in a run, where they may be longer.
+    The first call compiles. Calls then grow to half a second, as in a run.
 
     Args:
         fixed: the steps of each call, if a run does not adapt them; None if it does.
@@ -264,9 +265,11 @@ class BatchSizeTrial:
                 and (size := choose_next_size(measurements, self._multiple, self._largest)) is not None
             ):
                 measurements += self._try(size, "trying")
-            for size in repeat_sizes(measurements):
-                for again in self._try(size, "measuring again"):
-                    measurements = take_faster(measurements, again)
+            for number in range(ROUNDS):
+                sizes = list_close_sizes(measurements)
+                for size in reversed(sizes) if number % 2 else sizes:
+                    for again in self._try(size, "measuring again"):
+                        measurements = take_faster(measurements, again)
         if self._stopped:
             self._emit(RunEnded("KILLED", f"stopped at training.batch_size={self._size}"))
         else:
