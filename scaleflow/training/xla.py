@@ -125,7 +125,7 @@ def find_obstacle(
     """Returns why the whole loop is not compiled, or None. `choose_xla` describes the arguments."""
     strategy_name, device_kind, policy = runtime
     obstacles = {
-        f"strategy={strategy_name}": strategy_name != "one_device",
+        f"strategy={strategy_name}: only one device's loop is compiled as a whole": strategy_name != "one_device",
         "training.engine=fit": plan.training.engine == "fit",
         "hardware.deterministic=true": plan.hardware.deterministic,
         "debug.eager=true": plan.debug.eager,

@@ -58,8 +58,8 @@ def test_a_run_compiled_with_xla_is_the_same_run(
     assert plain.losses[-1] < plain.losses[0]
 
 
-def follow_states(plan: Any) -> tuple[list[float], dict[str, np.ndarray[Any, Any]]]:
-    """Takes ten steps. Returns the losses, and what the layers hold in each replica except trained weights."""
+def follow_states(plan: Any) -> tuple[str, list[float], dict[str, np.ndarray[Any, Any]]]:
+    """Takes ten steps. Returns what is compiled, the losses, and each replica's variables that are not trained."""
     from scaleflow.worker.build import build_training
 
     built = build_training(plan, ignore)
@@ -69,13 +69,15 @@ def follow_states(plan: Any) -> tuple[list[float], dict[str, np.ndarray[Any, Any
         for variable in built.engine.model.non_trainable_variables
         for replica, value in enumerate(built.strategy.experimental_local_results(variable.value))
     }
-    return losses, states
+    return built.resolved["xla"], losses, states
 
 
 def test_each_replica_keeps_its_own_states_under_xla(isolated: Callable[..., Any], plan: Any) -> None:
     words = (*BASE, *model("with_states"), *STRATEGIES["mirrored"], "training.accumulate=2", "training.clip_norm=0.3")
-    losses, states = isolated(follow_states, plan(*words, "hardware.xla=false"))
-    found_losses, found_states = isolated(follow_states, plan(*words, "hardware.xla=true"))
+    choice, losses, states = isolated(follow_states, plan(*words, MANY_EPOCHS))
+    assert choice == "false: strategy=mirrored: only one device's loop is compiled as a whole"
+    choice, found_losses, found_states = isolated(follow_states, plan(*words, MANY_EPOCHS, "hardware.xla=true"))
+    assert choice.startswith("forward and backward pass: hardware.xla=true; strategy=mirrored")
     np.testing.assert_allclose(found_losses, losses, rtol=0, atol=1e-5)
     assert set(found_states) == set(states)
     for name, value in states.items():
