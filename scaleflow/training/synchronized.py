@@ -29,6 +29,16 @@ def synchronized_layers(model: keras.Model, strategy: tf.distribute.Strategy) ->
     return [layer.name for layer in layers if layer.trainable]
 
 
+def aggregated_variables(model: keras.Model, strategy: tf.distribute.Strategy) -> list[str]:
+    """Lists the paths of the variables that a change in the forward pass would combine over the replicas.
+
+    Those of Keras's layers are not: each replica has its own seeds, and its own statistics without `synchronized`.
+    """
+    if not isinstance(strategy, STRATEGIES_THAT_MEET):
+        return []
+    return [variable.path for variable in model.non_trainable_variables if variable.aggregation != "none"]
+
+
 def keep_losses_apart(model: keras.Model) -> None:
     """Gives each replica its own list of the losses that layers add.
 

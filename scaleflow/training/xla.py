@@ -12,7 +12,7 @@ import tensorflow as tf
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Feed, InputStructure, Plan, label_leaf, name_leaves
 from scaleflow.training.graph_loop import CONVOLUTIONS, list_operation_types
-from scaleflow.training.synchronized import synchronized_layers
+from scaleflow.training.synchronized import aggregated_variables, synchronized_layers
 
 #: Layers whose gradients XLA computes slowly on a CPU, such as convolutions, and those with a loop over positions.
 SLOW_LAYERS = (
@@ -79,12 +79,13 @@ def check_xla(model: keras.Model, inputs: InputStructure, strategy: tf.distribut
             raise ConfigError(
                 f"hardware.xla=true: the dataset's {label} are text, which XLA cannot compile; use hardware.xla=false"
             )
-    if synchronized := synchronized_layers(model, strategy):
+    meeting = [f"the layer {name} is synchronised" for name in synchronized_layers(model, strategy)]
+    meeting += [f"the variable {path} is aggregated" for path in aggregated_variables(model, strategy)]
+    if meeting:
         replicas = strategy.num_replicas_in_sync
         raise ConfigError(
-            f"hardware.xla=true: the layer {synchronized[0]} is synchronised over {replicas} "
-            f"replica{'s' if replicas > 1 else ''}, inside what XLA compiles; use hardware.xla=false, or "
-            "strategy=one_device"
+            f"hardware.xla=true: {meeting[0]} over {replicas} replica{'s' if replicas > 1 else ''}, "
+            "inside what XLA compiles; use hardware.xla=false, or strategy=one_device"
         )
 
 
@@ -124,7 +125,7 @@ def find_obstacle(
     """Returns why the whole loop is not compiled, or None. `choose_xla` describes the arguments."""
     strategy_name, device_kind, policy = runtime
     obstacles = {
-        f"strategy={strategy_name}": strategy_name != "one_device",
+        f"strategy={strategy_name}: only one device's loop is compiled as a whole": strategy_name != "one_device",
         "training.engine=fit": plan.training.engine == "fit",
         "hardware.deterministic=true": plan.hardware.deterministic,
         "debug.eager=true": plan.debug.eager,

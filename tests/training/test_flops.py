@@ -40,7 +40,8 @@ def test_multiplications_are_counted_forward_and_backward_however_a_step_is_divi
     ]
     assert isolated(counted, [plan(*words) for words in ways]) == [OF_MLP] * len(ways)
     both = "strategy=mirrored", "hardware.logical_devices=2"
-    ways = [(*MLP, *both), (*MLP, *both, "training.engine=fit"), (*MLP, *both, "training.accumulate=4")]
+    options = "training.engine=loop", "training.engine=fit", "training.accumulate=4", "hardware.xla=true"
+    ways = [(*MLP, *both, option) for option in options]
     assert isolated(counted, [plan(*words) for words in ways]) == [OF_MLP] * len(ways)
 
 

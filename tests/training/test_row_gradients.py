@@ -38,6 +38,7 @@ CASES = [
     pytest.param(
         ("Adagrad", "strategy=one_device", "hardware.xla=true", "training.accumulate=2"), marks=pytest.mark.slow
     ),
+    pytest.param(("Adagrad", *TWO, "hardware.xla=true", "training.accumulate=2"), marks=pytest.mark.slow),
 ]
 STEPS = 12
 

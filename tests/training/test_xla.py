@@ -10,7 +10,7 @@ import pytest
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Outputs
-from tests.training.fake_engine import far, follow, ignore
+from tests.training.fake_engine import far, follow, ignore, take
 
 STEPS = 30
 BASE = ("hardware=cpu", "tracking=none", "training.global_batch_size=48", "optimizer.learning_rate=0.01")
@@ -19,6 +19,7 @@ RECIPES = {
     "mlp accumulated and clipped": ("model.units=16", "training.accumulate=4", "training.clip_norm=0.3"),
     "cnn": ("model=cnn", "model.filters=[8]", "model.units=8"),
     "stream": ("dataset._target_=tests.training.test_xla.Streamed", "dataset.cache=none", "model.units=16"),
+    "own step": ("model.units=16", "training.step={_target_: tests.training.steps.smoothed}"),
 }
 STRATEGIES = {
     "one_device": ("strategy=one_device",),
@@ -55,6 +56,35 @@ def test_a_run_compiled_with_xla_is_the_same_run(
     np.testing.assert_allclose(found.losses, plain.losses, rtol=0, atol=1e-5)
     assert far(found.weights, plain.weights) < 1e-4
     assert plain.losses[-1] < plain.losses[0]
+
+
+def follow_states(plan: Any) -> tuple[str, list[float], dict[str, np.ndarray[Any, Any]]]:
+    """Takes ten steps. Returns what is compiled, the losses, and each replica's variables that are not trained."""
+    from scaleflow.worker.build import build_training
+
+    built = build_training(plan, ignore)
+    losses = take(built.engine, built.train, 10).losses
+    states = {
+        f"{variable.path}/{replica}": np.asarray(value)
+        for variable in built.engine.model.non_trainable_variables
+        for replica, value in enumerate(built.strategy.experimental_local_results(variable.value))
+    }
+    return built.resolved["xla"], losses, states
+
+
+def test_each_replica_keeps_its_own_states_under_xla(isolated: Callable[..., Any], plan: Any) -> None:
+    words = (*BASE, *model("with_states"), *STRATEGIES["mirrored"], "training.accumulate=2", "training.clip_norm=0.3")
+    choice, losses, states = isolated(follow_states, plan(*words, MANY_EPOCHS))
+    assert choice == "false: strategy=mirrored: only one device's loop is compiled as a whole"
+    choice, found_losses, found_states = isolated(follow_states, plan(*words, MANY_EPOCHS, "hardware.xla=true"))
+    assert choice.startswith("forward and backward pass: hardware.xla=true; strategy=mirrored")
+    np.testing.assert_allclose(found_losses, losses, rtol=0, atol=1e-5)
+    assert set(found_states) == set(states)
+    for name, value in states.items():
+        np.testing.assert_allclose(found_states[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
+    mean, seed = (next(name[:-2] for name in states if text in name) for text in ("moving_mean", "seed"))
+    assert not np.allclose(states[f"{mean}/0"], states[f"{mean}/1"])
+    assert states[f"{seed}/1"][1] == 20  # drawn once for each micro-batch
 
 
 #: What the whole loop is compiled for, and why it is not.
@@ -137,6 +167,36 @@ def synchronised(inputs: Inputs, outputs: Outputs) -> Any:
     return keras.Model(raw, keras.layers.Dense(*outputs.shape)(x))
 
 
+def with_states(inputs: Inputs, outputs: Outputs) -> Any:
+    """A user's model whose layers hold statistics and seeds, in each replica its own."""
+    import keras
+
+    raw = keras.Input(inputs.shape)
+    x = keras.layers.BatchNormalization(momentum=0.5)(keras.layers.Flatten()(raw))
+    x = keras.layers.GaussianNoise(1e-9)(x)  # changes no loss, although XLA draws other numbers
+    return keras.Model(raw, keras.layers.Dense(*outputs.shape)(x))
+
+
+def aggregated(inputs: Inputs, outputs: Outputs) -> Any:
+    """A user's model with a mean over the replicas in its forward pass."""
+    import keras
+
+    class RunningMean(keras.layers.Layer):  # type: ignore[misc]
+        def build(self, shape: Any) -> None:
+            self.mean = self.add_weight(
+                name="mean", shape=(shape[-1],), initializer="zeros", trainable=False, aggregation="mean"
+            )
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            if training:
+                self.mean.assign(0.9 * self.mean + 0.1 * keras.ops.mean(x, axis=0))
+            return x - self.mean
+
+    raw = keras.Input(inputs.shape)
+    x = RunningMean(name="center")(keras.layers.Flatten()(raw))
+    return keras.Model(raw, keras.layers.Dense(*outputs.shape)(x))
+
+
 def through_text(inputs: Inputs, outputs: Outputs) -> Any:
     """A user's model with an operation that XLA does not have."""
     import keras
@@ -198,6 +258,15 @@ def test_layers_that_speak_with_other_replicas_are_refused(isolated: Callable[..
     alone = isolated(why, plan(*words, "strategy=mirrored"))
     assert alone.startswith("refused: hardware.xla=true: the layer norm is synchronised over 1 replica,")
     assert isolated(why, plan(*words, *STRATEGIES["one_device"])) == "trained"
+
+
+def test_variables_that_replicas_share_are_refused(isolated: Callable[..., Any], plan: Any) -> None:
+    words = (*BASE, *model("aggregated"), *STRATEGIES["mirrored"])
+    assert isolated(why, plan(*words, "hardware.xla=true")) == (
+        "refused: hardware.xla=true: the variable center/mean is aggregated over 2 replicas, inside what XLA compiles; "
+        "use hardware.xla=false, or strategy=one_device"
+    )
+    assert isolated(why, plan(*words)) == "trained"
 
 
 def test_text_is_refused(isolated: Callable[..., Any], plan: Any) -> None:
