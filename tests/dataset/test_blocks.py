@@ -137,6 +137,20 @@ def order_files(shards: int, lengths: list[int], seed: int | None, epochs: int =
     return [[[str(piece.block) for piece in order._arrange(epoch)] for order in orders] for epoch in range(epochs)]
 
 
+def read_selected_shards() -> Any:
+    from scaleflow.dataset.blocks import BlockOrder, make_blocks
+
+    blocks = make_blocks(Rows()).select(np.arange(sum(LENGTHS)) % 3 > 0)
+    orders = [BlockOrder(blocks, 3, 20, shard, 4) for shard in range(4)]
+    return [order.take(1, np.arange(len(order))).targets.tolist() for order in orders]
+
+
+def test_shards_have_the_rows_that_were_selected(isolated: Callable[..., Any]) -> None:
+    shards = isolated(read_selected_shards)
+    assert sorted(chain(*shards)) == [row for row in range(sum(LENGTHS)) if row % 3 > 0]
+    assert [len(rows) for rows in shards] == [28] * 4
+
+
 def test_shards_are_made_of_different_files_in_each_epoch(isolated: Callable[..., Any]) -> None:
     epochs = isolated(order_files, 4, [10] * 12, 3)
     for shards in epochs:
