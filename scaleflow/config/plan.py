@@ -98,7 +98,7 @@ def set_batch_size(plan: Plan, size: int) -> Plan:
 
 def find_batch_multiple(plan: Plan) -> int:
     """Returns the number by which `training.batch_size` has to be divisible."""
-    return plan.strategy.micro_batches if plan.strategy.name == "pipeline" else 1
+    return math.lcm(plan.strategy.micro_batches if plan.strategy.name == "pipeline" else 1, plan.dataset.shards)
 
 
 def check_trial(plan: Plan, trial: Trial) -> None:

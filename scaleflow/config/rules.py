@@ -21,6 +21,9 @@ from scaleflow.interfaces import Cluster, Partitioner, Plan, Strategy
 #: The most workers that one command starts on its own machine.
 MAX_LOCAL_WORKERS = 64
 
+#: The class of `dataset=table` and `dataset=csv`.
+TABLE = "scaleflow.dataset.table.Table"
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -84,6 +87,11 @@ def has_invalid_indices(plan: Plan) -> bool:
 def has_invalid_fraction(plan: Plan) -> bool:
     validation = plan.dataset.validation
     return isinstance(validation, float) and not 0 <= validation < 1
+
+
+def is_known_not_to_be_table(path: str) -> bool:
+    """Whether this is another dataset of scaleflow's. The worker knows what a class of the user's is."""
+    return path.startswith("scaleflow.") and path != TABLE
 
 
 def has_monitor_without_validation(plan: Plan) -> bool:
@@ -450,7 +458,7 @@ RULES: Sequence[Rule] = (
     ),
     Rule(
         ("debug.nan", "dataset._target_"),
-        lambda p: p.debug.nan and p.dataset.target.path == "scaleflow.dataset.table.Table",
+        lambda p: p.debug.nan and p.dataset.target.path == TABLE,
         "the preprocessing of a table marks missing values with NaN, which the check would report before step 1",
         "remove debug=nan; a run always reports the first step whose loss is not finite",
     ),
@@ -693,6 +701,18 @@ RULES: Sequence[Rule] = (
         has_invalid_fraction,
         "this is not a fraction of the training split",
         "give a fraction from 0 to less than 1, the name of a split, or null",
+    ),
+    Rule(
+        ("dataset.shards", "dataset._target_"),
+        lambda p: p.dataset.shards > 1 and is_known_not_to_be_table(p.dataset.target.path),
+        "only tables that are read while training can be divided by their files",
+        "use dataset=table, or leave dataset.shards 1",
+    ),
+    Rule(
+        ("dataset.shards", "dataset.cache"),
+        lambda p: p.dataset.shards > 1 and p.dataset.cache in ("memory", "file"),
+        "every worker would read all rows once, to keep them",
+        "use dataset.cache=none, or leave dataset.shards 1",
     ),
     Rule(
         ("training.early_stopping.monitor", "dataset.validation"),

@@ -1,6 +1,7 @@
 """Dataset sources, and the input pipeline that all of them share."""
 
 from scaleflow.dataset.augment import augment_feed
+from scaleflow.dataset.blocks import check_shards, describe_shards
 from scaleflow.dataset.cache import is_mapped
 from scaleflow.dataset.feed_factory import make_feed
 from scaleflow.dataset.fingerprint import read_cheap_targets
@@ -14,7 +15,9 @@ __all__ = [
     "Splits",
     "UnreadableExample",
     "augment_feed",
+    "check_shards",
     "decode_records",
+    "describe_shards",
     "explain_read_error",
     "find_first_unreadable",
     "is_mapped",

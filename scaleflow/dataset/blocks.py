@@ -3,6 +3,8 @@
 Rows are read, converted and shuffled by the block, never one by one. The order of an epoch is a function of the seed
 and the epoch: the blocks in random order, divided into pools that fit in memory, and the rows of each pool shuffled.
 So a run can resume at any step, after one pool was read.
+
+The rows can be divided into shards, so that workers read different files. Each shard is in an order of its own.
 """
 
 from __future__ import annotations
@@ -11,14 +13,15 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.interfaces import Arrays, Stream
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Arrays, Examples, Stream
 
 Array = np.ndarray[Any, Any]
 
@@ -43,12 +46,14 @@ class RowReader(Protocol):
 
     Attributes:
         lengths: the number of rows of each block.
+        paths: the file of each block.
         spec: the specs (inputs, targets) of one row.
         malformed: messages about rows that are in no block, because they cannot be divided into fields.
         faults: these, and messages about the first other rows that cannot be used.
     """
 
     lengths: Sequence[int]
+    paths: Sequence[str]
     spec: tuple[Any, Any]
     malformed: Sequence[str]
     faults: Sequence[str]
@@ -131,6 +136,16 @@ class Blocks(Stream):
             if sum(map(len, parts)) >= count:
                 break
         return concatenate(parts).map(lambda array: array[:count])
+
+    @cached_property
+    def pool_rows(self) -> int:
+        """The number of rows that fit in `POOL_BYTES`, estimated from the first ones."""
+        first = self.head(256)
+        size = sum(
+            sum(map(len, array)) + STRING_BYTES * len(array) if array.dtype == object else array.nbytes
+            for array in tf.nest.flatten(first.parts)
+        )
+        return max(1, int(POOL_BYTES / max(size, 1) * len(first)))
 
     def sample(self) -> Any:
         """Returns the inputs of those rows of the reader's sample that are in the stream."""
@@ -218,26 +233,65 @@ def read_slabs(numbers: tf.data.Dataset, read: Callable[..., Any], spec: Any) ->
     return numbers.map(load).prefetch(2)
 
 
+class Piece(NamedTuple):
+    """The rows [first, end) of a block, counted among those that are in the stream."""
+
+    block: int
+    first: int
+    end: int
+
+
+def shuffle_by_file(blocks: Sequence[int], paths: Sequence[str], random: np.random.Generator) -> list[int]:
+    """Returns blocks in random order, those of a file one after the other."""
+    by_file: dict[str, list[int]] = {}
+    for block in blocks:
+        by_file.setdefault(paths[block], []).append(block)
+    files = list(by_file.values())
+    return [files[n][k] for n in random.permutation(len(files)) for k in random.permutation(len(files[n]))]
+
+
+def cut_rows(order: Sequence[int], lengths: Sequence[int], first: int, end: int) -> list[Piece]:
+    """Returns the rows [first, end) of blocks in an order; `lengths` has the number of rows of each block."""
+    pieces = []
+    for block in order:
+        if first < lengths[block] and end > 0:
+            pieces.append(Piece(block, max(first, 0), min(end, lengths[block])))
+        first, end = first - lengths[block], end - lengths[block]
+    return pieces
+
+
 class BlockOrder:
-    """The rows of blocks in the order of an epoch.
+    """The rows of blocks, or of one shard of them, in the order of an epoch.
+
+    A shard has an equal part of the rows. Each epoch cuts the files, in random order, into the shards of that epoch. A
+    cut can divide a block, which two shards then read.
 
     While the rows of a pool are taken, the next pool is read, after the last one the first one of the next epoch.
 
     Args:
         blocks: the rows.
         seed: reshuffles every epoch; None keeps the order.
-        pool: the least number of rows of a pool, as far as there are so many; None: as many as fit in `POOL_BYTES`.
+        pool: the least number of rows of a pool, of all shards together, as far as there are so many; None: as many as
+            fit in `POOL_BYTES`.
+        shard, shards: which of how many shards; 0 of 1 has all rows.
     """
 
-    def __init__(self, blocks: Blocks, seed: int | None, pool: int | None = None) -> None:
+    def __init__(
+        self, blocks: Blocks, seed: int | None, pool: int | None = None, shard: int = 0, shards: int = 1
+    ) -> None:
         self._blocks = blocks
         self._seed = seed
         self._lengths = blocks.lengths()
         self._pool = pool
+        self._shard, self._shards = shard, shards
+        self._first, self._end = (n * len(blocks) // shards for n in (shard, shard + 1))
         self._lock = threading.Lock()
         self._loader = ThreadPoolExecutor(1, "scaleflow-blocks")
         self._loaded: dict[tuple[int, int], Future[tuple[Arrays, Array]]] = {}
-        self._pools: dict[int, tuple[list[list[int]], Array]] = {}
+        self._pools: dict[int, tuple[list[list[Piece]], Array]] = {}
+
+    def __len__(self) -> int:
+        return self._end - self._first
 
     def take(self, epoch: int, positions: Array) -> Arrays:
         """Returns the rows at ascending positions of an epoch."""
@@ -253,29 +307,40 @@ class BlockOrder:
                 self._loaded.pop((epoch, len(pools) - 1), None)
         return concatenate(found)
 
-    def _divide(self, epoch: int) -> tuple[list[list[int]], Array]:
-        """Returns the blocks of each pool of an epoch, and the position after its last row."""
+    def _divide(self, epoch: int) -> tuple[list[list[Piece]], Array]:
+        """Returns what is in each pool of an epoch, and the position after its last row."""
         if epoch in self._pools:
             return self._pools[epoch]
-        order = [n for n, length in enumerate(self._lengths) if length]
         least = 1
         if self._seed is not None:
-            order = [order[n] for n in np.random.default_rng([self._seed, epoch]).permutation(len(order))]
-            least = self._pool or pool_rows(self._blocks)
-        pools: list[list[int]] = []
+            least = -(-(self._pool or self._blocks.pool_rows) // self._shards)
+        pools: list[list[Piece]] = []
         rows = least
-        for block in order:
+        for piece in self._arrange(epoch):
             if rows >= least:
                 pools.append([])
                 rows = 0
-            pools[-1].append(block)
-            rows += self._lengths[block]
-        ends = np.cumsum([sum(self._lengths[block] for block in pool) for pool in pools])
+            pools[-1].append(piece)
+            rows += piece.end - piece.first
+        ends = np.cumsum([sum(piece.end - piece.first for piece in pool) for pool in pools])
         self._pools = {
             **({epoch - 1: self._pools[epoch - 1]} if epoch - 1 in self._pools else {}),
             epoch: (pools, ends),
         }
         return pools, ends
+
+    def _arrange(self, epoch: int) -> list[Piece]:
+        """Returns the rows of an epoch, before those of a pool are shuffled."""
+        order = [n for n, length in enumerate(self._lengths) if length]
+        if self._seed is not None and self._shards == 1:
+            order = [order[n] for n in np.random.default_rng([self._seed, epoch]).permutation(len(order))]
+        elif self._seed is not None:
+            order = shuffle_by_file(order, self._blocks.rows.paths, np.random.default_rng([self._seed, epoch]))
+        pieces = cut_rows(order, self._lengths, self._first, self._end)
+        if self._seed is None or self._shards == 1:
+            return pieces
+        random = np.random.default_rng([self._seed, epoch, self._shard, 0, 1])  # so that a pool mixes the files
+        return [pieces[n] for n in random.permutation(len(pieces))]
 
     def _get(self, epoch: int, pool: int, count: int) -> tuple[Arrays, Array]:
         following = (epoch, pool + 1) if pool + 1 < count else (epoch + 1, 0)
@@ -291,17 +356,51 @@ class BlockOrder:
 
     def _load(self, epoch: int, pool: int) -> tuple[Arrays, Array]:
         """Returns the rows of a pool, and their order."""
-        arrays = concatenate([self._blocks.load(block) for block in self._divide(epoch)[0][pool]])
+        arrays = concatenate([self._load_piece(piece) for piece in self._divide(epoch)[0][pool]])
         if self._seed is None:
             return arrays, np.arange(len(arrays))
-        return store_by_rows(arrays), np.random.default_rng([self._seed, epoch, pool]).permutation(len(arrays))
+        seeds = [self._seed, epoch, pool, *([self._shard] if self._shards > 1 else [])]
+        return store_by_rows(arrays), np.random.default_rng(seeds).permutation(len(arrays))
+
+    def _load_piece(self, piece: Piece) -> Arrays:
+        arrays = self._blocks.load(piece.block)
+        if piece.end - piece.first == len(arrays):
+            return arrays
+        return arrays.map(partial(gather, rows=np.arange(piece.first, piece.end)))
 
 
-def pool_rows(blocks: Blocks) -> int:
-    """Returns the rows that fit in `POOL_BYTES`."""
-    first = blocks.head(256)
-    size = sum(
-        sum(map(len, array)) + STRING_BYTES * len(array) if array.dtype == object else array.nbytes
-        for array in tf.nest.flatten(first.parts)
+def can_divide(blocks: Blocks, shards: int) -> bool:
+    """Returns whether each shard can have a block of its own."""
+    return shards == 1 or int(np.count_nonzero(blocks.lengths())) >= shards
+
+
+def check_shards(shards: int, examples: Examples, global_size: int) -> None:
+    """Rejects `dataset.shards` if the training split or its global batches cannot be divided so."""
+    if shards == 1:
+        return
+    if not isinstance(examples, Blocks):
+        raise ConfigError(
+            f"dataset.shards={shards}: only tables that are read while training can be divided by their files; leave "
+            "it 1, or use dataset=table"
+        )
+    if global_size % shards:
+        raise ConfigError(
+            f"dataset.shards={shards}: a global batch of {global_size} examples has no equal part of each shard; use a "
+            f"divisor of {global_size}, or another training.batch_size"
+        )
+    if not can_divide(examples, shards):
+        raise ConfigError(
+            f"dataset.shards={shards}: the training split has {np.count_nonzero(examples.lengths())} blocks with rows, "
+            "and each shard needs one; use fewer shards, or write smaller row groups"
+        )
+
+
+def describe_shards(shards: int, examples: Examples, workers: int) -> str | None:
+    """Returns a note for the user if workers read rows that others train on."""
+    if not isinstance(examples, Blocks) or shards % workers == 0:
+        return None
+    cost = "every worker reads all files" if shards == 1 else "some files are read by two workers"
+    return (
+        f"dataset.shards={shards}: {cost} in each epoch; with {workers}, or a multiple of it, each of the {workers} "
+        "workers reads only its own part"
     )
-    return max(1, int(POOL_BYTES / max(size, 1) * len(first)))

@@ -29,6 +29,7 @@ def make_feed(
     buffer: int | None = None,
     threads: int | None = None,
     device_bytes: float | None = None,
+    shards: int = 1,
 ) -> Feed:
     """Makes the feed of one split.
 
@@ -40,6 +41,7 @@ def make_feed(
         transforms: preprocessing of a stream's inputs; arrays are preprocessed already.
         buffer, threads: `dataset.shuffle` (streams only) and `dataset.threads`.
         device_bytes: memory of the smallest device; None if devices use the host's memory.
+        shards: `dataset.shards`, which `check_shards` has checked for the training split.
 
     Raises ConfigError if the strategy cannot take such examples, or so many.
     """
@@ -51,10 +53,10 @@ def make_feed(
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         local_strategy = tf.distribute.get_strategy()  # only this process reads
         if isinstance(examples, Blocks):
-            return ParameterServerBlockFeed(examples, batching, local_strategy, *options)
+            return ParameterServerBlockFeed(examples, batching, local_strategy, *options, shards)
         return ParameterServerStreamFeed(examples, batching, local_strategy, *options)
     if isinstance(examples, Blocks):
-        return BlockFeed(examples, batching, strategy, *options)
+        return BlockFeed(examples, batching, strategy, *options, shards)
     return StreamFeed(examples, batching, strategy, *options)
 
 

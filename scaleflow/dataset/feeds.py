@@ -7,13 +7,14 @@ batch holds the same examples on any number of replicas, and a run can resume at
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.blocks import SLAB, BlockOrder, Blocks, read_slabs
+from scaleflow.dataset.blocks import SLAB, BlockOrder, Blocks, can_divide, read_slabs
 from scaleflow.dataset.cache import Transforms, batch_spec, preprocess_batches
 from scaleflow.dataset.shuffle import IsOwn, ShuffledOrder, shuffle_position
 from scaleflow.errors import ConfigError
@@ -278,7 +279,6 @@ class StreamFeed(SharesFeed):
     """Reads examples from a stream, and batches and pads them with tf.data. `make_feed` describes the arguments."""
 
     ahead = False  # tf.data reads ahead
-    _order_class: Callable[..., Any] = ShuffledOrder
 
     def __init__(
         self,
@@ -294,7 +294,7 @@ class StreamFeed(SharesFeed):
         self.batching = batching
         self._stream = stream
         self._buffer = buffer
-        self._order = self._order_class(stream, shuffle_seed, buffer)
+        self._order = self._make_order(shuffle_seed)
         self._strategy = strategy
         self._transforms = transforms or {}
         self._options = tf_data_options(threads)
@@ -303,8 +303,11 @@ class StreamFeed(SharesFeed):
     def reorder(self, seed: int) -> StreamFeed:
         """Returns a feed of the same examples in the order of another seed."""
         other = copy.copy(self)
-        other._order, other._datasets = self._order_class(self._stream, seed, self._buffer), {}
+        other._order, other._datasets = self._make_order(seed), {}
         return other
+
+    def _make_order(self, seed: int | None) -> Any:
+        return ShuffledOrder(self._stream, seed, self._buffer)
 
     def _read_shares(
         self, epoch: tf.Tensor, step: tf.Tensor, numbers: tf.data.Dataset, context: tf.distribute.InputContext
@@ -341,10 +344,32 @@ class StreamFeed(SharesFeed):
 
 
 class BlockFeed(StreamFeed):
-    """Reads rows from blocks, and preprocesses many of them at once. `make_feed` describes the arguments."""
+    """Reads rows from blocks, and preprocesses many of them at once. `make_feed` describes the arguments.
 
-    _order_class = BlockOrder
+    A global batch has an equal part of each shard, one after the other. So it does not depend on the workers, and a
+    worker reads only the shards of its part of the batch.
+    """
+
     _stream: Blocks
+
+    def __init__(
+        self,
+        stream: Blocks,
+        batching: Batching,
+        strategy: tf.distribute.Strategy,
+        shuffle_seed: int | None,
+        transforms: Transforms | None = None,
+        buffer: int | None = None,
+        threads: int | None = None,
+        shards: int = 1,
+    ) -> None:
+        shards = math.gcd(shards, batching.global_size)  # that of an evaluation may be another one
+        self._shards = shards if can_divide(stream, shards) else 1
+        super().__init__(stream, batching, strategy, shuffle_seed, transforms, buffer, threads)
+
+    def _make_order(self, seed: int | None) -> list[BlockOrder]:
+        """Returns the order of each shard."""
+        return [BlockOrder(self._stream, seed, self._buffer, n, self._shards) for n in range(self._shards)]
 
     def _read_shares(
         self, epoch: tf.Tensor, step: tf.Tensor, numbers: tf.data.Dataset, context: tf.distribute.InputContext
@@ -371,18 +396,34 @@ class BlockFeed(StreamFeed):
     def _read_slabs(self, firsts: tf.data.Dataset, share: int, workers: int, worker: int) -> tf.data.Dataset:
         """Returns a worker's shares of the steps from (epoch, first step) on, `_slab_steps` from each first.
 
-        Padding repeats the last row, with a mask of 0.
+        Padding repeats the last row of a shard, with a mask of 0.
         """
+        size = self.batching.global_size // self._shards  # rows of a shard in a global batch
         local = self.batching.global_size // workers
+        places = np.arange(worker * local, (worker + 1) * local)
+        parts = [(int(shard), places[places // size == shard] % size) for shard in np.unique(places // size)]
 
         def read(epoch: int, first: int) -> Any:
             steps = np.arange(first, min(first + self._slab_steps, self.batching.steps(self.examples)))
-            places = (steps[:, None] * self.batching.global_size + worker * local + np.arange(local)).ravel()
-            rows = self._order.take(epoch, np.minimum(places, self.examples - 1))
-            return *rows.parts, (places < self.examples).astype(np.float32)
+            rows = [read_shard(epoch, steps, *part) for part in parts]
+            if len(rows) == 1:
+                return rows[0]
+            return tf.nest.map_structure(lambda *arrays: join_by_step(arrays, len(steps)), *rows)
+
+        def read_shard(epoch: int, steps: np.ndarray[Any, Any], shard: int, mine: np.ndarray[Any, Any]) -> Any:
+            order = self._order[shard]
+            positions = (steps[:, None] * size + mine).ravel()
+            rows = order.take(epoch, np.minimum(positions, len(order) - 1))
+            return *rows.parts, (positions < len(order)).astype(np.float32)
 
         spec = *self._stream.rows.spec, tf.TensorSpec([], tf.float32)
         return preprocess_batches(read_slabs(firsts, read, spec), self._transforms).rebatch(share, drop_remainder=True)
+
+
+def join_by_step(arrays: Sequence[np.ndarray[Any, Any]], steps: int) -> np.ndarray[Any, Any]:
+    """Joins arrays that each have rows of the same steps: first all rows of the first step."""
+    joined = np.concatenate([array.reshape(steps, -1, *array.shape[1:]) for array in arrays], axis=1)
+    return joined.reshape(-1, *joined.shape[2:])
 
 
 def add_mask(parts: Any, mask: tf.Tensor) -> tuple[Any, ...]:

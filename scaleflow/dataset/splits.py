@@ -141,8 +141,9 @@ def prepare_splits(
     fingerprints = {name: fingerprint_split(name, examples) for name, examples in raw.by_name().items()}
     raw = replace(raw, fingerprints=fingerprints, is_drawn_as_read=is_drawn)
     preprocessings = choose_preprocessing(source, options) if preprocesses else {}
-    cached = cache_splits(preprocess_splits(preprocessings, raw, workers), options.cache, workers)
-    if preprocesses and options.cache == "auto" and isinstance(cached.train, Blocks):
+    cache = options.cache if options.shards == 1 else "none"  # each worker would keep the rows of all
+    cached = cache_splits(preprocess_splits(preprocessings, raw, workers), cache, workers)
+    if preprocesses and cache == "auto" and isinstance(cached.train, Blocks):
         emit(
             Note(
                 f"dataset.cache=auto: the rows are read while training, because all of them take more than "

@@ -196,6 +196,7 @@ class TableRows:
         self._numbers: list[str] = []
         self.blocks = files.list_blocks(group, self._columns[-1])
         self.lengths: Sequence[int] = [block.rows for block in self.blocks]
+        self.paths: Sequence[str] = [block.path for block in self.blocks]
         self._firsts = np.cumsum([0, *self.lengths])
         paths = files.by_split[group]
         self.malformed: Sequence[str] = [each for path in paths for each in files.malformed.get(path, ())]

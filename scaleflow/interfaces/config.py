@@ -243,6 +243,10 @@ class Dataset:
             temporary file in TMPDIR, deleted with the process) or `none`. Text and examples of different shapes
             cannot be kept. Default `auto`: `memory` for a split of at most 1 GiB (of a table: 256 MiB) that takes at
             most a quarter of the free memory of each worker, otherwise `none`.
+        shards: the number of parts into which each epoch divides the files of a table that is read while training. A
+            global batch has the same number of rows of each, so the order does not depend on the number of workers, and
+            a worker reads only its own parts, if this is a multiple of the number of workers. At least 1, a divisor of
+            the global batch size. Default 1: each worker reads all files.
         threads: the number of threads of tf.data's own pool. At least 1. Default null: tf.data shares TensorFlow's.
         on_bad_example: what to do with an example that cannot be read. `raise` ends the command or the run with an
             error that names it. `skip` reads all examples before training and leaves the bad ones out. Default
@@ -258,6 +262,7 @@ class Dataset:
     validation: float | str | None = 0.1
     shuffle: int | None = field(default=None, metadata={"at_least": 1})
     cache: Literal["auto", "memory", "file", "none"] = "auto"
+    shards: int = field(default=1, metadata={"at_least": 1})
     threads: int | None = field(default=None, metadata={"at_least": 1})
     on_bad_example: Literal["raise", "skip"] = "raise"
     normalise: bool = False

@@ -143,6 +143,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
 
     runtime, source = data.runtime, data.source
     check_batch_size(plan.training, runtime.batching, len(data.splits.train))
+    dataset.check_shards(plan.dataset.shards, data.splits.train, runtime.batching.global_size)
     splits = apply_debug_subset(data.splits, plan, runtime)
     train, validation, test = make_feeds(splits, runtime, plan)
     startup_timer.end_part("data")
@@ -170,6 +171,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
         *model.find_batch_norm_warnings(engine.model, runtime.read_batching(runtime.batching)),
         optimizer.find_warm_up_warning(plan.optimizer, length.total),
         find_table_warning(plan, runtime, engine),
+        dataset.describe_shards(plan.dataset.shards, splits.train, count_synchronous_workers(plan)),
     )
     for note in filter(None, warnings):
         emit(Note(note))
@@ -625,7 +627,11 @@ def make_feeds(splits: Splits, runtime: Runtime, plan: Plan) -> tuple[Feed, Feed
     evaluation_batching = runtime.read_batching(divide_evaluation(runtime, plan))
     device_bytes = gpu_memory_bytes(runtime.kind, plan.hardware)
     read = functools.partial(
-        dataset.make_feed, transforms=splits.transforms, threads=plan.dataset.threads, device_bytes=device_bytes
+        dataset.make_feed,
+        transforms=splits.transforms,
+        threads=plan.dataset.threads,
+        device_bytes=device_bytes,
+        shards=plan.dataset.shards,
     )
 
     def in_order(examples: Examples | None) -> Feed | None:

@@ -14,12 +14,14 @@ from tests.dataset.files import options
 from tests.dataset.reading import numbered, reader, spread_over
 
 LENGTHS = (40, 0, 25, 60, 10, 33)
+FILES = ("a", "a", "a", "b", "b", "c")
 
 
 class Rows:
     """Numbered rows in blocks, some of which cannot be used."""
 
     lengths = LENGTHS
+    paths = FILES
     malformed: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
 
@@ -45,13 +47,14 @@ class Rows:
         return f"row {row}"
 
 
-def read_epochs(replicas: int) -> Any:
+def read_epochs(replicas: int, shards: int = 1) -> Any:
     from scaleflow.dataset.blocks import make_blocks
     from scaleflow.dataset.feeds import BlockFeed
 
     strategy = spread_over(replicas)
     rows = Rows()
-    feed = BlockFeed(make_blocks(rows), Batching(8 // replicas, 1, replicas), strategy, 3, buffer=20)
+    batching = Batching(8 // replicas, 1, replicas)
+    feed = BlockFeed(make_blocks(rows), batching, strategy, 3, buffer=20, shards=shards)
     read = reader(strategy, feed)
     epochs = [read(0), read(1), read(0)]
     resumed = read(1, 9)
@@ -59,7 +62,7 @@ def read_epochs(replicas: int) -> Any:
     read(1, feed.batching.steps(feed.examples) - 1)
     last = list(rows.blocks_read)
     other = reader(strategy, feed.reorder(4))(0)
-    in_order = reader(strategy, BlockFeed(make_blocks(rows), Batching(8 // replicas, 1, replicas), strategy, None))(0)
+    in_order = reader(strategy, BlockFeed(make_blocks(rows), batching, strategy, None, shards=shards))(0)
     fit = [targets.numpy()[mask.numpy() > 0].tolist() for _, targets, mask in feed.batches(2, 22)]
     return epochs, resumed, last, other, in_order, fit
 
@@ -68,44 +71,125 @@ def flat(batches: Any) -> list[int]:
     return [number for batch, _ in batches for number in batch]
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_each_row_comes_once_in_an_order_of_the_seed_and_the_epoch(isolated: Callable[..., Any], replicas: int) -> None:
-    epochs, resumed, last, other, in_order, fit = isolated(read_epochs, replicas)
+@pytest.mark.parametrize(("replicas", "shards"), [(1, 1), (2, 1), (2, 4)])
+def test_each_row_comes_once_in_an_order_of_the_seed_and_the_epoch(
+    isolated: Callable[..., Any], replicas: int, shards: int
+) -> None:
+    epochs, resumed, last, other, in_order, fit = isolated(read_epochs, replicas, shards)
     every = list(range(sum(LENGTHS)))
     orders = [flat(epoch) for epoch in epochs]
-    assert all(sorted(order) == every for order in [*orders, flat(other)])
+    assert all(sorted(order) == every for order in [*orders, flat(other), flat(in_order)])
     assert orders[0] == orders[2]
     assert len({tuple(order) for order in [*orders, flat(other)]}) == 3
     assert resumed == epochs[1][9:]
-    assert 0 < len(last) < 5  # not all blocks
-    assert flat(in_order) == every
+    assert 0 < len(last) < 5 * shards  # not all blocks
+    assert (flat(in_order) == every) == (shards == 1)
     assert {length for _, length in epochs[0]} == {8}
     assert [list(chain(*batches)) for batches in (fit[:21], fit[21:])] == orders[:2]
 
 
-def test_replicas_change_nothing(isolated: Callable[..., Any]) -> None:
-    alone, divided = (isolated(read_epochs, replicas)[0] for replicas in (1, 2))
+@pytest.mark.parametrize("shards", [1, 4])
+def test_replicas_change_nothing(isolated: Callable[..., Any], shards: int) -> None:
+    alone, divided = (isolated(read_epochs, replicas, shards)[0] for replicas in (1, 2))
     assert alone == divided
 
 
-def read_worker_shares() -> Any:
+def read_worker_shares(workers: int, shards: int) -> Any:
     import tensorflow as tf
 
     from scaleflow.dataset.blocks import make_blocks
     from scaleflow.dataset.feeds import BlockFeed
 
-    feed = BlockFeed(make_blocks(Rows()), Batching(4, 1, 2), tf.distribute.get_strategy(), 3)
-    contexts = [tf.distribute.InputContext(2, worker, 2) for worker in range(2)]
+    feed = BlockFeed(
+        make_blocks(Rows()),
+        Batching(12 // workers, 1, workers),
+        tf.distribute.get_strategy(),
+        3,
+        buffer=12,
+        shards=shards,
+    )
+    contexts = [tf.distribute.InputContext(workers, worker, workers) for worker in range(workers)]
     shares = [list(feed._read_shares(0, 2, tf.data.Dataset.range(0), each).as_numpy_iterator()) for each in contexts]
-    whole = list(feed.batches(1, 21).as_numpy_iterator())[2:]
-    return [np.concatenate([a[1], b[1]]).tolist() for a, b in zip(*shares, strict=True)], [
-        y.tolist() for _, y, _ in whole
+    whole = [(targets.tolist(), mask.tolist()) for _, targets, mask in feed.batches(1, 14).as_numpy_iterator()]
+    together = [
+        [np.concatenate(parts).tolist() for parts in zip(*step, strict=True)] for step in zip(*shares, strict=True)
     ]
+    return [(targets, mask) for _, targets, mask in together], whole[2:]
 
 
-def test_each_worker_reads_its_share_of_a_batch(isolated: Callable[..., Any]) -> None:
-    together, whole = isolated(read_worker_shares)
+@pytest.mark.parametrize(("workers", "shards"), [(2, 1), (2, 2), (2, 4), (3, 4)])
+def test_each_worker_reads_its_share_of_a_batch(isolated: Callable[..., Any], workers: int, shards: int) -> None:
+    together, whole = isolated(read_worker_shares, workers, shards)
     assert together == whole
+
+
+def order_files(shards: int, lengths: list[int], seed: int | None, epochs: int = 3) -> list[list[list[str]]]:
+    """For each epoch and shard the files that are read, of files with a single block each."""
+    from scaleflow.dataset.blocks import BlockOrder, make_blocks
+
+    class Files(Rows):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lengths = tuple(lengths)
+            self.paths = tuple(map(str, range(len(lengths))))
+
+    orders = [BlockOrder(make_blocks(Files()), seed, 1, shard, shards) for shard in range(shards)]
+    return [[[str(piece.block) for piece in order._arrange(epoch)] for order in orders] for epoch in range(epochs)]
+
+
+def read_selected_shards() -> Any:
+    from scaleflow.dataset.blocks import BlockOrder, make_blocks
+
+    blocks = make_blocks(Rows()).select(np.arange(sum(LENGTHS)) % 3 > 0)
+    orders = [BlockOrder(blocks, 3, 20, shard, 4) for shard in range(4)]
+    return [order.take(1, np.arange(len(order))).targets.tolist() for order in orders]
+
+
+def test_shards_have_the_rows_that_were_selected(isolated: Callable[..., Any]) -> None:
+    shards = isolated(read_selected_shards)
+    assert sorted(chain(*shards)) == [row for row in range(sum(LENGTHS)) if row % 3 > 0]
+    assert [len(rows) for rows in shards] == [28] * 4
+
+
+def test_shards_are_made_of_different_files_in_each_epoch(isolated: Callable[..., Any]) -> None:
+    epochs = isolated(order_files, 4, [10] * 12, 3)
+    for shards in epochs:
+        assert [len(files) for files in shards] == [3] * 4
+        assert sorted(chain(*shards)) == sorted(map(str, range(12)))
+    assert len({frozenset(shards[0]) for shards in epochs}) == 3
+
+
+def test_shards_of_uneven_files_share_at_most_the_files_at_their_ends(isolated: Callable[..., Any]) -> None:
+    for shards in isolated(order_files, 3, [1, 50, 7, 22, 3, 90, 14, 8, 31], 3):
+        assert len(list(chain(*shards))) <= 9 + 2
+        assert len(set(chain(*shards))) == 9
+
+
+def refuse_shards() -> list[str]:
+    from scaleflow.dataset.blocks import check_shards, describe_shards, make_blocks
+    from scaleflow.errors import ConfigError
+
+    messages = []
+    for wanted, examples, size in ((2, numbered(9), 8), (3, make_blocks(Rows()), 8), (8, make_blocks(Rows()), 16)):
+        with pytest.raises(ConfigError) as refusal:
+            check_shards(wanted, examples, size)
+        messages.append(str(refusal.value))
+    check_shards(5, make_blocks(Rows()), 10)
+    notes = [describe_shards(shards, make_blocks(Rows()), 2) for shards in (1, 3, 4)]
+    return [*messages, *map(str, notes)]
+
+
+def test_shards_that_cannot_be_are_refused_in_words(isolated: Callable[..., Any]) -> None:
+    memory, batch, blocks, one, odd, even = isolated(refuse_shards)
+    assert memory.startswith("dataset.shards=2: only tables that are read while training")
+    assert batch.startswith("dataset.shards=3: a global batch of 8 examples has no equal part of each shard")
+    assert blocks.startswith("dataset.shards=8: the training split has 5 blocks with rows")
+    assert one == (
+        "dataset.shards=1: every worker reads all files in each epoch; with 2, or a multiple of it, each of the 2 "
+        "workers reads only its own part"
+    )
+    assert odd.startswith("dataset.shards=3: some files are read by two workers")
+    assert even == "None"
 
 
 def divide() -> Any:
