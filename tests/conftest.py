@@ -90,9 +90,20 @@ def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(folder))
         patch.setattr(tempfile, "tempdir", None)
+        patch.setenv("XDG_CACHE_HOME", str(link_cache(folder / "cache")))
         yield
     for path in folder.glob("[!p]*"):  # pymp-*: multiprocessing takes that away at exit
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def link_cache(folder: Path) -> Path:
+    """A cache folder of the session's, with links to what other libraries keep in the user's."""
+    folder.mkdir()
+    real = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    for path in real.glob("*"):
+        if path.name != "scaleflow":
+            (folder / path.name).symlink_to(path)
+    return folder
 
 
 @pytest.fixture(autouse=True)

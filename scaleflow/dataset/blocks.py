@@ -9,6 +9,7 @@ The rows can be divided into shards, so that workers read different files. Each 
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -50,6 +51,7 @@ class RowReader(Protocol):
         spec: the specs (inputs, targets) of one row.
         malformed: messages about rows that are in no block, because they cannot be divided into fields.
         faults: these, and messages about the first other rows that cannot be used.
+        sampled: the indices of the rows to learn a preprocessing from: [n] int64.
     """
 
     lengths: Sequence[int]
@@ -57,12 +59,19 @@ class RowReader(Protocol):
     spec: tuple[Any, Any]
     malformed: Sequence[str]
     faults: Sequence[str]
+    sampled: Array
 
     def read(self, block: int, rows: int | None = None) -> tuple[Arrays, Mapping[int, str]]:
         """Returns the first `rows` of a block, or all of them, and why some of them cannot be used, by their index."""
 
     def sample(self) -> tuple[Any, Array]:
         """Returns the inputs of rows to learn a preprocessing from, and the indices of these rows: [n] int64."""
+
+    def recall(self, what: str, options: Any, learn: Callable[[], Any]) -> Any:
+        """Returns what `learn` learns from the sample, or what an earlier run has learned with equal `options`.
+
+        `what` is a word for it. All is plain values that JSON can hold.
+        """
 
     def name(self, row: int) -> str:
         """Names a row by its file."""
@@ -154,6 +163,11 @@ class Blocks(Stream):
             return inputs
         keep = self.keep[numbers]
         return tf.nest.map_structure(lambda array: array[keep], inputs)
+
+    def recall(self, what: str, options: Any, learn: Callable[[], Any]) -> Any:
+        """Returns what `learn` learns from `sample`, or what an earlier run has learned from the same rows."""
+        is_used = None if self.keep is None else self.keep[self.rows.sampled].tobytes()
+        return self.rows.recall(what, [options, is_used and hashlib.blake2b(is_used).hexdigest()], learn)
 
     def slabs(self) -> tf.data.Dataset:
         """Returns (inputs [b, ...], targets [b, ...]) of all rows in their order."""

@@ -25,12 +25,9 @@ def find_in_store(address: str, suffixes: Sequence[str]) -> dict[str, list[str]]
     Raises ConfigError if there is no such file, or if the store does not answer or refuses the request.
     """
     scheme, path = split_address(KEY, address)
-    base = re.split(r"[*?\[]", path, maxsplit=1)[0]
-    is_glob = base != path
-    root = base.rpartition("/")[0] if is_glob else path
-    if not root:
-        raise ConfigError(f"dataset.data_dir={address}: expected the name of a bucket without * and ?")
-    names = call_store(KEY, address, lambda: list_files(scheme, root))
+    root = find_root(address)
+    is_glob = root != path
+    names = [info.path for info in call_store(KEY, address, lambda: list_files(scheme, root))]
     if is_glob:
         names = [name for name in names if fnmatch.fnmatchcase(name, path)]
     if is_glob or names == [root]:
@@ -44,15 +41,36 @@ def find_in_store(address: str, suffixes: Sequence[str]) -> dict[str, list[str]]
     return {split: [f"{scheme}://{name}" for name in each] for split, each in by_split.items()}
 
 
-def list_files(scheme: str, root: str) -> list[str]:
-    """Returns the sorted names of the files that are below a prefix, or the prefix if it is a file."""
+def find_root(address: str) -> str:
+    """Returns the bucket of an address with its path, or with the folders of it before the first `*`, `?` or `[`."""
+    path = split_address(KEY, address)[1]
+    base = re.split(r"[*?\[]", path, maxsplit=1)[0]
+    root = base if base == path else base.rpartition("/")[0]
+    if not root:
+        raise ConfigError(f"dataset.data_dir={address}: expected the name of a bucket without * and ?")
+    return root
+
+
+def list_files(scheme: str, root: str) -> list[Any]:
+    """Returns the files that are below a prefix, or the prefix if it is a file, as sorted `pyarrow.fs.FileInfo`."""
     from pyarrow import fs
 
     system = connect(scheme)
-    if system.get_file_info(root).type == fs.FileType.File:
-        return [root]
+    one = system.get_file_info(root)
+    if one.type == fs.FileType.File:
+        return [one]
     infos = system.get_file_info(fs.FileSelector(root, recursive=True))
-    return sorted(info.path for info in infos if info.type == fs.FileType.File)
+    return sorted((info for info in infos if info.type == fs.FileType.File), key=lambda info: info.path)
+
+
+def identify_in_store(address: str) -> dict[str, tuple[int, int | None]]:
+    """Returns the size of each file in bytes, and the time of its last change in nanoseconds if the store tells.
+
+    The files are those that `find_in_store` may return, by their addresses.
+    """
+    scheme = split_address(KEY, address)[0]
+    infos = call_store(KEY, address, lambda: list_files(scheme, find_root(address)))
+    return {f"{scheme}://{info.path}": (info.size, info.mtime_ns) for info in infos}
 
 
 def open_in_store(address: str) -> Any:

@@ -72,12 +72,26 @@ def learn_on_chief(preprocessings: Preprocessings, train: Examples, workers: Wor
     Raises ConfigError if an example cannot be read.
     """
 
-    def learn() -> str:
+    def learn() -> dict[str, Any]:
         with refuse_unreadable("train", train):
-            return json.dumps({name: each.learn(raw_batches(train, name)) for name, each in preprocessings.items()})
+            return {name: each.learn(raw_batches(train, name)) for name, each in preprocessings.items()}
 
-    learned: Mapping[str, Any] = json.loads(workers.from_chief(learn))
+    def recall() -> dict[str, Any]:
+        options = describe_options(preprocessings)
+        if options is None or not isinstance(train, Blocks):
+            return learn()
+        found: dict[str, Any] = train.recall("statistics", options, learn)
+        return found
+
+    learned: Mapping[str, Any] = json.loads(workers.from_chief(lambda: json.dumps(recall())))
     return learned
+
+
+def describe_options(preprocessings: Preprocessings) -> list[Any] | None:
+    """Returns the classes and the options of preprocessings; None if they are a user's, whose code may change."""
+    if any(not type(each).__module__.startswith("scaleflow.") for each in preprocessings.values()):
+        return None
+    return [(name, type(each).__qualname__, vars(each)) for name, each in preprocessings.items()]
 
 
 def raw_batches(examples: Examples, name: str) -> Iterator[np.ndarray[Any, Any]]:

@@ -17,6 +17,7 @@ from scaleflow.dataset.cache import Transforms, cache_blocks, cache_split, refus
 from scaleflow.dataset.contract import check_contract, check_examples
 from scaleflow.dataset.files import draw
 from scaleflow.dataset.fingerprint import Fingerprint, fingerprint_split
+from scaleflow.dataset.learned_cache import LearnedCache
 from scaleflow.dataset.preprocessing import (
     Preprocessings,
     choose_preprocessing,
@@ -141,8 +142,12 @@ def prepare_splits(
     fingerprints = {name: fingerprint_split(name, examples) for name, examples in raw.by_name().items()}
     raw = replace(raw, fingerprints=fingerprints, is_drawn_as_read=is_drawn)
     preprocessings = choose_preprocessing(source, options) if preprocesses else {}
+    preprocessed = preprocess_splits(preprocessings, raw, workers)
+    learned = getattr(source, "learned_cache", None)
+    for note in learned.notes if isinstance(learned, LearnedCache) else ():
+        emit(Note(note))
     cache = options.cache if options.shards == 1 else "none"  # each worker would keep the rows of all
-    cached = cache_splits(preprocess_splits(preprocessings, raw, workers), cache, workers)
+    cached = cache_splits(preprocessed, cache, workers)
     if preprocesses and cache == "auto" and isinstance(cached.train, Blocks):
         emit(
             Note(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from itertools import islice
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from scaleflow.dataset.files import (
     parse_fraction,
     parse_words,
 )
+from scaleflow.dataset.learned_cache import LearnedCache
 from scaleflow.dataset.table_columns import Category, Date, Number, WordBag
 from scaleflow.dataset.table_files import CsvForm, TableFiles, open_tables
 from scaleflow.dataset.table_values import (
@@ -101,6 +101,7 @@ class Table:
         test: fraction of the rows in the test split, if file names denote no splits.
         split_seed: selects the test rows.
         learn_on: number of rows from which types, means, words and classes are learned; null: all.
+        cache_dir: where that, and the numbers of rows, are kept for later runs; null: see `LearnedCache`.
 
     Raises:
         ConfigError: if files or columns are missing or do not fit, or an option is invalid.
@@ -128,6 +129,7 @@ class Table:
         test: float = TEST_FRACTION,
         split_seed: int = 0,
         learn_on: int | None = 100_000,
+        cache_dir: str | None = None,
     ) -> None:
         parse_choice(kind, "dataset.kind", KINDS)
         self._test = parse_fraction(test)
@@ -139,17 +141,23 @@ class Table:
         length = parse_tokens(tokens, parse_flag(embed, "dataset.embed"))
         learn_on = None if learn_on is None else parse_count(learn_on, "dataset.learn_on", 1)
         form = CsvForm(delimiter, tuple(parse_words(header, "dataset.header")), encoding, tuple(self._missing))
-        self._files = open_tables(data_dir, form)
+        self.learned_cache = LearnedCache(cache_dir, data_dir)
+        self._files = open_tables(data_dir, form, self.learned_cache)
         self._target = target
         names = choose_columns(self._files.names, target, columns, drop)
         self._files.use([*names, target])
         given = parse_column_kinds(names, {NUMBER: numeric, CATEGORY: categorical, TEXT: text})
         self._read = partial(TableRows, self._files, (*names, target), tuple(self._missing), learn_on)
         rows = self._read("train" if "train" in self._files.by_split else ALL)
-        sample = rows.sample_columns
-        check_column_types(sample, given)
-        self.outputs = describe_target(sample, target, kind, self._most, is_scaled)
-        self._kinds = {name: given.get(name) or choose_kind(sample, name, self._most) for name in names}
+
+        def learn() -> Any:
+            sample = rows.sample_columns
+            check_column_types(sample, given)
+            outputs = describe_target(sample, target, kind, self._most, is_scaled)
+            return {name: given.get(name) or choose_kind(sample, name, self._most) for name in names}, asdict(outputs)
+
+        self._kinds, described = rows.recall("types", [given, kind, self._most, is_scaled], learn)
+        self.outputs = restore_outputs(**described)
         self.inputs = {
             name: Inputs((), "float32" if each == NUMBER else "string") for name, each in self._kinds.items()
         }
@@ -193,16 +201,42 @@ class TableRows:
         self._files = files
         self._columns = list(columns)
         self._missing = missing
-        self._numbers: list[str] = []
+        self._learn_on = learn_on
         self.blocks = files.list_blocks(group, self._columns[-1])
         self.lengths: Sequence[int] = [block.rows for block in self.blocks]
         self.paths: Sequence[str] = [block.path for block in self.blocks]
         self._firsts = np.cumsum([0, *self.lengths])
         paths = files.by_split[group]
         self.malformed: Sequence[str] = [each for path in paths for each in files.malformed.get(path, ())]
-        count = sum(self.lengths)
-        self.learned = count if learn_on is None else min(learn_on, count)
-        self.sample_columns, self._sample_rows = self._read_sample()
+        self._sampled_blocks, self.sampled = self._choose_sample()
+        self.learned = len(self.sampled)
+
+    def recall(self, what: str, options: Any, learn: Callable[[], Any]) -> Any:
+        """Returns what `learn` learns from the sample, or what an earlier run has learned from it: see `LearnedCache`.
+
+        Args:
+            what: a word for it.
+            options: all that it depends on besides the rows.
+            learn: returns values that JSON can hold.
+        """
+        files = self._files
+        form = [files.form, str(files.used), files.partitions, self._columns, self._missing, self._learn_on]
+        return files.cache.recall(what, files.by_split[self.group], [form, options], learn)
+
+    @cached_property
+    def sample_columns(self) -> SampleColumns:
+        """The sample as it is in the files; it is read when it is first used."""
+        import pyarrow
+
+        parts: list[dict[str, Any]] = []
+        for block, rows in self._sampled_blocks:  # as strings in a CSV file, whether numbers are known yet or not
+            parts.append(self._read_columns(block, None if rows == self.lengths[block] else rows))
+        columns = {name: pyarrow.chunked_array([c for part in parts for c in part[name].chunks]) for name in parts[0]}
+        return SampleColumns(columns, self._files.format, lambda row: self.name(int(self.sampled[row])))
+
+    @cached_property
+    def _sample(self) -> tuple[Arrays, dict[int, str]]:
+        return self._convert(self.sample_columns.columns)
 
     def describe(self, target: str, kinds: Mapping[str, str], outputs: Outputs) -> TableRows:
         """Says how columns are converted; rows can be read then."""
@@ -211,11 +245,14 @@ class TableRows:
         specs = {name: tf.TensorSpec([], tf.float32 if kind == NUMBER else tf.string) for name, kind in kinds.items()}
         self.spec = specs, targets
         used = [*(name for name in kinds if kinds[name] == NUMBER), *([target] if outputs.kind == "regression" else [])]
-        self._numbers = [name for name in used if are_plain_numbers(self.sample_columns.columns[name])]
-        self._sample = self._convert(self.sample_columns.columns)
-        faults = self._sample[1]
-        named = (f"{self.name(int(self._sample_rows[row]))}: {faults[row]}" for row in sorted(faults))
-        self.faults: Sequence[str] = [*self.malformed, *islice(named, NAMED)][:NAMED]
+
+        def learn() -> Any:
+            numbers = [name for name in used if are_plain_numbers(self.sample_columns.columns[name])]
+            faults = self._sample[1]
+            return numbers, [f"{self.name(int(self.sampled[row]))}: {faults[row]}" for row in sorted(faults)[:NAMED]]
+
+        self._numbers, faults = self.recall("types", [kinds, outputs], learn)
+        self.faults: Sequence[str] = [*self.malformed, *faults][:NAMED]
         return self
 
     def read(self, block: int, rows: int | None = None) -> tuple[Arrays, Mapping[int, str]]:
@@ -224,13 +261,13 @@ class TableRows:
         if rows is not None:
             end = min(first + rows, end)
         if self.learned < self._firsts[-1]:
-            return self._convert(self._read_columns(block, rows))
+            return self._convert(self._read_columns(block, rows, self._numbers))
         arrays, faults = self._sample
         part = {row - first: reason for row, reason in faults.items() if first <= row < end}
         return arrays.map(lambda array: array[first:end]), part
 
     def sample(self) -> tuple[Any, Array]:
-        return self._sample[0].inputs, self._sample_rows
+        return self._sample[0].inputs, self.sampled
 
     def name(self, row: int) -> str:
         """Names a row by its file; the first row of a file is row 1, and a header does not count."""
@@ -239,34 +276,33 @@ class TableRows:
         before = next(n for n, each in enumerate(self.blocks) if each.path == path)
         return f"{path}, row {row - self._firsts[before] + 1}"
 
-    def _read_columns(self, block: int, rows: int | None = None) -> dict[str, Any]:
-        table = self._files.read(self.blocks[block], self._columns, rows, self._numbers)
+    def _read_columns(self, block: int, rows: int | None, numbers: Sequence[str] = ()) -> dict[str, Any]:
+        table = self._files.read(self.blocks[block], self._columns, rows, numbers)
         return {name: clean_column(table[name], self._missing) for name in self._columns}
 
-    def _read_sample(self) -> tuple[SampleColumns, Array]:
-        """Reads the first rows of blocks that are spread evenly over the files."""
-        import pyarrow
+    def _choose_sample(self) -> tuple[list[tuple[int, int]], Array]:
+        """Returns the blocks of the sample with the number of their first rows in it, and the indices of these rows.
 
+        The blocks are spread evenly over the files.
+        """
         chosen = np.flatnonzero(self.lengths)
         if not len(chosen):
             files = "the files" if self.group == ALL else f"the files of the split {self.group!r}"
             raise ConfigError(
                 f"dataset.data_dir: {files} have no rows{''.join(f'; {row}' for row in self.malformed[:1])}"
             )
-        if self.learned < self._firsts[-1]:
-            most = -(-self.learned * len(chosen) // self._firsts[-1]) + 1 if self._files.is_text else SAMPLED_BLOCKS
+        count = int(self._firsts[-1])
+        left = count if self._learn_on is None else min(self._learn_on, count)
+        if left < count:
+            most = -(-left * len(chosen) // count) + 1 if self._files.is_text else SAMPLED_BLOCKS
             chosen = chosen[np.unique(np.linspace(0, len(chosen) - 1, min(most, SAMPLED_BLOCKS)).astype(int))]
-        parts: list[dict[str, Any]] = []
-        numbers, left = [], self.learned
+        blocks, numbers = [], []
         for n, block in enumerate(map(int, chosen)):
             rows = min(self.lengths[block], -(-left // (len(chosen) - n)))
-            parts.append(self._read_columns(block, None if rows == self.lengths[block] else rows))
+            blocks.append((block, rows))
             numbers.append(self._firsts[block] + np.arange(rows))
             left -= rows
-        columns = {name: pyarrow.chunked_array([c for part in parts for c in part[name].chunks]) for name in parts[0]}
-        rows_of = np.concatenate(numbers)
-        self.learned = len(rows_of)
-        return SampleColumns(columns, self._files.format, lambda row: self.name(int(rows_of[row]))), rows_of
+        return blocks, np.concatenate(numbers)
 
     def _convert(self, columns: Mapping[str, Any]) -> tuple[Arrays, dict[int, str]]:
         """Converts columns to arrays, and says which rows cannot be used."""
@@ -462,6 +498,11 @@ def describe_target(rows: SampleColumns, target: str, kind: str, most: int, is_s
     is_binary = kind == "binary" or (kind == "auto" and len(classes) == 2)
     resolved: Kind = "binary" if is_binary else "classification"
     return Outputs(resolved, (1,) if is_binary else (len(classes),), tuple(classes))
+
+
+def restore_outputs(kind: Kind, shape: Sequence[int], names: Any, ignore: int | None, scaling: Any) -> Outputs:
+    """Returns the `Outputs` whose fields, as JSON holds them, are the arguments."""
+    return Outputs(kind, tuple(shape), tuple(names) if names else None, ignore, tuple(scaling) if scaling else None)
 
 
 def has_values(rows: SampleColumns, target: str) -> bool:

@@ -6,6 +6,7 @@ pyarrow is imported inside the functions, because only this dataset needs it.
 
 from __future__ import annotations
 
+import base64
 import codecs
 import contextlib
 import glob
@@ -20,6 +21,7 @@ from urllib.parse import unquote
 import numpy as np
 
 from scaleflow.dataset.files import expand_data_dir, find_files
+from scaleflow.dataset.learned_cache import LearnedCache
 from scaleflow.dataset.object_store import find_in_store, open_in_store
 from scaleflow.errors import ConfigError
 from scaleflow.object_store import is_store_address
@@ -89,6 +91,7 @@ class TableFiles:
         by_split: the files of each split, or all of them as `all`.
         format: the name of their format.
         csv: the form of CSV files.
+        cache: what earlier runs have learned of the files.
         schemas: the names of the columns of each file, and their types; in a CSV file these are strings.
         used: the names and the types of the used columns, which all files have.
         partitions: the columns that the names of a file's folders give, such as `year=2024`, with their values; by
@@ -99,7 +102,8 @@ class TableFiles:
     by_split: dict[str, list[str]]
     format: str
     csv: CsvForm
-    schemas: dict[str, Any]
+    cache: LearnedCache
+    schemas: dict[str, Any] = field(default_factory=dict)
     used: Any = None
     partitions: dict[str, dict[str, Any]] = field(default_factory=dict)
     malformed: dict[str, list[str]] = field(default_factory=dict)
@@ -109,9 +113,28 @@ class TableFiles:
         """Whether a part of a block cannot be read alone."""
         return self.format in ("csv", "json")
 
+    @property
+    def form(self) -> list[Any]:
+        """How the files are divided into rows; part of the fingerprint of what is learned of them."""
+        block = TEXT_BLOCK if self.is_text else None
+        return [self.format, self.csv.delimiter, self.csv.header, self.csv.encoding, block]
+
     def list_blocks(self, split: str, column: str) -> list[Block]:
-        """Returns the blocks of a split. Text files are read for it, as far as `column`."""
-        return [block for path in self.by_split[split] for block in self._list_blocks(path, column)]
+        """Returns the blocks of a split. Text files are read for it, as far as `column`, unless an earlier run has."""
+        paths = self.by_split[split]
+
+        def learn() -> list[Any]:
+            blocks = [[(each.place, each.rows) for each in self._list_blocks(path, column)] for path in paths]
+            return [(each, self.malformed.get(path, [])) for path, each in zip(paths, blocks, strict=True)]
+
+        parsed = str(self.used) if self.format == "json" else column
+        found = []
+        for path, (blocks, malformed) in zip(
+            paths, self.cache.recall("rows", paths, [self.form, parsed], learn), strict=True
+        ):
+            self.malformed[path] = malformed
+            found += [Block(path, tuple(at) if isinstance(at, list) else at, rows) for at, rows in blocks]
+        return found
 
     def read(self, block: Block, columns: Sequence[str], rows: int | None = None, numbers: Sequence[str] = ()) -> Any:
         """Returns columns of the first rows of a block, or of all of them, as a `pyarrow.Table`.
@@ -177,6 +200,21 @@ class TableFiles:
                     f"dataset.data_dir: {path} and {first} have different columns: {explain(error)}; write both with "
                     "the same types, or leave the column out with dataset.drop"
                 ) from error
+
+    def read_schemas(self, paths: Sequence[str]) -> list[Any]:
+        """Returns the schema of each file, as `read_schema` reads it, or as an earlier run has read it."""
+        import pyarrow
+        from pyarrow import ipc
+
+        def learn() -> list[Any]:
+            numbers: dict[str, int] = {}  # most files have the same one
+            encoded = (base64.b64encode(self.read_schema(path).serialize()).decode() for path in paths)
+            found = [numbers.setdefault(each, len(numbers)) for each in encoded]
+            return [list(numbers), found]
+
+        encoded, numbers = self.cache.recall("columns", paths, self.form, learn)
+        schemas = [ipc.read_schema(pyarrow.py_buffer(base64.b64decode(each))) for each in encoded]
+        return [schemas[number] for number in numbers]
 
     def read_schema(self, path: str) -> Any:
         """Returns the names and the types of the columns of a file."""
@@ -303,20 +341,20 @@ class TableFiles:
         return json.read_json(read_text(block), parse_options=options).select(columns)
 
 
-def open_tables(data_dir: Any, form: CsvForm) -> TableFiles:
+def open_tables(data_dir: Any, form: CsvForm, cache: LearnedCache) -> TableFiles:
     """Finds the files and checks that they have one format, and names of columns that can be told apart."""
     import pyarrow
 
     find = find_in_store if is_store_address(data_dir) else find_files
     by_split = find(data_dir, tuple(FORMATS))
     first, *others = [path for paths in by_split.values() for path in paths]
-    files = TableFiles(by_split, find_format(first, "dataset.data_dir"), form, {})
+    files = TableFiles(by_split, find_format(first, "dataset.data_dir"), form, cache)
     form.check(first, files.format)
     files.partitions = read_partitions(data_dir, [first, *others], files.format)
     for path in (first, *others):
         if find_format(path, "dataset.data_dir") != files.format:
             raise ConfigError(f"dataset.data_dir: {path} and {first} have different formats; use one of them")
-        schema = files.read_schema(path)
+    for path, schema in zip((first, *others), files.read_schemas([first, *others]), strict=True):
         for name, value in files.partitions[path].items():
             schema = schema.append(pyarrow.field(name, value.type))
         files.schemas[path] = schema

@@ -26,6 +26,7 @@ from scaleflow.dataset.files import (
     parse_fraction,
     parse_words,
 )
+from scaleflow.dataset.learned_cache import LearnedCache
 from scaleflow.dataset.records import largest_target
 from scaleflow.dataset.unreadable import FAILURES
 from scaleflow.errors import ConfigError
@@ -88,6 +89,7 @@ class TFRecord:
         compression: `none`, `gzip` or `zlib`.
         test: fraction of the records in the test split, if file names denote no splits.
         split_seed: selects the test records.
+        cache_dir: where the results of the first pass are kept for later runs; null: see `LearnedCache`.
 
     Raises:
         ConfigError: if files are missing or unreadable, or the spec does not describe them.
@@ -106,7 +108,9 @@ class TFRecord:
         compression: str = "none",
         test: float = TEST_FRACTION,
         split_seed: int = 0,
+        cache_dir: str | None = None,
     ) -> None:
+        self.learned_cache = LearnedCache(cache_dir, data_dir)
         self._features = read_spec(features)
         for key, name in (("input", input), ("target", target)):
             if name not in self._features:
@@ -133,7 +137,7 @@ class TFRecord:
         group = split if split in self._files else ALL
         files = self._files[group]
         if group not in self._counted:
-            self._counted[group] = self._count(files)
+            self._counted[group] = self._recall_counts(files)
         counts = self._counted[group]
         records, length = self._records(files, counts), counts.total
         if group == ALL:
@@ -167,6 +171,17 @@ class TFRecord:
         parsed = tf.io.parse_single_example(record, {name: feature.stored for name, feature in used.items()})
         inputs = used[self._input].finish(parsed[self._input])
         return inputs, convert_target(self.outputs, used[self._target].finish(parsed[self._target]))
+
+    def _recall_counts(self, files: Sequence[str]) -> FileCounts:
+        """Returns the result of the first pass over files, or of that of an earlier run."""
+
+        def learn() -> list[Any]:
+            found = self._count(files)
+            return [found.intact, sorted(found.broken), found.faults]
+
+        options = [self._compression, self._target, self._features[self._target].stored, self.outputs]
+        intact, broken, faults = self.learned_cache.recall("records", files, options, learn)
+        return FileCounts(intact, frozenset(broken), tuple(faults))
 
     def _count(self, files: Sequence[str]) -> FileCounts:
         """Reads the files once, several in parallel: counts records, and finds faults."""

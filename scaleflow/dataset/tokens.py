@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import itertools
-import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -13,6 +10,7 @@ from typing import Any, get_args
 import numpy as np
 from filelock import FileLock
 
+from scaleflow.dataset.cache_files import find_cache_folder, identify_file, name_entry, write_whole
 from scaleflow.dataset.corpus import SUFFIXES, read_documents
 from scaleflow.dataset.files import (
     ALL,
@@ -145,11 +143,7 @@ class Tokens:
 
     def _key(self, files: Any) -> str:
         """Names what the tokens of files depend on."""
-        parts = [FORMAT, self._tokenizer.name, self._separator, self._column]
-        for path in files:
-            status = Path(path).stat()
-            parts.append((str(Path(path).resolve()), status.st_size, status.st_mtime_ns))
-        return repr(parts)
+        return repr([FORMAT, self._tokenizer.name, self._separator, self._column, *map(identify_file, files)])
 
 
 def parse_text(value: Any, key: str) -> str:
@@ -165,14 +159,11 @@ class TokenCache:
     """
 
     def __init__(self, cache_dir: Any) -> None:
-        if cache_dir is not None and (not isinstance(cache_dir, str) or not cache_dir.strip()):
-            raise ConfigError(f"dataset.cache_dir={cache_dir}: expected a path or null")
-        home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-        self._folder = Path(os.path.expanduser(cache_dir or f"{home}/scaleflow/tokens"))  # noqa: PTH111
+        self._folder = find_cache_folder(cache_dir, "tokens")
 
     def make(self, key: str, suffix: str, parts: Any) -> Path:
         """Returns the file for a key; if it is missing, writes the bytes that `parts()` yields."""
-        path = self._folder / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}{suffix}"
+        path = self._folder / f"{name_entry(key)}{suffix}"
         try:
             if not path.exists():
                 self._folder.mkdir(parents=True, exist_ok=True)
@@ -185,18 +176,3 @@ class TokenCache:
                 "it to another folder"
             ) from error
         return path
-
-
-def write_whole(path: Path, parts: Iterator[bytes]) -> None:
-    """Writes a file that appears when it is whole."""
-    part = path.with_suffix(".part")
-    try:
-        with part.open("wb") as file:
-            for content in parts:
-                file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)

@@ -24,6 +24,7 @@ class Rows:
     paths = FILES
     malformed: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
+    sampled = np.arange(0, sum(LENGTHS), 2)
 
     def __init__(self, faults: Mapping[int, str] = {}) -> None:
         import tensorflow as tf
@@ -40,8 +41,10 @@ class Rows:
         return numbered(sum(LENGTHS)).map(lambda array: array[first:end]), found
 
     def sample(self) -> tuple[Any, Any]:
-        places = np.arange(0, sum(LENGTHS), 2)
-        return numbered(sum(LENGTHS)).inputs[places], places
+        return numbered(sum(LENGTHS)).inputs[self.sampled], self.sampled
+
+    def recall(self, what: str, options: Any, learn: Callable[[], Any]) -> Any:
+        return learn()
 
     def name(self, row: int) -> str:
         return f"row {row}"

@@ -33,6 +33,10 @@ def read(base: Path, environment: Mapping[str, str]) -> Any:
         both = [make(f"{place}/{name}") for place in (base / "data", "s3://tables")]
         found[name] = [{split: arrays(each, split).inputs["Size (m²)"] for split in each.splits} for each in both]
     label = make("s3://tables/csv").load("train").rows.name(25)
+    known = [make(f"s3://tables/{name}").learned_cache.notes for name in ("csv", "csv/*.csv", "one.feather")]
+    write_table(base / "changed/csv/0.csv", frame.iloc[:19])
+    upload(base / "changed", "tables")
+    known.append(make("s3://tables/csv").learned_cache.notes)
 
     def of(address: str) -> Callable[[], Any]:
         return lambda: make(address)
@@ -46,18 +50,20 @@ def read(base: Path, environment: Mapping[str, str]) -> Any:
         "ftp://a/b",
     )
     refusals = refused([*map(of, addresses), of(f"s3://user:{SECRET}@tables/csv")])
-    return found, label, refusals
+    return found, label, known, refusals
 
 
 def test_a_store_gives_the_rows_of_the_disk(
     isolated: Callable[..., Any], tmp_path: Path, object_store: dict[str, str]
 ) -> None:
-    found, label, refusals = isolated(read, tmp_path, object_store)
+    found, label, (*known, changed), refusals = isolated(read, tmp_path, object_store)
     for name, (local, remote) in found.items():
         assert list(local) == list(remote) == ["train", "test"] or name == "splits"
         for split, values in local.items():
             np.testing.assert_array_equal(remote[split], values, err_msg=name)
     assert label == "s3://tables/csv/1.csv, row 6"
+    holds([note for (note,) in known], [["columns, rows and types of s3://tables/", " from the cache"]] * 3)
+    assert changed == []
     holds(
         refusals,
         [

@@ -1,0 +1,287 @@
+"""What is learned of files is learned once: the second run gets the same, reads less, and says so."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.dataset.files import holds, options, refused, write
+from tests.dataset.test_table import make, table, write_table
+
+PARTS = "columns, rows, types and statistics"
+
+
+def refuse_to_learn(patch: pytest.MonkeyPatch) -> None:
+    """Has everything fail that learns of a table."""
+
+    def fail(*arguments: Any) -> Any:
+        raise AssertionError("this was learned before")
+
+    patch.setattr("scaleflow.dataset.table_files.TableFiles.read_schema", fail)
+    patch.setattr("scaleflow.dataset.table_files.TableFiles._list_blocks", fail)
+    for name in ("check_column_types", "describe_target", "choose_kind", "are_plain_numbers"):
+        patch.setattr(f"scaleflow.dataset.table.{name}", fail)
+    for name in ("Number", "Category", "WordBag", "Date"):
+        patch.setattr(f"scaleflow.dataset.table_columns.{name}.learn", fail)
+
+
+def learn(source: Any, seed: int = 0, validation: float = 0.2) -> tuple[list[str], Any]:
+    """The notes about the cache, and all that a run reads and learns of a table before it traces anything."""
+    from scaleflow.dataset.preprocessing import choose_preprocessing, learn_on_chief
+    from scaleflow.dataset.splits import SingleProcess, hold_out_examples
+
+    splits = {name: source.load(name) for name in source.splits}
+    train, *_ = hold_out_examples(splits["train"], validation, seed, lambda event: None)
+    learned = learn_on_chief(choose_preprocessing(source, options()), train, SingleProcess())
+    rows = {name: (each.faults, each.rows.malformed, each.head(1000).parts) for name, each in splits.items()}
+    return source.learned_cache.notes, (source.inputs, source.outputs, source.notes, learned, rows)
+
+
+def learn_twice(base: Path) -> Any:
+    frame = table(200)
+    files = [write_table(base / f"table{suffix}", frame) for suffix in (".csv", ".parquet", ".jsonl")]
+    write(base / "splits/train.csv", files[0].read_text() + "1,2,3\n")
+    write_table(base / "splits/test.csv", frame[:20])
+    found = []
+    for file, learn_on in [*((file, rows) for file in files for rows in (50, None)), (base / "splits", 50)]:
+        kept = str(base / f"kept-{len(found)}")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("scaleflow.dataset.table_files.TEXT_BLOCK", 2000)  # several blocks
+            first = learn(make(file, cache_dir=kept, learn_on=learn_on))
+            refuse_to_learn(patch)
+            found.append((str(file), first, learn(make(file, cache_dir=kept, learn_on=learn_on))))
+    return found
+
+
+def test_a_second_run_gets_the_same_and_learns_nothing(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    found = isolated(learn_twice, tmp_path)
+    today = datetime.date.today()
+    days = (today, today - datetime.timedelta(1))  # it may have begun before midnight
+    for file, (notes, first), (again, second) in found:
+        assert notes == []
+        assert again in [[f"{PARTS} of {file} from the cache (learned {day})"] for day in days]
+        np.testing.assert_equal(second, first)  # exactly, NaN being equal to NaN
+    assert len(found) == 7
+
+
+def change(base: Path) -> Any:
+    file = write_table(base / "table.csv", table())
+    text, status = file.read_text(), file.stat()
+    kept: dict[str, Any] = {"cache_dir": str(base / "kept"), "learn_on": 50}
+
+    def recalled(seed: int = 0, validation: float = 0.2, data: Path = file, **arguments: Any) -> str:
+        """What comes from the cache."""
+        notes, _ = learn(make(data, **{**kept, **arguments}), seed, validation)
+        return notes[0].partition(" of ")[0] if notes else ""
+
+    found = {"first": recalled(), "second": recalled()}
+    found["seed"] = recalled(seed=1)
+    found["validation"] = recalled(validation=0.5)
+    found["split_seed"] = recalled(split_seed=1)
+    found["drop"] = recalled(drop=["town"])
+    found["categorical"] = recalled(categorical=["file"])
+    found["missing"] = recalled(missing=["", "nothing"])
+    found["learn_on"] = recalled(learn_on=40)
+    found["kind"] = recalled(kind="classification")
+    found["vocabulary"] = recalled(vocabulary=4)
+    found["encoding"] = recalled(encoding="latin-1")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("scaleflow.dataset.learned_cache.fingerprint_code", lambda: "another version")
+        found["code"] = recalled()
+    found["name"] = recalled(data=file.rename(base / "other.csv"))
+    found["size"] = recalled(data=write(file, text + text.splitlines()[-1] + "\n"))
+    write(file, text.replace("Bonn", "Rome"))
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    found["time"] = recalled()
+    write(file, text)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    found["restored"] = recalled()
+    return found
+
+
+def test_what_changes_is_learned_again(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    found = isolated(change, tmp_path)
+    types = "columns, rows and types"
+    assert found == {
+        **dict.fromkeys(("first", "code", "encoding", "name", "size", "time"), ""),
+        **dict.fromkeys(("second", "restored"), PARTS),
+        **dict.fromkeys(("seed", "validation", "split_seed", "vocabulary"), types),
+        **dict.fromkeys(("drop", "categorical", "missing", "learn_on"), "columns and rows"),
+        "kind": "columns, rows and statistics",  # those of the inputs
+    }
+
+
+def spoil(base: Path) -> Any:
+    file = write_table(base / "table.csv", table())
+    kept = base / "kept"
+    whole = learn(make(file, cache_dir=str(kept)))[1]
+    found = []
+    for damage in (
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(path.read_bytes()[:-2]),
+        lambda path: path.write_bytes(path.read_bytes().replace(b"numbers", b"dates")),
+        lambda path: path.write_bytes(b"\xff\x00"),
+        lambda path: path.write_text("[]\n[]"),
+    ):
+        entries = list(kept.glob("*.learned.jsonl"))
+        assert len(entries) == 5
+        for path in entries:
+            damage(path)
+        found.append(learn(make(file, cache_dir=str(kept))))
+    restored = learn(make(file, cache_dir=str(kept)))
+    write(base / "a file", "")
+    unwritable = learn(make(file, cache_dir=str(base / "a file/kept")))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("XDG_CACHE_HOME")
+        patch.setattr("os.path.expanduser", lambda path: path)  # as without a home folder
+        homeless = learn(make(file))
+    assert not Path("~").exists()
+    messages = refused([partial(make, file, cache_dir=value) for value in (3, "s3://bucket/kept")])
+    left = sorted(path.name.partition(".")[2] for path in kept.iterdir())
+    return whole, found, restored, unwritable, homeless, messages, left
+
+
+def test_no_problem_of_the_cache_is_an_error(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    whole, found, restored, unwritable, homeless, messages, left = isolated(spoil, tmp_path)
+    for notes, again in found:
+        assert [note for note in notes if "is damaged; what it says is learned again (dataset.cache_dir)" in note]
+        np.testing.assert_equal(again, whole)
+    assert len(found[0][0]) == 5
+    assert restored[0][0].startswith(PARTS)
+    for (notes, again), reason in ((unwritable, "Not a directory"), (homeless, "there is no home folder")):
+        assert len(notes) == 1
+        holds(notes, [["table.csv is not kept for later runs", f"cannot be written: {reason} (dataset.cache_dir)"]])
+        np.testing.assert_equal(again, whole)
+    holds(messages, [["dataset.cache_dir=3: expected a path or null"], ["dataset.cache_dir=s3://", "not an address"]])
+    assert left == ["learned.jsonl"] * 5
+
+
+def learn_together(base: Path) -> Any:
+    from filelock import FileLock
+
+    from scaleflow.dataset.learned_cache import LearnedCache
+
+    path = str(write(base / "a.csv", "a"))
+    began, waits = threading.Event(), threading.Event()
+    learned: list[str] = []
+
+    class Lock(FileLock):
+        def acquire(self, *arguments: Any, **named: Any) -> Any:
+            if began.is_set():
+                waits.set()
+            return super().acquire(*arguments, **named)
+
+    def learn(name: str) -> str:
+        began.set()
+        assert waits.wait(60)
+        learned.append(name)
+        return name
+
+    values: dict[str, Any] = {}
+
+    def recall(name: str) -> None:
+        values[name] = LearnedCache(str(base / "kept"), path).recall("rows", [path], 1, partial(learn, name))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("scaleflow.dataset.learned_cache.FileLock", Lock)
+        threads = [threading.Thread(target=recall, args=(name,)) for name in ("first", "second")]
+        threads[0].start()
+        assert began.wait(60)
+        threads[1].start()
+        for thread in threads:
+            thread.join()
+    return values, learned, [path.name for path in (base / "kept").iterdir()]
+
+
+def test_jobs_that_run_at_once_learn_once(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    values, learned, files = isolated(learn_together, tmp_path)
+    assert values == {"first": "first", "second": "first"}
+    assert learned == ["first"]
+    assert len(files) == 1  # no lock is left
+
+
+def fill(base: Path) -> Any:
+    from scaleflow.dataset.learned_cache import LearnedCache
+
+    path = str(write(base / "a.csv", "a"))
+    kept = base / "kept"
+    words = write(kept / "tokens.json", "[]")
+
+    def recall(option: int) -> bool:
+        """Whether it was learned."""
+        learned = []
+        LearnedCache(str(kept), path).recall("rows", [path], option, lambda: learned.append(option))
+        for number, each in enumerate(sorted(kept.glob("*.jsonl"), key=lambda each: each.stat().st_mtime_ns)):
+            os.utime(each, (number, number))  # their order stays, whatever the clock's resolution
+        return bool(learned)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("scaleflow.dataset.learned_cache.MOST_ENTRIES", 3)
+        found = [recall(option) for option in (1, 2, 3, 1, 4, 3, 1, 2)]
+    return found, len(list(kept.glob("*.jsonl"))), words.exists()
+
+
+def test_entries_that_were_not_used_for_long_are_deleted(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    found, entries, is_other_file_left = isolated(fill, tmp_path)
+    assert found == [True, True, True, False, True, False, False, True]
+    assert entries == 3
+    assert is_other_file_left
+
+
+def count_records(base: Path) -> Any:
+    from tests.dataset.test_tfrecord import make, numbered, written
+
+    path = written(base / "data.tfrecord", [numbered(n) for n in range(8)])
+    damaged = written(base / "damaged.tfrecord", [numbered(n) for n in range(8)])
+    damaged.write_bytes(damaged.read_bytes()[:-5])
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        for _ in range(2):
+            sources = [make(each, cache_dir=str(base / "kept")) for each in (path, damaged)]
+            streams = [source.load("train") for source in sources]
+            records = [[list(map(np.asarray, each)) for each in stream.dataset] for stream in streams]
+            found.append(([(len(each), each.faults) for each in streams], records))
+            patch.setattr("scaleflow.dataset.tfrecord.TFRecord._count_file", None)
+    return found, [source.learned_cache.notes for source in sources]
+
+
+def test_records_are_counted_once(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    (first, second), notes = isolated(count_records, tmp_path)
+    np.testing.assert_equal(second, first)
+    assert "the file is cut off or damaged from here on" in first[0][1][1][0]
+    for name, (note,) in zip(("data", "damaged"), notes, strict=True):
+        assert note.startswith(f"records of {tmp_path}/{name}.tfrecord from the cache (learned ")
+
+
+def train(folder: str) -> Any:
+    import scaleflow
+
+    os.chdir(folder)
+    write_table(Path("table.csv"), table(300))
+    words = ("dataset=table", "dataset.data_dir=table.csv", "dataset.target=price", "dataset.columns=[town,file,sold]")
+    words = (*words, "dataset.cache=none", "dataset.learn_on=100", "dataset.cache_dir=kept", "model=mlp")
+    words = (*words, "training.max_steps=4", "debug=inline", "tracking=none", "hardware=cpu")
+    metrics, notes = [], []
+    for run in range(2):
+        found = scaleflow.run(*words, folder=f"run-{run}")
+        metrics.append({name: value for name, value in found.metrics.items() if "loss" in name})
+        lines = Path(f"run-{run}/events.jsonl").read_text().splitlines()
+        notes.append([text for line in lines if "from the cache" in (text := json.loads(line).get("text", ""))])
+    return metrics, notes
+
+
+def test_a_run_with_the_cache_has_the_losses_of_one_without(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    metrics, notes = isolated(train, str(tmp_path))
+    assert {"val/loss", "test/loss"} <= set(metrics[0])
+    assert metrics[1] == metrics[0]
+    assert notes[0] == []
+    assert notes[1][0].startswith(f"{PARTS} of table.csv from the cache")
