@@ -141,6 +141,7 @@ class Recorder(threading.Thread):
                 self._try_pass(began)
                 if self._is_open or self._offline:
                     self.is_settled.set()
+                    self._transfer.import_ahead()
                 if self._is_through and not (self._transfer.has_deferred and self._attempts_left):
                     break
                 self._attempts_left -= self._is_through and not self._transfer.is_reading

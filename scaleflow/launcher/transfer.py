@@ -165,6 +165,13 @@ class EventTransfer:
         elif "adopts" in self._record:  # an earlier command began to adopt a run, and died
             self._tracker.adopted = self._record["adopts"]
 
+    def import_ahead(self) -> None:
+        """Imports what draws pictures, while the workers start: at the end of a run the command would wait for it."""
+        if self._tracker.uri is not None:
+            from scaleflow.tracking.plot import import_figure
+
+            import_figure()
+
     def send(self, again: bool = False, should_stop: Callable[[], bool] = bool) -> None:
         """Sends all events that the file holds. Raises what the store raises; what it has taken stays taken.
 

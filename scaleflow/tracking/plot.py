@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: With more classes there is no picture: nobody could read their names.
 MOST_CLASSES = 100
@@ -12,15 +16,23 @@ MOST_CLASSES = 100
 MOST_NUMBERED = 30
 
 
+def import_figure() -> type[Figure] | None:
+    """Imports matplotlib, which takes a third of a second; returns its class `Figure`, or None without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return None
+    return Figure
+
+
 def draw_confusion(table: Path, split: str) -> Path | None:
     """Draws a confusion matrix as a PNG next to its table, and returns its path.
 
     The CSV file has a header, then one row per true class with its name and the counts; `split` is for the title.
     Returns None if there are too many classes or matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
+    figure_class = import_figure()
+    if figure_class is None:
         return None
     with table.open(newline="", encoding="utf-8") as file:
         (_, *names), *rows = csv.reader(file)
@@ -33,7 +45,7 @@ def draw_confusion(table: Path, split: str) -> Path | None:
     size = 10 if is_numbered else 6
     rotation = 90 if not is_numbered else 45 if max(map(len, names)) > 3 else 0
     labels = [name if len(name) <= 20 else name[:19] + "\u2026" for name in names]
-    figure = Figure(figsize=(side + 1.0, side), layout="constrained")
+    figure = figure_class(figsize=(side + 1.0, side), layout="constrained")
     axes = figure.add_subplot()
     image = axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0)
     figure.colorbar(image, ax=axes, label="share of the true class", shrink=0.8)
@@ -65,14 +77,13 @@ def draw_trial(table: Path, word: str, value: float) -> Path | None:
 
     Returns None if matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
+    figure_class = import_figure()
+    if figure_class is None:
         return None
     with table.open(newline="", encoding="utf-8") as file:
         (key, drawn, *others), *rows = csv.reader(file)
     points = [(float(row[0]), float(row[1])) for row in rows if row[1]]
-    figure = Figure(figsize=(7.0, 4.5), layout="constrained")
+    figure = figure_class(figsize=(7.0, 4.5), layout="constrained")
     axes = figure.add_subplot()
     is_smoothed = "smoothed_loss" in others
     axes.plot(*zip(*points, strict=True), "." if is_smoothed else "o-", markersize=3 if is_smoothed else 6, label=drawn)
