@@ -92,6 +92,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         words = parse_command(parser, typed)
         split = parser.parse_intermixed_args(split_overrides(typed)).split
+        typed_keys = {str(o.key_or_group) for o in parse_overrides(words.overrides)}
+        if "dataset.shards" in typed_keys:
+            raise ConfigError("dataset.shards: an evaluation reads all files in one process; leave it out")
         display.begin_stage("reading the run and its model from MLflow")
         store = choose_store(find_store_options(words))
         tracker, tracked = find_run(words.run_id, store)
@@ -99,8 +102,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         plan = make_evaluation_plan(reuse_config(tracked.config, tracked.params, words, SECTIONS), store)
         with tempfile.TemporaryDirectory(prefix="scaleflow-evaluate-") as folder, catch_stop_signals() as stop:
             model = download_model(tracker, tracked, store, Path(folder))
-            typed_keys = {str(o.key_or_group).partition(".")[0] for o in parse_overrides(words.overrides)}
-            evaluation = EvaluationSpec(str(model), tracked.run_id, split, "precision" in typed_keys)
+            sections = {key.partition(".")[0] for key in typed_keys}
+            evaluation = EvaluationSpec(str(model), tracked.run_id, split, "precision" in sections)
             events = run_evaluation(RunSpec(plan, Path(folder), began, evaluation=evaluation), stop, display)
             if stop.is_set():
                 return stop.exit_code
@@ -119,7 +122,9 @@ def make_evaluation_plan(composed: ComposedConfig, store: Tracking) -> Plan:
 
     Raises ConfigError if the config asks for several processes or a TPU, or is wrong.
     """
-    plan = make_plan(resolve_config(composed.config), composed.choices, composed.search, look_outside=False)
+    config = resolve_config(composed.config)
+    config["dataset"] = {**config["dataset"], "shards": 1}  # the run's, for its workers
+    plan = make_plan(config, composed.choices, composed.search, look_outside=False)
     if plan.strategy.name not in STRATEGIES or plan.evaluator is not None:
         raise ConfigError(
             f"strategy={plan.strategy.name}: an evaluation runs in one process; use "

@@ -98,7 +98,11 @@ def set_batch_size(plan: Plan, size: int) -> Plan:
 
 def find_batch_multiple(plan: Plan) -> int:
     """Returns the number by which `training.batch_size` has to be divisible."""
-    return math.lcm(plan.strategy.micro_batches if plan.strategy.name == "pipeline" else 1, plan.dataset.shards)
+    is_pipeline = plan.strategy.name == "pipeline"
+    # The global batch has at least these factors besides the batch size, so they need not be in it.
+    parts = count_synchronous_workers(plan) * plan.training.accumulate * (plan.strategy.replicas if is_pipeline else 1)
+    shards = plan.dataset.shards // math.gcd(plan.dataset.shards, parts)
+    return math.lcm(plan.strategy.micro_batches if is_pipeline else 1, shards)
 
 
 def check_trial(plan: Plan, trial: Trial) -> None:

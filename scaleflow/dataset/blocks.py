@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Arrays, Examples, Stream
+from scaleflow.interfaces import Arrays, Dataset, Examples, Stream, Training
 
 Array = np.ndarray[Any, Any]
 
@@ -388,8 +388,9 @@ def can_divide(blocks: Blocks, shards: int) -> bool:
     return shards == 1 or int(np.count_nonzero(blocks.lengths())) >= shards
 
 
-def check_shards(shards: int, examples: Examples, global_size: int) -> None:
+def check_shards(options: Dataset, training: Training, examples: Examples, global_size: int) -> None:
     """Rejects `dataset.shards` if the training split or its global batches cannot be divided so."""
+    shards = options.shards
     if shards == 1:
         return
     if not isinstance(examples, Blocks):
@@ -398,22 +399,24 @@ def check_shards(shards: int, examples: Examples, global_size: int) -> None:
             "it 1, or use dataset=table"
         )
     if global_size % shards:
+        key = "batch_size" if training.global_batch_size is None else "global_batch_size"
         raise ConfigError(
             f"dataset.shards={shards}: a global batch of {global_size} examples has no equal part of each shard; use a "
-            f"divisor of {global_size}, or another training.batch_size"
+            f"divisor of {global_size}, or another training.{key}"
         )
     if not can_divide(examples, shards):
+        cause = "" if options.limit is None else f" within dataset.limit={options.limit}"
         raise ConfigError(
-            f"dataset.shards={shards}: the training split has {np.count_nonzero(examples.lengths())} blocks with rows, "
-            "and each shard needs one; use fewer shards, or write smaller row groups"
+            f"dataset.shards={shards}: the training split has {np.count_nonzero(examples.lengths())} blocks with rows"
+            f"{cause}, and each shard needs one; use fewer shards, or more and smaller files or row groups"
         )
 
 
 def describe_shards(shards: int, examples: Examples, workers: int) -> str | None:
-    """Returns a note for the user if workers read rows that others train on."""
-    if not isinstance(examples, Blocks) or shards % workers == 0:
+    """Returns a note for the user if workers read rows that others train on, and need not."""
+    if not isinstance(examples, Blocks) or shards % workers == 0 or not can_divide(examples, workers):
         return None
-    cost = "every worker reads all files" if shards == 1 else "some files are read by two workers"
+    cost = "every worker reads all files" if shards == 1 else "several workers read the same files"
     return (
         f"dataset.shards={shards}: {cost} in each epoch; with {workers}, or a multiple of it, each of the {workers} "
         "workers reads only its own part"

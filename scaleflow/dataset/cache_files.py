@@ -42,7 +42,7 @@ def name_entry(key: str) -> str:
 
 def write_whole(path: Path, parts: Iterable[bytes]) -> None:
     """Writes a file that appears when it is whole."""
-    part = path.with_suffix(".part")
+    part = path.with_suffix(f".{os.getpid()}.part")
     try:
         with part.open("wb") as file:
             for content in parts:

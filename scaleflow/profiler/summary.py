@@ -95,7 +95,7 @@ def suggest_input_fix(facts: Mapping[str, Any], ops: Sequence[Mapping[str, Any]]
             "does little else; use a larger model or training.batch_size, and look at perf/step_ms outside the window"
         )
     fixes = []
-    if facts.get("cache") == "none":
+    if facts.get("cache") == "none" and facts.get("shards", 1) == 1:
         fixes.append("dataset.cache=memory (or file) reads and prepares each example once")
     fixes.append("more parallel reads (dataset.threads, or more cores)")
     slowest = next((op for op in ops if not op["in_step"]), None)

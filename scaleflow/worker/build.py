@@ -143,7 +143,8 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
 
     runtime, source = data.runtime, data.source
     check_batch_size(plan.training, runtime.batching, len(data.splits.train))
-    dataset.check_shards(plan.dataset.shards, data.splits.train, runtime.batching.global_size)
+    if plan.evaluator != "here":  # it does not train, and its batch is not the run's
+        dataset.check_shards(plan.dataset, plan.training, data.splits.train, runtime.batching.global_size)
     splits = apply_debug_subset(data.splits, plan, runtime)
     train, validation, test = make_feeds(splits, runtime, plan)
     startup_timer.end_part("data")
@@ -202,7 +203,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
     callbacks = [training.make_callback(bind_target(each), each.path) for each in plan.training.callbacks or ()]
     explain = functools.partial(dataset.explain_read_error, splits=splits.by_name())
     parts = runtime.strategy, engine, train, validation, test, export, callbacks
-    facts = list_profile_facts(resolved, splits)
+    facts = list_profile_facts(resolved, splits) | {"shards": plan.dataset.shards}
     rest = dict(splits.counts()), source.outputs, metadata, facts, compute_peak(plan, runtime), splits.is_drawn_as_read
     return TrainingSetup(*parts, explain, resolved, *rest)
 
@@ -704,6 +705,8 @@ def digest_file(file: str | None) -> str | None:
 
 def resolve_cache(plan: Plan, splits: Splits) -> str:
     """Returns `dataset.cache`, with `auto` replaced by what the training split uses."""
+    if plan.dataset.shards > 1:  # also where a debug option keeps some batches in memory
+        return "none"
     if plan.dataset.cache != "auto":
         return plan.dataset.cache
     return {"stream": "none", "memory": "memory", "file": "file"}[place_of_split(splits.train)]

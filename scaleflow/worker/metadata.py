@@ -49,10 +49,8 @@ def collect_metadata(plan: Plan, outputs: OutputStructure, splits: Splits, model
     baseline: Mapping[str, float] = {}
     notes = []
     if len(known) < len(read):
-        notes.append(
-            "no baseline: the dataset's targets are known only after its examples are read; use dataset.cache=memory "
-            "to get one"
-        )
+        advice = "; use dataset.cache=memory to get one" if plan.dataset.shards == 1 else ""
+        notes.append(f"no baseline: the dataset's targets are known only after its examples are read{advice}")
     else:
         targets, weights = ({name: each[i] for name, each in known.items()} for i in range(2))
         baseline = training.baselines(outputs, targets, plan.objective, weights)

@@ -9,7 +9,7 @@ import pytest
 
 from scaleflow.cluster.network import free_ports
 from scaleflow.config.parse import unknown_option_error
-from scaleflow.config.plan import check_pipeline_batch, make_batching
+from scaleflow.config.plan import check_pipeline_batch, find_batch_multiple, make_batching
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EarlyStopping, Plan, Strategy, Target, Training
 from scaleflow.launcher.prepare import make_plan
@@ -578,3 +578,20 @@ def test_a_resumed_pipeline_keeps_its_batch() -> None:
     message = "x strategy.replicas=3; the run was started with .* another strategy.replicas and strategy.micro_batches$"
     with pytest.raises(ConfigError, match=message):
         check_pipeline_batch(Training(global_batch_size=32), strategy, is_resumed=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "multiple"),
+    [
+        (("strategy=multi_worker", "cluster.workers=6", "dataset.shards=6"), 1),
+        (("strategy=multi_worker", "cluster.workers=2", "dataset.shards=8", "training.accumulate=2"), 2),
+        (("strategy=multi_worker", "cluster.workers=3", "dataset.shards=4"), 4),
+        (("strategy=pipeline", "strategy.micro_batches=6", "dataset.shards=4"), 12),
+        (("strategy=pipeline", "strategy.micro_batches=6", "strategy.replicas=2", "dataset.shards=4"), 6),
+    ],
+)
+def test_the_batch_sizes_of_a_search_are_divided_by_shards_and_micro_batches(
+    plan: Make, words: tuple[str, ...], multiple: int
+) -> None:
+    table = "dataset=table", "dataset.data_dir=a.csv", "dataset.target=b", "training.batch_size=auto"
+    assert find_batch_multiple(plan(*table, *words)) == multiple

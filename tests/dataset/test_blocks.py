@@ -171,28 +171,35 @@ def test_shards_of_uneven_files_share_at_most_the_files_at_their_ends(isolated: 
 def refuse_shards() -> list[str]:
     from scaleflow.dataset.blocks import check_shards, describe_shards, make_blocks
     from scaleflow.errors import ConfigError
+    from scaleflow.interfaces import Dataset, Target, Training
+
+    def check(shards: int, examples: Any, size: int, **training: Any) -> None:
+        options = Dataset(Target("dataset", "a.Table"), shards=shards, limit=90)
+        check_shards(options, Training(**training), examples, size)
 
     messages = []
     for wanted, examples, size in ((2, numbered(9), 8), (3, make_blocks(Rows()), 8), (8, make_blocks(Rows()), 16)):
         with pytest.raises(ConfigError) as refusal:
-            check_shards(wanted, examples, size)
+            check(wanted, examples, size, global_batch_size=size)
         messages.append(str(refusal.value))
-    check_shards(5, make_blocks(Rows()), 10)
+    check(5, make_blocks(Rows()), 10)
     notes = [describe_shards(shards, make_blocks(Rows()), 2) for shards in (1, 3, 4)]
+    notes.append(describe_shards(1, make_blocks(Rows()), 8))  # there are fewer blocks than workers
     return [*messages, *map(str, notes)]
 
 
 def test_shards_that_cannot_be_are_refused_in_words(isolated: Callable[..., Any]) -> None:
-    memory, batch, blocks, one, odd, even = isolated(refuse_shards)
+    memory, batch, blocks, one, odd, even, many = isolated(refuse_shards)
     assert memory.startswith("dataset.shards=2: only tables that are read while training")
     assert batch.startswith("dataset.shards=3: a global batch of 8 examples has no equal part of each shard")
-    assert blocks.startswith("dataset.shards=8: the training split has 5 blocks with rows")
+    assert batch.endswith("or another training.global_batch_size")
+    assert blocks.startswith("dataset.shards=8: the training split has 5 blocks with rows within dataset.limit=90")
     assert one == (
         "dataset.shards=1: every worker reads all files in each epoch; with 2, or a multiple of it, each of the 2 "
         "workers reads only its own part"
     )
-    assert odd.startswith("dataset.shards=3: some files are read by two workers")
-    assert even == "None"
+    assert odd.startswith("dataset.shards=3: several workers read the same files")
+    assert (even, many) == ("None", "None")
 
 
 def divide() -> Any:

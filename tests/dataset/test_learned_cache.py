@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import json
 import os
 import threading
@@ -95,7 +96,7 @@ def change(base: Path) -> Any:
     found["vocabulary"] = recalled(vocabulary=4)
     found["encoding"] = recalled(encoding="latin-1")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("scaleflow.dataset.learned_cache.fingerprint_code", lambda: "another version")
+        patch.setattr("scaleflow.dataset.learned_cache.CODE", "another version")
         found["code"] = recalled()
     found["name"] = recalled(data=file.rename(base / "other.csv"))
     found["size"] = recalled(data=write(file, text + text.splitlines()[-1] + "\n"))
@@ -112,8 +113,8 @@ def test_what_changes_is_learned_again(isolated: Callable[..., Any], tmp_path: P
     found = isolated(change, tmp_path)
     types = "columns, rows and types"
     assert found == {
-        **dict.fromkeys(("first", "code", "encoding", "name", "size", "time"), ""),
-        **dict.fromkeys(("second", "restored"), PARTS),
+        **dict.fromkeys(("first", "code", "encoding", "name", "size", "time", "restored"), ""),
+        "second": PARTS,
         **dict.fromkeys(("seed", "validation", "split_seed", "vocabulary"), types),
         **dict.fromkeys(("drop", "categorical", "missing", "learn_on"), "columns and rows"),
         "kind": "columns, rows and statistics",  # those of the inputs
@@ -146,12 +147,20 @@ def spoil(base: Path) -> Any:
         homeless = learn(make(file))
     assert not Path("~").exists()
     messages = refused([partial(make, file, cache_dir=value) for value in (3, "s3://bucket/kept")])
-    left = sorted(path.name.partition(".")[2] for path in kept.iterdir())
-    return whole, found, restored, unwritable, homeless, messages, left
+    left = {path.name.partition(".")[2] for path in kept.iterdir()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("filelock.FileLock.acquire", no_locks)
+        unlocked = [learn(make(file, cache_dir=str(base / "unlocked"))) for _ in range(2)]
+    return whole, found, restored, unwritable, homeless, messages, left, unlocked
+
+
+def no_locks(*arguments: Any, **named: Any) -> None:
+    """Fails as on a file system that has no locks."""
+    raise OSError(errno.ENOLCK, "No locks available")
 
 
 def test_no_problem_of_the_cache_is_an_error(isolated: Callable[..., Any], tmp_path: Path) -> None:
-    whole, found, restored, unwritable, homeless, messages, left = isolated(spoil, tmp_path)
+    whole, found, restored, unwritable, homeless, messages, left, unlocked = isolated(spoil, tmp_path)
     for notes, again in found:
         assert [note for note in notes if "is damaged; what it says is learned again (dataset.cache_dir)" in note]
         np.testing.assert_equal(again, whole)
@@ -162,7 +171,11 @@ def test_no_problem_of_the_cache_is_an_error(isolated: Callable[..., Any], tmp_p
         holds(notes, [["table.csv is not kept for later runs", f"cannot be written: {reason} (dataset.cache_dir)"]])
         np.testing.assert_equal(again, whole)
     holds(messages, [["dataset.cache_dir=3: expected a path or null"], ["dataset.cache_dir=s3://", "not an address"]])
-    assert left == ["learned.jsonl"] * 5
+    assert left <= {"learned.jsonl", "learned.lock"}
+    (notes, again), (later_notes, later) = unlocked
+    assert notes == []
+    assert later_notes[0].startswith(PARTS)
+    np.testing.assert_equal([again, later], [whole, whole])
 
 
 def learn_together(base: Path) -> Any:
@@ -199,14 +212,14 @@ def learn_together(base: Path) -> Any:
         threads[1].start()
         for thread in threads:
             thread.join()
-    return values, learned, [path.name for path in (base / "kept").iterdir()]
+    return values, learned, len(list((base / "kept").glob("*.jsonl")))
 
 
 def test_jobs_that_run_at_once_learn_once(isolated: Callable[..., Any], tmp_path: Path) -> None:
-    values, learned, files = isolated(learn_together, tmp_path)
+    values, learned, entries = isolated(learn_together, tmp_path)
     assert values == {"first": "first", "second": "first"}
     assert learned == ["first"]
-    assert len(files) == 1  # no lock is left
+    assert entries == 1
 
 
 def fill(base: Path) -> Any:
