@@ -79,6 +79,7 @@ def runs_of_an_own_model(folder: str) -> dict[str, Any]:
     )
     keras.saving.get_custom_objects().clear()  # as in a process that has not built it
     told["not_trusted"] = said(evaluate.main, first.run_id, *INLINE)
+    told["shards"] = said(evaluate.main, first.run_id, *trust, *INLINE, "dataset.shards=2")
     client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
     runs = client.search_runs([client.get_experiment_by_name("scaleflow").experiment_id])
     told["runs"] = [
@@ -139,6 +140,9 @@ def test_an_own_model_is_run_again_and_evaluated(isolated: Callable[..., Any], t
     assert code == 2
     assert "its model cannot be loaded" in text
     assert "add --trust MODULE" in text
+    code, text = told["shards"]
+    assert code == 2
+    assert "dataset.shards: an evaluation reads all files in one process; leave it out" in text
     code, text = told["other_shape"]
     assert code == 2
     assert "dataset=synthetic: has inputs of shape (batch, 32, 32, 3), float32, but the model of" in text

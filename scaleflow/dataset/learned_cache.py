@@ -22,7 +22,7 @@ from scaleflow.object_store import is_store_address
 #: The ending of the files of the cache, and the most of them. Beyond that, those are deleted that were not used for
 #: the longest time.
 SUFFIX = ".learned.jsonl"
-MOST_ENTRIES = 1000
+MAX_ENTRIES = 1000
 
 #: How long a process waits for another one that learns the same. Then it learns it, too.
 WAIT_SECONDS = 3600.0
@@ -154,7 +154,7 @@ class LearnedCache:
             return
         with contextlib.suppress(OSError):  # other processes delete, too
             entries = sorted(self._folder.glob(f"*{SUFFIX}"), key=lambda each: each.stat().st_mtime)
-            for old in entries[:-MOST_ENTRIES]:
+            for old in entries[:-MAX_ENTRIES]:
                 with contextlib.suppress(OSError):
                     old.unlink(missing_ok=True)
                     old.with_suffix(".lock").unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from scaleflow.interfaces import Feed, Objective
 from scaleflow.training import state
 from scaleflow.training.evaluation import Evaluation
 from scaleflow.training.metric_sums import MetricSums
-from scaleflow.training.synchronized import keep_losses_apart, synchronized_layers
+from scaleflow.training.synchronized import keep_losses_apart, list_synchronized_layers
 from scaleflow.training.xla import XlaChoice
 
 
@@ -105,7 +105,7 @@ class Engine(ABC):
         self._metric_sums = MetricSums(objective)
         self._slots = None if optimizer is None else state.Slots(optimizer, variables, model)
         self._averages = self._slots.list_averages() if self._slots else []
-        self._synchronized = synchronized_layers(model, strategy)
+        self._synchronized = list_synchronized_layers(model, strategy)
         if self._synchronized:
             keep_losses_apart(model)
 

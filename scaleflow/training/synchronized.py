@@ -18,7 +18,7 @@ STRATEGIES_THAT_MEET = (
 )
 
 
-def synchronized_layers(model: keras.Model, strategy: tf.distribute.Strategy) -> list[str]:
+def list_synchronized_layers(model: keras.Model, strategy: tf.distribute.Strategy) -> list[str]:
     """Names the layers, at any depth, that communicate with the other replicas in a training step.
 
     A frozen BatchNormalization uses its stored statistics, so it does not communicate.
@@ -29,7 +29,7 @@ def synchronized_layers(model: keras.Model, strategy: tf.distribute.Strategy) ->
     return [layer.name for layer in layers if layer.trainable]
 
 
-def aggregated_variables(model: keras.Model, strategy: tf.distribute.Strategy) -> list[str]:
+def list_aggregated_variables(model: keras.Model, strategy: tf.distribute.Strategy) -> list[str]:
     """Lists the paths of the variables that a change in the forward pass would combine over the replicas.
 
     Those of Keras's layers are not: each replica has its own seeds, and its own statistics without `synchronized`.

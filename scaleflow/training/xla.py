@@ -12,7 +12,7 @@ import tensorflow as tf
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Feed, InputStructure, Plan, label_leaf, name_leaves
 from scaleflow.training.graph_loop import CONVOLUTIONS, list_operation_types
-from scaleflow.training.synchronized import aggregated_variables, synchronized_layers
+from scaleflow.training.synchronized import list_aggregated_variables, list_synchronized_layers
 
 #: Layers whose gradients XLA computes slowly on a CPU, such as convolutions, and those with a loop over positions.
 SLOW_LAYERS = (
@@ -79,8 +79,8 @@ def check_xla(model: keras.Model, inputs: InputStructure, strategy: tf.distribut
             raise ConfigError(
                 f"hardware.xla=true: the dataset's {label} are text, which XLA cannot compile; use hardware.xla=false"
             )
-    meeting = [f"the layer {name} is synchronised" for name in synchronized_layers(model, strategy)]
-    meeting += [f"the variable {path} is aggregated" for path in aggregated_variables(model, strategy)]
+    meeting = [f"the layer {name} is synchronised" for name in list_synchronized_layers(model, strategy)]
+    meeting += [f"the variable {path} is aggregated" for path in list_aggregated_variables(model, strategy)]
     if meeting:
         replicas = strategy.num_replicas_in_sync
         raise ConfigError(

@@ -126,18 +126,21 @@ def test_each_worker_reads_its_share_of_a_batch(isolated: Callable[..., Any], wo
     assert together == whole
 
 
-def order_files(shards: int, lengths: list[int], seed: int | None, epochs: int = 3) -> list[list[list[str]]]:
-    """For each epoch and shard the files that are read, of files with a single block each."""
+def order_files(
+    shards: int, lengths: list[int], seed: int | None, epochs: int = 3, blocks: int = 1
+) -> list[list[list[str]]]:
+    """For each epoch and shard the file of each block that is read, of files with so many `blocks` each."""
     from scaleflow.dataset.blocks import BlockOrder, make_blocks
 
     class Files(Rows):
         def __init__(self) -> None:
             super().__init__()
             self.lengths = tuple(lengths)
-            self.paths = tuple(map(str, range(len(lengths))))
+            self.paths = tuple(str(n // blocks) for n in range(len(lengths)))
 
     orders = [BlockOrder(make_blocks(Files()), seed, 1, shard, shards) for shard in range(shards)]
-    return [[[str(piece.block) for piece in order._arrange(epoch)] for order in orders] for epoch in range(epochs)]
+    paths = Files().paths
+    return [[[paths[each.block] for each in order._arrange(epoch)] for order in orders] for epoch in range(epochs)]
 
 
 def read_selected_shards() -> Any:
@@ -160,6 +163,11 @@ def test_shards_are_made_of_different_files_in_each_epoch(isolated: Callable[...
         assert [len(files) for files in shards] == [3] * 4
         assert sorted(chain(*shards)) == sorted(map(str, range(12)))
     assert len({frozenset(shards[0]) for shards in epochs}) == 3
+
+
+def test_the_blocks_of_a_file_stay_in_one_shard(isolated: Callable[..., Any]) -> None:
+    for shards in isolated(order_files, 4, [10] * 12, 3, 3, 3):
+        assert sorted(map(sorted, shards)) == [[str(n)] * 3 for n in range(4)]
 
 
 def test_shards_of_uneven_files_share_at_most_the_files_at_their_ends(isolated: Callable[..., Any]) -> None:

@@ -238,7 +238,7 @@ def fill(base: Path) -> Any:
         return bool(learned)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("scaleflow.dataset.learned_cache.MOST_ENTRIES", 3)
+        patch.setattr("scaleflow.dataset.learned_cache.MAX_ENTRIES", 3)
         found = [recall(option) for option in (1, 2, 3, 1, 4, 3, 1, 2)]
     return found, len(list(kept.glob("*.jsonl"))), words.exists()
 
