@@ -2,6 +2,7 @@
 # make test      sets up .venv and runs the tests that cover every module and every promise once
 # make test-all  runs all tests: those of `make test`, and the broad and the slow ones
 # make test-rest runs the tests that `make test` leaves out
+# make coverage  runs the tests of `make test` and prints which lines they run; TESTS= adds the others
 # make check     runs lint, types and the tests of the files that changed since main
 # make gpu     checks everything that needs an NVIDIA GPU, in at most 30 minutes; the report is in REPORT=build/gpu
 # make matrix  trains every allowed cell of docs/combinations.md
@@ -21,7 +22,10 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist worksteal -
 
 SEED ?= 0
 
-.PHONY: run test test-all test-rest check matrix campaign random table docs pictures lint bench bench-peers gpu ui clean
+# Images of containers often set it: each process would compile the sources again.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: run test test-all test-rest coverage check matrix campaign random table docs pictures lint bench bench-peers gpu ui clean
 
 run: $(VENV)/installed
 	$(BIN)/python -m scaleflow
@@ -34,6 +38,15 @@ test-all: $(VENV)/developed
 
 test-rest: $(VENV)/developed
 	$(PYTEST) -m slow
+
+# Coverage of every process: those that tests start in other folders write their data here too.
+coverage: TESTS ?= -m "not slow"
+coverage: export COVERAGE_FILE = $(CURDIR)/build/coverage/data
+coverage: $(VENV)/developed
+	rm -rf build/coverage && mkdir -p build/coverage
+	$(BIN)/coverage run -m pytest --numprocesses $(PROCESSES) --dist worksteal $(TESTS)
+	$(BIN)/coverage combine --quiet build/coverage
+	$(BIN)/coverage report
 
 check: lint
 	$(BIN)/python -m tests.changed

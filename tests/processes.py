@@ -323,6 +323,7 @@ def serve() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     import_tensorflow()
     import_commands()
+    importlib.import_module("tests.conftest")  # with pytest, which modules of tests import
     use_empty_store(Path(sys.argv[2]))
     gc.freeze()
     ForkServer(listener, int(sys.argv[1])).run()

@@ -1,6 +1,7 @@
 """The structure of the package: who may import what, lazy imports inside functions included."""
 
 import ast
+import functools
 import subprocess
 import sys
 import tomllib
@@ -64,9 +65,13 @@ SOURCES = {
     for path in sorted(folder.rglob("*.py"))
     if "conf" not in path.parts[len(ROOT.parts) :]
 }
-TREES = {name: ast.parse(path.read_text(), str(path)) for name, path in SOURCES.items()}
 GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir() and any(path.rglob("*.yaml")))
 GROUP_PACKAGES = sorted(set(GROUPS) - GROUPS_WITHOUT_TWIN - {"sweep"})
+
+
+@functools.cache
+def parse(module: str) -> ast.Module:
+    return ast.parse(SOURCES[module].read_text(), str(SOURCES[module]))
 
 
 def is_for_types(node: ast.AST) -> bool:
@@ -87,7 +92,7 @@ def nodes(tree: ast.AST, inside_functions: bool) -> Iterator[ast.AST]:
 def imported(module: str, inside_functions: bool = True) -> set[str]:
     """The dotted names that a module imports; a submodule where that is what `from` takes."""
     found: set[str] = set()
-    for node in nodes(TREES[module], inside_functions):
+    for node in nodes(parse(module), inside_functions):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -177,17 +182,18 @@ def test_the_config_is_parsed_without_the_environment() -> None:
     """What the environment says is looked up by `launcher/prepare.py`, and passed on."""
     for name in SOURCES:
         if package_of(name) == "config":
-            assert "os.environ" not in ast.unparse(TREES[name]), name
+            assert "os.environ" not in ast.unparse(parse(name)), name
             assert not top(imported(name)) & {"socket", "subprocess"}, name
 
 
 def test_only_the_folder_of_a_run_knows_the_names_of_its_files() -> None:
     names = {"events.jsonl", "record.json", "config.yaml", "overrides.yaml", "environment.txt", "provenance.json"}
     names |= {"run.lock", "record.lock", "sweep.lock", "sweep.json", "multirun.yaml", "traceback.txt"}
-    for name, tree in TREES.items():
+    for name in SOURCES:
         if name in ("scaleflow.runs.folder", "scaleflow.project") or name.startswith("hydra_plugins"):
             continue
-        written = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and node.value in names}
+        constants = (node for node in ast.walk(parse(name)) if isinstance(node, ast.Constant))
+        written = {node.value for node in constants if node.value in names}
         assert written == set(), name
 
 

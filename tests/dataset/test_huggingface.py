@@ -3,6 +3,7 @@ from __future__ import annotations
 import functools
 import io
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ import pytest
 from tests.conftest import Command
 from tests.dataset.files import examples, refused
 
-datasets = pytest.importorskip("datasets")
+if find_spec("datasets") is None:
+    pytest.skip("the extra datasets is not installed", allow_module_level=True)
 
 
 def write_folder(folder: Path, count: int = 20) -> str:
     """A dataset with every type of column, with the splits train and test."""
+    import datasets
     from PIL import Image
 
     def encode(number: int) -> bytes:
@@ -147,6 +150,8 @@ def test_without_the_library_the_refusal_names_the_extra(isolated: Callable[...,
 
 
 def streamed(folder: str) -> Any:
+    import datasets
+
     from scaleflow.dataset.huggingface import HuggingFace
 
     def load_dataset(name: str, config: Any, streaming: bool) -> Any:
