@@ -29,7 +29,8 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from types import SimpleNamespace
+from typing import Any, BinaryIO, NoReturn, TextIO
 
 from scaleflow.launcher.worker_process import ForkedProcess, inherit_environment
 
@@ -141,6 +142,7 @@ class CommandProcess:
         folder: it runs in.
         environment: all of its environment.
         output: descriptors that take its standard output and standard error, instead of pipes.
+        address: of the server that forks it; None: the session's.
     """
 
     def __init__(
@@ -149,13 +151,14 @@ class CommandProcess:
         folder: Path,
         environment: Mapping[str, str],
         output: tuple[int, int] | None = None,
+        address: str | None = None,
     ) -> None:
         self.args = [sys.executable, "-m", *words]
         ends = [] if output else [os.pipe(), os.pipe()]
         self._pipes = [os.fdopen(ours, encoding="utf-8", errors="replace") for ours, _ in ends]
         streams = output or (ends[0][1], ends[1][1])
         self._process = ForkedProcess(
-            server(), Path(os.devnull), environment, module="tests.processes", streams=streams
+            address or server(), Path(os.devnull), environment, module="tests.processes", streams=streams
         )
         for _, theirs in ends:
             os.close(theirs)
@@ -229,6 +232,43 @@ class CommandProcess:
         self.close()
 
 
+class ForkedPopen(CommandProcess):
+    """In place of `subprocess.Popen`, for `python -m MODULE ...` with its output in files."""
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        *,
+        cwd: Path,
+        env: Mapping[str, str],
+        stdout: BinaryIO,
+        stderr: BinaryIO,
+        stdin: int = subprocess.DEVNULL,
+    ) -> None:
+        super().__init__(words_of_module(words), cwd, env, (stdout.fileno(), stderr.fileno()))
+
+
+def run_forked(
+    words: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout: float, **as_text: bool
+) -> subprocess.CompletedProcess[str]:
+    """In place of `subprocess.run`, for `python -m MODULE ...` whose output is captured as text."""
+    with CommandProcess(words_of_module(words), cwd, env) as process:
+        out, err = process.communicate(timeout)
+    return subprocess.CompletedProcess(words, process.wait(), out, err)
+
+
+def words_of_module(words: Sequence[str]) -> Sequence[str]:
+    """The module and its arguments."""
+    assert list(words[:2]) == [sys.executable, "-m"], words
+    return words[2:]
+
+
+#: What takes the place of the module `subprocess` in code whose commands are to be forked.
+FORKING = SimpleNamespace(
+    Popen=ForkedPopen, run=run_forked, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired
+)
+
+
 def to_line(**message: Any) -> bytes:
     return json.dumps(message).encode() + b"\n"
 
@@ -237,7 +277,7 @@ def main() -> None:
     """In a forked process: does what the line on standard input says."""
     message = json.loads(sys.stdin.buffer.raw.readline())  # type: ignore[attr-defined]
     os.chdir(message["folder"])
-    sys.path[0] = message["folder"]
+    sys.path[:1] = [message["folder"], *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     watch_parent()
     if message["kind"] == "call":

@@ -11,12 +11,14 @@ from benchmarks.fleet import STORE, Kind, WrongResultError, check_end, run_fleet
 from scaleflow.events import MetricsLogged
 from scaleflow.runs import RunFolder
 from scaleflow.runs.event_log import append_event
+from tests.processes import FORKING
 
 WORKERS, EVENTS, SECONDS = 5, 30, 0.6
 
 
 @pytest.fixture
-def folder(tmp_path: Path, empty_store: Path) -> Path:
+def folder(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("benchmarks.fleet.subprocess", FORKING)
     shutil.copy(empty_store, tmp_path / STORE)
     return tmp_path
 

@@ -19,11 +19,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from scaleflow.launcher.worker_process import SERVER_ENV
+from tests.processes import ROOT, CommandProcess
 
 PROGRAMS = ("ip", "tc", "unshare", "mount", "hostname")
-
-ROOT = Path(__file__).parent.parent.parent
 
 #: Of one process: each joins hosts that have nothing to do with those of another.
 CALLS = itertools.count()
@@ -33,15 +31,6 @@ NETWORK = "10.77.0"
 
 #: Enters a host: its hosts file and its name are there for this process and its children alone.
 ENTER = 'mount --bind "$1" /etc/hosts && hostname "$2" && shift 2 && exec "$@"'
-
-#: Forks workers within a host until its standard input ends.
-SERVE = """
-import sys
-from scaleflow.launcher.worker_process import start_fork_server
-with start_fork_server() as address:
-    print(address, flush=True)
-    sys.stdin.read()
-"""
 
 
 class Host:
@@ -59,8 +48,10 @@ class Host:
         self._number = number
         self._port = f"port{number}"
         self._files = files
+        self._host_name = name.partition(".")[0]
         self._started: list[subprocess.Popen[str]] = []
         self._lasting: list[int] = []
+        self._until_the_end = contextlib.ExitStack()
 
     def make(self) -> None:
         ip("netns", "add", self._namespace)
@@ -79,6 +70,7 @@ class Host:
                 os.kill(pid, signal.SIGKILL)
         for process in self._started:
             process.communicate()
+        self._until_the_end.close()
         subprocess.run(["ip", "netns", "delete", self._namespace], capture_output=True, check=False)
 
     def start(
@@ -95,7 +87,7 @@ class Host:
         own = ["ip", "netns", "exec", self._namespace, "unshare", "--mount", "--uts", "sh", "-c", ENTER, "sh"]
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
         process = subprocess.Popen(
-            [*own, str(self._files / "hosts"), self.name.partition(".")[0], *words],
+            [*own, str(self._files / "hosts"), self._host_name, *words],
             cwd=folder,
             env={**environment},
             text=True,
@@ -112,14 +104,18 @@ class Host:
 
     @functools.cached_property
     def server(self) -> str:
-        """The address of a server that forks workers in this host, for SCALEFLOW_SERVER: it imports TensorFlow once."""
-        environment = {key: value for key, value in os.environ.items() if key != SERVER_ENV}
-        holder = self.start([sys.executable, "-c", SERVE], Path.cwd(), environment, stdin=subprocess.PIPE)
-        assert holder.stdout is not None
-        address = holder.stdout.readline().strip()
-        assert address, holder.communicate()
+        """The address of a server that forks workers in this host, for SCALEFLOW_SERVER, and `fork`'s commands."""
+        address = str(Path(self._until_the_end.enter_context(tempfile.TemporaryDirectory(dir="/tmp")), "socket"))
+        words = (self._namespace, str(self._files / "hosts"), self._host_name, address)
+        holder = CommandProcess(("tests.cluster.host_server", *words), ROOT, os.environ)
+        self._until_the_end.callback(holder.close)
+        assert holder.stdout.readline(), holder.communicate()
         self._lasting = self.pids()
         return address
+
+    def fork(self, words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> CommandProcess:
+        """Starts `python -m WORDS...` in it, forked from its server."""
+        return CommandProcess(words, folder, environment, address=self.server)
 
     def pids(self) -> list[int]:
         """The processes that run in it."""

@@ -18,6 +18,9 @@ import psutil
 from scaleflow.cluster.network import free_ports
 from tests.cluster.engine import until
 
+#: The process of each node, and the one that a head has beside it.
+RAYLET, HEAD = "raylet", "gcs_server"
+
 
 class Machines:
     """A cluster whose head has one core.
@@ -80,10 +83,21 @@ class Machines:
         """Adds a node."""
         return self.start(f"--address={self.address}", cores=cores, host=host, before=before, **environment)
 
-    def lose(self, node: subprocess.Popen[bytes], name: str = "raylet") -> None:
+    def lose(self, node: subprocess.Popen[bytes], name: str = RAYLET) -> None:
         """Ends a node's own process, or the one that makes it the head, as a fault of its machine would."""
-        (found,) = (p for p in psutil.Process(node.pid).children(recursive=True) if p.name() == name)
+        (found,) = self._find(node, name)
         os.kill(found.pid, signal.SIGKILL)
+
+    @property
+    def has_head(self) -> bool:
+        return self.is_alive(self.head) and self.is_alive(self.head, HEAD)
+
+    def is_alive(self, node: subprocess.Popen[bytes], name: str = RAYLET) -> bool:
+        """Whether a node, or what makes it the head, has not been lost."""
+        return node.poll() is None and any(p.status() != psutil.STATUS_ZOMBIE for p in self._find(node, name))
+
+    def _find(self, node: subprocess.Popen[bytes], name: str) -> list[psutil.Process]:
+        return [p for p in psutil.Process(node.pid).children(recursive=True) if p.name() == name]
 
     def end(self) -> None:
         for node in reversed(self._nodes):

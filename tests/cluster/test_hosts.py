@@ -19,6 +19,7 @@ from tests.cluster import hosts
 from tests.cluster.test_several_launchers import ends
 from tests.conftest import Command, clean_environment
 from tests.launcher.test_supervisor import only_run, wait_for
+from tests.processes import CommandProcess
 
 LISTEN = "import socket, sys; s = socket.create_server(('', 2222)); print(flush=True); sys.stdin.read()"
 CONNECT = """
@@ -111,8 +112,8 @@ class OnHost(Command):
         self.environment = {**clean_environment(), SERVER_ENV: host.server, **PROXIES}
         folder.mkdir(parents=True, exist_ok=True)
 
-    def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
-        return self.host.start(self.arguments(*words), self.folder, {**self.environment, **environment})
+    def start(self, *words: str, output: tuple[int, int] | None = None, **environment: str) -> CommandProcess:
+        return self.host.fork((self.module, *words), self.folder, {**self.environment, **environment})
 
 
 class Launchers:
@@ -126,7 +127,7 @@ class Launchers:
     def __init__(self, among: Sequence[hosts.Host], folder: Path, *roles: str) -> None:
         self.hosts, self.roles = among, roles or ("worker",) * len(among)
         self.commands = [OnHost(host, folder / host.name) for host in among]
-        self.started: list[subprocess.Popen[str]] = []
+        self.started: list[CommandProcess] = []
 
     def tf_config(self, number: int) -> str:
         peers = [f"{host.name}:{PORT}" for host in self.hosts]
@@ -189,11 +190,11 @@ def test_a_coordinator_a_worker_and_a_server_on_hosts_take_the_steps_they_are_to
     three: list[hosts.Host], tmp_path: Path
 ) -> None:
     launchers = Launchers(three, tmp_path, "chief", "worker", "ps")
-    said = launchers.start("strategy=parameter_server", "training.max_steps=300", *CPU).finish()
+    said = launchers.start("strategy=parameter_server", "training.max_steps=100", *CPU).finish()
     assert f"server 0 serves the coordinator at host0:{PORT}" in said[2][1]
     run = only_run(launchers.commands[0].folder)
     assert run.info.status == "FINISHED"
-    assert launchers.commands[0].events()[-2]["step"] == 300
+    assert launchers.commands[0].events()[-2]["step"] == 100
 
 
 #: Minutes of it.
@@ -230,7 +231,7 @@ def test_a_host_that_is_cut_off_ends_all_and_they_go_on_when_it_is_back(
     three: list[hosts.Host], tmp_path: Path
 ) -> None:
     launchers, run = Launchers(three, tmp_path), tmp_path / "run"  # on a disk that all hosts see
-    words = ("strategy=multi_worker", "checkpoint.every_steps=100", f"cluster.stall_seconds={STALL}")
+    words = ("strategy=multi_worker", "checkpoint.every_steps=20", f"cluster.stall_seconds={STALL}")
     found = cut_off(launchers.start(*LONG, *words, f"hydra.run.dir={run}"), 0, run)
     for number, (code, _, stderr) in enumerate(found):
         missed = "worker 1 (host1" if number == 0 else "worker 0 (host0"
@@ -250,7 +251,7 @@ def test_a_worker_that_is_cut_off_from_its_coordinator_does_not_take_the_run_for
     three: list[hosts.Host], tmp_path: Path
 ) -> None:
     launchers, run = Launchers(three, tmp_path, "chief", "worker", "ps"), tmp_path / "run"
-    words = ("strategy=parameter_server", "checkpoint.every_steps=100", f"cluster.stall_seconds={STALL}")
+    words = ("strategy=parameter_server", "checkpoint.every_steps=20", f"cluster.stall_seconds={STALL}")
     chief, worker, server = cut_off(launchers.start(*LONG, *words, f"hydra.run.dir={run}"), 1, run)
     assert (chief[0], worker[0], server[0]) == (1, 1, 0)
     assert f"no progress for cluster.stall_seconds={STALL}, at step" in chief[2]

@@ -22,7 +22,8 @@ from scaleflow.cluster.kubernetes import GROUP, LEAST_VERSION, escape_expansion,
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Cluster
 from scaleflow.launcher.worker_process import SERVER_ENV
-from tests.cluster import hosts
+from tests.cluster import forked, hosts
+from tests.cluster.pace import slow_down
 from tests.cluster.test_several_launchers import ends
 from tests.conftest import Command, clean_environment
 from tests.launcher.test_supervisor import only_run, wait_for
@@ -307,8 +308,11 @@ def test_the_loss_of_a_peer_before_there_is_a_run_is_no_refusal(command: Command
 
 WORDS = (
     *("hardware=cpu", "hardware.intra_op_threads=1", "dataset=synthetic", "dataset.shape=[16]"),
-    *("dataset.examples=20000", "training.epochs=1000", "checkpoint.every_steps=100"),
+    *("dataset.examples=2000", "training.epochs=1000"),
 )
+
+#: Steps of a run that is preempted: it has half a minute of waiting before it.
+STEPS = 60
 
 
 @pytest.fixture(scope="module")
@@ -328,7 +332,8 @@ class Pods:
 
     def __init__(self, among: Sequence[hosts.Host], command: Command, *words: str) -> None:
         volume = ("cluster.job=train", "cluster.volume=runs", "cluster.env_from=[mlflow]")
-        printed = command(*PRINT, *volume, *words, *WORDS)
+        self._pace = command.folder / "slow"
+        printed = command(*PRINT, *volume, *words, *WORDS, slow_down(self._pace, 0.5))
         assert printed.returncode == 0, printed.stderr
         _, job = yaml.safe_load_all(printed.stdout)
         assert job["spec"]["completions"] == len(among)
@@ -338,7 +343,8 @@ class Pods:
         self.run = self.folder / "volume" / "train"
         *shell, script = [as_kubernetes_does(word) for word in container["command"]]
         here = script.replace(f"run={mount['mountPath']}/", f"run={self.folder}/volume/")
-        self._words = [*shell, here.replace("exec python ", f"exec {sys.executable} ")]
+        assert here.count("exec python ") == 1
+        self._shell, self._script = shell, here
         self._variables = {each["name"]: each["value"] for each in container["env"]}
 
     def start(self) -> list[subprocess.Popen[str]]:
@@ -349,7 +355,8 @@ class Pods:
         own.mkdir(exist_ok=True)
         secret = {"MLFLOW_TRACKING_URI": f"sqlite:///{self.folder}/mlflow.db"}
         given: Mapping[str, str] = {"JOB_COMPLETION_INDEX": str(index), SERVER_ENV: host.server, **secret}
-        return host.start(self._words, own, {**clean_environment(), **given, **self._variables})
+        script = self._script.replace("exec python ", f"exec {shlex.join(forked.words(host.server))} ")
+        return host.start([*self._shell, script], own, {**clean_environment(), **given, **self._variables})
 
     def events(self) -> list[dict[str, Any]]:
         path = self.run / "events.jsonl"
@@ -363,7 +370,9 @@ class Pods:
         started = self.start()
         wait_for(lambda: self.has_checkpoint() or started[0].poll() is not None, 120)
         os.kill(started[0].pid, signal.SIGTERM)
-        return ends(started)
+        found = ends(started)
+        self._pace.unlink()
+        return found
 
 
 def losses(events: Sequence[Mapping[str, Any]]) -> dict[int, float]:
@@ -381,8 +390,8 @@ def lives(pods_of: Pods) -> list[bool]:
 def test_pods_that_are_preempted_go_on_with_the_run_and_learn_as_local_workers_do(
     three: list[hosts.Host], command: Command
 ) -> None:
-    words = ("strategy=multi_worker", "training.max_steps=700", "training.steps_per_loop=1")
-    workers = Pods(three[:2], command, *words)
+    words = (f"training.max_steps={STEPS}", "training.steps_per_loop=1", "checkpoint.every_steps=5")
+    workers = Pods(three[:2], command, "strategy=multi_worker", *words)
     said = workers.preempted()
     assert [code for code, _, _ in said] == [143, 143], said
     assert only_run(command.folder).info.status == "KILLED"
@@ -399,10 +408,10 @@ def test_pods_that_are_preempted_go_on_with_the_run_and_learn_as_local_workers_d
 
     local = Command(command.folder / "local")
     local.folder.mkdir()
-    ended = local(*words, *WORDS, "cluster.workers=2", "tracking=none")
+    ended = local("strategy=multi_worker", *words, *WORDS, "cluster.workers=2", "tracking=none")
     assert ended.returncode == 0, ended.stderr
     expected = losses(local.events())
-    assert len(expected) == 700
+    assert len(expected) == STEPS
     assert losses(workers.events()) == pytest.approx(expected, abs=1e-5)
 
 
@@ -410,8 +419,8 @@ def test_pods_that_are_preempted_go_on_with_the_run_and_learn_as_local_workers_d
 def test_servers_are_started_again_with_a_coordinator_that_was_preempted(
     three: list[hosts.Host], command: Command
 ) -> None:
-    words = ("strategy=parameter_server", "cluster.workers=1", "training.max_steps=1000")
-    served = Pods(three, command, *words)
+    words = (f"training.max_steps={10 * STEPS}", "training.steps_per_loop=10", "checkpoint.every_steps=50")
+    served = Pods(three, command, "strategy=parameter_server", "cluster.workers=1", *words)
     said = served.preempted()
     assert [code for code, _, _ in said] == [143, 143, 143], said
     assert "the coordinator has ended, and the run is not finished" in said[2][2]

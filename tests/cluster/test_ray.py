@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,26 +20,80 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
 from scaleflow.launcher.worker_process import SERVER_ENV
 from scaleflow.runs import RunSpec
-from tests.cluster.machines import Machines, machines
+from tests.cluster.machines import HEAD, Machines, machines
+from tests.cluster.pace import slow_down
 from tests.conftest import Command
 from tests.launcher.test_supervisor import LongRun, only_run
 
 SMALL = ("hardware=cpu", "dataset=synthetic", "dataset.shape=[16]", "dataset.examples=2000", "cluster=ray")
 TWO = (*SMALL, "strategy=multi_worker", "cluster.workers=2")
-LONG = (*TWO, "training.epochs=100000", "training.steps_per_loop=20", "checkpoint.every_steps=100")
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
-    """A head, and one more node, of one core each."""
-    folder = tmp_path_factory.mktemp("ray")
-    with machines(folder, Command(folder).environment) as made:
-        made.join(cores=1, host="127.0.0.3")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    with Shared(lambda: tmp_path_factory.mktemp("ray")) as made:
         yield made
+
+
+@pytest.fixture
+def head(shared: Shared) -> Machines:
+    """A cluster with a head of one core, and perhaps with another node."""
+    return shared.cluster()
+
+
+@pytest.fixture
+def cluster(shared: Shared) -> Machines:
+    """A head, and one more node, of one core each."""
+    return shared.cluster(nodes=2)
+
+
+class Shared:
+    """A cluster for all tests of this module. What a test has lost is there again for the next one that needs it.
+
+    Those that lose something are behind the others in this module, so that nothing is started again for them.
+
+    Args:
+        make_folder: a new folder for what a cluster's nodes say.
+    """
+
+    def __init__(self, make_folder: Callable[[], Path]) -> None:
+        self._make_folder = make_folder
+        self._machines: Machines | None = None
+        self._until_the_end = contextlib.ExitStack()
+        self.other: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Shared:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._until_the_end.close()
+
+    def cluster(self, nodes: int = 1) -> Machines:
+        if self._machines is None or not self._machines.has_head:
+            self._until_the_end.close()
+            folder = self._make_folder()
+            self._machines = self._until_the_end.enter_context(machines(folder, Command(folder).environment))
+            self.other = None
+        if nodes > 1 and (self.other is None or not self._machines.is_alive(self.other)):
+            self.other = self._machines.join(cores=1, host="127.0.0.3")
+        return self._machines
 
 
 def address(cluster: Machines) -> str:
     return f"cluster.address={cluster.address}"
+
+
+class SlowRun(LongRun):
+    """A run of months that computes next to nothing: it waits for a second behind each ten steps."""
+
+    def __init__(self, command: Command, cluster: Machines, *words: str) -> None:
+        self._pace = command.folder / "slow"
+        steps = ("training.epochs=1000000", "training.steps_per_loop=10", "checkpoint.every_steps=20")
+        every = (*steps, "dataset.examples=20000", slow_down(self._pace, 1.0), address(cluster))
+        super().__init__(command, *words, *every, only=True, **cluster.token)
+
+    def speed_up(self) -> None:
+        self._pace.unlink()
 
 
 # ---------------------------------------------------------------------------------------------
@@ -64,54 +120,12 @@ def test_workers_on_two_nodes_are_one_run_that_learns_as_two_local_ones_do(clust
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_on_the_nodes_that_are_left(tmp_path: Path) -> None:
-    command = Command(tmp_path)
-    with machines(tmp_path, command.environment) as cluster:
-        other = cluster.join(cores=1, host="127.0.0.3")
-        run = LongRun(
-            command,
-            *LONG,
-            address(cluster),
-            "cluster.min_workers=1",
-            "training.max_steps=4000",
-            only=True,
-            **cluster.token,
-        )
-        run.until("checkpoint")
-        cluster.lose(other)
-        assert run.end() == 0, run.err.read_text()
-    (restart,) = (event for event in command.events() if event["event"] == "restart")
-    assert re.search(r"worker \d was lost with its Ray actor on", restart["reason"])
-    first, second = (event for event in command.events() if event["event"] == "ready")
-    assert [e["params"]["resolved.replicas"] for e in (first, second)] == ["2", "1"]
-    assert [e["params"]["resolved.global_batch_size"] for e in (first, second)] == ["64", "64"]
-    assert second["resumed"] > 0
-    found = only_run(tmp_path)
-    assert (found.info.status, found.data.metrics["test/loss"] > 0) == ("FINISHED", True)
-
-
-@pytest.mark.slow
-def test_a_cluster_that_loses_its_head_ends_the_run_as_failed(tmp_path: Path) -> None:
-    """Before Ray ends the process, which it does after a minute without a word."""
-    command = Command(tmp_path)
-    with machines(tmp_path, command.environment) as cluster:
-        words = (*LONG, "strategy=one_device", "cluster.workers=null", address(cluster))
-        run = LongRun(command, *words, only=True, **cluster.token).until("checkpoint")
-        cluster.lose(cluster.head, "gcs_server")
-        assert run.end(90) == 1, run.err.read_text()
-    last = command.events()[-1]
-    assert last["status"] == "FAILED"
-    assert last["error"].startswith("the head of the Ray cluster was lost: worker 0 was lost with its Ray actor on")
-    assert only_run(tmp_path).info.status == "FAILED"
-
-
-@pytest.mark.slow
 def test_ctrl_c_saves_and_leaves_nothing_and_resume_goes_on(cluster: Machines, command: Command) -> None:
-    run = LongRun(command, *LONG, address(cluster), only=True, **cluster.token)
-    run.until("checkpoint")
+    run = SlowRun(command, cluster, *TWO).until("checkpoint")
     run.launcher.send_signal(signal.SIGINT)
     assert run.end() == 130, run.err.read_text()
     assert only_run(command.folder).info.status == "KILLED"
+    run.speed_up()
     step = [event for event in command.events() if event["event"] == "checkpoint"][-1]["step"]
     ended = command(f"resume={command.run_folder()}", f"training.max_steps={step + 20}", **cluster.token)
     assert ended.returncode == 0, ended.stderr
@@ -133,7 +147,7 @@ def test_a_cluster_of_this_machine_alone_ends_with_the_run(command: Command) -> 
 def test_a_sweep_has_its_jobs_placed_over_the_cluster(cluster: Machines, command: Command) -> None:
     ended = command(
         *("-m", *SMALL[:-1], "hydra/launcher=ray", "+cluster.address=" + cluster.address, "training.epochs=1"),
-        *("model.units=4,8,16", "strategy=one_device", "hydra.sweep.dir=swept"),
+        *("model.units=4,8,16", "strategy=one_device", "hydra.sweep.dir=swept", "checkpoint=none"),
         **cluster.token,
     )
     assert ended.returncode == 0, ended.stderr
@@ -211,6 +225,40 @@ def test_ray_that_is_not_installed_is_named_with_its_extra(command: Command) -> 
     )
     ended = command("cluster=ray", PYTHONPATH=str(command.folder))
     assert (ended.returncode, "pip install 'scaleflow[ray]'" in ended.stderr) == (2, True)
+
+
+# ---------------------------------------------------------------------------------------------
+# With a Ray that loses something
+# ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_on_the_nodes_that_are_left(shared: Shared, cluster: Machines, command: Command) -> None:
+    run = SlowRun(command, cluster, *TWO, "cluster.min_workers=1", "training.max_steps=200").until("checkpoint")
+    assert shared.other is not None
+    cluster.lose(shared.other)
+    run.until("restart").speed_up()
+    assert run.end() == 0, run.err.read_text()
+    (restart,) = (event for event in command.events() if event["event"] == "restart")
+    assert re.search(r"worker \d was lost with its Ray actor on", restart["reason"])
+    first, second = (event for event in command.events() if event["event"] == "ready")
+    assert [e["params"]["resolved.replicas"] for e in (first, second)] == ["2", "1"]
+    assert [e["params"]["resolved.global_batch_size"] for e in (first, second)] == ["64", "64"]
+    assert second["resumed"] > 0
+    found = only_run(command.folder)
+    assert (found.info.status, found.data.metrics["test/loss"] > 0) == ("FINISHED", True)
+
+
+@pytest.mark.slow
+def test_a_cluster_that_loses_its_head_ends_the_run_as_failed(head: Machines, command: Command) -> None:
+    """Before Ray ends the process, which it does after a minute without a word."""
+    run = SlowRun(command, head, *SMALL, "strategy=one_device").until("checkpoint")
+    head.lose(head.head, HEAD)
+    assert run.end(90) == 1, run.err.read_text()
+    last = command.events()[-1]
+    assert last["status"] == "FAILED"
+    assert last["error"].startswith("the head of the Ray cluster was lost: worker 0 was lost with its Ray actor on")
+    assert only_run(command.folder).info.status == "FAILED"
 
 
 # ---------------------------------------------------------------------------------------------

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
+import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -12,9 +15,11 @@ import pytest
 
 from scaleflow.cluster.slurm import expand_node_list, tf_config
 from scaleflow.errors import ConfigError
-from tests.cluster import engine
+from tests.cluster import engine, forked
+from tests.cluster.pace import slow_down
 from tests.conftest import Command
 from tests.launcher.test_supervisor import only_run, wait_for
+from tests.processes import server
 
 SMALL = ("hardware=cpu", "dataset=synthetic", "dataset.shape=[16]", "dataset.examples=2000")
 
@@ -135,7 +140,8 @@ def test_a_step_of_two_tasks_is_one_run_that_learns_as_two_local_workers_do(
     for command in (here, there):
         command.folder.mkdir()
     words = (*SMALL, "strategy=multi_worker", "training.epochs=2")
-    said = ran(there, slurm, "srun", "-n2", *there.arguments(*words, "cluster=slurm", "hydra.run.dir=run"))
+    task = (*forked.words(server()), "-m", "scaleflow", *words)
+    said = ran(there, slurm, "srun", "-n2", *task, "cluster=slurm", "hydra.run.dir=run")
     assert "worker 1 of 2 processes" in said
     local = here(*words, "cluster.workers=2")
     assert local.returncode == 0, local.stderr
@@ -151,9 +157,18 @@ def test_a_step_of_two_tasks_is_one_run_that_learns_as_two_local_workers_do(
 def test_a_job_that_is_stopped_has_a_checkpoint_and_goes_on_when_it_is_queued_again(
     slurm: Mapping[str, str], command: Command
 ) -> None:
-    words = ("strategy=multi_worker", "training.max_steps=2500", "training.epochs=1000", "checkpoint.every_steps=200")
-    text = script(command, *SMALL, *words)
-    (command.folder / "job.sh").write_text(text.replace("--nodes=2", "--nodes=1").replace("-node=1", "-node=2"))
+    pace = command.folder / "slow"
+    steps = (
+        "training.max_steps=200",
+        "training.epochs=1000",
+        "training.steps_per_loop=10",
+        "checkpoint.every_steps=20",
+    )
+    text = script(command, *SMALL, "strategy=multi_worker", *steps, slow_down(pace, 1.0))
+    text = text.replace("--nodes=2", "--nodes=1").replace("-node=1", "-node=2")
+    python = f"{shlex.quote(sys.executable)} -m"
+    assert text.count(python) == 1
+    (command.folder / "job.sh").write_text(text.replace(python, f"{shlex.join(forked.words(server()))} -m"))
     job = ran(command, slurm, "sbatch", "--parsable", "job.sh").strip()
     run = command.folder / "outputs" / f"slurm-{job}"
 
@@ -163,6 +178,8 @@ def test_a_job_that_is_stopped_has_a_checkpoint_and_goes_on_when_it_is_queued_ag
         return re.findall(r'"event": "(\w+)"', reported.read_text()) if reported.exists() else []
 
     def state() -> str:
+        """Asked for twice a second at most, since each time is a process."""
+        time.sleep(0.5)
         return ran(command, slurm, "squeue", "-h", "-a", "-j", job, "-o", "%T").strip()
 
     def log() -> str:
@@ -173,6 +190,7 @@ def test_a_job_that_is_stopped_has_a_checkpoint_and_goes_on_when_it_is_queued_ag
         ran(command, slurm, "scancel", "--signal=TERM", f"{job}.0")
         wait_for(lambda: state() == "PENDING", 120)  # the script has put it there, behind the command's end
         assert only_run(command.folder).info.status == "KILLED", log()
+        pace.unlink()
         # By itself it would wait for two minutes; at once, what it was allowed to run with before is still taken back.
         ran(command, slurm, "scontrol", "update", f"JobId={job}", "StartTime=now+5seconds")
         wait_for(lambda: state() not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"), 300)
