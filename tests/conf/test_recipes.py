@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.conf.test_conf import EXPERIMENTS
-from tests.conftest import Command
+from tests.conftest import Command, make_once
 from tests.dataset import test_tfds
 from tests.processes import call
 from tests.training.fake_engine import ignore, make_session
@@ -43,7 +43,12 @@ SMALL = {
     "text_and_table": ("dataset.examples=40", "model.units=4", "training.batch_size=4"),
     "model_parallel": ("model.units=[8,8]", "training.batch_size=8", "dataset.examples=100"),
 }
-SEVERAL_PROCESSES = ("dlrm", "multi_worker_local", "parameter_server_async")
+ON_TWO_DEVICES = ("cifar10_mirrored", "custom_step", "digits_mirrored", "model_parallel")
+SEVERAL_PROCESSES = {
+    "dlrm": ("cluster.workers=1",),
+    "multi_worker_local": ("model.units=[8]",),
+    "parameter_server_async": (),
+}
 SWEEPS = {"gradient_accumulation": 2, "mixed_vs_float32": 2, "strategy_benchmark": 3}
 
 
@@ -51,23 +56,21 @@ def test_every_recipe_is_tried() -> None:
     assert {path.stem for path in EXPERIMENTS} == {*SMALL, *SEVERAL_PROCESSES, *SWEEPS}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Datasets of their names, in the form of tensorflow-datasets."""
-    folder = tmp_path_factory.mktemp("tfds")
-    call(prepare, str(folder))
-    return folder
+    return make_once(tmp_path_factory, "recipes", lambda folder: call(prepare, str(folder)))[0]
 
 
 def prepare(folder: str) -> None:
-    """`cifar10` beside those that the tests of tensorflow-datasets prepare, and a text."""
+    """`cifar10` beside two that the tests of tensorflow-datasets prepare, photos and a text."""
     import tensorflow as tf
     import tensorflow_datasets as tfds
 
     def photo(i: tf.Tensor) -> Any:
         return {"image": tf.fill([32, 32, 3], tf.cast(i * 5, tf.uint8)), "label": i % 10}
 
-    test_tfds.prepare(folder)
+    test_tfds.prepare(folder, ["mnist/3.0.1", "imdb_reviews/plain_text/1.0.0"])
     for name in ("cat", "dog"):
         for i in range(8):
             photo_file = Path(folder, "photos", name, f"{i}.png")
@@ -87,40 +90,57 @@ def prepare(folder: str) -> None:
     test_tfds.supervise(Path(folder) / "cifar10" / "3.0.2" / "dataset_info.json", ["image", "label"])
 
 
-def few_steps(plan: Any) -> tuple[int, list[str]]:
+def few_steps(plans: dict[str, Any]) -> dict[str, tuple[int, list[str]]]:
+    """Of each recipe how many steps it took, and the losses that were measured."""
     from scaleflow.worker.build import build_training
 
-    seen: set[str] = set()
-    built = build_training(plan, ignore)
-    session = make_session(
-        plan, built, lambda event: seen.update(getattr(event, "values", ())), callbacks=built.callbacks
-    )
-    return session.run().steps, sorted(name for name in seen if name.endswith("/loss") and name.count("/") == 1)
+    found = {}
+    for recipe, plan in plans.items():
+        seen: set[str] = set()
+
+        def collect(event: Any, seen: set[str] = seen) -> None:
+            seen.update(getattr(event, "values", ()))
+
+        built = build_training(plan, ignore)
+        session = make_session(plan, built, collect, callbacks=built.callbacks)
+        losses = session.run().steps, sorted(n for n in seen if n.endswith("/loss") and n.count("/") == 1)
+        found[recipe] = losses
+    return found
 
 
-@pytest.mark.parametrize("recipe", SMALL)
+#: Recipes that share a process: those that set up no devices.
+ON_ONE_DEVICE = [recipe for recipe in SMALL if recipe not in ON_TWO_DEVICES]
+
+
+@pytest.mark.parametrize(
+    "recipes", [[recipe] for recipe in ON_TWO_DEVICES] + [ON_ONE_DEVICE], ids=[*ON_TWO_DEVICES, "on one device"]
+)
 def test_a_recipe_trains_validates_and_tests(
-    prepared: Path, isolated: Callable[..., Any], plan: Callable[..., Any], recipe: str
+    request: pytest.FixtureRequest, isolated: Callable[..., Any], plan: Callable[..., Any], recipes: list[str]
 ) -> None:
-    words = [word.format(prepared) for word in SMALL[recipe]]
-    chosen = plan(f"experiment={recipe}", *SHORT, *words)
-    assert isolated(few_steps, chosen) == (
-        chosen.training.max_steps,
-        ["test/loss", "train/loss", "val/loss"],
-    )
+    needs_data = any("{}" in word for recipe in recipes for word in SMALL[recipe])
+    folder = request.getfixturevalue("prepared") if needs_data else None
+    plans = {
+        recipe: plan(f"experiment={recipe}", *SHORT, *(word.format(folder) for word in SMALL[recipe]))
+        for recipe in recipes
+    }
+    assert isolated(few_steps, plans, timeout=600) == {
+        recipe: (chosen.training.max_steps, ["test/loss", "train/loss", "val/loss"]) for recipe, chosen in plans.items()
+    }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", SEVERAL_PROCESSES)
 def test_a_recipe_of_several_processes_runs(command: Command, recipe: str) -> None:
-    ended = command(f"experiment={recipe}", *SHORT, "training.batch_size=8")
+    ended = command(f"experiment={recipe}", *SHORT, "training.batch_size=8", *SEVERAL_PROCESSES[recipe])
     assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.slow
 def test_strategies_are_benchmarked_in_turn_and_begin_with_the_same_losses(command: Command) -> None:
     fewer = ("strategy=one_device,mirrored", "sweep.repeat=2", "sweep.warm_up=0", "training.epochs=2")
-    words = ("training.max_steps=6", "training.steps_per_loop=1", "dataset.examples=200", "tracking=none")
+    words = ("training.max_steps=6", "training.steps_per_loop=1", "tracking=none")
+    words += ("dataset.shape=[8,8,1]", "dataset.examples=200", "model.filters=[4]", "model.units=8")
     ended = command("-m", "experiment=strategy_benchmark", *words, *fewer, "training.global_batch_size=48")
     assert ended.returncode == 0, ended.stderr
     assert re.findall(r"^#\d+ (strategy=.*)$", ended.stdout, re.M) == [

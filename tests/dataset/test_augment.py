@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Arrays, Augment, Batching, Dataset, Inputs, Outputs, Stream, Target
-from tests.conftest import Command
+from scaleflow.interfaces import Arrays, Augment, Batching, Dataset, Inputs, Outputs, Plan, Stream, Target
 from tests.dataset.reading import as_stream, spread_over
+from tests.strategy.test_structures import train_all
 
 EXAMPLES, GLOBAL, SIDE = 53, 12, 4
 INPUTS = Inputs((SIDE, SIDE, 1), "uint8", scale=1 / 255)
@@ -25,31 +25,33 @@ def pictures() -> Arrays:
     return Arrays(images, np.arange(EXAMPLES, dtype=np.int32))
 
 
-def read(strategy: Any, feed: Any, epoch: int, first: int = 0) -> list[Any]:
-    """The global batches (inputs, targets, mask) of an epoch, as the compiled loop gets them."""
+def reader(strategy: Any, feed: Any) -> Callable[..., list[Any]]:
+    """`read(epoch, first=0)`: the batches (inputs, targets, mask) of an epoch, as the compiled loop gets them."""
     import tensorflow as tf
 
-    def in_replica(fetched: Any, step: tf.Tensor) -> Any:
+    def in_replica(fetched: Any, epoch: tf.Tensor, step: tf.Tensor) -> Any:
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        at = tf.constant(epoch, tf.int64)
         parts = [
-            feed.micro_batch(fetched, at, step, replica, tf.constant(index, tf.int64))
+            feed.micro_batch(fetched, epoch, step, replica, tf.constant(index, tf.int64))
             for index in range(feed.batching.accumulate)
         ]
         return tuple(tf.concat(each, axis=0) for each in zip(*parts, strict=True))
 
     @tf.function
-    def batch(opened: Any, step: tf.Tensor) -> Any:
-        return strategy.run(in_replica, args=(feed.fetch(opened), step))
+    def batch(opened: Any, epoch: tf.Tensor, step: tf.Tensor) -> Any:
+        return strategy.run(in_replica, args=(feed.fetch(opened), epoch, step))
 
-    opened = feed.open(epoch, first)
-    found = []
-    for step in range(first, feed.batching.steps(feed.examples)):
-        parts = batch(opened, tf.constant(step, tf.int64))
-        found.append(
-            tuple(np.concatenate([v.numpy() for v in strategy.experimental_local_results(part)]) for part in parts)
-        )
-    return found
+    def read(epoch: int, first: int = 0) -> list[Any]:
+        opened = feed.open(epoch, first)
+        found = []
+        for step in range(first, feed.batching.steps(feed.examples)):
+            parts = batch(opened, *tf.constant([epoch, step], tf.int64))
+            found.append(
+                tuple(np.concatenate([v.numpy() for v in strategy.experimental_local_results(part)]) for part in parts)
+            )
+        return found
+
+    return read
 
 
 MOVED, MIXED, ALL = Augment(flip=True, crop=1), Augment(mixup=0.4), Augment(True, 2, 1.0)
@@ -79,8 +81,8 @@ def course() -> dict[str, Any]:
     for form, options in (("arrays", MOVED), ("arrays", MIXED), ("arrays", ALL), ("records", ALL), ("stream", ALL)):
         strategy, plain, feed = parts_of(form, options, 1, 1)
         fitted = [tuple(t.numpy() for t in batch) for batch in feed.batches(2, feed.batching.steps(EXAMPLES))]
-        epochs = read(strategy, feed, 0), read(strategy, feed, 1)
-        found[form, options] = (*epochs, read(strategy, feed, 1, 3), fitted, read(strategy, plain, 0))
+        read = reader(strategy, feed)
+        found[form, options] = (read(0), read(1), read(1, 3), fitted, reader(strategy, plain)(0))
     return found
 
 
@@ -89,7 +91,7 @@ def divided() -> dict[str, Any]:
     found = {}
     for form in ("arrays", "stream"):
         strategy, _, feed = parts_of(form, ALL, 2, 2)
-        found[form] = read(strategy, feed, 1)
+        found[form] = reader(strategy, feed)(1)
     return found
 
 
@@ -218,7 +220,8 @@ def coloured(replicas: int, options: Augment, ignore: int | None) -> tuple[Any, 
     feed = make_feed(Arrays(images, classes.astype(np.uint8)), Batching(12 // replicas, 1, replicas), strategy, 5)
     outputs = Outputs("classification", (*size, 10), ignore=ignore)
     changed = augment_feed(feed, options, 5, Inputs((*size, 3), "uint8"), outputs)
-    return real(read(strategy, changed, 0)), real(read(strategy, changed, 1))
+    read = reader(strategy, changed)
+    return real(read(0)), real(read(1))
 
 
 MOVING = Augment(flip=True, crop=2, resized_crop=0.3)
@@ -287,19 +290,15 @@ def test_colours_change_by_their_factors(isolated: Callable[..., Any]) -> None:
 
 
 @pytest.mark.slow
-def test_both_engines_train_alike_on_what_is_augmented(tmp_path: Any) -> None:
-    curves = []
-    for engine, replicas in (("loop", 1), ("fit", 2)):
-        folder = tmp_path / engine
-        folder.mkdir()
-        command = Command(folder)
-        ended = command(
-            "dataset.augment={flip: true, crop: 1, mixup: 0.4}", f"training.engine={engine}", "strategy=mirrored",
-            f"hardware.logical_devices={replicas}", "hardware=cpu", "training.global_batch_size=48", "tracking=none",
-            "training.epochs=2", "dataset.normalise=true",
-        )  # fmt: skip
-        assert ended.returncode == 0, ended.stderr
-        curves.append([event["values"] for event in command.events() if event["event"] == "epoch"])
-    for loop, fit in zip(*curves, strict=True):
-        for name in ("train/loss", "train/accuracy", "val/loss"):
-            assert fit[name] == pytest.approx(loop[name], rel=1e-3), name
+def test_both_engines_train_alike_on_what_is_augmented(isolated: Callable[..., Any], plan: Callable[..., Plan]) -> None:
+    words = (
+        *("dataset.augment={flip: true, crop: 1, mixup: 0.4}", "dataset.normalise=true", "dataset.limit=200"),
+        *("hardware=cpu", "hardware.logical_devices=2", "tracking=none"),
+        *("training.global_batch_size=48", "training.epochs=2", "training.steps_per_loop=1"),
+    )
+    loop, fit = isolated(
+        train_all, [plan(*words, "strategy=one_device"), plan(*words, "strategy=mirrored", "training.engine=fit")]
+    )
+    assert {name for _, name in loop} >= {"train/loss", "train/accuracy", "val/loss"}
+    assert len({step for step, name in loop if name == "val/loss"}) == 2
+    assert fit == pytest.approx(loop, rel=1e-3)

@@ -266,7 +266,8 @@ def test_a_failure_while_training_names_the_example_that_can_be_skipped(command:
     (command.folder / "mine.py").write_text(FAILING)
     words = (
         "dataset._target_=mine.Photos", "dataset.cache=none", "dataset.validation=null", "strategy=multi_worker",
-        "hardware=cpu", "tracking=none", "training.batch_size=4", "training.epochs=1",
+        "hardware=cpu", "tracking=none", "training.batch_size=4", "training.epochs=1", "model.units=[4]",
+        "checkpoint=none",
     )  # fmt: skip
     ended = command(*words)
     assert ended.returncode == 1, ended.stderr

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.conftest import Command
 from tests.dataset.files import examples, picture, prepared, refused, write
+from tests.strategy.test_structures import train_all
 
 RED, GREEN = (255, 0, 0), (0, 255, 0)
 
@@ -163,14 +163,18 @@ def test_what_is_missing_or_wrong_is_refused(isolated: Callable[..., Any], tmp_p
 
 
 @pytest.mark.slow
-def test_a_unet_trains_on_folders_with_augmentation(command: Command, tmp_path: Path) -> None:
+def test_a_unet_trains_on_folders_with_augmentation(
+    isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path
+) -> None:
     for split, count in (("train", 12), ("test", 4)):
         for number in range(count):
             write_pair(tmp_path / "shapes" / split, str(number), halves(20, 16 + number))
-    ended = command(
+    chosen = plan(
         "experiment=segmentation", "dataset=segmentation_folder", f"dataset.data_dir={tmp_path / 'shapes'}",
-        "dataset.classes=[left,right]", "dataset.size=[16,16]", "dataset.resize=pad", "model.filters=[4,8]",
+        "dataset.classes=[left,right]", "dataset.size=[16,16]", "dataset.resize=pad", "model.filters=[2,4]",
         "dataset.augment={flip: true, crop: 2, resized_crop: 0.5, color_jitter: 0.3, erase: 0.5}",
-        "training.batch_size=4", "training.epochs=2", "tracking=none",
+        "training.batch_size=4", "training.epochs=2", "tracking=none", "training.steps_per_loop=1",
     )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
+    (found,) = isolated(train_all, [chosen])
+    assert np.isfinite(list(found.values())).all()
+    assert {"train/loss", "train/mean_iou", "val/mean_iou", "test/mean_iou"} <= {name for _, name in found}

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from scaleflow.interfaces import Plan
+from tests.checkpoint.test_resume import course
 from tests.dataset.files import holds, options, prepared, refused, write
 
 WORDS = [
@@ -618,30 +619,43 @@ def test_a_scaled_target_is_learned_standardised_and_reported_in_its_unit(isolat
     assert reported == [100.0, 400.0]
 
 
+SKIP = "dataset.on_bad_example=skip"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "words",
+    ("dropped", "words"),
     [
-        ("dataset.embed=true", "model=dlrm"),
-        ("model=linear", "training.engine=fit", "dataset.cache=none"),
-        ("strategy=mirrored", "hardware.logical_devices=2", "precision=mixed"),
-        ("strategy=pipeline", "strategy.stages=2", "hardware.logical_devices=2"),
-        ("dataset.target=town", "dataset.cache=none", "dataset.on_bad_example=skip"),
-        ("strategy=multi_worker", "cluster.workers=2", "dataset.cache=none", "dataset.learn_on=20"),
-        ("strategy=parameter_server", "dataset.cache=none"),
+        ("new", ("dataset.embed=true", "model=dlrm", "dataset.target=town", "dataset.cache=none", SKIP)),
+        ("new,file,text,town", ("model=linear", "training.engine=fit", "dataset.cache=none")),
+        ("new,file,text,sold", ("strategy=mirrored", "hardware.logical_devices=2", "precision=mixed")),
+        ("new,file,sold", ("strategy=pipeline", "strategy.stages=2", "hardware.logical_devices=2")),
+        ("new,file,text,sold", ("strategy=multi_worker", "dataset.cache=none", "dataset.learn_on=20")),
+        ("new,file,sold", ("strategy=parameter_server", "cluster.workers=1", "dataset.cache=none")),
     ],
-    ids=" ".join,
+    ids=["embeddings", "fit", "mirrored", "pipeline", "multi_worker", "parameter_server"],
 )
-def test_a_table_trains_everywhere(command: Any, words: tuple[str, ...]) -> None:
+def test_a_table_trains_everywhere(command: Any, dropped: str, words: tuple[str, ...]) -> None:
     write_table(command.folder / "table.parquet", table())
-    common = ("dataset=table", "dataset.data_dir=table.parquet", "dataset.target=price", "training.max_steps=3")
-    ended = command(*common, "tracking=none", "hardware=cpu", *words)
+    common = ("dataset=table", "dataset.data_dir=table.parquet", "dataset.target=price", f"dataset.drop=[{dropped}]")
+    short = ("training.max_steps=3", "training.batch_size=8", "checkpoint=none", "tracking=none")
+    units = () if "model=linear" in words else ("model.units=[8,8]",)
+    ended = command(*common, *short, *units, "hardware=cpu", *words)
     assert ended.returncode == 0, ended.stderr
     assert "dataset=table: numbers " in ended.stdout + ended.stderr
 
 
-def stream(folder: str) -> Any:
-    """The metrics of a streamed run, of one that was resumed, and what is said of a bad row in the middle of a run."""
+#: A streamed table of which 20 of 120 rows are learned from; 11 steps are an epoch.
+STREAMED = (
+    *("dataset=table", "dataset.data_dir=bad.parquet", "dataset.target=price", "dataset.cache=none"),
+    *("dataset.learn_on=20", "dataset.shuffle=18", "training.batch_size=8", "model.units=[8]"),
+    *("hardware=cpu", "hardware.deterministic=true", "tracking=none"),
+)
+SKIPPING = (SKIP, "training.max_steps=15", "training.steps_per_loop=2")
+
+
+def stream(folder: str, plan: Plan) -> Any:
+    """A streamed run, its two parts if it is stopped, and what is said of a bad row in the middle of a run."""
     import os
 
     import pyarrow
@@ -650,34 +664,27 @@ def stream(folder: str) -> Any:
     import scaleflow
 
     os.chdir(folder)
-    frame = table(600).drop(columns="text")
-    parquet.write_table(pyarrow.Table.from_pandas(frame), "table.parquet", row_group_size=70)
-    frame.loc[333, "price"] = None
-    parquet.write_table(pyarrow.Table.from_pandas(frame), "bad.parquet", row_group_size=70)
-    words = (
-        "dataset=table",
-        "dataset.target=price",
-        "dataset.cache=none",
-        "dataset.learn_on=100",
-        "dataset.shuffle=90",
-    )
-    words = (*words, "debug=inline", "tracking=none", "hardware=cpu", "training.batch_size=16")
-    good, bad = ((*words, f"dataset.data_dir={name}.parquet") for name in ("table", "bad"))
-    whole = scaleflow.run(*good, "training.max_steps=40", folder="whole")
-    scaleflow.run(*good, "training.max_steps=33", folder="part")
-    resumed = scaleflow.run("resume=part", "training.max_steps=40")
-    skipped = scaleflow.run(*bad, "dataset.on_bad_example=skip", "training.max_steps=3", folder="skipped")
+    frame = table(120)[["Size (m²)", "town", "price"]]
+    frame.loc[66, "price"] = None
+    parquet.write_table(pyarrow.Table.from_pandas(frame), "bad.parquet", row_group_size=14)
+    whole = course(plan, "whole")
+    parts = course(plan, "parts", stop_after=7), course(plan, "parts", goes_on=True)
     try:
-        scaleflow.run(*bad, "training.max_steps=40", folder="bad")
+        scaleflow.run(*STREAMED, "training.max_steps=11", "debug=inline", folder="bad")
     except scaleflow.RunFailed as failed:
         error = str(failed)
-    return whole.metrics, resumed.metrics, skipped.status, error
+    return whole, parts, error
 
 
 @pytest.mark.slow
-def test_a_streamed_table_resumes_exactly_and_names_a_bad_row(isolated: Callable[..., Any], tmp_path: Path) -> None:
-    whole, resumed, skipped, error = isolated(stream, str(tmp_path))
-    for name in ("val/loss", "test/loss"):
-        np.testing.assert_allclose(resumed[name], whole[name], rtol=1e-6)
-    assert skipped == "FINISHED"
-    assert "dataset: bad.parquet, row 334 of 'train' cannot be read: its target price is missing" in error
+def test_a_streamed_table_resumes_exactly_and_names_a_bad_row(
+    isolated: Callable[..., Any], plan: Callable[..., Plan], tmp_path: Path
+) -> None:
+    whole, (part, last), error = isolated(stream, str(tmp_path), plan(*STREAMED, *SKIPPING))
+    assert part.stopped
+    assert 11 < part.points[-1][0] < 15  # in the second epoch
+    assert part.points + last.points == whole.points
+    assert {name for _, values in whole.points for name in values} >= {"train/loss", "val/loss", "test/loss"}
+    for name, value in whole.state.items():
+        np.testing.assert_array_equal(last.state[name], value, name)
+    assert "dataset: bad.parquet, row 67 of 'train' cannot be read: its target price is missing" in error

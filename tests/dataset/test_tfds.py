@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,13 @@ import pytest
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Dataset, Inputs, Outputs, Target
-from tests.conftest import Command
+from tests.conftest import Command, make_once
 from tests.processes import call
 
 TRAIN, TEST = 40, 12
 
 
-def prepare(folder: str) -> None:
+def prepare(folder: str, only: Sequence[str] = ()) -> None:
     """Prepares `mnist`, `imdb_reviews` (with a config, as the real one) and one with features of every kind."""
     import tensorflow as tf
     import tensorflow_datasets as tfds
@@ -48,6 +48,8 @@ def prepare(folder: str) -> None:
         ("imdb_reviews/plain_text/1.0.0", reviews, review),
         ("kinds/1.0.0", several, thing),
     ):
+        if only and name not in only:
+            continue
         first, *config, version = name.split("/")
         tfds.dataset_builders.store_as_tfds_dataset(
             name=first,
@@ -69,11 +71,9 @@ def supervise(file: Path, keys: list[str]) -> None:
     file.write_text(json.dumps(info))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tfds")
-    call(prepare, str(folder))
-    return folder
+    return make_once(tmp_path_factory, "tfds", lambda folder: call(prepare, str(folder)))[0]
 
 
 def read(cases: list[dict[str, Any]]) -> list[Any]:

@@ -6,7 +6,10 @@ import csv
 import json
 import os
 import signal
+import sys
+import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -255,27 +258,58 @@ def test_a_storage_that_does_not_fit_is_refused(
     assert message in capsys.readouterr().err
 
 
+def search_slowly(folder: Path, name: str, words: Sequence[str]) -> int:
+    """A command whose jobs do not train, and take a second each."""
+
+    def measure(plan: Any) -> dict[str, float]:
+        time.sleep(1)
+        return {"val/loss": float(plan.seed)}
+
+    os.chdir(folder)
+    sys.argv = ["scaleflow"]
+    os.environ[SERVER_ENV] = "nobody forks here"
+    runner_module.launch_run = FakeLaunch(measured=measure)  # type: ignore[assignment]
+    return main([*words, f"hydra.sweep.dir={name}"])
+
+
+def assert_shared(folder: Path, shared: str, trials: int) -> Any:
+    """Both commands have run jobs, none twice, and know all results; returns the study."""
+    both = optuna.load_study(study_name="sweep", storage=optuna5.open_storage(shared))
+    assert {trial.state.name for trial in both.trials} == {"COMPLETE"}
+    assert trials <= len(both.trials) <= trials + 1  # one more if both proposed the last one at the same moment
+    ran = [json.loads((folder / name / "sweep.json").read_text())["jobs"] for name in "ab"]
+    assert all(ran)
+    asked = sorted(job["overrides"][-1] for jobs in ran for job in jobs)
+    assert asked == sorted(f"seed={trial.params['seed']}" for trial in both.trials)
+    return both
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["sqlite:///", "journal:"])
-def test_two_commands_at_once_share_one_study(command: Command, kind: str) -> None:
-    """As two machines do: each runs its own jobs, and both know all results in the end."""
+def test_two_commands_at_once_share_a_journal(isolated: Any, tmp_path: Path) -> None:
+    """As two machines do."""
+    shared = f"journal:{tmp_path / 'shared'}"
+    words = ("-m", "hydra/sweeper=optuna5", "tracking=none", "seed=int(interval(0,1000000))")
+    words += (f"hydra.sweeper.storage='{shared}'", "hydra.sweeper.n_trials=8")
+    with ThreadPoolExecutor(2) as pool:
+        codes = list(pool.map(lambda name: isolated(search_slowly, tmp_path, name, words), "ab"))
+    assert codes == [0, 0]
+    assert_shared(tmp_path, shared, 8)
+
+
+@pytest.mark.slow
+def test_two_commands_that_train_share_one_study(command: Command) -> None:
+    """Each runs its own jobs, and both know all results in the end."""
     small = ("dataset=synthetic", "dataset.shape=[16]", "dataset.examples=64", "dataset.validation=null")
-    words = ("-m", "hydra/sweeper=optuna5", *small, "training.max_steps=3", "tracking=none", "sweep.metric=test/loss")
-    shared = f"{kind}{command.folder / 'shared'}"
+    words = ("-m", "hydra/sweeper=optuna5", *small, "training.max_steps=3", "sweep.metric=test/loss")
+    words += ("tracking=none", "checkpoint=none", "model.units=[4]")
+    shared = f"sqlite:///{command.folder / 'shared'}"
     words += ("seed=int(interval(0,1000000))", f"hydra.sweeper.storage='{shared}'", "hydra.sweeper.n_trials=8")
     sweeps = [command.start(*words, f"hydra.sweep.dir={name}") for name in "ab"]
     outputs = [sweep.communicate(timeout=200) for sweep in sweeps]
     assert [sweep.returncode for sweep in sweeps] == [0, 0], outputs
-    both = optuna.load_study(study_name="sweep", storage=optuna5.open_storage(shared))
-    assert {trial.state.name for trial in both.trials} == {"COMPLETE"}
-    assert 8 <= len(both.trials) <= 9  # one more if both proposed the last one at the same moment
-    ran = [json.loads((command.folder / name / "sweep.json").read_text())["jobs"] for name in "ab"]
-    assert all(ran)
-    asked = sorted(job["overrides"][-1] for jobs in ran for job in jobs)
-    assert asked == sorted(f"seed={trial.params['seed']}" for trial in both.trials)  # none twice
-    for name in "ab":
-        again = command(*words, f"hydra.sweep.dir={name}")
-        assert f"best of {len(both.trials)}: " in again.stdout, again.stderr
-        assert f"with seed={both.best_params['seed']}" in again.stdout
-        rows = list(csv.DictReader((command.folder / name / "trials.csv").read_text().splitlines()))
-        assert [float(row["value"]) for row in rows] == [trial.value for trial in both.trials]
+    both = assert_shared(command.folder, shared, 8)
+    again = command(*words, "hydra.sweep.dir=a")
+    assert f"best of {len(both.trials)}: " in again.stdout, again.stderr
+    assert f"with seed={both.best_params['seed']}" in again.stdout
+    rows = list(csv.DictReader((command.folder / "a" / "trials.csv").read_text().splitlines()))
+    assert [float(row["value"]) for row in rows] == [trial.value for trial in both.trials]

@@ -73,7 +73,8 @@ def train_three(folder: Path) -> tuple[str, str, str]:
     csv.write_csv(make_houses(75, 1), folder / "new.csv")
 
     def train(*words: str) -> str:
-        ended = Command(folder)(*words, "hardware=cpu", "training.max_steps=3", "tracking.system_metrics=false")
+        small = ("model.units=[8]", "training.max_steps=3", "checkpoint=none", "tracking.system_metrics=false")
+        ended = Command(folder)(*words, *small, "hardware=cpu")
         assert ended.returncode == 0, ended.stderr
         (line,) = [line for line in ended.stdout.splitlines() if line.startswith("run ")]
         return line[line.index("(") + 1 : line.index(")")]
@@ -166,37 +167,43 @@ def wait_for(path: Path, process: CommandProcess) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGKILL, -9), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
-)
-def test_a_command_that_was_stopped_goes_on_after_its_finished_shards(trained: Trained, number: int, code: int) -> None:
-    rows, size = 30_000, 1000
-    parquet.write_table(make_houses(rows, 2), trained.folder / "many.parquet", row_group_size=7000)
-    output = trained.folder / f"stopped{code}"
-    words = (trained.sizes, "--input", "many.parquet", "--output", f"{output.name}/", "--keep", "id")
-    words = (*words, "--shard-rows", str(size), "--batch-size", "10")
-    with CommandProcess(("scaleflow.predict", *words), trained.folder, trained.command.environment) as process:
-        wait_for(output / "part-00001.parquet", process)
-        process.send_signal(number)
-        out, err = process.communicate(timeout=60)
-    assert process.returncode == code, (out, err)
-    finished = {path: path.stat().st_mtime_ns for path in sorted(output.glob("part-*.parquet"))}
-    assert 2 <= len(finished) < rows / size
-    assert {parquet.read_metadata(path).num_rows for path in finished} == {size}
-    if number == signal.SIGINT:
-        assert f"stopped by SIGINT; {len(finished)} shard(s) are whole, --resume continues" in err
+def test_a_command_that_was_stopped_goes_on_after_its_finished_shards(trained: Trained) -> None:
+    rows, size = 6000, 100
+    parquet.write_table(make_houses(rows, 2), trained.folder / "many.parquet", row_group_size=1400)
+    output = trained.folder / "stopped"
+    same = (trained.sizes, "--input", "many.parquet", "--output", "stopped/", "--shard-rows", str(size))
+    finished: dict[Path, int] = {}
 
-    message = trained.predict(trained.sizes, "many.parquet", f"{output.name}/", code=2)
+    def stop(number: int, *more: str) -> tuple[int | None, str]:
+        """Stops a command after two shards; returns its exit code and standard error."""
+        words = ("scaleflow.predict", *same, "--keep", "id", "--batch-size", "1", *more)  # it takes seconds
+        with CommandProcess(words, trained.folder, trained.command.environment) as process:
+            wait_for(output / f"part-{len(finished) + 1:05d}.parquet", process)
+            process.send_signal(number)
+            _, err = process.communicate(timeout=60)
+        assert {path: path.stat().st_mtime_ns for path in finished} == finished
+        found = {path: path.stat().st_mtime_ns for path in sorted(output.glob("part-*.parquet"))}
+        assert len(finished) + 2 <= len(found) < rows / size
+        assert {parquet.read_metadata(path).num_rows for path in found} == {size}
+        finished.update(found)
+        return process.returncode, err
+
+    assert stop(signal.SIGKILL)[0] == -9
+    code, err = stop(signal.SIGINT, "--resume")
+    assert code == 130
+    assert f"stopped by SIGINT; {len(finished)} shard(s) are whole, --resume continues" in err
+
+    message = trained.predict(trained.sizes, "many.parquet", "stopped/", code=2)
     assert "--resume continues them, --overwrite replaces them" in message
-    other = (trained.sizes, "many.parquet", f"{output.name}/", "--shard-rows", str(size), "--resume")
+    other = (trained.sizes, "many.parquet", "stopped/", "--shard-rows", str(size), "--resume")
     assert "were made with another output columns; type the same command" in trained.predict(*other, code=2)
 
     again = ("--keep", "id", "--resume", "--shard-rows", str(size))  # in larger batches
-    trained.predict(trained.sizes, "many.parquet", f"{output.name}/", *again)
-    trained.predict(trained.sizes, "many.parquet", f"{output.name}/", *again)  # there is nothing left
+    trained.predict(trained.sizes, "many.parquet", "stopped/", *again)
+    trained.predict(trained.sizes, "many.parquet", "stopped/", *again)  # there is nothing left
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
     assert len(list(output.glob("part-*.parquet"))) == rows / size
-    found = trained.read(output.name)
+    found = trained.read("stopped")
     assert found["id"] == [f"{n:06d}" for n in range(rows)]
     trained.predict(trained.sizes, "many.parquet", "many_out.parquet", "--overwrite")
     np.testing.assert_allclose(found["probability"], trained.read("many_out.parquet")["probability"], atol=1e-5)
