@@ -11,12 +11,8 @@ import pytest
 
 #: Tests by their path, without `tests/`, each with the ids of its quick cases.
 QUICK: Mapping[str, Sequence[str]] = {
-    "checkpoint/test_resume.py::test_a_run_goes_on_under_another_strategy": ["mirrored to one_device"],
     "checkpoint/test_resume.py::test_it_ends_with_the_same_bits_and_the_same_points": [
         "mirrored-stops3",
-    ],
-    "checkpoint/test_resume.py::test_other_data_or_another_model_is_refused": [
-        "model.units=9-resume: the checkpoint has model/0 of shape (64, 8), and the run needs (64, 9)",
     ],
     "conf/test_recipes.py::test_a_recipe_trains_validates_and_tests": ["custom_step", "model_parallel"],
     "hydra_plugins/test_optuna5.py::test_our_own_jobs_are_stopped_where_they_do_worse": ["isolated"],

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import socket
+import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from scaleflow.runs import EventReader
 from tests.checkpoint.test_resume import BASE, GLOBAL, course
 from tests.checkpoint.test_store import same, snapshot
 from tests.conftest import Command
-from tests.launcher.test_supervisor import wait_for
+from tests.launcher.test_supervisor import REST, RESTING, wait_for
 from tests.object_store import SECRET, Relay, allow_requests, make_bucket
 
 Store = dict[str, str]
@@ -376,7 +377,8 @@ def test_a_stop_waits_for_the_upload_of_the_last_one(
     """The store is away when the signal comes, and comes back while the run waits."""
     make_bucket(object_store, "stopped")
     relay, folder = Relay(object_store), command.folder / "out"
-    words = ("training.epochs=1000000", "checkpoint.every_epochs=20", "checkpoint.folder=s3://stopped/run")
+    words = ("training.epochs=1000000", "checkpoint.folder=s3://stopped/run", RESTING)
+    (command.folder / "rest.py").write_text(REST)
     said = command.folder / "said"  # its lines would fill a pipe that nobody reads
     with (
         said.open("w") as file,
@@ -384,16 +386,28 @@ def test_a_stop_waits_for_the_upload_of_the_last_one(
             *WORDS, *words, "hydra.run.dir=out", output=(file.fileno(), file.fileno()), **relay.environment
         ) as process,
     ):
-        wait_for(lambda: isolated(list_in, object_store, "s3://stopped/run"))
+
+        def wait_while_it_runs(condition: Callable[[], Any]) -> None:
+            wait_for(lambda: condition() or process.poll() is not None)
+            assert process.poll() is None, said.read_text()
+
+        # The first object is not yet a checkpoint: the run checks first whether it can write, and is refused if not.
+        wait_while_it_runs(lambda: has_object(object_store, "stopped", "checkpoint.json"))
         relay.cut()
-        wait_for(lambda: [note for note in read_texts(folder, Note) if "cannot be uploaded" in note.text])
+        wait_while_it_runs(lambda: [note for note in read_texts(folder, Note) if "cannot be uploaded" in note.text])
         process.terminate()
-        wait_for(lambda: read_texts(folder, UploadAwaited))
+        wait_while_it_runs(lambda: read_texts(folder, UploadAwaited))
         relay.restore()
         assert process.wait(timeout=120) == 143
     last = read_texts(folder, CheckpointSaved)[-1].step
     assert isolated(list_in, object_store, "s3://stopped/run")[-3:] == files_of(last)
     assert "has the checkpoints again" in said.read_text()
+
+
+def has_object(store: Mapping[str, str], bucket: str, name: str) -> bool:
+    """Whether an object of a bucket has this name, after the last slash."""
+    with urllib.request.urlopen(f"{store['AWS_ENDPOINT_URL']}/{bucket}?list-type=2", timeout=10) as answer:
+        return f"/{name}</Key>".encode() in answer.read()
 
 
 def list_in(environment: Mapping[str, str], address: str) -> list[str]:

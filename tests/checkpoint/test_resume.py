@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,16 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize(("way", "stops"), [(way, (2,)) for way in WAYS] + [("one_device", (3, 1)), ("fit", (5, 3))])
+def courses(plan: Plan, whole: str, parts: str, stop_after: int) -> tuple[Course, Course]:
+    """A run that is not stopped, and one that is."""
+    return course(plan, whole), course(plan, parts, stop_after=stop_after)
+
+
+#: After how many calls a run is stopped, and again: within an epoch, unless it is at the end of the first one.
+STOPS = {"one_device": (3, 1), "fit": (5, 3)}
+
+
+@pytest.mark.parametrize(("way", "stops"), [(way, STOPS.get(way, (2,))) for way in WAYS])
 def test_it_ends_with_the_same_bits_and_the_same_points(
     isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path, way: str, stops: tuple[int, ...]
 ) -> None:
@@ -107,10 +116,11 @@ def test_it_ends_with_the_same_bits_and_the_same_points(
     own = [word.replace("training.step._target_", "training.step={_target_") + "}" if "_target_" in word else word
            for word in WAYS[way]]  # fmt: skip
     made = plan(*words, *[word.replace("{_target_=", "{_target_: ") for word in own])
-    whole = isolated(course, made, str(tmp_path / "whole"))
-    points = []
-    for number, calls in enumerate(stops):
-        part = isolated(course, made, str(tmp_path / "parts"), stop_after=calls, goes_on=number > 0)
+    whole, part = isolated(courses, made, str(tmp_path / "whole"), str(tmp_path / "parts"), stops[0])
+    assert part.stopped
+    points = part.points
+    for calls in stops[1:]:
+        part = isolated(course, made, str(tmp_path / "parts"), stop_after=calls, goes_on=True)
         assert part.stopped
         points += part.points
     last = isolated(course, made, str(tmp_path / "parts"), goes_on=True)
@@ -135,56 +145,79 @@ def test_a_run_that_was_stopped_after_its_last_step_takes_no_further_one(
     assert last.model_step == 4
 
 
+PIPELINE = ("strategy=pipeline", TWO)
+CHANGES = {
+    "mirrored to one_device": (("strategy=mirrored", TWO), ("strategy=one_device", TWO)),
+    "one_device to pipeline": (("strategy=one_device", TWO), PIPELINE),
+    "pipeline to mirrored": (PIPELINE, ("strategy=mirrored", TWO)),
+    "pipeline to its replicas": ((*PIPELINE, "strategy.micro_batches=8"), REPLICATED),
+}
+
+
+def go_on_in_turn(plans: Sequence[Plan], folders: Sequence[str]) -> list[Course]:
+    return [course(plan, folder, goes_on=True) for plan, folder in zip(plans, folders, strict=True)]
+
+
+def begin_all(whole: Plan, plans: Sequence[Plan], folder: str, folders: Sequence[str]) -> Course:
+    """One run that is not stopped, on whichever strategy, and several that are."""
+    for plan, each in zip(plans, folders, strict=True):
+        course(plan, each, stop_after=4)
+    return course(whole, folder)
+
+
 @pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        (("strategy=mirrored", TWO), ("strategy=one_device",)),
-        (("strategy=one_device",), ("strategy=pipeline", TWO)),
-        (("strategy=pipeline", TWO), ("strategy=mirrored", TWO)),
-        (("strategy=pipeline", TWO, "strategy.micro_batches=8"), REPLICATED),
-    ],
-    ids=["mirrored to one_device", "one_device to pipeline", "pipeline to mirrored", "pipeline to its replicas"],
+    "names", [list(CHANGES)[:1], pytest.param(list(CHANGES)[1:], marks=pytest.mark.slow)], ids=["mirrored", "pipeline"]
 )
 def test_a_run_goes_on_under_another_strategy(
-    isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path, before: tuple[str, ...], after: Any
+    isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path, names: list[str]
 ) -> None:
     common = (*BASE, GLOBAL, "model.units=[8,8]")
-    whole = isolated(course, plan(*common, *before), str(tmp_path / "whole"))
-    isolated(course, plan(*common, *before), str(tmp_path / "parts"), stop_after=4)
-    last = isolated(course, plan(*common, *after), str(tmp_path / "parts"), goes_on=True)
-    assert set(last.state) == set(whole.state)
-    for name, value in whole.state.items():
-        np.testing.assert_allclose(last.state[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
+    folders = [str(tmp_path / name) for name in names]
+    before, after = ([plan(*common, *CHANGES[name][part]) for name in names] for part in (0, 1))
+    whole = isolated(begin_all, plan(*common, *CHANGES[names[0]][0]), before, str(tmp_path / "whole"), folders)
+    on_two = [number for number, made in enumerate(after) if made.hardware.logical_devices == 2]
+    lasts = isolated(go_on_in_turn, [after[n] for n in on_two], [folders[n] for n in on_two])
+    for number in set(range(len(names))) - set(on_two):
+        lasts.append(isolated(course, after[number], folders[number], goes_on=True))
+    assert len(lasts) == len(names)
+    for last in lasts:
+        assert set(last.state) == set(whole.state)
+        for name, value in whole.state.items():
+            np.testing.assert_allclose(last.state[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
-def refusal_to_go_on(before: Plan, after: Plan, folder: str) -> str:
+def refusals_to_go_on(before: Plan, after: Sequence[Plan], folder: str) -> list[str]:
     course(before, folder, stop_after=2)
-    try:
-        course(after, folder, goes_on=True)
-    except ConfigError as refusal:
-        return str(refusal)
-    raise AssertionError("it went on")
+    refusals = []
+    for plan in after:
+        try:
+            course(plan, folder, goes_on=True)
+        except ConfigError as refusal:
+            refusals.append(str(refusal))
+        else:
+            raise AssertionError("it went on")
+    return refusals
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ("dataset.limit=90", "resume: the run had 80 training examples, and now has 72"),
-        ("training.global_batch_size=20", "resume: the run had 5 steps per epoch, and now has 4"),
-        ("model.units=9", "resume: the checkpoint has model/0 of shape (64, 8), and the run needs (64, 9)"),
-        ("model.units=[8,8]", "resume: the checkpoint has model/2 of shape (8, 10), and the run needs (8, 8)"),
-    ],
-)
+CHANGED = {
+    "dataset.limit=90": "resume: the run had 80 training examples, and now has 72",
+    "training.global_batch_size=20": "resume: the run had 5 steps per epoch, and now has 4",
+    "model.units=9": "resume: the checkpoint has model/0 of shape (64, 8), and the run needs (64, 9)",
+    "model.units=[8,8]": "resume: the checkpoint has model/2 of shape (8, 10), and the run needs (8, 8)",
+}
+
+
 def test_other_data_or_another_model_is_refused(
-    isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path, change: str, words: str
+    isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path
 ) -> None:
-    common = ("strategy=one_device", *(word for word in BASE if word.split("=")[0] != change.split("=")[0]))
-    first = [word for word in (*BASE, GLOBAL) if word.split("=")[0] == change.split("=")[0]]
-    size = () if change.startswith("training.global") else (GLOBAL,)
-    message = isolated(
-        refusal_to_go_on, plan(*common, *size, *first), plan(*common, *size, change), str(tmp_path / "parts")
-    )
-    assert message.startswith(words)
+    common = ("strategy=one_device", *BASE, GLOBAL)
+    changed = [
+        plan(*(word for word in common if word.split("=")[0] != change.split("=")[0]), change) for change in CHANGED
+    ]
+    for message, words in zip(
+        isolated(refusals_to_go_on, plan(*common), changed, str(tmp_path / "parts")), CHANGED.values(), strict=True
+    ):
+        assert message.startswith(words)
 
 
 #: With such a rate the loss of the validation split is best somewhere before the end; with a plain one at the end, that

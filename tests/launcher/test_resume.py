@@ -20,10 +20,10 @@ from scaleflow.launcher.prepare import RunCommand, prepare_run
 from scaleflow.launcher.recovery import LAUNCHER_DIED, repair
 from scaleflow.runs import EventWriter
 from tests.conftest import Command
-from tests.launcher.test_supervisor import LongRun, only_run, wait_for
+from tests.launcher.test_supervisor import REST, LongRun, only_run, wait_for
 
 #: Calls of a fixed length, so that a run has its points at the same steps whatever the machine does.
-SHORT = ("dataset=synthetic", "dataset.shape=[16]", "dataset.examples=20000", "training.steps_per_loop=100")
+SHORT = ("dataset=synthetic", "dataset.shape=[16]", "dataset.examples=2000", "training.steps_per_loop=10")
 EXACT = ("hardware=cpu", "hardware.deterministic=true")
 
 
@@ -65,6 +65,16 @@ def weights(command: Command, isolated: Callable[..., Any]) -> list[np.ndarray[A
     return values
 
 
+def make_commands(folder: Path) -> list[Command]:
+    """A command in a folder of its own that does not rest, and one in another that does."""
+    commands = [Command(folder / name) for name in ("whole", "parts")]
+    for command in commands:
+        command.folder.mkdir()
+        (command.folder / "rest.py").write_text(REST)
+    (commands[0].folder / "go").touch()
+    return commands
+
+
 def test_what_was_preempted_and_killed_and_extended_is_the_run_that_was_not(
     tmp_path: Path, isolated: Callable[..., Any]
 ) -> None:
@@ -73,12 +83,11 @@ def test_what_was_preempted_and_killed_and_extended_is_the_run_that_was_not(
     One run, no point twice, none missing.
     """
     words = (*SHORT, *EXACT, "strategy=mirrored", "hardware.logical_devices=2", "model.dropout=0.1")
-    whole, parts = Command(tmp_path / "whole"), Command(tmp_path / "parts")
-    for command in (whole, parts):
-        command.folder.mkdir()
+    words += ("training.callbacks=[{_target_: rest.Rest, seconds: 1}]",)  # 13 s are left after the first epoch
+    whole, parts = make_commands(tmp_path)
     assert whole(*words, "training.epochs=18").returncode == 0
 
-    long = LongRun(parts, *words, "training.epochs=14").until("epoch")
+    long = LongRun(parts, *words, "training.epochs=14", only=True).until("epoch")
     os.kill(long.launcher.pid, signal.SIGTERM)
     assert long.end() == 143
     folder = parts.run_folder()
@@ -103,6 +112,7 @@ def test_what_was_preempted_and_killed_and_extended_is_the_run_that_was_not(
     run = only_run(parts.folder)
     assert (run.info.status, run.data.tags["scaleflow.error"]) == ("KILLED", LAUNCHER_DIED)
 
+    (parts.folder / "go").touch()
     ended = parts(f"resume={folder}", "training.epochs=18", timeout=180)
     assert ended.returncode == 0, ended.stderr
     assert "resumed at step" in ended.stdout
@@ -154,17 +164,17 @@ def test_a_start_that_stalls_is_ended_too(command: Command) -> None:
 @pytest.mark.slow
 def test_workers_that_lose_one_start_again_from_the_checkpoint(tmp_path: Path, isolated: Callable[..., Any]) -> None:
     """It ends as one that lost none, and goes on with three workers where there were two."""
-    words = ("training.epochs=60", "training.global_batch_size=48", *EXACT, "hardware.intra_op_threads=1")
-    several = ("strategy=multi_worker", "cluster.max_restarts=2", "tracking=none")
-    whole, parts = Command(tmp_path / "whole"), Command(tmp_path / "parts")
-    for command in (whole, parts):
-        command.folder.mkdir()
-    assert whole(*words, "training.epochs=63", "tracking=none").returncode == 0
-    long = LongRun(parts, *words, *several, only=True).until("checkpoint")
-    os.kill(max(child.pid for child in long.children()), signal.SIGKILL)
+    words = ("training.epochs=15", "training.global_batch_size=48", *EXACT, "hardware.intra_op_threads=1")
+    words += ("training.callbacks=[{_target_: rest.Rest, seconds: 1, worker: 1}]", "tracking=none")
+    words += ("training.steps_per_epoch=6", "training.steps_per_loop=3")
+    whole, parts = make_commands(tmp_path)
+    assert whole(*words, "training.epochs=17").returncode == 0
+    long = LongRun(parts, *words, "strategy=multi_worker", "cluster.max_restarts=2", only=True).until("checkpoint")
+    os.kill(long.children()[1].pid, signal.SIGKILL)
+    (parts.folder / "go").touch()
     assert long.end(120) == 0, long.err.read_text()
     assert any(event["event"] == "restart" for event in parts.events())
-    ended = parts(f"resume={parts.run_folder()}", "training.epochs=63", "cluster.workers=3", timeout=120)
+    ended = parts(f"resume={parts.run_folder()}", "training.epochs=17", "cluster.workers=3", timeout=120)
     assert ended.returncode == 0, ended.stderr
     assert "3 replica(s)" in ended.stdout
     for mine, theirs in zip(weights(parts, isolated), weights(whole, isolated), strict=True):

@@ -35,8 +35,34 @@ from tests.launcher.test_display import READY, Clock, Terminal
 from tests.launcher.test_recorder import FakeTracker
 from tests.processes import NEW_STORE
 
-#: A run that would go on for minutes, with an epoch a second or so.
-LONG = ("dataset=synthetic", "dataset.shape=[16]", "dataset.examples=100000", "training.epochs=1000")
+#: A callback, in a module of the folder where a command runs. From the second epoch on, it sleeps within each epoch, in
+#: all workers or in one, until there is a file `go` in the folder.
+REST = """
+import json
+import os
+import time
+
+import keras
+
+
+class Rest(keras.callbacks.Callback):
+    def __init__(self, seconds=0.2, worker=None):
+        super().__init__()
+        place = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {"index": 0})
+        self.seconds, self.rests, self.is_due = seconds, worker in (None, place["index"]), False
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.is_due = epoch > 0 and self.rests
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.is_due and not os.path.exists("go"):
+            time.sleep(self.seconds)
+        self.is_due = False
+"""
+RESTING = "training.callbacks=[{_target_: rest.Rest}]"
+
+#: A run that would go on for hours and takes little of the processor. Its folder needs `rest.py`.
+LONG = ("dataset=synthetic", "dataset.shape=[16]", "dataset.examples=400", "training.epochs=100000", RESTING)
 
 
 def wait_for(condition: Callable[[], Any], timeout: float = 120) -> Any:
@@ -55,6 +81,7 @@ class LongRun:
         self.command = command
         self.out = command.folder / "out.txt"
         self.err = command.folder / "err.txt"
+        (command.folder / "rest.py").write_text(REST)
         with self.out.open("w") as out, self.err.open("w") as err:
             output = out.fileno(), err.fileno()
             self.launcher = command.start(*(() if only else LONG), *words, output=output, **environment)

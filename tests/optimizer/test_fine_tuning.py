@@ -43,6 +43,10 @@ def follow_averages(plan: Any) -> tuple[list[float], list[np.ndarray[Any, Any]],
     return losses, history, weights(engine), validated
 
 
+def follow_all_averages(plans: list[Any]) -> list[Any]:
+    return [follow_averages(plan) for plan in plans]
+
+
 def resume(plan: Any) -> bool:
     """Whether a run that continues from a saved state has the weights and averages of one in one go."""
     from scaleflow.worker.build import build_training
@@ -57,15 +61,21 @@ def resume(plan: Any) -> bool:
     return wanted.keys() == found.keys() and all((wanted[name] == found[name]).all() for name in wanted)
 
 
+def take_one_step(plans: list[Any]) -> list[list[np.ndarray[Any, Any]]]:
+    """The weights after the first step of each."""
+    return [follow(plan, 1).weights for plan in plans]
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", pytest.param("adamw", marks=pytest.mark.slow)])
 def test_rate_factors_are_those_of_runs_with_these_rates(
     isolated: Callable[..., Any], plan: Callable[..., Any], optimizer: str
 ) -> None:
     """After one step, each part is where a run with its rate would have it."""
     words = (*BASE, f"optimizer={optimizer}", "optimizer.learning_rate=0.04", "optimizer.schedule=cosine")
-    found = isolated(follow, plan(*words, ONE, RATES), 1).weights
-    for rate, part in ((0.02, slice(0, 4)), (0.08, slice(4, 6))):
-        wanted = isolated(follow, plan(*words, ONE, f"optimizer.learning_rate={rate}"), 1).weights
+    rates = (0.02, 0.08)
+    plans = [plan(*words, ONE, RATES), *(plan(*words, ONE, f"optimizer.learning_rate={rate}") for rate in rates)]
+    found, *others = isolated(take_one_step, plans)
+    for wanted, part in zip(others, (slice(0, 4), slice(4, 6)), strict=True):
         assert far(found[part], wanted[part]) < 1e-6
         other = slice(4, 6) if part.start == 0 else slice(0, 4)
         assert far(found[other], wanted[other]) > 1e-4
@@ -76,9 +86,9 @@ def test_rate_factors_and_averages_are_the_same_on_every_strategy(
     isolated: Callable[..., Any], plan: Callable[..., Any], spread: str
 ) -> None:
     words = (*BASE, "optimizer=adamw", RATES, EMA, *(("precision=mixed_float16",) if spread == "float16" else ()))
-    losses, history, averages, validated = isolated(follow_averages, plan(*words, ONE))
     others = SPREAD.get(spread, SPREAD["mirrored"])
-    found = isolated(follow_averages, plan(*words, *others))
+    plans = [plan(*words, ONE, "hardware.logical_devices=2"), plan(*words, *others)]
+    (losses, history, averages, validated), found = isolated(follow_all_averages, plans)
     tolerance = 5e-3 if spread == "float16" else 1e-5
     np.testing.assert_allclose(found[0], losses, rtol=0, atol=tolerance)
     assert far(found[1], history) < tolerance
@@ -110,31 +120,37 @@ def weights_of(model: Path) -> list[np.ndarray[Any, Any]]:
 WHOLE = ("training.epochs=2", "checkpoint.export=best", "checkpoint.best={monitor: val/loss}", EMA, RATES)
 
 
+SERVED = ("strategy=parameter_server", "cluster.workers=1", "strategy.partitioner.max_shards=2")
+WAYS = (
+    (ONE,),
+    (*SERVED, "strategy.partitioner.min_shard_bytes=null"),
+    ("strategy=mirrored", "hardware.logical_devices=2", "training.engine=fit"),
+)
+
+
+def weights_of_all(models: list[Path]) -> list[list[np.ndarray[Any, Any]]]:
+    return [weights_of(model) for model in models]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("strategy=parameter_server", "cluster.workers=1", "strategy.partitioner.max_shards=2",
-         "strategy.partitioner.min_shard_bytes=null"),
-        ("strategy=mirrored", "hardware.logical_devices=2", "training.engine=fit"),
-    ],
-    ids=" ".join,
-)  # fmt: skip
 def test_a_whole_run_evaluates_and_exports_the_averages_of_one_device(
-    tmp_path: Path, isolated: Callable[..., Any], words: tuple[str, ...]
+    tmp_path: Path, isolated: Callable[..., Any]
 ) -> None:
+    """On parameter servers and with Keras's engine."""
     values, models = [], []
-    for number, more in enumerate(((ONE,), words)):
+    for number, words in enumerate(WAYS):
         folder = tmp_path / str(number)
         folder.mkdir()
         command = Command(folder)
-        ended = command(*BASE, *WHOLE, *more)
+        ended = command(*BASE, *WHOLE, *words)
         assert ended.returncode == 0, ended.stderr
         values.append({key: v for e in command.events() for key, v in e.get("values", {}).items()})
-        models.append(isolated(weights_of, command.run_folder() / "model"))
-    assert far(models[1], models[0]) < 1e-4
-    for name in ("train/loss", "val/loss", "test/loss"):
-        assert values[1][name] == pytest.approx(values[0][name], abs=1e-5)
+        models.append(command.run_folder() / "model")
+    wanted, *others = isolated(weights_of_all, models)
+    for found, found_values in zip(others, values[1:], strict=True):
+        assert far(found, wanted) < 1e-4
+        for name in ("train/loss", "val/loss", "test/loss"):
+            assert found_values[name] == pytest.approx(values[0][name], abs=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from tests.launcher.test_supervisor import LongRun, assert_all_points_are_kept, 
 CPU = ("hardware=cpu", "hardware.intra_op_threads=1")
 WORKERS = ("strategy=multi_worker", *CPU)
 
-#: 50 steps of the same global batches on one, two and three devices, one step to a call.
-SAME = ("training.global_batch_size=48", "training.max_steps=50", "training.steps_per_loop=1", "tracking=none", *CPU)
+#: 12 steps of the same global batches on one, two and three devices, one step to a call.
+SAME = ("training.global_batch_size=48", "training.max_steps=12", "training.steps_per_loop=1", "tracking=none", *CPU)
 SPREAD = {
     "one_device": ("strategy=one_device",),
     "multi_worker(2)": ("strategy=multi_worker",),
@@ -40,7 +40,7 @@ def course(folder: Path, isolated: Callable[..., Any], *words: str) -> tuple[lis
     ended = command(*words, timeout=240)
     assert ended.returncode == 0, ended.stderr
     losses = [e["values"]["train/loss"] for e in command.events() if "train/loss" in e.get("values", {})]
-    return losses[: 2 * 50], isolated(weights_of, command.run_folder() / "model")
+    return losses, isolated(weights_of, command.run_folder() / "model")
 
 
 @pytest.mark.slow
@@ -84,7 +84,9 @@ def test_workers_are_one_run_with_a_log_of_each(command: Command) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_worker_that_dies_ends_all_with_its_name(command: Command, number: int) -> None:
-    long = LongRun(command, *WORKERS).until("epoch")
+    """Most of the time it rests, and the other one waits for it."""
+    rests = f"training.callbacks=[{{_target_: rest.Rest, worker: {number}}}]"
+    long = LongRun(command, *WORKERS, rests).until("epoch")
     workers = long.children()
     assert len(workers) == 2
     os.kill(workers[number].pid, signal.SIGKILL)

@@ -26,12 +26,19 @@ IN_SHARDS = (
     "strategy.partitioner.min_shard_bytes=null",
 )
 NORMALIZED = ("model=cnn", "model.batch_norm=true", "training.accumulate=2")
-SHORT_EPOCHS = ("dataset.examples=4000", "training.steps_per_loop=64")
+
+#: Epochs of 9 steps, of which each takes a worker a fifth of a second until there is a file `go`. A call of 9 steps is
+#: divided into portions of 2.
+SLOW = ("dataset.examples=400", "training.callbacks=null", "training.step={_target_: mine.slow}")
+PORTION = 2
 
 #: The digits again, read as a stream: whoever trains on them has to be sent them. And steps to train with.
 MINE = """
+import os
+
 import keras
 import tensorflow as tf
+from tensorflow.python.data.experimental.ops import testing
 from scaleflow.dataset.digits import Digits
 from scaleflow.interfaces import Stream
 
@@ -44,6 +51,17 @@ def halved(model, batch, weights):
     outputs = model(batch[0], training=True)
     losses = keras.losses.sparse_categorical_crossentropy(batch[1], outputs, from_logits=True)
     return tf.reduce_sum(losses * weights) / 2, outputs
+
+def slow(model, batch, weights):
+    # The file's name depends on the batch, so that it is looked for in each step.
+    name = tf.strings.join([os.path.abspath("go"), tf.where(tf.reduce_sum(weights) >= 0.0, "", "?")])
+    pause = tf.where(tf.size(tf.io.matching_files(name)) > 0, tf.constant(0, tf.int64), tf.constant(200_000, tf.int64))
+    slept = tf.data.Dataset.range(1).apply(testing.sleep(pause)).reduce(tf.constant(0, tf.int64), tf.add)
+    with tf.control_dependencies([slept]):
+        inputs = tf.identity(batch[0])
+    outputs = model(inputs, training=True)
+    losses = keras.losses.sparse_categorical_crossentropy(batch[1], outputs, from_logits=True)
+    return tf.reduce_sum(losses * weights), outputs
 
 class Own:
     def build(self, model, make_optimizer): ...
@@ -113,7 +131,8 @@ def lines(command: Command, word: str) -> int:
 
 @pytest.mark.slow
 def test_workers_that_die_are_started_again_and_the_run_goes_on(command: Command) -> None:
-    long = LongRun(command, *SERVED, *SHORT_EPOCHS, "training.epochs=60").until("epoch")
+    (command.folder / "mine.py").write_text(MINE)
+    long = LongRun(command, *SERVED, *SLOW, "training.epochs=20").until("epoch")
     before = long.children()
     os.kill(before[1].pid, signal.SIGKILL)
     wait_for(lambda: lines(command, "worker 0 was killed by SIGKILL; it is restarted (1 of at most 10)"))
@@ -121,12 +140,13 @@ def test_workers_that_die_are_started_again_and_the_run_goes_on(command: Command
     wait_for(lambda: listens(again))
     os.kill(before[2].pid, signal.SIGKILL)  # from here on there is nobody but the one that was started again
     wait_for(lambda: lines(command, "worker 1 was killed by SIGKILL; it is restarted (2 of at most 10)"))
+    (command.folder / "go").touch()
     assert long.end(240) == 0, long.err.read_text()
     run = only_run(command.folder)
     assert run.info.status == "FINISHED"
     steps = int(run.data.params["resolved.steps"])
     applied = max(event["step"] for event in command.events() if event["event"] == "metrics")
-    assert steps <= applied < steps + 2 * 64
+    assert steps <= applied <= steps + 2 * PORTION
     assert_all_points_are_kept(command, run)
 
 
@@ -136,7 +156,8 @@ def test_workers_that_die_are_started_again_and_the_run_goes_on(command: Command
     [(3, "server 0"), (1, "worker 0")],
 )
 def test_what_may_not_be_started_again_ends_all_with_its_name(command: Command, number: int, name: str) -> None:
-    long = LongRun(command, *SERVED, *SHORT_EPOCHS, "cluster.max_restarts=0").until("epoch")
+    (command.folder / "mine.py").write_text(MINE)
+    long = LongRun(command, *SERVED, *SLOW, "cluster.max_restarts=0").until("epoch")
     processes = long.children()
     assert len(processes) == 4
     os.kill(processes[number].pid, signal.SIGKILL)
@@ -154,7 +175,8 @@ def test_the_loss_of_the_coordinator_or_a_server_restarts_all_from_the_checkpoin
 ) -> None:
     """The variables are in shards; every step is counted once, and the run goes on on one device."""
     shards = ("strategy.partitioner.max_shards=2", "strategy.partitioner.min_shard_bytes=null")
-    words = (*SERVED, *shards, *SHORT_EPOCHS, "training.epochs=30")
+    words = (*SERVED, *shards, *SLOW, "training.epochs=12")
+    (command.folder / "mine.py").write_text(MINE)
     long = LongRun(command, *words).until("checkpoint")
     for number, name in ((3, "server 0"), (0, "coordinator")):
         lives = lines(command, "restart from the last checkpoint")
@@ -163,6 +185,7 @@ def test_the_loss_of_the_coordinator_or_a_server_restarts_all_from_the_checkpoin
         wait_for(lambda lives=lives: lines(command, "restart from the last checkpoint") > lives)
         assert lines(command, f"{name} was killed by SIGKILL; ")
         wait_for(lambda seen=seen: any(e["event"] == "checkpoint" and e["time"] > seen for e in command.events()))
+    (command.folder / "go").touch()
     assert long.end(240) == 0, long.err.read_text()
     run = only_run(command.folder)
     assert run.info.status == "FINISHED"
@@ -171,14 +194,15 @@ def test_the_loss_of_the_coordinator_or_a_server_restarts_all_from_the_checkpoin
     reported = [e["step"] for e in command.events() if "train/loss" in e.get("values", {}) and e["event"] == "metrics"]
     assert reported == sorted(set(reported))
     assert reported[-1] == steps
-    ended = command(f"resume={command.run_folder()}", "strategy=one_device", "training.epochs=31")
+    ended = command(f"resume={command.run_folder()}", "strategy=one_device", "training.epochs=13")
     assert ended.returncode == 0, ended.stderr
     assert f"resumed at step {steps}" in ended.stdout
 
 
 @pytest.mark.slow
 def test_a_signal_stops_the_run_and_every_process(command: Command) -> None:
-    long = LongRun(command, *SERVED, *SHORT_EPOCHS).until("epoch")
+    (command.folder / "mine.py").write_text(MINE)
+    long = LongRun(command, *SERVED, *SLOW).until("epoch")
     processes: list[psutil.Process] = long.children()
     os.kill(long.launcher.pid, signal.SIGTERM)
     assert long.end(30) == 143
