@@ -6,6 +6,7 @@ import copy
 import functools
 from collections import defaultdict
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from typing import Any
 
 from hydra._internal import defaults_list
@@ -19,7 +20,7 @@ def list_patches() -> Iterator[tuple[Any, str, Any]]:
     """Yields (owner, attribute, value): what to set, as `monkeypatch.setattr(owner, attribute, value)` does."""
     yield Metadata, "__deepcopy__", copy_metadata
     yield defaults_list, "_create_interpolation_map", skip_unused(defaults_list._create_interpolation_map)
-    yield search_path, "entry_points", functools.cache(search_path.entry_points)
+    yield search_path, "entry_points", functools.cache(entry_points)
     for module in find_parsers():
         yield module, "parse", functools.cache(grammar_parser.parse)
 
