@@ -211,16 +211,20 @@ def chosen(every: bool) -> Sequence[Cell]:
 
 def work_here(runs: Mapping[str, tuple[Plan, Path]]) -> list[list[dict[str, Any]]]:
     """In a child: the events of each of several runs of one process, by their cells' names."""
+    found = []
+    for cell, (plan, folder) in runs.items():
+        print(cell, flush=True)  # the last one is where it failed
+        found.append(events_here(plan, folder))
+    return found
+
+
+def events_here(plan: Plan, folder: Path) -> list[dict[str, Any]]:
     from scaleflow.runs import RunSpec
     from scaleflow.worker.train import run_worker
 
-    found = []
-    for name, (plan, folder) in runs.items():
-        print(name, flush=True)  # the last one is where it failed
-        events: list[dict[str, Any]] = []
-        run_worker(RunSpec(plan, folder, time.time()), lambda event, to=events: to.append(to_fields(event)), bool)
-        found.append(events)
-    return found
+    events: list[dict[str, Any]] = []
+    run_worker(RunSpec(plan, folder, time.time()), lambda event: events.append(to_fields(event)), bool)
+    return events
 
 
 def batches(cells: Sequence[Cell]) -> Iterator[Sequence[Cell]]:
