@@ -38,6 +38,10 @@ TRAINED = {
     "optimizer=signum": 0.8,
 }
 
+#: The commands that one process runs one after another: those on one device, but for one that `make test` runs alone.
+ALONE = ("model=houses", "my_steps.TwoRates", "optimizer=signum")
+TOGETHER = {"one device": [name for name in TRAINED if name not in ALONE], **{name: [name] for name in ALONE}}
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -52,15 +56,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run_here(folder: str, words: list[str]) -> tuple[int, str]:
-    """The command in this process: (exit code, what it printed)."""
+def run_here(folder: str, commands: list[list[str]]) -> list[tuple[int, str]]:
+    """Commands in this process: (exit code, what it printed) of each."""
     from scaleflow.cli import main
 
     os.chdir(folder)
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-        code = main(words)
-    return code, printed.getvalue()
+    results = []
+    for words in commands:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            code = main(words)
+        results.append((code, printed.getvalue()))
+    return results
 
 
 def test_every_command_is_tried() -> None:
@@ -99,14 +106,19 @@ def test_the_pages_tests_pass_and_its_hydra_app_trains(isolated: Callable[..., A
     assert told.params["optimizer"] == "sgd"
 
 
-@pytest.mark.parametrize("name", TRAINED)
-def test_a_command_trains(isolated: Callable[..., Any], folder: Path, name: str) -> None:
+def words_of(name: str, folder: Path) -> list[str]:
     (line,) = [line for line in COMMANDS if name in line]
-    own = ["tracking=none", "debug=inline", f"hydra.run.dir={folder}/runs/{list(TRAINED).index(name)}"]
-    words = dict.fromkeys([*shlex.split(line), *own])
-    code, printed = isolated(run_here, str(folder), list(words))
-    assert code == 0, printed
-    (accuracy,) = re.findall(r"test (?:sold )?accuracy +(\S+)", printed)
-    assert float(accuracy) >= TRAINED[name], printed
-    if name == "my_callbacks.Halve":
-        assert "learning rate 0.01" in printed
+    own = ["tracking=none", "checkpoint=none", "debug=inline"]
+    place = f"hydra.run.dir={folder}/runs/{list(TRAINED).index(name)}"
+    return list(dict.fromkeys([*shlex.split(line), *own, place]))
+
+
+@pytest.mark.parametrize("names", TOGETHER.values(), ids=TOGETHER)
+def test_a_command_trains(isolated: Callable[..., Any], folder: Path, names: list[str]) -> None:
+    results = isolated(run_here, str(folder), [words_of(name, folder) for name in names])
+    for name, (code, printed) in zip(names, results, strict=True):
+        assert code == 0, printed
+        (accuracy,) = re.findall(r"test (?:sold )?accuracy +(\S+)", printed)
+        assert float(accuracy) >= TRAINED[name], (name, printed)
+        if name == "my_callbacks.Halve":
+            assert "learning rate 0.01" in printed

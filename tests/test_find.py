@@ -156,9 +156,9 @@ def test_a_search_that_finds_nothing_starts_no_run(command: Command) -> None:
     ids=["mirrored", "multi_worker", "pipeline"],
 )
 def test_every_strategy_finds_both(words: tuple[str, ...], command: Command) -> None:
-    words = (*words, "hardware=cpu", "dataset.limit=400", "tracking=none")
+    words = (*words, "hardware=cpu", "hardware.intra_op_threads=1", "dataset.limit=300", "tracking=none")
     batch = "training.batch_size=24"
-    rated = command.python("-m", "scaleflow.find", LR, *words, batch, "--steps", "60", "--low", "1e-4", "--high", "1")
+    rated = command.python("-m", "scaleflow.find", LR, *words, batch, "--steps", "20", "--low", "1e-4", "--high", "1")
     assert rated.returncode == 0, rated.stdout + rated.stderr
     assert re.search(r"^use +optimizer\.learning_rate=\S+$", rated.stdout, re.M)
     sized = command.python("-m", "scaleflow.find", BATCH_SIZE, *words)

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 import scaleflow
+from scaleflow.launcher.worker_process import SERVER_ENV
 from tests.conftest import clean_environment
+from tests.processes import server
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -143,12 +145,14 @@ def test_mlflow_run_starts_a_run_that_is_adopted_with_the_cluster_settings_of_a_
 ) -> None:
     uri, folder = f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "run"
     (tmp_path / "cluster.json").write_text('{"cluster.max_restarts": 1, "cluster": {"stall_seconds": 90}}')
-    overrides = f"training.epochs=1 'tracking.tags={{why: a test}}' precision=mixed hydra.run.dir={folder}"
+    overrides = (
+        f"training.epochs=1 checkpoint=none 'tracking.tags={{why: a test}}' precision=mixed hydra.run.dir={folder}"
+    )
     ended = subprocess.run(
         [sys.executable, "-m", "mlflow", "run", str(ROOT), "--env-manager", "local"]
         + ["--backend", "scaleflow", "--backend-config", "cluster.json"]
         + ["-P", "experiment=digits_mirrored", "-P", f"overrides={overrides}"],
-        env={**clean_environment(), "MLFLOW_TRACKING_URI": uri, "PYTHONPATH": str(installed)}
+        env={**clean_environment(), "MLFLOW_TRACKING_URI": uri, "PYTHONPATH": str(installed), SERVER_ENV: server()}
         | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
         cwd=tmp_path,
         capture_output=True,
@@ -175,7 +179,8 @@ def test_mlflow_run_starts_a_run_that_is_adopted_with_the_cluster_settings_of_a_
 
 @pytest.mark.slow
 def test_what_is_installed_trains_and_records(installed: Path, tmp_path: Path) -> None:
-    done = run([sys.executable, "-m", "scaleflow", "training.epochs=1"], tmp_path, installed)
+    short = ["training.max_steps=2", "dataset.limit=64", "hardware.intra_op_threads=1"]
+    done = run([sys.executable, "-m", "scaleflow", *short], tmp_path, installed)
     assert "FINISHED" in done.stdout
     assert (tmp_path / "mlflow.db").is_file()
     (folder,) = tmp_path.glob("outputs/*/*")

@@ -80,7 +80,10 @@ def test_what_is_no_setting_of_the_cluster_is_named() -> None:
         to_overrides({"strategy": "mirrored"})
 
 
-SMALL = "dataset=synthetic dataset.shape=[16] dataset.examples=500 dataset.validation=null training.epochs=1"
+SMALL = (
+    "dataset=synthetic dataset.shape=[4] dataset.examples=50 dataset.validation=null training.max_steps=1 "
+    "checkpoint=none"
+)
 
 
 def mlflow_run(command: Command, *words: str) -> subprocess.CompletedProcess[str]:

@@ -55,6 +55,7 @@ SMALL = (
     f"training.batch_size={BATCH_SIZE}",
     f"training.max_steps={STEPS}",
     "hardware.intra_op_threads=1",
+    "checkpoint=none",
     "tracking=none",
 )
 
@@ -173,7 +174,7 @@ def is_refused(cell: Cell) -> bool:
 
 
 def can_be_tried(cell: Cell) -> bool:
-    return not is_refused(cell) and not any(v.name in ELSEWHERE.get(v.key, ()) for v in cell)
+    return not any(v.name in ELSEWHERE.get(v.key, ()) for v in cell) and not is_refused(cell)
 
 
 def pairs(cell: Cell) -> set[tuple[tuple[str, str], tuple[str, str]]]:
@@ -185,16 +186,21 @@ def cover(chosen: Sequence[Cell]) -> Iterator[Cell]:
 
     Again and again the one with most pairs that are left, where each process counts as what it costs.
     """
-    of = {cell: pairs(cell) for cell in chosen}
-    left = set().union(*of.values())
+    bits: dict[tuple[tuple[str, str], tuple[str, str]], int] = {}
+    of = {cell: sum(1 << bits.setdefault(pair, len(bits)) for pair in pairs(cell)) for cell in chosen}
+    costs = {cell: expected(cell).processes for cell in chosen}
+    left = (1 << len(bits)) - 1
     while left:
-        best = max(chosen, key=lambda cell: len(of[cell] & left) / expected(cell).processes)
-        left -= of[best]
+        best = max(of, key=lambda cell: (of[cell] & left).bit_count() / costs[cell])
+        left &= ~of[best]
         yield best
 
 
 #: The cells are divided into so many tests, since finding them out takes seconds: each finds its own.
-SHARES = 8
+SHARES = 4
+
+#: Several cells of one process each follow one another in the same one.
+AT_ONCE = 8
 
 
 @functools.cache
@@ -203,8 +209,16 @@ def chosen(every: bool) -> Sequence[Cell]:
     return tried if every else list(cover(tried))
 
 
-def work_here(plan: Plan, folder: Path) -> list[dict[str, Any]]:
-    """In a child: the events of a run of one process."""
+def work_here(runs: Mapping[str, tuple[Plan, Path]]) -> list[list[dict[str, Any]]]:
+    """In a child: the events of each of several runs of one process, by their cells' names."""
+    found = []
+    for cell, (plan, folder) in runs.items():
+        print(cell, flush=True)  # the last one is where it failed
+        found.append(events_here(plan, folder))
+    return found
+
+
+def events_here(plan: Plan, folder: Path) -> list[dict[str, Any]]:
     from scaleflow.runs import RunSpec
     from scaleflow.worker.train import run_worker
 
@@ -213,15 +227,27 @@ def work_here(plan: Plan, folder: Path) -> list[dict[str, Any]]:
     return events
 
 
-def events_of(cell: Cell, folder: Path, isolated: Callable[..., Any]) -> list[dict[str, Any]]:
-    """Trains a cell: in a child, by the command, or by a command on each machine."""
+def batches(cells: Sequence[Cell]) -> Iterator[Sequence[Cell]]:
+    """Divides cells of one process into those that can share one: with equal devices, and Keras's fit alone."""
+    alike: dict[str, list[Cell]] = {}
+    for cell in cells:
+        words = list_overrides(cell)
+        key = name(cell) if "training.engine=fit" in words else str("hardware.logical_devices=2" in words)
+        alike.setdefault(key, []).append(cell)
+    for group in alike.values():
+        yield from (group[first : first + AT_ONCE] for first in range(0, len(group), AT_ONCE))
+
+
+def plan_of(cell: Cell) -> Plan:
+    return make_plan(assemble_config([*list_overrides(cell), *SMALL]), {}, look_outside=False)
+
+
+def events_of(cell: Cell, folder: Path) -> list[dict[str, Any]]:
+    """Trains a cell of several processes: by the command, or by a command on each machine."""
     typed = [*list_overrides(cell), *SMALL]
-    if expected(cell).processes == 1:
-        return list(isolated(work_here, make_plan(assemble_config(typed), {}, look_outside=False), folder))
     served = expected(cell).plan.strategy.name == "parameter_server"
     hosts = Hosts(folder, *((3, "chief", "worker", "ps") if served else (2,)))
     if "cluster=tf_config" in {value.word for value in cell}:
-        typed += [f"checkpoint.folder={folder / 'kept'}"]  # each of them has a folder of its own
         started = [command.start(*typed, TF_CONFIG=hosts.tf_config(i)) for i, command in enumerate(hosts.commands)]
     else:
         started = [hosts.commands[0].start(*typed)]
@@ -236,14 +262,21 @@ def events_of(cell: Cell, folder: Path, isolated: Callable[..., Any]) -> list[di
 def test_what_is_allowed_trains(
     isolated: Callable[..., Any], tmp_path: Path, pytestconfig: pytest.Config, share: int
 ) -> None:
-    for number, cell in enumerate(chosen(pytestconfig.getoption("--matrix"))[share::SHARES]):
-        print(name(cell))  # the last one is where it failed
-        trains(cell, tmp_path / str(number), isolated)
+    cells = chosen(pytestconfig.getoption("--matrix"))[share::SHARES]
+    folders = {cell: tmp_path / str(number) for number, cell in enumerate(cells)}
+    for folder in folders.values():
+        folder.mkdir()
+    for batch in batches([cell for cell in cells if expected(cell).processes == 1]):
+        runs = {name(cell): (plan_of(cell), folders[cell]) for cell in batch}
+        for cell, events in zip(batch, isolated(work_here, runs), strict=True):
+            is_trained(cell, events)
+    for cell in cells:
+        if expected(cell).processes > 1:
+            print(name(cell))  # the last one is where it failed
+            is_trained(cell, events_of(cell, folders[cell]))
 
 
-def trains(allowed: Cell, folder: Path, isolated: Callable[..., Any]) -> None:
-    folder.mkdir()
-    events = events_of(allowed, folder, isolated)
+def is_trained(allowed: Cell, events: list[dict[str, Any]]) -> None:
     assert events[-1].get("status") == "FINISHED", events[-1]
     (ready,) = [event for event in events if event["event"] == "ready"]
     assert ready["steps"] == STEPS

@@ -119,7 +119,7 @@ Finished = tuple[Command, subprocess.CompletedProcess[str]]
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """A sweep with validation."""
     command = Command(tmp_path_factory.mktemp("finished"))
-    words = ("model.units=4,32", "training.epochs=2", "hydra.sweep.dir=s")
+    words = ("model.units=4,32", "training.epochs=2", "checkpoint=none", "hydra.sweep.dir=s")
     ended = command("-m", *words)
     assert ended.returncode == 0, ended.stderr
     return command, ended
@@ -203,7 +203,7 @@ def last_step(folder: Path) -> int:
 
 @pytest.mark.slow
 def test_two_sweeps_at_once_share_a_new_store(command: Command) -> None:
-    words = ("-m", *SMALL, "training.epochs=1", "hydra.launcher.n_jobs=4", "seed=0,1,2,3")
+    words = ("-m", *SMALL, "training.max_steps=2", "checkpoint=none", "hydra.launcher.n_jobs=2", "seed=0,1")
     sweeps = [command.start(*words, f"hydra.sweep.dir={name}", f"model.units={name}", **NEW_STORE) for name in (8, 16)]
     outputs = [sweep.communicate(timeout=200) for sweep in sweeps]
     assert [sweep.returncode for sweep in sweeps] == [0, 0], outputs
@@ -211,11 +211,11 @@ def test_two_sweeps_at_once_share_a_new_store(command: Command) -> None:
 
     client = MlflowClient(f"sqlite:///{command.folder}/mlflow.db")
     found = client.search_runs([client.get_experiment_by_name("scaleflow").experiment_id])
-    assert [run.info.status for run in found] == ["FINISHED"] * 10
+    assert [run.info.status for run in found] == ["FINISHED"] * 6
     parents = {run.data.tags.get("mlflow.parentRunId") for run in found} - {None}
     assert len(parents) == 2
     jobs = [run for run in found if "mlflow.parentRunId" in run.data.tags]
-    asked = {(units, seed) for units in ("8", "16") for seed in "0123"}
+    asked = {(units, seed) for units in ("8", "16") for seed in "01"}
     assert {(run.data.params["model.units"], run.data.params["seed"]) for run in jobs} == asked
 
 
@@ -225,7 +225,7 @@ def test_another_launcher_of_hydras_runs_each_job_as_a_command_of_its_own(comman
     package = f"hydra-{launcher.partition('_')[0]}-launcher"
     if launcher != "basic" and find_spec(f"hydra_plugins.{package.replace('-', '_')}") is None:
         pytest.skip(f"{package} is not installed")
-    words = (*SMALL, "training.epochs=1", "tracking=none", "optimizer=sgd", "optimizer.learning_rate=0.1,-1")
+    words = (*SMALL, "training.max_steps=2", "tracking=none", "optimizer=sgd", "optimizer.learning_rate=0.1,-1")
     ended = command("-m", f"hydra/launcher={launcher}", *words, "hydra.sweep.dir=b")
     assert ended.returncode == 1
     folder = command.folder / "b"

@@ -92,6 +92,7 @@ class Proxy:
 
     Args:
         port: the server's.
+        own: the proxy's; 0: any that is free.
 
     Attributes:
         plan: gives each request's fate.
@@ -99,7 +100,7 @@ class Proxy:
         seconds: of a delay.
     """
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, own: int = 0) -> None:
         self.plan: Callable[[], Fault] = lambda: "none"
         self.met: list[Fault] = []
         self.seconds = 0.05
@@ -118,13 +119,15 @@ class Proxy:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", own), Handler)
         self._server.daemon_threads = True
         self.uri = f"http://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
 
     def serve(self, asked: BaseHTTPRequestHandler, body: bytes, port: int) -> None:
+        if self.is_over.is_set():  # a connection that is still open
+            return reset(asked)
         fault = self.plan()
         self.met.append(fault)
         if fault == "hang":

@@ -107,8 +107,8 @@ SOURCE = ("dataset._target_=tests.strategy.structured.DictOut", "model._target_=
 
 @pytest.mark.slow
 def test_a_run_is_evaluated_and_fine_tuned(command: Command) -> None:
-    words = (*SOURCE, "hardware=cpu", "training.epochs=2", "dataset.normalise=true", "dataset.validation=validation")
-    ended = command(*words, "strategy=mirrored", "hardware.logical_devices=2")
+    words = (*SOURCE, "hardware=cpu", "checkpoint=none", "dataset.normalise=true", "dataset.validation=validation")
+    ended = command(*words, "training.max_steps=5", "strategy=mirrored", "hardware.logical_devices=2")
     assert ended.returncode == 0, ended.stderr
     values = {name: value for event in command.events() for name, value in event.get("values", {}).items()}
     store = command.folder / "mlflow.db"

@@ -24,10 +24,17 @@ from scaleflow.tracking.store import MlflowTracker
 from tests.conftest import Command
 from tests.launcher.test_supervisor import LongRun, wait_for
 from tests.tracking.example_runs import MadeRun, assert_has_one_model, assert_is_all_there, only_run, steps_of
-from tests.tracking.servers import Proxy, Server, serving, weather
+from tests.tracking.servers import Proxy, Server, free_port, serving, weather
 
 #: MLflow's own, where it is imported.
 pytestmark = pytest.mark.filterwarnings("ignore:.*Any type hint is inferred")
+
+#: A run of two steps a second, for hours.
+SLOW = (
+    *("dataset=synthetic", "dataset.shape=[4]", "dataset.examples=40", "dataset.validation=0.5"),
+    *("training.steps_per_loop=1", "training.callbacks=[{_target_: tests.campaign.pace.Pace, seconds: 0.5}]"),
+    *("model.units=4", "checkpoint=none", "training.epochs=9999"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +163,7 @@ def test_a_server_that_is_stopped_and_started_gets_everything(server: Server, tm
 
 @pytest.mark.slow
 def test_a_run_is_recorded_by_a_server(command: Command, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ("training.epochs=2", "tracking.experiment=whole")
+    words = ("training.epochs=2", "tracking.experiment=whole", "checkpoint=none")
     ended = command(*words, MLFLOW_TRACKING_URI=server.uri)
     assert ended.returncode == 0, ended.stderr
     run = only_run(server.uri, "whole")
@@ -177,15 +184,18 @@ def test_a_run_is_recorded_by_a_server(command: Command, server: Server, monkeyp
 def test_a_server_that_comes_late_and_goes_early_gets_the_rest_by_the_command_that_is_printed(
     command: Command, server: Server
 ) -> None:
-    server.stop()
-    words = (f"tracking.uri={server.uri}", "tracking.experiment=late")
+    """The server is the proxy before one that runs."""
+    port = free_port()
+    uri = f"http://127.0.0.1:{port}"
+    words = (f"tracking.uri={uri}", "tracking.experiment=late")
     refused = command(*words)
     assert refused.returncode == 2
     assert "tracking.offline=true" in refused.stderr
-    long = LongRun(command, *words, "tracking.offline=true", "tracking.flush_seconds=1").until("epoch")
-    server.start()
+    offline = (*words, "tracking.offline=true", "tracking.flush_seconds=1")
+    long = LongRun(command, *SLOW, *offline, only=True).until("epoch")
+    proxy = Proxy(server.port, port)
     wait_for(lambda: (command.run_folder() / "record.json").read_text().count('"run_id": "'))
-    server.stop()
+    proxy.stop()
     os.kill(long.launcher.pid, signal.SIGTERM)
     assert long.end() == 143, long.err.read_text()
     errors = long.err.read_text()
@@ -195,8 +205,9 @@ def test_a_server_that_comes_late_and_goes_early_gets_the_rest_by_the_command_th
     away = sync(command, *line.split()[3:])
     assert (away.returncode, away.stderr) == (1, "")
     assert "NOT RECORDED" in away.stdout
-    server.start()
+    proxy = Proxy(server.port, port)
     synced = sync(command, "outputs")
+    proxy.stop()
     assert synced.returncode == 0, synced.stdout + synced.stderr
     run = only_run(server.uri, "late")
     assert run.info.status == "KILLED"
