@@ -6,7 +6,7 @@ import contextlib
 import functools
 import io
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from scaleflow.config import hydra_errors
 from scaleflow.interfaces import Plan
 from scaleflow.launcher import launch
 from tests.conftest import Command
-from tests.quick_hydra import list_patches
 
 REAL_CASES = 21
 
@@ -106,8 +105,6 @@ commands = st.one_of(good, odd, odd, odd).filter(lambda line: not any(word.start
 def up_to_the_plan(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
     """The command ends where it would launch, and no sweep is looked for."""
     plans: list[Plan] = []
-    for owner, attribute, value in list_patches():
-        monkeypatch.setattr(owner, attribute, value, raising=False)
     keys_with = functools.cache(hydra_errors.list_keys_for)
     monkeypatch.setattr(
         hydra_errors,
@@ -122,15 +119,6 @@ def up_to_the_plan(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
 
     monkeypatch.setattr(launch, "launch_run", keep)
     yield plans
-
-
-def test_a_config_is_composed_in_less_time_as_it_is_without(
-    compose: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines = [("model=cnn", "training.epochs=3"), ("experiment=digits_mirrored", "tracking.tags={a: '${seed}'}")]
-    plain = [compose(*line) for line in lines]
-    with up_to_the_plan(monkeypatch):
-        assert [compose(*line) for line in (*lines, *lines)] == [*plain, *plain]
 
 
 def is_a_refusal(code: int, told: str, words: Sequence[str]) -> bool:
