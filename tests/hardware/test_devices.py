@@ -93,7 +93,7 @@ def test_deterministic_runs_have_the_same_bits(isolated: Callable[..., Any], pla
         "hardware=cpu", "hardware.deterministic=true", "hardware.logical_devices=2", "strategy=mirrored", "model=cnn",
         "model.filters=[4]", "model.units=8", "model.dropout=0.2", "tracking=none", "dataset.limit=200",
     )  # fmt: skip
-    first, second = isolated(follow, chosen, 12), isolated(follow, chosen, 12)
+    first, second = isolated(follow, chosen, 6), isolated(follow, chosen, 6)
     assert first.losses == second.losses
     for one, other in zip(first.weights, second.weights, strict=True):
         np.testing.assert_array_equal(one, other)

@@ -13,10 +13,10 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan, Strategy
 from tests.conftest import Command
 from tests.strategy.test_structures import assert_equal, train_all
-from tests.training.fake_engine import Course, far, take
+from tests.training.fake_engine import Course, far, run_apart, take
 
 CPU = ("hardware=cpu", "tracking=none")
-ONE = ("strategy=one_device", *CPU)
+ONE = ("strategy=one_device", "hardware.logical_devices=2", *CPU)
 PIPELINE = ("strategy=pipeline", "hardware.logical_devices=2", *CPU)
 THREE = ("strategy=pipeline", "strategy.stages=3", "hardware.logical_devices=3", *CPU)
 
@@ -37,7 +37,14 @@ Isolated = Callable[..., Any]
 Make = Callable[..., Plan]
 
 
-def followed(plan: Plan, steps: int) -> tuple[Course, dict[str, float], list[str]]:
+Followed = tuple[Course, dict[str, float], list[str]]
+
+
+def follow_all(plans: Sequence[Plan], steps: int) -> list[Followed]:
+    return run_apart(followed, ((plan, steps) for plan in plans))
+
+
+def followed(plan: Plan, steps: int) -> Followed:
     """The course of training, how the test split then is, and the notes."""
     from scaleflow.worker.build import build_training
 
@@ -60,10 +67,10 @@ def followed(plan: Plan, steps: int) -> tuple[Course, dict[str, float], list[str
 def test_float32_equals_one_device(
     isolated: Isolated, plan: Make, recipe: Sequence[str], divisions: Sequence[Sequence[str]]
 ) -> None:
-    wanted, scores, _ = isolated(followed, plan(*recipe, *ONE), STEPS)
+    one = (*CPU, "strategy=one_device", *(word for word in divisions[0] if "logical_devices" in word))
+    (wanted, scores, _), *others = isolated(follow_all, [plan(*recipe, *way) for way in (one, *divisions)], STEPS)
     assert wanted.losses[-1] < 0.7 * wanted.losses[0]
-    for division in divisions:
-        found, found_scores, _ = isolated(followed, plan(*recipe, *division), STEPS)
+    for division, (found, found_scores, _) in zip(divisions, others, strict=True):
         np.testing.assert_allclose(found.losses, wanted.losses, rtol=0, atol=1e-5, err_msg=str(division))
         assert far(found.weights, wanted.weights) < 1e-4, division
         assert found_scores == pytest.approx(scores, abs=1e-4), division
@@ -96,8 +103,8 @@ def test_mixed_precision_equals_one_device_within_its_rounding(
     isolated: Isolated, plan: Make, precision: str, tolerance: float
 ) -> None:
     recipe = ("model.units=16", *SGD, f"precision={precision}", "training.clip_norm=0.3", "training.accumulate=2")
-    wanted, _, _ = isolated(followed, plan(*recipe, *ONE), STEPS)
-    found, _, _ = isolated(followed, plan(*recipe, *PIPELINE), STEPS)
+    made = [plan(*recipe, *way) for way in (ONE, PIPELINE)]
+    (wanted, _, _), (found, _, _) = isolated(follow_all, made, STEPS)
     np.testing.assert_allclose(found.losses, wanted.losses, rtol=0, atol=tolerance)
     assert far(found.weights, wanted.weights) < tolerance
 
@@ -106,16 +113,17 @@ def test_mixed_precision_equals_one_device_within_its_rounding(
 def test_batch_norm_is_equal_where_there_are_no_micro_batches_and_said_to_differ_where_there_are(
     isolated: Isolated, plan: Make
 ) -> None:
-    wanted, scores, _ = isolated(followed, plan(*NORMALISED, *ONE), STEPS)
-    found, found_scores, notes = isolated(followed, plan(*NORMALISED, *PIPELINE, "strategy.micro_batches=1"), STEPS)
+    ways = [ONE, (*PIPELINE, "strategy.micro_batches=1"), (*PIPELINE, "model.dropout=0.1")]
+    (wanted, scores, _), (found, found_scores, notes), (noisy, _, more_notes) = isolated(
+        follow_all, [plan(*NORMALISED, *way) for way in ways], 20
+    )
     np.testing.assert_allclose(found.losses, wanted.losses, rtol=0, atol=1e-5)
     assert found_scores == pytest.approx(scores, abs=1e-4)
     assert not [note for note in notes if "BatchNormalization" in note]
-    found, _, notes = isolated(followed, plan(*NORMALISED, *PIPELINE, "model.dropout=0.1"), 20)
-    assert found.losses[-1] < 0.7 * found.losses[0]
-    (note,) = [note for note in notes if "BatchNormalization" in note]
+    assert noisy.losses[-1] < 0.7 * noisy.losses[0]
+    (note,) = [note for note in more_notes if "BatchNormalization" in note]
     assert "strategy.micro_batches=4" in note
-    (note,) = [note for note in notes if note.startswith("strategy=pipeline")]
+    (note,) = [note for note in more_notes if note.startswith("strategy=pipeline")]
     assert note.count("parameters") == 2
 
 

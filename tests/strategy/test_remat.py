@@ -13,11 +13,10 @@ import pytest
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Outputs, Plan
-from tests.conftest import Command
-from tests.strategy.test_multi_worker import SAME as SAME_STEPS
-from tests.strategy.test_multi_worker import course, weights_of
+from tests.checkpoint.test_resume import Course, course
 from tests.strategy.test_parameter_server import IN_SHARDS
-from tests.training.fake_engine import far, ignore, take
+from tests.strategy.test_structures import train_all
+from tests.training.fake_engine import far, ignore, run_apart, run_each, take
 
 Isolated = Callable[..., Any]
 Make = Callable[..., Plan]
@@ -25,9 +24,9 @@ Make = Callable[..., Plan]
 STEPS = 3
 BASE = ("hardware=cpu", "tracking=none", "training.global_batch_size=48", "optimizer.learning_rate=0.01")
 WORDS = (*BASE, "dataset._target_=tests.training.words.Words")
-TRANSFORMER = (*WORDS, "model=transformer", "model.width=8", "model.units=16", "model.dropout=0.2")
+TRANSFORMER = (*WORDS, "model=transformer", "model.blocks=1", "model.heads=2", "model.width=8", "model.dropout=0.2")
 #: Statistics and dropout in each block.
-MLP = (*BASE, "model.units=[32,32,32]", "model.dropout=0.2", "model.batch_norm=true")
+MLP = (*BASE, "model.units=[16,16]", "model.dropout=0.2", "model.batch_norm=true")
 MIRRORED = ("strategy=mirrored", "hardware.logical_devices=2")
 PIPELINE = ("strategy=pipeline", "hardware.logical_devices=2", "strategy.micro_batches=2")
 ONE = ("strategy=one_device",)
@@ -57,20 +56,20 @@ def assert_same(found: Followed, wanted: Followed, atol: float = SAME) -> None:
 
 #: What is computed again, for `true` or patterns.
 CASES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
-    "one_device": ((*TRANSFORMER, *ONE), {"true": "5 segments", "[block?_attention,*feed1]": "4 layers"}),
-    "accumulated": ((*MLP, *ONE, "training.accumulate=2"), {"true": "3 segments"}),
-    "mirrored": ((*MLP, *MIRRORED), {"true": "3 segments", "[batch_normalization*]": "3 layers"}),
+    "one_device": ((*TRANSFORMER, *ONE), {"true": "2 segments", "[block?_attention,*feed1]": "2 layers"}),
+    "accumulated": ((*MLP, *ONE, "training.accumulate=2"), {"true": "2 segments"}),
+    "mirrored": ((*MLP, *MIRRORED), {"true": "2 segments", "[batch_normalization*]": "2 layers"}),
     "pipeline, added losses": ((*BASE, f"{MODELS}adding", *PIPELINE, "strategy.cuts=[narrow]"), {"true": "1 segment"}),
-    "pipeline": ((*MLP, *PIPELINE), {"true": "5 segments", "[batch_normalization*]": "3 layers"}),
+    "pipeline": ((*MLP, *PIPELINE), {"true": "2 segments", "[batch_normalization*]": "2 layers"}),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_losses_and_states_are_the_same(isolated: Isolated, plan: Make, case: str) -> None:
     words, settings = CASES[case]
-    wanted = isolated(follow, plan(*words))
-    for remat, again in settings.items():
-        found = isolated(follow, plan(*words, f"hardware.remat={remat}"))
+    remats = ("false", *settings)
+    wanted, *others = isolated(run_apart, follow, [(plan(*words, f"hardware.remat={remat}"),) for remat in remats])
+    for found, again in zip(others, settings.values(), strict=True):
         assert_same(found, wanted)
         assert found[2] == again
 
@@ -100,45 +99,56 @@ MORE_CASES: dict[str, tuple[tuple[str, ...], str, float]] = {
 @pytest.mark.parametrize("case", MORE_CASES)
 def test_losses_are_the_same_however_training_is_done(isolated: Isolated, plan: Make, case: str) -> None:
     words, remat, atol = MORE_CASES[case]
-    wanted, found = (isolated(follow, plan(*words, f"hardware.remat={each}")) for each in ("false", remat))
+    wanted, found = isolated(
+        run_apart, follow, [(plan(*words, f"hardware.remat={each}"),) for each in ("false", remat)]
+    )
     assert_same(found, wanted, atol)
     assert found[2].endswith("segments")
 
 
-SEVERAL = {
-    "multi_worker": ("strategy=multi_worker",),
-    "parameter_server": IN_SHARDS,
-    "fit, mirrored": (*MIRRORED, "training.engine=fit"),
-}
+#: A table of rows and few layers: several processes take long to trace a model.
+TEXT = (*WORDS, "model=text", "model.units=[8,8]", "model.dropout=0.2")
+SHORT = ("training.max_steps=3", "training.steps_per_loop=1", "checkpoint=none")
+SEVERAL = {"multi_worker": ("strategy=multi_worker",), "parameter_server": IN_SHARDS}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", SEVERAL)
-def test_losses_and_the_exported_model_are_the_same(tmp_path: Path, isolated: Isolated, case: str) -> None:
-    words = (*SAME_STEPS, *TRANSFORMER[len(BASE) :], *SEVERAL[case])
-    losses, weights = course(tmp_path / "without", isolated, *words)
-    found, found_weights = course(tmp_path / "with", isolated, *words, "hardware.remat=true")
-    assert found == pytest.approx(losses, abs=1e-5)
-    assert far(found_weights, weights) < 1e-4
+def test_losses_and_the_exported_model_are_the_same(tmp_path: Path, case: str) -> None:
+    words = (*TEXT, *SHORT, *SEVERAL[case], "hardware.intra_op_threads=1")
+    runs = run_each(tmp_path, {remat: (*words, f"hardware.remat={remat}") for remat in ("false", "true")})
+    wanted, found = runs.values()
+    assert len(wanted.losses) >= 3
+    assert found.losses == pytest.approx(wanted.losses, abs=1e-5)
+    assert far(found.weights, wanted.weights) < 1e-4
 
 
 @pytest.mark.slow
-def test_a_run_is_resumed_with_it_and_without_it(tmp_path: Path, isolated: Isolated) -> None:
-    words = (*MLP, *ONE, "dataset.limit=192", "hardware.deterministic=true")
-    whole, first = Command(make_folder(tmp_path / "whole")), Command(make_folder(tmp_path / "halves"))
-    for command, overrides in ((whole, ("training.epochs=4",)), (first, ("training.epochs=2", "hardware.remat=true"))):
-        ended = command(*words, *overrides)
-        assert ended.returncode == 0, ended.stderr
-    for epochs, remat in ((3, "false"), (4, "true")):
-        ended = first(f"resume={first.run_folder()}", f"training.epochs={epochs}", f"hardware.remat={remat}")
-        assert ended.returncode == 0, ended.stderr
-    found, wanted = (isolated(weights_of, each.run_folder() / "model") for each in (first, whole))
-    assert far(found, wanted) < SAME
+def test_losses_and_metrics_of_fit_are_the_same(isolated: Isolated, plan: Make) -> None:
+    words = (*TEXT, *SHORT, *MIRRORED, "training.engine=fit")
+    wanted, found = isolated(train_all, [plan(*words, f"hardware.remat={remat}") for remat in ("false", "true")])
+    assert {(1, "train/loss"), (3, "train/loss"), (3, "test/loss")} <= set(wanted)
+    assert found == pytest.approx(wanted, abs=1e-5)
 
 
-def make_folder(path: Path) -> Path:
-    path.mkdir()
-    return path
+def resume(whole: Plan, parts: Sequence[Plan], folder: Path) -> tuple[Course, Course]:
+    """How a run ends that is not stopped, and one of which each part but the last is stopped after a step."""
+    wanted = course(whole, str(folder / "whole"))
+    for number, part in enumerate(parts):
+        stop_after = None if part is parts[-1] else 1
+        found = course(part, str(folder / "parts"), stop_after=stop_after, goes_on=number > 0)
+        assert found.stopped == (part is not parts[-1])
+    return found, wanted
+
+
+@pytest.mark.slow
+def test_a_run_is_resumed_with_it_and_without_it(isolated: Isolated, plan: Make, tmp_path: Path) -> None:
+    words = (*MLP, *ONE, "training.max_steps=4", "training.steps_per_loop=1", "hardware.deterministic=true")
+    whole, *parts = (plan(*words, f"hardware.remat={remat}") for remat in ("false", "true", "false", "true"))
+    found, wanted = isolated(resume, whole, parts, tmp_path)
+    assert set(found.state) == set(wanted.state)
+    for name, value in wanted.state.items():
+        np.testing.assert_allclose(found.state[name], value, rtol=0, atol=SAME, err_msg=name)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -6,8 +6,6 @@ What is behind the calls is a double. Nothing here says that a TPU trains.
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +19,7 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Arrays, Batching, Hardware, Plan, Precision, Stream
 from tests.conftest import Command
 from tests.dataset.reading import as_stream, numbered, reader, spread_over
+from tests.processes import ROOT, CommandProcess
 from tests.training.fake_engine import assemble, dense, random_arrays
 
 CORES = 2
@@ -287,29 +286,15 @@ def test_a_machine_on_which_tensorflow_finds_none_refuses(isolated: Callable[...
     assert "hardware.tpu=grpc://HOST:8470" in isolated(refusal_of, None)
 
 
-SERVER = """
-import sys
-import tensorflow as tf
-server = tf.distribute.Server({"worker": [sys.argv[1]]}, job_name="worker", task_index=0)
-print("up", flush=True)
-sys.stdin.read()
-"""
-
-
 @pytest.fixture
-def worker_without_tpu() -> Iterator[str]:
+def worker_without_tpu(command: Command) -> Iterator[str]:
     """The address of a TensorFlow server that is none of a TPU's."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    words = [sys.executable, "-c", SERVER, address]
-    with subprocess.Popen(
-        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as server:
-        assert server.stdout is not None
+    with CommandProcess(("tests.strategy.tensorflow_server", address), ROOT, command.environment) as server:
         assert server.stdout.readline() == "up\n"
         yield address
-        server.kill()
 
 
 @pytest.mark.slow

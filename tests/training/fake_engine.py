@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from scaleflow.events import Emit, Event, to_fields
 from scaleflow.interfaces import Arrays, Batching, Examples, Feed, Hardware, Inputs, Kind, Outputs, Plan, Stream
+from tests.conftest import Command
+from tests.processes import call as call_isolated
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
     from scaleflow.training import Loop, Session
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -142,6 +147,51 @@ def follow(plan: Plan, steps: int) -> Course:
 
     built = build_training(plan, ignore)
     return take(built.engine, built.train, steps)
+
+
+def follow_each(plans: Sequence[Plan], steps: int) -> list[Course]:
+    """Takes the steps of one run after another. All need the same devices."""
+    return run_apart(follow, ((plan, steps) for plan in plans))
+
+
+def run_apart(run: Callable[..., T], calls: Iterable[Sequence[Any]]) -> list[T]:
+    """Makes one call after another, in each of which a run is built, in this process.
+
+    TensorFlow mixes up the collective operations of two mirrored strategies in a process if they sum other shapes. Its
+    own tests give the keys of each strategy's operations another base for that reason. Layers are numbered anew.
+    """
+    import keras
+    import tensorflow as tf
+
+    found = []
+    for arguments in calls:
+        keras.backend.clear_session()
+        tf.distribute.MirroredStrategy._collective_key_base += 100_000
+        found.append(run(*arguments))
+    return found
+
+
+def run_each(folder: Path, commands: Mapping[str, Sequence[str]]) -> dict[str, Course]:
+    """Trains with one command after another, each in a folder of its name: all values of `train/loss`, and the weights
+    of the exported model.
+    """
+    losses, models = [], []
+    for name, words in commands.items():
+        command = Command(folder / name)
+        command.folder.mkdir()
+        ended = command(*words)
+        assert ended.returncode == 0, ended.stderr
+        losses.append([e["values"]["train/loss"] for e in command.events() if "train/loss" in e.get("values", {})])
+        models.append(command.run_folder() / "model" / "model.keras")
+    return {
+        name: Course(*parts) for name, *parts in zip(commands, losses, call_isolated(load_weights, models), strict=True)
+    }
+
+
+def load_weights(models: Sequence[Path]) -> list[list[np.ndarray[Any, Any]]]:
+    import keras
+
+    return [[np.asarray(v) for v in keras.models.load_model(model).trainable_variables] for model in models]
 
 
 def take(loop: Loop, feed: Feed, steps: int) -> Course:

@@ -8,16 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.training.fake_engine import far, follow
+from tests.training.fake_engine import far, follow_each, run_apart
 
-#: strategy, logical devices, accumulate: each makes a global batch of 48.
-DIVISIONS = [
-    ("one_device", 1, 4),
-    ("mirrored", 1, 1),
-    ("mirrored", 2, 1),
-    ("mirrored", 3, 1),
-    ("mirrored", 3, 4),
-]
+ONE = ("one_device", 1)
+#: strategy and accumulate: each makes a global batch of 48, on three devices.
+DIVISIONS = [("one_device", 4), ("mirrored", 1), ("mirrored", 4)]
 
 #: The digits' 1294 training examples make 27 steps of 48 an epoch, the last one partial.
 STEPS = 50
@@ -28,7 +23,7 @@ ADAMW = ("optimizer=adamw", "optimizer.learning_rate=0.01")
 CLIP = "training.clip_norm=0.3"
 
 
-def divided(strategy: str, devices: int, accumulate: int) -> tuple[str, ...]:
+def divided(strategy: str, accumulate: int, devices: int = 3) -> tuple[str, ...]:
     return (
         *BASE,
         f"strategy={strategy}",
@@ -38,26 +33,28 @@ def divided(strategy: str, devices: int, accumulate: int) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "divisions"),
+    ("recipe", "divisions", "devices"),
     [
-        ((*SGD, CLIP), DIVISIONS),
-        (ADAM, DIVISIONS[-2:]),
-        ((*ADAMW, "optimizer.schedule=cosine", "optimizer.warmup_steps=5"), DIVISIONS[-1:]),
+        ((*SGD, CLIP), DIVISIONS, 3),
+        (ADAM, DIVISIONS[1:], 3),
+        ((*ADAMW, "optimizer.schedule=cosine", "optimizer.warmup_steps=5"), DIVISIONS[-1:], 3),
+        (SGD, [("mirrored", 1)], 1),
     ],
-    ids=["sgd-clipped", "adam", "adamw-scheduled"],
+    ids=["sgd-clipped", "adam", "adamw-scheduled", "one replica"],
 )
 def test_float32_equals_one_device(
-    isolated: Callable[..., Any], plan: Callable[..., Any], recipe: tuple[str, ...], divisions: list[Any]
+    isolated: Callable[..., Any], plan: Callable[..., Any], recipe: tuple[str, ...], divisions: list[Any], devices: int
 ) -> None:
-    one = isolated(follow, plan(*divided("one_device", 1, 1), *recipe), STEPS)
+    made = [plan(*divided(*division, devices), *recipe) for division in (ONE, *divisions)]
+    if CLIP in recipe:
+        made.append(plan(*divided(*ONE), *recipe[:-1]))
+    one, *others = isolated(follow_each, made, STEPS)
     assert one.losses[-1] < 0.7 * one.losses[0]
-    for division in divisions:
-        found = isolated(follow, plan(*divided(*division), *recipe), STEPS)
+    for division, found in zip(divisions, others, strict=False):
         np.testing.assert_allclose(found.losses, one.losses, rtol=0, atol=1e-5, err_msg=str(division))
         assert far(found.weights, one.weights) < 1e-4, division
     if CLIP in recipe:
-        free = isolated(follow, plan(*divided("one_device", 1, 1), *recipe[:-1]), STEPS)
-        assert far(free.weights, one.weights) > 1e-2
+        assert far(others[-1].weights, one.weights) > 1e-2
 
 
 @pytest.mark.parametrize("precision", ["mixed_float16", "mixed_bfloat16"])
@@ -65,9 +62,9 @@ def test_mixed_precision_equals_one_device_within_its_rounding(
     isolated: Callable[..., Any], plan: Callable[..., Any], precision: str
 ) -> None:
     recipe = (f"precision={precision}", *SGD, CLIP)
-    one = isolated(follow, plan(*divided("one_device", 1, 1), *recipe), STEPS)
+    made = [plan(*divided(*division), *recipe) for division in (ONE, DIVISIONS[-1])]
+    one, found = isolated(follow_each, made, STEPS)
     assert one.losses[-1] < 0.7 * one.losses[0]
-    found = isolated(follow, plan(*divided("mirrored", 3, 4), *recipe), STEPS)
     tolerance = 5e-3 if precision == "mixed_float16" else 3e-2
     np.testing.assert_allclose(found.losses, one.losses, rtol=0, atol=tolerance)
     assert far(found.weights, one.weights) < tolerance
@@ -99,9 +96,9 @@ def follow_all(plan: Any) -> tuple[list[float], list[np.ndarray[Any, Any]]]:
 def test_batch_norm_equals_one_device(
     isolated: Callable[..., Any], plan: Callable[..., Any], precision: str, rate: float, tolerance: float
 ) -> None:
-    chosen = (*NORMALIZED, f"precision={precision}", f"optimizer.learning_rate={rate}")
-    losses, wanted = isolated(follow_all, plan(*chosen, "strategy=one_device"))
-    found_losses, found = isolated(follow_all, plan(*chosen, "strategy=mirrored", "hardware.logical_devices=2"))
+    chosen = (*NORMALIZED, f"precision={precision}", f"optimizer.learning_rate={rate}", "hardware.logical_devices=2")
+    made = [(plan(*chosen, f"strategy={strategy}"),) for strategy in ("one_device", "mirrored")]
+    (losses, wanted), (found_losses, found) = isolated(run_apart, follow_all, made)
     assert losses[-1] < 0.8 * losses[0]
     np.testing.assert_allclose(found_losses, losses, rtol=0, atol=tolerance)
     assert far(found, wanted) < 10 * tolerance

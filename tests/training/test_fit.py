@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from tests.training.fake_engine import (
     ignore,
     make_session,
     random_arrays,
+    run_apart,
     spread_over,
     to_pair,
     weights,
@@ -54,6 +55,10 @@ def trained(plan: Any, stop_after: int | None = None) -> tuple[list[Event], Any,
     return events, result, [np.asarray(v) for v in built.engine.model.trainable_variables]
 
 
+def trained_each(plans: Sequence[Any]) -> list[tuple[list[Event], Any, list[np.ndarray[Any, Any]]]]:
+    return run_apart(trained, ((plan,) for plan in plans))
+
+
 def values(events: list[Event]) -> dict[tuple[int, str], float]:
     """Every value by its step and name, but those that a clock gave."""
     return {
@@ -77,9 +82,9 @@ def shapes(events: list[Event]) -> list[tuple[str, int | None, list[str]]]:
 def test_fit_trains_as_the_loop_does(
     isolated: Callable[..., Any], plan: Callable[..., Any], spread: tuple[str, ...], recipe: tuple[str, ...]
 ) -> None:
-    chosen = (*BASE, *spread, *recipe, "training.steps_per_loop=1")
-    events, result, found = isolated(trained, plan(*chosen, FIT))
-    wanted, wanted_result, wanted_weights = isolated(trained, plan(*chosen, LOOP))
+    chosen = (*BASE, *spread, *recipe, "hardware.logical_devices=2", "training.steps_per_loop=1")
+    made = [plan(*chosen, engine) for engine in (FIT, LOOP)]
+    (events, result, found), (wanted, wanted_result, wanted_weights) = isolated(trained_each, made)
     assert shapes(events) == shapes(wanted)
     assert values(events) == pytest.approx(values(wanted), abs=1e-5)
     assert far(found, wanted_weights) < 1e-4
@@ -91,9 +96,8 @@ def test_fit_trains_as_the_loop_does(
 @pytest.mark.slow
 def test_several_steps_to_an_execution_change_nothing(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
     chosen = (*BASE, *ONE, "model.units=16", FIT)
-    (nine, _, found), (one, _, wanted) = (
-        isolated(trained, plan(*chosen, f"training.steps_per_loop={steps}")) for steps in (9, "auto")
-    )
+    made = [plan(*chosen, f"training.steps_per_loop={steps}") for steps in (9, "auto")]
+    (nine, _, found), (one, _, wanted) = isolated(trained_each, made)
     assert calls(nine) == 6
     assert calls(one) == 54
     assert far(found, wanted) < 1e-6

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from scaleflow.errors import NotFinite
-from scaleflow.interfaces import Arrays, Batching, Inputs, Outputs, Stream
+from scaleflow.interfaces import Arrays, Batching, Hardware, Inputs, Outputs, Stream
 from tests.training.fake_engine import (
     Course,
     Parts,
@@ -347,40 +347,41 @@ SPECIAL: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-def special(replicas: int, accumulate: int) -> dict[str, Course]:
-    strategy = spread_over(replicas)
-    found = {}
-    for name, (factory, options) in SPECIAL.items():
-        examples = tokens(30) if factory is embedded else random_arrays(30)
+#: Strategy and accumulate, of which the first is what the others have to equal.
+DIVISIONS = [("one_device", 1), ("one_device", 3), ("mirrored", 1), ("mirrored", 2)]
+
+
+def special(name: str) -> list[Course]:
+    """By division, on two devices."""
+    from scaleflow import hardware, strategy
+
+    devices = hardware.configure_devices(Hardware(name="cpu", logical_devices=2)).names
+    strategies = {kind: strategy.create_strategy(kind, devices)[0] for kind in ("one_device", "mirrored")}
+    factory, options = SPECIAL[name]
+    examples = tokens(30) if factory is embedded else random_arrays(30)
+    found = []
+    for kind, accumulate in DIVISIONS:
+        size = 12 // strategies[kind].num_replicas_in_sync // accumulate
         parts = assemble(
-            strategy, examples, "classification", 3, factory, batch_size=12 // replicas // accumulate,
-            accumulate=accumulate, **options,
-        )  # fmt: skip
-        found[name] = take(parts.loop, parts.feed, 7)
+            *(strategies[kind], examples, "classification", 3, factory),
+            batch_size=size,
+            accumulate=accumulate,
+            **options,
+        )
+        found.append(take(parts.loop, parts.feed, 7))
         for variable in on_each_replica(parts):
             for copy in variable:
                 np.testing.assert_array_equal(copy, variable[0])
     return found
 
 
-@pytest.fixture(scope="module")
-def courses() -> dict[tuple[int, int], dict[str, Course]]:
-    """By (replicas, accumulate), as far as they were needed."""
-    return {}
-
-
 @pytest.mark.parametrize("name", SPECIAL)
-@pytest.mark.parametrize(("replicas", "accumulate"), [(1, 3), (2, 1), (2, 2)])
-def test_special_models_train_the_same_however_divided(
-    isolated: Callable[..., Any], courses: dict[Any, Any], replicas: int, accumulate: int, name: str
-) -> None:
-    for division in ((1, 1), (replicas, accumulate)):
-        if division not in courses:
-            courses[division] = isolated(special, *division)
-    course, wanted = courses[replicas, accumulate][name], courses[1, 1][name]
+def test_special_models_train_the_same_however_divided(isolated: Callable[..., Any], name: str) -> None:
+    wanted, *courses = isolated(special, name)
     tolerance = 2e-3 if "float16" in name else 1e-5
-    assert course.losses == pytest.approx(wanted.losses, abs=tolerance)
-    assert far(course.weights, wanted.weights) < tolerance
+    for division, course in zip(DIVISIONS[1:], courses, strict=True):
+        assert course.losses == pytest.approx(wanted.losses, abs=tolerance), division
+        assert far(course.weights, wanted.weights) < tolerance, division
 
 
 def decays() -> tuple[list[np.ndarray[Any, Any]], list[np.ndarray[Any, Any]], list[np.ndarray[Any, Any]]]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from scaleflow.interfaces import Arrays, Inputs
-from tests.training.fake_engine import Course, assemble, far, spread_over, take
+from scaleflow.interfaces import Arrays, Hardware, Inputs
+from tests.training.fake_engine import Course, assemble, far, follow_each, take
 from tests.training.words import Words
 
 STEPS = 12
@@ -26,11 +26,17 @@ def images() -> Arrays:
     return Arrays(pictures.astype(np.float32), stands.astype(np.int32))
 
 
-def followed(replicas: int, policy: str) -> Mapping[str, Course]:
-    """Each network's way, one after the other under one strategy."""
+def followed(strategies: Sequence[str], policy: str) -> list[Mapping[str, Course]]:
+    """Each network's way under each strategy, one after the other."""
+    from scaleflow import hardware, strategy
+
+    devices = hardware.configure_devices(Hardware(name="cpu", logical_devices=2)).names
+    return [follow_networks(strategy.create_strategy(name, devices)[0], policy) for name in strategies]
+
+
+def follow_networks(strategy: Any, policy: str) -> Mapping[str, Course]:
     from scaleflow.model import linear, resnet, text, transformer
 
-    strategy = spread_over(replicas)
     words = Words().load("train")
     cases: dict[str, Any] = {
         "resnet": (images(), "classification", 2, resnet.build, IMAGES, "SGD", 0.02),
@@ -45,7 +51,7 @@ def followed(replicas: int, policy: str) -> Mapping[str, Course]:
     for name, (examples, kind, outputs, factory, inputs, optimizer, rate) in cases.items():
         parts = assemble(
             *(strategy, examples, kind, outputs, factory),
-            batch_size=16 // replicas,
+            batch_size=16 // strategy.num_replicas_in_sync,
             optimizer=optimizer,
             rate=rate,
             policy=policy,
@@ -57,7 +63,7 @@ def followed(replicas: int, policy: str) -> Mapping[str, Course]:
 
 @pytest.mark.slow
 def test_each_network_learns_and_does_on_two_devices_what_it_does_on_one(isolated: Callable[..., Any]) -> None:
-    one, two = isolated(followed, 1, "float32"), isolated(followed, 2, "float32")
+    one, two = isolated(followed, ["one_device", "mirrored"], "float32")
     for name in one:
         assert np.mean(one[name].losses[-3:]) < 0.8 * np.mean(one[name].losses[:2]), name
         np.testing.assert_allclose(two[name].losses, one[name].losses, rtol=0, atol=1e-4, err_msg=name)
@@ -67,18 +73,10 @@ def test_each_network_learns_and_does_on_two_devices_what_it_does_on_one(isolate
 
 @pytest.mark.slow
 def test_each_network_learns_in_mixed_precision(isolated: Callable[..., Any]) -> None:
-    found = isolated(followed, 1, "mixed_bfloat16")
+    (found,) = isolated(followed, ["one_device"], "mixed_bfloat16")
     for name, course in found.items():
         assert np.mean(course.losses[-3:]) < 0.8 * np.mean(course.losses[:2]), name
         assert {weight.dtype for weight in course.weights} == {np.dtype(np.float32)}, name
-
-
-def in_stages(plan: Any) -> list[float]:
-    from scaleflow.worker.build import build_training
-    from tests.training.fake_engine import ignore
-
-    built = build_training(plan, ignore)
-    return take(built.engine, built.train, 6).losses
 
 
 @pytest.mark.parametrize(
@@ -93,7 +91,7 @@ def in_stages(plan: Any) -> list[float]:
 def test_each_network_can_be_cut_into_stages(
     isolated: Callable[..., Any], plan: Callable[..., Any], recipe: tuple[str, ...]
 ) -> None:
-    chosen = (*recipe, "hardware=cpu", "tracking=none")
-    stages = ("strategy=pipeline", "hardware.logical_devices=2", "strategy.micro_batches=1")
-    one = isolated(in_stages, plan(*chosen, "strategy=one_device"))
-    np.testing.assert_allclose(isolated(in_stages, plan(*chosen, *stages)), one, rtol=0, atol=1e-4)
+    chosen = (*recipe, "hardware=cpu", "hardware.logical_devices=2", "tracking=none")
+    ways = [("strategy=one_device",), ("strategy=pipeline", "strategy.micro_batches=1")]
+    one, stages = isolated(follow_each, [plan(*chosen, *way) for way in ways], 6)
+    np.testing.assert_allclose(stages.losses, one.losses, rtol=0, atol=1e-4)

@@ -12,7 +12,7 @@ import pytest
 
 from scaleflow.errors import ConfigError, NotFinite, RunError
 from scaleflow.interfaces import Plan, Snapshot
-from tests.training.fake_engine import ignore, to_pair
+from tests.training.fake_engine import ignore, run_apart, to_pair
 
 #: 80 examples make 5 steps an epoch.
 BASE = (
@@ -116,6 +116,11 @@ def course(
     )
 
 
+def courses(folder: Path, *runs: tuple[Plan, str, dict[str, Any]]) -> list[Course]:
+    """One run after another: of each its plan, the name of its folder, and more arguments of `course`."""
+    return run_apart(lambda plan, name, more: course(plan, str(folder / name), **more), runs)
+
+
 def go_bad_once(loop: Any, calls: int | None) -> None:
     take, taken = loop._take, [0]
 
@@ -147,7 +152,13 @@ def test_it_goes_on_from_the_checkpoint_with_the_same_data_and_half_the_rate(
 ) -> None:
     made = plan(*BASE, *words)
     # Calls end at 1, 3, 5 | 7, 9, 10: the one behind six is step 11, whose last good checkpoint is that at step 5.
-    found = isolated(course, made, str(tmp_path / "whole"), bad_after=6)
+    found, stopped, wanted = isolated(
+        courses,
+        tmp_path,
+        (made, "whole", {"bad_after": 6}),
+        (made, "part", {"stop": 3}),
+        (made, "rest", {"start": str(tmp_path / "part"), "factor": 0.5}),
+    )
     why = "the loss is not finite at step 11; going back to the checkpoint at step 5, with 0.5 x the learning rate"
     assert found.rollbacks == [(1, why)]
     assert f"{why} (1 of at most 3)" in found.notes
@@ -155,9 +166,7 @@ def test_it_goes_on_from_the_checkpoint_with_the_same_data_and_half_the_rate(
     assert found.host["rate_factor"] == 0.5
     assert found.error == ""
 
-    stopped = isolated(course, made, str(tmp_path / "part"), stop=3)
     assert stopped.host["rate_factor"] == 1.0
-    wanted = isolated(course, made, str(tmp_path / "rest"), start=str(tmp_path / "part"), factor=0.5)
     for name, value in wanted.state.items():
         assert found.state[name].tobytes() == value.tobytes(), name
     after = [point for point in found.points if point[0] > 10 and "rollbacks" not in point[1]]
@@ -208,9 +217,13 @@ def test_a_run_that_went_back_and_is_resumed_ends_as_one_that_was_not_stopped(
     isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path
 ) -> None:
     made = plan(*BASE, *ONE, COSINE)
-    whole = isolated(course, made, str(tmp_path / "whole"), bad_after=6)
-    isolated(course, made, str(tmp_path / "part"), bad_after=6, stop=10)
-    rest = isolated(course, made, str(tmp_path / "part"), start=str(tmp_path / "part"))
+    whole, _, rest = isolated(
+        courses,
+        tmp_path,
+        (made, "whole", {"bad_after": 6}),
+        (made, "part", {"bad_after": 6, "stop": 10}),
+        (made, "part", {"start": str(tmp_path / "part")}),
+    )
     assert rest.host["rollbacks"] == 1
     for name, value in whole.state.items():
         assert rest.state[name].tobytes() == value.tobytes(), name
@@ -220,11 +233,11 @@ def test_weights_that_are_not_finite_are_not_saved(
     isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path
 ) -> None:
     """The step whose loss is still finite makes them so, and is the last before a checkpoint."""
-    made = plan(*BASE, *ONE, "training.on_nan=stop")
-    found = isolated(course, made, str(tmp_path / "stop"), broken_after=6)
-    assert found.error.startswith("NotFinite: the weights are not finite at step 10; try a lower")
-    assert found.saved[-1] == 5
-    found = isolated(course, plan(*BASE, *ONE), str(tmp_path / "back"), broken_after=6)
+    stops, goes_back = (plan(*BASE, *ONE, f"training.on_nan={choice}") for choice in ("stop", "rollback"))
+    broken = {"broken_after": 6}
+    stopped, found = isolated(courses, tmp_path, (stops, "stop", broken), (goes_back, "back", broken))
+    assert stopped.error.startswith("NotFinite: the weights are not finite at step 10; try a lower")
+    assert stopped.saved[-1] == 5
     assert [why.partition(",")[0] for _, why in found.rollbacks] == [
         "the weights are not finite at step 10; going back to the checkpoint at step 5"
     ]

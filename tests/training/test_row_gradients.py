@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.strategy.test_multi_worker import course
 from tests.strategy.test_parameter_server import IN_SHARDS
-from tests.training.fake_engine import far, follow
+from tests.training.fake_engine import far, follow_each, run_each
 from tests.training.ids import IDS
 
 ROWS, WIDTH = 4000, 8
@@ -69,8 +68,12 @@ def notes_of(plan: Any) -> list[str]:
     return notes
 
 
-def graph_of_a_step(plan: Any) -> list[tuple[str, list[int] | None]]:
-    """The type and the shape of each tensor that one compiled call of the loop computes."""
+def graphs_of_steps(plans: Sequence[Any]) -> list[list[list[int]]]:
+    return [graph_of_a_step(plan) for plan in plans]
+
+
+def graph_of_a_step(plan: Any) -> list[list[int]]:
+    """The shape of each tensor that one compiled call of the loop computes."""
     from scaleflow.worker.build import build_training
     from tests.training.fake_engine import ignore
 
@@ -82,7 +85,7 @@ def graph_of_a_step(plan: Any) -> list[tuple[str, list[int] | None]]:
     graph = built.engine._function(feed).get_concrete_function(feed.open(0, 0), *position).graph
     graphs = [graph, *graph._functions.values()]
     operations = [op for each in graphs for op in getattr(each, "graph", each).get_operations()]
-    return [(op.type, out.shape.as_list() if out.shape.rank else None) for op in operations for out in op.outputs]
+    return [out.shape.as_list() for op in operations for out in op.outputs if out.shape.rank]
 
 
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
@@ -91,7 +94,7 @@ def test_updates_by_rows_equal_updates_of_the_whole_table(
 ) -> None:
     optimizer, *more = case
     words = (*BASE, *BY_ROWS[optimizer], *more)
-    found, wanted = (isolated(follow, plan(*each), STEPS) for each in (words, dense(words, optimizer)))
+    found, wanted = isolated(follow_each, [plan(*each) for each in (words, dense(words, optimizer))], STEPS)
     tolerance = 2e-3 if "precision=mixed_float16" in case else 1e-5
     np.testing.assert_allclose(found.losses, wanted.losses, rtol=0, atol=tolerance)
     assert far(found.weights, wanted.weights) < tolerance
@@ -103,11 +106,9 @@ def test_a_step_computes_nothing_of_the_size_of_the_table(
     isolated: Callable[..., Any], plan: Callable[..., Any], optimizer: str
 ) -> None:
     words = (*BASE, *BY_ROWS[optimizer], "strategy=one_device")
-    assert not [kind for kind, shape in isolated(graph_of_a_step, plan(*words)) if shape == [ROWS, WIDTH]]
-    of_all = [
-        kind for kind, shape in isolated(graph_of_a_step, plan(*dense(words, optimizer))) if shape == [ROWS, WIDTH]
-    ]
-    assert of_all
+    by_rows, of_all = isolated(graphs_of_steps, [plan(*each) for each in (words, dense(words, optimizer))])
+    assert [ROWS, WIDTH] not in by_rows
+    assert [ROWS, WIDTH] in of_all
 
 
 def test_training_by_rows_resumes_bit_for_bit(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
@@ -134,22 +135,21 @@ def test_a_large_table_of_which_a_step_updates_all_rows_is_named(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("optimizer", "processes"),
-    [
-        pytest.param("Adagrad", (*IN_SHARDS, "training.clip_norm=0.05"), id="in shards"),
-        pytest.param("SGD", (*IN_SHARDS, "training.accumulate=2"), id="accumulated", marks=pytest.mark.slow),
-        pytest.param(
-            "Adagrad", ("strategy=multi_worker", "training.accumulate=2"), id="workers", marks=pytest.mark.slow
-        ),
-    ],
-)
-def test_several_processes_give_the_losses_and_weights_of_one_device(
-    tmp_path: Path, isolated: Callable[..., Any], optimizer: str, processes: tuple[str, ...]
-) -> None:
-    words = (*BASE, *BY_ROWS[optimizer], "training.max_steps=12", "training.steps_per_loop=1")
-    clip = [word for word in processes if "clip" in word]
-    losses, weights = course(tmp_path / "one", isolated, *dense(words, optimizer), *clip, "strategy=one_device")
-    found, found_weights = course(tmp_path / "several", isolated, *words, *processes)
-    assert found == pytest.approx(losses, abs=1e-5)
-    assert far(found_weights, weights) < 1e-5
+def test_several_processes_give_the_losses_and_weights_of_one_device(tmp_path: Path) -> None:
+    words = (*BASE, *BY_ROWS["Adagrad"], "training.clip_norm=0.05", "training.accumulate=2")
+    words = (
+        *words,
+        "training.max_steps=10",
+        "training.steps_per_loop=1",
+        "checkpoint=none",
+        "hardware.intra_op_threads=1",
+    )
+    commands = {
+        "one_device": (*dense(words, "Adagrad"), "strategy=one_device"),
+        "parameter_server": (*words, *IN_SHARDS),
+        "multi_worker": (*words, "strategy=multi_worker"),
+    }
+    wanted, *others = run_each(tmp_path, commands).values()
+    for found in others:
+        assert found.losses == pytest.approx(wanted.losses, abs=1e-5)
+        assert far(found.weights, wanted.weights) < 1e-5
