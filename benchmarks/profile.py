@@ -1,6 +1,6 @@
 """What `profiler=trace` costs outside its window: the same run with and without.
 
-Of the epochs behind the one in which steps are traced, the median one by wall time. The trace is read during the first
+Of the epochs after the one in which steps are traced, the median one by wall time. The trace is read during the first
 of them, with the lowest priority.
 """
 

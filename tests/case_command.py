@@ -54,7 +54,7 @@ def try_all(try_out: Callable[[int], T], ahead: Sequence[int], options: argparse
                     with options.results.open("a") as file:
                         file.write(json.dumps(asdict(result)) + "\n")  # type: ignore[call-overload]
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # a case that has begun cleans up behind itself
+            pool.shutdown(wait=False, cancel_futures=True)  # a case that has begun cleans up after itself
 
 
 def tell(*lines: Any) -> None:

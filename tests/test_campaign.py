@@ -18,7 +18,7 @@ from tests.campaign.trial import Trial, undisturbed
 
 @pytest.fixture(scope="module")
 def tried(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
-    """`tried(case, ...)`: what is wrong behind their faults, against the undisturbed run, which is trained once."""
+    """`tried(case, ...)`: what is wrong after their faults, against the undisturbed run, which is trained once."""
     folder = tmp_path_factory.mktemp("campaign")
     store = empty_store(folder)
     bench = made(folder / "undisturbed", store)

@@ -56,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run_here(folder: str, commands: list[list[str]]) -> list[tuple[int, str]]:
+def run_commands(folder: str, commands: list[list[str]]) -> list[tuple[int, str]]:
     """Commands in this process: (exit code, what it printed) of each."""
     from scaleflow.cli import main
 
@@ -115,7 +115,7 @@ def words_of(name: str, folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("names", TOGETHER.values(), ids=TOGETHER)
 def test_a_command_trains(isolated: Callable[..., Any], folder: Path, names: list[str]) -> None:
-    results = isolated(run_here, str(folder), [words_of(name, folder) for name in names])
+    results = isolated(run_commands, str(folder), [words_of(name, folder) for name in names])
     for name, (code, printed) in zip(names, results, strict=True):
         assert code == 0, printed
         (accuracy,) = re.findall(r"test (?:sold )?accuracy +(\S+)", printed)

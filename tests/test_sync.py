@@ -101,10 +101,10 @@ def test_runs_are_found_sent_once_and_told_of(uri: str, tmp_path: Path, capsys: 
 
 CRASHES = {
     "before the run is asked for": (MlflowTracker, "start"),
-    "behind the run, before anything is known of it": (MlflowTracker, "set_tags"),
-    "behind its tags": (MlflowTracker, "log_params"),
+    "after the run was created, before its tags": (MlflowTracker, "set_tags"),
+    "after its tags": (MlflowTracker, "log_params"),
     "between params and points": (MlflowTracker, "log_metrics"),
-    "behind all points": (MlflowTracker, "log_model"),
+    "after all points": (MlflowTracker, "log_model"),
     "before the model is among the run's": (MlflowTracker, "_log_output"),
     "before it is registered": (store, "register_model"),
     "before the run is ended": (MlflowTracker, "finish"),

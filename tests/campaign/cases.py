@@ -21,7 +21,7 @@ WORDS = (
     f"training.epochs={EPOCHS}",
     f"training.steps_per_epoch={STEPS_PER_EPOCH}",
     f"training.steps_per_loop={STEPS_PER_CALL}",
-    "training.callbacks=[{_target_: tests.campaign.pace.Pace, seconds: 0.05}]",
+    "training.callbacks=[{_target_: tests.pace.Pace, seconds: 0.05}]",
     "checkpoint.every_steps=4",
 )
 
@@ -60,7 +60,7 @@ KINDS: Mapping[str, tuple[int, Sequence[str]]] = {
 #: In which part of a run's life it comes: while it is built, while it trains, or from its last step on.
 STAGES = {"start": 3, "steps": 12, "end": 5}
 
-#: In seconds, at most: how long behind the beginning of its stage it comes, in which it is not told by a step.
+#: In seconds, at most: how long after the beginning of its stage it comes, if no step says when.
 WITHIN = {"start": 2.0, "steps": 0.06, "end": 1.0}
 
 #: How a checkpoint is damaged.
@@ -77,8 +77,8 @@ class Case:
         kind: of the fault.
         role: whom it befalls.
         stage: the part of the run's life in which it comes.
-        step: behind which step, where the stage is `steps`.
-        seconds: how long behind that.
+        step: after which step, if the stage is `steps`.
+        seconds: how long after that.
         lasts: in seconds: how long what passes takes to pass; 0: it is there until the command has ended.
         how: in which way, where there are several.
         place: from 0 to 1: where in a file, or how little room a disk has.
@@ -112,7 +112,7 @@ class Case:
         return words
 
     def __str__(self) -> str:
-        when = {"start": "at the start", "steps": f"behind step {self.step}", "end": "behind the last step"}[self.stage]
+        when = {"start": "at the start", "steps": f"after step {self.step}", "end": "after the last step"}[self.stage]
         extra = "".join(f", {word}" for word in (self.how, self.again and f"then kill -9 of {self.again}") if word)
         lasts = f", for {self.lasts:.1f} s" if self.lasts else ""
         restarts = "" if self.restarts is None else f", {self.restarts} restarts"

@@ -22,7 +22,7 @@ CODES = {"FINISHED": 0, "FAILED": 1, "KILLED": 143}
 
 
 def events_in(path: Path, offset: int = 0) -> list[dict[str, Any]]:
-    """The whole events of a file, which may be being written, behind an offset."""
+    """The whole events of a file, which may still be written, after an offset."""
     if not path.exists():
         return []
     return list(whole_lines(path.read_bytes()[offset:]))
@@ -32,7 +32,7 @@ def whole_lines(data: bytes) -> Iterator[dict[str, Any]]:
     for line in data.split(b"\n")[:-1]:
         try:
             yield json.loads(line)
-        except ValueError:  # half a line of a writer that died in it, or a blank one behind that
+        except ValueError:  # half a line of a writer that died in it, or a blank one after that
             continue
 
 

@@ -20,7 +20,7 @@ from scaleflow.runs import EventReader
 from tests.checkpoint.test_resume import BASE, GLOBAL, course
 from tests.checkpoint.test_store import same, snapshot
 from tests.conftest import Command
-from tests.launcher.test_supervisor import REST, RESTING, wait_for
+from tests.launcher.test_supervisor import RESTING, wait_for
 from tests.object_store import SECRET, Relay, allow_requests, make_bucket
 
 Store = dict[str, str]
@@ -166,8 +166,7 @@ def load_damaged(environment: Mapping[str, str], folder: Path) -> list[Any]:
         is_whole = {*files_of(1), *files_of(3)} <= set(objects)
         is_aside = "step-00000002/damaged.json" in objects or not any("step-00000002" in each for each in objects)
         local = make_manager(address, folder / f"{number}", heard).load_newest()  # another machine was further
-        notes = [note for note in heard.notes if "the checkpoint at step 2 is damaged" in note]
-        found.append((newest.step, len(notes), len(heard.notes), is_whole, is_aside, local.step))
+        found.append((newest.step, heard.notes, is_whole, is_aside, local.step))
     return found
 
 
@@ -176,7 +175,9 @@ def test_a_damaged_one_or_one_uploaded_in_part_is_passed_over(
 ) -> None:
     make_bucket(object_store, "damaged")
     found = isolated(load_damaged, object_store, tmp_path)
-    assert found == [(1, notes, notes, True, True, 3) for *_, notes in DAMAGES]
+    for (*_, notes), (newest, heard, is_whole, is_aside, local) in zip(DAMAGES, found, strict=True):
+        assert ["the checkpoint at step 2 is damaged" in note for note in heard] == [True] * notes, heard
+        assert (newest, is_whole, is_aside, local) == (1, True, True, 3)
 
 
 def repair_local(environment: Mapping[str, str], folder: Path) -> tuple[bool, list[str]]:
@@ -378,7 +379,6 @@ def test_a_stop_waits_for_the_upload_of_the_last_one(
     make_bucket(object_store, "stopped")
     relay, folder = Relay(object_store), command.folder / "out"
     words = ("training.epochs=1000000", "checkpoint.folder=s3://stopped/run", RESTING)
-    (command.folder / "rest.py").write_text(REST)
     said = command.folder / "said"  # its lines would fill a pipe that nobody reads
     with (
         said.open("w") as file,

@@ -208,7 +208,7 @@ UNTIL_ALL_HAVE_ENDED = 5 * STALL
 
 
 def cut_off(launchers: Launchers, away: int, run: Path) -> list[tuple[int, str, str]]:
-    """Cuts a host off behind a checkpoint; gives how all end."""
+    """Cuts a host off after a checkpoint; gives how all end."""
 
     def has_checkpoint() -> bool:
         assert not any(process.poll() for process in launchers.started), launchers.ends()

@@ -23,10 +23,10 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Cluster
 from scaleflow.launcher.worker_process import SERVER_ENV
 from tests.cluster import forked, hosts
-from tests.cluster.pace import slow_down
 from tests.cluster.test_several_launchers import ends
 from tests.conftest import Command, clean_environment
 from tests.launcher.test_supervisor import only_run, wait_for
+from tests.pace import slow_down
 from tests.processes import ROOT
 
 IMAGE = "registry.example.com/team/train:1.0"
@@ -403,7 +403,7 @@ def test_pods_that_are_preempted_go_on_with_the_run_and_learn_as_local_workers_d
     assert "worker 1 of 2 processes; the chief, train-0.train:2222, records the run" in again[1][1]
     assert not list(command.folder.glob("pod-*/*"))  # nothing but what is on the volume
 
-    done = ends(workers.start())  # as a pod does that was lost behind the run's end
+    done = ends(workers.start())  # as a pod does that was lost after the run's end
     assert [(code, "the run is finished" in out) for code, out, _ in done] == [(0, True)] * 2, done
 
     local = Command(command.folder / "local")

@@ -21,9 +21,9 @@ from scaleflow.interfaces import Plan
 from scaleflow.launcher.worker_process import SERVER_ENV
 from scaleflow.runs import RunSpec
 from tests.cluster.machines import HEAD, Machines, machines
-from tests.cluster.pace import slow_down
 from tests.conftest import Command
 from tests.launcher.test_supervisor import LongRun, only_run
+from tests.pace import slow_down
 
 SMALL = ("hardware=cpu", "dataset=synthetic", "dataset.shape=[16]", "dataset.examples=2000", "cluster=ray")
 TWO = (*SMALL, "strategy=multi_worker", "cluster.workers=2")
@@ -50,7 +50,7 @@ def cluster(shared: Shared) -> Machines:
 class Shared:
     """A cluster for all tests of this module. What a test has lost is there again for the next one that needs it.
 
-    Those that lose something are behind the others in this module, so that nothing is started again for them.
+    Those that lose something come after the others in this module, so that nothing is started again for them.
 
     Args:
         make_folder: a new folder for what a cluster's nodes say.
@@ -84,7 +84,7 @@ def address(cluster: Machines) -> str:
 
 
 class SlowRun(LongRun):
-    """A run of months that computes next to nothing: it waits for a second behind each ten steps."""
+    """A run of months that computes next to nothing: it waits for a second after each ten steps."""
 
     def __init__(self, command: Command, cluster: Machines, *words: str) -> None:
         self._pace = command.folder / "slow"

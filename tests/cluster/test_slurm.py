@@ -16,9 +16,9 @@ import pytest
 from scaleflow.cluster.slurm import expand_node_list, tf_config
 from scaleflow.errors import ConfigError
 from tests.cluster import engine, forked
-from tests.cluster.pace import slow_down
 from tests.conftest import Command
 from tests.launcher.test_supervisor import only_run, wait_for
+from tests.pace import slow_down
 from tests.processes import server
 
 SMALL = ("hardware=cpu", "dataset=synthetic", "dataset.shape=[16]", "dataset.examples=2000")
@@ -188,7 +188,7 @@ def test_a_job_that_is_stopped_has_a_checkpoint_and_goes_on_when_it_is_queued_ag
     try:
         wait_for(lambda: "checkpoint" in events(), 300)
         ran(command, slurm, "scancel", "--signal=TERM", f"{job}.0")
-        wait_for(lambda: state() == "PENDING", 120)  # the script has put it there, behind the command's end
+        wait_for(lambda: state() == "PENDING", 120)  # the script has put it there, after the command's end
         assert only_run(command.folder).info.status == "KILLED", log()
         pace.unlink()
         # By itself it would wait for two minutes; at once, what it was allowed to run with before is still taken back.

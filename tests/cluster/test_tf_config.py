@@ -27,13 +27,13 @@ def test_workers_are_counted_in_order() -> None:
     assert parse_tf_config(config({"worker": HOSTS}, task(2))) == TaskInfo(2, ("a:1", "b:2", "c:3"))
 
 
-def test_a_chief_is_worker_0_and_the_others_come_behind_it() -> None:
+def test_a_chief_is_worker_0_and_the_others_come_after_it() -> None:
     cluster = {"worker": HOSTS[1:], "chief": HOSTS[:1]}
     assert parse_tf_config(config(cluster, task(0, "chief"))) == TaskInfo(0, ("a:1", "b:2", "c:3"))
     assert parse_tf_config(config(cluster, task(0))) == TaskInfo(1, ("a:1", "b:2", "c:3"))
 
 
-def test_parameter_servers_come_behind_the_workers() -> None:
+def test_parameter_servers_come_after_the_workers() -> None:
     cluster = {"ps": HOSTS[2:], "worker": HOSTS[1:2], "chief": HOSTS[:1]}
     for number, role in enumerate(("chief", "worker", "ps")):
         assert parse_tf_config(config(cluster, task(0, role))) == TaskInfo(number, ("a:1", "b:2", "c:3"), servers=1)

@@ -19,7 +19,7 @@ def loaded(base: Path) -> Any:
     return source.inputs, source.outputs, examples(source, "test"), splits.inputs, learned, splits.sample, front
 
 
-def test_texts_are_raw_strings_and_numbers_behind_the_preprocessing(
+def test_texts_are_raw_strings_and_numbers_after_the_preprocessing(
     isolated: Callable[..., Any], tmp_path: Path
 ) -> None:
     write(tmp_path / "train/bad/1.txt", "öde, öde film!\n")

@@ -20,7 +20,7 @@ from scaleflow.launcher.prepare import RunCommand, prepare_run
 from scaleflow.launcher.recovery import LAUNCHER_DIED, repair
 from scaleflow.runs import EventWriter
 from tests.conftest import Command
-from tests.launcher.test_supervisor import REST, LongRun, only_run, wait_for
+from tests.launcher.test_supervisor import LongRun, only_run, wait_for
 
 #: Calls of a fixed length, so that a run has its points at the same steps whatever the machine does.
 SHORT = ("dataset=synthetic", "dataset.shape=[16]", "dataset.examples=2000", "training.steps_per_loop=10")
@@ -70,7 +70,6 @@ def make_commands(folder: Path) -> list[Command]:
     commands = [Command(folder / name) for name in ("whole", "parts")]
     for command in commands:
         command.folder.mkdir()
-        (command.folder / "rest.py").write_text(REST)
     (commands[0].folder / "go").touch()
     return commands
 
@@ -83,7 +82,7 @@ def test_what_was_preempted_and_killed_and_extended_is_the_run_that_was_not(
     One run, no point twice, none missing.
     """
     words = (*SHORT, *EXACT, "strategy=mirrored", "hardware.logical_devices=2", "model.dropout=0.1")
-    words += ("training.callbacks=[{_target_: rest.Rest, seconds: 1}]",)  # 13 s are left after the first epoch
+    words += ("training.callbacks=[{_target_: tests.pace.Rest, seconds: 1}]",)  # 13 s are left after the first epoch
     whole, parts = make_commands(tmp_path)
     assert whole(*words, "training.epochs=18").returncode == 0
 
@@ -165,7 +164,7 @@ def test_a_start_that_stalls_is_ended_too(command: Command) -> None:
 def test_workers_that_lose_one_start_again_from_the_checkpoint(tmp_path: Path, isolated: Callable[..., Any]) -> None:
     """It ends as one that lost none, and goes on with three workers where there were two."""
     words = ("training.epochs=15", "training.global_batch_size=48", *EXACT, "hardware.intra_op_threads=1")
-    words += ("training.callbacks=[{_target_: rest.Rest, seconds: 1, worker: 1}]", "tracking=none")
+    words += ("training.callbacks=[{_target_: tests.pace.Rest, seconds: 1, worker: 1}]", "tracking=none")
     words += ("training.steps_per_epoch=6", "training.steps_per_loop=3")
     whole, parts = make_commands(tmp_path)
     assert whole(*words, "training.epochs=17").returncode == 0

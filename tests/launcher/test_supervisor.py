@@ -35,33 +35,10 @@ from tests.launcher.test_display import READY, Clock, Terminal
 from tests.launcher.test_recorder import FakeTracker
 from tests.processes import NEW_STORE
 
-#: A callback, in a module of the folder where a command runs. From the second epoch on, it sleeps within each epoch, in
-#: all workers or in one, until there is a file `go` in the folder.
-REST = """
-import json
-import os
-import time
+#: It sleeps once in each epoch until there is a file `go` in its folder.
+RESTING = "training.callbacks=[{_target_: tests.pace.Rest}]"
 
-import keras
-
-
-class Rest(keras.callbacks.Callback):
-    def __init__(self, seconds=0.2, worker=None):
-        super().__init__()
-        place = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {"index": 0})
-        self.seconds, self.rests, self.is_due = seconds, worker in (None, place["index"]), False
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self.is_due = epoch > 0 and self.rests
-
-    def on_train_batch_end(self, batch, logs=None):
-        if self.is_due and not os.path.exists("go"):
-            time.sleep(self.seconds)
-        self.is_due = False
-"""
-RESTING = "training.callbacks=[{_target_: rest.Rest}]"
-
-#: A run that would go on for hours and takes little of the processor. Its folder needs `rest.py`.
+#: A run that would go on for hours and takes little of the processor.
 LONG = ("dataset=synthetic", "dataset.shape=[16]", "dataset.examples=400", "training.epochs=100000", RESTING)
 
 
@@ -81,7 +58,6 @@ class LongRun:
         self.command = command
         self.out = command.folder / "out.txt"
         self.err = command.folder / "err.txt"
-        (command.folder / "rest.py").write_text(REST)
         with self.out.open("w") as out, self.err.open("w") as err:
             output = out.fileno(), err.fileno()
             self.launcher = command.start(*(() if only else LONG), *words, output=output, **environment)
@@ -345,14 +321,14 @@ def monitor_of(plan: Plan, folder: Path) -> RunMonitor:
 WAITING = Waiting(8, vain="the TPU does not answer")
 
 
-@pytest.mark.parametrize("behind", [3600, 0, -3600])
+@pytest.mark.parametrize("late", [3600, 0, -3600])
 def test_progress_counts_from_when_it_is_heard_whatever_the_chiefs_clock_says(
-    behind: int, plan: Callable[..., Plan], tmp_path: Path, clock: Clock
+    late: int, plan: Callable[..., Plan], tmp_path: Path, clock: Clock
 ) -> None:
     monitor = monitor_of(plan("strategy=multi_worker", "cluster.stall_seconds=5", "tracking=none"), tmp_path)
     write = EventWriter(monitor.spec.events)
     for event in (READY, WAITING):
-        write(replace(event, time=int(clock.now - behind) * 1000))
+        write(replace(event, time=int(clock.now - late) * 1000))
     monitor.follow()
     clock.now += 4
     assert (monitor.find_stall(0.0), monitor.find_futile_wait()) == (None, None)

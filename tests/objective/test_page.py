@@ -11,25 +11,27 @@ import pytest
 
 from scaleflow.testing import Events
 from tests.processes import ROOT
-from tests.test_extend import run_here
+from tests.test_extend import run_commands
 
 PAGE = (ROOT / "docs" / "objective.md").read_text()
 OWN = re.findall(r"^    python -m scaleflow (--config-dir .*)$", PAGE, re.M)
 
 
 @pytest.mark.parametrize("line", OWN, ids=["metric", "loss"])
-def test_a_command_with_own_code_trains(isolated: Callable[..., tuple[int, str]], tmp_path: Path, line: str) -> None:
+def test_a_command_with_own_code_trains(
+    isolated: Callable[..., list[tuple[int, str]]], tmp_path: Path, line: str
+) -> None:
     for name, text in re.findall(r"<!-- test: (\S+) -->\n```\w+\n(.*?)```", PAGE, re.S):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     words = [*shlex.split(line), "tracking=none", "debug=inline", f"hydra.run.dir={tmp_path}/run"]
-    code, printed = isolated(run_here, str(tmp_path), words)
+    ((code, printed),) = isolated(run_commands, str(tmp_path), [words])
     assert code == 0, printed
-    told = Events.of(tmp_path / "run")
-    assert told.history("test/accuracy")[-1][1] > 0.8
+    events = Events.of(tmp_path / "run")
+    assert events.history("test/accuracy")[-1][1] > 0.8
     if "Confidence" in line:
-        assert 0.5 < told.history("test/confidence")[-1][1] < 1
+        assert 0.5 < events.history("test/confidence")[-1][1] < 1
 
 
 def test_the_pages_code_is_tried() -> None:

@@ -46,11 +46,11 @@ def test_the_steps_of_a_window_are_traced_one_by_one_and_no_others(windows: list
     singles = [first for first, steps, is_traced in calls[:-1] if steps == 1 and not is_traced]
     assert wanted == 1 or len(singles) <= 1 + 2 * len(windows)  # those that warm up
     assert singles[0] == 1
-    behind = [steps for first, steps, _ in calls if first > windows[-1][1]]
-    assert set(behind[:-1]) == {wanted}
+    later = [steps for first, steps, _ in calls if first > windows[-1][1]]
+    assert set(later[:-1]) == {wanted}
 
 
-def test_a_run_that_goes_on_behind_a_window_traces_nothing_and_within_it_the_rest() -> None:
+def test_a_run_that_goes_on_after_a_window_traces_nothing_and_within_it_the_rest() -> None:
     assert traced(taken([(50, 69)], 200, 64, begin=70)) == []
     assert taken([(50, 69)], 200, 64, begin=69)[0][1] == 64
     assert traced(taken([(50, 69)], 200, 64, begin=59)) == list(range(61, 70))  # the first one compiles

@@ -74,7 +74,7 @@ STRATEGIES = {
     "one_device": 24, "mirrored": 24, "multi_worker": 14, "parameter_server": 12, "pipeline": 16, "auto": 10,
 }  # fmt: skip
 
-#: Words that nothing works with, in any case; behind all others.
+#: Words that nothing works with, in any case; after all others.
 WRONG = (
     "strategy=miror", "training.epochs=0", "training.batch_size=-4", "optimizer.learning_rate=fast",
     "model.nothing=1", "+nothing=1", "dataset.validation=1.5", "dataset.validation=nowhere", "optimizer.schedule=step",

@@ -23,10 +23,10 @@ import psutil
 from tests.conftest import Command
 from tests.launcher.test_supervisor import wait_for
 
-Fault = Literal["none", "delay", "reset", "reset behind", "error", "error behind", "hang"]
+Fault = Literal["none", "delay", "reset", "reset after", "error", "error after", "hang"]
 
 #: Requests go through, or fare badly, in this proportion.
-WEATHER: dict[Fault, int] = {"none": 20, "delay": 4, "reset": 1, "reset behind": 1, "error": 1, "error behind": 1}
+WEATHER: dict[Fault, int] = {"none": 20, "delay": 4, "reset": 1, "reset after": 1, "error": 1, "error after": 1}
 
 #: Of the server: no processes beside it, and neither it nor its pages tell anybody of their use.
 SETTINGS = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
@@ -139,9 +139,9 @@ class Proxy:
         if fault == "error":
             return fail(asked)
         status, headers, answer = forwarded(asked, body, port)
-        if fault == "reset behind":
+        if fault == "reset after":
             return reset(asked)
-        if fault == "error behind":
+        if fault == "error after":
             return fail(asked)
         with contextlib.suppress(OSError):  # whoever asked is gone
             answer_with(asked, status, headers, answer)

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*Any type hint is inferred")
 #: A run of two steps a second, for hours.
 SLOW = (
     *("dataset=synthetic", "dataset.shape=[4]", "dataset.examples=40", "dataset.validation=0.5"),
-    *("training.steps_per_loop=1", "training.callbacks=[{_target_: tests.campaign.pace.Pace, seconds: 0.5}]"),
+    *("training.steps_per_loop=1", "training.callbacks=[{_target_: tests.pace.Pace, seconds: 0.5}]"),
     *("model.units=4", "checkpoint=none", "training.epochs=9999"),
 )
 
@@ -94,7 +94,7 @@ def test_through_delays_resets_and_errors_everything_comes_once(
         time.sleep(0.02)
     made.files(step=150).end()
     assert recorder.finish(60), recorder.reason
-    assert {"delay", "reset", "reset behind", "error", "error behind"} <= set(proxy.met)
+    assert {"delay", "reset", "reset after", "error", "error after"} <= set(proxy.met)
     run = assert_is_all_there(server.uri, made, files=["plot.txt"])
     model = assert_has_one_model(server.uri, run)
     assert [(metric.key, metric.step) for metric in model.metrics] == [("val/loss", 150)]

@@ -162,7 +162,7 @@ def traces(replicas: int) -> list[int]:
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_nothing_is_traced_again_behind_the_first_stretch(isolated: Callable[..., Any], replicas: int) -> None:
+def test_nothing_is_traced_again_after_the_first_call(isolated: Callable[..., Any], replicas: int) -> None:
     assert isolated(traces, replicas) == [2, 2]
 
 

@@ -23,7 +23,7 @@ BASE = (
 ONE = ("strategy=one_device",)
 TWO = ("strategy=mirrored", "hardware.logical_devices=2")
 COSINE = "optimizer.schedule=cosine"
-#: With such a rate the second loss is not finite; with such a factor behind it, all is well.
+#: With such a rate the second loss is not finite; with such a factor after it, all is well.
 WILD = ("optimizer=sgd", "optimizer.learning_rate=1e20", "training.nan_rate_factor=1e-21")
 
 
@@ -55,7 +55,7 @@ def course(
     Args:
         plan: what to do.
         folder: of the checkpoints.
-        bad_after: the loss of the step behind so many calls is told as NaN, once.
+        bad_after: the loss of the step after so many calls is reported as NaN, once.
         broken_after: so many calls, and the weights are Inf, once.
         factor: what the rate is multiplied by where the run goes on.
         start: the folder of the checkpoints that it goes on from.
@@ -151,7 +151,7 @@ def test_it_goes_on_from_the_checkpoint_with_the_same_data_and_half_the_rate(
     isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     made = plan(*BASE, *words)
-    # Calls end at 1, 3, 5 | 7, 9, 10: the one behind six is step 11, whose last good checkpoint is that at step 5.
+    # Calls end at 1, 3, 5 | 7, 9, 10: the one after six is step 11, whose last good checkpoint is that at step 5.
     found, stopped, wanted = isolated(
         courses,
         tmp_path,

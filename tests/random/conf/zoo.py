@@ -411,7 +411,7 @@ class OwnUpdates:
 
 
 class Stop(keras.callbacks.Callback):
-    """Sends its process a signal behind the step that the environment names, as a cluster or a user would."""
+    """Sends its process a signal after the step that the environment names, as a cluster or a user would."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,0 +1,61 @@
+"""Callbacks that slow a run down, so that a test has time to interrupt it. A run that sleeps computes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import keras
+
+
+class Pace(keras.callbacks.Callback):
+    """Sleeps after each call of the loop.
+
+    Args:
+        seconds: how long.
+        path: a file; the run is slow only while it exists. None: always.
+    """
+
+    def __init__(self, seconds: float, path: str | None = None) -> None:
+        super().__init__()
+        self._seconds = seconds
+        self._path = None if path is None else Path(path)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._path is None or self._path.exists():
+            time.sleep(self._seconds)
+
+
+class Rest(keras.callbacks.Callback):
+    """Sleeps once in each epoch, after its first call of the loop, from the second epoch on.
+
+    A file `go` in the folder where the run was started ends that.
+
+    Args:
+        seconds: how long.
+        worker: the only worker that sleeps. None: all do.
+    """
+
+    def __init__(self, seconds: float = 0.2, worker: int | None = None) -> None:
+        super().__init__()
+        task = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {"index": 0})
+        self._seconds = seconds
+        self._sleeps = worker in (None, task["index"])
+        self._is_due = False
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._is_due = epoch > 0 and self._sleeps
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._is_due and not Path("go").exists():
+            time.sleep(self._seconds)
+        self._is_due = False
+
+
+def slow_down(path: Path, seconds: float) -> str:
+    """Returns the override of a run that is slow while a file exists, and creates the file."""
+    path.touch()
+    return f"training.callbacks=[{{_target_: tests.pace.Pace, path: {path}, seconds: {seconds}}}]"
