@@ -53,9 +53,3 @@ class Rest(keras.callbacks.Callback):
         if self._is_due and not Path("go").exists():
             time.sleep(self._seconds)
         self._is_due = False
-
-
-def slow_down(path: Path, seconds: float) -> str:
-    """Returns the override of a run that is slow while a file exists, and creates the file."""
-    path.touch()
-    return f"training.callbacks=[{{_target_: tests.pace.Pace, path: {path}, seconds: {seconds}}}]"

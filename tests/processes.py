@@ -249,9 +249,17 @@ class ForkedPopen(CommandProcess):
 
 
 def run_forked(
-    words: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout: float, **as_text: bool
+    words: Sequence[str],
+    *,
+    cwd: Path,
+    env: Mapping[str, str],
+    timeout: float,
+    capture_output: bool,
+    text: bool,
+    check: bool,
 ) -> subprocess.CompletedProcess[str]:
     """In place of `subprocess.run`, for `python -m MODULE ...` whose output is captured as text."""
+    assert (capture_output, text, check) == (True, True, False)
     with CommandProcess(words_of_module(words), cwd, env) as process:
         out, err = process.communicate(timeout)
     return subprocess.CompletedProcess(words, process.wait(), out, err)

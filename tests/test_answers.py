@@ -52,9 +52,9 @@ def train(command: Command, *words: str) -> str:
 
 
 def run_code(command: Command, code: str) -> str:
-    """What a Python program prints in the test's folder, in a process of its own."""
+    """What a Python program prints in the test's folder, in an interpreter of its own."""
     (command.folder / "answer.py").write_text(code)
-    ended = command.python("-m", "answer")
+    ended = command.cold("answer.py")
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 

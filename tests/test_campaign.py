@@ -48,7 +48,7 @@ def test_what_was_reported_before_a_kill_is_recorded_once_and_the_run_goes_on(
     draw = random.Random("at random moments")
     cases = [
         Case(number, "pipeline", KILL, role, step=draw.randrange(0, STEPS, 2), seconds=draw.uniform(0, 0.06))
-        for number, role in {0: "launcher", 2: "chief"}.items()
+        for number, role in enumerate(["launcher", "chief"])
     ]
     assert tried(*cases, Case(3, "pipeline", KILL, "launcher", step=6, again="chief")) == []
 

@@ -38,7 +38,7 @@ TRAINED = {
     "optimizer=signum": 0.8,
 }
 
-#: The commands that one process runs one after another: those on one device, but for one that `make test` runs alone.
+#: Commands that have a process of their own: two need two devices, and `make test` runs model=houses alone.
 ALONE = ("model=houses", "my_steps.TwoRates", "optimizer=signum")
 TOGETHER = {"one device": [name for name in TRAINED if name not in ALONE], **{name: [name] for name in ALONE}}
 
@@ -115,7 +115,7 @@ def words_of(name: str, folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("names", TOGETHER.values(), ids=TOGETHER)
 def test_a_command_trains(isolated: Callable[..., Any], folder: Path, names: list[str]) -> None:
-    results = isolated(run_commands, str(folder), [words_of(name, folder) for name in names])
+    results = isolated(run_commands, str(folder), [words_of(name, folder) for name in names], timeout=480)
     for name, (code, printed) in zip(names, results, strict=True):
         assert code == 0, printed
         (accuracy,) = re.findall(r"test (?:sold )?accuracy +(\S+)", printed)

@@ -37,6 +37,7 @@ from tests.combinations import (
     render_page,
 )
 from tests.processes import ROOT
+from tests.training.fake_engine import run_apart
 
 CELLS = list(list_cells())
 
@@ -55,7 +56,6 @@ SMALL = (
     f"training.batch_size={BATCH_SIZE}",
     f"training.max_steps={STEPS}",
     "hardware.intra_op_threads=1",
-    "checkpoint=none",
     "tracking=none",
 )
 
@@ -211,17 +211,14 @@ def chosen(every: bool) -> Sequence[Cell]:
 
 def work_here(runs: Mapping[str, tuple[Plan, Path]]) -> list[list[dict[str, Any]]]:
     """In a child: the events of each of several runs of one process, by their cells' names."""
-    found = []
-    for cell, (plan, folder) in runs.items():
-        print(cell, flush=True)  # the last one is where it failed
-        found.append(events_here(plan, folder))
-    return found
+    return run_apart(events_here, [(cell, plan, folder) for cell, (plan, folder) in runs.items()])
 
 
-def events_here(plan: Plan, folder: Path) -> list[dict[str, Any]]:
+def events_here(cell: str, plan: Plan, folder: Path) -> list[dict[str, Any]]:
     from scaleflow.runs import RunSpec
     from scaleflow.worker.train import run_worker
 
+    print(cell, flush=True)  # the last one is where it failed
     events: list[dict[str, Any]] = []
     run_worker(RunSpec(plan, folder, time.time()), lambda event: events.append(to_fields(event)), bool)
     return events
@@ -248,6 +245,7 @@ def events_of(cell: Cell, folder: Path) -> list[dict[str, Any]]:
     served = expected(cell).plan.strategy.name == "parameter_server"
     hosts = Hosts(folder, *((3, "chief", "worker", "ps") if served else (2,)))
     if "cluster=tf_config" in {value.word for value in cell}:
+        typed.append(f"checkpoint.folder={folder / 'kept'}")
         started = [command.start(*typed, TF_CONFIG=hosts.tf_config(i)) for i, command in enumerate(hosts.commands)]
     else:
         started = [hosts.commands[0].start(*typed)]
@@ -269,6 +267,7 @@ def test_what_is_allowed_trains(
     for batch in batches([cell for cell in cells if expected(cell).processes == 1]):
         runs = {name(cell): (plan_of(cell), folders[cell]) for cell in batch}
         for cell, events in zip(batch, isolated(work_here, runs), strict=True):
+            print("checking", name(cell))
             is_trained(cell, events)
     for cell in cells:
         if expected(cell).processes > 1:

@@ -58,7 +58,8 @@ def run_traced(bench: Bench, words: Sequence[str]) -> tuple[Run, dict[str, Any]]
     if find_spec("xprof") is None:
         raise CheckSkipped("xprof is not installed: pip install 'scaleflow[profile]'")
     window = ("profiler=trace", f"profiler.start_step={FIRST}", f"profiler.steps={STEPS}", "training.max_steps=30")
-    plain = ("tracking=none", "checkpoint=none", "strategy=one_device")
+    # The end of the run waits for the analysis.
+    plain = ("tracking=none", "tracking.flush_seconds=300", "checkpoint=none", "strategy=one_device")
     run = bench.train([*words, *plain, *window, *bench.device.words()])
     path = run.folder / "profile" / "summary.json"
     expect(path.exists(), f"there is no summary: {' | '.join(run.notes)}")

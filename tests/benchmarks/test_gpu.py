@@ -315,7 +315,7 @@ def test_a_share_of_the_peak_above_it_fails(tmp_path: Path) -> None:
 def test_checks_of_each_group_work_on_logical_cpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(SERVER_ENV, server())
     monkeypatch.setattr("benchmarks.gpu.bench.subprocess", FORKING)
-    names = ["digits_bfloat16", "in_memory_data", "trace", "xla_mlp", "sweep_shared"]
+    names = ["digits_bfloat16", "mirrored", "in_memory_data", "trace", "xla_mlp", "sweep_shared"]
     assert main(["--cpus", "2", *names, "--report", str(tmp_path)]) == 0
     found = {each["name"]: each for each in read_reports(tmp_path)[0]["checks"]}
     assert {name: each["result"] for name, each in found.items()} == dict.fromkeys(names, "passed")

@@ -76,7 +76,7 @@ class Case:
         strategy: the run's.
         kind: of the fault.
         role: whom it befalls.
-        stage: the part of the run's life in which it comes.
+        stage: the part of the run in which it comes.
         step: after which step, if the stage is `steps`.
         seconds: how long after that.
         lasts: in seconds: how long what passes takes to pass; 0: it is there until the command has ended.

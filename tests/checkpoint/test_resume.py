@@ -15,7 +15,7 @@ from scaleflow.errors import ConfigError
 from scaleflow.events import Event, MetricsLogged, Note
 from scaleflow.interfaces import Plan
 from tests.conftest import Command
-from tests.training.fake_engine import ignore, make_session
+from tests.training.fake_engine import ignore, make_session, run_apart
 
 #: 80 examples make 5 steps an epoch; calls of two steps end at 1, 3, 5 | 7, 9, 10 | 12, 14, 15.
 BASE = (
@@ -43,7 +43,7 @@ class Course:
 def course(
     plan: Plan, folder: str, stop_after: int | None = None, goes_on: bool = False, damage: bool = False
 ) -> Course:
-    """Runs a plan, until it is told to stop after so many calls, or from its newest checkpoint on.
+    """Runs a plan, until it is asked to stop after so many calls, or from its newest checkpoint on.
 
     With `damage` the best checkpoint, the first of two, is cut off before it is read.
     """
@@ -101,7 +101,8 @@ WAYS = {
 
 def courses(plan: Plan, whole: str, parts: str, stop_after: int) -> tuple[Course, Course]:
     """A run that is not stopped, and one that is."""
-    return course(plan, whole), course(plan, parts, stop_after=stop_after)
+    unstopped, stopped = run_apart(course, [(plan, whole), (plan, parts, stop_after)])
+    return unstopped, stopped
 
 
 #: After how many calls a run is stopped, and again: within an epoch, unless it is at the end of the first one.
@@ -161,7 +162,7 @@ def go_on_in_turn(plans: Sequence[Plan], folders: Sequence[str]) -> list[Course]
 def begin_all(whole: Plan, plans: Sequence[Plan], folder: str, folders: Sequence[str]) -> Course:
     """One run that is not stopped, on whichever strategy, and several that are."""
     for plan, each in zip(plans, folders, strict=True):
-        course(plan, each, stop_after=4)
+        assert course(plan, each, stop_after=4).stopped
     return course(whole, folder)
 
 

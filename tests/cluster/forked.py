@@ -26,13 +26,13 @@ def main(address: str, option: str, module: str, *words: str) -> int:
     server.connect(address)
     task, ours = os.pipe()
     folder = str(Path.cwd())
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: server.sendall(line(signal=number)))
     request = line(module="tests.processes", environment=dict(os.environ), folder=folder)
     sent = socket.send_fds(server, [request], [task, 1, 2])
     server.sendall(request[sent:])
     os.close(task)
     os.write(ours, line(kind="command", folder=folder, module=module, words=words))
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: server.sendall(line(signal=number)))
     with server.makefile() as messages:
         return next(int(message["status"]) for message in map(json.loads, messages) if "status" in message)
 

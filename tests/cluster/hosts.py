@@ -10,6 +10,7 @@ import contextlib
 import functools
 import itertools
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -109,6 +110,7 @@ class Host:
         words = (self._namespace, str(self._files / "hosts"), self._host_name, address)
         holder = CommandProcess(("tests.cluster.host_server", *words), ROOT, os.environ)
         self._until_the_end.callback(holder.close)
+        assert select.select([holder.stdout], [], [], 60)[0], "the host's server does not start"
         assert holder.stdout.readline(), holder.communicate()
         self._lasting = self.pids()
         return address

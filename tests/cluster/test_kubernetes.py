@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import signal
@@ -25,8 +24,7 @@ from scaleflow.launcher.worker_process import SERVER_ENV
 from tests.cluster import forked, hosts
 from tests.cluster.test_several_launchers import ends
 from tests.conftest import Command, clean_environment
-from tests.launcher.test_supervisor import only_run, wait_for
-from tests.pace import slow_down
+from tests.launcher.test_supervisor import only_run, slow_down, wait_for
 from tests.processes import ROOT
 
 IMAGE = "registry.example.com/team/train:1.0"
@@ -369,7 +367,7 @@ class Pods:
         """Starts them, and in mid-run does to the first pod's process what its preemption would."""
         started = self.start()
         wait_for(lambda: self.has_checkpoint() or started[0].poll() is not None, 120)
-        os.kill(started[0].pid, signal.SIGTERM)
+        started[0].send_signal(signal.SIGTERM)
         found = ends(started)
         self._pace.unlink()
         return found

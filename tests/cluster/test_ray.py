@@ -22,8 +22,7 @@ from scaleflow.launcher.worker_process import SERVER_ENV
 from scaleflow.runs import RunSpec
 from tests.cluster.machines import HEAD, Machines, machines
 from tests.conftest import Command
-from tests.launcher.test_supervisor import LongRun, only_run
-from tests.pace import slow_down
+from tests.launcher.test_supervisor import LongRun, only_run, slow_down
 
 SMALL = ("hardware=cpu", "dataset=synthetic", "dataset.shape=[16]", "dataset.examples=2000", "cluster=ray")
 TWO = (*SMALL, "strategy=multi_worker", "cluster.workers=2")

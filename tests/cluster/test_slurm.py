@@ -17,8 +17,7 @@ from scaleflow.cluster.slurm import expand_node_list, tf_config
 from scaleflow.errors import ConfigError
 from tests.cluster import engine, forked
 from tests.conftest import Command
-from tests.launcher.test_supervisor import only_run, wait_for
-from tests.pace import slow_down
+from tests.launcher.test_supervisor import only_run, slow_down, wait_for
 from tests.processes import server
 
 SMALL = ("hardware=cpu", "dataset=synthetic", "dataset.shape=[16]", "dataset.examples=2000")

@@ -45,7 +45,7 @@ SMALL = {
 }
 ON_TWO_DEVICES = ("cifar10_mirrored", "custom_step", "digits_mirrored", "model_parallel")
 SEVERAL_PROCESSES = {
-    "dlrm": ("cluster.workers=1",),
+    "dlrm": (),
     "multi_worker_local": ("model.units=[8]",),
     "parameter_server_async": (),
 }
@@ -124,7 +124,7 @@ def test_a_recipe_trains_validates_and_tests(
         recipe: plan(f"experiment={recipe}", *SHORT, *(word.format(folder) for word in SMALL[recipe]))
         for recipe in recipes
     }
-    assert isolated(few_steps, plans, timeout=600) == {
+    assert isolated(few_steps, plans, timeout=480) == {
         recipe: (chosen.training.max_steps, ["test/loss", "train/loss", "val/loss"]) for recipe, chosen in plans.items()
     }
 

@@ -45,7 +45,7 @@ def reader(strategy: Any, feed: Any) -> Callable[..., list[Any]]:
         opened = feed.open(epoch, first)
         found = []
         for step in range(first, feed.batching.steps(feed.examples)):
-            parts = batch(opened, *tf.constant([epoch, step], tf.int64))
+            parts = batch(opened, tf.constant(epoch, tf.int64), tf.constant(step, tf.int64))
             found.append(
                 tuple(np.concatenate([v.numpy() for v in strategy.experimental_local_results(part)]) for part in parts)
             )

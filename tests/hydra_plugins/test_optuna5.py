@@ -23,6 +23,7 @@ from scaleflow.cli import main
 from scaleflow.launcher.worker_process import SERVER_ENV
 from scaleflow.sweep import runner as runner_module
 from tests.conftest import Command
+from tests.launcher.test_supervisor import wait_for
 from tests.sweep.fake_runs import FakeLaunch
 
 optuna = pytest.importorskip("optuna")
@@ -259,10 +260,11 @@ def test_a_storage_that_does_not_fit_is_refused(
 
 
 def search_slowly(folder: Path, name: str, words: Sequence[str]) -> int:
-    """A command whose jobs do not train, and take a second each."""
+    """A command whose jobs do not train, and take half a second each."""
 
     def measure(plan: Any) -> dict[str, float]:
-        time.sleep(1)
+        wait_for(lambda: all((folder / each / "multirun.yaml").exists() for each in "ab"))  # the other one has begun
+        time.sleep(0.5)
         return {"val/loss": float(plan.seed)}
 
     os.chdir(folder)
@@ -273,7 +275,7 @@ def search_slowly(folder: Path, name: str, words: Sequence[str]) -> int:
 
 
 def assert_shared(folder: Path, shared: str, trials: int) -> Any:
-    """Both commands have run jobs, none twice, and know all results; returns the study."""
+    """Both commands have run jobs, none twice; returns the study."""
     both = optuna.load_study(study_name="sweep", storage=optuna5.open_storage(shared))
     assert {trial.state.name for trial in both.trials} == {"COMPLETE"}
     assert trials <= len(both.trials) <= trials + 1  # one more if both proposed the last one at the same moment
@@ -298,7 +300,7 @@ def test_two_commands_at_once_share_a_journal(isolated: Any, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_two_commands_that_train_share_one_study(command: Command) -> None:
-    """Each runs its own jobs, and both know all results in the end."""
+    """Each runs its own jobs; one then reports all results."""
     small = ("dataset=synthetic", "dataset.shape=[16]", "dataset.examples=64", "dataset.validation=null")
     words = ("-m", "hydra/sweeper=optuna5", *small, "training.max_steps=3", "sweep.metric=test/loss")
     words += ("tracking=none", "checkpoint=none", "model.units=[4]")

@@ -97,8 +97,8 @@ def test_what_was_preempted_and_killed_and_extended_is_the_run_that_was_not(
 
     begun = len(events_in(folder))
     long = LongRun(parts, f"resume={run.info.run_id}", only=True)
-    wait_for(lambda: any(event["event"] == "epoch" for event in events_in(folder)[begun:]))
-    wait_for(lambda: only_run(parts.folder).info.status == "RUNNING")  # the recorder has opened it again
+    long.wait_for(lambda: any(event["event"] == "epoch" for event in events_in(folder)[begun:]))
+    long.wait_for(lambda: only_run(parts.folder).info.status == "RUNNING")  # the recorder has opened it again
     worker = long.worker()
     long.launcher.kill()
     worker.kill()

@@ -39,7 +39,16 @@ from tests.processes import NEW_STORE
 RESTING = "training.callbacks=[{_target_: tests.pace.Rest}]"
 
 #: A run that would go on for hours and takes little of the processor.
-LONG = ("dataset=synthetic", "dataset.shape=[16]", "dataset.examples=400", "training.epochs=100000", RESTING)
+LONG = (
+    *("dataset=synthetic", "dataset.shape=[16]", "dataset.examples=400"),
+    *("training.steps_per_loop=2", "training.epochs=100000", RESTING),
+)
+
+
+def slow_down(path: Path, seconds: float) -> str:
+    """Returns the override of a run that is slow while a file exists, and creates the file."""
+    path.touch()
+    return f"training.callbacks=[{{_target_: tests.pace.Pace, path: {path}, seconds: {seconds}}}]"
 
 
 def wait_for(condition: Callable[[], Any], timeout: float = 120) -> Any:
@@ -75,9 +84,13 @@ class LongRun:
         return bool(found) and f'"event": "{name}"' in found[0].read_text()
 
     def until(self, event: str) -> LongRun:
-        wait_for(lambda: self.has_event(event) or self.launcher.poll() is not None)
-        assert self.launcher.poll() is None, self.err.read_text()
+        self.wait_for(lambda: self.has_event(event))
         return self
+
+    def wait_for(self, condition: Callable[[], Any]) -> None:
+        """Waits for a condition; fails at once if the run ends before."""
+        wait_for(lambda: condition() or self.launcher.poll() is not None)
+        assert self.launcher.poll() is None, self.err.read_text()
 
     def end(self, timeout: float = 120) -> int:
         try:

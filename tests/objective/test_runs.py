@@ -89,7 +89,7 @@ OTHERS: Mapping[str, Sequence[str]] = {
     "pipeline": ("strategy=pipeline", "strategy.micro_batches=2"),
     "xla": ("strategy=one_device", "hardware.xla=true"),
 }
-#: In a process of its own: TensorFlow mixes up the collective operations of two mirrored strategies.
+#: In a process of its own, as `fit` is in a run.
 FIT = ("strategy=mirrored", "training.engine=fit")
 COMMANDS: Mapping[str, Sequence[str]] = {
     "multi_worker": ("strategy=multi_worker",),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from pyarrow import csv, parquet
 
 from tests.conftest import Command, make_once
+from tests.launcher.test_supervisor import wait_for
 from tests.processes import CommandProcess
 
 SIZES = ("big", "mid", "small")
@@ -161,12 +161,6 @@ def test_a_model_of_arrays_takes_columns_in_order_or_lists(trained: Trained, iso
     assert "short.parquet, row 2: pixels has 63 values, expected 64" in message
 
 
-def wait_for(path: Path, process: CommandProcess) -> None:
-    while not path.exists():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.01)
-
-
 def test_a_command_that_was_stopped_goes_on_after_its_finished_shards(trained: Trained) -> None:
     rows, size = 6000, 100
     parquet.write_table(make_houses(rows, 2), trained.folder / "many.parquet", row_group_size=1400)
@@ -178,7 +172,8 @@ def test_a_command_that_was_stopped_goes_on_after_its_finished_shards(trained: T
         """Stops a command after two shards; returns its exit code and standard error."""
         words = ("scaleflow.predict", *same, "--keep", "id", "--batch-size", "1", *more)  # it takes seconds
         with CommandProcess(words, trained.folder, trained.command.environment) as process:
-            wait_for(output / f"part-{len(finished) + 1:05d}.parquet", process)
+            second = output / f"part-{len(finished) + 1:05d}.parquet"
+            wait_for(lambda: second.exists() or process.poll() is not None)
             process.send_signal(number)
             _, err = process.communicate(timeout=60)
         assert {path: path.stat().st_mtime_ns for path in finished} == finished

@@ -24,7 +24,9 @@ E = TypeVar("E", bound=Event)
 SHORT = ("tracking=none", "hardware=cpu", "checkpoint=none", "dataset.validation=null", "training.epochs=1")
 #: The first step of the window. Two steps before it warm up.
 FIRST = 12
-TRACE = ("profiler=trace", f"profiler.start_step={FIRST}", "profiler.steps=6")
+#: On a busy machine the analysis takes more than a minute, and the end of the run waits for it.
+PATIENT = "tracking.flush_seconds=400"
+TRACE = ("profiler=trace", f"profiler.start_step={FIRST}", "profiler.steps=6", PATIENT)
 INPUT_BOUND = (
     *("dataset._target_=tests.profiler.sources.Slow", "dataset.cache=none", "dataset.threads=1"),
     "training.batch_size=4",
@@ -205,7 +207,7 @@ def test_each_of_several_workers_is_traced_and_the_run_has_it_all(command: Comma
     ended = command(
         *("strategy=multi_worker", "hardware=cpu", "profiler=trace", "profiler.start_step=4", "profiler.steps=3"),
         *("training.max_steps=8", "dataset.limit=200", "checkpoint=none", "model.units=8"),
-        "tracking.system_metrics=false",
+        *("tracking.system_metrics=false", PATIENT),
     )
     assert ended.returncode == 0, ended.stderr
     assert "steps 4 to 6: " in ended.stdout

@@ -364,7 +364,7 @@ def draw_watching(made: Drawing) -> None:
     made.maybe(0.15, *(f"training.early_stopping={{monitor: {name}, patience: 1}}" for name in watched))
     made.maybe(0.1, "training.on_nan=rollback")
     if made.chance(0.04):
-        made.common += ["profiler=trace", "profiler.start_step=2", "profiler.steps=2"]
+        made.common += ["profiler=trace", "profiler.start_step=2", "profiler.steps=2", "tracking.flush_seconds=400"]
 
 
 #: Words of the group `objective` that any kind of target takes, and those that only classes take.

@@ -84,7 +84,7 @@ def test_workers_are_one_run_with_a_log_of_each(command: Command) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_worker_that_dies_ends_all_with_its_name(command: Command, number: int) -> None:
-    """Most of the time it rests, and the other one waits for it."""
+    """The killed worker sleeps most of the time, and the other one waits for it."""
     rests = f"training.callbacks=[{{_target_: tests.pace.Rest, worker: {number}}}]"
     long = LongRun(command, *WORKERS, rests).until("epoch")
     workers = long.children()

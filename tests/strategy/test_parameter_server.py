@@ -29,7 +29,10 @@ NORMALIZED = ("model=cnn", "model.batch_norm=true", "training.accumulate=2")
 
 #: Epochs of 9 steps, of which each takes a worker a fifth of a second until there is a file `go`. A call of 9 steps is
 #: divided into portions of 2.
-SLOW = ("dataset.examples=400", "training.callbacks=null", "training.step={_target_: mine.slow}")
+SLOW = (
+    *("dataset.examples=400", "training.steps_per_loop=9"),
+    *("training.callbacks=null", "training.step={_target_: mine.slow}"),
+)
 PORTION = 2
 
 #: The digits again, read as a stream: whoever trains on them has to be sent them. And steps to train with.
@@ -135,11 +138,11 @@ def test_workers_that_die_are_started_again_and_the_run_goes_on(command: Command
     long = LongRun(command, *SERVED, *SLOW, "training.epochs=20").until("epoch")
     before = long.children()
     os.kill(before[1].pid, signal.SIGKILL)
-    wait_for(lambda: lines(command, "worker 0 was killed by SIGKILL; it is restarted (1 of at most 10)"))
+    long.wait_for(lambda: lines(command, "worker 0 was killed by SIGKILL; it is restarted (1 of at most 10)"))
     (again,) = wait_for(lambda: set(long.children()) - set(before))
     wait_for(lambda: listens(again))
     os.kill(before[2].pid, signal.SIGKILL)  # from here on there is nobody but the one that was started again
-    wait_for(lambda: lines(command, "worker 1 was killed by SIGKILL; it is restarted (2 of at most 10)"))
+    long.wait_for(lambda: lines(command, "worker 1 was killed by SIGKILL; it is restarted (2 of at most 10)"))
     (command.folder / "go").touch()
     assert long.end(240) == 0, long.err.read_text()
     run = only_run(command.folder)
@@ -169,6 +172,15 @@ def test_what_may_not_be_started_again_ends_all_with_its_name(command: Command, 
     assert_all_points_are_kept(command, run)
 
 
+RESTART = "restart from the last checkpoint"
+
+
+def has_checkpoint_after_restart(command: Command) -> bool:
+    events = command.events()
+    begun = max(number for number, event in enumerate(events) if RESTART in event.get("text", ""))
+    return any(event["event"] == "checkpoint" for event in events[begun:])
+
+
 @pytest.mark.slow
 def test_the_loss_of_the_coordinator_or_a_server_restarts_all_from_the_checkpoint(
     command: Command, isolated: Callable[..., Any]
@@ -179,12 +191,11 @@ def test_the_loss_of_the_coordinator_or_a_server_restarts_all_from_the_checkpoin
     (command.folder / "mine.py").write_text(MINE)
     long = LongRun(command, *words).until("checkpoint")
     for number, name in ((3, "server 0"), (0, "coordinator")):
-        lives = lines(command, "restart from the last checkpoint")
-        seen = command.events()[-1]["time"]
+        restarts = lines(command, RESTART)
         os.kill(long.children()[number].pid, signal.SIGKILL)
-        wait_for(lambda lives=lives: lines(command, "restart from the last checkpoint") > lives)
+        long.wait_for(lambda restarts=restarts: lines(command, RESTART) > restarts)
         assert lines(command, f"{name} was killed by SIGKILL; ")
-        wait_for(lambda seen=seen: any(e["event"] == "checkpoint" and e["time"] > seen for e in command.events()))
+        long.wait_for(lambda: has_checkpoint_after_restart(command))
     (command.folder / "go").touch()
     assert long.end(240) == 0, long.err.read_text()
     run = only_run(command.folder)

@@ -14,6 +14,7 @@ import pytest
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Outputs, Plan
 from tests.checkpoint.test_resume import Course, course
+from tests.conftest import Command
 from tests.strategy.test_parameter_server import IN_SHARDS
 from tests.strategy.test_structures import train_all
 from tests.training.fake_engine import far, ignore, run_apart, run_each, take
@@ -119,6 +120,8 @@ def test_losses_and_the_exported_model_are_the_same(tmp_path: Path, case: str) -
     runs = run_each(tmp_path, {remat: (*words, f"hardware.remat={remat}") for remat in ("false", "true")})
     wanted, found = runs.values()
     assert len(wanted.losses) >= 3
+    (ready,) = [event for event in Command(tmp_path / "true").events() if event["event"] == "ready"]
+    assert ready["params"]["resolved.remat"] != "false"
     assert found.losses == pytest.approx(wanted.losses, abs=1e-5)
     assert far(found.weights, wanted.weights) < 1e-4
 

@@ -10,7 +10,7 @@ import pytest
 
 from scaleflow.events import Event, MetricsLogged
 from scaleflow.interfaces import Plan
-from tests.checkpoint.test_resume import Course, course
+from tests.checkpoint.test_resume import course, courses
 from tests.conftest import Command, make_once
 from tests.training.fake_engine import make_session, run_apart
 
@@ -126,7 +126,7 @@ def test_replicas_and_stages_give_the_losses_and_metrics_of_one_device(
     plans = [plan(*words(case, "one_device", *common)) for common in commons]
     plans += [plan(*words(case, strategy, *common, *special)) for common, strategy, special in VARIANTS[case]]
     trained = isolated(train_all, plans)
-    wanted = {(): on_one_device(case), **dict(zip(commons, trained, strict=False))}
+    wanted = {(): on_one_device(case), **dict(zip(commons, trained[: len(commons)], strict=True))}
     for (common, strategy, special), found in zip(VARIANTS[case], trained[len(commons) :], strict=True):
         print(common, strategy, special)
         assert_equal(found, wanted[common], "mixed" if "precision=mixed" in special else "float32")
@@ -156,7 +156,7 @@ def test_other_options_give_the_losses_and_metrics_of_one_device(
     made = [plan(*words(case, "one_device", *common)) for case, common in compared]
     made += [plan(*words(case, strategy, *common, *special)) for case, common, strategy, special in OPTIONS[options]]
     trained = isolated(train_all, made)
-    wanted = dict(zip(compared, trained, strict=False))
+    wanted = dict(zip(compared, trained[: len(compared)], strict=True))
     for option, found in zip(OPTIONS[options], trained[len(compared) :], strict=True):
         print(option)
         case, common, _, _ = option
@@ -170,6 +170,7 @@ def test_other_options_give_the_losses_and_metrics_of_one_device(
         *(("parameter_server", case, ()) for case in ("positions", "weights")),
         ("parameter_server", "dict out", ("precision=mixed",)),
         ("parameter_server", "dict out", STREAM),
+        ("multi_worker", "dict out", ("precision=mixed",)),
     ],
 )
 def test_processes_give_the_losses_and_metrics_of_one_device(
@@ -184,12 +185,6 @@ def test_processes_give_the_losses_and_metrics_of_one_device(
     assert_equal(found, on_one_device(case), "mixed" if more == ("precision=mixed",) else "float32")
 
 
-def stop_and_go_on(plan: Plan, folder: Path) -> tuple[Course, Course, Course]:
-    """A run that is not stopped, one that is stopped after four steps, and the rest of it."""
-    whole, parts = str(folder / "whole"), str(folder / "parts")
-    return tuple(run_apart(course, [(plan, whole), (plan, parts, 4), (plan, parts, None, True)]))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "strategy"),
@@ -202,7 +197,9 @@ def test_a_run_that_is_stopped_goes_on_with_the_same_bits(
     isolated: Isolated, plan: Make, tmp_path: Path, case: str, strategy: str
 ) -> None:
     made = plan(*words(case, strategy, "hardware.deterministic=true", "training.epochs=3", "training.max_steps=null"))
-    whole, part, rest = isolated(stop_and_go_on, made, tmp_path)
+    parts = str(tmp_path / "parts")
+    whole, part = isolated(courses, made, str(tmp_path / "whole"), parts, 4)
+    rest = isolated(course, made, parts, goes_on=True)
     assert part.stopped
     assert part.points + rest.points == whole.points
     assert set(rest.state) == set(whole.state)

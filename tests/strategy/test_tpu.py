@@ -1,6 +1,6 @@
 """strategy=tpu as far as a machine without a TPU goes: the calls and their order, XLA, what is refused.
 
-What is behind the calls is a double. Nothing here says that a TPU trains.
+A double answers the calls. Nothing here says that a TPU trains.
 """
 
 from __future__ import annotations

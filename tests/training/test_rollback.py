@@ -59,7 +59,7 @@ def course(
         broken_after: so many calls, and the weights are Inf, once.
         factor: what the rate is multiplied by where the run goes on.
         start: the folder of the checkpoints that it goes on from.
-        stop: told to stop after so many calls.
+        stop: asked to stop after so many calls.
     """
     from scaleflow import checkpoint, training
     from scaleflow.runs.event_log import DeduplicatingEmitter
