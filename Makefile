@@ -39,7 +39,8 @@ test-all: $(VENV)/developed
 test-rest: $(VENV)/developed
 	$(PYTEST) -m slow
 
-# Coverage of every process: those that tests start in other folders write their data here too.
+# Coverage of every process: those that tests start in other folders write their data here too. Three tests of tracebacks
+# and of a full disk fail under it, since coverage adds to what these processes print; the report comes all the same.
 coverage: TESTS ?= -m "not slow"
 coverage: export COVERAGE_FILE = $(CURDIR)/build/coverage/data
 coverage: $(VENV)/developed
