@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ class CheckpointManager:
         writes: whether this worker writes.
         has_readers: whether other workers read what this one writes.
         is_restart: whether this command itself has written the checkpoints that the run continues from.
+        records: further files of each checkpoint, by name.
     """
 
     def __init__(
@@ -49,9 +50,10 @@ class CheckpointManager:
         writes: bool = True,
         has_readers: bool = False,
         is_restart: bool = False,
+        records: Mapping[str, bytes] | None = None,
     ) -> None:
         self._options = options
-        self._store = CheckpointStore(folder)
+        self._store = CheckpointStore(folder, records)
         self._emit = emit
         self._writes = writes
         self._has_readers = has_readers

@@ -2,6 +2,7 @@
 
     checkpoints/step-00000450/
         tensors.index, tensors.data-*     readable by `tf.train.load_checkpoint(".../tensors")`
+        learned_state.json                what the run learned from its data, long lists in learned_state.npz
         checkpoint.json                   the manifest: size and CRC-32 of each file, the host's state, its own CRC-32
 
 The manifest is written last, after the other files are written and verified. A folder without it, or whose files do
@@ -45,10 +46,16 @@ class DamagedCheckpoint(Exception):
 
 
 class CheckpointStore:
-    """The files of one run's checkpoints in a folder, a path for `tf.io.gfile`, which the first write creates."""
+    """The files of one run's checkpoints in a folder, a path for `tf.io.gfile`, which the first write creates.
 
-    def __init__(self, folder: str) -> None:
+    Args:
+        folder: the path.
+        records: further files of each checkpoint, by name.
+    """
+
+    def __init__(self, folder: str, records: Mapping[str, bytes] | None = None) -> None:
         self.folder = folder.rstrip("/")
+        self._records = records or {}
         self._is_new = False
 
     def path_of(self, step: int) -> str:
@@ -117,6 +124,9 @@ class CheckpointStore:
             tf.io.gfile.makedirs(path)
             write_tensors(f"{path}/{TENSORS}", snapshot.tensors)
             check_tensors(f"{path}/{TENSORS}", snapshot.tensors)
+            for name, content in self._records.items():
+                with tf.io.gfile.GFile(f"{path}/{name}", "wb") as file:
+                    file.write(content)
             files = {name: describe_file(f"{path}/{name}") for name in tf.io.gfile.listdir(path)}
             manifest = {"format": FORMAT, "step": snapshot.step, "files": files, "host": snapshot.host}
             with tf.io.gfile.GFile(f"{path}/{MANIFEST}", "w") as file:

@@ -22,7 +22,7 @@ from scaleflow.dataset.files import (
     walk_files,
 )
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Outputs, Stream
+from scaleflow.interfaces import EarlierState, Outputs, Stream, extend_classes
 
 KINDS = ("auto", "classification", "binary")
 
@@ -44,22 +44,36 @@ class ClassFolders:
     """
 
     def __init__(
-        self, data_dir: Any, suffixes: Sequence[str], classes: Any, kind: Any, test: Any, split_seed: Any
+        self,
+        data_dir: Any,
+        suffixes: Sequence[str],
+        classes: Any,
+        kind: Any,
+        test: Any,
+        split_seed: Any,
+        earlier: EarlierState | None,
     ) -> None:
         self._seed = parse_count(split_seed, "dataset.split_seed")
         selected = parse_words(classes, "dataset.classes")
         base = find_data_dir(data_dir)
         folders = find_split_folders(base)
-        names = class_names(folders.get("train", base), selected)
-        self.outputs = outputs_of(kind, names)
+        self.outputs = describe_classes(folders.get("train", base), selected, kind, earlier)
+        names, unknown = self.outputs.names or (), self.outputs.ignore
         test_fraction = parse_fraction(test)
         if folders:
             self._files = {
-                split: label_files(path, names, suffixes, is_train=split == "train", is_whole=not selected)
+                split: label_files(
+                    path,
+                    names,
+                    suffixes,
+                    is_train=split == "train" and earlier is None,
+                    is_whole=not selected,
+                    unknown=unknown,
+                )
                 for split, path in folders.items()
             }
         else:
-            files = label_files(base, names, suffixes, is_train=True, is_whole=not selected)
+            files = label_files(base, names, suffixes, is_train=earlier is None, is_whole=not selected, unknown=unknown)
             self._files = divide_files(files, test_fraction, self._seed)
 
     @property
@@ -103,6 +117,14 @@ def find_split_folders(base: Path) -> dict[str, Path]:
     return {split: folders[split] for split in ("train", "validation", "test") if split in folders}
 
 
+def describe_classes(base: Path, selected: Sequence[str], kind: Any, earlier: EarlierState | None) -> Outputs:
+    """Describes the target: the classes of an earlier run if there was one, or else those of the folders."""
+    known = None if earlier is None else earlier.find_outputs()
+    if earlier is None or known is None or not known.names:
+        return outputs_of(kind, class_names(base, selected))
+    return extend_classes(known, selected or list_folders(base)) if earlier.extends else known
+
+
 def class_names(base: Path, wanted: Sequence[str]) -> tuple[str, ...]:
     """Returns the class names: all folders, sorted, or the wanted ones."""
     available = list_folders(base)
@@ -136,22 +158,28 @@ def outputs_of(kind: Any, names: tuple[str, ...]) -> Outputs:
 
 
 def label_files(
-    base: Path, names: Sequence[str], suffixes: Sequence[str], *, is_train: bool, is_whole: bool
+    base: Path,
+    names: Sequence[str],
+    suffixes: Sequence[str],
+    *,
+    is_train: bool,
+    is_whole: bool,
+    unknown: int | None = None,
 ) -> LabeledFiles:
     """Lists the files of each class folder, at any depth; `names` are the classes in the order of their indices.
 
-    If it `is_train`, every class must have files; if it `is_whole`, no other class folders may exist.
+    If it `is_train`, every class must have files; if it `is_whole`, no other class folders may exist, unless `unknown`
+    is their label.
     """
-    folders = list_folders(base)
-    for name in folders if is_whole else ():
-        if name not in names:
-            raise ConfigError(
-                f"dataset.data_dir: {base / name} is not a class of the training split ({', '.join(names)}); remove "
-                "the folder, or add it to the training split"
-            )
+    others = [name for name in list_folders(base) if name not in names] if is_whole else []
+    if others and unknown is None:
+        raise ConfigError(
+            f"dataset.data_dir: {base / others[0]} is not a class of the training split ({', '.join(names)}); remove "
+            "the folder, or add it to the training split"
+        )
     paths: list[str] = []
     counts = []
-    for name in names:
+    for name in (*names, *others):
         class_paths = [path for path in walk_files(base / name) if has_suffix(path, suffixes)]
         if not class_paths and is_train:
             raise ConfigError(
@@ -162,7 +190,8 @@ def label_files(
         counts.append(len(class_paths))
     if not paths:
         raise ConfigError(f"dataset.data_dir: {base} has no file that ends in {', '.join(suffixes)}")
-    return LabeledFiles(paths, np.repeat(np.arange(len(names), dtype=np.int32), counts))
+    labels = [*range(len(names)), *[unknown or 0] * len(others)]
+    return LabeledFiles(paths, np.repeat(np.array(labels, np.int32), counts))
 
 
 def divide_files(whole: LabeledFiles, part: float, seed: int) -> dict[str, LabeledFiles]:

@@ -9,7 +9,7 @@ import tensorflow as tf
 from scaleflow.dataset.class_folders import ClassFolders
 from scaleflow.dataset.files import TEST_FRACTION
 from scaleflow.dataset.images import SUFFIXES, make_image_decoder
-from scaleflow.interfaces import Inputs
+from scaleflow.interfaces import EarlierState, Inputs
 
 
 class ImageFolder(ClassFolders):
@@ -28,6 +28,7 @@ class ImageFolder(ClassFolders):
         kind: `auto` (binary for two classes), `classification` or `binary`.
         test: fraction of each class in the test split, if there are no split folders.
         split_seed: selects the test files, and the order from which `dataset.limit` takes the first examples.
+        earlier: what an earlier run learned: its classes, in their order.
 
     Raises:
         ConfigError: if a folder is missing or empty, or an option is invalid.
@@ -43,10 +44,11 @@ class ImageFolder(ClassFolders):
         kind: str = "auto",
         test: float = TEST_FRACTION,
         split_seed: int = 0,
+        earlier: EarlierState | None = None,
     ) -> None:
         self._decode = make_image_decoder(size, resize, channels)
         self.inputs = Inputs((*size, channels), "uint8", scale=1 / 255)
-        super().__init__(data_dir, SUFFIXES, classes, kind, test, split_seed)
+        super().__init__(data_dir, SUFFIXES, classes, kind, test, split_seed, earlier)
 
     def read(self, path: tf.Tensor) -> tf.Tensor:
         return self._decode(tf.io.read_file(path))

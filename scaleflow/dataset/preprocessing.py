@@ -19,12 +19,16 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import (
     Arrays,
     Dataset,
+    EarlierState,
     Examples,
     Inputs,
+    LearnedPreprocessing,
     Preprocessing,
     Source,
     Workers,
     describe_keys,
+    label_leaf,
+    name_class,
     name_leaves,
 )
 
@@ -66,25 +70,52 @@ def choose_preprocessing(source: Source, options: Dataset) -> Preprocessings:
     return chosen
 
 
-def learn_on_chief(preprocessings: Preprocessings, train: Examples, workers: Workers) -> Mapping[str, Any]:
+def learn_on_chief(
+    preprocessings: Preprocessings, train: Examples, workers: Workers, earlier: EarlierState | None = None
+) -> Mapping[str, Any]:
     """Learns the preprocessing on the chief, and returns the result of each on every worker.
 
-    Raises ConfigError if an example cannot be read.
+    What an earlier run learned is taken as it is, or extended if `earlier` says so.
+
+    Raises ConfigError if an example cannot be read, or the earlier run preprocessed an input in another way.
     """
+    known = {name: find_learned(name, each, earlier) for name, each in preprocessings.items()}
+    extends = earlier is not None and earlier.extends
+    new = {n: each for n, each in preprocessings.items() if known[n] is None or (extends and hasattr(each, "extend"))}
 
     def learn() -> dict[str, Any]:
         with refuse_unreadable("train", train):
-            return {name: each.learn(raw_batches(train, name)) for name, each in preprocessings.items()}
+            return {name: each.learn(raw_batches(train, name)) for name, each in new.items()}
 
     def recall() -> dict[str, Any]:
-        options = describe_options(preprocessings)
+        options = describe_options(new)
         if options is None or not isinstance(train, Blocks):
             return learn()
         found: dict[str, Any] = train.recall("statistics", options, learn)
         return found
 
-    learned: Mapping[str, Any] = json.loads(workers.from_chief(lambda: json.dumps(recall())))
+    learned: dict[str, Any] = json.loads(workers.from_chief(lambda: json.dumps(recall()))) if new else {}
+    for name, old in known.items():
+        if old is not None:
+            learned[name] = new[name].extend(old.learned, learned[name]) if name in new else old.learned  # type: ignore[attr-defined]
     return learned
+
+
+def find_learned(name: str, preprocessing: Preprocessing, earlier: EarlierState | None) -> LearnedPreprocessing | None:
+    """Returns what an earlier run learned for an input; None if it must be learned anew.
+
+    Raises ConfigError if the earlier run preprocessed this input in another way, unless new columns are allowed.
+    """
+    found = None if earlier is None else earlier.state.preprocessing.get(name)
+    if earlier is None or (found is not None and found.path == name_class(preprocessing)):
+        return found
+    if earlier.extends:
+        return None
+    before = "not at all" if found is None else f"with {found.path.rpartition('.')[2]}"
+    raise ConfigError(
+        f"dataset: {label_leaf('inputs', name)} is preprocessed with {type(preprocessing).__name__}, and the earlier "
+        f"run preprocessed it {before}; use the dataset options of that run"
+    )
 
 
 def describe_options(preprocessings: Preprocessings) -> list[Any] | None:

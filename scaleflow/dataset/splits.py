@@ -40,15 +40,20 @@ from scaleflow.interfaces import (
     Arrays,
     Batching,
     Dataset,
+    EarlierState,
     Examples,
     InputStructure,
+    LearnedPreprocessing,
+    LearnedState,
     OutputStructure,
     Source,
     Stream,
     Workers,
     map_leaves,
     map_named,
+    name_class,
     name_leaves,
+    to_plain,
 )
 
 #: Records of a stream up to this average size are drawn in blocks, which copies them; larger ones one by one.
@@ -73,6 +78,7 @@ class Splits:
     #: By the name of an input, makes a new preprocessing layer for it, as the first part of a saved model
     preprocessing_layers: Mapping[str, Callable[[], keras.Layer]] = field(default_factory=dict)
     fingerprints: Mapping[str, Fingerprint] = field(default_factory=dict)  # of each raw split, by name
+    learned: LearnedState | None = None  # the record of what was learned; None without preprocessing
     is_drawn_as_read: bool = False  # whether the validation split is drawn from a stream while its records are read
 
     @property
@@ -109,6 +115,7 @@ def prepare_splits(
     workers: Workers | None = None,
     emit: Emit = ignore_event,
     preprocesses: bool = True,
+    earlier: EarlierState | None = None,
 ) -> Splits:
     """Loads, checks and preprocesses the splits.
 
@@ -119,6 +126,7 @@ def prepare_splits(
         workers: all workers of the run; the chief learns the preprocessing for them.
         emit: receives notes about what was left out.
         preprocesses: False leaves the inputs raw, for a saved model that preprocesses them itself.
+        earlier: what an earlier run learned, which is not learned anew.
 
     Raises ConfigError if the source violates its interface, a named split is missing, or an example that is read at the
     start cannot be read.
@@ -140,11 +148,12 @@ def prepare_splits(
     sample = first_inputs(train, 8)
     raw = Splits(train, validation, splits.get("test"), source.inputs, source.outputs, sample)
     fingerprints = {name: fingerprint_split(name, examples) for name, examples in raw.by_name().items()}
-    raw = replace(raw, fingerprints=fingerprints, is_drawn_as_read=is_drawn)
+    learned = describe_learned(source, fingerprints)
+    raw = replace(raw, fingerprints=fingerprints, learned=learned, is_drawn_as_read=is_drawn)
     preprocessings = choose_preprocessing(source, options) if preprocesses else {}
-    preprocessed = preprocess_splits(preprocessings, raw, workers)
-    learned = getattr(source, "learned_cache", None)
-    for note in learned.notes if isinstance(learned, LearnedCache) else ():
+    preprocessed = preprocess_splits(preprocessings, raw, workers, earlier)
+    cache_of_source = getattr(source, "learned_cache", None)
+    for note in cache_of_source.notes if isinstance(cache_of_source, LearnedCache) else ():
         emit(Note(note))
     cache = options.cache if options.shards == 1 else "none"  # each worker would keep the rows of all
     cached = cache_splits(preprocessed, cache, workers)
@@ -201,14 +210,32 @@ def drop_unreadable(split: str, stream: Stream, workers: Workers, emit: Emit) ->
     return drop_records(stream, indices)
 
 
-def preprocess_splits(preprocessings: Preprocessings, splits: Splits, workers: Workers) -> Splits:
+def describe_learned(source: Source, fingerprints: Mapping[str, Fingerprint]) -> LearnedState:
+    """Returns the record of what the source learned, without the preprocessing."""
+    return LearnedState(
+        source.inputs,
+        source.outputs,
+        source=name_class(source),
+        reading=to_plain(getattr(source, "reading", {})),
+        splits={name: {"examples": each.examples, "digest": each.digest} for name, each in fingerprints.items()},
+    )
+
+
+def preprocess_splits(
+    preprocessings: Preprocessings, splits: Splits, workers: Workers, earlier: EarlierState | None
+) -> Splits:
     if not preprocessings:
         return splits
-    learned = learn_on_chief(preprocessings, splits.train, workers)
+    learned = learn_on_chief(preprocessings, splits.train, workers, earlier)
+    records = {
+        name: LearnedPreprocessing(name_class(each), to_plain(vars(each)), learned[name])
+        for name, each in preprocessings.items()
+    }
     features = {name: each.features(learned[name]) for name, each in preprocessings.items()}
     samples = name_leaves(splits.sample)
     return replace(
         splits,
+        learned=splits.learned and replace(splits.learned, preprocessing=records),
         inputs=map_named(lambda name, inputs: features.get(name, inputs), splits.inputs),
         transforms={
             name: make_transform(each, learned[name], samples[name], features[name])

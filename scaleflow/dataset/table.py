@@ -46,7 +46,7 @@ from scaleflow.dataset.table_values import (
 )
 from scaleflow.dataset.text import Text
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Arrays, Inputs, Kind, Outputs, Preprocessing
+from scaleflow.interfaces import Arrays, EarlierState, Inputs, Kind, Outputs, Preprocessing, extend_classes
 
 #: The keys that say what columns are taken for.
 KEYS = {NUMBER: "dataset.numeric", CATEGORY: "dataset.categorical", TEXT: "dataset.text"}
@@ -102,6 +102,7 @@ class Table:
         split_seed: selects the test rows.
         learn_on: number of rows from which types, means, words and classes are learned; null: all.
         cache_dir: where that, and the numbers of rows, are kept for later runs; null: see `LearnedCache`.
+        earlier: what an earlier run learned of such a table: the columns are then taken as in that run.
 
     Raises:
         ConfigError: if files or columns are missing or do not fit, or an option is invalid.
@@ -130,6 +131,7 @@ class Table:
         split_seed: int = 0,
         learn_on: int | None = 100_000,
         cache_dir: str | None = None,
+        earlier: EarlierState | None = None,
     ) -> None:
         parse_choice(kind, "dataset.kind", KINDS)
         self._test = parse_fraction(test)
@@ -144,20 +146,28 @@ class Table:
         self.learned_cache = LearnedCache(cache_dir, data_dir)
         self._files = open_tables(data_dir, form, self.learned_cache)
         self._target = target
-        names = choose_columns(self._files.names, target, columns, drop)
+        known: Mapping[str, str] = {} if earlier is None else earlier.find_reading(self).get("columns", {})
+        if known and earlier is not None and not earlier.extends:
+            names, given = find_columns(list(known), self._files.names, "dataset.data_dir"), dict(known)
+            find_columns([target], self._files.names, "dataset.target")
+        else:
+            names = choose_columns(self._files.names, target, columns, drop)
+            given = parse_column_kinds(names, {NUMBER: numeric, CATEGORY: categorical, TEXT: text})
         self._files.use([*names, target])
-        given = parse_column_kinds(names, {NUMBER: numeric, CATEGORY: categorical, TEXT: text})
         self._read = partial(TableRows, self._files, (*names, target), tuple(self._missing), learn_on)
         rows = self._read("train" if "train" in self._files.by_split else ALL)
 
         def learn() -> Any:
             sample = rows.sample_columns
-            check_column_types(sample, given)
-            outputs = describe_target(sample, target, kind, self._most, is_scaled)
-            return {name: given.get(name) or choose_kind(sample, name, self._most) for name in names}, asdict(outputs)
+            check_column_types(sample, {name: each for name, each in given.items() if name not in known})
+            outputs = describe_known_target(sample, target, kind, self._most, is_scaled, earlier)
+            taken = {**known, **given}
+            return {name: taken.get(name) or choose_kind(sample, name, self._most) for name in names}, asdict(outputs)
 
-        self._kinds, described = rows.recall("types", [given, kind, self._most, is_scaled], learn)
+        options = [given, kind, self._most, is_scaled, known, earlier and (earlier.find_outputs(), earlier.extends)]
+        self._kinds, described = rows.recall("types", options, learn)
         self.outputs = restore_outputs(**described)
+        self.reading = {"columns": self._kinds, "target": target, "format": self._files.format, **asdict(form)}
         self.inputs = {
             name: Inputs((), "float32" if each == NUMBER else "string") for name, each in self._kinds.items()
         }
@@ -484,12 +494,7 @@ def describe_target(rows: SampleColumns, target: str, kind: str, most: int, is_s
         deviation = float(numbers.std())
         scaling = (float(numbers.mean()), deviation) if is_scaled and deviation > 0 else None
         return Outputs("regression", (1,), scaling=scaling)
-    classes = sorted(set(to_classes(rows.columns[target]).unique().to_pylist()) - {""}, key=number_sort_key)
-    if len(classes) > most:
-        raise ConfigError(
-            f"dataset.target={target}: has more than {most} classes; raise dataset.most_values, or choose another "
-            "target"
-        )
+    classes = find_classes(rows, target, most)
     if len(classes) < 2 or (kind == "binary" and len(classes) != 2):
         expected = "2" if kind == "binary" else "at least 2"
         raise ConfigError(
@@ -498,6 +503,32 @@ def describe_target(rows: SampleColumns, target: str, kind: str, most: int, is_s
     is_binary = kind == "binary" or (kind == "auto" and len(classes) == 2)
     resolved: Kind = "binary" if is_binary else "classification"
     return Outputs(resolved, (1,) if is_binary else (len(classes),), tuple(classes))
+
+
+def describe_known_target(
+    rows: SampleColumns, target: str, kind: str, most: int, is_scaled: bool, earlier: EarlierState | None
+) -> Outputs:
+    """Describes the target as an earlier run learned it, with new classes if it may be extended."""
+    known = None if earlier is None else earlier.find_outputs()
+    if earlier is None or known is None:
+        return describe_target(rows, target, kind, most, is_scaled)
+    is_same = earlier.state.reading.get("target", target) == target and kind in ("auto", known.kind)
+    if earlier.extends and not is_same:
+        return describe_target(rows, target, kind, most, is_scaled)
+    if not earlier.extends or known.kind == "regression":
+        return known
+    return extend_classes(known, find_classes(rows, target, most))
+
+
+def find_classes(rows: SampleColumns, target: str, most: int) -> list[str]:
+    """Returns the classes of a target: numbers by value, then words."""
+    classes = sorted(set(to_classes(rows.columns[target]).unique().to_pylist()) - {""}, key=number_sort_key)
+    if len(classes) > most:
+        raise ConfigError(
+            f"dataset.target={target}: has more than {most} classes; raise dataset.most_values, or choose another "
+            "target"
+        )
+    return classes
 
 
 def restore_outputs(kind: Kind, shape: Sequence[int], names: Any, ignore: int | None, scaling: Any) -> Outputs:

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from scaleflow.dataset.text import SPECIAL, Text
+from scaleflow.dataset.text import SPECIAL, Text, add_words
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs
 
@@ -39,6 +39,10 @@ class Number:
     def learn(self, batches: Iterable[np.ndarray[Any, Any]]) -> dict[str, Any]:
         """Returns the mean, the deviation, and whether some numbers are missing, from batches [b]."""
         return describe_numbers(batch.astype(np.float64) for batch in batches)
+
+    def extend(self, learned: Any, new: Any) -> dict[str, Any]:
+        """Returns what was learned, with an indicator if numbers are missing in the new data."""
+        return {**learned, "missing": learned["missing"] or new["missing"]}
 
     def features(self, learned: Any) -> Inputs:
         """Describes the features: [1] float32, or [2] with an indicator."""
@@ -74,6 +78,10 @@ class Category:
         for batch in batches:
             words.update(to_text(batch))
         return sorted(words)
+
+    def extend(self, learned: Any, new: Any) -> list[str]:
+        """Returns the known words, then the new ones."""
+        return add_words(learned, new)
 
     def features(self, learned: Any) -> Inputs:
         """Describes the features: [1 + words] float32, or a number below 1 + words."""
@@ -111,6 +119,10 @@ class WordBag:
             raise ConfigError(f"dataset.text: the column {self._name} has no words; leave it out with dataset.drop")
         return words
 
+    def extend(self, learned: Any, new: Any) -> list[str]:
+        """Returns the known words, then the most frequent new ones that there is a place for."""
+        return add_words(learned, new, self._vocabulary - SPECIAL + 1)
+
     def features(self, learned: Any) -> Inputs:
         """Describes the features: [1 + words] float32."""
         return Inputs((SPECIAL - 1 + len(learned),))
@@ -135,6 +147,10 @@ class Date:
         """Returns the mean and the deviation of the seconds since 1970, and whether some dates are missing."""
         dates = (np.array(to_text(batch), "datetime64[s]") for batch in batches)
         return describe_numbers(np.where(np.isnat(each), np.nan, each.astype(np.float64)) for each in dates)
+
+    def extend(self, learned: Any, new: Any) -> dict[str, Any]:
+        """Returns what was learned, with an indicator if dates are missing in the new data."""
+        return {**learned, "missing": learned["missing"] or new["missing"]}
 
     def features(self, learned: Any) -> Inputs:
         """Describes the features: [7] float32, or [8] with an indicator."""

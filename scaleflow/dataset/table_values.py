@@ -26,6 +26,9 @@ MOSTLY = 0.9
 IS_NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?$"
 IS_DATE = r"^\d{4}-\d\d-\d\d([ T]([01]\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d+)?)?(Z|[+-]\d\d(:?\d\d)?)?)?$"
 
+#: The most classes that a message names.
+MOST_CLASSES_NAMED = 10
+
 Array = np.ndarray[Any, Any]
 
 
@@ -215,17 +218,27 @@ def to_classes(column: Any) -> Any:
 
 
 def convert_target(column: Any, outputs: Outputs) -> tuple[Array, Array, str]:
-    """Returns the targets of rows, [n, 1] float32 or [n] int32, which of them cannot be used, and what is expected."""
+    """Returns the targets of rows, [n, 1] float32 or [n] int32, which of them cannot be used, and what is expected.
+
+    With `outputs.ignore`, that is the target of an unknown class.
+    """
     import pyarrow
     from pyarrow import compute
 
     if outputs.kind == "regression":
         numbers, is_bad = to_numbers(column)
         return numbers[:, None], is_bad | np.isnan(numbers), EXPECTED[NUMBER]
-    found = compute.index_in(to_classes(column), value_set=pyarrow.array(outputs.names))
-    classes = compute.fill_null(found, 0).to_numpy().astype(np.int32)
+    names = to_classes(column)
+    found = compute.index_in(names, value_set=pyarrow.array(outputs.names))
+    is_bad = compute.equal(names, "") if outputs.ignore is not None else compute.is_null(found)
+    classes = compute.fill_null(found, outputs.ignore or 0).to_numpy().astype(np.int32)
     targets = classes.astype(np.float32)[:, None] if outputs.kind == "binary" else classes
-    return targets, compute.is_null(found).to_numpy(), "a class of the training split"
+    return targets, is_bad.to_numpy(), f"a class of the training split ({show_classes(outputs.names or ())})"
+
+
+def show_classes(names: Sequence[str]) -> str:
+    """Returns the first classes for a message."""
+    return ", ".join(names[:MOST_CLASSES_NAMED]) + (", ..." if len(names) > MOST_CLASSES_NAMED else "")
 
 
 #: How the values of a column are converted, by what it is taken for, and what a value is expected to be.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, get_args
 
 import keras
@@ -45,6 +45,10 @@ class Text:
         layer.finalize_state()
         return [str(word) for word in layer.get_vocabulary(include_special_tokens=False)]
 
+    def extend(self, learned: Any, new: Any) -> list[str]:
+        """Returns the known words, then the most frequent new ones that there is a place for."""
+        return add_words(learned, new, self._vocabulary - SPECIAL)
+
     def features(self, learned: Any) -> Inputs:
         """Describes the features: [tokens] int32, below the size of the vocabulary."""
         return Inputs(shape=(self._tokens,), dtype="int32", vocabulary=len(learned) + SPECIAL)
@@ -59,3 +63,10 @@ class Text:
         return keras.layers.TextVectorization(
             standardize=self._standardize, output_sequence_length=self._tokens, **options
         )
+
+
+def add_words(known: Sequence[str], new: Iterable[str], most: int | None = None) -> list[str]:
+    """Returns the known words, then new ones in their order, up to `most` words in all if there are not more known."""
+    known_words = set(known)
+    added = [word for word in new if word not in known_words]
+    return [*known, *(added if most is None else added[: max(0, most - len(known))])]

@@ -9,7 +9,7 @@ import tensorflow as tf
 from scaleflow.dataset.class_folders import ClassFolders
 from scaleflow.dataset.files import TEST_FRACTION
 from scaleflow.dataset.text import Text
-from scaleflow.interfaces import Inputs, Standardize
+from scaleflow.interfaces import EarlierState, Inputs, Standardize
 
 SUFFIXES = (".txt",)
 
@@ -27,6 +27,7 @@ class TextFolder(ClassFolders):
         kind: `auto` (binary for two classes), `classification` or `binary`.
         test: fraction of each class in the test split, if there are no split folders.
         split_seed: selects the test files, and the order from which `dataset.limit` takes the first examples.
+        earlier: what an earlier run learned: its classes, in their order.
 
     Raises:
         ConfigError: if a folder is missing or empty, or an option is invalid.
@@ -44,9 +45,10 @@ class TextFolder(ClassFolders):
         kind: str = "auto",
         test: float = TEST_FRACTION,
         split_seed: int = 0,
+        earlier: EarlierState | None = None,
     ) -> None:
         self.preprocessing = Text(vocabulary, tokens, standardize)
-        super().__init__(data_dir, SUFFIXES, classes, kind, test, split_seed)
+        super().__init__(data_dir, SUFFIXES, classes, kind, test, split_seed, earlier)
 
     def read(self, path: tf.Tensor) -> tf.Tensor:
         """Reads a text file, which must be UTF-8. Traced."""

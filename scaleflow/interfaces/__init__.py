@@ -4,6 +4,7 @@ Import names from here, not from the modules below:
 
 - `config`: the typed sections of the config, and `Plan`, which holds all of them.
 - `data`: what a dataset is: `Source`, `Inputs`, `Outputs`, `Arrays`, `Stream`, `Preprocessing`.
+- `learned_state`: what a run learned from its data: `LearnedState`, `EarlierState`.
 - `structures`: values and dicts of values, with a name for each value.
 - `training`: what the worker's parts exchange: batches and feeds, the training step, snapshots, traces.
 - `tracking`: the store that a run is recorded in (`Tracker`).
@@ -50,6 +51,14 @@ from scaleflow.interfaces.data import (
     Source,
     Standardize,
     Stream,
+)
+from scaleflow.interfaces.learned_state import (
+    EarlierState,
+    LearnedPreprocessing,
+    LearnedState,
+    extend_classes,
+    name_class,
+    to_plain,
 )
 from scaleflow.interfaces.structures import (
     describe_keys,
@@ -101,6 +110,7 @@ __all__ = [
     "CoordinatedFeed",
     "Dataset",
     "Debug",
+    "EarlierState",
     "EarlyStopping",
     "Examples",
     "Feed",
@@ -110,6 +120,8 @@ __all__ = [
     "InputStructure",
     "Inputs",
     "Kind",
+    "LearnedPreprocessing",
+    "LearnedState",
     "Lora",
     "LossStep",
     "MakeOptimizer",
@@ -142,8 +154,11 @@ __all__ = [
     "Training",
     "Workers",
     "describe_keys",
+    "extend_classes",
     "label_leaf",
     "map_leaves",
     "map_named",
+    "name_class",
     "name_leaves",
+    "to_plain",
 ]

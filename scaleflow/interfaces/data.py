@@ -164,7 +164,11 @@ class Source(Protocol):
 
     - `preprocessing`: a `Preprocessing`, a dict from an input's name to its `Preprocessing`, or None. The name of an
       input in a nested dict is its keys joined with `/`;
-    - `notes`: lines that the user sees before anything is read, for example that the data must be downloaded first.
+    - `notes`: lines that the user sees before anything is read, for example that the data must be downloaded first;
+    - `reading`: how it reads its files, as values that JSON can hold. They are recorded with what the run learned.
+
+    If its class has an argument `earlier`, it gets the `EarlierState` of the run that is evaluated, resumed or
+    fine-tuned (None for a new run), and takes classes, columns and scales from there instead of learning them.
     """
 
     @property
@@ -188,6 +192,9 @@ class Preprocessing(Protocol):
 
     The chief learns it once, from the training split. The input pipeline applies it in training. The saved model begins
     with it, so it takes raw inputs: a string, a row.
+
+    It may have a method `extend(learned, new)`: it returns what an earlier run learned with new entries of what `learn`
+    returned for other data, the known ones first. Without it, fine-tuning takes what the earlier run learned.
     """
 
     def learn(self, batches: Iterable[np.ndarray[Any, Any]]) -> Any:

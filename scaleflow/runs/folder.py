@@ -20,6 +20,9 @@ from scaleflow.errors import ConfigError
 #: Seconds to wait for an earlier command that still records the run, or for its worker that still writes.
 SECONDS_TO_WAIT = 60.0
 
+#: The files of what a run learned from its data, in its folder, in each checkpoint and in each exported model.
+LEARNED_STATE, LEARNED_ARRAYS = "learned_state.json", "learned_state.npz"
+
 
 class FolderBusy(ConfigError):
     """Another process works in the run's folder."""
@@ -93,7 +96,8 @@ class RunFolder:
     def list_process_files(self) -> list[Path]:
         """Returns the files that the processes of a run write: events, logs, the summary of the model."""
         patterns = ("coordinator.log", "evaluator.log", "worker-*.log", "server-*.log", "events*.jsonl")
-        return [self.model_summary, *(path for pattern in patterns for path in self.path.glob(pattern))]
+        learned = [self.path / name for name in (LEARNED_STATE, LEARNED_ARRAYS)]
+        return [self.model_summary, *learned, *(path for pattern in patterns for path in self.path.glob(pattern))]
 
     def list_launcher_files(self) -> list[Path]:
         """Returns the files that a launcher writes before its processes are ready, and its locks."""

@@ -33,8 +33,9 @@ def write_mlflow_model(exported: Path, folder: Path, *, run_id: str, model_id: s
     metadata = json.loads((exported / "signature.json").read_text())
     data = folder / "data"
     data.mkdir(parents=True)
-    for file in exported.glob("model.*"):
-        shutil.copy(file, data)
+    for pattern in ("model.*", "learned_state.*"):
+        for file in exported.glob(pattern):
+            shutil.copy(file, data)
     shutil.copytree(exported / "saved_model", data / "saved_model")
     code = folder / "code"
     code.mkdir()

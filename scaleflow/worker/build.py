@@ -34,6 +34,7 @@ from scaleflow.interfaces import (
     Feed,
     ForwardBackward,
     InputStructure,
+    LearnedState,
     MakeOptimizer,
     Objective,
     OutputStructure,
@@ -42,6 +43,8 @@ from scaleflow.interfaces import (
     Stream,
     Training,
 )
+from scaleflow.runs.learned_state import write_learned_state
+from scaleflow.worker.earlier import find_earlier, open_source
 from scaleflow.worker.metadata import RunMetadata, collect_metadata, describe_data_name
 from scaleflow.worker.startup_timer import StartupTimer
 
@@ -77,6 +80,7 @@ class TrainingSetup:
         peak_flops: floating-point operations per second that the devices of all workers can do at most; None if
             unknown.
         is_drawn_as_read: whether the validation split is drawn from a stream while its records are read.
+        learned: what was learned from the data before training.
     """
 
     strategy: tf.distribute.Strategy
@@ -94,15 +98,24 @@ class TrainingSetup:
     facts: dict[str, Any]
     peak_flops: float | None
     is_drawn_as_read: bool
+    learned: LearnedState
 
 
-def build_training(plan: Plan, emit: Emit, startup_timer: StartupTimer | None = None) -> TrainingSetup:
+def build_training(
+    plan: Plan, emit: Emit, startup_timer: StartupTimer | None = None, resumed: Path | None = None
+) -> TrainingSetup:
     """Builds and traces everything, so that errors of a model or a dataset occur before there is a run.
+
+    Args:
+        plan: of the run.
+        emit: receives stages and notes.
+        startup_timer: of the command.
+        resumed: the folder of the run that is resumed; None for a new run.
 
     Raises ConfigError if something in the plan cannot work.
     """
     startup_timer = startup_timer or StartupTimer(time.time())
-    return build_engine(plan, prepare_data(plan, emit, startup_timer), emit, startup_timer)
+    return build_engine(plan, prepare_data(plan, emit, startup_timer, resumed), emit, startup_timer)
 
 
 @dataclass(frozen=True)
@@ -119,7 +132,7 @@ class PreparedData:
         return dataclasses.replace(self, runtime=dataclasses.replace(self.runtime, batching=batching))
 
 
-def prepare_data(plan: Plan, emit: Emit, startup_timer: StartupTimer) -> PreparedData:
+def prepare_data(plan: Plan, emit: Emit, startup_timer: StartupTimer, resumed: Path | None = None) -> PreparedData:
     """Sets up TensorFlow and reads the dataset. A process does that once. Raises what `build_training` raises."""
     sys.path[:0] = [folder for folder in plan.search if folder not in sys.path]
     from scaleflow import dataset
@@ -131,10 +144,10 @@ def prepare_data(plan: Plan, emit: Emit, startup_timer: StartupTimer) -> Prepare
     if plan.trusted_modules is not None:
         check_origins(plan.config, plan.trusted_modules)
     emit(StageBegan(f"reading {describe_data_name(plan)}"))
-    source = bind_target(plan.dataset.target)()
-    return PreparedData(
-        runtime, source, dataset.prepare_splits(source, plan.dataset, plan.seed, runtime.worker_sync, emit)
-    )
+    earlier = find_earlier(plan, resumed, runtime.worker_sync)
+    source = open_source(plan, earlier)
+    splits = dataset.prepare_splits(source, plan.dataset, plan.seed, runtime.worker_sync, emit, earlier=earlier)
+    return PreparedData(runtime, source, splits)
 
 
 def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: StartupTimer) -> TrainingSetup:
@@ -198,6 +211,8 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
             on_host=runtime.is_divided,
             preprocessing_layers=splits.preprocessing_layers,
         )
+        if data.splits.learned is not None:
+            write_learned_state(folder, data.splits.learned)
 
     metadata = collect_metadata(plan, source.outputs, splits, engine.model) if is_chief(plan) else None
     callbacks = [training.make_callback(bind_target(each), each.path) for each in plan.training.callbacks or ()]
@@ -205,7 +220,8 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
     parts = runtime.strategy, engine, train, validation, test, export, callbacks
     facts = list_profile_facts(resolved, splits) | {"shards": plan.dataset.shards}
     rest = dict(splits.counts()), source.outputs, metadata, facts, compute_peak(plan, runtime), splits.is_drawn_as_read
-    return TrainingSetup(*parts, explain, resolved, *rest)
+    assert data.splits.learned is not None
+    return TrainingSetup(*parts, explain, resolved, *rest, learned=data.splits.learned)
 
 
 def make_run_objective(plan: Plan, splits: Splits, runtime: Runtime, emit: Emit) -> Objective:

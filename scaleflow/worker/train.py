@@ -14,11 +14,12 @@ from scaleflow.cluster.network import is_listening
 from scaleflow.config.parse import flatten
 from scaleflow.errors import ConfigError
 from scaleflow.events import Emit, FaultReported, ModelExported, Note, RunEnded, RunReady, RunRefused, StageBegan
-from scaleflow.interfaces import Plan, Tracer
+from scaleflow.interfaces import LearnedState, Plan, Tracer
 from scaleflow.object_store import is_store_address
 from scaleflow.provenance import mark_process
 from scaleflow.runs import RunSpec, RunState
 from scaleflow.runs.event_log import DeduplicatingEmitter
+from scaleflow.runs.learned_state import to_files, write_learned_state
 from scaleflow.secret_masking import mask_secrets
 from scaleflow.trials import to_params
 from scaleflow.user_metrics import user_metrics
@@ -61,12 +62,14 @@ def train_run(spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> boo
             report_ready(spec, trial.setup, 0, emit)
             return run_trial(spec, trial, emit)
         check_object_store(spec, emit)
-        setup = build_training(spec.plan, emit, startup_timer)
+        setup = build_training(spec.plan, emit, startup_timer, spec.folder if spec.is_resumed else None)
         if spec.plan.evaluator == "here":
             report_ready(spec, setup, 0, emit)
             status = run_evaluator(setup, Path(spec.checkpoints), emit, should_stop, is_chief_gone(spec.plan))
             emit(RunEnded(status, "" if status == "FINISHED" else "stopped"))
             return True
+        if spec.records and not spec.is_resumed:
+            write_learned_state(spec.folder, setup.learned)
         worker_sync = make_worker_sync(spec, setup, should_stop)
         session = begin_training(spec, setup, worker_sync, emit, startup_timer)
     except ConfigError as refusal:
@@ -162,7 +165,8 @@ def check_object_store(spec: RunSpec, emit: Emit) -> None:
         make_checkpoint_manager(spec, emit).check_writable()
 
 
-def make_checkpoint_manager(spec: RunSpec, emit: Emit) -> CheckpointManager:
+def make_checkpoint_manager(spec: RunSpec, emit: Emit, learned: LearnedState | None = None) -> CheckpointManager:
+    """Makes the object that keeps the checkpoints, each with the record of what was learned."""
     from scaleflow import checkpoint
 
     return checkpoint.CheckpointManager(
@@ -172,6 +176,7 @@ def make_checkpoint_manager(spec: RunSpec, emit: Emit) -> CheckpointManager:
         writes=spec.worker == 0,
         has_readers=count_synchronous_workers(spec.plan) > 1,
         is_restart=spec.attempt > 0,
+        records={} if learned is None else to_files(learned),
     )
 
 
@@ -186,7 +191,7 @@ def begin_training(
 
     options, tracking = spec.plan.checkpoint, spec.plan.tracking
     histogram_epochs = tracking.histograms_every_epochs if tracking.tensorboard and spec.records else None
-    manager = make_checkpoint_manager(spec, emit)
+    manager = make_checkpoint_manager(spec, emit, setup.learned)
     validation = None if spec.plan.evaluator else setup.validation
     session = training.Session(
         setup.engine,

@@ -385,7 +385,7 @@ def test_rows_that_cannot_be_used_are_named_or_left_out(isolated: Callable[..., 
             ],
             [f"{infinite}, row 8: Size (m²) is inf, expected a finite number"],
             [
-                f"{classes}, row 2: its target price is c, expected a class of the training split",
+                f"{classes}, row 2: its target price is c, expected a class of the training split (a, b)",
                 f"{classes}, row 3: sold is soon, expected a date",
             ],
         ],

@@ -1,0 +1,143 @@
+"""What a run learned from its data before training: one record, written once, which later commands read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from typing import Any
+
+from scaleflow.interfaces.data import Inputs, InputStructure, Outputs, OutputStructure
+from scaleflow.interfaces.structures import name_leaves
+
+#: The version of the record. A reader refuses newer ones.
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class LearnedPreprocessing:
+    """What a `Preprocessing` learned.
+
+    Attributes:
+        path: the dotted name of its class.
+        options: its attributes, as JSON holds them.
+        learned: what its method `learn` returned, as JSON holds it.
+    """
+
+    path: str
+    options: Mapping[str, Any]
+    learned: Any
+
+
+@dataclass(frozen=True)
+class LearnedState:
+    """What a run learned from its data before training.
+
+    Attributes:
+        inputs: of the source, before the preprocessing.
+        outputs: of the source: kinds, names of classes in their order, scales of targets.
+        preprocessing: by the name of an input.
+        source: the dotted name of the source's class.
+        reading: how the source read its files, as its attribute `reading` says: for a table the kinds of its columns,
+            the delimiter and so on.
+        splits: by name, the number of examples and the digest of each split.
+    """
+
+    inputs: InputStructure
+    outputs: OutputStructure
+    preprocessing: Mapping[str, LearnedPreprocessing] = field(default_factory=dict)
+    source: str = ""
+    reading: Mapping[str, Any] = field(default_factory=dict)
+    splits: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Converts the record to values that JSON can hold."""
+        return {
+            "format": FORMAT,
+            "inputs": [{"name": name, **asdict(each)} for name, each in name_leaves(self.inputs).items()],
+            "outputs": [{"name": name, **asdict(each)} for name, each in name_leaves(self.outputs).items()],
+            "preprocessing": {name: asdict(each) for name, each in self.preprocessing.items()},
+            "source": self.source,
+            "reading": dict(self.reading),
+            "splits": {name: dict(each) for name, each in self.splits.items()},
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> LearnedState:
+        """Parses what `to_json` returned. Raises ValueError if it is something else, or of a newer version."""
+        try:
+            if record["format"] > FORMAT:
+                raise ValueError(f"it has the format {record['format']}, and this version reads up to {FORMAT}")
+            return cls(
+                parse_leaves(record["inputs"], Inputs),
+                parse_leaves(record["outputs"], Outputs),
+                {name: LearnedPreprocessing(**each) for name, each in record["preprocessing"].items()},
+                record["source"],
+                record["reading"],
+                record["splits"],
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"it is not a record of scaleflow ({error})") from error
+
+
+@dataclass(frozen=True)
+class EarlierState:
+    """What an earlier run learned, for a dataset that must not learn it anew.
+
+    Attributes:
+        state: the record of that run.
+        extends: whether new classes, words and columns are added to what is known, for fine-tuning; else data that the
+            record does not know is an error.
+        unknown_class: the target of an example whose class is not known; None: such an example is an error.
+    """
+
+    state: LearnedState
+    extends: bool = False
+    unknown_class: int | None = None
+
+    def find_outputs(self, name: str = "") -> Outputs | None:
+        """Returns the earlier run's description of an output; None if it has no such output."""
+        outputs: Outputs | None = name_leaves(self.state.outputs).get(name)
+        if outputs is None or self.unknown_class is None or outputs.kind == "regression":
+            return outputs
+        return replace(outputs, ignore=self.unknown_class)
+
+    def find_reading(self, source: object) -> Mapping[str, Any]:
+        """Returns how a source of the same class read its files; empty if the class differs."""
+        return self.state.reading if self.state.source == name_class(source) else {}
+
+
+def extend_classes(outputs: Outputs, found: Iterable[str]) -> Outputs:
+    """Returns outputs with the names of further classes after the known ones; two classes may so become several."""
+    known = outputs.names or ()
+    new = [name for name in found if name not in known]
+    if not new:
+        return outputs
+    return replace(outputs, kind="classification", shape=(len(known) + len(new),), names=(*known, *new))
+
+
+def name_class(value: object) -> str:
+    """Returns the dotted name of an object's class."""
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def to_plain(value: Any) -> Any:
+    """Returns a value after a round trip through JSON. Dataclasses become dicts; what JSON cannot hold, its `repr`."""
+
+    def convert(each: Any) -> Any:
+        return asdict(each) if is_dataclass(each) and not isinstance(each, type) else repr(each)
+
+    return json.loads(json.dumps(value, default=convert))
+
+
+def parse_leaves(entries: Sequence[Mapping[str, Any]], make: Callable[..., Any]) -> Any:
+    """Returns the structure whose leaves the entries describe; their names are keys joined with `/`."""
+    structure: dict[str, Any] = {}
+    for entry in entries:
+        values = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
+        *parents, leaf = str(values.pop("name")).split("/")
+        place = structure
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[leaf] = make(**values)
+    return structure[""] if list(structure) == [""] else structure

@@ -1,0 +1,85 @@
+"""Writes and reads `learned_state.json`, the record of what a run learned from its data.
+
+It lies in the run's folder, in each checkpoint and in each exported model. Long lists of numbers are in
+`learned_state.npz` beside it; `{"array": NAME}` takes their place.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import LearnedState
+from scaleflow.runs.folder import LEARNED_ARRAYS, LEARNED_STATE
+
+#: A list of more numbers than this is kept as an array.
+MOST_NUMBERS = 1000
+
+#: The key that stands for an array.
+ARRAY = "array"
+
+
+def to_files(state: LearnedState) -> dict[str, bytes]:
+    """Returns the contents of the record's files, by their names."""
+    arrays: dict[str, Any] = {}
+    record = take_arrays(state.to_json(), arrays)
+    files = {LEARNED_STATE: json.dumps(record, indent=1).encode()}
+    if arrays:
+        import numpy as np
+
+        content = io.BytesIO()
+        np.savez(content, **arrays)
+        files[LEARNED_ARRAYS] = content.getvalue()
+    return files
+
+
+def write_learned_state(folder: Path, state: LearnedState) -> None:
+    """Writes the record into a folder. Raises OSError if it cannot be written."""
+    for name, content in to_files(state).items():
+        (folder / name).write_bytes(content)
+
+
+def read_learned_state(folder: Path) -> LearnedState | None:
+    """Reads the record in a folder; None if there is none. Raises ConfigError if it cannot be used."""
+    path = folder / LEARNED_STATE
+    if not path.is_file():
+        return None
+    try:
+        record = json.loads(path.read_bytes())
+        return LearnedState.from_json(put_arrays(record, read_arrays(folder / LEARNED_ARRAYS)))
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"{path}: this record of what a run learned cannot be read: {error}") from error
+
+
+def read_arrays(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    import numpy as np
+
+    with np.load(path, allow_pickle=False) as arrays:
+        return {name: values.tolist() for name, values in arrays.items()}
+
+
+def take_arrays(value: Any, arrays: dict[str, Any]) -> Any:
+    """Returns a JSON value in which names replace long lists of numbers, which are added to `arrays`."""
+    if isinstance(value, Mapping):
+        return {key: take_arrays(each, arrays) for key, each in value.items()}
+    if not isinstance(value, list | tuple):
+        return value
+    if len(value) > MOST_NUMBERS and all(type(each) is float for each in value):
+        arrays[name := str(len(arrays))] = value
+        return {ARRAY: name}
+    return [take_arrays(each, arrays) for each in value]
+
+
+def put_arrays(value: Any, arrays: Mapping[str, Any]) -> Any:
+    """Returns a JSON value with the arrays in place of their names."""
+    if isinstance(value, Mapping):
+        if list(value) == [ARRAY] and isinstance(value[ARRAY], str):
+            return arrays[value[ARRAY]]
+        return {key: put_arrays(each, arrays) for key, each in value.items()}
+    return [put_arrays(each, arrays) for each in value] if isinstance(value, list) else value
