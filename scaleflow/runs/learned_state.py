@@ -15,6 +15,7 @@ from typing import Any
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import LearnedState
 from scaleflow.runs.folder import LEARNED_ARRAYS, LEARNED_STATE
+from scaleflow.secret_masking import mask_secrets
 
 #: A list of more numbers than this is kept as an array.
 MOST_NUMBERS = 1000
@@ -26,7 +27,7 @@ ARRAY = "array"
 def to_files(state: LearnedState) -> dict[str, bytes]:
     """Returns the contents of the record's files, by their names."""
     arrays: dict[str, Any] = {}
-    record = take_arrays(state.to_json(), arrays)
+    record = take_arrays(mask_options(state.to_json()), arrays)
     files = {LEARNED_STATE: json.dumps(record, indent=1).encode()}
     if arrays:
         import numpy as np
@@ -35,6 +36,14 @@ def to_files(state: LearnedState) -> dict[str, bytes]:
         np.savez(content, **arrays)
         files[LEARNED_ARRAYS] = content.getvalue()
     return files
+
+
+def mask_options(record: dict[str, Any]) -> dict[str, Any]:
+    """Masks secrets in what comes from the config. What was learned stays as it is: weights depend on it."""
+    preprocessing = {
+        name: {**each, "options": mask_secrets(each["options"])} for name, each in record["preprocessing"].items()
+    }
+    return {**record, "preprocessing": preprocessing, "reading": mask_secrets(record["reading"])}
 
 
 def write_learned_state(folder: Path, state: LearnedState) -> None:

@@ -400,7 +400,10 @@ def test_a_stop_waits_for_the_upload_of_the_last_one(
         relay.restore()
         assert process.wait(timeout=120) == 143
     last = read_texts(folder, CheckpointSaved)[-1].step
-    assert isolated(list_in, object_store, "s3://stopped/run")[-3:] == files_of(last)
+    objects = isolated(list_in, object_store, "s3://stopped/run")
+    assert {*files_of(last), f"step-{last:08d}/learned_state.json"} == {
+        each for each in objects if f"{last:08d}" in each
+    }
     assert "has the checkpoints again" in said.read_text()
 
 
