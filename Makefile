@@ -7,6 +7,7 @@
 # make gpu     checks everything that needs an NVIDIA GPU, in at most 30 minutes; the report is in REPORT=build/gpu
 # make matrix  trains every allowed cell of docs/combinations.md
 # make campaign  makes CASES=200 faults from SEED=0, and prints what came of them as a table
+# make random-chains  draws CASES=200 chains of two commands from SEED=0, and prints a table of the outcomes
 # make random  draws CASES=300 command lines from SEED=0, and prints what came of them as a table
 # make table   makes docs/combinations.md
 # make bench-peers compares scaleflow with PyTorch, Lightning, JAX and Keras, which it installs in .venv-peers
@@ -25,7 +26,7 @@ SEED ?= 0
 # Images of containers often set it: each process would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-all test-rest coverage check matrix campaign random table docs pictures lint bench bench-peers gpu ui clean
+.PHONY: run test test-all test-rest coverage check matrix campaign random random-chains table docs pictures lint bench bench-peers gpu ui clean
 
 run: $(VENV)/installed
 	$(BIN)/python -m scaleflow
@@ -62,6 +63,10 @@ campaign: $(VENV)/developed
 random: CASES ?= 300
 random: $(VENV)/developed
 	$(BIN)/python -m tests.random --cases $(CASES) --seed $(SEED)
+
+random-chains: CASES ?= 200
+random-chains: $(VENV)/developed
+	$(BIN)/python -m tests.chains --cases $(CASES) --seed $(SEED)
 
 table: $(VENV)/installed
 	$(BIN)/python -m tests.combinations > docs/combinations.new

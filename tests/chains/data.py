@@ -64,9 +64,7 @@ class Table:
     def rename_class(self, name: str) -> Table:
         last = max(row["answer"] for row in self.rows)
         other = 2.0 if self.kind == "flag" else name
-        return replace(
-            self, rows=[row | {"answer": other} if row["answer"] == last else row for row in map(dict, self.rows)]
-        )
+        return replace(self, rows=[{**row, "answer": other} if row["answer"] == last else row for row in self.rows])
 
     def to_float_flags(self) -> Table:
         return replace(self, rows=[{**row, "answer": float(row["answer"])} for row in self.rows])

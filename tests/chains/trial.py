@@ -155,9 +155,9 @@ class Trial:
             yield f"{len(rows)} predictions for {len(outputs)} rows"
             return
         if classes is None:
-            wrong = [
-                n for n, row in enumerate(rows) if list(self._differs("", float(row["prediction"]), outputs[n, 0]))
-            ]
+            found = np.array([float(row["prediction"]) for row in rows])
+            limit = self._near * np.maximum(1, np.abs(outputs[:, 0]))
+            wrong = np.flatnonzero(np.abs(found - outputs[:, 0]) > limit).tolist()
         else:
             chances = to_probabilities(outputs)
             found = np.array([[float(row[f"probability_{name}"]) for name in classes] for row in rows])
