@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import os
 import random
 import shutil
 import socket
@@ -199,3 +200,39 @@ def serving(folder: Path, store: Path) -> Iterator[Server]:
     server.start()
     yield server
     server.stop()
+
+
+@contextlib.contextmanager
+def serve_model(command: Command, model: str) -> Iterator[str]:
+    """`mlflow models serve` of a model in the store of a command's folder; yields its address."""
+    uri, log_file = f"http://127.0.0.1:{free_port()}", command.folder / "serve.log"
+    words = ["models", "serve", "--model-uri", model, "--env-manager", "local"]
+
+    def is_up() -> bool:
+        assert process.poll() is None, log_file.read_text()
+        try:
+            return bool(urllib.request.urlopen(f"{uri}/ping", timeout=2).status == 200)
+        except OSError:
+            return False
+
+    with log_file.open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mlflow", *words, "--host", "127.0.0.1", "--port", uri.rpartition(":")[2]],
+            cwd=command.folder,
+            env=command.environment
+            | {"MLFLOW_TRACKING_URI": f"sqlite:///{command.folder}/mlflow.db"}
+            | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},  # it calls uvicorn
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    family = [psutil.Process(process.pid)]
+    try:
+        wait_for(is_up, timeout=120)
+        family += family[0].children(recursive=True)
+        yield uri
+    finally:
+        for each in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+        process.wait(10)
+        log_file.unlink()

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import yaml
 
@@ -22,8 +17,6 @@ from scaleflow import __version__
 from scaleflow.errors import ConfigError
 from scaleflow.formatting import format_number
 from tests.conftest import Command, make_once
-from tests.launcher.test_supervisor import wait_for
-from tests.tracking.servers import free_port
 
 EPOCHS = 3
 
@@ -366,41 +359,11 @@ def test_the_logged_model_loads_in_three_ways_where_nothing_was_trained(
     assert {"MLmodel", "requirements.txt", "python_env.yaml", "conda.yaml", "code", "data"} <= set(found["files"])
 
 
-def answers(process: subprocess.Popen[bytes], uri: str, log: Path) -> bool:
-    assert process.poll() is None, log.read_text()
-    try:
-        return bool(urllib.request.urlopen(f"{uri}/ping", timeout=2).status == 200)
-    except OSError:
-        return False
-
-
 @pytest.fixture
 def served(finished: tuple[Command, Any], logged: Any) -> Iterator[str]:
     """`mlflow models serve` of the logged model; its address."""
-    folder = finished[0].folder
-    uri = f"http://127.0.0.1:{free_port()}"
-    words = ["models", "serve", "--model-uri", f"models:/{logged.model_id}", "--env-manager", "local"]
-    with (folder / "serve.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "mlflow", *words, "--host", "127.0.0.1", "--port", uri.rpartition(":")[2]],
-            cwd=folder,
-            env=finished[0].environment
-            | {"MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db"}
-            | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},  # it calls uvicorn
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-    family = [psutil.Process(process.pid)]
-    try:
-        wait_for(lambda: answers(process, uri, folder / "serve.log"), timeout=120)
-        family += family[0].children(recursive=True)
+    with serve_model(finished[0], f"models:/{logged.model_id}") as uri:
         yield uri
-    finally:
-        for each in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                each.kill()
-        process.wait(10)
-        (folder / "serve.log").unlink()
 
 
 def outputs_of_the_keras_file(path: str, batch: Any) -> Any:

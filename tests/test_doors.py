@@ -1,0 +1,228 @@
+"""One model, one number: the run's test, `evaluate`, `predict`, the loaded pyfunc and the served model agree."""
+
+from __future__ import annotations
+
+import csv
+import json
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.chains.data import Table
+from tests.conftest import Command
+from tests.tracking.servers import serve_model
+
+#: The relative difference that single precision leaves between two orders of summation.
+NEAR = 1e-6
+
+LABELS = ("dataset.inputs=x", "dataset.targets=y", "dataset.kind=multi_label")
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The test split: what a command reads, and what a program sends.
+
+    Attributes:
+        words: of the run.
+        file: with the test split, for `evaluate` and `predict`; None: `predict` cannot read it.
+        inputs: a column for each input, or a list of examples.
+        answers: the target of each example.
+    """
+
+    words: Sequence[str]
+    file: Path | None
+    inputs: Any
+    answers: Sequence[Any]
+
+
+def make_table(folder: Path, kind: str, form: str) -> Examples:
+    """Files of both splits; the columns of the test file are in another order."""
+    data = Table.draw(7, kind, form)
+    (folder / "data").mkdir()
+    data.keep(slice(0, 60)).write(folder / "data" / "train")
+    test = data.keep(slice(60, None)).change_rows(slice(0, 2), {"age": None, "town": "Rom"})
+    file = (test if form == "headerless" else test.order_columns(reversed)).write(folder / "data" / "test")
+    words = ("dataset=table", "dataset.data_dir=data", "dataset.target=answer", "model.units=[8]")
+    return Examples(words, file, test.to_inputs(), test.answers)
+
+
+def make_texts(folder: Path, kind: str, form: str) -> Examples:
+    random = np.random.default_rng(0)
+    texts, answers = [], []
+    for n in range(60):
+        name, split = ("bad", "fair", "good")[n % 3], "test" if n >= 45 else "train"
+        text = f"it is {name if random.uniform() < 0.8 else 'so'} {random.choice(['here', 'there', 'now'])}"
+        path = folder / "data" / split / name / f"{n}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        if split == "test":
+            texts.append(text)
+            answers.append(name)
+    words = ("dataset=text_folder", "dataset.data_dir=data", "dataset.tokens=6", "model=text")
+    return Examples(words, write_column(folder / "texts.csv", "text", texts), texts, answers)
+
+
+def write_column(path: Path, name: str, values: Sequence[Any]) -> Path:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([[name], *([value] for value in values)])
+    return path
+
+
+def make_arrays(folder: Path, kind: str, form: str) -> Examples:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(60, 3)).astype(np.float32)
+    y = (x[:, :2] + random.normal(size=(60, 2)) > 0).astype(np.int64)
+    np.savez(folder / "data.npz", x_train=x[:45], y_train=y[:45], x_test=x[45:], y_test=y[45:])
+    with (folder / "rows.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["a", "b", "c"], *x[45:].tolist()])
+    words = ("dataset=npz", "dataset.data_dir=data.npz", *LABELS, "model.units=[8]")
+    return Examples(words, folder / "rows.csv", x[45:].tolist(), y[45:].tolist())
+
+
+def make_pictures(folder: Path, kind: str, form: str) -> Examples:
+    from PIL import Image
+
+    random = np.random.default_rng(0)
+    pixels, answers = [], []
+    for n in range(40):
+        name, split = ("cat", "dog")[n % 2], "test" if n >= 30 else "train"
+        picture = random.integers(100 * (n % 2), 256, size=(8, 8, 3)).astype(np.uint8)
+        path = folder / "data" / split / name / f"{n}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(picture).save(path)
+        if split == "test":
+            pixels.append(picture.tolist())
+            answers.append(name)
+    words = ("dataset=image_folder", "dataset.data_dir=data", "dataset.size=[8,8]", "model.units=[8]")
+    return Examples(words, None, pixels, answers)
+
+
+CASES: Mapping[str, tuple[Callable[[Path, str, str], Examples], str, str, Sequence[str]]] = {
+    "binary in CSV": (make_table, "binary", "csv", ()),
+    "classification in Parquet": (make_table, "classification", "parquet", ()),
+    "regression in JSON lines": (make_table, "regression", "jsonl", ()),
+    "mixed precision, without a header": (make_table, "flag", "headerless", ("precision=mixed",)),
+    "texts": (make_texts, "classification", "", ()),
+    "labels in arrays": (make_arrays, "multi_label", "", ()),
+    "pictures": (make_pictures, "binary", "", ()),
+}
+
+#: Cases that are served over HTTP: one for each kind of target.
+SERVED = ("binary in CSV", "classification in Parquet", "regression in JSON lines", "labels in arrays", "texts")
+
+
+def compute_metrics(kind: str, names: Sequence[str] | None, outputs: Any, answers: Sequence[Any]) -> dict[str, float]:
+    """The metrics of logits or values [n, k], with scikit-learn."""
+    from sklearn import metrics
+
+    values = np.asarray(outputs, np.float64)
+    if kind == "regression":
+        return {"mae": float(metrics.mean_absolute_error(answers, values[:, 0]))}
+    if kind == "multi_label":
+        chances = 1 / (1 + np.exp(-values))
+        targets = np.asarray(answers)
+        losses = [metrics.log_loss(targets[:, n], chances[:, n]) for n in range(targets.shape[1])]
+        return {"loss": float(np.mean(losses)), "accuracy": float(np.mean((chances >= 0.5) == targets))}
+    assert names is not None
+    logits = values if values.shape[1] > 1 else np.concatenate([np.zeros_like(values), values], axis=1)
+    chances = np.exp(logits - logits.max(axis=1, keepdims=True))
+    chances /= chances.sum(axis=1, keepdims=True)
+    targets = np.array([list(names).index(str(answer)) for answer in answers])
+    return {
+        "loss": float(metrics.log_loss(targets, chances, labels=range(len(names)))),
+        "accuracy": float(metrics.accuracy_score(targets, chances.argmax(axis=1))),
+    }
+
+
+def read_predictions(path: Path, kind: str, names: Sequence[str] | None, answers: Sequence[Any]) -> dict[str, float]:
+    """The metrics of the file that `predict` wrote."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    if kind == "regression":
+        return compute_metrics(kind, names, [[float(row["prediction"])] for row in rows], answers)
+    if kind == "multi_label":
+        chances = np.array([[float(row[f"probability_{n}"]) for n in range(2)] for row in rows])
+        return compute_metrics(kind, names, np.log(chances) - np.log1p(-chances), answers)
+    assert names is not None
+    logits = np.log([[float(row[f"probability_{name}"]) for name in names] for row in rows])
+    found = compute_metrics(kind, names, logits, answers)
+    right = sum(row["prediction"] == str(answer) for row, answer in zip(rows, answers, strict=True))
+    assert found["accuracy"] == pytest.approx(right / len(rows))
+    return found
+
+
+def load_and_answer(folder: str, inputs: Any) -> Any:
+    """What the loaded pyfunc gives for a DataFrame of columns, or for a list of examples."""
+    import mlflow
+    import pandas as pd
+
+    model = mlflow.pyfunc.load_model(folder)
+    given = pd.DataFrame(inputs) if isinstance(inputs, dict) else np.array(inputs, example_dtype(inputs))
+    return np.asarray(model.predict(given)).tolist()
+
+
+def example_dtype(inputs: Any) -> Any:
+    first = np.array(inputs[0])
+    return {"U": object, "i": np.uint8}.get(first.dtype.kind, np.float32)
+
+
+def ask(uri: str, inputs: Any) -> Any:
+    """What the served model answers to JSON."""
+    if isinstance(inputs, dict):
+        plain = {name: [None if value != value else value for value in values] for name, values in inputs.items()}
+        records = [dict(zip(plain, row, strict=True)) for row in zip(*plain.values(), strict=True)]
+        body: Any = {"dataframe_records": records}
+    else:
+        body = {"inputs": inputs}
+    request = urllib.request.Request(
+        f"{uri}/invocations", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return json.loads(response.read())["predictions"]
+
+
+def run_json(command: Command, module: str, *words: str) -> dict[str, Any]:
+    ended = command.python("-m", module, *words, "--json")
+    assert ended.returncode == 0, ended.stderr
+    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return found
+
+
+def last_parts(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {
+        name.rpartition("/")[2]: value for name, value in metrics.items() if name.startswith(("test/", "evaluate/"))
+    }
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=pytest.mark.slow) if n else each for n, each in enumerate(CASES)]
+)
+def test_every_door_gives_the_same_number(command: Command, isolated: Callable[..., Any], name: str) -> None:
+    make, kind, form, words = CASES[name]
+    data = make(command.folder, kind, form)
+    header = ("dataset.header=[age,income,town,born,answer]",) if form == "headerless" else ()
+    common = ("training.epochs=2", "optimizer.learning_rate=0.01", "hydra.run.dir=run")
+    run = run_json(command, "scaleflow", *data.words, *words, *header, *common)
+    names = json.loads((command.folder / "run" / "learned_state.json").read_text())["outputs"][0]["names"]
+    doors = {"run": last_parts(run["metrics"])}
+    doors["evaluate"] = last_parts(run_json(command, "scaleflow.evaluate", run["run_id"])["metrics"])
+    if data.file is not None:
+        columns = ("--columns", "a,b,c") if kind == "multi_label" else ()
+        where = ("--input", str(data.file), "--output", "out.csv", "--probabilities")
+        run_json(command, "scaleflow.predict", run["run_id"], *where, *columns)
+        doors["predict"] = read_predictions(command.folder / "out.csv", kind, names, data.answers)
+    (logged,) = command.folder.glob("mlartifacts/*/models/*/artifacts/MLmodel")
+    answered = isolated(load_and_answer, str(logged.parent), data.inputs)
+    doors["pyfunc"] = compute_metrics(kind, names, answered, data.answers)
+    if name in SERVED:
+        with serve_model(command, run["model"]) as uri:
+            doors["served"] = compute_metrics(kind, names, ask(uri, data.inputs), data.answers)
+    keys = ("mae",) if kind == "regression" else ("loss", "accuracy")
+    for door, found in doors.items():
+        for key in keys:
+            assert found[key] == pytest.approx(doors["run"][key], rel=NEAR, abs=NEAR), (door, key, doors)
