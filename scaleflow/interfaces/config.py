@@ -602,8 +602,8 @@ class Sweep:
     Attributes:
         on_change: what to do if `hydra.sweep.dir` holds a sweep of another config: `refuse` ends the command; `new`
             runs its jobs in addition to the old ones. Default `refuse`.
-        metric: the metric whose last value ranks the jobs in the report. A sweeper gets it for each job; NaN if the
-            job did not finish. Default `val/loss`.
+        metric: the metric that ranks the jobs in the report: its last value, or with `checkpoint.export=best` that of
+            the best checkpoint. A sweeper gets it for each job; NaN if the job did not finish. Default `val/loss`.
         mode: whether a smaller (`min`) or larger (`max`) value of it is better. Default `auto`: as the sweeper's
             `direction` says; without one, as in `EarlyStopping`. It must be set for a metric of the user's own.
         repeat: how often each job runs and counts; the report has medians. At least 1. Default 1.

@@ -19,9 +19,12 @@ from scaleflow.secret_masking import mask_secrets
 
 #: Sections and keys that do not change what a job computes: a job with other values of them is the same job.
 IGNORED_KEYS = (
-    *("tracking", "checkpoint", "profiler", "sweep", "resume"),
+    *("tracking", "checkpoint", "profiler", "sweep", "resume", "resume_data", "resume_code"),
     *("cluster.max_restarts", "cluster.stall_seconds", "cluster.start_seconds", "debug.inline"),
 )
+
+#: Keys in these sections that decide which model a job tests and exports.
+MODEL_KEYS = ("checkpoint.best", "checkpoint.export")
 
 IGNORED_SECTIONS = tuple(f"{key}." for key in IGNORED_KEYS)
 
@@ -120,8 +123,11 @@ class Ledger:
 
 def list_job_leaves(config: Config) -> dict[str, Any]:
     """Returns the values of a config that decide what a job computes, by their dotted keys."""
-    leaves = flatten(config).items()
-    return {key: value for key, value in leaves if key not in IGNORED_KEYS and not key.startswith(IGNORED_SECTIONS)}
+    return {
+        key: value
+        for key, value in flatten(config).items()
+        if key.startswith(MODEL_KEYS) or not (key in IGNORED_KEYS or key.startswith(IGNORED_SECTIONS))
+    }
 
 
 def compute_identity(config: Config) -> str:

@@ -154,7 +154,7 @@ class SweepRunner:
     def launch(self, overrides: Sequence[Sequence[str]]) -> list[JobReturn]:
         """Runs a batch of jobs, given the overrides of each, and waits for them.
 
-        Returns for each job the last value of `sweep.metric`: the median over repeats (no warm-ups), or NaN if one of
+        Returns for each job the value of `sweep.metric`: the median over repeats (no warm-ups), or NaN if one of
         them did not finish. Raises ConfigError if none of the jobs can run.
         """
         try:
@@ -297,12 +297,16 @@ class SweepRunner:
             self._record_status(job, "RUNNING")
             code = self._launch_job(job, environment)
             state = RunState.read(self._folder / job.entry.folder)
-            status: str = "REFUSED" if code == REFUSED else state.status or "FAILED"
+            status = "REFUSED" if code == REFUSED else state.status or self._status_without_run(code)
             if job.is_pruned and status == "KILLED":
                 status = "PRUNED"
             self._record_status(job, status, state.error if status != "FINISHED" else "")
         finally:
             slots.put(environment)
+
+    def _status_without_run(self, code: int) -> str:
+        """Returns the status of a job whose command ended with an exit code before there was a run."""
+        return "KILLED" if code == self._stop.exit_code else "FAILED"
 
     def _launch_job(self, job: SweepJob, portion: Mapping[str, str]) -> int:
         """Runs a job with a portion of this machine. Returns the exit code of its command."""
@@ -342,7 +346,8 @@ class SweepRunner:
 
     def _record_status(self, job: SweepJob, status: str, reason: str = "") -> None:
         with self._ledger_lock:
-            job.entry.status, job.entry.reason = status, reason or (job.entry.reason if status == "REFUSED" else "")
+            has_no_run = status in ("REFUSED", "KILLED")  # `_launch_job` has set the reason
+            job.entry.status, job.entry.reason = status, reason or (job.entry.reason if has_no_run else "")
             self._histories.pop(job.entry.number, None)
             self._ledger.save()
             if status != "RUNNING" and self._parent.is_open and time.monotonic() >= self._next_update:
