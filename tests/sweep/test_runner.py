@@ -32,8 +32,7 @@ from scaleflow.sweep.history import JobHistory
 from scaleflow.sweep.jobs import abbreviate_override
 from scaleflow.sweep.ledger import Ledger, LedgerEntry
 from scaleflow.sweep.ranking import choose_mode
-from scaleflow.sweep.report import Report
-from scaleflow.sweep.runner import format_loading_line
+from scaleflow.sweep.report import Report, format_loading_line
 from scaleflow.worker.train import make_run_name
 from tests.launcher.test_supervisor import wait_for
 from tests.sweep.fake_runs import FakeLaunch, Outcome
