@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scaleflow.config.trust import list_targets
 from scaleflow.errors import ConfigError
 from scaleflow.runs import RunFolder
 from scaleflow.runs.code_digest import digest_code, list_digest_changes
@@ -27,9 +28,9 @@ CHANGED = "scaleflow.changed"
 Config = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class JobInputs:
-    """The digests of what a job reads."""
+    """The digests of what a job reads. It compares by identity, so that many jobs can share a comparison."""
 
     code: Mapping[str, str]  # by file; see `digest_code`
     data: Mapping[str, str]  # by file; see `digest_files`
@@ -85,7 +86,7 @@ class SweepInputs:
         Returns its key, and the files that changed since the job before it began.
         """
         with self._lock:
-            now = self._read(config, {})
+            now = self._read(config)
             if now.key not in self._known:
                 self._known[now.key] = now
                 self._save()
@@ -104,25 +105,26 @@ class SweepInputs:
         ran = {entry.number: before for entry in entries if (before := self._known.get(entry.inputs))}
         if not ran:
             return {}
-        data: dict[str, Mapping[str, str]] = {}
-        asked = {number: self._read(config, data) for number, config in configs.items()}
+        names = {number: str([*list_targets(config), config.get("dataset")]) for number, config in configs.items()}
+        distinct = {names[number]: config for number, config in configs.items()}
+        now = {name: self._read(config) for name, config in distinct.items()}
         union = JobInputs(
-            {name: digest for each in asked.values() for name, digest in each.code.items()},
-            {name: digest for each in asked.values() for name, digest in each.data.items()},
+            {file: digest for each in now.values() for file, digest in each.code.items()},
+            {file: digest for each in now.values() for file, digest in each.data.items()},
         )
+        compare = functools.cache(JobInputs.list_changes)
+        compare_shared = functools.cache(JobInputs.list_shared_changes)
         changes = {
-            number: before.list_changes(asked[number]) if number in asked else before.list_shared_changes(union)
+            number: compare(before, now[names[number]]) if number in names else compare_shared(before, union)
             for number, before in ran.items()
         }
-        return {number: names for number, names in changes.items() if names}
+        return {number: files for number, files in changes.items() if files}
 
-    def _read(self, config: Config, data: dict[str, Mapping[str, str]]) -> JobInputs:
-        """Computes the digests of what a job reads now. `data` keeps those of data files for jobs with one dataset."""
+    def _read(self, config: Config) -> JobInputs:
+        """Computes the digests of what a job with this config reads now."""
         section = config.get("dataset")
-        arguments = section if isinstance(section, Mapping) else {}
-        if (name := repr(arguments)) not in data:
-            data[name] = digest_files(find_data_files(arguments))
-        return JobInputs(digest_code(config, self._search), data[name])
+        files = find_data_files(section) if isinstance(section, Mapping) else []
+        return JobInputs(digest_code(config, self._search), digest_files(files))
 
     def _save(self) -> None:
         digests = {key: {"code": each.code, "data": each.data} for key, each in self._known.items()}
