@@ -19,7 +19,7 @@ from scaleflow.config.trust import list_targets
 from scaleflow.errors import ConfigError
 from scaleflow.runs import RunFolder
 from scaleflow.runs.code_digest import digest_code, list_digest_changes
-from scaleflow.runs.data_digest import digest_files, find_changed_files, find_data_files
+from scaleflow.runs.data_digest import digest_files, find_changed_files, find_data_files, group_by_folder
 from scaleflow.sweep.ledger import LedgerEntry, join_first
 
 #: The tag of the sweep's run that says which results are older than the code or the data.
@@ -33,7 +33,7 @@ class JobInputs:
     """The digests of what a job reads. It compares by identity, so that many jobs can share a comparison."""
 
     code: Mapping[str, str]  # by file; see `digest_code`
-    data: Mapping[str, str]  # by file; see `digest_files`
+    data: Mapping[str, str]  # by file, or by folder if there are many; see `group_by_folder`
 
     @functools.cached_property
     def key(self) -> str:
@@ -124,7 +124,7 @@ class SweepInputs:
         """Computes the digests of what a job with this config reads now."""
         section = config.get("dataset")
         files = find_data_files(section) if isinstance(section, Mapping) else []
-        return JobInputs(digest_code(config, self._search), digest_files(files))
+        return JobInputs(digest_code(config, self._search), group_by_folder(digest_files(files)))
 
     def _save(self) -> None:
         digests = {key: {"code": each.code, "data": each.data} for key, each in self._known.items()}
