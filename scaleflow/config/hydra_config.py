@@ -18,8 +18,12 @@ def composed_from_hydra(config: DictConfig) -> ComposedConfig:
     """Returns what Hydra composed for the current job. `config` lacks Hydra's own part, and has its interpolations."""
     runtime = HydraConfig.get().runtime
     choices = {g: str(o) for g, o in runtime.choices.items() if "/" not in g and "@" not in g and o is not None}
-    config_dirs = [source.path for source in runtime.config_sources if source.schema == "file"]
-    return ComposedConfig(config, choices, [str(Path.cwd()), *config_dirs], Path(runtime.output_dir))
+    return ComposedConfig(config, choices, list_module_folders(runtime), Path(runtime.output_dir))
+
+
+def list_module_folders(runtime: Any) -> list[str]:
+    """Lists the folders in which modules of `_target_` are looked for, given `hydra.runtime`."""
+    return [str(Path.cwd()), *(source.path for source in runtime.config_sources if source.schema == "file")]
 
 
 def read_typed_overrides() -> list[str]:

@@ -600,10 +600,12 @@ class Sweep:
     """`sweep`: options for several runs by one command (`-m`).
 
     Attributes:
-        on_change: what to do if `hydra.sweep.dir` holds a sweep of another config: `refuse` ends the command; `new`
-            runs its jobs in addition to the old ones. Default `refuse`.
-        metric: the metric whose last value ranks the jobs in the report. A sweeper gets it for each job; NaN if the
-            job did not finish. Default `val/loss`.
+        on_change: what to do if `hydra.sweep.dir` holds a sweep of another config, or if the user's code or the data
+            files changed since its jobs ran. `refuse` ends the command. `new` runs the jobs of another config in
+            addition to the old ones. `rerun` does so, too, and runs jobs whose code or data changed again. `keep` keeps
+            their results if they are finished. Default `refuse`.
+        metric: the metric that ranks the jobs in the report: its last value, or with `checkpoint.export=best` that of
+            the best checkpoint. A sweeper gets it for each job; NaN if the job did not finish. Default `val/loss`.
         mode: whether a smaller (`min`) or larger (`max`) value of it is better. Default `auto`: as the sweeper's
             `direction` says; without one, as in `EarlyStopping`. It must be set for a metric of the user's own.
         repeat: how often each job runs and counts; the report has medians. At least 1. Default 1.
@@ -612,7 +614,7 @@ class Sweep:
             global batch, start with different losses. Default false.
     """
 
-    on_change: Literal["refuse", "new"] = "refuse"
+    on_change: Literal["refuse", "new", "rerun", "keep"] = "refuse"
     metric: str = "val/loss"
     mode: Literal["auto", "min", "max"] = "auto"
     repeat: int = field(default=1, metadata={"at_least": 1})

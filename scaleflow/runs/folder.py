@@ -61,6 +61,7 @@ class RunFolder:
     tensorboard = Entry("tensorboard")  # the folder of the event file for TensorBoard
     sweep_config = Entry("multirun.yaml")  # what Hydra writes for a sweep, secrets masked
     ledger = Entry("sweep.json")  # the jobs of a sweep; only a sweep's folder has it
+    sweep_inputs = Entry("sweep-inputs.json")  # digests of the code and data that the jobs of a sweep read
 
     _write_lock = Entry("run.lock")
     _record_lock = Entry("record.lock")
@@ -106,7 +107,7 @@ class RunFolder:
 
     def list_sweep_files(self) -> list[Path]:
         """Returns the files that a sweep writes before its first job is ready."""
-        return [self.ledger, self.sweep_config, self._sweep_lock, self._record_lock]
+        return [self.ledger, self.sweep_inputs, self.sweep_config, self._sweep_lock, self._record_lock]
 
     @contextlib.contextmanager
     def lock_recording(self, seconds: float = SECONDS_TO_WAIT) -> Iterator[None]:

@@ -15,6 +15,7 @@ from scaleflow.events import (
     Event,
     FaultReported,
     MetricsLogged,
+    ModelExported,
     PeersMet,
     Restarted,
     RunEnded,
@@ -51,6 +52,7 @@ class RunState:
     #: Seconds that the process may wait for an upload, its own or the chief's, in addition to all other limits
     upload_seconds: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)  # the last value of each metric
+    model_step: int | None = None  # the number of updates of the exported model; None while there is none
     time: int = 0  # of the newest event, in milliseconds since the epoch
     found: SettingFound | None = None  # the setting that the run has found, if it is a trial
 
@@ -69,7 +71,7 @@ class RunState:
             case RunReady():
                 self.ready = self.ready or event
                 self.is_open = self.is_under_way = True
-                self.last, self.fault = None, ""
+                self.last, self.fault, self.model_step = None, "", None
                 self.checkpoint = event.resumed or self.checkpoint
             case Restarted():
                 self.fault = ""
@@ -90,6 +92,8 @@ class RunState:
                 self.metrics.update(event.values)
             case CheckpointSaved():
                 self.checkpoint = event.step
+            case ModelExported():
+                self.model_step = event.step
             case FaultReported():
                 self.fault = event.error
             case SettingFound():

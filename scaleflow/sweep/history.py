@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
+from typing import Self
 
 from scaleflow.events import Event, MetricsLogged, RunReady
+from scaleflow.runs import EventReader, RunFolder
 from scaleflow.runs.state import RATE, RunHistory
 
 #: The metrics whose points the report needs: the speed, and the losses for the plots and for `LossCheck`.
@@ -17,7 +20,18 @@ MAX_FIRST, MAX_POINTS = 1000, 200
 
 
 class JobHistory(RunHistory):
-    """A run's history that does not grow with the run: the last values of all metrics, and few points of some."""
+    """A run's history that does not grow with the run: the values of all metrics, and few points of some.
+
+    `metrics` are those of the exported model: with `checkpoint.export=best` the values at the step of the best
+    checkpoint. Otherwise, and in `perf/`, they are the last values.
+    """
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        history = super().read(folder)
+        if history.model_step is not None and history.model_step < history.step:
+            history.metrics |= read_metrics_until(folder, history.model_step)
+        return history
 
     def apply(self, event: Event) -> None:
         if isinstance(event, RunReady):  # jobs have most of their params in common
@@ -38,3 +52,10 @@ class JobHistory(RunHistory):
             first = min(first, MAX_FIRST)
             if len(points) - first >= 2 * MAX_POINTS:
                 self.curves[name] = [*points[:first], *points[first + 1 :: 2]]
+
+
+def read_metrics_until(folder: Path, step: int) -> dict[str, float]:
+    """Returns the last value of each metric that a run reported at a step or before it, without those of the speed."""
+    events = EventReader(RunFolder(folder).events).read()
+    logged = (event.values for event in events if isinstance(event, MetricsLogged) and event.step <= step)
+    return {name: value for values in logged for name, value in values.items() if not name.startswith("perf/")}

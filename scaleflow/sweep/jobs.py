@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from scaleflow.config.hydra_errors import override_key
 from scaleflow.secret_masking import mask_override
-from scaleflow.sweep.ledger import compute_identity, is_under
+from scaleflow.sweep.ledger import LedgerEntry, compute_identity, is_under
 
 #: Config groups whose option appears in a run's name without the group.
 GROUPS_NAMED_BY_OPTION = ("dataset", "model", "strategy", "precision")
@@ -81,6 +81,24 @@ class JobRequest:
         last = Counter(key.rpartition(".")[2] for key in swept)
         words = [abbreviate_override(override, last) for override in self.describe(swept)]
         return " ".join([*words, *([self.turn] if self.turn else [])])
+
+
+@dataclass
+class SweepJob:
+    """A job of a sweep."""
+
+    request: JobRequest  # the job as it was asked for
+    entry: LedgerEntry  # the entry in the ledger
+    is_waiting: bool = False  # whether the job is to run: it is neither finished nor refused
+    is_resumed: bool = False  # whether it continues a run that an earlier command began
+    is_pruned: bool = False  # whether a sweeper stopped it
+    #: The positions in the batch that ask for it; several if the sweeper proposes a config twice
+    indices: list[int] = field(default_factory=list)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing is left to do: the job finished, or the sweeper pruned it."""
+        return self.entry.is_finished
 
 
 def expand_repeats(request: Sequence[JobRequest]) -> list[tuple[int, JobRequest]]:

@@ -19,13 +19,16 @@ from scaleflow.secret_masking import mask_secrets
 
 #: Sections and keys that do not change what a job computes: a job with other values of them is the same job.
 IGNORED_KEYS = (
-    *("tracking", "checkpoint", "profiler", "sweep", "resume"),
+    *("tracking", "checkpoint", "profiler", "sweep", "resume", "resume_data", "resume_code"),
     *("cluster.max_restarts", "cluster.stall_seconds", "cluster.start_seconds", "debug.inline"),
 )
 
+#: Keys in these sections that decide which model a job tests and exports.
+MODEL_KEYS = ("checkpoint.best", "checkpoint.export")
+
 IGNORED_SECTIONS = tuple(f"{key}." for key in IGNORED_KEYS)
 
-#: The most differences that an error names.
+#: The most differences, or jobs, that a message names.
 MAX_NAMED = 3
 
 Config = Mapping[str, Any]
@@ -43,6 +46,16 @@ class LedgerEntry:
     reason: str = ""  # why it was refused or did not finish
     repeat: int = 0  # the index of this run among the runs of the same config, from 0
     warms_up: bool = False  # whether it is a warm-up, which does not count
+    inputs: str = ""  # the key of the code and data that its run began with; empty if there is no run
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing is left to do: the job finished, or the sweeper pruned it."""
+        return self.status in ("FINISHED", "PRUNED")
+
+    def restart(self, folder: str) -> None:
+        """Lets the job run again, in another folder. Its earlier run stays where it is."""
+        self.folder, self.status, self.reason, self.inputs = folder, "waiting", "", ""
 
 
 @dataclass
@@ -105,23 +118,29 @@ class Ledger:
             if key in now and now[key] != before and not is_under(key, all_swept) and "experiment" not in all_swept
         ]
         if changed and self.entries and not may_change:
-            named = ", ".join(
-                f"{key}={format_value(now[key])} (was {format_value(self.base[key])})" for key in changed[:MAX_NAMED]
-            )
-            more = f" and {len(changed) - MAX_NAMED} more" if len(changed) > MAX_NAMED else ""
+            named = [f"{key}={format_value(now[key])} (was {format_value(self.base[key])})" for key in changed]
             raise ConfigError(
                 f"hydra.sweep.dir={self.files.path}: the sweep in this folder was started with another config: "
-                f"{named}{more}\nuse sweep.on_change=new to run its jobs again, in addition to the old ones, or "
+                f"{join_first(named)}\nuse sweep.on_change=new to run its jobs again, in addition to the old ones, or "
                 "choose another folder"
             )
         self.base = {k: v for k, v in now.items() if not is_under(k, all_swept)}
         self.swept = all_swept
 
 
+def join_first(words: Sequence[str]) -> str:
+    """Joins the first words with commas, and says how many more there are."""
+    more = f" and {len(words) - MAX_NAMED} more" if len(words) > MAX_NAMED else ""
+    return ", ".join(words[:MAX_NAMED]) + more
+
+
 def list_job_leaves(config: Config) -> dict[str, Any]:
     """Returns the values of a config that decide what a job computes, by their dotted keys."""
-    leaves = flatten(config).items()
-    return {key: value for key, value in leaves if key not in IGNORED_KEYS and not key.startswith(IGNORED_SECTIONS)}
+    return {
+        key: value
+        for key, value in flatten(config).items()
+        if key.startswith(MODEL_KEYS) or not (key in IGNORED_KEYS or key.startswith(IGNORED_SECTIONS))
+    }
 
 
 def compute_identity(config: Config) -> str:

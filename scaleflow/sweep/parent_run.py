@@ -33,6 +33,7 @@ class ParentRun:
         self._is_resumed = is_resumed
         self._recorder: Recorder | None = None
         self._flush_seconds = 0.0
+        self.tags: dict[str, str] = {}  # further tags of the run
 
     @property
     def is_open(self) -> bool:
@@ -78,8 +79,13 @@ class ParentRun:
         """Writes the current report, and records it."""
         for path in report.write(self._files.path):
             self._emit(ArtifactWritten(str(path)))
-        self._emit(TagsSet(report.tags()))
+        self._emit(TagsSet({**report.tags(), **self.tags}))
         self._emit(DescriptionSet(describe_sweep(report, self._files.path)))
+
+    def emit_tags(self) -> None:
+        """Records the tags of a run that has ended."""
+        if self.tags:
+            self._emit(TagsSet(self.tags))
 
     def end(self, report: Report, status: Status, error: str) -> None:
         """Writes the final report and its plots, and records the end of the run."""

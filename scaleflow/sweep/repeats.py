@@ -92,7 +92,7 @@ class RepeatedJob:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The medians of the last values of all metrics."""
+        """The medians of all metrics."""
         return compute_medians([run.metrics for run in self.counted])
 
 

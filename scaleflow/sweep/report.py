@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -13,11 +14,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 from scaleflow.config.hydra_errors import override_key
 from scaleflow.formatting import format_number
 from scaleflow.launcher.description import format_table
+from scaleflow.runs import RunFolder
 from scaleflow.runs.state import RATE, RunHistory
 from scaleflow.sweep.ledger import LedgerEntry, is_under
 from scaleflow.sweep.loss_check import LossCheck
 from scaleflow.sweep.ranking import Mode, rank_jobs
 from scaleflow.sweep.repeats import RepeatedJob, group_repeats
+from scaleflow.tracking.uri import drop_credentials, is_default_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -275,6 +278,21 @@ def choose_results(metrics: Iterable[str], metric: str, most: int) -> list[str]:
     has_column = metric != RATE and metric in METRIC_COLUMNS.values()
     first = [metric] if metric in metrics and not has_column else []
     return [*dict.fromkeys([*first, *((of_split("val") + of_split("test")) or of_split("train"))])]
+
+
+def format_loading_line(run: RunHistory, folder: Path) -> str:
+    """Returns a line of Python that loads the model of a run: from the store, or from its folder if it is not there."""
+    if run.model_uri is not None and run.store is not None:
+        first = (
+            ""
+            if is_default_store(run.store)
+            else f"mlflow.set_tracking_uri({json.dumps(drop_credentials(run.store))}); "
+        )
+        return f"{first}mlflow.pyfunc.load_model({json.dumps(run.model_uri)})"
+    model = RunFolder(folder).model
+    loads = {"keras.models.load_model": model / "model.keras", "tf.saved_model.load": model / "saved_model"}
+    calls = [f"{load}({json.dumps(os.path.relpath(path))})" for load, path in loads.items() if path.exists()]
+    return calls[0] if calls else f"its folder is {os.path.relpath(folder)}"
 
 
 def choose_style(row: Mapping[str, Cell]) -> str | None:

@@ -6,7 +6,7 @@ The process of the command composes and records all jobs. One fork server starts
 from __future__ import annotations
 
 import contextlib
-import json
+import itertools
 import math
 import os
 import queue
@@ -19,7 +19,6 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig
 
 from scaleflow.config.folders import create_folder, remove_created
-from scaleflow.config.hydra_config import check_folder_writable, mask_sweep_config
+from scaleflow.config.hydra_config import check_folder_writable, list_module_folders, mask_sweep_config
 from scaleflow.errors import ConfigError, NothingCanRun
 from scaleflow.events import Event, RunReady
 from scaleflow.formatting import format_duration
@@ -40,17 +39,24 @@ from scaleflow.launcher.recovery import repair_quietly
 from scaleflow.launcher.stop import StopRequest, catch_stop_signals
 from scaleflow.launcher.worker_process import start_fork_server
 from scaleflow.runs import RunFolder, RunState
-from scaleflow.runs.state import RunHistory, is_finished
+from scaleflow.runs.state import is_finished
 from scaleflow.secret_masking import mask_override, mask_secrets
 from scaleflow.sweep.composer import JobComposer
 from scaleflow.sweep.devices import make_environments
 from scaleflow.sweep.history import JobHistory
-from scaleflow.sweep.jobs import JobRequest, expand_repeats, find_swept_keys
-from scaleflow.sweep.ledger import Ledger, LedgerEntry, find_common_leaves
+from scaleflow.sweep.inputs import (
+    CHANGED,
+    SweepInputs,
+    choose_jobs_to_restart,
+    describe_changes,
+    describe_decisions,
+    mark_changes,
+)
+from scaleflow.sweep.jobs import JobRequest, SweepJob, expand_repeats, find_swept_keys
+from scaleflow.sweep.ledger import Ledger, LedgerEntry, find_common_leaves, join_first
 from scaleflow.sweep.parent_run import ParentRun
 from scaleflow.sweep.ranking import choose_mode
-from scaleflow.sweep.report import Report
-from scaleflow.tracking.uri import drop_credentials, is_default_store
+from scaleflow.sweep.report import Report, format_loading_line
 
 #: Statuses after which a job does not change before it runs again.
 ENDED = ("FINISHED", "FAILED", "KILLED", "PRUNED")
@@ -79,24 +85,6 @@ class JobStop(StopRequest):
 
     def stop_job(self) -> None:
         self._own = signal.SIGTERM
-
-
-@dataclass
-class SweepJob:
-    """A job of a sweep."""
-
-    request: JobRequest  # the job as it was asked for
-    entry: LedgerEntry  # the entry in the ledger
-    is_waiting: bool = False  # whether the job is to run: it is neither finished nor refused
-    is_resumed: bool = False  # whether it continues a run that an earlier command began
-    is_pruned: bool = False  # whether a sweeper stopped it
-    #: The positions in the batch that ask for it; several if the sweeper proposes a config twice
-    indices: list[int] = field(default_factory=list)
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether nothing is left to do: the job finished, or the sweeper pruned it."""
-        return self.entry.status in ("FINISHED", "PRUNED")
 
 
 class SweepRunner:
@@ -140,6 +128,7 @@ class SweepRunner:
             resources.enter_context(self._files.lock_sweep())
             resources.enter_context(self._files.lock_recording())  # of the parent run
             self._ledger = Ledger.load(self._files)
+            self._inputs = SweepInputs(self._files, list_module_folders(config.hydra.runtime))
             self._resources = resources.pop_all()
         self._is_resumed = bool(self._ledger.entries)
         self._parent = ParentRun(self._files, self._ledger, began, self._is_resumed)
@@ -154,7 +143,7 @@ class SweepRunner:
     def launch(self, overrides: Sequence[Sequence[str]]) -> list[JobReturn]:
         """Runs a batch of jobs, given the overrides of each, and waits for them.
 
-        Returns for each job the last value of `sweep.metric`: the median over repeats (no warm-ups), or NaN if one of
+        Returns for each job the value of `sweep.metric`: the median over repeats (no warm-ups), or NaN if one of
         them did not finish. Raises ConfigError if none of the jobs can run.
         """
         try:
@@ -191,8 +180,10 @@ class SweepRunner:
         common = find_common_leaves([each.config for each in requests])
         references = frozenset().union(*(each.references for each in requests))  # they follow from other keys
         base = {key: value for key, value in common.items() if key not in references}
-        self._ledger.check(base, self._swept, options.get("on_change") == "new")
+        self._ledger.check(base, self._swept, options.get("on_change") in ("new", "rerun", "keep"))
         jobs = self._new_jobs(turns)
+        if self._is_resumed and not self._jobs:
+            self._handle_changes(jobs)
         refusals = [refusal for refusal in (self._check(job) for job in jobs) if refusal is not None]
         self._show_ended([job.entry for job in jobs if job.is_finished])
         if refusals and len(refusals) == len(jobs):
@@ -228,12 +219,30 @@ class SweepRunner:
         entry.warms_up = request.turn == "warm-up"
         return SweepJob(request, entry)
 
+    def _handle_changes(self, jobs: Sequence[SweepJob]) -> None:
+        """Does what `sweep.on_change` says about code and data that changed since jobs of earlier commands ran."""
+        configs = {job.entry.number: job.request.config for job in jobs}
+        changes = self._inputs.find_changes(self._ledger.entries, configs)
+        policy = str(self._options.get("on_change"))
+        again = choose_jobs_to_restart(changes, [job.entry for job in jobs], policy, self._folder)
+        for job in jobs:
+            if job.entry.number in again:
+                job.entry.restart(self._subfolder(job.request, job.entry.number))
+        kept = {number: names for number, names in changes.items() if number not in again}
+        mark_changes(kept, self._ledger.entries)
+        for line in describe_decisions(again, kept):
+            Display(sys.stdout).print_line(line)
+        if changes:
+            self._parent.tags[CHANGED] = describe_changes(kept) if kept else ""
+
     def _subfolder(self, request: JobRequest, number: int) -> str:
         """Returns the job's folder as `hydra.sweep.subdir` gives it, relative to the sweep's folder and made unique."""
         name = os.path.relpath(self._composer.name_folder(request, number), self._folder)
         used_names = {entry.folder for entry in self._ledger.entries}
-        is_taken = name in used_names or RunFolder(self._folder / name).events.exists()
-        return f"{name}-{number}" if is_taken else name
+        names = itertools.chain([name], (f"{name}-{turn}" for turn in itertools.count(number)))
+        return next(
+            each for each in names if each not in used_names and not RunFolder(self._folder / each).events.exists()
+        )
 
     def _check(self, job: SweepJob) -> ConfigError | None:
         """Checks a job, unless it has finished. Returns the error if it cannot run.
@@ -294,15 +303,25 @@ class SweepRunner:
             return
         environment = slots.get()
         try:
+            job.entry.inputs, changes = self._inputs.record(job.request.config)
+            if changes:
+                note = f"note: {join_first(changes)} since the job before it began"
+                JobDisplay(sys.stdout, job.entry.number).print_line(note)
             self._record_status(job, "RUNNING")
             code = self._launch_job(job, environment)
             state = RunState.read(self._folder / job.entry.folder)
-            status: str = "REFUSED" if code == REFUSED else state.status or "FAILED"
+            if not state.is_ready:
+                job.entry.inputs = ""
+            status = "REFUSED" if code == REFUSED else state.status or self._status_without_run(code)
             if job.is_pruned and status == "KILLED":
                 status = "PRUNED"
             self._record_status(job, status, state.error if status != "FINISHED" else "")
         finally:
             slots.put(environment)
+
+    def _status_without_run(self, code: int) -> str:
+        """Returns the status of a job whose command ended with an exit code before there was a run."""
+        return "KILLED" if code == self._stop.exit_code else "FAILED"
 
     def _launch_job(self, job: SweepJob, portion: Mapping[str, str]) -> int:
         """Runs a job with a portion of this machine. Returns the exit code of its command."""
@@ -342,7 +361,8 @@ class SweepRunner:
 
     def _record_status(self, job: SweepJob, status: str, reason: str = "") -> None:
         with self._ledger_lock:
-            job.entry.status, job.entry.reason = status, reason or (job.entry.reason if status == "REFUSED" else "")
+            has_no_run = status in ("REFUSED", "KILLED")  # `_launch_job` has set the reason
+            job.entry.status, job.entry.reason = status, reason or (job.entry.reason if has_no_run else "")
             self._histories.pop(job.entry.number, None)
             self._ledger.save()
             if status != "RUNNING" and self._parent.is_open and time.monotonic() >= self._next_update:
@@ -434,6 +454,8 @@ class SweepRunner:
             return False
         if state.is_open:
             self._end_parent()
+        else:
+            self._parent.emit_tags()
         self._resources.close()  # the repair takes the locks of the folder
         return repair_quietly(self._folder)
 
@@ -468,18 +490,3 @@ class SweepRunner:
         if statuses <= {"FINISHED"} and not report.differences:
             return FINISHED
         return REFUSED if statuses == {"REFUSED"} else FAILED
-
-
-def format_loading_line(run: RunHistory, folder: Path) -> str:
-    """Returns a line of Python that loads the model of a run: from the store, or from its folder if it is not there."""
-    if run.model_uri is not None and run.store is not None:
-        first = (
-            ""
-            if is_default_store(run.store)
-            else f"mlflow.set_tracking_uri({json.dumps(drop_credentials(run.store))}); "
-        )
-        return f"{first}mlflow.pyfunc.load_model({json.dumps(run.model_uri)})"
-    model = RunFolder(folder).model
-    loads = {"keras.models.load_model": model / "model.keras", "tf.saved_model.load": model / "saved_model"}
-    calls = [f"{load}({json.dumps(os.path.relpath(path))})" for load, path in loads.items() if path.exists()]
-    return calls[0] if calls else f"its folder is {os.path.relpath(folder)}"

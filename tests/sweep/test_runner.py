@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,9 +17,11 @@ import pytest
 from scaleflow.cli import main
 from scaleflow.cluster.gpus import CUDA_DEVICES, GROWTH, share
 from scaleflow.errors import ConfigError
-from scaleflow.events import EpochEnded, MetricsLogged, RunEnded, RunReady
+from scaleflow.events import EpochEnded, MetricsLogged, ModelExported, RunEnded, RunReady
 from scaleflow.interfaces import Plan
 from scaleflow.launcher import recovery
+from scaleflow.launcher.launch import SweepContext
+from scaleflow.launcher.prepare import PreparedRun
 from scaleflow.launcher.worker_process import SERVER_ENV
 from scaleflow.runs import EventWriter, RunFolder
 from scaleflow.runs.state import RunHistory
@@ -27,9 +30,9 @@ from scaleflow.sweep.composer import JobComposer
 from scaleflow.sweep.devices import make_environments
 from scaleflow.sweep.history import JobHistory
 from scaleflow.sweep.jobs import abbreviate_override
-from scaleflow.sweep.ledger import Ledger
+from scaleflow.sweep.ledger import Ledger, LedgerEntry
 from scaleflow.sweep.ranking import choose_mode
-from scaleflow.sweep.runner import format_loading_line
+from scaleflow.sweep.report import Report, format_loading_line
 from scaleflow.worker.train import make_run_name
 from tests.launcher.test_supervisor import wait_for
 from tests.sweep.fake_runs import FakeLaunch, Outcome
@@ -209,6 +212,33 @@ def test_how_a_sweep_is_kept_is_no_part_of_its_base(folder: Path, monkeypatch: p
     sweep(monkeypatch, "training.epochs=1,2")
     again = sweep(monkeypatch, "training.epochs=1,2", "checkpoint.keep=5", "sweep.metric=val/accuracy")
     assert (again.code, again.plans) == (0, [])  # type: ignore[attr-defined]
+
+
+def test_the_choice_of_the_exported_model_makes_another_job(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("training.epochs=1", "checkpoint.export=last,best")
+    first = sweep(monkeypatch, *words, "checkpoint.best={monitor: val/loss}")
+    assert [plan.checkpoint.export for plan in first.plans] == ["last", "best"]
+    assert sweep(monkeypatch, *words, "checkpoint.best={monitor: train/loss}").code == 2  # type: ignore[attr-defined]
+    assert "checkpoint.best.monitor=train/loss (was val/loss)" in capsys.readouterr().err
+    assert sweep(monkeypatch, *words, "checkpoint.best={monitor: val/loss}", "checkpoint.keep=3").plans == []
+
+
+def test_a_job_that_is_stopped_before_it_begins_is_killed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(run: PreparedRun, sweep: SweepContext, refuse: Callable[[str], None]) -> int:
+        signal.raise_signal(signal.SIGINT)
+        refuse("stopped by SIGINT")
+        return sweep.stop.exit_code
+
+    monkeypatch.setattr(runner, "launch_run", interrupt)
+    assert main(("-m", "tracking=none", "hydra.sweep.dir=s", "training.epochs=1,2")) == 130
+    entries = Ledger.load(RunFolder(folder / "s")).entries
+    assert [(entry.status, entry.reason) for entry in entries] == [("KILLED", "stopped by SIGINT"), ("waiting", "")]
+    assert [path.name for path in sweep(monkeypatch, "training.epochs=1,2").folders] == ["0", "1"]
+    assert {(entry.status, entry.reason) for entry in Ledger.load(RunFolder(folder / "s")).entries} == {
+        ("FINISHED", "")
+    }
 
 
 def test_two_commands_do_not_share_a_folder(
@@ -646,3 +676,33 @@ def test_what_a_sweep_keeps_of_a_job_does_not_grow_with_its_run(tmp_path: Path) 
     assert len(points) < 500 + 400
     assert {*points} <= {*whole.curves["train/loss"]}
     assert points[-1][0] > 4900
+
+
+def write_run(folder: Path, losses: Sequence[float], model_step: int) -> JobHistory:
+    """Writes a run with the validation loss after each ten steps, and the step of the exported model; reads it."""
+    folder.mkdir()
+    write = EventWriter(RunFolder(folder).events)
+    write(RunReady("run"))
+    for step, loss in enumerate(losses, 1):
+        write(MetricsLogged(10 * step, {"train/loss": loss / 2, "perf/examples_per_second": float(step)}))
+        write(MetricsLogged(10 * step, {"val/loss": loss}))
+    write(MetricsLogged(model_step, {"test/loss": losses[model_step // 10 - 1] + 0.01}))
+    write(ModelExported("model", model_step))
+    write(RunEnded("FINISHED"))
+    write.close()
+    return JobHistory.read(folder)
+
+
+def test_jobs_are_ranked_by_the_model_that_is_exported(tmp_path: Path) -> None:
+    runs = {"best": ([0.9, 0.1, 0.8], 20), "last": ([0.9, 0.6, 0.5], 30)}
+    histories = [write_run(tmp_path / name, *run) for name, run in runs.items()]
+    assert histories[0].metrics == {
+        "train/loss": 0.05,
+        "val/loss": 0.1,
+        "test/loss": 0.11,
+        "perf/examples_per_second": 3.0,
+    }
+    entries = [LedgerEntry(n, str(n), [f"seed={n}"], str(n), "FINISHED") for n in range(2)]
+    report = Report(list(zip(entries, histories, strict=True)), ["seed"])
+    assert [(row["job"], row["val/loss"], row["test/loss"]) for row in report.rows] == [(0, 0.1, 0.11), (1, 0.5, 0.51)]
+    assert report.describe_best() == "#0 seed=0, val/loss 0.1"

@@ -17,6 +17,7 @@ from scaleflow import __version__
 from scaleflow.errors import ConfigError
 from scaleflow.formatting import format_number
 from tests.conftest import Command, make_once
+from tests.tracking.servers import serve_model
 
 EPOCHS = 3
 
