@@ -19,7 +19,7 @@ from scaleflow.tracking.connection import use_store
 from scaleflow.tracking.initial_weights import KERAS_FILES
 from scaleflow.tracking.keys import to_allowed_key
 from scaleflow.tracking.plot import draw_confusion
-from scaleflow.tracking.store import GENERATED_NAME, MlflowTracker, explain_unusable
+from scaleflow.tracking.store import GENERATED_NAME, RESULT_TAG, MlflowTracker, explain_unusable
 from scaleflow.tracking.uri import resolve_store, sqlite_file
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ class TrackedRun:
     name: str
     config: str  # the text of its config.yaml
     params: Mapping[str, str]  # the logged params, which include the chosen options
-    steps: int  # number of updates of its newest logged model; 0 if there is none
-    model_id: str | None  # ID of its newest logged model; None if there is none
+    steps: int  # number of updates of the model; 0 if there is none
+    model_id: str | None  # ID of the logged model that is the run's result; None if there is none
 
 
 def choose_store(options: Tracking) -> Tracking:
@@ -74,7 +74,8 @@ def find_run(run_id: str, store: Tracking) -> tuple[MlflowTracker, TrackedRun]:
     if "scaleflow.swept" in run.data.tags:
         raise ConfigError(f"{run_id}: this is the run of a sweep; use the run of one of its jobs")
     outputs = sorted(run.outputs.model_outputs if run.outputs else [], key=lambda output: output.step)
-    newest = outputs[-1] if outputs else None
+    named = [output for output in outputs if output.model_id == run.data.tags.get(RESULT_TAG)]
+    result = next(reversed(named or outputs), None)  # runs of earlier versions do not have the tag
     params = dict(run.data.params)
     params |= {k.removeprefix("scaleflow."): v for k, v in params.items() if k.startswith("scaleflow.")}
     tracked = TrackedRun(
@@ -82,8 +83,8 @@ def find_run(run_id: str, store: Tracking) -> tuple[MlflowTracker, TrackedRun]:
         str(run.info.run_name),
         load_config_text(run_id, str(store.uri)),
         params,
-        newest.step if newest else 0,
-        newest.model_id if newest else None,
+        result.step if result else 0,
+        result.model_id if result else None,
     )
     return tracker, tracked
 
