@@ -9,7 +9,7 @@ from scaleflow.errors import ConfigError, RunMissing
 from scaleflow.interfaces import Tracking
 from scaleflow.launcher.recovery import find_tracking_options
 from scaleflow.runs import RunFolder
-from scaleflow.tracking.model_uris import FORMS, REFERENCE
+from scaleflow.tracking.model_uris import FORMS, RUN_OR_MODEL
 from scaleflow.tracking.store import MlflowTracker
 from scaleflow.tracking.tracked_runs import TrackedRun, choose_store, find_run
 
@@ -41,7 +41,7 @@ def locate_run(named: str, options: Tracking) -> tuple[str, Tracking]:
 
     Raises ConfigError if `named` has none of the forms, or is not the folder of a recorded run.
     """
-    if REFERENCE.fullmatch(named):
+    if RUN_OR_MODEL.fullmatch(named):
         return named, options
     folder = Path(named).expanduser()
     files = RunFolder(folder)

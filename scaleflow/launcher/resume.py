@@ -21,7 +21,7 @@ from scaleflow.interfaces import Tracking
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.secret_masking import MASK, find_secrets, mask_secrets, remember_secrets
 from scaleflow.tracking import make_tracker
-from scaleflow.tracking.model_uris import REFERENCE, resolve_reference
+from scaleflow.tracking.model_uris import RUN_OR_MODEL, resolve_reference
 from scaleflow.tracking.uri import resolve_store
 from scaleflow.trials import PARAM
 
@@ -96,7 +96,7 @@ def find_run_folder(named: str, composed: Config) -> Path:
         )
     if RunFolder(folder).events.is_file():
         return folder.absolute()
-    if not REFERENCE.fullmatch(named):
+    if not RUN_OR_MODEL.fullmatch(named):
         if folder.is_dir():
             raise ConfigError(
                 f"resume={named}: this is not the folder of a run: it has no {RunFolder(folder).events.name}"

@@ -16,7 +16,7 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan, Tracking
 from scaleflow.secret_masking import mask_secrets
 from scaleflow.tracking.connection import migration_lock, set_mlflow_defaults, use_store
-from scaleflow.tracking.model_uris import REFERENCE, choose_result, find_version
+from scaleflow.tracking.model_uris import RUN_OR_MODEL, choose_result, find_model_version
 from scaleflow.tracking.uri import resolve_store, sqlite_file
 
 SCHEMES = ("runs:/", "models:/")
@@ -43,7 +43,7 @@ def locate_weights(plan: Plan) -> Iterator[Plan]:
     source = plan.model.init_from
     if source is None:
         yield plan
-    elif source.startswith(SCHEMES) or (REFERENCE.fullmatch(source) and not Path(source).exists()):
+    elif source.startswith(SCHEMES) or (RUN_OR_MODEL.fullmatch(source) and not Path(source).exists()):
         with tempfile.TemporaryDirectory(prefix="scaleflow-init-") as folder:
             file = download_weights(source, plan.tracking, Path(folder))
             yield replace(plan, model=replace(plan.model, init_from=str(file)))
@@ -104,10 +104,10 @@ def find_address(uri: str, store: str) -> str:
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 
-    parts, client = REFERENCE.fullmatch(uri), MlflowClient(tracking_uri=store)
+    parts, client = RUN_OR_MODEL.fullmatch(uri), MlflowClient(tracking_uri=store)
     with contextlib.suppress(MlflowException):  # the download explains it
         if parts and parts["name"]:
-            find_version(client, uri)
+            find_model_version(client, uri)
         elif parts and parts["run"]:
             run = client.get_run(parts["run"])
             result = choose_result(run) if "scaleflow.folder" in run.data.tags else None

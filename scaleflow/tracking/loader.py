@@ -17,7 +17,7 @@ import tensorflow as tf
 from mlflow.exceptions import MlflowException
 
 #: Words in the place of a number that mean a missing one.
-MISSING = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
+MISSING_WORDS = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
 
 Array = np.ndarray[Any, Any]
 
@@ -49,7 +49,7 @@ class SavedModel:
         }
         try:
             return tf.nest.map_structure(np.asarray, self._serve(inputs))
-        except tf.errors.OpError as error:
+        except tf.errors.InvalidArgumentError as error:
             raise MlflowException.invalid_parameter_value(self._explain(inputs, str(error.message))) from error
 
     def _serve(self, inputs: dict[str, tf.Tensor]) -> Any:
@@ -58,7 +58,7 @@ class SavedModel:
     def _fails(self, inputs: dict[str, tf.Tensor]) -> bool:
         try:
             self._serve(inputs)
-        except tf.errors.OpError:
+        except tf.errors.InvalidArgumentError:
             return True
         return False
 
@@ -74,7 +74,8 @@ class SavedModel:
         blank = row | {name: tf.zeros_like(each) for name, each in texts.items()}
         bad = [name for name, each in texts.items() if self._fails(blank | {name: each})]
         if not bad or self._fails(blank):
-            return f"row {first}: the model fails: {reason.strip().partition(chr(10))[0]}"
+            place = f"row {first}: " if self._fails(row) else ""
+            return f"{place}the model fails: {reason.strip().partition(chr(10))[0]}"
         values = (f"{name or 'the input'} is {join_text(texts[name])!r}"[:200] for name in bad)
         return f"row {first}: {', '.join(values)}, which the model cannot read; a date has the form 2024-01-31T23:59:59"
 
@@ -102,11 +103,11 @@ def nest(specs: Any, tensors: dict[str, tf.Tensor], name: str = "") -> Any:
 def to_tensor(spec: tf.TensorSpec, given: Any, name: str) -> tf.Tensor:
     """Converts an array, lists, a column or a table to a tensor [batch, ...]. `name` is that of the input."""
     size, rows = math.prod(spec.shape[1:]), len(given)
-    values = flatten(to_array(given), rows, size, name)
+    values = flatten_cells(read_values(given), rows, size, name)
     if spec.dtype == tf.string:
-        converted, is_bad, expected = to_texts(values), np.zeros(len(values), bool), ""
+        converted, is_bad, expected = convert_texts(values), np.zeros(len(values), bool), ""
     else:
-        converted, is_bad, expected = to_numbers(values, spec.dtype)
+        converted, is_bad, expected = convert_numbers(values, spec.dtype)
     if is_bad.any():
         at = int(is_bad.argmax())
         column = name or name_value(given, at % size)
@@ -121,7 +122,7 @@ def name_value(given: Any, index: int) -> str:
     return str(columns[index]) if index < len(columns) else f"value {index}"
 
 
-def to_array(given: Any) -> Array:
+def read_values(given: Any) -> Array:
     """Returns an array. A column or table with pandas's or pyarrow's types and missing values becomes objects."""
     plain = getattr(getattr(given, "dtype", None), "numpy_dtype", None)
     if plain is not None and np.dtype(plain).kind in "biuf" and not given.isna().any():
@@ -134,7 +135,7 @@ def to_array(given: Any) -> Array:
         return np.array([np.array(each, object) for each in given], object)
 
 
-def flatten(values: Array, rows: int, size: int, name: str) -> Array:
+def flatten_cells(values: Array, rows: int, size: int, name: str) -> Array:
     """Returns the values of all rows, [rows * size]; a cell may be a (nested) list. Refuses a row of another size."""
     if values.dtype == object and any(isinstance(cell, list | tuple | np.ndarray) for cell in values.flat):
         parts = [np.ravel(np.array(row.tolist() if isinstance(row, np.ndarray) else row, object)) for row in values]
@@ -149,7 +150,7 @@ def flatten(values: Array, rows: int, size: int, name: str) -> Array:
     return values.ravel()
 
 
-def to_numbers(values: Array, dtype: tf.DType) -> tuple[Array, Array, str]:
+def convert_numbers(values: Array, dtype: tf.DType) -> tuple[Array, Array, str]:
     """Converts values [n] to numbers, and returns which of them cannot be converted, [n] bool, and what is expected."""
     is_bad = np.zeros(len(values), bool)
     if values.dtype.kind not in "biuf":
@@ -169,7 +170,7 @@ def to_numbers(values: Array, dtype: tf.DType) -> tuple[Array, Array, str]:
 def parse_numbers(values: Array) -> tuple[Array, Array]:
     """Converts objects or texts [n] to numbers, NaN if missing, and returns which are no finite numbers: [n] bool."""
     cells = pd.Series([to_cell(value) for value in values], dtype=object)
-    is_missing = cells.isna() | cells.isin(MISSING)
+    is_missing = cells.isna() | cells.isin(MISSING_WORDS)
     words = cells.map({"true": 1, "false": 0, "True": 1, "False": 0, "TRUE": 1, "FALSE": 0})
     parsed = pd.to_numeric(words.where(words.notna(), cells).where(~is_missing, None), errors="coerce").to_numpy()
     return parsed, ~(np.isfinite(parsed.astype(np.float64)) | is_missing.to_numpy())
@@ -187,7 +188,7 @@ def is_missing_date(value: Any) -> bool:
     return value is pd.NaT or (isinstance(value, np.datetime64) and bool(np.isnat(value)))
 
 
-def to_texts(values: Array) -> Array:
+def convert_texts(values: Array) -> Array:
     """Converts values [n] to texts."""
     if values.dtype.kind == "M":
         return np.where(np.isnat(values), "", np.datetime_as_string(values.astype("datetime64[s]"))).astype(object)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 #: A run's ID or a model's URI.
-REFERENCE = re.compile(
+RUN_OR_MODEL = re.compile(
     r"(?P<prefix>runs:/)?(?P<run>[0-9a-f]{32})(?(prefix)(/model)?/?)"
     r"|models:/(?P<model>m-[0-9a-f]{32})/?"
     r"|models:/(?P<name>[^/]+?)(/(?P<version>[^/]+)|@(?P<alias>[^/@]+))?/?"
@@ -55,7 +55,7 @@ def resolve_reference(named: str, store: str) -> ModelReference:
     """
     from mlflow import MlflowClient
 
-    parts = REFERENCE.fullmatch(named)
+    parts = RUN_OR_MODEL.fullmatch(named)
     if parts is None:
         raise ConfigError(f"{named}: expected {FORMS}")
     if parts["run"]:
@@ -63,7 +63,7 @@ def resolve_reference(named: str, store: str) -> ModelReference:
     client = MlflowClient(tracking_uri=store)
     model_id = parts["model"]
     if model_id is None:
-        version = find_version(client, named)
+        version = find_model_version(client, named)
         model_id = version.model_id or str(version.source).removeprefix("models:/")
     with explain_missing(f"{named}: the store {mask_secrets(store)} has no logged model {model_id}"):
         model = client.get_logged_model(model_id)
@@ -77,14 +77,14 @@ def resolve_reference(named: str, store: str) -> ModelReference:
     return ModelReference(model.source_run_id, model_id, int(model.tags[STEP_TAG]))
 
 
-def find_version(client: MlflowClient, uri: str) -> Any:
+def find_model_version(client: MlflowClient, uri: str) -> Any:
     """Returns the version of a registered model that a URI such as models:/NAME@ALIAS names.
 
     Raises ConfigError, with the names that exist, if there is none.
     """
     from mlflow.exceptions import MlflowException
 
-    parts = REFERENCE.fullmatch(uri)
+    parts = RUN_OR_MODEL.fullmatch(uri)
     assert parts is not None
     name, wanted, alias = parts["name"], parts["version"], parts["alias"]
     try:

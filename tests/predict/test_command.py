@@ -142,8 +142,10 @@ def load_and_predict(folder: Path, run: str) -> tuple[dict[str, Any], dict[str, 
     import pandas as pd
     import tensorflow as tf
 
+    from scaleflow.dataset.table_values import MISSING
     from scaleflow.tracking import loader
 
+    assert loader.MISSING_WORDS == MISSING
     mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")
     (output,) = mlflow.get_run(run).outputs.model_outputs
     model = mlflow.pyfunc.load_model(f"models:/{output.model_id}")
