@@ -3,6 +3,7 @@
     ScaleflowError
     ├── ConfigError             the command cannot work: exit code 2, no run
     │   ├── StoreUnreachable    the tracking store does not answer
+    │   ├── RunMissing          the tracking store has no such run, or has it in its trash
     │   ├── FolderBusy          another process works in the run's folder (`runs/folder.py`)
     │   └── ActorUnanswered     a Ray actor, or its machine, does not answer (`launcher/ray_host.py`)
     └── RunError                a run began and could not finish: exit code 1, status FAILED
@@ -37,6 +38,10 @@ class ConfigError(ScaleflowError):
 
 class StoreUnreachable(ConfigError):
     """A tracking store does not answer. The same command may work later."""
+
+
+class RunMissing(ConfigError):
+    """A tracking store has no such run: it was deleted, or another store has it."""
 
 
 class NothingCanRun(ConfigError):

@@ -11,6 +11,8 @@ the split, which is repeated if it is too short. The profile is stored under eva
 
 Dataset, objective, precision and seed are those of the run, unless you type them. Strategy and hardware are those of
 this command.
+RUN_ID is the id of a run in MLflow, the folder of a run, or a model: models:/NAME/VERSION, models:/NAME@ALIAS or
+models:/m-... A run stands for the model that is its result.
 The run is looked up in `tracking.uri=...`, else in MLFLOW_TRACKING_URI, else in sqlite:///mlflow.db.
 
 Exit code: 0 the metrics are recorded; 1 the evaluation failed; 2 the command cannot work; 130 or 143 interrupted.
@@ -46,6 +48,7 @@ from scaleflow.events import (
 from scaleflow.formatting import format_number
 from scaleflow.interfaces import Plan, Tracking
 from scaleflow.launcher.display import Display, display_for
+from scaleflow.launcher.named_runs import find_named_run
 from scaleflow.launcher.prepare import make_plan
 from scaleflow.launcher.stop import StopRequest, catch_stop_signals
 from scaleflow.launcher.worker_process import start_fork_server, start_workers
@@ -56,10 +59,8 @@ from scaleflow.runs import EvaluationSpec, EventReader, EventWriter, RunSpec
 from scaleflow.secret_masking import mask_secrets
 from scaleflow.tracking.tracked_runs import (
     TrackedRun,
-    choose_store,
     describe_opened_run,
     download_model,
-    find_run,
     log_evaluation,
 )
 from scaleflow.worker.evaluate import SPLITS
@@ -96,8 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "dataset.shards" in typed_keys:
             raise ConfigError("dataset.shards: an evaluation reads all files in one process; leave it out")
         display.begin_stage("reading the run and its model from MLflow")
-        store = choose_store(find_store_options(words))
-        tracker, tracked = find_run(words.run_id, store)
+        store, tracker, tracked = find_named_run(words.run_id, find_store_options(words))
         describe_opened_run(tracked, store)
         plan = make_evaluation_plan(reuse_config(tracked.config, tracked.params, words, SECTIONS), store)
         with tempfile.TemporaryDirectory(prefix="scaleflow-evaluate-") as folder, catch_stop_signals() as stop:

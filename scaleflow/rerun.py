@@ -4,6 +4,8 @@
     python -m scaleflow.rerun RUN_ID training.epochs=40 model=cnn
     python -m scaleflow.rerun RUN_ID --config-dir my_conf --trust my_models
 
+RUN_ID is the id of a run in MLflow, the folder of a run, or a model: models:/NAME/VERSION, models:/NAME@ALIAS or
+models:/m-...
 The run is looked up in `tracking.uri=...`, else in MLFLOW_TRACKING_URI, else in sqlite:///mlflow.db. The new run does
 not use or change the checkpoints of the tracked run. Somebody else may have written a tracked config. That is why it
 may name only code of scaleflow and Keras, and files in the current folder. Use --trust to allow more.
@@ -14,7 +16,6 @@ Exit code: 0 finished; 1 training failed; 2 the command cannot work, nothing was
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Sequence
 
@@ -22,9 +23,10 @@ from scaleflow.api import launch_config
 from scaleflow.command import end_with, refuse, split_overrides, to_printable
 from scaleflow.config.from_mlflow import RerunCommand, find_store_options, reuse_config
 from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Tracking
 from scaleflow.launcher.display import Display
-from scaleflow.launcher.resume import RUN_ID
-from scaleflow.tracking.tracked_runs import choose_store, find_run
+from scaleflow.launcher.named_runs import find_named_run, locate_run
+from scaleflow.tracking.model_uris import FORMS
 
 #: The tag of the new run that names the tracked run.
 TAG = "scaleflow.rerun_of"
@@ -34,8 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code, which means the same as that of `python -m scaleflow`."""
     try:
         words = parse_command(argument_parser("scaleflow.rerun", __doc__), argv)
-        store = choose_store(find_store_options(words))
-        _, tracked = find_run(words.run_id, store)
+        store, _, tracked = find_named_run(words.run_id, find_store_options(words))
         composed = reuse_config(tracked.config, tracked.params, words)
         if composed.config.tracking.name == "mlflow" and composed.config.tracking.uri is None:
             composed.config.tracking.uri = store.uri
@@ -53,7 +54,7 @@ def argument_parser(name: str, about: str | None) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("run_id", help="the run's id in MLflow, 32 hexadecimal digits")
+    parser.add_argument("run_id", metavar="RUN_ID", help=f"a run or its model: {FORMS}")
     parser.add_argument(
         "overrides",
         nargs="*",
@@ -79,10 +80,7 @@ def argument_parser(name: str, about: str | None) -> argparse.ArgumentParser:
 
 def parse_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> RerunCommand:
     typed = parser.parse_intermixed_args(split_overrides(list(sys.argv[1:] if argv is None else argv)))
-    if not re.fullmatch(RUN_ID, typed.run_id):
-        raise ConfigError(
-            f"{typed.run_id}: expected the id of a run in MLflow (32 hexadecimal digits) as the first argument"
-        )
+    locate_run(typed.run_id, Tracking())  # refuses another word before anything is imported
     return RerunCommand(typed.run_id, typed.overrides, typed.config_dir, typed.trust)
 
 

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m scaleflow.sync",
         description="Sends to the tracking store what it does not have yet of the runs in a folder. If all processes "
         "of a run were killed, it also records the run's end. Exit code: 0 everything is recorded; 1 something is not "
-        "recorded, or a run is still active; 2 wrong arguments.",
+        "recorded or was deleted, or a run is still active; 2 wrong arguments.",
     )
     parser.add_argument(
         "folders",
@@ -50,6 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=Path,
         metavar="DIR",
         help="the folder of a run, or a folder that contains folders of runs",
+    )
+    parser.add_argument(
+        "--again",
+        action="store_true",
+        help="record runs that were deleted from the store again, from their folders, as new runs",
     )
     parser.add_argument("--uri", help="the tracking store to send to (default: the store in the run's config)")
     options = parser.parse_args(arguments)
@@ -61,16 +66,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return WRONG_USE
     statuses, display = [], Display(sys.stdout)
     for folder in folders:
-        statuses.append(repair(folder, options.uri))
+        statuses.append(repair(folder, options.uri, again=options.again))
         display.print_line(format_status(statuses[-1]))
     display.print_line(format_totals(statuses))
-    return NOT_ALL if any(s.result in ("not recorded", "under way") for s in statuses) else ALL
+    return NOT_ALL if any(s.result in ("not recorded", "under way", "deleted") for s in statuses) else ALL
 
 
 WORDS: dict[SyncResult, str] = {
     "recorded": "recorded",
     "complete": "already recorded",
     "not recorded": "NOT RECORDED",
+    "deleted": "DELETED FROM THE STORE",
     "under way": "skipped",
     "no run": "ended before training began, nothing to record",
     "not tracked": "tracking=none, nothing to record",

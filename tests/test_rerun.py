@@ -224,7 +224,7 @@ UNKNOWN = "0123456789abcdef0123456789abcdef"
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["abc"], "abc: expected the id of a run in MLflow (32 hexadecimal digits) as the first argument"),
+        (["abc"], "abc: expected the id of a run in MLflow (32 hexadecimal digits), the folder of a run, models:"),
         ([UNKNOWN], "there is no such store; set tracking.uri=... to the store that has the run"),
         ([UNKNOWN, "tracking.uri=http://127.0.0.1:9"], "no tracking server answers there"),
         ([UNKNOWN, "tracking.uri=a", "seed=1,2"], "MLflow 3 does not store runs in plain folders"),

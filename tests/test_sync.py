@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from scaleflow.errors import ConfigError
 from scaleflow.events import Event, RunEnded
 from scaleflow.interfaces import Tracking
 from scaleflow.launcher import recovery
@@ -21,6 +22,7 @@ from scaleflow.runs import EventReader, RunFolder
 from scaleflow.sync import main
 from scaleflow.tracking import NoTracker, store
 from scaleflow.tracking.store import DESCRIPTION, MlflowTracker
+from scaleflow.tracking.tracked_runs import find_run
 from scaleflow.tracking.uri import drop_credentials
 from tests.tracking.example_runs import MadeRun, assert_has_one_model, assert_is_all_there, only_run
 
@@ -272,16 +274,57 @@ def test_a_run_is_recorded_from_where_its_folder_was_moved_to(uri: str, tmp_path
     assert_has_one_model(uri, run)
 
 
-def test_a_run_that_was_deleted_in_the_store_is_told_of(uri: str, tmp_path: Path) -> None:
-    made = MadeRun(tmp_path / "run", uri=uri).ready()
-    assert repair(made.folder).result == "recorded"
+def test_a_run_that_was_deleted_in_the_store_is_told_of_and_recorded_again(
+    uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of two exports of a run the second has replaced the files of the first, so only the second is recorded again."""
     from mlflow import MlflowClient
 
-    MlflowClient(uri).delete_run(made.state["run_id"])
-    made.train(1, 3)
-    status = repair(made.folder)
-    assert (status.result, status.run_id) == ("not recorded", made.state["run_id"])
-    assert "was deleted" in status.reason
+    client = MlflowClient(uri)
+    made = MadeRun(tmp_path / "run", uri=uri).ready().train(1, 30).files(step=30)
+    assert repair(made.folder).result == "recorded"
+    shutil.rmtree(made.folder / "model")
+    made.end("KILLED").ready(resumed=30).train(31, 40).files(step=20).end()
+    assert repair(made.folder).result == "recorded"
+    deleted = made.state["run_id"]
+    tracked = find_run(deleted, Tracking(uri=uri))[1]
+    assert (tracked.steps, f"models:/{tracked.model_id}") == (20, made.state["model_uri"])  # not that of step 30
+
+    client.delete_run(deleted)
+    with pytest.raises(ConfigError, match=r"is in MLflow's trash.* --again"):
+        EventTransfer(MlflowTracker(Tracking(uri=uri)), made.events).open()  # as `resume` does
+    assert main([str(made.folder)]) == 1
+    shown = capsys.readouterr().out
+    assert f"FINISHED, DELETED FROM THE STORE: the run {deleted} was deleted and is in MLflow's trash" in shown
+    assert "--again records it again" in shown
+    assert main([str(made.folder), "--again"]) == 0
+    run = assert_is_all_there(uri, made, files=["plot.txt"])
+    assert run.info.run_id == made.state["run_id"] != deleted
+    assert assert_has_one_model(uri, run).tags["scaleflow.step"] == "20"
+    assert main([str(made.folder), "--again"]) == 0
+    assert ": FINISHED, already recorded" in capsys.readouterr().out
+
+    made.train(41, 43).end()  # it is noticed as well where something is still to be sent
+    client.delete_run(made.state["run_id"])
+    assert repair(made.folder).result == "deleted"
+    assert repair(made.folder, again=True).result == "recorded"
+    assert_is_all_there(uri, made, files=["plot.txt"])
+    (tmp_path / "mlflow.db").unlink()
+    assert repair(made.folder).result == "deleted"
+    assert not (tmp_path / "mlflow.db").exists()
+
+
+def test_a_sweep_that_is_recorded_again_has_its_jobs_below_it(uri: str, tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    parent = MadeRun(tmp_path / "sweep", uri=uri).ready().end()
+    job = MadeRun(tmp_path / "sweep" / "0", uri=uri).ready(parent=str(parent.folder)).end()
+    for each in (parent, job):
+        repair(each.folder)
+    MlflowClient(uri).delete_run(parent.state["run_id"])
+    assert [repair(each.folder, again=True).result for each in (parent, job)] == ["recorded", "complete"]
+    tags = MlflowClient(uri).get_run(job.state["run_id"]).data.tags
+    assert tags["mlflow.parentRunId"] == parent.state["run_id"]
 
 
 def last_event(made: MadeRun) -> Event:

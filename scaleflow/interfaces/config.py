@@ -289,8 +289,8 @@ class Model:
 
     Attributes:
         target: a function (inputs: Inputs, outputs: Outputs, **arguments) -> keras.Model.
-        init_from: a Keras file, a folder with one, or an MLflow model URI. Layers with the same name and shapes start
-            from its weights. Default null: new weights.
+        init_from: a Keras file, a folder with one, a run's id, or an MLflow model URI. Layers with the same name and
+            shapes start from its weights. Default null: new weights.
         freeze: patterns of the names or paths (`backbone/conv*`) of layers that do not train, with all layers inside
             them. `*` matches any characters, `?` one. A pattern after `!` makes layers trainable again, so
             `['*', '!outputs']` freezes all but one. Applied after `init_from`. Default null: none.

@@ -12,8 +12,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from scaleflow.config.parse import parse_section
-from scaleflow.errors import ConfigError
-from scaleflow.events import RunEnded
+from scaleflow.errors import ConfigError, RunMissing
+from scaleflow.events import RunEnded, RunReady
 from scaleflow.interfaces import Tracking
 from scaleflow.launcher.display import write_error
 from scaleflow.launcher.transfer import EventTransfer, format_error
@@ -31,7 +31,7 @@ LAUNCHER_DIED = "the launcher was killed"
 MAX_ATTEMPTS = 3
 RETRY_SECONDS = 1.0
 
-SyncResult = Literal["recorded", "complete", "not recorded", "under way", "no run", "not tracked"]
+SyncResult = Literal["recorded", "complete", "not recorded", "under way", "no run", "not tracked", "deleted"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class SyncStatus:
     folder: Path  # the run's folder
     #: `recorded`: the store has it now; `complete`: the store had it before; `not recorded`: the store lacks
     #: something; `under way`: a process of the run is alive, so nothing was done; `no run`: it was never ready; `not
-    #: tracked`: `tracking=none`
+    #: tracked`: `tracking=none`; `deleted`: the store had the run, and has it no more
     result: SyncResult
     status: str | None = None  # FINISHED, FAILED or KILLED; None if the run has not ended, or if there is none
     was_open: bool = False  # whether the repair wrote the run's end
@@ -49,13 +49,14 @@ class SyncStatus:
     reason: str = ""  # why it is not recorded, or which process is alive
 
 
-def repair(folder: Path, uri: str | None = None, tries: int = MAX_ATTEMPTS) -> SyncStatus:
+def repair(folder: Path, uri: str | None = None, tries: int = MAX_ATTEMPTS, again: bool = False) -> SyncStatus:
     """Writes a run's end if it has none, and sends what the store has not taken.
 
     Args:
         folder: the run's folder.
         uri: the address of the store; None: the one in which the run was recorded, or which its config names.
         tries: failures of the store in a row, without anything taken, after which to give up.
+        again: whether to record a run that was deleted from the store again, as a new run.
 
     Returns:
         The new state. It reports a failure of the store, which is not raised.
@@ -69,20 +70,31 @@ def repair(folder: Path, uri: str | None = None, tries: int = MAX_ATTEMPTS) -> S
             status = SyncStatus(folder, "no run", state.status, was_open)
             if not state.is_ready:
                 return status
-            transfer = EventTransfer(NoTracker(), files.events)
-            if transfer.has_everything:  # no store is needed to know this
-                return replace(status, result="complete", run_id=transfer.run_id)
-            try:
-                tracking = find_tracking_options(folder, uri)
-                if tracking.name == "none":
-                    return replace(status, result="not tracked")
-                return send_missing(status, tracking, tries)
-            except (ConfigError, OmegaConfBaseException) as refusal:
-                return replace(status, result="not recorded", reason=format_store_error(refusal))
+            return record_missing(status, uri, tries, state.ready if again else None)
     except FolderBusy as busy:
         return SyncStatus(folder, "under way", reason=str(busy).removeprefix(f"{folder}: "))
     except OSError as error:
         return SyncStatus(folder, "not recorded", reason=format_error(error))
+
+
+def record_missing(status: SyncStatus, uri: str | None, tries: int, ready: RunReady | None) -> SyncStatus:
+    """Sends what the store lacks of a run. With the event `ready`, a run that was deleted there is recorded again."""
+    transfer = EventTransfer(NoTracker(), RunFolder(status.folder).events)
+    is_complete = transfer.has_everything
+    status = replace(status, result="complete" if is_complete else "not recorded", run_id=transfer.run_id)
+    try:
+        tracking = find_tracking_options(status.folder, uri)
+        if is_complete:
+            status = confirm_recorded(status, tracking, ready)
+        elif tracking.name == "none":
+            return replace(status, result="not tracked")
+        else:
+            status = send_missing(status, tracking, tries)
+        if status.result == "deleted" and ready is not None:
+            return send_missing(replace(status, reason=""), tracking, tries, is_new=True)
+        return status
+    except (ConfigError, OmegaConfBaseException) as refusal:
+        return replace(status, reason=format_store_error(refusal))
 
 
 def repair_quietly(folder: Path) -> bool:
@@ -90,12 +102,14 @@ def repair_quietly(folder: Path) -> bool:
     if is_recorded(folder):
         return True
     status = repair(folder)
+    if status.result == "deleted":
+        write_error(status.reason)
     if status.result == "not recorded":
         where = os.path.relpath(folder)
         write_error(
             f"not everything is recorded: {status.reason}; to send the rest, run python -m scaleflow.sync {where}"
         )
-    return status.result != "not recorded"
+    return status.result not in ("not recorded", "deleted")
 
 
 def is_recorded(folder: Path) -> bool:
@@ -105,9 +119,31 @@ def is_recorded(folder: Path) -> bool:
     return is_finished(folder) and (not is_tracked or EventTransfer(NoTracker(), files.events).has_everything)
 
 
-def send_missing(status: SyncStatus, tracking: Tracking, tries: int) -> SyncStatus:
+def confirm_recorded(status: SyncStatus, tracking: Tracking, ready: RunReady | None) -> SyncStatus:
+    """Checks that the store still has a run that was recorded, and makes it a child of its sweep's run if `ready`.
+
+    If the store does not answer, the reason says so.
+    """
+    if tracking.name == "none":
+        return status
+    try:
+        transfer = EventTransfer(make_tracker(tracking), RunFolder(status.folder).events)
+        transfer.open()
+        if ready is not None:
+            transfer.link_parent(ready)
+    except RunMissing as missing:
+        return replace(status, result="deleted", reason=format_store_error(missing))
+    except Exception as error:  # a store may raise anything
+        return replace(status, reason=format_store_error(error))
+    return status
+
+
+def send_missing(status: SyncStatus, tracking: Tracking, tries: int, is_new: bool = False) -> SyncStatus:
+    """Sends what the store lacks, or if it `is_new` everything, as a new run."""
     transfer = EventTransfer(make_tracker(tracking), RunFolder(status.folder).events, tries_of_a_file=max(1, tries - 1))
     reason, left = "", tries
+    if is_new:
+        transfer.start_over()
     transfer.save_state()
     while left:
         before = transfer.taken
@@ -115,6 +151,8 @@ def send_missing(status: SyncStatus, tracking: Tracking, tries: int) -> SyncStat
             transfer.open()
             transfer.send(again=True)
             break
+        except RunMissing as missing:
+            return replace(status, result="deleted", reason=format_store_error(missing))
         except Exception as error:  # a store may raise anything
             reason = format_store_error(error)
             left = tries if transfer.taken > before else left - 1

@@ -7,7 +7,6 @@ that the run has already taken must keep their meaning, so only some keys may ch
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from scaleflow.interfaces import Tracking
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.secret_masking import MASK, find_secrets, mask_secrets, remember_secrets
 from scaleflow.tracking import make_tracker
+from scaleflow.tracking.model_uris import RUN_OR_MODEL, resolve_reference
 from scaleflow.tracking.uri import resolve_store
 from scaleflow.trials import PARAM
 
@@ -31,8 +31,6 @@ LENGTH_KEYS = ("epochs", "max_steps")
 
 #: Keys that say which variables are trained. The optimizer's state in a checkpoint is of these.
 TRAINED = ("model.freeze", "model.lora")
-
-RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 Config = dict[str, Any]
 
@@ -54,7 +52,7 @@ def find_resumed_run(named: str, composed: Config, choices: Mapping[str, str], o
     """Finds a run and makes its config.
 
     Args:
-        named: the value of `resume`: a folder or a run's id.
+        named: the value of `resume`: a folder, a run's id, or the URI of a model.
         composed: this command's config, interpolations resolved.
         choices: the option that this command chose in each config group.
         overrides: the typed overrides.
@@ -89,7 +87,7 @@ def find_resumed_run(named: str, composed: Config, choices: Mapping[str, str], o
 
 
 def find_run_folder(named: str, composed: Config) -> Path:
-    """Returns the folder of a run, given its path or its id in the store."""
+    """Returns the folder of a run, given its path, its id in the store, or the URI of its model."""
     folder = Path(named).expanduser()
     if RunFolder(folder).ledger.is_file():
         raise ConfigError(
@@ -98,13 +96,14 @@ def find_run_folder(named: str, composed: Config) -> Path:
         )
     if RunFolder(folder).events.is_file():
         return folder.absolute()
-    if not RUN_ID.fullmatch(named):
+    if not RUN_OR_MODEL.fullmatch(named):
         if folder.is_dir():
             raise ConfigError(
                 f"resume={named}: this is not the folder of a run: it has no {RunFolder(folder).events.name}"
             )
         raise ConfigError(
-            f"resume={named}: expected the folder of a run, which the run prints at its end, or the id of a run"
+            f"resume={named}: expected the folder of a run, which the run prints at its end, the id of a run, "
+            "or the URI of its model, such as models:/NAME@ALIAS"
         )
     options = resolve_store(parse_section(Tracking, composed.get("tracking", {}), "tracking"))
     if options.name == "none":
@@ -113,7 +112,8 @@ def find_run_folder(named: str, composed: Config) -> Path:
         )
     tracker = make_tracker(options)
     tracker.connect()
-    folder = Path(tracker.find_folder(named))
+    run_id = named if options.uri is None else resolve_reference(named, options.uri).run_id
+    folder = Path(tracker.find_folder(run_id))
     if not RunFolder(folder).events.is_file():
         raise ConfigError(
             f"resume={named}: its folder {folder} is not on this machine; resume it where its folder is, or copy the "

@@ -8,6 +8,7 @@ So the store holds each run once and each point once, even if several commands s
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Sequence
@@ -15,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scaleflow.errors import RunMissing
 from scaleflow.events import (
     ArtifactWritten,
     ConfusionWritten,
@@ -39,6 +41,7 @@ from scaleflow.provenance import read_provenance
 from scaleflow.runs import EventReader, RunFolder, RunState
 from scaleflow.secret_masking import mask_secrets
 from scaleflow.tracking import TensorBoardWriter
+from scaleflow.tracking.uri import sqlite_file
 
 if TYPE_CHECKING:
     from scaleflow.profiler.analysis_process import Profile
@@ -152,18 +155,42 @@ class EventTransfer:
         self._record = self._make_record()
         self.taken, self.aside, self.ended = offset, {}, 0
 
+    def start_over(self) -> None:
+        """Begins a new run in the store with all events, because the run that had them was deleted there."""
+        before = self._record["folder"]
+        self.start_after(0)
+        self._record["folder"] = before  # the events name files in it
+
     def open(self) -> None:
         """Opens the store, and the run in it, if there is one.
 
         Raises:
             StoreUnreachable: if the store does not answer.
+            RunMissing: if it does not have the run any more.
             ConfigError: if it cannot be used.
         """
-        self._tracker.connect()
-        if self.has_run:
-            self._tracker.adopt(self._record["run_id"])
-        elif "adopts" in self._record:  # an earlier command began to adopt a run, and died
+        try:
+            self._refuse_new_store()
+            self._tracker.connect()
+            if self.has_run:
+                self._tracker.adopt(self._record["run_id"])
+        except RunMissing as missing:
+            folder = os.path.relpath(self._files.path)
+            raise RunMissing(
+                f"{missing}; python -m scaleflow.sync {folder} --again records it again, as a new run"
+            ) from missing
+        if not self.has_run and "adopts" in self._record:  # an earlier command began to adopt a run, and died
             self._tracker.adopted = self._record["adopts"]
+
+    def _refuse_new_store(self) -> None:
+        """Raises RunMissing if the store of a recorded run is an SQLite file that is gone: opening would create it."""
+        file = sqlite_file(self._tracker.uri) if self.has_run and self._tracker.uri else None
+        if file and file.parent.is_dir() and not file.exists():
+            raise RunMissing(f"the store {self._tracker.uri} with the run {self.run_id} does not exist any more")
+
+    def link_parent(self, event: RunReady) -> None:
+        """Makes the recorded run the child of its sweep's run, which may have been recorded again."""
+        self._tracker.set_tags(self._make_parent_tag(event))
 
     def import_ahead(self) -> None:
         """Imports what draws pictures, while the workers start: at the end of a run the command would wait for it."""
@@ -227,7 +254,7 @@ class EventTransfer:
     def _send_file(self, event: Event, at: int) -> None:
         """Sends the files of an event, or puts the event aside if the store answers other requests."""
         try:
-            self._log_files(event)
+            self._log_files(event, at)
         except StillReadingError as error:
             self._unread.add(at)
             self.aside[at] = str(error)
@@ -244,7 +271,7 @@ class EventTransfer:
         for at in sorted(offsets):
             try:
                 event = next(EventReader(self._events, at).read())
-                self._log_files(event)
+                self._log_files(event, at)
                 if isinstance(event, ModelExported):
                     self._describe_run()
             except StillReadingError:
@@ -257,7 +284,7 @@ class EventTransfer:
             self._unread.discard(at)
             self.save_state()
 
-    def _log_files(self, event: Event) -> None:
+    def _log_files(self, event: Event, at: int) -> None:
         if isinstance(event, RunReady):
             for path in self._files.list_logged_files():
                 self._tracker.log_artifact(path, None)
@@ -265,8 +292,12 @@ class EventTransfer:
             self.write_tensorboard()
             for path in sorted(self._files.tensorboard.glob("*")):
                 self._tracker.log_artifact(path, self._files.tensorboard.name)
-        else:
+        elif not (isinstance(event, ModelExported) and self._is_replaced(event, at)):
             self._handle(event)
+
+    def _is_replaced(self, model: ModelExported, at: int) -> bool:
+        """Whether a later event says that another model was exported, to the same folder."""
+        return any(isinstance(e, ModelExported) and e != model for e in EventReader(self._events, at).read())
 
     def _handle(self, event: Event) -> None:
         """Sends one event. A refusal sends nothing: there is no run, or a resumed run keeps its earlier end."""

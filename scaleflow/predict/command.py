@@ -13,6 +13,8 @@ after them.
 Columns of the output: for classes `prediction`, `probability` and `probability_CLASS`, for numbers `prediction`. With
 several outputs their names come first. The SavedModel computes on all GPUs of this machine, or on its CPU; overrides of
 the config groups `hardware` and `strategy` choose other devices.
+RUN_ID is the id of a run in MLflow, the folder of a run, or a model: models:/NAME/VERSION, models:/NAME@ALIAS or
+models:/m-... A run stands for the model that is its result.
 The run is looked up in `tracking.uri=...`, else in MLFLOW_TRACKING_URI, else in sqlite:///mlflow.db.
 
 Exit code: 0 all predictions are written; 1 it failed; 2 the command cannot work; 130 or 143 interrupted.
@@ -40,13 +42,14 @@ from scaleflow.config.from_mlflow import RerunCommand, find_store_options, load_
 from scaleflow.config.hydra_errors import parse_overrides
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.events import Event, Note
-from scaleflow.interfaces import Plan
+from scaleflow.interfaces import Plan, Tracking
 from scaleflow.launcher.display import BarDisplay, Display, display_for
+from scaleflow.launcher.named_runs import find_named_run, locate_run
 from scaleflow.launcher.prepare import make_plan
-from scaleflow.launcher.resume import RUN_ID
 from scaleflow.launcher.stop import catch_stop_signals
 from scaleflow.secret_masking import mask_secrets
-from scaleflow.tracking.tracked_runs import TrackedRun, choose_store, find_run
+from scaleflow.tracking.model_uris import FORMS
+from scaleflow.tracking.tracked_runs import TrackedRun
 
 if TYPE_CHECKING:
     from scaleflow.predict.columns import OutputColumns
@@ -130,7 +133,7 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("run_id", help="the run's id in MLflow, 32 hexadecimal digits")
+    parser.add_argument("run_id", metavar="RUN_ID", help=f"a run or its model: {FORMS}")
     parser.add_argument(
         "overrides", nargs="*", metavar="KEY=VALUE", help="an override of hardware, strategy or tracking.uri"
     )
@@ -184,8 +187,8 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
     if typed.shard_rows and not output.is_folder:
         raise ConfigError(f"--shard-rows {typed.shard_rows}: is for a folder of shards; use --output FOLDER/")
     display.begin_stage("reading the run and its model from MLflow")
-    store = choose_store(find_store_options(RerunCommand(typed.run_id, typed.overrides)))
-    tracker, tracked = find_run(typed.run_id, store)
+    options = find_store_options(RerunCommand(typed.run_id, typed.overrides))
+    store, tracker, tracked = find_named_run(typed.run_id, options)
     from scaleflow.tracking.saved_models import describe_model, download_saved_model
 
     description = describe_model(tracker, tracked, store)
@@ -229,10 +232,7 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
 
 def make_prediction_plan(typed: argparse.Namespace) -> Plan:
     """Makes the plan that names the devices. Raises ConfigError for other options, several processes or a TPU."""
-    if not re.fullmatch(RUN_ID, typed.run_id):
-        raise ConfigError(
-            f"{typed.run_id}: expected the id of a run in MLflow (32 hexadecimal digits) as the first argument"
-        )
+    locate_run(typed.run_id, Tracking())  # refuses another word before anything is imported
     for override in parse_overrides(typed.overrides):
         key = str(override.key_or_group)
         if override.is_sweep_override() or override.is_delete() or not OVERRIDES.fullmatch(key):

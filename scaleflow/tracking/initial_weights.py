@@ -16,6 +16,7 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan, Tracking
 from scaleflow.secret_masking import mask_secrets
 from scaleflow.tracking.connection import migration_lock, set_mlflow_defaults, use_store
+from scaleflow.tracking.model_uris import RUN_OR_MODEL, choose_result, find_model_version
 from scaleflow.tracking.uri import resolve_store, sqlite_file
 
 SCHEMES = ("runs:/", "models:/")
@@ -27,8 +28,8 @@ KERAS_FILES = ("model.keras", "data/model.keras", "model/model.keras")
 WEIGHTS_FILE = "model.weights.h5"
 
 ADVICE = (
-    "use a file that keras.Model.save wrote, a folder with a model that scaleflow exported, runs:/RUN_ID/model or "
-    "models:/NAME/VERSION"
+    "use a file that keras.Model.save wrote, a folder with a model that scaleflow exported, the id of a run in MLflow, "
+    "models:/NAME/VERSION, models:/NAME@ALIAS or models:/m-..."
 )
 
 
@@ -42,7 +43,7 @@ def locate_weights(plan: Plan) -> Iterator[Plan]:
     source = plan.model.init_from
     if source is None:
         yield plan
-    elif source.startswith(SCHEMES):
+    elif source.startswith(SCHEMES) or (RUN_OR_MODEL.fullmatch(source) and not Path(source).exists()):
         with tempfile.TemporaryDirectory(prefix="scaleflow-init-") as folder:
             file = download_weights(source, plan.tracking, Path(folder))
             yield replace(plan, model=replace(plan.model, init_from=str(file)))
@@ -82,13 +83,33 @@ def download_weights(uri: str, tracking: Tracking, folder: Path) -> Path:
         return Path(download_artifacts(artifact, dst_path=str(folder)))
 
     with migration_lock(store), use_store(store):
+        address = find_address(uri, store)
         with contextlib.suppress(MlflowException, OSError):
-            return download(f"{uri.rstrip('/')}/data/model.keras")  # skips the SavedModel of the same model
+            return download(f"{address}/data/model.keras")  # skips the SavedModel of the same model
         shutil.rmtree(folder)
         try:
-            return find_keras_file(download(uri), uri)
+            return find_keras_file(download(address), uri)
         except (MlflowException, OSError) as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise ConfigError(
                 f"model.init_from={uri}: cannot be loaded from {mask_secrets(store)}: {mask_secrets(reason)}"
             ) from error
+
+
+def find_address(uri: str, store: str) -> str:
+    """Returns the URI to download: of a run that scaleflow recorded, the model that is its result.
+
+    Raises ConfigError if there is no such version of a registered model.
+    """
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+
+    parts, client = RUN_OR_MODEL.fullmatch(uri), MlflowClient(tracking_uri=store)
+    with contextlib.suppress(MlflowException):  # the download explains it
+        if parts and parts["name"]:
+            find_model_version(client, uri)
+        elif parts and parts["run"]:
+            run = client.get_run(parts["run"])
+            result = choose_result(run) if "scaleflow.folder" in run.data.tags else None
+            return f"models:/{result.model_id}" if result and result.model_id else f"runs:/{parts['run']}/model"
+    return uri.rstrip("/")

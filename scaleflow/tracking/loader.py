@@ -5,11 +5,21 @@ Each logged model contains a copy of this file, so it must not import scaleflow.
 
 from __future__ import annotations
 
+import datetime
+import math
+import numbers
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import tensorflow as tf
+from mlflow.exceptions import MlflowException
+
+#: Words in the place of a number that mean a missing one.
+MISSING_WORDS = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
+
+Array = np.ndarray[Any, Any]
 
 
 class SavedModel:
@@ -26,38 +36,175 @@ class SavedModel:
             model_input: raw inputs [batch, ...] as an array, (nested) lists, or a DataFrame with one row per example,
                 whose columns are concatenated in order. For a model of several inputs: a dict of arrays or a DataFrame
                 with a column for each input, by name; the name of an input in a nested dict is its keys joined with
-                `/`. For text, numbers become text and missing values become empty strings.
+                `/`. Numbers may be given as text, and missing ones are NaN. For text, numbers become text, dates
+                become 2024-01-31T23:59:59, and missing values become empty strings.
             params: unused; MLflow passes it.
+
+        Raises:
+            MlflowException: if a value cannot be converted, naming its column, and its row counted from 0.
         """
-        outputs = self._loaded.serve(take_inputs(self._specs, model_input, ""))
-        return tf.nest.map_structure(np.asarray, outputs)
+        inputs = {
+            name: to_tensor(spec, model_input[name] if name else model_input, name)
+            for name, spec in name_specs(self._specs).items()
+        }
+        try:
+            return tf.nest.map_structure(np.asarray, self._serve(inputs))
+        except tf.errors.InvalidArgumentError as error:
+            raise MlflowException.invalid_parameter_value(self._explain(inputs, str(error.message))) from error
+
+    def _serve(self, inputs: dict[str, tf.Tensor]) -> Any:
+        return self._loaded.serve(nest(self._specs, inputs))
+
+    def _fails(self, inputs: dict[str, tf.Tensor]) -> bool:
+        try:
+            self._serve(inputs)
+        except tf.errors.InvalidArgumentError:
+            return True
+        return False
+
+    def _explain(self, inputs: dict[str, tf.Tensor], reason: str) -> str:
+        """Returns the first row, and its inputs, that the model fails with, such as a text that is no date."""
+        first, end = 0, len(next(iter(inputs.values())))
+        while end - first > 1:
+            middle = (first + end) // 2
+            is_before = self._fails({name: each[first:middle] for name, each in inputs.items()})
+            first, end = (first, middle) if is_before else (middle, end)
+        row = {name: each[first:end] for name, each in inputs.items()}
+        texts = {name: each for name, each in row.items() if each.dtype == tf.string}
+        blank = row | {name: tf.zeros_like(each) for name, each in texts.items()}
+        bad = [name for name, each in texts.items() if self._fails(blank | {name: each})]
+        if not bad or self._fails(blank):
+            place = f"row {first}: " if self._fails(row) else ""
+            return f"{place}the model fails: {reason.strip().partition(chr(10))[0]}"
+        values = (f"{name or 'the input'} is {join_text(texts[name])!r}"[:200] for name in bad)
+        return f"row {first}: {', '.join(values)}, which the model cannot read; a date has the form 2024-01-31T23:59:59"
 
 
-def take_inputs(specs: Any, model_input: Any, name: str) -> Any:
-    """Converts the inputs to tensors, in the structure of `specs`. `name` is that of the part of it."""
+def join_text(texts: tf.Tensor) -> str:
+    return ", ".join(text.decode(errors="replace") for text in np.ravel(texts.numpy()))
+
+
+def name_specs(specs: Any, name: str = "") -> dict[str, tf.TensorSpec]:
+    """Returns the specs of the inputs by name; a single one without a name has the name ""."""
     if not isinstance(specs, dict):
-        return to_tensor(specs, model_input[name] if name else model_input)
+        return {name: specs}
     start = f"{name}/" if name else ""
-    return {key: take_inputs(spec, model_input, f"{start}{key}") for key, spec in specs.items()}
+    return {leaf: each for key, part in specs.items() for leaf, each in name_specs(part, start + key).items()}
 
 
-def to_tensor(spec: tf.TensorSpec, given: Any) -> tf.Tensor:
-    """Converts an array, lists, a column or a table to a tensor [batch, ...]."""
-    values = given.to_numpy() if hasattr(given, "to_numpy") else np.asarray(given)
+def nest(specs: Any, tensors: dict[str, tf.Tensor], name: str = "") -> Any:
+    """Returns the tensors in the structure of `specs`."""
+    if not isinstance(specs, dict):
+        return tensors[name]
+    start = f"{name}/" if name else ""
+    return {key: nest(part, tensors, start + key) for key, part in specs.items()}
+
+
+def to_tensor(spec: tf.TensorSpec, given: Any, name: str) -> tf.Tensor:
+    """Converts an array, lists, a column or a table to a tensor [batch, ...]. `name` is that of the input."""
+    size, rows = math.prod(spec.shape[1:]), len(given)
+    values = flatten_cells(read_values(given), rows, size, name)
     if spec.dtype == tf.string:
-        cells = (cell if isinstance(cell, list | np.ndarray) else [cell] for cell in values.ravel())
-        values = np.array([to_text(text) for cell in cells for text in cell], object)
-    elif values.dtype == object:
-        values = np.asarray(values.tolist())
-    return tf.reshape(tf.cast(tf.constant(values), spec.dtype), [len(given), *spec.shape[1:]])
+        converted, is_bad, expected = convert_texts(values), np.zeros(len(values), bool), ""
+    else:
+        converted, is_bad, expected = convert_numbers(values, spec.dtype)
+    if is_bad.any():
+        at = int(is_bad.argmax())
+        column = name or name_value(given, at % size)
+        value = repr(str(values[at])[:80]) if to_text(values[at]) else "missing"
+        raise MlflowException.invalid_parameter_value(f"row {at // size}: {column} is {value}, expected {expected}")
+    return tf.reshape(tf.constant(converted, spec.dtype), [rows, *spec.shape[1:]])
+
+
+def name_value(given: Any, index: int) -> str:
+    """Returns the name of a value of each row: that of its column in a table, else its index."""
+    columns = getattr(given, "columns", ())
+    return str(columns[index]) if index < len(columns) else f"value {index}"
+
+
+def read_values(given: Any) -> Array:
+    """Returns an array. A column or table with pandas's or pyarrow's types and missing values becomes objects."""
+    plain = getattr(getattr(given, "dtype", None), "numpy_dtype", None)
+    if plain is not None and np.dtype(plain).kind in "biuf" and not given.isna().any():
+        return np.asarray(given.to_numpy(plain))
+    if hasattr(given, "to_numpy"):
+        return np.asarray(given.to_numpy())
+    try:
+        return np.asarray(given)
+    except ValueError:  # lists of different lengths
+        return np.array([np.array(each, object) for each in given], object)
+
+
+def flatten_cells(values: Array, rows: int, size: int, name: str) -> Array:
+    """Returns the values of all rows, [rows * size]; a cell may be a (nested) list. Refuses a row of another size."""
+    if values.dtype == object and any(isinstance(cell, list | tuple | np.ndarray) for cell in values.flat):
+        parts = [np.ravel(np.array(row.tolist() if isinstance(row, np.ndarray) else row, object)) for row in values]
+        lengths = [len(part) for part in parts]
+        values = np.concatenate(parts)
+    else:
+        lengths = [values.size // max(1, rows)] * rows
+    if wrong := [row for row, length in enumerate(lengths) if length != size]:
+        raise MlflowException.invalid_parameter_value(
+            f"row {wrong[0]}: {name or 'the input'} has {lengths[wrong[0]]} values, expected {size}"
+        )
+    return values.ravel()
+
+
+def convert_numbers(values: Array, dtype: tf.DType) -> tuple[Array, Array, str]:
+    """Converts values [n] to numbers, and returns which of them cannot be converted, [n] bool, and what is expected."""
+    is_bad = np.zeros(len(values), bool)
+    if values.dtype.kind not in "biuf":
+        values, is_bad = parse_numbers(values)
+    if dtype.is_floating:
+        return values.astype(dtype.as_numpy_dtype), is_bad, "a finite number"
+    if values.dtype.kind == "f":
+        is_bad = is_bad | np.isnan(values)
+    if dtype.is_bool:
+        return values.astype(bool), is_bad, "true or false"
+    if values.dtype.kind == "f":
+        is_bad = is_bad | (values != np.floor(values))
+    is_bad = is_bad | (values < dtype.min) | (values > dtype.max)
+    return np.where(is_bad, 0, values).astype(dtype.as_numpy_dtype), is_bad, f"a whole number ({dtype.name})"
+
+
+def parse_numbers(values: Array) -> tuple[Array, Array]:
+    """Converts objects or texts [n] to numbers, NaN if missing, and returns which are no finite numbers: [n] bool."""
+    cells = pd.Series([to_cell(value) for value in values], dtype=object)
+    is_missing = cells.isna() | cells.isin(MISSING_WORDS)
+    words = cells.map({"true": 1, "false": 0, "True": 1, "False": 0, "TRUE": 1, "FALSE": 0})
+    parsed = pd.to_numeric(words.where(words.notna(), cells).where(~is_missing, None), errors="coerce").to_numpy()
+    return parsed, ~(np.isfinite(parsed.astype(np.float64)) | is_missing.to_numpy())
+
+
+def to_cell(value: Any) -> Any:
+    """Returns a number or a missing value as it is, and anything else as a text without spaces around it."""
+    if isinstance(value, bytes):
+        value = value.decode(errors="replace")
+    is_plain = isinstance(value, numbers.Number) or value is None or value is pd.NA
+    return value if is_plain or is_missing_date(value) else str(value).strip()
+
+
+def is_missing_date(value: Any) -> bool:
+    return value is pd.NaT or (isinstance(value, np.datetime64) and bool(np.isnat(value)))
+
+
+def convert_texts(values: Array) -> Array:
+    """Converts values [n] to texts."""
+    if values.dtype.kind == "M":
+        return np.where(np.isnat(values), "", np.datetime_as_string(values.astype("datetime64[s]"))).astype(object)
+    return np.array([to_text(value) for value in values], object)
 
 
 def to_text(value: Any) -> str | bytes:
-    """Converts a cell to text; None and NaN become an empty string."""
+    """Converts a cell to text; a missing value becomes an empty string."""
     if isinstance(value, str | bytes):
         return value
-    is_missing = value is None or value != value  # NaN differs from itself
-    return "" if is_missing else str(value)
+    if value is None or value is pd.NA or is_missing_date(value) or value != value:  # NaN differs from itself
+        return ""
+    if isinstance(value, datetime.date):  # also datetime.datetime and pandas.Timestamp
+        moment = pd.Timestamp(value)
+        return str((moment if moment.tz is None else moment.tz_convert(None)).strftime("%Y-%m-%dT%H:%M:%S"))
+    return str(value)
 
 
 def _load_pyfunc(path: str) -> SavedModel:

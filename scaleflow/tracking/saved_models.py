@@ -61,7 +61,7 @@ class ModelDescription:
 
 
 def describe_model(tracker: MlflowTracker, run: TrackedRun, store: Tracking) -> ModelDescription:
-    """Returns what the newest logged model of a run takes and returns.
+    """Returns what the logged model of a run takes and returns.
 
     Raises ConfigError if the run has no logged model, or the model has no description that can be read.
     """
@@ -87,7 +87,7 @@ def describe_model(tracker: MlflowTracker, run: TrackedRun, store: Tracking) -> 
 
 
 def download_saved_model(tracker: MlflowTracker, run: TrackedRun, store: Tracking, folder: Path) -> Path:
-    """Downloads the SavedModel of the newest logged model of a run. Raises ConfigError if there is none."""
+    """Downloads the SavedModel of the logged model of a run. Raises ConfigError if there is none."""
     path = download_artifact(f"{find_model(tracker, run)}/{SAVED_MODEL}", str(store.uri), folder)
     if path is None:
         raise ConfigError(
@@ -97,7 +97,7 @@ def download_saved_model(tracker: MlflowTracker, run: TrackedRun, store: Trackin
 
 
 def find_model(tracker: MlflowTracker, run: TrackedRun) -> str:
-    """Returns the address of the newest logged model of a run. Raises ConfigError if it has none."""
+    """Returns the address of the logged model of a run. Raises ConfigError if it has none."""
     if run.model_id is None:
         raise ConfigError(
             f"{run.run_id}: the run {run.name} has no model; a run logs its model when it finishes (resume=... "

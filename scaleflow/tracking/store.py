@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from scaleflow.errors import ConfigError, StoreUnreachable
+from scaleflow.errors import ConfigError, RunMissing, StoreUnreachable
 from scaleflow.events import DatasetDescribed
 from scaleflow.interfaces import IDENTITY, Point, Status, Tracking
 from scaleflow.secret_masking import mask_secrets
@@ -37,6 +37,10 @@ MODEL = "model"
 
 #: The tag of a logged model with the update after which it was exported.
 STEP_TAG = "scaleflow.step"
+
+#: The tag of a run with the ID of the logged model that is its result. With `checkpoint.export=best`, a run that was
+#: resumed may have exported a model of an earlier step than before.
+RESULT_TAG = "scaleflow.model"
 
 #: MLflow's tag of a run's description, and the digest of the description that scaleflow has written.
 DESCRIPTION, WRITTEN = "mlflow.note.content", "scaleflow.description"
@@ -116,7 +120,12 @@ class MlflowTracker:
             )
 
     def find_folder(self, run_id: str) -> str:
-        folder = self._get_run(run_id).data.tags.get("scaleflow.folder")
+        try:
+            folder = self._get_run(run_id, "resume").data.tags.get("scaleflow.folder")
+        except RunMissing as missing:
+            raise RunMissing(
+                f"{missing}; `python -m scaleflow.sync FOLDER --again` records a deleted run again"
+            ) from missing
         if folder is None:
             raise ConfigError(f"resume={run_id}: this is not a run of scaleflow: it has no tag scaleflow.folder")
         return str(folder)
@@ -131,7 +140,7 @@ class MlflowTracker:
     def find_artifacts(self, model_id: str) -> str:
         return str(self._client.get_logged_model(model_id).artifact_location)
 
-    def adopt(self, run_id: str, key: str = "resume") -> None:
+    def adopt(self, run_id: str, key: str = "") -> None:
         run = self._get_run(run_id, key)
         self._experiment_id, self._run_name, self.run_id = run.info.experiment_id, run.info.run_name, run_id
 
@@ -141,14 +150,18 @@ class MlflowTracker:
             if tag in self.fetch_run().data.tags:
                 self._client.delete_tag(self._run, tag)
 
-    def _get_run(self, run_id: str, key: str = "resume") -> Run:
+    def _get_run(self, run_id: str, key: str = "") -> Run:
+        """Returns a run. Raises RunMissing, with a message that begins with `key`, if it is not there or deleted."""
+        start = f"{key}: " if key else ""
         with explain_missing(
-            f"{key}: the store {mask_secrets(self.uri)} has no run {run_id}; set tracking.uri to the store that has it"
+            f"{start}the store {mask_secrets(self.uri)} has no run {run_id}; set tracking.uri to the store that has it",
+            RunMissing,
         ):
             run = self._client.get_run(run_id)
         if run.info.lifecycle_stage != "active":
-            raise ConfigError(
-                f"{key}: the run {run_id} was deleted; `mlflow runs restore --run-id {run_id}` restores it"
+            raise RunMissing(
+                f"{start}the run {run_id} was deleted and is in MLflow's trash; "
+                f"`mlflow runs restore --run-id {run_id}` restores it"
             )
         return run
 
@@ -278,6 +291,7 @@ class MlflowTracker:
         self._once(step, "files", lambda: self._upload(path, model_id))
         self._once(step, "ready", lambda: self._client.finalize_logged_model(model_id, "READY"))
         self._once(step, "output", lambda: self._log_output(step, model_id))
+        self._once(step, "result", lambda: self.set_tags({RESULT_TAG: model_id}))
         self._once(step, "metrics", lambda: self._log_model_metrics(step, model_id))
         self._once(step, "version", lambda: self._register_model(model_id))
 
@@ -364,8 +378,8 @@ class MlflowTracker:
 
 
 @contextlib.contextmanager
-def explain_missing(message: str) -> Iterator[None]:
-    """Raises ConfigError instead of MLflow's error if a run or an experiment does not exist."""
+def explain_missing(message: str, kind: type[ConfigError] = ConfigError) -> Iterator[None]:
+    """Raises an error of the `kind` instead of MLflow's if a run, an experiment or a model does not exist."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -373,7 +387,7 @@ def explain_missing(message: str) -> Iterator[None]:
     except MlflowException as error:
         if error.error_code != "RESOURCE_DOES_NOT_EXIST":
             raise
-        raise ConfigError(message) from error
+        raise kind(message) from error
 
 
 def explain_unusable(uri: str, error: Exception) -> ConfigError:

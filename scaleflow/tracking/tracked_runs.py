@@ -18,6 +18,7 @@ from scaleflow.secret_masking import mask_secrets
 from scaleflow.tracking.connection import use_store
 from scaleflow.tracking.initial_weights import KERAS_FILES
 from scaleflow.tracking.keys import to_allowed_key
+from scaleflow.tracking.model_uris import choose_result, resolve_reference
 from scaleflow.tracking.plot import draw_confusion
 from scaleflow.tracking.store import GENERATED_NAME, MlflowTracker, explain_unusable
 from scaleflow.tracking.uri import resolve_store, sqlite_file
@@ -38,8 +39,8 @@ class TrackedRun:
     name: str
     config: str  # the text of its config.yaml
     params: Mapping[str, str]  # the logged params, which include the chosen options
-    steps: int  # number of updates of its newest logged model; 0 if there is none
-    model_id: str | None  # ID of its newest logged model; None if there is none
+    steps: int  # number of updates of the model; 0 if there is none
+    model_id: str | None  # ID of the logged model that is named, or is the run's result; None if there is none
 
 
 def choose_store(options: Tracking) -> Tracking:
@@ -55,8 +56,8 @@ def choose_store(options: Tracking) -> Tracking:
     return store
 
 
-def find_run(run_id: str, store: Tracking) -> tuple[MlflowTracker, TrackedRun]:
-    """Returns a run, and a tracker that is connected to it.
+def find_run(named: str, store: Tracking) -> tuple[MlflowTracker, TrackedRun]:
+    """Returns the run that a run's ID or a model's URI names, and a tracker that is connected to it.
 
     Raises ConfigError if the store can't be used, has no such run, or the run is a sweep's or not scaleflow's.
     """
@@ -65,7 +66,9 @@ def find_run(run_id: str, store: Tracking) -> tuple[MlflowTracker, TrackedRun]:
     tracker = MlflowTracker(store)
     tracker.connect()
     try:
-        tracker.adopt(run_id, "RUN_ID")
+        reference = resolve_reference(named, tracker.uri)
+        run_id = reference.run_id
+        tracker.adopt(run_id, named)
         run = tracker.fetch_run()
     except MlflowException as error:
         raise explain_unusable(tracker.uri, error) from error
@@ -73,8 +76,7 @@ def find_run(run_id: str, store: Tracking) -> tuple[MlflowTracker, TrackedRun]:
         raise ConfigError(f"{run_id}: this is not a run of scaleflow: it has no tag scaleflow.folder")
     if "scaleflow.swept" in run.data.tags:
         raise ConfigError(f"{run_id}: this is the run of a sweep; use the run of one of its jobs")
-    outputs = sorted(run.outputs.model_outputs if run.outputs else [], key=lambda output: output.step)
-    newest = outputs[-1] if outputs else None
+    model = reference if reference.model_id else choose_result(run)
     params = dict(run.data.params)
     params |= {k.removeprefix("scaleflow."): v for k, v in params.items() if k.startswith("scaleflow.")}
     tracked = TrackedRun(
@@ -82,8 +84,8 @@ def find_run(run_id: str, store: Tracking) -> tuple[MlflowTracker, TrackedRun]:
         str(run.info.run_name),
         load_config_text(run_id, str(store.uri)),
         params,
-        newest.step if newest else 0,
-        newest.model_id if newest else None,
+        model.step,
+        model.model_id,
     )
     return tracker, tracked
 

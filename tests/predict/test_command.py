@@ -134,6 +134,63 @@ def test_classes_and_probabilities_are_those_of_the_logged_model(
     assert list(trained.read("whole.csv"))[:6] == trained.new.column_names
 
 
+def load_and_predict(folder: Path, run: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """What MLflow's model gives for the same rows in each form of a DataFrame, and how it refuses wrong values."""
+    from decimal import Decimal
+
+    import mlflow
+    import pandas as pd
+    import tensorflow as tf
+
+    from scaleflow.dataset.table_values import MISSING
+    from scaleflow.tracking import loader
+
+    assert loader.MISSING_WORDS == MISSING
+    mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")
+    (output,) = mlflow.get_run(run).outputs.model_outputs
+    model = mlflow.pyfunc.load_model(f"models:/{output.model_id}")
+    frame = pd.read_parquet(folder / "new.parquet")
+    area = frame["area"]
+    forms = {
+        "numpy": frame,
+        "nullable": frame.convert_dtypes(),
+        "pyarrow": pd.read_parquet(folder / "new.parquet", dtype_backend="pyarrow"),
+        "Decimal": frame.assign(area=[None if pd.isna(x) else Decimal(str(x)) for x in area]),
+        "text": frame.assign(area=["NA" if pd.isna(x) else f" {x}" for x in area], sold=frame["sold"].astype(str)),
+        "zone": frame.assign(sold=pd.to_datetime(frame["sold"]).dt.tz_localize("UTC").dt.tz_convert("Asia/Tokyo")),
+    }
+    wrong = {
+        "number": lambda: model.predict(frame.assign(area=[*area[:-1], "12 m"])),
+        "date": lambda: model.predict(frame.assign(sold=[*frame["sold"].astype(str)[:-1], "31.12.2024"])),
+        "whole": lambda: loader.to_tensor(tf.TensorSpec([None], tf.int32), [1.0, 2.5], "rooms"),
+        "range": lambda: loader.to_tensor(tf.TensorSpec([None, 2], tf.uint8), np.array([[1, 2], [3, 256]]), ""),
+        "absent": lambda: loader.to_tensor(tf.TensorSpec([None], tf.int64), pd.array([1, None], "Int64"), "rooms"),
+        "size": lambda: loader.to_tensor(tf.TensorSpec([None, 2]), [[1, 2], [3]], "point"),
+    }
+    refused = {}
+    for name, call in wrong.items():
+        with pytest.raises(mlflow.MlflowException) as error:
+            call()
+        refused[name] = str(error.value)
+    return {name: model.predict(each) for name, each in forms.items()}, refused
+
+
+def test_the_logged_model_takes_the_types_of_a_data_frame_and_names_a_wrong_value(
+    trained: Trained, isolated: Callable[..., Any]
+) -> None:
+    found, refused = isolated(load_and_predict, trained.folder, trained.sizes)
+    for form, logits in found.items():
+        np.testing.assert_allclose(logits, found["numpy"], rtol=1e-5, err_msg=form)
+    assert refused == {
+        "number": "row 74: area is '12 m', expected a finite number",
+        "date": "row 74: sold is '31.12.2024', which the model cannot read; a date has the form 2024-01-31T23:59:59",
+        "whole": "row 1: rooms is '2.5', expected a whole number (int32)",
+        "range": "row 1: value 1 is '256', expected a whole number (uint8)",
+        "absent": "row 1: rooms is missing, expected a whole number (int64)",
+        "size": "row 1: point has 1 values, expected 2",
+    }
+
+
 def test_numbers_are_in_the_unit_of_the_target(trained: Trained, isolated: Callable[..., Any]) -> None:
     trained.predict(trained.prices, "new.csv", "prices.parquet")
     found = trained.read("prices.parquet")
