@@ -94,6 +94,13 @@ def split_overrides(words: list[str]) -> list[str]:
     return [*words[:index], *shlex.split(words[index + 1]), *words[index + 2 :]]
 
 
+def quote_override(key: str, value: object) -> str:
+    """Returns `KEY=VALUE` as a word for a shell. What is special to Hydra is quoted for it."""
+    text = str(value)
+    is_plain = re.fullmatch(r"[\w./:@%+-][\w./:@%+ -]*", text, re.ASCII) is not None and text == text.strip()
+    return shlex.quote(f"{key}={text}" if is_plain else "{}='{}'".format(key, text.replace("'", r"\'")))
+
+
 def quote_nan_option(words: Sequence[str]) -> list[str]:
     """Quotes the option of `debug=nan`, which Hydra would parse as a number."""
     return [re.sub(r"(?<=[=,])nan(?=,|$)", "'nan'", word) if word.startswith("debug=") else word for word in words]

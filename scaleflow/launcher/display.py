@@ -305,7 +305,7 @@ class Training:
     def describe(self) -> str:
         """Returns a line with the step, the metrics and the time left."""
         if self._latest is None:
-            return f"compiling the first steps ({format_elapsed(time.monotonic() - self.began)})"
+            return f"still compiling the first steps ({format_elapsed(time.monotonic() - self.began)})"
         step = self._latest.step
         figures = format_metrics({**self._latest.values, "perf/examples_per_second": self._latest.rate})
         return f"step {step:>{len(str(self._steps))}}/{self._steps}  {figures}{self.describe_time_left(step)}"

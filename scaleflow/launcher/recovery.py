@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -91,7 +92,7 @@ def repair_quietly(folder: Path) -> bool:
         return True
     status = repair(folder)
     if status.result == "not recorded":
-        where = os.path.relpath(folder)
+        where = shlex.quote(os.path.relpath(folder))
         write_error(
             f"not everything is recorded: {status.reason}; to send the rest, run python -m scaleflow.sync {where}"
         )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
+from scaleflow.command import quote_override
 from scaleflow.launcher.description import (
     LONGEST,
     cut_text,
@@ -36,7 +36,7 @@ def describe_sweep(report: Report, folder: Path) -> str:
         folder: the folder of the sweep.
     """
     store, model_uri = (report.best[1].store, report.best[1].model_uri) if report.best else (None, None)
-    repeated = format_block("sh", shlex.quote(f"hydra.sweep.dir={folder}"))
+    repeated = format_block("sh", quote_override("hydra.sweep.dir", folder))
     rest = join_parts(
         [
             list_reasons(report),

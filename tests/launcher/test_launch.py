@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from scaleflow.events import MetricsLogged, RunReady
+from scaleflow.config.hydra_errors import parse_overrides
+from scaleflow.events import CheckpointSaved, MetricsLogged, RunEnded, RunReady
 from scaleflow.interfaces import Plan
-from scaleflow.launcher.launch import describe_results
+from scaleflow.launcher.launch import describe_continuation, describe_results
 from scaleflow.runs import EventWriter, RunSpec, RunState
 
 BASELINE = MetricsLogged(0, {"baseline/loss": 2.3, "baseline/accuracy": 0.12, "baseline/test/accuracy": 0.101})
@@ -58,3 +60,19 @@ def test_a_job_of_a_sweep_leaves_the_baseline_to_the_report(spec: RunSpec) -> No
     assert describe_results(job, state_of(BASELINE, MetricsLogged(9, {"test/accuracy": 0.95}))) == [
         ("test accuracy", "0.95")
     ]
+
+
+@pytest.mark.parametrize(
+    "folder",
+    ["outputs/2026-11-22/13-59-59-745934", "my runs/a (1)", "it's,=&$x", "~a/{b}", "ü/#1", "../x", "a 'b"],
+)
+def test_the_command_that_continues_a_run_can_be_pasted(folder: str) -> None:
+    state = state_of(CheckpointSaved(2990, "step-2990"), RunEnded("KILLED", "SIGTERM"))
+    (_, step), (label, line) = describe_continuation(state, folder)
+    assert (step, label) == ("of step 2990", "go on")
+    *command, word = shlex.split(line)
+    assert command == ["python", "-m", "scaleflow"]
+    (override,) = parse_overrides([word])
+    assert (override.key_or_group, override.value()) == ("resume", folder)
+    state.apply(RunEnded("FINISHED"))
+    assert describe_continuation(state, folder) == []
