@@ -28,7 +28,13 @@ from typing import Any
 
 from scaleflow.command import end_with, refuse, split_overrides, to_printable
 from scaleflow.config.compose import ComposedConfig, resolve_config
-from scaleflow.config.from_mlflow import find_store_options, reuse_config
+from scaleflow.config.from_mlflow import (
+    complete_command,
+    find_config_dirs,
+    find_store_options,
+    load_config,
+    reuse_config,
+)
 from scaleflow.config.hydra_errors import parse_overrides
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.events import (
@@ -99,11 +105,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         store = choose_store(find_store_options(words))
         tracker, tracked = find_run(words.run_id, store)
         describe_opened_run(tracked, store)
+        words = replace(words, tracked_dirs=find_config_dirs(tracked.command))
         plan = make_evaluation_plan(reuse_config(tracked.config, tracked.params, words, SECTIONS), store)
+        command = complete_command(load_config(tracked.config, tracked.run_id), plan.trusted_modules or (), words)
         with tempfile.TemporaryDirectory(prefix="scaleflow-evaluate-") as folder, catch_stop_signals() as stop:
             model = download_model(tracker, tracked, store, Path(folder))
             sections = {key.partition(".")[0] for key in typed_keys}
-            evaluation = EvaluationSpec(str(model), tracked.run_id, split, "precision" in sections)
+            evaluation = EvaluationSpec(str(model), tracked.run_id, split, "precision" in sections, command)
             events = run_evaluation(RunSpec(plan, Path(folder), began, evaluation=evaluation), stop, display)
             if stop.is_set():
                 return stop.exit_code

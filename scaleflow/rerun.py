@@ -17,10 +17,11 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from scaleflow.api import launch_config
 from scaleflow.command import end_with, refuse, split_overrides, to_printable
-from scaleflow.config.from_mlflow import RerunCommand, find_store_options, reuse_config
+from scaleflow.config.from_mlflow import RerunCommand, find_config_dirs, find_store_options, reuse_config
 from scaleflow.errors import ConfigError
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.resume import RUN_ID
@@ -36,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = parse_command(argument_parser("scaleflow.rerun", __doc__), argv)
         store = choose_store(find_store_options(words))
         _, tracked = find_run(words.run_id, store)
+        words = replace(words, tracked_dirs=find_config_dirs(tracked.command))
         composed = reuse_config(tracked.config, tracked.params, words)
         if composed.config.tracking.name == "mlflow" and composed.config.tracking.uri is None:
             composed.config.tracking.uri = store.uri
@@ -78,12 +80,13 @@ def argument_parser(name: str, about: str | None) -> argparse.ArgumentParser:
 
 
 def parse_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> RerunCommand:
-    typed = parser.parse_intermixed_args(split_overrides(list(sys.argv[1:] if argv is None else argv)))
+    words = split_overrides(list(sys.argv[1:] if argv is None else argv))
+    typed = parser.parse_intermixed_args(words)
     if not re.fullmatch(RUN_ID, typed.run_id):
         raise ConfigError(
             f"{typed.run_id}: expected the id of a run in MLflow (32 hexadecimal digits) as the first argument"
         )
-    return RerunCommand(typed.run_id, typed.overrides, typed.config_dir, typed.trust)
+    return RerunCommand(typed.run_id, typed.overrides, typed.config_dir, typed.trust, [*parser.prog.split(), *words])
 
 
 if __name__ == "__main__":

@@ -100,6 +100,11 @@ def list_targets(config: Any, key: str = "") -> Iterator[tuple[str, Any]]:
             yield from list_targets(value, f"{key}.{index}")
 
 
+def list_own_targets(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yields (key, path) of each `_target_` that is code of the user."""
+    return ((key, path) for key, path in list_targets(config) if isinstance(path, str) and not is_listed(key, path))
+
+
 def is_listed(key: str, path: str) -> bool:
     name = path.removeprefix("tensorflow.") if path.startswith("tensorflow.keras.") else path
     if key in ("dataset", "model"):

@@ -25,6 +25,7 @@ class EvaluationSpec:
     origin: str  # the model's name in messages
     split: str | None  # `test`, `validation` or `train`; None: the first of these that the dataset has
     precision: bool  # whether the plan's precision replaces the model's own
+    command: str = ""  # the command that trusts the user's code which the run used
 
 
 @dataclass(frozen=True)

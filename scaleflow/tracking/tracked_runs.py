@@ -40,6 +40,7 @@ class TrackedRun:
     params: Mapping[str, str]  # the logged params, which include the chosen options
     steps: int  # number of updates of its newest logged model; 0 if there is none
     model_id: str | None  # ID of its newest logged model; None if there is none
+    command: str = ""  # the command line that began it
 
 
 def choose_store(options: Tracking) -> Tracking:
@@ -84,6 +85,7 @@ def find_run(run_id: str, store: Tracking) -> tuple[MlflowTracker, TrackedRun]:
         params,
         newest.step if newest else 0,
         newest.model_id if newest else None,
+        run.data.tags.get("scaleflow.command", ""),
     )
     return tracker, tracked
 

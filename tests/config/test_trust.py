@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
@@ -15,7 +16,7 @@ import yaml
 
 import scaleflow
 from scaleflow.config.compose import ComposedConfig, compose_config, resolve_config
-from scaleflow.config.from_mlflow import RerunCommand, reuse_config
+from scaleflow.config.from_mlflow import RerunCommand, find_config_dirs, reuse_config
 from scaleflow.config.trust import TEXT_KEYS, check_origins, check_targets, check_values
 from scaleflow.errors import ConfigError
 from scaleflow.launcher.prepare import make_plan
@@ -355,6 +356,30 @@ def test_masked_secrets_come_from_this_machines_options(tmp_path: Path, monkeypa
     assert resolve_config(made.config)["model"]["units"] == 5
     assert made.choices["model"] == "mine"
     assert str(tmp_path) in made.search
+
+
+def test_one_refusal_names_all_modules_and_folders_that_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my conf").mkdir()
+    Path("my conf/nets_of_test.py").write_text("def build(): ...")
+    dirs = find_config_dirs("python -m scaleflow --config-dir 'my conf' -cd=b --config-dir=c model=mine model.units=8")
+    assert dirs == ["my conf", "c"]
+    assert find_config_dirs("python -m scaleflow 'cut") == []
+    text = tracked_config(model___target_="nets_of_test.build", dataset___target_="data_of_test.sets.Mine")
+    line = ["python", "-m", "scaleflow.rerun", RUN, "seed=1"]
+    more: dict[str, Any] = {"line": line, "tracked_dirs": dirs[:1]}
+    whole = f"{shlex.join(line)} --config-dir 'my conf' --trust data_of_test.sets --trust nets_of_test"
+    with pytest.raises(ConfigError) as refused:
+        made_again(text, **more)
+    assert "dataset._target_=data_of_test.sets.Mine: this code is not trusted" in str(refused.value)
+    assert str(refused.value).splitlines()[1] == whole
+    trusted = ["nets_of_test", "data_of_test.sets"]
+    with pytest.raises(ConfigError, match="there is no module data_of_test here") as refused:
+        made_again(text, trusted=trusted, **more)
+    assert str(refused.value).splitlines()[1] == f"{shlex.join(line)} --config-dir 'my conf'"
+    assert made_again(text, trusted=trusted, config_dirs=["my conf"], **more).config.trusted_modules == trusted
 
 
 def test_what_our_own_options_interpolate_follows_what_is_typed() -> None:
