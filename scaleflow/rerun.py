@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from scaleflow.api import launch_config
-from scaleflow.command import end_with, refuse, split_overrides, to_printable
+from scaleflow.command import CommandParser, end_with, run_command, split_overrides, to_printable
 from scaleflow.config.from_mlflow import RerunCommand, find_config_dirs, find_store_options, reuse_config
 from scaleflow.errors import ConfigError
 from scaleflow.launcher.display import Display
@@ -33,28 +33,24 @@ TAG = "scaleflow.rerun_of"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code, which means the same as that of `python -m scaleflow`."""
-    try:
-        words = parse_command(argument_parser("scaleflow.rerun", __doc__), argv)
-        store = choose_store(find_store_options(words))
-        _, tracked = find_run(words.run_id, store)
-        words = replace(words, tracked_dirs=find_config_dirs(tracked.command))
-        composed = reuse_config(tracked.config, tracked.params, words)
-        if composed.config.tracking.name == "mlflow" and composed.config.tracking.uri is None:
-            composed.config.tracking.uri = store.uri
-        Display(sys.stdout).print_line(f"rerun of {to_printable(tracked.name)}  ({tracked.run_id})")
-        return launch_config(composed, words.overrides, tags={TAG: tracked.run_id})[0]
-    except ConfigError as refusal:
-        return refuse(str(refusal))
+    return run_command(rerun, argv)
+
+
+def rerun(typed: list[str]) -> int:
+    words = parse_command(argument_parser("scaleflow.rerun", __doc__), typed)
+    store = choose_store(find_store_options(words))
+    _, tracked = find_run(words.run_id, store)
+    words = replace(words, tracked_dirs=find_config_dirs(tracked.command))
+    composed = reuse_config(tracked.config, tracked.params, words)
+    if composed.config.tracking.name == "mlflow" and composed.config.tracking.uri is None:
+        composed.config.tracking.uri = store.uri
+    Display(sys.stdout).print_line(f"rerun of {to_printable(tracked.name)}  ({tracked.run_id})")
+    return launch_config(composed, words.overrides, tags={TAG: tracked.run_id})[0]
 
 
 def argument_parser(name: str, about: str | None) -> argparse.ArgumentParser:
     """Makes the parser of a command about a tracked run."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {name}",
-        description=about,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = CommandParser(name, about)
     parser.add_argument("run_id", help="the run's id in MLflow, 32 hexadecimal digits")
     parser.add_argument(
         "overrides",
@@ -79,8 +75,8 @@ def argument_parser(name: str, about: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def parse_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> RerunCommand:
-    words = split_overrides(list(sys.argv[1:] if argv is None else argv))
+def parse_command(parser: argparse.ArgumentParser, words: list[str]) -> RerunCommand:
+    words = split_overrides(words)
     typed = parser.parse_intermixed_args(words)
     if not re.fullmatch(RUN_ID, typed.run_id):
         raise ConfigError(

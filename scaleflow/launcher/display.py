@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import os
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
+from scaleflow.command import write_error
 from scaleflow.events import (
     EpochEnded,
     Event,
@@ -411,12 +411,6 @@ def end_greeting() -> None:
     if Display.greeting is not None:
         Display.greeting.close()
         Display.greeting = None
-
-
-def write_error(text: str) -> None:
-    """Prints an error to standard error, if that can be written."""
-    with contextlib.suppress(OSError):
-        print(f"scaleflow: {text}", file=sys.stderr, flush=True)
 
 
 def silence_stream(stream: TextIO) -> None:

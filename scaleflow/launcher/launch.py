@@ -9,13 +9,15 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from scaleflow.command import quote_override, to_printable
+from scaleflow.command import ANSWER, quote_override, to_printable
 from scaleflow.command import refuse as print_refusal
 from scaleflow.config.compose import check_single_run
 from scaleflow.config.folders import remove_created
@@ -36,6 +38,7 @@ from scaleflow.launcher.submit import render_submission
 from scaleflow.launcher.supervisor import ProcessHost, Supervisor
 from scaleflow.launcher.worker_process import start_fork_server
 from scaleflow.runs import RunSpec, RunState
+from scaleflow.runs.state import RunHistory
 from scaleflow.secret_masking import (
     find_environment_secrets,
     find_secrets,
@@ -92,13 +95,25 @@ def run_job(config: DictConfig, started: float) -> int:
             remove_created(composed.folder)  # the run has its own folder
         if run.is_finished:
             repair_quietly(run.spec.folder)  # sends what the command that finished it could not record
+            ANSWER.read = partial(describe_outcome, run.spec.folder)
             print(f"{run.spec.folder}: the run is finished; to train longer, add training.epochs=N with more epochs")
             return 0
         check_folder_writable(run.spec.folder)
     except ConfigError as refusal:
         remove_created(composed.folder)
         return print_refusal(str(refusal))
+    ANSWER.read = partial(describe_outcome, run.spec.folder)
     return launch_run(run)
+
+
+def describe_outcome(folder: Path) -> dict[str, Any]:
+    """Returns what `--json` says of a run: its id, status, last metrics, model, folder and error; {} without a run."""
+    run = RunHistory.read(folder)
+    if not run.is_ready:
+        return {}
+    values = {"run_id": run.run_id, "status": run.status, "metrics": run.metrics, "model": run.model_uri}
+    found = {} if run.found is None else {"found": {"word": run.found.word, "reason": run.found.reason}}
+    return {**values, **found, "folder": str(folder.absolute()), "error": run.error or None}
 
 
 def launch_run(

@@ -12,11 +12,11 @@ from typing import Any, Literal
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from scaleflow.command import write_error
 from scaleflow.config.parse import parse_section
 from scaleflow.errors import ConfigError
 from scaleflow.events import RunEnded
 from scaleflow.interfaces import Tracking
-from scaleflow.launcher.display import write_error
 from scaleflow.launcher.transfer import EventTransfer, format_error
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.event_log import append_event
