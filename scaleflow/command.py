@@ -52,7 +52,7 @@ class CommandParser(argparse.ArgumentParser):
         self.add_argument(JSON, action="store_true", help="print one JSON object as the last line of standard output")
 
     def error(self, message: str) -> NoReturn:
-        ANSWER.error = message
+        ANSWER.error = str(mask_secrets(message))
         super().error(message)
 
 
