@@ -17,11 +17,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from scaleflow.command import ANSWER, INTERRUPTED, TERMINATED
 from scaleflow.config.compose import (
     ComposedConfig,
     compose_config,
@@ -34,14 +36,11 @@ from scaleflow.config.hydra_config import check_folder_writable
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.frame import set_data_dir, to_arrow, write_table
 from scaleflow.interfaces import Plan, Status
-from scaleflow.launcher.launch import launch_run
+from scaleflow.launcher.launch import describe_outcome, launch_run
 from scaleflow.launcher.prepare import RunCommand, prepare_run
 from scaleflow.launcher.recovery import repair_quietly
 from scaleflow.runs.state import RunHistory
 from scaleflow.trials import Trial
-
-#: Exit codes after SIGINT and SIGTERM.
-INTERRUPTED, TERMINATED = 130, 143
 
 Folders = str | Path | Sequence[str | Path]
 
@@ -177,6 +176,7 @@ def launch_config(
         ConfigError: if the config cannot work.
     """
     run = prepare_run(RunCommand(composed, overrides, time.time(), tags or {}, trial=trial))
+    ANSWER.read = partial(describe_outcome, run.spec.folder)
     if run.is_finished:
         repair_quietly(run.spec.folder)
         return 0, run.spec.folder

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,16 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from scaleflow import __version__
-from scaleflow.command import FAILED, accept_keys_of_run, end_with, quote_nan_option, refuse, split_overrides
+from scaleflow.command import (
+    ANSWER,
+    FAILED,
+    accept_keys_of_run,
+    end_with,
+    quote_nan_option,
+    refuse,
+    run_command,
+    split_overrides,
+)
 from scaleflow.config.folders import remove_created
 from scaleflow.config.hydra_errors import CONF, check_config_dirs, check_overrides, explain_error
 from scaleflow.errors import ConfigError
@@ -49,14 +59,19 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
     Returns:
         0 finished, 1 failed, 2 refused, 130 or 143 interrupted.
     """
-    words = move_flags_first(split_overrides(list(sys.argv[1:] if argv is None else argv)))
+    return run_command(partial(run_words, began=began or time.time()), argv)
+
+
+def run_words(words: list[str], began: float) -> int:
+    """Runs the words of a command. Raises ConfigError if they cannot work."""
+    words = move_flags_first(split_overrides(words))
     if "--version" in words:  # Hydra would print its own version
         print(f"scaleflow {__version__}")
         return 0
     words = accept_keys_of_run(quote_nan_option(words))
     remember_secrets([*find_environment_secrets(), *find_typed_secrets(words)])
     register_resolver()
-    task = Task(began or time.time())
+    task = Task(began)
     app = hydra.main(version_base="1.3", config_path=f"pkg://{CONF}", config_name="config")(task)
     sys.argv = ["scaleflow", *words]
     try:
@@ -65,12 +80,10 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
             check_overrides(words)  # before Hydra creates a folder for the sweep
         with raise_hydra_errors(), task:
             app()
-    except ConfigError as refusal:
-        return refuse(str(refusal))
     except JobFailed:
         return FAILED
-    except BrokenPipeError:
-        raise  # of standard output: `end_with` handles it
+    except (ConfigError, BrokenPipeError):
+        raise  # `run_command` and `end_with` handle them
     except Exception as error:  # Hydra raises arbitrary exceptions for words that it does not expect
         is_from_hydra = isinstance(error, HydraException | OmegaConfBaseException) or not task.has_begun
         if "HYDRA_FULL_ERROR" in os.environ or not is_from_hydra:
@@ -136,9 +149,11 @@ class Task:
         if self._sweep is None:
             greet(f"scaleflow {__version__}")
         from scaleflow.sweep import SweepRunner
+        from scaleflow.sweep.description import describe_jobs
 
         self.has_begun = True
         if self._sweep is None:
+            ANSWER.read = partial(describe_jobs, Path(config.hydra.sweep.dir).absolute())
             self._sweep = SweepRunner(context, config, self._began)
         return self._sweep
 

@@ -20,6 +20,7 @@ Exit code: 0 the metrics are recorded; 1 the evaluation failed; 2 the command ca
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import tempfile
 import time
@@ -28,9 +29,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from scaleflow.command import end_with, refuse, split_overrides, to_printable
+from scaleflow.command import ANSWER, end_with, run_command, split_overrides, to_printable, write_error
 from scaleflow.config.compose import ComposedConfig, resolve_config
-from scaleflow.config.from_mlflow import find_store_options, reuse_config
+from scaleflow.config.from_mlflow import (
+    RerunCommand,
+    complete_command,
+    find_config_dirs,
+    find_store_options,
+    load_config,
+    reuse_config,
+)
 from scaleflow.config.hydra_errors import parse_overrides
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.events import (
@@ -82,39 +90,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0 the metrics are recorded, 1 failed, 2 refused, 130 or 143 interrupted.
     """
-    began, display = time.time(), display_for()
+    return run_command(evaluate_words, argv)
+
+
+def evaluate_words(typed: list[str]) -> int:
     parser = argument_parser("scaleflow.evaluate", __doc__)
     parser.add_argument(
         "--split",
         choices=SPLITS,
         help="the split to evaluate on (default: the first of test, validation and train that the dataset has)",
     )
-    typed = list(sys.argv[1:] if argv is None else argv)
-    try:
-        words = parse_command(parser, typed)
-        split = parser.parse_intermixed_args(split_overrides(typed)).split
-        typed_keys = {str(o.key_or_group) for o in parse_overrides(words.overrides)}
-        if "dataset.shards" in typed_keys:
-            raise ConfigError("dataset.shards: an evaluation reads all files in one process; leave it out")
-        display.begin_stage("reading the run and its model from MLflow")
-        store, tracker, tracked = find_named_run(words.run_id, find_store_options(words))
-        describe_opened_run(tracked, store)
-        plan = make_evaluation_plan(reuse_config(tracked.config, tracked.params, words, SECTIONS), store)
-        with tempfile.TemporaryDirectory(prefix="scaleflow-evaluate-") as folder, catch_stop_signals() as stop:
-            model = download_model(tracker, tracked, store, Path(folder))
-            sections = {key.partition(".")[0] for key in typed_keys}
-            evaluation = EvaluationSpec(str(model), tracked.run_id, split, "precision" in sections)
-            events = run_evaluation(RunSpec(plan, Path(folder), began, evaluation=evaluation), stop, display)
-            if stop.is_set():
-                return stop.exit_code
-            return record_evaluation(tracker, tracked, events, display)
-    except ConfigError as refusal:
-        display.close()
-        return refuse(str(refusal))
-    except RunError as error:
-        display.close()
-        print(f"scaleflow: {mask_secrets(str(error))}", file=sys.stderr)
-        return FAILED
+    words = parse_command(parser, typed)
+    split = parser.parse_intermixed_args(split_overrides(typed)).split
+    with contextlib.closing(display_for()) as display:
+        return evaluate(words, split, display)
+
+
+def evaluate(words: RerunCommand, split: str | None, display: Display) -> int:
+    """Evaluates a tracked model. Raises ConfigError if that cannot work, and RunError if it failed."""
+    began = time.time()
+    typed_keys = {str(o.key_or_group) for o in parse_overrides(words.overrides)}
+    if "dataset.shards" in typed_keys:
+        raise ConfigError("dataset.shards: an evaluation reads all files in one process; leave it out")
+    display.begin_stage("reading the run and its model from MLflow")
+    store, tracker, tracked = find_named_run(words.run_id, find_store_options(words))
+    describe_opened_run(tracked, store)
+    words = replace(words, tracked_dirs=find_config_dirs(tracked.command))
+    plan = make_evaluation_plan(reuse_config(tracked.config, tracked.params, words, SECTIONS), store)
+    command = complete_command(load_config(tracked.config, tracked.run_id), plan.trusted_modules or (), words)
+    with tempfile.TemporaryDirectory(prefix="scaleflow-evaluate-") as folder, catch_stop_signals() as stop:
+        model = download_model(tracker, tracked, store, Path(folder))
+        sections = {key.partition(".")[0] for key in typed_keys}
+        evaluation = EvaluationSpec(str(model), tracked.run_id, split, "precision" in sections, command)
+        events = run_evaluation(RunSpec(plan, Path(folder), began, evaluation=evaluation), stop, display)
+        if stop.is_set():
+            return stop.exit_code
+        return record_evaluation(tracker, tracked, events, display)
 
 
 def make_evaluation_plan(composed: ComposedConfig, store: Tracking) -> Plan:
@@ -195,11 +206,13 @@ def record_evaluation(tracker: Any, tracked: TrackedRun, events: Sequence[Event]
     except Exception as failed:  # a store may raise anything
         values = {k: v for event in events if isinstance(event, MetricsLogged) for k, v in event.values.items()}
         error = str(failed).strip().partition("\n")[0] or type(failed).__name__
+    described = {"run_id": tracked.run_id, "model": f"models:/{tracked.model_id}", "name": name, "split": split}
+    ANSWER.read = lambda: {**described, "examples": ready.examples, "metrics": values}
     rows += [(key, format_number(value)) for key, value in values.items()]
     rows += [("profile", profile.line) for profile in profiles]
     display.print_summary(rows)
     if error is not None:
-        print(f"scaleflow: the metrics could not be recorded: {mask_secrets(error)}", file=sys.stderr)
+        write_error(f"the metrics could not be recorded: {mask_secrets(error)}")
     return FINISHED if error is None else FAILED
 
 

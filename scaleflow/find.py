@@ -21,11 +21,10 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Sequence
 
 from scaleflow.api import launch_config
-from scaleflow.command import end_with, refuse, split_overrides
+from scaleflow.command import CommandParser, end_with, run_command, split_overrides
 from scaleflow.config.compose import compose_config
 from scaleflow.errors import ConfigError
 from scaleflow.trials import BatchSearch, RateTest, Trial
@@ -36,25 +35,21 @@ MIN_STEPS = 20
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
-    typed = make_parser().parse_intermixed_args(split_overrides(list(sys.argv[1:] if argv is None else argv)))
-    try:
-        words, trial = list(typed.overrides), read_trial(typed)
-        if isinstance(trial, BatchSearch):
-            refuse_typed_batch_size(words)
-            words.append(f"{trial.key}=auto")
-        return launch_config(compose_config(words, typed.config_dir), words, trial=trial)[0]
-    except ConfigError as refusal:
-        return refuse(str(refusal))
+    return run_command(find_setting, argv)
+
+
+def find_setting(argv: list[str]) -> int:
+    typed = make_parser().parse_intermixed_args(split_overrides(argv))
+    words, trial = list(typed.overrides), read_trial(typed)
+    if isinstance(trial, BatchSearch):
+        refuse_typed_batch_size(words)
+        words.append(f"{trial.key}=auto")
+    return launch_config(compose_config(words, typed.config_dir), words, trial=trial)[0]
 
 
 def make_parser() -> argparse.ArgumentParser:
     default = RateTest()
-    parser = argparse.ArgumentParser(
-        prog="python -m scaleflow.find",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = CommandParser("scaleflow.find", __doc__)
     parser.add_argument("setting", choices=(RateTest.name, BatchSearch.name), help="what to find")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="a word of the run")
     parser.add_argument(

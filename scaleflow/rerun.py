@@ -18,11 +18,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from scaleflow.api import launch_config
-from scaleflow.command import end_with, refuse, split_overrides, to_printable
-from scaleflow.config.from_mlflow import RerunCommand, find_store_options, reuse_config
-from scaleflow.errors import ConfigError
+from scaleflow.command import CommandParser, end_with, run_command, split_overrides, to_printable
+from scaleflow.config.from_mlflow import RerunCommand, find_config_dirs, find_store_options, reuse_config
 from scaleflow.interfaces import Tracking
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.named_runs import find_named_run, locate_run
@@ -34,26 +34,23 @@ TAG = "scaleflow.rerun_of"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code, which means the same as that of `python -m scaleflow`."""
-    try:
-        words = parse_command(argument_parser("scaleflow.rerun", __doc__), argv)
-        store, _, tracked = find_named_run(words.run_id, find_store_options(words))
-        composed = reuse_config(tracked.config, tracked.params, words)
-        if composed.config.tracking.name == "mlflow" and composed.config.tracking.uri is None:
-            composed.config.tracking.uri = store.uri
-        Display(sys.stdout).print_line(f"rerun of {to_printable(tracked.name)}  ({tracked.run_id})")
-        return launch_config(composed, words.overrides, tags={TAG: tracked.run_id})[0]
-    except ConfigError as refusal:
-        return refuse(str(refusal))
+    return run_command(rerun, argv)
+
+
+def rerun(typed: list[str]) -> int:
+    words = parse_command(argument_parser("scaleflow.rerun", __doc__), typed)
+    store, _, tracked = find_named_run(words.run_id, find_store_options(words))
+    words = replace(words, tracked_dirs=find_config_dirs(tracked.command))
+    composed = reuse_config(tracked.config, tracked.params, words)
+    if composed.config.tracking.name == "mlflow" and composed.config.tracking.uri is None:
+        composed.config.tracking.uri = store.uri
+    Display(sys.stdout).print_line(f"rerun of {to_printable(tracked.name)}  ({tracked.run_id})")
+    return launch_config(composed, words.overrides, tags={TAG: tracked.run_id})[0]
 
 
 def argument_parser(name: str, about: str | None) -> argparse.ArgumentParser:
     """Makes the parser of a command about a tracked run."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {name}",
-        description=about,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = CommandParser(name, about)
     parser.add_argument("run_id", metavar="RUN_ID", help=f"a run or its model: {FORMS}")
     parser.add_argument(
         "overrides",
@@ -78,10 +75,11 @@ def argument_parser(name: str, about: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def parse_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> RerunCommand:
-    typed = parser.parse_intermixed_args(split_overrides(list(sys.argv[1:] if argv is None else argv)))
+def parse_command(parser: argparse.ArgumentParser, words: list[str]) -> RerunCommand:
+    words = split_overrides(words)
+    typed = parser.parse_intermixed_args(words)
     locate_run(typed.run_id, Tracking())  # refuses another word before anything is imported
-    return RerunCommand(typed.run_id, typed.overrides, typed.config_dir, typed.trust)
+    return RerunCommand(typed.run_id, typed.overrides, typed.config_dir, typed.trust, [*parser.prog.split(), *words])
 
 
 if __name__ == "__main__":

@@ -6,13 +6,12 @@ says how much the store has.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from scaleflow.command import end_with
+from scaleflow.command import ANSWER, CommandParser, end_with, refuse, run_command
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.recovery import SyncResult, SyncStatus, repair
 from scaleflow.runs import RunFolder
@@ -20,7 +19,7 @@ from scaleflow.secret_masking import register_resolver
 
 __all__ = ["SyncResult", "SyncStatus", "find_run_folders", "main", "repair"]
 
-ALL, NOT_ALL, WRONG_USE = 0, 1, 2
+ALL, NOT_ALL = 0, 1
 
 
 def find_run_folders(folder: Path) -> Iterator[Path]:
@@ -38,9 +37,14 @@ def find_run_folders(folder: Path) -> Iterator[Path]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m scaleflow.sync",
-        description="Sends to the tracking store what it does not have yet of the runs in a folder. If all processes "
+    """Runs one command; returns its exit code."""
+    return run_command(repair_folders, arguments)
+
+
+def repair_folders(words: list[str]) -> int:
+    parser = CommandParser(
+        "scaleflow.sync",
+        "Sends to the tracking store what it does not have yet of the runs in a folder. If all processes "
         "of a run were killed, it also records the run's end. Exit code: 0 everything is recorded; 1 something is not "
         "recorded or was deleted, or a run is still active; 2 wrong arguments.",
     )
@@ -57,14 +61,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="record runs that were deleted from the store again, from their folders, as new runs",
     )
     parser.add_argument("--uri", help="the tracking store to send to (default: the store in the run's config)")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(words)
     register_resolver()
     os.environ.pop("MLFLOW_RUN_ID", None)  # it names a run of the caller, not one of these
     folders = list(dict.fromkeys(folder for root in options.folders for folder in find_run_folders(root.absolute())))
     if not folders:
-        print(f"scaleflow.sync: no folder of a run in {', '.join(map(str, options.folders))}", file=sys.stderr)
-        return WRONG_USE
-    statuses, display = [], Display(sys.stdout)
+        return refuse(f"no folder of a run in {', '.join(map(str, options.folders))}")
+    statuses: list[SyncStatus] = []
+    ANSWER.read, display = lambda: {"folders": list(map(vars, statuses))}, Display(sys.stdout)
     for folder in folders:
         statuses.append(repair(folder, options.uri, again=options.again))
         display.print_line(format_status(statuses[-1]))

@@ -220,6 +220,8 @@ def test_help_is_a_page_that_lists_every_group_with_its_options(
     for group in groups:
         options = ", ".join(sorted(path.stem for path in group.glob("*.yaml")))
         assert f"{group.name}: {options}" in lines
+    for command in ("evaluate", "predict", "rerun", "find", "sync", "doctor", "project"):
+        assert any(line.lstrip().startswith(f"python -m scaleflow.{command} ") for line in lines), command
     assert len(lines) < 60
     listed = ("dataset: ", "experiment: ")  # options in a line by Hydra, however many there are
     assert max(len(line) for line in lines if not line.startswith(listed)) <= 120

@@ -8,9 +8,13 @@ secrets are filled in from this machine's options.
 from __future__ import annotations
 
 import copy
+import itertools
 import re
+import shlex
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +26,14 @@ from yaml import YAMLError
 from scaleflow.config.compose import ComposedConfig, compose_config, list_options
 from scaleflow.config.hydra_errors import list_keys, parse_overrides, shorten_error
 from scaleflow.config.parse import parse_section, unknown_key_error, unknown_option_error
-from scaleflow.config.trust import check_interpolation, check_targets, check_values, unresolvable_error
+from scaleflow.config.trust import (
+    check_interpolation,
+    check_targets,
+    check_values,
+    is_trusted,
+    list_own_targets,
+    unresolvable_error,
+)
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Tracking
 from scaleflow.secret_masking import MASK
@@ -45,6 +56,13 @@ class RerunCommand:
     config_dirs: Sequence[str] = ()  # the folders of `--config-dir`
     #: The names of `--trust`: modules whose code may run, and folders (with a `/`) whose files may be used
     trusted: Sequence[str] = ()
+    line: Sequence[str] = ()  # the whole command, as it was typed
+    tracked_dirs: Sequence[str] = ()  # the folders of `--config-dir` in the command of the tracked run
+
+    @property
+    def missing_dirs(self) -> list[str]:
+        """The folders of options that the tracked run had, and this command has not."""
+        return [each for each in dict.fromkeys(self.tracked_dirs) if each not in self.config_dirs]
 
 
 def find_store_options(words: RerunCommand) -> Tracking:
@@ -100,13 +118,13 @@ def reuse_config(
         if override.key_or_group not in (*groups, "experiment", RUN_DIR):
             apply_override(reused, override, default)
             local_keys.add(str(override.key_or_group))
-    restore_secrets(reused, default, local_keys)
     typed_modules = reused.get("trusted_modules") if "trusted_modules" in local_keys else None  # not the tracked ones
     flagged_modules = [name for name in words.trusted if "/" not in name]
     reused.trusted_modules = list(dict.fromkeys([*flagged_modules, *(typed_modules or ())]))
     reused.resume = None
+    check_code(to_container(reused), reused.trusted_modules, words, base.search)
+    restore_secrets(reused, default, local_keys)
     config = to_container(reused)
-    check_targets(config, reused.trusted_modules)
     check_values(config, local_keys | {"trusted_modules"}, words.trusted)
     tracked_choices = {
         group: params[group] for group in base.choices if group in raw and NAME.fullmatch(params.get(group, ""))
@@ -118,6 +136,45 @@ def reuse_config(
         choices={**base.choices, **tracked_choices, **groups},
         folder=folders[-1] if folders else base.folder,
     )
+
+
+def find_config_dirs(command: str) -> list[str]:
+    """Returns the folders of `--config-dir` in a command line; none if it cannot be parsed."""
+    try:
+        words = shlex.split(command.replace("--config-dir=", "--config-dir "))
+    except ValueError:  # it was cut inside of quotes
+        return []
+    return [folder for flag, folder in itertools.pairwise(words) if flag in ("--config-dir", "-cd")]
+
+
+def check_code(config: Mapping[str, Any], trusted: Sequence[str], words: RerunCommand, search: Sequence[str]) -> None:
+    """Checks that the code of a tracked config is trusted, and that it can be found in `search` if it is the user's.
+
+    Raises ConfigError with the command that names all modules and all folders of options that are missing.
+    """
+    command = complete_command(config, trusted, words)
+    try:
+        check_targets(config, trusted)
+    except ConfigError as refusal:
+        raise ConfigError(f"{refusal}; the command with all that is missing:\n{command}") from refusal
+    for key, path in list_own_targets(config):
+        module = path.partition(".")[0]
+        if words.missing_dirs and PathFinder.find_spec(module, [*search, *sys.path]) is None:
+            raise ConfigError(
+                f"{key}._target_={path}: there is no module {module} here, and the tracked command has --config-dir; "
+                f"with it:\n{command}"
+            )
+
+
+def complete_command(config: Mapping[str, Any], trusted: Sequence[str], words: RerunCommand) -> str:
+    """Returns the command with a `--trust` for each module of the user's code, and the tracked run's `--config-dir`.
+
+    It is empty if the command has all of them.
+    """
+    own = [path for _, path in list_own_targets(config) if not is_trusted(path, trusted)]
+    modules = dict.fromkeys(path.rpartition(".")[0] or path for path in own)
+    flags = [("--config-dir", each) for each in words.missing_dirs] + [("--trust", each) for each in modules]
+    return shlex.join([*words.line, *itertools.chain.from_iterable(flags)]) if flags else ""
 
 
 def parse_rerun_overrides(words: RerunCommand) -> list[Override]:

@@ -8,9 +8,11 @@ be in the current folder, and interpolations must refer to the config itself.
 from __future__ import annotations
 
 import functools
+import glob
+import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from hydra.utils import get_object
@@ -42,11 +44,14 @@ OBJECT_KEYS = ("class_name", "registered_name", "_args_", "_recursive_", "_conve
 #: An interpolation of another key: no resolver, and no nested interpolation.
 KEY_INTERPOLATION = re.compile(r"\$\{[\w.\[\]]+\}")
 
-#: The start of a URL, an absolute path or a path in a home folder, or any path with `..`.
-OUTSIDE_PATH = re.compile(r"[A-Za-z][\w+.-]*://|/.|~|.*\.\.(/|$)")
+#: An address: of a file system, a server or a file. Models of the store that has the run are not among them.
+ADDRESS = re.compile(r".*://|(?!(runs|models):/)[a-z][\w+.-]*:/|file:", re.IGNORECASE | re.DOTALL)
 
-#: Keys whose text is only shown, so that it may look like a path.
-DISPLAY_KEYS = ("tracking.experiment", "tracking.run_name", "tracking.tags")
+#: Keys whose text is shown, or is a part of a table or a text, so that it may look like a path.
+TEXT_KEYS = (
+    *("tracking.experiment", "tracking.run_name", "tracking.tags"),
+    *("dataset.delimiter", "dataset.separator", "dataset.missing"),
+)
 
 
 def check_targets(config: Mapping[str, Any], trusted: Sequence[str]) -> None:
@@ -93,6 +98,11 @@ def list_targets(config: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     elif isinstance(config, list | tuple):
         for index, value in enumerate(config):
             yield from list_targets(value, f"{key}.{index}")
+
+
+def list_own_targets(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yields (key, path) of each `_target_` that is code of the user."""
+    return ((key, path) for key, path in list_targets(config) if isinstance(path, str) and not is_listed(key, path))
 
 
 def is_listed(key: str, path: str) -> bool:
@@ -160,7 +170,7 @@ def check_values(config: Any, own: Collection[str], trusted: Sequence[str], key:
 
     Raises ConfigError, naming the key.
     """
-    if is_own(key, own) or is_own(key, DISPLAY_KEYS):
+    if is_own(key, own) or is_own(key, TEXT_KEYS):
         return
     if isinstance(config, Mapping):
         for name, value in config.items():
@@ -173,26 +183,44 @@ def check_values(config: Any, own: Collection[str], trusted: Sequence[str], key:
     elif isinstance(config, list | tuple):
         for index, value in enumerate(config):
             check_values(value, own, trusted, f"{key}.{index}")
-    elif isinstance(config, str):
-        check_text(key, config, trusted)
+    elif isinstance(config, str | bytes | PurePath):  # YAML has tags for all of them
+        check_text(key, os.fsdecode(config), trusted)
 
 
 def check_text(key: str, value: str, trusted: Sequence[str]) -> None:
     section, _, name = key.partition(".")
     if "${" in value:
         raise unresolvable_error(key, value)
-    leads_out = OUTSIDE_PATH.match(value) is not None and not is_under(value, trusted)
-    if leads_out or key == "hardware.tpu" or (section == "cluster" and name != "name"):
-        alternative = f" or add --trust {value}" if leads_out and value.startswith("/") else ""
+    is_outside = leads_out(value, trusted)
+    if is_outside or is_own(key, ["hardware.tpu"]) or (section == "cluster" and name != "name"):
+        alternative = f" or add --trust {value}" if is_outside and value.startswith("/") else ""
         raise ConfigError(
             f"{key}={format_value(value)}: comes from a tracked run and points outside the current folder; if you "
             f"want it, type {key}={format_value(value)}{alternative}"
         )
 
 
-def is_under(value: str, trusted: Sequence[str]) -> bool:
-    folders = [Path(each) for each in trusted if "/" in each]
-    return "://" not in value and any(Path(value).resolve().is_relative_to(each.resolve()) for each in folders)
+def leads_out(value: str, trusted: Sequence[str]) -> bool:
+    """Whether a text would lead out of the current folder and the trusted ones, as a path, a pattern or an address.
+
+    It is judged without the spaces around it, with a home folder in place of `~`, and where symbolic links lead to.
+    """
+    text = os.path.expanduser(value.strip())  # noqa: PTH111  (Path.expanduser raises for an unknown user)
+    if ADDRESS.match(text) or text.startswith("~") or ".." in text.split("/"):
+        return True
+    folders = [Path(os.path.realpath(each)) for each in (".", *(each for each in trusted if "/" in each))]
+    try:
+        places = (Path(os.path.realpath(each)) for each in (value, *list_named_folders(text), text))
+        return not all(any(place.is_relative_to(folder) for folder in folders) for place in places)
+    except ValueError:  # no path has a null character
+        return True
+
+
+def list_named_folders(pattern: str) -> Iterator[str]:
+    """Yields the folders that the parts of a glob before its last one match, upper ones first, found as needed."""
+    parts = pattern.split("/")
+    for upper in ("/".join(parts[:count]) for count in range(1, len(parts))):
+        yield from glob.iglob(upper) if glob.has_magic(upper) else ()  # noqa: PTH207
 
 
 def is_own(key: str, own: Collection[str]) -> bool:

@@ -43,7 +43,7 @@ def expand_data_dir(data_dir: Any) -> Path:
     """Returns `dataset.data_dir` with `~` expanded. Raises ConfigError if it is not a path."""
     if not isinstance(data_dir, str) or not data_dir.strip():
         raise ConfigError(f"dataset.data_dir={data_dir}: expected a path")
-    return Path(os.path.expanduser(data_dir.strip()))  # noqa: PTH111  (Path.expanduser raises for an unknown user)
+    return Path(os.path.expanduser(data_dir))  # noqa: PTH111  (Path.expanduser raises for an unknown user)
 
 
 def find_data_dir(data_dir: Any) -> Path:

@@ -1,9 +1,9 @@
 """`python -m scaleflow.doctor`: shows what this machine has, and which strategies and precisions work on it.
 
-    --json      print one JSON object instead of text
+    --json      print one JSON object, in one line, instead of text
     --help      print this page
 
-The keys of the JSON object (sizes in MiB):
+The keys of the JSON object, besides exit_code and error (sizes in MiB):
 
     versions    python, scaleflow, tensorflow, keras, mlflow, hydra-core, numpy; null: not installed
     system      the operating system
@@ -30,7 +30,8 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from importlib.resources import files
 from pathlib import Path
@@ -38,7 +39,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from scaleflow.cluster.tpu import explain_no_tpu, explain_unreachable, find_tpu
-from scaleflow.command import refuse
+from scaleflow.command import ANSWER, JSON, refuse, run_command
 from scaleflow.config.parse import suggest
 from scaleflow.doctor import machine
 from scaleflow.doctor.verdicts import PRECISIONS, STRATEGIES, Judge, MachineFacts, judge_option
@@ -62,7 +63,10 @@ Report = dict[str, Any]
 
 def main() -> int:
     """Examines the machine and prints the report. Returns the exit code: 0, or 2 for a wrong argument."""
-    words = sys.argv[1:]
+    return run_command(partial(show_report, is_json=JSON in sys.argv[1:]))
+
+
+def show_report(words: Sequence[str], is_json: bool) -> int:
     for word in words:
         if word not in (*FLAGS, "-h"):
             hint = suggest(word, FLAGS, "") + f" ({', '.join(FLAGS)})"
@@ -71,7 +75,9 @@ def main() -> int:
         print(__doc__.replace("`", ""))
         return 0
     report = examine()
-    print(json.dumps(report, indent=2) if "--json" in words else format_report(report))
+    ANSWER.read = lambda: report
+    if not is_json:
+        print(format_report(report))
     return 0
 
 

@@ -525,8 +525,8 @@ class Tracking:
             `sqlite:///mlflow.db` in the current folder. `make_plan` makes the path of an SQLite file absolute.
         experiment: the name of the MLflow experiment, which is created if it is missing. With the default `scaleflow`,
             MLFLOW_EXPERIMENT_ID or MLFLOW_EXPERIMENT_NAME wins.
-        run_name: the name of the run. Default null: DATASET-MODEL-STRATEGY-PRECISION; in a sweep after the swept
-            values.
+        run_name: the name of the run. Default null: DATASET-MODEL-STRATEGY-PRECISION, after the typed keys
+            of `model` and `optimizer`; in a sweep after the swept values.
         tags: tags of the run in MLflow. Default null: scaleflow's own only.
         flush_seconds: the most seconds that the end of a run waits for a slow or unreachable store. `scaleflow.sync`
             sends the rest later. At least 0. Default 60.

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import yaml
 
+from scaleflow.command import quote_override
 from scaleflow.formatting import format_number
 from scaleflow.provenance import read_provenance
 from scaleflow.runs import RunFolder, RunState
@@ -121,17 +122,17 @@ def format_optional(value: float | None) -> str:
 
 def describe_resuming(files: RunFolder, state: RunState) -> str:
     """Returns the command that resumes a run, or trains a finished one longer."""
-    words = ["python", "-m", "scaleflow", f"resume={files.path}"]
+    words = f"python -m scaleflow {quote_override('resume', files.path)}"
     host = read_provenance(files.path).get("scaleflow.host")
     where = f"in the folder of the command above{f', on {host}' if host else ''}"
     if state.status == "FINISHED":
         if state.checkpoint is None:
             return ""
-        longer = shlex.join([*words, lengthen_training(state)])
+        longer = f"{words} {shlex.quote(lengthen_training(state))}"
         return f"Train it longer, {where}:\n\n{format_block('sh', longer)}"
     start = f"from step {state.checkpoint}" if state.checkpoint else "from its newest checkpoint, or from the beginning"
     lead = "If it is interrupted, resume it" if state.status is None else "Resume it"
-    return f"{lead} {start}, {where}:\n\n{format_block('sh', shlex.join(words))}"
+    return f"{lead} {start}, {where}:\n\n{format_block('sh', words)}"
 
 
 def lengthen_training(state: RunState) -> str:

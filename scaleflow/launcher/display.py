@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import os
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
+from scaleflow.command import write_error
 from scaleflow.events import (
     EpochEnded,
     Event,
@@ -305,7 +305,7 @@ class Training:
     def describe(self) -> str:
         """Returns a line with the step, the metrics and the time left."""
         if self._latest is None:
-            return f"compiling the first steps ({format_elapsed(time.monotonic() - self.began)})"
+            return f"still compiling the first steps ({format_elapsed(time.monotonic() - self.began)})"
         step = self._latest.step
         figures = format_metrics({**self._latest.values, "perf/examples_per_second": self._latest.rate})
         return f"step {step:>{len(str(self._steps))}}/{self._steps}  {figures}{self.describe_time_left(step)}"
@@ -411,12 +411,6 @@ def end_greeting() -> None:
     if Display.greeting is not None:
         Display.greeting.close()
         Display.greeting = None
-
-
-def write_error(text: str) -> None:
-    """Prints an error to standard error, if that can be written."""
-    with contextlib.suppress(OSError):
-        print(f"scaleflow: {text}", file=sys.stderr, flush=True)
 
 
 def silence_stream(stream: TextIO) -> None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from scaleflow.command import ANSWER, quote_override, to_printable
 from scaleflow.command import refuse as print_refusal
-from scaleflow.command import to_printable
 from scaleflow.config.compose import check_single_run
 from scaleflow.config.folders import remove_created
 from scaleflow.config.hydra_config import check_folder_writable, composed_from_hydra, read_typed_overrides
@@ -35,6 +38,7 @@ from scaleflow.launcher.submit import render_submission
 from scaleflow.launcher.supervisor import ProcessHost, Supervisor
 from scaleflow.launcher.worker_process import start_fork_server
 from scaleflow.runs import RunSpec, RunState
+from scaleflow.runs.state import RunHistory
 from scaleflow.secret_masking import (
     find_environment_secrets,
     find_secrets,
@@ -91,13 +95,25 @@ def run_job(config: DictConfig, started: float) -> int:
             remove_created(composed.folder)  # the run has its own folder
         if run.is_finished:
             repair_quietly(run.spec.folder)  # sends what the command that finished it could not record
+            ANSWER.read = partial(describe_outcome, run.spec.folder)
             print(f"{run.spec.folder}: the run is finished; to train longer, add training.epochs=N with more epochs")
             return 0
         check_folder_writable(run.spec.folder)
     except ConfigError as refusal:
         remove_created(composed.folder)
         return print_refusal(str(refusal))
+    ANSWER.read = partial(describe_outcome, run.spec.folder)
     return launch_run(run)
+
+
+def describe_outcome(folder: Path) -> dict[str, Any]:
+    """Returns what `--json` says of a run: its id, status, last metrics, model, folder and error; {} without a run."""
+    run = RunHistory.read(folder)
+    if not run.is_ready:
+        return {}
+    values = {"run_id": run.run_id, "status": run.status, "metrics": run.metrics, "model": run.model_uri}
+    found = {} if run.found is None else {"found": {"word": run.found.word, "reason": run.found.reason}}
+    return {**values, **found, "folder": str(folder.absolute()), "error": run.error or None}
 
 
 def launch_run(
@@ -190,7 +206,7 @@ def supervise_run(monitor: RunMonitor, is_resumed: bool, refuse: Callable[[str],
     message, folder = str(mask_secrets(str(monitor.refusal))), os.path.relpath(spec.folder)
     if (step := monitor.state.step) and spec.trial is None:
         message += f"\nthe training until step {step} is in {folder}; "
-        message += f"run python -m scaleflow.sync {folder} to record it"
+        message += f"to record it, run python -m scaleflow.sync {shlex.quote(folder)}"
     refuse(message)
     discard_refused(monitor)
     return REFUSED if recorder.refusal is not None else code
@@ -256,8 +272,8 @@ def refuse_used_folder(spec: RunSpec) -> None:
     if RunState.read(spec.folder).is_ready:
         folder = os.path.relpath(spec.folder)
         raise ConfigError(
-            f"hydra.run.dir={folder}: contains a run already; use resume={folder} to continue it, or choose another "
-            "folder"
+            f"hydra.run.dir={folder}: contains a run already; use {quote_override('resume', folder)} to continue "
+            "it, or choose another folder"
         )
 
 
@@ -279,8 +295,7 @@ def finish_run(monitor: RunMonitor) -> None:
     rows += describe_results(spec, state) if spec.trial is None else describe_found(state)
     rows += [("profile", line) for line in recorder.profiles.values()]
     rows += [("output", folder)]
-    if state.status != "FINISHED" and state.checkpoint is not None:
-        rows += [("go on", f"python -m scaleflow resume={folder}  (from step {state.checkpoint})")]
+    rows += describe_continuation(state, folder)
     if is_recorded:
         rows += recorder.describe_links()
     display.print_summary(rows)
@@ -288,8 +303,18 @@ def finish_run(monitor: RunMonitor) -> None:
         display.print_error(
             f"the store has not received {'everything' if recorder.recorded else 'anything'} within "
             f"tracking.flush_seconds={patience:g}: {mask_secrets(recorder.reason or NO_ANSWER)}; nothing is lost; to "
-            f"send the rest, run python -m scaleflow.sync {folder}"
+            f"send the rest, run python -m scaleflow.sync {shlex.quote(folder)}"
         )
+
+
+def describe_continuation(state: RunState, folder: str) -> list[tuple[str, str]]:
+    """Returns rows with the newest checkpoint of a run that did not finish, and the command that continues from it."""
+    if state.status == "FINISHED" or state.checkpoint is None:
+        return []
+    return [
+        ("checkpoint", f"of step {state.checkpoint}"),
+        ("go on", f"python -m scaleflow {quote_override('resume', folder)}"),
+    ]
 
 
 def describe_found(state: RunState) -> list[tuple[str, str]]:

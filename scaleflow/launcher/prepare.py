@@ -9,6 +9,8 @@ folder of a run to resume. The spec holds the results, so that no process has to
 from __future__ import annotations
 
 import os
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,12 +27,20 @@ from scaleflow.config.compose import ComposedConfig, resolve_config
 from scaleflow.config.plan import check_plan, check_trial, parse_plan
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Cluster, Plan, Strategy
+from scaleflow.launcher.description import read_overrides
 from scaleflow.launcher.resume import find_resumed_run
 from scaleflow.object_store import is_store_address
 from scaleflow.runs import RunSpec, RunState
+from scaleflow.secret_masking import MASK, mask_override
 from scaleflow.tracking.tensorboard import check_tensorboard
 from scaleflow.tracking.uri import resolve_store
 from scaleflow.trials import Trial
+
+#: The overrides that a run's name tells, since its other parts do not.
+TOLD_BY_NAME = re.compile(r"\+*(optimizer|(model|optimizer)\.[\w.]+)=")
+
+#: The most letters of a value in a run's name.
+MOST = 24
 
 
 @dataclass(frozen=True)
@@ -76,9 +86,23 @@ def prepare_run(command: RunCommand) -> PreparedRun:
     return PreparedRun(make_spec(plan, composed.folder, command), raw, command.overrides)
 
 
-def make_spec(plan: Plan, folder: Path, command: RunCommand) -> RunSpec:
+def make_spec(plan: Plan, folder: Path, command: RunCommand, earlier: Sequence[str] = ()) -> RunSpec:
     worker = plan.task.worker if plan.task else 0
-    return RunSpec(plan, folder.absolute(), command.started, worker, tags=command.tags, trial=command.trial)
+    label = "" if plan.tracking.run_name else label_overrides([*earlier, *command.overrides])
+    spec = RunSpec(plan, folder.absolute(), command.started, worker, tags=command.tags, trial=command.trial)
+    return replace(spec, label=label)
+
+
+def label_overrides(overrides: Sequence[str]) -> str:
+    """Returns the keys of model and optimizer that were typed, for the run's name: `units=64 learning_rate=0.1`.
+
+    Secrets are left out, and long values are cut. A later override of a key replaces an earlier one.
+    """
+    typed = dict(mask_override(word).lstrip("+").split("=", 1) for word in overrides if TOLD_BY_NAME.match(word))
+    last = Counter(key.rpartition(".")[2] for key in typed)
+    names = {key: leaf if last[leaf := key.rpartition(".")[2]] == 1 else key for key in typed}
+    values = {key: " ".join(value.split()) for key, value in typed.items() if MASK not in value}
+    return " ".join(f"{names[key]}={value[:MOST]}{'...' if value[MOST:] else ''}" for key, value in values.items())
 
 
 def prepare_resume(command: RunCommand, config: dict[str, Any], resume: str) -> PreparedRun:
@@ -92,7 +116,7 @@ def prepare_resume(command: RunCommand, config: dict[str, Any], resume: str) -> 
     is_saved = is_store_address(plan.checkpoint.folder) and RunState.read(run.files.path).checkpoint is not None
     if is_saved or any(run.files.checkpoints.glob("step-*")):  # the weights are in the checkpoints
         plan = replace(plan, model=replace(plan.model, init_from=None))
-    spec = make_spec(plan, run.files.path, command)
+    spec = make_spec(plan, run.files.path, command, read_overrides(run.files))
     return PreparedRun(spec, run.config, run.changes, run.number, run.is_finished)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,11 +12,11 @@ from typing import Any, Literal
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from scaleflow.command import write_error
 from scaleflow.config.parse import parse_section
 from scaleflow.errors import ConfigError, RunMissing
 from scaleflow.events import RunEnded, RunReady
 from scaleflow.interfaces import Tracking
-from scaleflow.launcher.display import write_error
 from scaleflow.launcher.transfer import EventTransfer, format_error
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.event_log import append_event
@@ -105,7 +106,7 @@ def repair_quietly(folder: Path) -> bool:
     if status.result == "deleted":
         write_error(status.reason)
     if status.result == "not recorded":
-        where = os.path.relpath(folder)
+        where = shlex.quote(os.path.relpath(folder))
         write_error(
             f"not everything is recorded: {status.reason}; to send the rest, run python -m scaleflow.sync {where}"
         )

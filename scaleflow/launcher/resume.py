@@ -14,6 +14,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from scaleflow.command import quote_override
 from scaleflow.config.hydra_errors import parse_overrides
 from scaleflow.config.parse import every_key, format_value, parse_section, suggest
 from scaleflow.errors import ConfigError
@@ -92,7 +93,7 @@ def find_run_folder(named: str, composed: Config) -> Path:
     if RunFolder(folder).ledger.is_file():
         raise ConfigError(
             f"resume={named}: this is the folder of a sweep; to continue it, repeat its command with "
-            f"hydra.sweep.dir={named}"
+            f"{quote_override('hydra.sweep.dir', named)}"
         )
     if RunFolder(folder).events.is_file():
         return folder.absolute()

@@ -36,18 +36,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from scaleflow.command import refuse, to_printable
+from scaleflow.command import ANSWER, CommandParser, run_command, to_printable, write_error
 from scaleflow.config.compose import compose_config, resolve_config
 from scaleflow.config.from_mlflow import RerunCommand, find_store_options, load_config
 from scaleflow.config.hydra_errors import parse_overrides
-from scaleflow.errors import ConfigError, RunError
+from scaleflow.errors import ConfigError
 from scaleflow.events import Event, Note
 from scaleflow.interfaces import Plan, Tracking
 from scaleflow.launcher.display import BarDisplay, Display, display_for
 from scaleflow.launcher.named_runs import find_named_run, locate_run
 from scaleflow.launcher.prepare import make_plan
 from scaleflow.launcher.stop import catch_stop_signals
-from scaleflow.secret_masking import mask_secrets
 from scaleflow.tracking.model_uris import FORMS
 from scaleflow.tracking.tracked_runs import TrackedRun
 
@@ -76,7 +75,7 @@ CHUNK_ROWS, CHUNK_BATCHES = 16_384, 16
 #: Without a terminal, seconds between two lines about the progress.
 LINE_SECONDS = 5.0
 
-FINISHED, FAILED = 0, 1
+FINISHED = 0
 
 
 @dataclass(frozen=True)
@@ -113,26 +112,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0 all predictions are written, 1 failed, 2 refused, 130 or 143 interrupted.
     """
-    typed = make_parser().parse_intermixed_args(list(sys.argv[1:] if argv is None else argv))
-    display = display_for()
-    try:
+    return run_command(predict_words, argv)
+
+
+def predict_words(words: list[str]) -> int:
+    typed = make_parser().parse_intermixed_args(words)
+    with contextlib.closing(display_for()) as display:
         return predict(typed, display)
-    except ConfigError as refusal:
-        display.close()
-        return refuse(str(refusal))
-    except RunError as error:
-        display.close()
-        print(f"scaleflow: {to_printable(str(mask_secrets(str(error))))}", file=sys.stderr)
-        return FAILED
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m scaleflow.predict",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = CommandParser("scaleflow.predict", __doc__)
     parser.add_argument("run_id", metavar="RUN_ID", help=f"a run or its model: {FORMS}")
     parser.add_argument(
         "overrides", nargs="*", metavar="KEY=VALUE", help="an override of hardware, strategy or tracking.uri"
@@ -211,9 +201,11 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
                 task, model, output, first, Progress(display, task.source.count_rows()), stop.is_set
             )
             seconds = time.monotonic() - began
+    values = {"run_id": tracked.run_id, "model": f"models:/{tracked.model_id}", "output": str(output.path)}
+    ANSWER.read = lambda: {**values, "rows": rows, "counts": {"there before": skipped}}
     if stop.is_set():
         done = f"; {output.count_finished()} shard(s) are whole, --resume continues" if output.is_folder else ""
-        print(f"scaleflow: stopped by {stop.signal_name}{done}", file=sys.stderr)
+        write_error(f"stopped by {stop.signal_name}{done}")
         return stop.exit_code
     display.print_summary(
         [

@@ -25,6 +25,7 @@ class EvaluationSpec:
     origin: str  # the model's name in messages
     split: str | None  # `test`, `validation` or `train`; None: the first of these that the dataset has
     precision: bool  # whether the plan's precision replaces the model's own
+    command: str = ""  # the command that trusts the user's code which the run used
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class RunSpec:
     worker: int = 0  # the number of this process; 0 is the chief, whose events are the run's
     attempt: int = 0  # how often this command has restarted all processes of the run
     parent: str | None = None  # the folder of the sweep, if the run is a job of one
-    label: str = ""  # what distinguishes it from the other jobs of its sweep, for the run's name
+    label: str = ""  # what distinguishes it from other runs, or jobs of its sweep, for the run's name
     environment: Mapping[str, str] = field(default_factory=dict)  # variables to add to the environment of the processes
     server: str | None = None  # the address of the fork server; None: the run starts its own
     tags: Mapping[str, str] = field(default_factory=dict)  # tags of the run, for the launcher

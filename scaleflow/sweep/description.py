@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
+from typing import Any
 
+from scaleflow.command import FAILED, REFUSED, TERMINATED, quote_override
 from scaleflow.launcher.description import (
     LONGEST,
     cut_text,
@@ -15,7 +16,9 @@ from scaleflow.launcher.description import (
     join_parts,
     pad_cells,
 )
+from scaleflow.launcher.launch import describe_outcome
 from scaleflow.runs import RunFolder
+from scaleflow.sweep.ledger import Ledger
 from scaleflow.sweep.report import MARKDOWN, MAX_ROWS, Report
 
 #: The most jobs whose reasons are named, and the most characters of a reason.
@@ -27,6 +30,9 @@ LONGEST_END = 60
 #: Lines of a Markdown table before its first row.
 HEAD_LINES = 2
 
+#: The exit code of a job by its status; 1 for others.
+EXIT_CODES = {"FINISHED": 0, "PRUNED": 0, "REFUSED": REFUSED, "KILLED": TERMINATED}
+
 
 def describe_sweep(report: Report, folder: Path) -> str:
     """Returns the description of a sweep.
@@ -36,7 +42,7 @@ def describe_sweep(report: Report, folder: Path) -> str:
         folder: the folder of the sweep.
     """
     store, model_uri = (report.best[1].store, report.best[1].model_uri) if report.best else (None, None)
-    repeated = format_block("sh", shlex.quote(f"hydra.sweep.dir={folder}"))
+    repeated = format_block("sh", quote_override("hydra.sweep.dir", folder))
     rest = join_parts(
         [
             list_reasons(report),
@@ -67,3 +73,15 @@ def cut_rows(table: str, total: int, longest: int) -> str:
         lines = lines[: table[: longest - LONGEST_END].count("\n")]
     missing = total + HEAD_LINES - len(lines)
     return "\n".join([*lines, *(["", f"{missing:,} more rows are in {MARKDOWN}."] if missing else [])])
+
+
+def describe_jobs(folder: Path) -> dict[str, Any]:
+    """Returns what `--json` says of a sweep: what it says of the parent run, and of each job."""
+    jobs = []
+    for entry in Ledger.load(RunFolder(folder)).entries:
+        outcome = describe_outcome(folder / entry.folder)
+        words = {"job": entry.number, "overrides": entry.overrides, "status": entry.status}
+        jobs.append(
+            {**outcome, **words, "exit_code": EXIT_CODES.get(entry.status, FAILED), "error": entry.reason or None}
+        )
+    return {**describe_outcome(folder), "jobs": jobs}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -102,7 +103,7 @@ class ParentRun:
         if not is_recorded:
             display.print_error(
                 f"the sweep's own run is not fully recorded: {mask_secrets(self._recorder.reason)}; nothing is lost; "
-                f"to send the rest, run python -m scaleflow.sync {os.path.relpath(self._files.path)}"
+                f"to send the rest, run python -m scaleflow.sync {shlex.quote(os.path.relpath(self._files.path))}"
             )
         return is_recorded
 

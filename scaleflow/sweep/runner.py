@@ -26,6 +26,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
+from scaleflow.command import quote_override
 from scaleflow.config.folders import create_folder, remove_created
 from scaleflow.config.hydra_config import check_folder_writable, list_module_folders, mask_sweep_config
 from scaleflow.errors import ConfigError, NothingCanRun
@@ -471,7 +472,8 @@ class SweepRunner:
         rows = [("jobs", f"{finished} of {len(self._jobs)} FINISHED in {format_duration(time.time() - self._began)}")]
         rows += [("output", os.path.relpath(self._folder))]
         if self._remaining_jobs():
-            rows += [("go on", f"the same command with hydra.sweep.dir={os.path.relpath(self._folder)}")]
+            word = quote_override("hydra.sweep.dir", os.path.relpath(self._folder))
+            rows += [("go on", f"the same command with {word}")]
         display.print_summary(rows)
 
     def _show_best(self, report: Report) -> None:

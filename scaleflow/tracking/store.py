@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -364,8 +365,8 @@ class MlflowTracker:
             name, alias = self._options.register_as, self._options.alias
             lines.append(("registered", f"models:/{name}/{self._version}" + (f"  (@{alias})" if alias else "")))
         if file := sqlite_file(self.uri):
-            is_default = file == Path("mlflow.db").absolute()
-            lines.append(("look at it", "mlflow ui" + ("" if is_default else f" --backend-store-uri {self.uri}")))
+            words = [] if file == Path("mlflow.db").absolute() else ["--backend-store-uri", self.uri]
+            lines.append(("look at it", shlex.join(["mlflow", "ui", *words])))
         else:
             page = f"#/experiments/{self._experiment_id}/runs/{self.run_id}?{UI_QUERY}"
             lines.append(("look at it", f"{mask_secrets(self.uri)}/{page}"))

@@ -41,6 +41,7 @@ class TrackedRun:
     params: Mapping[str, str]  # the logged params, which include the chosen options
     steps: int  # number of updates of the model; 0 if there is none
     model_id: str | None  # ID of the logged model that is named, or is the run's result; None if there is none
+    command: str = ""  # the command line that began it
 
 
 def choose_store(options: Tracking) -> Tracking:
@@ -86,6 +87,7 @@ def find_run(named: str, store: Tracking) -> tuple[MlflowTracker, TrackedRun]:
         params,
         model.step,
         model.model_id,
+        run.data.tags.get("scaleflow.command", ""),
     )
     return tracker, tracked
 

@@ -104,9 +104,10 @@ def load_model(spec: EvaluationSpec, trusted: Sequence[str]) -> keras.Model:
         return keras.models.load_model(spec.model, compile=False, safe_mode=True)
     except Exception as error:  # zipfile, h5py and Keras raise many types
         reason = (str(error).strip().splitlines() or [""])[0]
+        such = f", such as\n{spec.command}" if spec.command else ""
         raise ConfigError(
             f"{spec.origin}: its model cannot be loaded ({reason[:300]}); to load a class of your own, decorate it "
-            "with keras.saving.register_keras_serializable and add --trust MODULE"
+            f"with keras.saving.register_keras_serializable and add --trust MODULE{such}"
         ) from error
 
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import re
+import shlex
 import sys
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
 import yaml
 
+import scaleflow
 from scaleflow.config.compose import ComposedConfig, compose_config, resolve_config
-from scaleflow.config.from_mlflow import RerunCommand, reuse_config
-from scaleflow.config.trust import check_origins, check_targets
+from scaleflow.config.from_mlflow import RerunCommand, find_config_dirs, reuse_config
+from scaleflow.config.trust import TEXT_KEYS, check_origins, check_targets, check_values
 from scaleflow.errors import ConfigError
 from scaleflow.launcher.prepare import make_plan
 
 RUN = "0123456789abcdef0123456789abcdef"
+
+CONF = Path(scaleflow.__file__).parent / "conf"
 
 
 @functools.cache
@@ -164,6 +170,102 @@ def test_what_is_not_followed_is_refused_by_its_name(
     assert str(Path.home()) not in str(refused.value)
 
 
+@functools.cache
+def list_text_keys() -> list[str]:
+    """Every key of every option of every group, except those whose text is never a path."""
+    options = [
+        *((f"{path.parent.name}.", yaml.safe_load(path.read_text())) for path in CONF.glob("[!e]*/*.yaml")),
+        ("", {key: each for key, each in yaml.safe_load((CONF / "config.yaml").read_text()).items() if key != "hydra"}),
+    ]
+    keys = {
+        prefix + key
+        for prefix, option in options
+        for key, value in flatten(option)
+        if key.rpartition(".")[2] not in ("defaults", "name", "_target_", "_partial_")
+    }
+    return sorted({*keys, "dataset.name"} - {*TEXT_KEYS, "resume"})
+
+
+def flatten(config: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    if isinstance(config, dict) and config:
+        return [leaf for key, value in config.items() for leaf in flatten(value, f"{prefix}.{key}".lstrip("."))]
+    return [(prefix, config)]
+
+
+def nest(key: str, value: Any) -> Any:
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value
+
+
+#: What leads out of the folder in which the test makes `link` to the root, `up` to the parent, and a folder `in`.
+LEADS_OUT = [
+    *("/", "/etc/passwd", " /etc/passwd", "\t/etc/passwd", "/etc/passwd\t ", "\n/etc/passwd", "\u00a0/etc/passwd"),
+    *("\x1f/etc/passwd", "//etc/passwd", "/etc/pass*", " /e[t]c/passwd", "/./etc/passwd"),
+    *("..", " ..", "../x", "\t../x", "in/../../x", "in/../x", "x\n/../../../x", "./..", "in/..\n", "x/*/../../*"),
+    *("~", "~/.ssh/id_rsa", " ~/.ssh/id_rsa", "\n~/x", "~root/x", "~nobody-knows/x"),
+    *("link/etc/passwd", " link/etc/passwd", "./link", "up/x", "in/../up", "l*/etc/passwd", "**/etc/passwd", "in/up"),
+    *("file:/etc/passwd", "file:etc", "FILE:///etc/passwd", " file:///etc/passwd", "\tfile:/x", "s3:/bucket/x"),
+    *("s3://bucket/x", " gs://bucket/x", "http://host/x", "a::file:///etc/passwd", "x\n://y", "dbfs:/x"),
+    *("x\0", "${oc.env:HOME}/x", " ${oc.env:HOME}", "${seed}", "x/${oc.env:HOME}"),
+    *(b"/etc/passwd", b" ../x", PurePosixPath("/etc/passwd"), PurePosixPath("../x"), ["in", {"a": " /etc/passwd"}]),
+]
+
+
+@pytest.mark.parametrize("spelling", LEADS_OUT, ids=repr)
+def test_no_key_of_a_tracked_config_leads_out_in_any_spelling(
+    spelling: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_links(tmp_path, monkeypatch)
+    keys = list_text_keys()
+    assert {"dataset.data_dir", "model.init_from", "checkpoint.folder", "tracking.uri", "cluster.path"} <= set(keys)
+    assert {"dataset.tokenizer", "dataset.cache_dir", "model.weights", "model.preset", "training.step"} <= set(keys)
+    followed = []
+    for key in keys:
+        with contextlib.suppress(ConfigError):
+            check_values(nest(key, spelling), (), ["modules"])
+            followed.append(key)
+    assert followed == []
+
+
+def make_links(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "in").mkdir()
+    for link, place in (("link", "/"), ("up", ".."), ("in/up", "../.."), ("near", "in")):
+        (folder / link).symlink_to(place)
+    monkeypatch.chdir(folder)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("in", "in/x.csv", " in", "./in/*.csv", "near/x.csv", "*", "in/", "a..b", "...", "", "relu", "N/A", "a b/c"),
+        *(f"runs:/{RUN}/model", "models:/digits/3", "models:/m-1", "glue/cola:1.0.0", "train[:50%]", "x:y"),
+    ],
+)
+def test_what_stays_in_the_folder_or_in_the_store_is_followed(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_links(tmp_path, monkeypatch)
+    check_values({"dataset": {"data_dir": text, "list": [text]}, "model": {"init_from": text}}, (), ())
+    check_values({"dataset": {"data_dir": f"{tmp_path}/{text}"}}, (), [] if ":/" in text else [f"{tmp_path}/"])
+    for key in TEXT_KEYS:
+        check_values(nest(key, "/"), (), ())
+
+
+@pytest.mark.parametrize("spelling", ["~/x", " ~/x", " /etc/passwd", "file:/etc/passwd", "link/etc/passwd", "../x"])
+def test_a_trusted_folder_lets_nothing_else_in(spelling: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_links(tmp_path, monkeypatch)
+    with pytest.raises(ConfigError, match="points outside the current folder"):
+        check_values({"dataset": {"data_dir": spelling}}, (), [f"{tmp_path}/", f"{tmp_path}/in"])
+
+
+def test_a_path_of_yaml_is_checked_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = tracked_config() + 'dataset: {data_dir: !!python/object/apply:pathlib.Path ["/", etc]}\n'
+    with pytest.raises(ConfigError, match=r"dataset\.data_dir=/etc: comes from a tracked run"):
+        made_again(re.sub(r"(?ms)^dataset:\n( .*?\n)+", "", text, count=1))
+
+
 @pytest.mark.parametrize(
     "text", ["[1, 2]", "a: [", "!!python/object/apply:os.system [x]", "1: 2", "just words", "a: *b", "? [a]\n: b"]
 )
@@ -254,6 +356,30 @@ def test_masked_secrets_come_from_this_machines_options(tmp_path: Path, monkeypa
     assert resolve_config(made.config)["model"]["units"] == 5
     assert made.choices["model"] == "mine"
     assert str(tmp_path) in made.search
+
+
+def test_one_refusal_names_all_modules_and_folders_that_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my conf").mkdir()
+    Path("my conf/nets_of_test.py").write_text("def build(): ...")
+    dirs = find_config_dirs("python -m scaleflow --config-dir 'my conf' -cd=b --config-dir=c model=mine model.units=8")
+    assert dirs == ["my conf", "c"]
+    assert find_config_dirs("python -m scaleflow 'cut") == []
+    text = tracked_config(model___target_="nets_of_test.build", dataset___target_="data_of_test.sets.Mine")
+    line = ["python", "-m", "scaleflow.rerun", RUN, "seed=1"]
+    more: dict[str, Any] = {"line": line, "tracked_dirs": dirs[:1]}
+    whole = f"{shlex.join(line)} --config-dir 'my conf' --trust data_of_test.sets --trust nets_of_test"
+    with pytest.raises(ConfigError) as refused:
+        made_again(text, **more)
+    assert "dataset._target_=data_of_test.sets.Mine: this code is not trusted" in str(refused.value)
+    assert str(refused.value).splitlines()[1] == whole
+    trusted = ["nets_of_test", "data_of_test.sets"]
+    with pytest.raises(ConfigError, match="there is no module data_of_test here") as refused:
+        made_again(text, trusted=trusted, **more)
+    assert str(refused.value).splitlines()[1] == f"{shlex.join(line)} --config-dir 'my conf'"
+    assert made_again(text, trusted=trusted, config_dirs=["my conf"], **more).config.trusted_modules == trusted
 
 
 def test_what_our_own_options_interpolate_follows_what_is_typed() -> None:

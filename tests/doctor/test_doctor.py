@@ -64,6 +64,7 @@ def closed_port() -> int:
 
 def test_what_is_here_and_what_works_as_json(examined: Doctor) -> None:
     found = examined.report()
+    assert (found.pop("exit_code"), found.pop("error")) == (0, None)
     assert sorted(found) == sorted(KEYS)
     assert found["versions"]["python"] == sys.version.split()[0]
     assert all(found["versions"].values())
@@ -176,12 +177,16 @@ def test_tensorflow_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("word", ["--jsno", "strategy=mirrored", "http://me:sesame@host"])
 def test_a_wrong_argument_is_refused_in_a_line(examined: Doctor, word: str) -> None:
     ended = examined("--json", word)
-    assert (ended.returncode, ended.stdout) == (2, "")
+    answer = json.loads(ended.stdout)
+    assert (ended.returncode, answer) == (
+        2,
+        {"exit_code": 2, "error": ended.stderr.rstrip().removeprefix("scaleflow: ")},
+    )
     assert len(ended.stderr.splitlines()) == 1
     assert ended.stderr.startswith("scaleflow: ")
     assert "--json, --help" in ended.stderr
     assert ("did you mean --json?" in ended.stderr) == (word == "--jsno")
-    assert "sesame" not in ended.stderr
+    assert "sesame" not in ended.stderr + ended.stdout
 
 
 def test_help_says_what_each_key_is(examined: Doctor) -> None:

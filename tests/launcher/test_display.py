@@ -290,7 +290,7 @@ def test_a_long_epoch_shows_its_steps(log: Log, clock: Clock) -> None:
     display.show_event(READY)
     clock.now += 2.5
     display.break_silence()
-    assert new_lines()[1:] == ["compiling the first steps (2.5 s)"]
+    assert new_lines()[1:] == ["still compiling the first steps (2.5 s)"]
     display.show_event(metrics(5, {"train/loss": 2.0}))
     clock.now += 10
     display.show_event(metrics(25, {"train/loss": 0.5}, rate=1234.0))

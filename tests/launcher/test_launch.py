@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from scaleflow.events import MetricsLogged, RunReady
+from scaleflow.config.hydra_errors import parse_overrides
+from scaleflow.events import CheckpointSaved, MetricsLogged, RunEnded, RunReady
 from scaleflow.interfaces import Plan
-from scaleflow.launcher.launch import describe_results
+from scaleflow.launcher.launch import describe_continuation, describe_results
+from scaleflow.launcher.prepare import label_overrides
 from scaleflow.runs import EventWriter, RunSpec, RunState
 
 BASELINE = MetricsLogged(0, {"baseline/loss": 2.3, "baseline/accuracy": 0.12, "baseline/test/accuracy": 0.101})
@@ -58,3 +61,35 @@ def test_a_job_of_a_sweep_leaves_the_baseline_to_the_report(spec: RunSpec) -> No
     assert describe_results(job, state_of(BASELINE, MetricsLogged(9, {"test/accuracy": 0.95}))) == [
         ("test accuracy", "0.95")
     ]
+
+
+@pytest.mark.parametrize(
+    "folder",
+    ["outputs/2026-11-22/13-59-59-745934", "my runs/a (1)", "it's,=&$x", "~a/{b}", "ü/#1", "../x", "a 'b"],
+)
+def test_the_command_that_continues_a_run_can_be_pasted(folder: str) -> None:
+    state = state_of(CheckpointSaved(2990, "step-2990"), RunEnded("KILLED", "SIGTERM"))
+    (_, step), (label, line) = describe_continuation(state, folder)
+    assert (step, label) == ("of step 2990", "go on")
+    *command, word = shlex.split(line)
+    assert command == ["python", "-m", "scaleflow"]
+    (override,) = parse_overrides([word])
+    assert (override.key_or_group, override.value()) == ("resume", folder)
+    state.apply(RunEnded("FINISHED"))
+    assert describe_continuation(state, folder) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "label"),
+    [
+        ([], ""),
+        (["model=cnn", "training.epochs=3", "dataset.seed=1", "~model.dropout"], ""),
+        (["model.units=8", "optimizer=sgd", "optimizer.learning_rate=0.1"], "units=8 optimizer=sgd learning_rate=0.1"),
+        (["model.units=[8,4]", "model.units=16"], "units=16"),
+        (["+model.width=8", "+optimizer.width=2"], "model.width=8 optimizer.width=2"),
+        (["+model.hub_token=planted", "model.a=2"], "a=2"),
+        (["model.init_from=/a/path/that/is/much/longer/than/a/name"], "init_from=/a/path/that/is/much/lon..."),
+    ],
+)
+def test_a_single_run_is_named_by_the_typed_keys_of_its_model_and_optimizer(words: list[str], label: str) -> None:
+    assert label_overrides(words) == label

@@ -1,0 +1,137 @@
+"""The frame of all commands, and what they answer to `--json`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scaleflow import cli, evaluate, find, rerun, sync
+from scaleflow.command import ANSWER, run_command
+from scaleflow.errors import ConfigError, RunError
+from scaleflow.events import MetricsLogged, RunEnded, RunReady
+from scaleflow.predict import command as predict
+from scaleflow.runs import EventWriter, RunFolder
+from scaleflow.sweep.description import describe_jobs
+from scaleflow.sweep.ledger import Ledger
+from tests.conftest import Command
+
+
+def raising(error: BaseException) -> Callable[[list[str]], int]:
+    def work(words: list[str]) -> int:
+        print("a line")
+        raise error
+
+    return work
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (ConfigError("a.b=1: cannot work"), 2, "a.b=1: cannot work"),
+        (RunError("it failed"), 1, "it failed"),
+        (KeyboardInterrupt(), 130, "stopped by SIGINT"),
+        (SystemExit(143), 143, "stopped by SIGTERM"),
+        (SystemExit(0), 0, None),
+        (ZeroDivisionError("by zero"), 1, "ZeroDivisionError: by zero"),
+    ],
+)
+def test_every_end_of_a_command_is_answered_in_the_last_line(
+    error: BaseException, code: int, text: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(raising(error), ["--json"]) == code
+    first, last = capsys.readouterr().out.splitlines()
+    assert first == "a line"
+    assert json.loads(last) == {"exit_code": code, "error": text}
+
+
+def test_the_words_and_the_output_are_those_without_the_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[list[str]] = []
+
+    def work(words: list[str]) -> int:
+        seen.append(words)
+        ANSWER.read = lambda: {"metrics": {"a": math.nan, "b": [1.5]}, "folder": Path("x"), "error": "not an error"}
+        return 0
+
+    assert [run_command(work, words) for words in (["a=1"], ["--json", "a=1"])] == [0, 0]
+    assert seen == [["a=1"], ["a=1"]]
+    (line,) = capsys.readouterr().out.splitlines()
+    found = {"exit_code": 0, "error": None, "metrics": {"a": None, "b": [1.5]}, "folder": "x"}
+    assert json.loads(line) == found
+    with pytest.raises(KeyboardInterrupt):
+        run_command(raising(KeyboardInterrupt()), [])
+
+
+@pytest.mark.parametrize(
+    ("main", "words", "text"),
+    [
+        (cli.main, ["training.epochs=x"], "training.epochs=x: expected an integer"),
+        (cli.main, ["resume=nowhere"], "resume=nowhere: expected the folder of a run"),
+        (cli.main, ["-m", "model.unit=1,2"], "model.unit"),
+        (rerun.main, ["abc"], "abc: expected the id of a run"),
+        (evaluate.main, ["abc", "--split", "x"], "--split"),
+        (predict.main, ["abc"], "the following arguments are required: --input, --output"),
+        (find.main, ["lr", "--steps", "1"], "--steps 1: expected at least 20"),
+        (sync.main, ["nowhere"], "no folder of a run in nowhere"),
+    ],
+)
+def test_a_refusal_is_answered(
+    main: Callable[[list[str]], int],
+    words: list[str],
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["scaleflow"])
+    assert main([*words, "--json"]) == 2
+    answer = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert answer["exit_code"] == 2
+    assert text in answer["error"]
+
+
+def test_a_run_and_the_command_that_repeats_it_are_answered(command: Command) -> None:
+    ended = command("--json", "training.max_steps=3", "hydra.run.dir=run", "tracking=none")
+    answer = json.loads(ended.stdout.splitlines()[-1])
+    assert ended.returncode == answer["exit_code"] == 0, ended.stderr
+    assert (answer["status"], answer["error"], answer["model"], answer["run_id"]) == ("FINISHED", None, None, None)
+    assert answer["folder"] == str(command.folder / "run")
+    assert 0 < answer["metrics"]["test/loss"] < 10
+    again = command("resume=run", "--json")
+    assert json.loads(again.stdout.splitlines()[-1]) == answer
+
+
+def write_run(folder: Path, *events: Any, **record: Any) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    write = EventWriter(RunFolder(folder).events)
+    for event in (RunReady("a-run"), *events):
+        write(event)
+    write.close()
+    RunFolder(folder).record.write_text(json.dumps(record))
+
+
+def test_a_sweep_answers_for_its_parent_and_for_each_job(tmp_path: Path) -> None:
+    write_run(tmp_path, RunEnded("FAILED", "1 of 2 jobs did not finish"), run_id="p")
+    write_run(tmp_path / "0", MetricsLogged(3, {"val/loss": 0.5}), RunEnded("FINISHED"), run_id="a", model_uri="m")
+    ledger = Ledger(RunFolder(tmp_path))
+    for number, status in enumerate(("FINISHED", "REFUSED")):
+        entry = ledger.add_entry(str(number), [f"model.units={number}"], str(number), 0)
+        entry.status, entry.reason = status, "" if status == "FINISHED" else "model.units=1: no"
+    ledger.save()
+    found: Mapping[str, Any] = describe_jobs(tmp_path)
+    assert (found["run_id"], found["status"], found["error"]) == ("p", "FAILED", "1 of 2 jobs did not finish")
+    first, second = found["jobs"]
+    assert (first["run_id"], first["model"], first["metrics"]) == ("a", "m", {"val/loss": 0.5})
+    assert (first["exit_code"], first["error"], first["folder"]) == (0, None, str(tmp_path / "0"))
+    assert second == {
+        "job": 1,
+        "overrides": ["model.units=1"],
+        "status": "REFUSED",
+        "exit_code": 2,
+        "error": "model.units=1: no",
+    }
