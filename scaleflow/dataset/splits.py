@@ -15,7 +15,6 @@ import tensorflow as tf
 from scaleflow.dataset.blocks import MEMORY_BYTES, Blocks, draw_rows
 from scaleflow.dataset.cache import Transforms, cache_blocks, cache_split, refuse_unreadable
 from scaleflow.dataset.contract import check_contract, check_examples
-from scaleflow.dataset.files import draw
 from scaleflow.dataset.fingerprint import Fingerprint, fingerprint_split
 from scaleflow.dataset.learned_cache import LearnedCache
 from scaleflow.dataset.preprocessing import (
@@ -30,6 +29,7 @@ from scaleflow.dataset.records import (
     cache_records,
     check_decoded_targets,
     decode_records,
+    draw,
     has_weights,
     record_bytes,
 )

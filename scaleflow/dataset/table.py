@@ -152,7 +152,7 @@ class Table:
 
         def learn() -> Any:
             sample = rows.sample_columns
-            check_column_types(sample, given)
+            check_column_types(sample, given, self._most)
             outputs = describe_target(sample, target, kind, self._most, is_scaled)
             return {name: given.get(name) or choose_kind(sample, name, self._most) for name in names}, asdict(outputs)
 
@@ -443,17 +443,25 @@ def choose_kind(rows: SampleColumns, name: str, most: int) -> str:
     rows_with_value = len(column) - column.null_count
     if words >= TEXT_WORDS and (different > most or different > TEXT_DIFFERENT * rows_with_value):
         return TEXT
+    check_most_values(column, name, most)
+    return CATEGORY
+
+
+def check_most_values(column: Any, name: str, most: int) -> None:
+    """Rejects a categorical column with more than `most` different values."""
+    from pyarrow import compute
+
+    different = compute.count_distinct(column).as_py()
     if different > most:
         raise ConfigError(
             f"dataset.data_dir: the column {name} has {different} different words, more than "
             f"dataset.most_values={most}; leave it out with dataset.drop=[{name}], name it in dataset.text, or raise "
             "dataset.most_values"
         )
-    return CATEGORY
 
 
-def check_column_types(rows: SampleColumns, given: Mapping[str, str]) -> None:
-    """Rejects columns whose type does not fit what the options take them for."""
+def check_column_types(rows: SampleColumns, given: Mapping[str, str], most: int) -> None:
+    """Rejects columns whose type, or number of different values, does not fit what the options take them for."""
     from pyarrow import types
 
     for name, kind in given.items():
@@ -464,6 +472,8 @@ def check_column_types(rows: SampleColumns, given: Mapping[str, str]) -> None:
                 f"{KEYS[kind]}: the column {name} has the type {column.type}, which cannot be taken for {kind}; leave "
                 f"it out with dataset.drop=[{name}], or convert it in the file"
             )
+        if kind == CATEGORY:
+            check_most_values(column, name, most)
 
 
 def make_preprocessing(name: str, kind: str, embed: bool, vocabulary: int, tokens: int) -> Preprocessing:
