@@ -186,7 +186,8 @@ def drop_unreadable(split: str, stream: Stream, workers: Workers, emit: Emit) ->
     if isinstance(stream, Blocks) and stream.rows.malformed and (split == "train" or stream.keep is None):
         shown = "; ".join(stream.rows.malformed[:MAX_NAMED])
         emit(Note(f"dataset.on_bad_example=skip: left out {len(stream.rows.malformed)} rows of the files: {shown}"))
-    indices = json.loads(workers.from_chief(lambda: json.dumps(find_unreadable(stream))))
+    with refuse_unreadable(split, stream):
+        indices = json.loads(workers.from_chief(lambda: json.dumps(find_unreadable(stream))))
     if not indices:
         return stream
     if len(indices) == len(stream):
