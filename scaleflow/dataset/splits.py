@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from scaleflow.dataset.blocks import MEMORY_BYTES, Blocks, draw_rows
 from scaleflow.dataset.cache import Transforms, cache_blocks, cache_split, refuse_unreadable
-from scaleflow.dataset.contract import check_contract, check_examples
+from scaleflow.dataset.contract import check_contract, check_examples, check_ids
 from scaleflow.dataset.fingerprint import Fingerprint, fingerprint_split
 from scaleflow.dataset.learned_cache import LearnedCache
 from scaleflow.dataset.preprocessing import (
@@ -138,6 +138,7 @@ def prepare_splits(
     else:
         train, validation, is_drawn = hold_out_examples(train, options.validation or 0.0, seed, emit)
     sample = first_inputs(train, 8)
+    check_ids(source.inputs, "train", sample)
     raw = Splits(train, validation, splits.get("test"), source.inputs, source.outputs, sample)
     fingerprints = {name: fingerprint_split(name, examples) for name, examples in raw.by_name().items()}
     raw = replace(raw, fingerprints=fingerprints, is_drawn_as_read=is_drawn)
@@ -148,6 +149,9 @@ def prepare_splits(
         emit(Note(note))
     cache = options.cache if options.shards == 1 else "none"  # each worker would keep the rows of all
     cached = cache_splits(preprocessed, cache, workers)
+    for name, examples in cached.by_name().items():
+        if isinstance(examples, Arrays):
+            check_ids(cached.inputs, name, examples.inputs)
     if preprocesses and cache == "auto" and isinstance(cached.train, Blocks):
         emit(
             Note(
