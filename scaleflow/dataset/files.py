@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import re
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from scaleflow.errors import ConfigError
+from scaleflow.errors import ConfigError, find_similar
 
 #: Names of folders and prefixes of file names -> the split that they denote.
 SPLITS: Mapping[str, str] = {
@@ -50,7 +51,7 @@ def expand_data_dir(data_dir: Any) -> Path:
 def find_data_dir(data_dir: Any) -> Path:
     path = expand_data_dir(data_dir)
     if not path.is_dir():
-        reason = "is a file, expected a folder" if path.exists() else "there is no such folder"
+        reason = "is a file, expected a folder" if path.exists() else f"there is no such folder{suggest_path(path)}"
         raise ConfigError(f"dataset.data_dir={data_dir}: {reason}")
     return path
 
@@ -75,7 +76,15 @@ def find_files(data_dir: Any, suffixes: Sequence[str]) -> dict[str, list[str]]:
         if not matches:
             raise ConfigError(f"dataset.data_dir={data_dir}: no file matches it")
         return {ALL: matches}
-    raise ConfigError(f"dataset.data_dir={data_dir}: there is no such file or folder")
+    raise ConfigError(f"dataset.data_dir={data_dir}: there is no such file or folder{suggest_path(path)}")
+
+
+def suggest_path(path: Path) -> str:
+    """Returns `; did you mean data/house.csv?` for the most similar name beside a path that does not exist, or ""."""
+    with contextlib.suppress(OSError):
+        if similar := find_similar(path.name, os.listdir(path.parent)):  # noqa: PTH208  (names only)
+            return f"; did you mean {path.with_name(similar)}?"
+    return ""
 
 
 def find_in_folder(data_dir: Any, path: Path, suffixes: Sequence[str]) -> dict[str, list[str]]:

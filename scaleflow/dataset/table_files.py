@@ -219,6 +219,11 @@ class TableFiles:
         schemas = [ipc.read_schema(pyarrow.py_buffer(base64.b64decode(each))) for each in encoded]
         return [schemas[number] for number in numbers]
 
+    def read_names(self) -> list[str]:
+        """Returns the names of the columns of the first file, without the schemas of the others."""
+        path, partitions = next(iter(self.partitions.items()))
+        return [*self.read_schema(path).names, *partitions]
+
     def read_schema(self, path: str) -> Any:
         """Returns the names and the types of the columns of a file."""
         import pyarrow
@@ -350,16 +355,23 @@ class TableFiles:
         return json.read_json(read_text(block), parse_options=options).select(columns)
 
 
+def find_tables(data_dir: Any, form: CsvForm, cache: LearnedCache) -> TableFiles:
+    """Finds the files, and checks the options of their format. It opens none of them."""
+    find = find_in_store if is_store_address(data_dir) else find_files
+    by_split = find(data_dir, tuple(FORMATS))
+    paths = [path for paths in by_split.values() for path in paths]
+    files = TableFiles(by_split, find_format(paths[0], "dataset.data_dir"), form, cache)
+    form.check(paths[0], files.format)
+    files.partitions = read_partitions(data_dir, paths, files.format)
+    return files
+
+
 def open_tables(data_dir: Any, form: CsvForm, cache: LearnedCache) -> TableFiles:
     """Finds the files and checks that they have one format, and names of columns that can be told apart."""
     import pyarrow
 
-    find = find_in_store if is_store_address(data_dir) else find_files
-    by_split = find(data_dir, tuple(FORMATS))
-    first, *others = [path for paths in by_split.values() for path in paths]
-    files = TableFiles(by_split, find_format(first, "dataset.data_dir"), form, cache)
-    form.check(first, files.format)
-    files.partitions = read_partitions(data_dir, [first, *others], files.format)
+    files = find_tables(data_dir, form, cache)
+    first, *others = files.partitions
     for path in (first, *others):
         if find_format(path, "dataset.data_dir") != files.format:
             raise ConfigError(f"dataset.data_dir: {path} and {first} have different formats; use one of them")

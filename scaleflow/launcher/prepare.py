@@ -77,8 +77,23 @@ def prepare_run(command: RunCommand) -> PreparedRun:
 
 
 def make_spec(plan: Plan, folder: Path, command: RunCommand) -> RunSpec:
+    check_dataset_files(plan, folder)
     worker = plan.task.worker if plan.task else 0
     return RunSpec(plan, folder.absolute(), command.started, worker, tags=command.tags, trial=command.trial)
+
+
+def check_dataset_files(plan: Plan, folder: Path) -> None:
+    """Checks the files of a dataset of scaleflow's own, if workers on this machine read them.
+
+    Raises ConfigError as the source would. A file in the run's folder is written later (`scaleflow.run(data=...)`).
+    """
+    target, is_here = plan.dataset.target, plan.cluster.name in ("local", "tf_config") and plan.cluster.submit is None
+    if not is_here or not target.path.startswith("scaleflow.dataset."):
+        return
+    if not Path(str(target.arguments.get("data_dir"))).is_relative_to(folder.absolute()):
+        from scaleflow.dataset.launch_check import check_source_files  # it imports numpy; most commands do not need it
+
+        check_source_files(target)
 
 
 def prepare_resume(command: RunCommand, config: dict[str, Any], resume: str) -> PreparedRun:
