@@ -19,6 +19,8 @@ refusal.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import Literal
 
 
@@ -93,3 +95,11 @@ class WorkerDied(RunError):
 
     def __init__(self, how: str, last_lines: str, name: str = "worker 0") -> None:
         super().__init__(f"{name} {how}" + (f"; the end of its log: {last_lines}" if last_lines else ""))
+
+
+def find_similar(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Returns the known word that is most similar to a word, whatever their case, or else one that it begins."""
+    words = {each.casefold(): each for each in known}
+    close = difflib.get_close_matches(word.casefold(), words, n=1, cutoff=cutoff)
+    longer = sorted((each for each in words if word and each.startswith(word.casefold())), key=len)
+    return words[(close or longer)[0]] if close or longer else None

@@ -89,6 +89,9 @@ REFUSED: Mapping[tuple[str, ...], Sequence[str]] = {
     ("hardware=tpu",): ["hardware=tpu", "there is no TPU", "hardware.tpu=grpc://HOST:8470"],
     ("strategy=tpu", "hardware.tpu=grpc://127.0.0.1:1"): ["hardware.tpu=grpc://127.0.0.1:1", "nothing answers"],
     ("dataset=csv", "dataset.target=price"): ["dataset.data_dir", "no default", "dataset.data_dir=..."],
+    ("dataset=csv", "dataset.data_dir=plan", "dataset.target=price"): [
+        "dataset.data_dir=plan: there is no such file or folder; did you mean plain?"
+    ],
     ("dataset=tfrecord",): ["dataset.data_dir, dataset.features, dataset.input, dataset.target", "no default"],
     ("model.init_from=nothing.keras",): ["model.init_from=nothing.keras", "no such file", "runs:/RUN_ID/model"],
     ("model=resent",): ["model=resent", "did you mean resnet"],
@@ -112,6 +115,9 @@ REFUSED: Mapping[tuple[str, ...], Sequence[str]] = {
     ("model.unit=3",): ["model.unit:", "did you mean model.units?"],
     ("model=cnn", "model.filter=3"): ["model.filter:", "did you mean model.filters?"],
     ("foo=1",): ["foo:", "there is no such key"],
+    ("epochs=3",): ["epochs:", "there is no such key", "did you mean training.epochs?"],
+    ("data_dir=x",): ["data_dir:", "dataset.data_dir is a key of dataset=cifar10, ", "table"],
+    ("dataset=table", "data_dir=x"): ["data_dir:", "did you mean dataset.data_dir?"],
     ("+foo=1",): ["foo:", "there is no such key"],
     ("stratgy=mirrored",): ["stratgy:", "did you mean strategy?"],
     ("+stratgy=mirrored",): ["stratgy:", "did you mean strategy?"],

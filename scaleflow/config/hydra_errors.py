@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
@@ -90,7 +91,21 @@ def check_overrides(words: Sequence[str]) -> None:
                 continue
             known = known or list_keys_for(find_choices(typed, groups), search)
             if key not in known:
-                raise unknown_key_error(key, [*known, *groups])
+                error = unknown_key_error(key, [*known, *groups])
+                has_hint = "did you mean" in str(error)
+                raise error if has_hint else ConfigError(f"{error}{describe_other_options(key, groups, loader)}")
+
+
+def describe_other_options(key: str, groups: Sequence[str], loader: Any) -> str:
+    """Returns which options of a group have a key that the chosen ones lack; "" if none has."""
+    group, _, leaf = key.rpartition(".")
+    for name in [group] if group in groups else groups:
+        options = loader.get_group_options(name, ObjectType.CONFIG)
+        configs = {option: loader.repository.load_config(f"{name}/{option}").config for option in options}
+        having = [option for option, config in configs.items() if leaf in config.keys()]  # noqa: SIM118  (also ???)
+        if having and leaf:
+            return f"; {name}.{leaf} is a key of {name}={', '.join(having)}"
+    return ""
 
 
 def override_key(override: str) -> str:

@@ -6,7 +6,6 @@ Each error names the key, the value and what would work.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import re
 import types
@@ -14,7 +13,7 @@ import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
-from scaleflow.errors import ConfigError
+from scaleflow.errors import ConfigError, find_similar
 from scaleflow.interfaces import Target
 from scaleflow.secret_masking import mask_secrets
 
@@ -214,10 +213,14 @@ def unknown_option_error(group: str, option: str, available: Sequence[str]) -> C
 
 
 def suggest(word: str, known: Iterable[str], otherwise: str) -> str:
-    """Returns `; did you mean X?` for the most similar known word, first among keys with the same parent."""
+    """Returns `; did you mean X?` for the most similar known word, first among keys with the same parent.
+
+    For a word without a parent, a key of that name in a group comes first.
+    """
     words = list(known)
     parent, dot, leaf = word.rpartition(".")
     siblings = {k.rpartition(".")[2]: k for k in words if k.rpartition(".")[0] == parent}
-    similar = [siblings[k] for k in difflib.get_close_matches(leaf, siblings, n=1, cutoff=0.6)]
-    similar += difflib.get_close_matches(word, words, n=1, cutoff=0.85) if dot else []
-    return f"; did you mean {similar[0]}?" if similar else otherwise
+    leaves = {k.rpartition(".")[2]: k for k in reversed(words) if k.count(".") == 1}
+    similar = leaves.get(word) or siblings.get(find_similar(leaf, siblings) or "")
+    similar = similar or (find_similar(word, words, 0.85) if dot else leaves.get(find_similar(word, leaves, 0.8) or ""))
+    return f"; did you mean {similar}?" if similar else otherwise

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 
-from scaleflow.errors import ConfigError
+from scaleflow.errors import ConfigError, find_similar
 from scaleflow.interfaces import Target
 
 
@@ -79,7 +81,17 @@ def explain_missing(error: BaseException, path: str) -> str:
     """Formats an error in one line, without its class if it only says that a part of the path does not exist."""
     missing = getattr(error, "name", None)
     is_known = isinstance(error, ModuleNotFoundError | AttributeError) and missing is not None
-    return str(error) if is_known and f".{missing}." in f".{path}." else first_line(error)
+    return f"{error}{suggest_target(path)}" if is_known and f".{missing}." in f".{path}." else first_line(error)
+
+
+def suggest_target(path: str) -> str:
+    """Returns `; did you mean keras.metrics.F1Score?` for the most similar name in the module of a path, or ""."""
+    parents = list(itertools.accumulate(path.split("."), "{}.{}".format))
+    parent = next((each for each in reversed(parents[:-1]) if each in sys.modules), None)
+    public = [] if parent is None else [name for name in dir(sys.modules[parent]) if not name.startswith("_")]
+    leaf = path.removeprefix(f"{parent}.").partition(".")[0]
+    similar = None if leaf in public else find_similar(leaf, public)
+    return f"; did you mean {parent}.{similar}?" if similar else ""
 
 
 def build_nested(target: Target, name: str, value: Any) -> Any:

@@ -1,15 +1,22 @@
-"""Dataset sources, and the input pipeline that all of them share."""
+"""Dataset sources, and the input pipeline that all of them share.
 
-from scaleflow.dataset.augment import augment_feed
-from scaleflow.dataset.blocks import check_shards, describe_shards
-from scaleflow.dataset.cache import is_mapped
-from scaleflow.dataset.feed_factory import make_feed
-from scaleflow.dataset.fingerprint import read_cheap_targets
-from scaleflow.dataset.own import make_source
-from scaleflow.dataset.records import decode_records
-from scaleflow.dataset.splits import Splits, limit_evaluation, prepare_splits, repeat_first_batch
-from scaleflow.dataset.targets import read_targets
-from scaleflow.dataset.unreadable import UnreadableExample, explain_read_error, find_first_unreadable
+Its names are loaded when they are first used: the launcher imports modules of this package that need no TensorFlow.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from scaleflow.dataset.augment import augment_feed
+    from scaleflow.dataset.blocks import check_shards, describe_shards
+    from scaleflow.dataset.cache import is_mapped
+    from scaleflow.dataset.feed_factory import make_feed
+    from scaleflow.dataset.fingerprint import read_cheap_targets
+    from scaleflow.dataset.own import make_source
+    from scaleflow.dataset.records import decode_records
+    from scaleflow.dataset.splits import Splits, limit_evaluation, prepare_splits, repeat_first_batch
+    from scaleflow.dataset.targets import read_targets
+    from scaleflow.dataset.unreadable import UnreadableExample, explain_read_error, find_first_unreadable
 
 __all__ = [
     "Splits",
@@ -29,3 +36,14 @@ __all__ = [
     "read_targets",
     "repeat_first_batch",
 ]
+
+#: The modules that define these names.
+MODULES = ("splits", "augment", "blocks", "cache", "feed_factory", "fingerprint", "own", "targets", "unreadable")
+
+
+def __getattr__(name: str) -> Any:
+    for module in MODULES if name in __all__ else ():
+        defined = vars(import_module(f"{__name__}.{module}"))
+        if name in defined:
+            return defined[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

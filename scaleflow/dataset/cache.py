@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from scaleflow.dataset.blocks import MEMORY_BYTES, Blocks, make_blocks
 from scaleflow.dataset.records import decode_records, static_bytes
-from scaleflow.dataset.unreadable import FAILURES, find_first_unreadable, unreadable_message
+from scaleflow.dataset.unreadable import FAILURES, find_first_unreadable, operation_message, unreadable_message
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Arrays, Examples, Stream, Workers, map_named
 
@@ -130,7 +130,10 @@ def refuse_unreadable(split: str, examples: Examples) -> Iterator[None]:
     try:
         yield
     except FAILURES as error:
-        bad = find_first_unreadable(examples) if isinstance(examples, Stream) else None
+        try:
+            bad = find_first_unreadable(examples) if isinstance(examples, Stream) else None
+        except FAILURES as failure:  # before an example is decoded, such as of a generator
+            raise ConfigError(f"dataset: {split!r} cannot be read: {operation_message(failure)}") from error
         if bad is None:
             raise
         raise ConfigError(unreadable_message(split, bad)) from error

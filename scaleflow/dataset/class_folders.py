@@ -11,10 +11,12 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.dataset.files import (
-    SPLITS,
+    class_names,
     draw_test_examples,
     find_data_dir,
+    find_split_folders,
     has_suffix,
+    list_folders,
     parse_choice,
     parse_count,
     parse_fraction,
@@ -97,52 +99,12 @@ class ClassFolders:
         raise NotImplementedError
 
 
-def find_split_folders(base: Path) -> dict[str, Path]:
-    """Returns the folder of each split; {} if the folder contains the class folders directly."""
-    folders: dict[str, Path] = {}
-    for path in sorted(base.iterdir()):
-        split = SPLITS.get(path.name.lower())
-        if split and path.is_dir():
-            if split in folders:
-                raise ConfigError(
-                    f"dataset.data_dir={base}: {folders[split].name} and {path.name} are both the {split} split; "
-                    "remove one of them"
-                )
-            folders[split] = path
-    if folders and "train" not in folders:
-        raise ConfigError(
-            f"dataset.data_dir={base}: found {' and '.join(sorted(folders))}, but no folder train; add it, or name "
-            "the folders after classes only"
-        )
-    return {split: folders[split] for split in ("train", "validation", "test") if split in folders}
-
-
 def describe_classes(base: Path, selected: Sequence[str], kind: Any, earlier: EarlierState | None) -> Outputs:
     """Describes the target: the classes of an earlier run if there was one, or else those of the folders."""
     known = None if earlier is None else earlier.find_outputs()
     if earlier is None or known is None or not known.names:
         return outputs_of(kind, class_names(base, selected))
     return extend_classes(known, selected or list_folders(base)) if earlier.extends else known
-
-
-def class_names(base: Path, wanted: Sequence[str]) -> tuple[str, ...]:
-    """Returns the class names: all folders, sorted, or the wanted ones."""
-    available = list_folders(base)
-    for name in wanted:
-        if name not in available:
-            raise ConfigError(
-                f"dataset.classes: there is no folder {base / name}; the folders are {', '.join(available)}"
-            )
-    names = tuple(wanted or available)
-    if len(names) < 2:
-        raise ConfigError(
-            f"dataset.data_dir: {base} has {len(names)} folder(s), expected one folder for each of at least two classes"
-        )
-    return names
-
-
-def list_folders(base: Path) -> list[str]:
-    return sorted(path.name for path in base.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 def outputs_of(kind: Any, names: tuple[str, ...]) -> Outputs:

@@ -14,6 +14,7 @@ from scaleflow.interfaces import (
     Arrays,
     Examples,
     Inputs,
+    InputStructure,
     Kind,
     Outputs,
     Source,
@@ -117,6 +118,27 @@ def check_targets(outputs: Outputs, split: str, name: str, targets: np.ndarray[A
     if low < 0 or high > last:
         besides = "" if outputs.ignore is None else f" or {outputs.ignore}, which is ignored"
         raise ConfigError(f"dataset: {label} range from {low} to {high}, expected 0 to {last}{besides}")
+
+
+def check_ids(inputs: InputStructure, split: str, examples: Any) -> None:
+    """Rejects numbers in memory that are not below `Inputs.vocabulary`. XLA would take others for the last one.
+
+    Args:
+        inputs: what the examples are.
+        split: names them.
+        examples: arrays [n, ...] of the structure of `inputs`; those that are mapped from a file are not read.
+    """
+    arrays = name_leaves(examples)
+    for name, each in name_leaves(inputs).items():
+        ids = arrays[name]
+        if each.vocabulary is None or ids.dtype.kind not in "iu" or isinstance(ids, np.memmap):
+            continue
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= each.vocabulary:
+            raise ConfigError(
+                f"dataset: {label_leaf('inputs', name)} of {split!r} range from {low} to {high}, expected 0 to "
+                f"{each.vocabulary - 1}, because their vocabulary is {each.vocabulary}"
+            )
 
 
 def check_weights(split: str, weights: np.ndarray[Any, Any]) -> None:

@@ -1,7 +1,8 @@
-"""Finds data files and their splits, draws test examples, and checks the options of file datasets."""
+"""Finds data files and their splits, draws test examples, and checks options. The launcher uses it: no TensorFlow."""
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import re
@@ -10,10 +11,8 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
-from scaleflow.dataset.records import to_record
-from scaleflow.errors import ConfigError
+from scaleflow.errors import ConfigError, find_similar
 
 #: Names of folders and prefixes of file names -> the split that they denote.
 SPLITS: Mapping[str, str] = {
@@ -29,11 +28,14 @@ SPLITS: Mapping[str, str] = {
 #: Matches file names that begin with the name of a split: `train.csv`, `test-00000-of-00004.tfrecord`.
 SPLIT_PREFIX = re.compile(rf"({'|'.join(SPLITS)})(?=[-_.0-9]|$)", re.IGNORECASE)
 
+#: Suffixes of TFRecord files.
+RECORD_SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec")
+
+#: What may follow the suffix of a data file: `.tfrecord-00000-of-00004`, `.csv.gz`. A `.csv.bak` is no data file.
+AFTER_SUFFIX = re.compile(r"(-\d+(-of-\d+)?|\.(gz|gzip|zlib|zst|bz2|lz4))+$")
+
 #: Key of files whose names denote no split.
 ALL = "all"
-
-#: Number of files that are read in parallel, and of consecutive records from each.
-INTERLEAVED, BLOCK = 8, 16
 
 #: Default fraction of the examples in the test split, if file names denote no splits.
 TEST_FRACTION = 0.2
@@ -49,7 +51,7 @@ def expand_data_dir(data_dir: Any) -> Path:
 def find_data_dir(data_dir: Any) -> Path:
     path = expand_data_dir(data_dir)
     if not path.is_dir():
-        reason = "is a file, expected a folder" if path.exists() else "there is no such folder"
+        reason = "is a file, expected a folder" if path.exists() else f"there is no such folder{suggest_path(path)}"
         raise ConfigError(f"dataset.data_dir={data_dir}: {reason}")
     return path
 
@@ -60,7 +62,7 @@ def find_files(data_dir: Any, suffixes: Sequence[str]) -> dict[str, list[str]]:
     Args:
         data_dir: a file, a glob, or a folder. In a folder, subfolders `train`, `validation` (or `val`), `test`, or
             files whose names begin with these words, are the splits.
-        suffixes: lower-case suffixes; names in a folder must end with one, or contain it before a `-` or `.`.
+        suffixes: lower-case suffixes, one of which the names in a folder must have, see `has_suffix`.
 
     Raises ConfigError if there is no file, or there are splits without `train`.
     """
@@ -74,7 +76,15 @@ def find_files(data_dir: Any, suffixes: Sequence[str]) -> dict[str, list[str]]:
         if not matches:
             raise ConfigError(f"dataset.data_dir={data_dir}: no file matches it")
         return {ALL: matches}
-    raise ConfigError(f"dataset.data_dir={data_dir}: there is no such file or folder")
+    raise ConfigError(f"dataset.data_dir={data_dir}: there is no such file or folder{suggest_path(path)}")
+
+
+def suggest_path(path: Path) -> str:
+    """Returns `; did you mean data/house.csv?` for the most similar name beside a path that does not exist, or ""."""
+    with contextlib.suppress(OSError):
+        if similar := find_similar(path.name, os.listdir(path.parent)):  # noqa: PTH208  (names only)
+            return f"; did you mean {path.with_name(similar)}?"
+    return ""
 
 
 def find_in_folder(data_dir: Any, path: Path, suffixes: Sequence[str]) -> dict[str, list[str]]:
@@ -90,7 +100,7 @@ def divide_files(data_dir: Any, names: Iterable[tuple[str, PurePath]], suffixes:
         split = split_of(relative)
         files.setdefault(split, []).append(name) if split else others.append(name)
     if not files and not others:
-        raise ConfigError(f"dataset.data_dir={data_dir}: there is no file with {' or '.join(suffixes)} in its name")
+        raise ConfigError(f"dataset.data_dir={data_dir}: there is no file that ends in {' or '.join(suffixes)}")
     if not files:
         return {ALL: others}
     if "train" not in files:
@@ -104,6 +114,46 @@ def divide_files(data_dir: Any, names: Iterable[tuple[str, PurePath]], suffixes:
             "so that its name begins with train, validation or test"
         )
     return files
+
+
+def find_split_folders(base: Path) -> dict[str, Path]:
+    """Returns the folder of each split; {} if the folder contains the class folders directly."""
+    folders: dict[str, Path] = {}
+    for path in sorted(base.iterdir()):
+        split = SPLITS.get(path.name.lower())
+        if split and path.is_dir():
+            if split in folders:
+                raise ConfigError(
+                    f"dataset.data_dir={base}: {folders[split].name} and {path.name} are both the {split} split; "
+                    "remove one of them"
+                )
+            folders[split] = path
+    if folders and "train" not in folders:
+        raise ConfigError(
+            f"dataset.data_dir={base}: found {' and '.join(sorted(folders))}, but no folder train; add it, or name "
+            "the folders after classes only"
+        )
+    return {split: folders[split] for split in ("train", "validation", "test") if split in folders}
+
+
+def class_names(base: Path, wanted: Sequence[str]) -> tuple[str, ...]:
+    """Returns the class names: all folders, sorted, or the wanted ones."""
+    available = list_folders(base)
+    for name in wanted:
+        if name not in available:
+            raise ConfigError(
+                f"dataset.classes: there is no folder {base / name}; the folders are {', '.join(available)}"
+            )
+    names = tuple(wanted or available)
+    if len(names) < 2:
+        raise ConfigError(
+            f"dataset.data_dir: {base} has {len(names)} folder(s), expected one folder for each of at least two classes"
+        )
+    return names
+
+
+def list_folders(base: Path) -> list[str]:
+    return sorted(path.name for path in base.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 def split_of(path: PurePath) -> str | None:
@@ -125,64 +175,13 @@ def walk_files(path: Path) -> Iterable[str]:
 
 
 def has_suffix(name: str, suffixes: Sequence[str]) -> bool:
-    base = Path(name).name.lower()
-    return any(base.endswith(suffix) or f"{suffix}-" in base or f"{suffix}." in base for suffix in suffixes)
-
-
-def interleave_files(files: Sequence[str], records: Any, block: int = BLOCK) -> tf.data.Dataset:
-    """Reads the records of several files in parallel, `block` consecutive ones of each, always in the same order.
-
-    `records` maps (index of the file int64, path) to a dataset of its records. Traced.
-    """
-    numbered = tf.data.Dataset.from_tensor_slices(
-        (tf.range(len(files), dtype=tf.int64), tf.constant(list(files), tf.string))
-    )
-    return numbered.interleave(
-        records,
-        cycle_length=min(INTERLEAVED, len(files)),
-        block_length=block,
-        num_parallel_calls=tf.data.AUTOTUNE,
-        deterministic=True,
-    )
+    """Returns whether a name ends with a suffix; the number of a shard, or the suffix of a compression, may follow."""
+    return AFTER_SUFFIX.sub("", Path(name).name.lower()).endswith(tuple(suffixes))
 
 
 def list_splits(files: Mapping[str, Sequence[str]], test: float) -> tuple[str, ...]:
     """Returns the names of the splits; without named splits there is `test` only if its fraction is not 0."""
     return tuple(files) if ALL not in files else ("train", "test") if test else ("train",)
-
-
-def divide_records(
-    records: tf.data.Dataset, count: int, split: str, test: float, seed: int
-) -> tuple[tf.data.Dataset, int]:
-    """Returns the records of one split and their number, if file names denote no splits. `seed` draws the test
-    records.
-    """
-    held_out = round(count * test)
-    if not held_out:
-        return (records, count) if split == "train" else (records.take(0), 0)
-    size = held_out if split == "test" else count - held_out
-    return draw(records, count, held_out, (seed, 0x7E57), split == "test"), size
-
-
-def draw(
-    records: tf.data.Dataset, count: int, held_out: int, seeds: tuple[int, int], is_held_out: bool
-) -> tf.data.Dataset:
-    """Returns the `held_out` of `count` records that the seeds select, or all others, in their order.
-
-    The records have fixed shapes and are the same at each iteration.
-    """
-    max_index = tf.constant(max(count - 1, 1), tf.int64)
-    seed = tf.constant(seeds, tf.int64)
-
-    def chosen(portion: tf.Tensor, *record: Any) -> Any:
-        indices = portion * BLOCK + tf.range(tf.shape(tf.nest.flatten(record)[0], tf.int64)[0])
-        is_drawn = tf.random.experimental.index_shuffle(indices, seed, max_index) < held_out
-        is_selected = is_drawn if is_held_out else tf.logical_not(is_drawn)
-        return tf.nest.map_structure(lambda each: tf.boolean_mask(each, is_selected), to_record(record))
-
-    blocks = records.batch(BLOCK).enumerate().map(lambda portion, *record: chosen(portion, *record))
-    size = held_out if is_held_out else count - held_out
-    return blocks.unbatch().apply(tf.data.experimental.assert_cardinality(size))
 
 
 def draw_test_examples(count: int, fraction: float, seed: int) -> np.ndarray[Any, Any]:

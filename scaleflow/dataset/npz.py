@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import zipfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, get_args
 
@@ -17,6 +18,7 @@ from scaleflow.dataset.files import (
     parse_count,
     parse_fraction,
     parse_words,
+    suggest_path,
 )
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Arrays, Inputs, Kind, Outputs, map_leaves
@@ -146,17 +148,25 @@ def divide_parts(parts: Mapping[str, Part], test: float, seed: int) -> dict[str,
 def open_arrays(data_dir: Any) -> dict[str, Array]:
     """Returns the arrays of a file by name; memory-maps those that are not compressed."""
     path = expand_data_dir(data_dir)
+    with open_archive(data_dir) as archive:
+        return {
+            info.filename.removesuffix(".npy"): open_member(path, archive, info)
+            for info in archive.infolist()
+            if info.filename.endswith(".npy")
+        }
+
+
+@contextlib.contextmanager
+def open_archive(data_dir: Any) -> Iterator[zipfile.ZipFile]:
+    path = expand_data_dir(data_dir)
     if not path.is_file():
         raise ConfigError(
             f"dataset.data_dir={data_dir}: there is no such file; expected a file that numpy.savez has written"
+            f"{suggest_path(path)}"
         )
     try:
         with zipfile.ZipFile(path) as archive:
-            return {
-                info.filename.removesuffix(".npy"): open_member(path, archive, info)
-                for info in archive.infolist()
-                if info.filename.endswith(".npy")
-            }
+            yield archive
     except (zipfile.BadZipFile, OSError, EOFError) as error:
         raise ConfigError(f"dataset.data_dir={data_dir}: is not a complete .npz file ({error})") from error
 
@@ -197,33 +207,46 @@ def member_offset(path: Path, info: zipfile.ZipInfo) -> int:
 
 def find_parts(data_dir: Any, arrays: Part, names: Sequence[str]) -> dict[str, Part]:
     """Returns the arrays of each split by name, or of `all` if the names have no suffixes."""
+    endings = find_endings(data_dir, list(arrays), names)
+    return {split: find_arrays(data_dir, arrays, names, ending) for split, ending in endings.items()}
+
+
+def find_endings(data_dir: Any, available: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+    """Returns the suffix of the names of each split, or "" of `all`. Raises ConfigError if an array is missing."""
     first = names[0]
-    parts: dict[str, Part] = {}
+    endings: dict[str, str] = {}
     for ending, split in ENDINGS.items():
-        if first + ending in arrays:
-            if split in parts:
+        if first + ending in available:
+            if split in endings:
                 raise ConfigError(
                     f"dataset.data_dir={data_dir}: both {first}_val and {first}_validation exist; remove one of them"
                 )
-            parts[split] = find_arrays(data_dir, arrays, names, ending)
-    if not parts and first in arrays:
-        parts["all"] = find_arrays(data_dir, arrays, names, "")
-    if "train" not in parts and "all" not in parts:
+            endings[split] = ending
+    if not endings and first in available:
+        endings["all"] = ""
+    if "train" not in endings and "all" not in endings:
         raise ConfigError(
             f"dataset.data_dir={data_dir}: there is no array {first}_train or {first}; the arrays are "
-            f"{', '.join(arrays) or 'none'}; set dataset.inputs and dataset.targets to their names"
+            f"{', '.join(available) or 'none'}; set dataset.inputs and dataset.targets to their names"
         )
-    return parts
+    for name in (each + ending for ending in endings.values() for each in names):
+        if name not in available:
+            raise ConfigError(
+                f"dataset.data_dir={data_dir}: there is no array {name}; the arrays are {', '.join(available)}"
+            )
+    return endings
+
+
+def check_names(data_dir: Any, names: Sequence[str]) -> None:
+    """Rejects a file without arrays of these names; it reads the table of contents only."""
+    with open_archive(data_dir) as archive:
+        find_endings(data_dir, [name.removesuffix(".npy") for name in archive.namelist()], names)
 
 
 def find_arrays(data_dir: Any, arrays: Part, names: Sequence[str], ending: str) -> Part:
     """Returns the arrays of one split."""
     first = names[0] + ending
     for name in (each + ending for each in names):
-        if name not in arrays:
-            raise ConfigError(
-                f"dataset.data_dir={data_dir}: there is no array {name}; the arrays are {', '.join(arrays)}"
-            )
         if arrays[name].dtype.kind not in "biuf" or not arrays[name].ndim:
             array = arrays[name]
             raise ConfigError(

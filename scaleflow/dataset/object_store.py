@@ -20,7 +20,7 @@ def find_in_store(address: str, suffixes: Sequence[str]) -> dict[str, list[str]]
 
     Args:
         address: `s3://BUCKET/PATH` and the like: a file, a glob, or a prefix.
-        suffixes: what names below a prefix must end with.
+        suffixes: one of which the names below a prefix must have, see `has_suffix`.
 
     Raises ConfigError if there is no such file, or if the store does not answer or refuses the request.
     """
@@ -29,7 +29,7 @@ def find_in_store(address: str, suffixes: Sequence[str]) -> dict[str, list[str]]
     is_glob = root != path
     names = [info.path for info in call_store(KEY, address, lambda: list_files(scheme, root))]
     if is_glob:
-        names = [name for name in names if fnmatch.fnmatchcase(name, path)]
+        names = [name for name in names if matches_glob(name.split("/"), path.split("/"))]
     if is_glob or names == [root]:
         by_split = {ALL: names}
     else:
@@ -39,6 +39,19 @@ def find_in_store(address: str, suffixes: Sequence[str]) -> dict[str, list[str]]
     if not names:
         raise ConfigError(f"dataset.data_dir={address}: there is no such file or prefix")
     return {split: [f"{scheme}://{name}" for name in each] for split, each in by_split.items()}
+
+
+def matches_glob(parts: Sequence[str], patterns: Sequence[str]) -> bool:
+    """Returns whether the parts of a path match those of a glob, as `glob.glob` does: `**` is any number of folders,
+    and `*` matches no name that begins with a dot.
+    """
+    if not parts or not patterns:
+        return not parts and not any(pattern != "**" for pattern in patterns)
+    is_visible = patterns[0].startswith(".") or not parts[0].startswith(".")
+    if patterns[0] == "**":
+        return matches_glob(parts, patterns[1:]) or (is_visible and matches_glob(parts[1:], patterns))
+    is_match = is_visible and fnmatch.fnmatchcase(parts[0], patterns[0])
+    return is_match and matches_glob(parts[1:], patterns[1:])
 
 
 def find_root(address: str) -> str:

@@ -11,7 +11,18 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Inputs, InputStructure, OutputStructure, Source, Stream, map_leaves, name_leaves
+from scaleflow.interfaces import (
+    Inputs,
+    InputStructure,
+    Outputs,
+    OutputStructure,
+    Source,
+    Stream,
+    label_leaf,
+    map_leaves,
+    map_named,
+    name_leaves,
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -54,7 +65,8 @@ def make_source(
         splits: by name.
         outputs: what the model returns, and what a target means.
         inputs: what an input is; None: the shapes and dtypes of the first example. Floats are float32 then, integers
-            int32, and uint8 is scaled to [0, 1].
+            int32, and uint8 is scaled to [0, 1]. An example with an integer that int32 does not have cannot be read;
+            describe the input as int64 or float32 then.
         lengths: the number of examples by split, for iterators and datasets that do not tell. None: they are counted,
             which reads them once.
 
@@ -117,8 +129,11 @@ class IteratedExamples:
         specs = example_specs(inputs, outputs, len(self._first))
 
         def generate() -> Iterator[Any]:
-            for example in self._iterate():
-                flat = flatten_example(split_example(example, self._split), specs)
+            for number, example in enumerate(self._iterate()):
+                try:
+                    flat = flatten_example(split_example(example, self._split), specs)
+                except ConfigError as error:
+                    raise ConfigError(f"example {number}: {error}") from error
                 yield tuple(tf.nest.pack_sequence_as(specs, flat))
 
         count = length or sum(1 for _ in self._iterate())
@@ -213,14 +228,16 @@ def describe_input(shape: tuple[int, ...], dtype: Any) -> Inputs:
 
 
 def example_specs(inputs: InputStructure, outputs: OutputStructure, parts: int) -> tuple[Any, ...]:
-    """Returns the specs of an example: (input, target), or with a weight."""
+    """Returns the specs of an example: (input, target), or with a weight. Their names are for messages."""
+
+    def to_target(name: str, each: Outputs) -> tf.TensorSpec:
+        dtype = "int32" if each.kind == "classification" else "float32"
+        return tf.TensorSpec(each.target_shape, dtype, f"its {label_leaf('target', name)}")
+
     specs = (
-        map_leaves(lambda each: tf.TensorSpec(each.shape, each.dtype), inputs),
-        map_leaves(
-            lambda each: tf.TensorSpec(each.target_shape, "int32" if each.kind == "classification" else "float32"),
-            outputs,
-        ),
-        tf.TensorSpec((), tf.float32),
+        map_named(lambda name, each: tf.TensorSpec(each.shape, each.dtype, f"its {label_leaf('input', name)}"), inputs),
+        map_named(to_target, outputs),
+        tf.TensorSpec((), tf.float32, "its weight"),
     )
     return specs[:parts]
 
@@ -245,14 +262,33 @@ def to_array(value: Any) -> Array:
 
 
 def convert_array(array: Array, spec: tf.TensorSpec) -> Array:
-    """Converts to the spec's dtype; a target of one value may come without its dimension."""
-    if spec.dtype != tf.string:
-        array = array.astype(spec.dtype.as_numpy_dtype)
+    """Converts to the spec's dtype; a target of one value may come without its dimension.
+
+    Raises ConfigError for a value that the integer dtype of the spec does not have.
+    """
+    dtype = spec.dtype.as_numpy_dtype
+    if spec.dtype != tf.string and array.dtype != dtype:
+        with np.errstate(invalid="ignore"):
+            converted = array.astype(dtype)
+        if spec.dtype.is_integer and (is_lost := np.asarray(converted != array)).any():
+            raise ConfigError(f"{describe_misfit(spec)} {array[is_lost].ravel()[0]}")
+        array = converted
     return array.reshape(spec.shape) if array.size == 1 and spec.shape.num_elements() == 1 else array
 
 
 def convert_tensor(tensor: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
     """Does the same to a tensor. Traced."""
-    if spec.dtype != tf.string:
-        tensor = tf.cast(tensor, spec.dtype)
+    if spec.dtype != tf.string and tensor.dtype != spec.dtype:
+        converted = tf.cast(tensor, spec.dtype)
+        if spec.dtype.is_integer:
+            is_kept = tf.cast(converted, tensor.dtype) == tensor
+            lost = tf.boolean_mask(tf.reshape(tensor, [-1]), tf.reshape(~is_kept, [-1]))[:1]
+            check = tf.debugging.Assert(tf.reduce_all(is_kept), [describe_misfit(spec), lost])
+            with tf.control_dependencies([check]):
+                converted = tf.identity(converted)
+        tensor = converted
     return tf.reshape(tensor, spec.shape) if spec.shape.num_elements() == 1 else tf.ensure_shape(tensor, spec.shape)
+
+
+def describe_misfit(spec: tf.TensorSpec) -> str:
+    return f"{spec.name} has a value that {spec.dtype.name} does not have:"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +22,9 @@ SAMPLE = 100
 STRING_BYTES = 24
 
 READ_BATCH_SIZE = 1024
+
+#: Number of files that are read in parallel, and of consecutive records from each.
+INTERLEAVED, BLOCK = 8, 16
 
 
 @dataclass(frozen=True)
@@ -174,3 +178,54 @@ def tensor_bytes(tensor: tf.Tensor) -> float:
     if tensor.dtype == tf.string:
         return float(tf.reduce_sum(tf.strings.length(tensor))) + STRING_BYTES * int(tf.size(tensor))
     return float(tensor.dtype.size * int(tf.size(tensor)))
+
+
+def interleave_files(files: Sequence[str], records: Any, block: int = BLOCK) -> tf.data.Dataset:
+    """Reads the records of several files in parallel, `block` consecutive ones of each, always in the same order.
+
+    `records` maps (index of the file int64, path) to a dataset of its records. Traced.
+    """
+    numbered = tf.data.Dataset.from_tensor_slices(
+        (tf.range(len(files), dtype=tf.int64), tf.constant(list(files), tf.string))
+    )
+    return numbered.interleave(
+        records,
+        cycle_length=min(INTERLEAVED, len(files)),
+        block_length=block,
+        num_parallel_calls=tf.data.AUTOTUNE,
+        deterministic=True,
+    )
+
+
+def divide_records(
+    records: tf.data.Dataset, count: int, split: str, test: float, seed: int
+) -> tuple[tf.data.Dataset, int]:
+    """Returns the records of one split and their number, if file names denote no splits. `seed` draws the test
+    records.
+    """
+    held_out = round(count * test)
+    if not held_out:
+        return (records, count) if split == "train" else (records.take(0), 0)
+    size = held_out if split == "test" else count - held_out
+    return draw(records, count, held_out, (seed, 0x7E57), split == "test"), size
+
+
+def draw(
+    records: tf.data.Dataset, count: int, held_out: int, seeds: tuple[int, int], is_held_out: bool
+) -> tf.data.Dataset:
+    """Returns the `held_out` of `count` records that the seeds select, or all others, in their order.
+
+    The records have fixed shapes and are the same at each iteration.
+    """
+    max_index = tf.constant(max(count - 1, 1), tf.int64)
+    seed = tf.constant(seeds, tf.int64)
+
+    def chosen(portion: tf.Tensor, *record: Any) -> Any:
+        indices = portion * BLOCK + tf.range(tf.shape(tf.nest.flatten(record)[0], tf.int64)[0])
+        is_drawn = tf.random.experimental.index_shuffle(indices, seed, max_index) < held_out
+        is_selected = is_drawn if is_held_out else tf.logical_not(is_drawn)
+        return tf.nest.map_structure(lambda each: tf.boolean_mask(each, is_selected), to_record(record))
+
+    blocks = records.batch(BLOCK).enumerate().map(lambda portion, *record: chosen(portion, *record))
+    size = held_out if is_held_out else count - held_out
+    return blocks.unbatch().apply(tf.data.experimental.assert_cardinality(size))

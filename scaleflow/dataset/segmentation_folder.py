@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.class_folders import find_split_folders
 from scaleflow.dataset.files import (
     TEST_FRACTION,
     draw_test_examples,
     find_data_dir,
+    find_split_folders,
     has_suffix,
     parse_choice,
     parse_count,

@@ -14,8 +14,7 @@ import tensorflow as tf
 
 from scaleflow.dataset.blocks import MEMORY_BYTES, Blocks, draw_rows
 from scaleflow.dataset.cache import Transforms, cache_blocks, cache_split, refuse_unreadable
-from scaleflow.dataset.contract import check_contract, check_examples
-from scaleflow.dataset.files import draw
+from scaleflow.dataset.contract import check_contract, check_examples, check_ids
 from scaleflow.dataset.fingerprint import Fingerprint, fingerprint_split
 from scaleflow.dataset.learned_cache import LearnedCache
 from scaleflow.dataset.preprocessing import (
@@ -30,6 +29,7 @@ from scaleflow.dataset.records import (
     cache_records,
     check_decoded_targets,
     decode_records,
+    draw,
     has_weights,
     record_bytes,
 )
@@ -146,6 +146,7 @@ def prepare_splits(
     else:
         train, validation, is_drawn = hold_out_examples(train, options.validation or 0.0, seed, emit)
     sample = first_inputs(train, 8)
+    check_ids(source.inputs, "train", sample)
     raw = Splits(train, validation, splits.get("test"), source.inputs, source.outputs, sample)
     fingerprints = {name: fingerprint_split(name, examples) for name, examples in raw.by_name().items()}
     learned = describe_learned(source, fingerprints)
@@ -157,6 +158,9 @@ def prepare_splits(
         emit(Note(note))
     cache = options.cache if options.shards == 1 else "none"  # each worker would keep the rows of all
     cached = cache_splits(preprocessed, cache, workers)
+    for name, examples in cached.by_name().items():
+        if isinstance(examples, Arrays):
+            check_ids(cached.inputs, name, examples.inputs)
     if preprocesses and cache == "auto" and isinstance(cached.train, Blocks):
         emit(
             Note(
@@ -195,7 +199,8 @@ def drop_unreadable(split: str, stream: Stream, workers: Workers, emit: Emit) ->
     if isinstance(stream, Blocks) and stream.rows.malformed and (split == "train" or stream.keep is None):
         shown = "; ".join(stream.rows.malformed[:MAX_NAMED])
         emit(Note(f"dataset.on_bad_example=skip: left out {len(stream.rows.malformed)} rows of the files: {shown}"))
-    indices = json.loads(workers.from_chief(lambda: json.dumps(find_unreadable(stream))))
+    with refuse_unreadable(split, stream):
+        indices = json.loads(workers.from_chief(lambda: json.dumps(find_unreadable(stream))))
     if not indices:
         return stream
     if len(indices) == len(stream):

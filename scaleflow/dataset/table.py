@@ -25,6 +25,7 @@ from scaleflow.dataset.files import (
 from scaleflow.dataset.learned_cache import LearnedCache
 from scaleflow.dataset.table_columns import Category, Date, Number, WordBag
 from scaleflow.dataset.table_files import CsvForm, TableFiles, open_tables
+from scaleflow.dataset.table_options import KEYS, choose_columns, find_columns, parse_column_kinds
 from scaleflow.dataset.table_values import (
     CATEGORY,
     CONVERSIONS,
@@ -47,9 +48,6 @@ from scaleflow.dataset.table_values import (
 from scaleflow.dataset.text import Text
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Arrays, EarlierState, Inputs, Kind, Outputs, Preprocessing, extend_classes
-
-#: The keys that say what columns are taken for.
-KEYS = {NUMBER: "dataset.numeric", CATEGORY: "dataset.categorical", TEXT: "dataset.text"}
 
 KINDS = ("auto", "classification", "binary", "regression")
 
@@ -159,7 +157,7 @@ class Table:
 
         def learn() -> Any:
             sample = rows.sample_columns
-            check_column_types(sample, {name: each for name, each in given.items() if name not in known})
+            check_column_types(sample, {name: each for name, each in given.items() if name not in known}, self._most)
             outputs = describe_known_target(sample, target, kind, self._most, is_scaled, earlier)
             taken = {**known, **given}
             return {name: taken.get(name) or choose_kind(sample, name, self._most) for name in names}, asdict(outputs)
@@ -369,47 +367,6 @@ def parse_tokens(tokens: Any, embed: bool) -> int:
     return parse_count(tokens, "dataset.tokens", 1)
 
 
-def choose_columns(names: Sequence[str], target: Any, columns: Any, drop: Any) -> list[str]:
-    """Returns the names of the input columns. Dropped columns may have any names."""
-    dropped = find_columns(parse_words(drop, "dataset.drop"), names, "dataset.drop")
-    left = [name for name in names if name not in dropped]
-    find_columns([target], names, "dataset.target")
-    find_columns([target], left, "dataset.target", "dataset.drop leaves it out")
-    selected = parse_words(columns, "dataset.columns")
-    find_columns(selected, names, "dataset.columns")
-    if target in selected:
-        raise ConfigError(f"dataset.columns: {target} is the target, which cannot be an input; remove it")
-    inputs = [name for name in left if name != target and (not selected or name in selected)]
-    if not inputs:
-        raise ConfigError("dataset.columns: no column is left besides the target")
-    for name in inputs:
-        if not name or "/" in name:
-            problem = "has no name" if not name else f"has a / in its name, {name}"
-            raise ConfigError(f"dataset.data_dir: a column {problem}; rename it, or use dataset.drop=['{name}']")
-    return inputs
-
-
-def find_columns(
-    given: Sequence[Any], names: Sequence[str], key: str, problem: str = "there is no such column"
-) -> list[str]:
-    for name in given:
-        if name not in names:
-            raise ConfigError(f"{key}={name}: {problem}; the columns are {', '.join(names)}")
-    return list(given)
-
-
-def parse_column_kinds(names: Sequence[str], options: Mapping[str, Any]) -> dict[str, str]:
-    """Returns what the options say that a column is taken for, by its name."""
-    given: dict[str, str] = {}
-    for kind, value in options.items():
-        key = KEYS[kind]
-        for name in find_columns(parse_words(value, key), names, key, "is not an input column"):
-            if name in given:
-                raise ConfigError(f"{key}: {name} is in {KEYS[given[name]]}, too; name it in one of the two")
-            given[name] = kind
-    return given
-
-
 def describe_columns(kinds: Mapping[str, str], target: str, outputs: Outputs, rows: TableRows) -> Iterator[str]:
     """Yields lines that say how the columns are taken, and from how many rows."""
     parts = []
@@ -453,17 +410,25 @@ def choose_kind(rows: SampleColumns, name: str, most: int) -> str:
     rows_with_value = len(column) - column.null_count
     if words >= TEXT_WORDS and (different > most or different > TEXT_DIFFERENT * rows_with_value):
         return TEXT
+    check_most_values(column, name, most)
+    return CATEGORY
+
+
+def check_most_values(column: Any, name: str, most: int) -> None:
+    """Rejects a categorical column with more than `most` different values."""
+    from pyarrow import compute
+
+    different = compute.count_distinct(column).as_py()
     if different > most:
         raise ConfigError(
             f"dataset.data_dir: the column {name} has {different} different words, more than "
             f"dataset.most_values={most}; leave it out with dataset.drop=[{name}], name it in dataset.text, or raise "
             "dataset.most_values"
         )
-    return CATEGORY
 
 
-def check_column_types(rows: SampleColumns, given: Mapping[str, str]) -> None:
-    """Rejects columns whose type does not fit what the options take them for."""
+def check_column_types(rows: SampleColumns, given: Mapping[str, str], most: int) -> None:
+    """Rejects columns whose type, or number of different values, does not fit what the options take them for."""
     from pyarrow import types
 
     for name, kind in given.items():
@@ -474,6 +439,8 @@ def check_column_types(rows: SampleColumns, given: Mapping[str, str]) -> None:
                 f"{KEYS[kind]}: the column {name} has the type {column.type}, which cannot be taken for {kind}; leave "
                 f"it out with dataset.drop=[{name}], or convert it in the file"
             )
+        if kind == CATEGORY:
+            check_most_values(column, name, most)
 
 
 def make_preprocessing(name: str, kind: str, embed: bool, vocabulary: int, tokens: int) -> Preprocessing:

@@ -67,6 +67,9 @@ class CsvForm:
     encoding: str = "utf8"
     missing: tuple[str, ...] = ()
 
+    def delimiter_of(self, path: str) -> str:
+        return self.delimiter or ("\t" if ".tsv" in Path(path).name.lower() else ",")
+
     def check(self, path: str, format_name: str) -> None:
         """Rejects options that are wrong, or that a file does not need."""
         delimiter, encoding = self.delimiter, self.encoding
@@ -216,6 +219,11 @@ class TableFiles:
         schemas = [ipc.read_schema(pyarrow.py_buffer(base64.b64decode(each))) for each in encoded]
         return [schemas[number] for number in numbers]
 
+    def read_names(self) -> list[str]:
+        """Returns the names of the columns of the first file, without the schemas of the others."""
+        path, partitions = next(iter(self.partitions.items()))
+        return [*self.read_schema(path).names, *partitions]
+
     def read_schema(self, path: str) -> Any:
         """Returns the names and the types of the columns of a file."""
         import pyarrow
@@ -265,31 +273,37 @@ class TableFiles:
                     yield Block(path, place, rows)
 
     def _divide_text(self, path: str) -> Iterator[tuple[int, int | None]]:
-        """Yields (first byte, end) of blocks of whole rows. A line break between quotes is in a row."""
-        if path.lower().endswith(COMPRESSED):
-            yield 0, None
-            return
-        first, rest = 0, b""
-        with open_file(path) as file:
-            while part := file.read(TEXT_BLOCK):
+        """Yields (first byte, end) of blocks of whole rows. A line break between quotes is in a row.
+
+        A compressed file is one block. Raises ConfigError if quotes of a CSV file are not closed.
+        """
+        is_compressed = path.lower().endswith(COMPRESSED)
+        first, line, rest, is_open = 0, 1, b"", False
+        with decompress(path, open_file(path)) as file:
+            while not (is_open and len(rest) > TEXT_BLOCK) and (part := file.read(TEXT_BLOCK)):
                 rest += part
                 end = rest.rfind(b"\n") + 1
-                if self.format == "csv" and b'"' in rest:
-                    text = np.frombuffer(rest, np.uint8)
-                    is_outside = np.bitwise_xor.accumulate(text == ord('"')) == 0
-                    ends = np.flatnonzero(is_outside & (text == ord("\n")))
-                    end = int(ends[-1]) + 1 if len(ends) else 0
-                if end:
+                if self.format == "csv":
+                    end, is_open = find_last_row_end(rest, self.csv.delimiter_of(path))
+                if end and not is_compressed:
                     yield first, first + end
-                    first, rest = first + end, rest[end:]
-        if rest.strip():
+                first, line, rest = first + end, line + rest.count(b"\n", 0, end), rest[end:]
+        if is_open:
+            raise ConfigError(
+                f'dataset.data_dir: {path}: the row at line {line} has a field that begins with " and never ends with '
+                'one; close it, or write """" for a field that is a quote'
+            )
+        if is_compressed:
+            yield 0, None
+        elif rest.strip():
             yield first, first + len(rest)
 
     def _parse_options(self, path: str, handle: Any = None) -> Any:
         from pyarrow import csv
 
-        delimiter = self.csv.delimiter or ("\t" if ".tsv" in Path(path).name.lower() else ",")
-        return csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=handle)
+        return csv.ParseOptions(
+            delimiter=self.csv.delimiter_of(path), newlines_in_values=True, invalid_row_handler=handle
+        )
 
     def _read_csv(
         self, block: Block, columns: Sequence[str], types: Mapping[str, Any], malformed: list[str] | None = None
@@ -341,16 +355,23 @@ class TableFiles:
         return json.read_json(read_text(block), parse_options=options).select(columns)
 
 
+def find_tables(data_dir: Any, form: CsvForm, cache: LearnedCache) -> TableFiles:
+    """Finds the files, and checks the options of their format. It opens none of them."""
+    find = find_in_store if is_store_address(data_dir) else find_files
+    by_split = find(data_dir, tuple(FORMATS))
+    paths = [path for paths in by_split.values() for path in paths]
+    files = TableFiles(by_split, find_format(paths[0], "dataset.data_dir"), form, cache)
+    form.check(paths[0], files.format)
+    files.partitions = read_partitions(data_dir, paths, files.format)
+    return files
+
+
 def open_tables(data_dir: Any, form: CsvForm, cache: LearnedCache) -> TableFiles:
     """Finds the files and checks that they have one format, and names of columns that can be told apart."""
     import pyarrow
 
-    find = find_in_store if is_store_address(data_dir) else find_files
-    by_split = find(data_dir, tuple(FORMATS))
-    first, *others = [path for paths in by_split.values() for path in paths]
-    files = TableFiles(by_split, find_format(first, "dataset.data_dir"), form, cache)
-    form.check(first, files.format)
-    files.partitions = read_partitions(data_dir, [first, *others], files.format)
+    files = find_tables(data_dir, form, cache)
+    first, *others = files.partitions
     for path in (first, *others):
         if find_format(path, "dataset.data_dir") != files.format:
             raise ConfigError(f"dataset.data_dir: {path} and {first} have different formats; use one of them")
@@ -403,6 +424,30 @@ def open_file(path: str) -> Any:
     if is_store_address(path):
         return open_in_store(path)
     return pyarrow.memory_map(path) if Path(path).stat().st_size else pyarrow.BufferReader(b"")
+
+
+def find_last_row_end(text: bytes, delimiter: str) -> tuple[int, bool]:
+    """Returns the end of the last whole row in text that begins with a row, and whether the text ends between quotes.
+
+    As for pyarrow and Python's csv, a quote opens a field only as its first character, and is text in other fields.
+    """
+    characters = np.frombuffer(text, np.uint8)
+    quotes = np.flatnonzero(characters == ord('"'))
+    opening, before = quotes[::2], np.frombuffer(f'{delimiter}\r\n"'.encode(), np.uint8)
+    if np.isin(characters[opening - 1], before)[opening > 0].all():  # no quote is in a field that it does not open
+        is_open = len(quotes) % 2 == 1
+        spans = np.stack([opening, np.append(quotes[1::2] + 1, len(text))[: len(opening)]], axis=1)
+    else:
+        pattern = rb'(?:\A(?:\xef\xbb\xbf)?|(?<=[\r\n%b]))"(?:[^"]++|"")*+("|\Z)' % re.escape(delimiter.encode())
+        fields = list(re.finditer(pattern, text))
+        is_open = bool(fields) and not fields[-1][1]
+        spans = np.array([field.span() for field in fields], int).reshape(-1, 2)
+    rest = len(text)
+    for start, end in spans[::-1]:
+        if (found := text.rfind(b"\n", end, rest)) >= 0:
+            return found + 1, is_open
+        rest = start
+    return text.rfind(b"\n", 0, rest) + 1, is_open
 
 
 def decompress(path: str, file: Any) -> Any:

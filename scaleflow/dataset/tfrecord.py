@@ -15,10 +15,9 @@ import tensorflow as tf
 from scaleflow.dataset import images
 from scaleflow.dataset.files import (
     ALL,
+    RECORD_SUFFIXES,
     TEST_FRACTION,
-    divide_records,
     find_files,
-    interleave_files,
     is_shape,
     list_splits,
     parse_choice,
@@ -27,12 +26,11 @@ from scaleflow.dataset.files import (
     parse_words,
 )
 from scaleflow.dataset.learned_cache import LearnedCache
-from scaleflow.dataset.records import largest_target
+from scaleflow.dataset.records import divide_records, interleave_files, largest_target
 from scaleflow.dataset.unreadable import FAILURES
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Kind, Outputs, Stream
 
-SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec")
 COMPRESSION = ("none", "gzip", "zlib")
 
 #: Keys of a feature's spec, by its kind.
@@ -125,7 +123,7 @@ class TFRecord:
         input_feature = self._features[input]
         self.inputs = Inputs(input_feature.shape, input_feature.dtype, parse_scale(scale, input_feature))
         self.outputs = describe_outputs(kind, classes, names, self._features[target])
-        self._files = find_files(data_dir, SUFFIXES)
+        self._files = find_files(data_dir, RECORD_SUFFIXES)
         self._counted: dict[str, FileCounts] = {}
 
     @property

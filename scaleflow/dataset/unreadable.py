@@ -20,7 +20,9 @@ from scaleflow.interfaces import Examples, Stream
 DECODE_BATCH_SIZE = 16
 
 #: Text that TensorFlow adds around an operation's own message.
-ERROR_PREFIX = re.compile(r"^(\{\{.*?\}\}\s*)?(Error in user-defined function passed to .*?Iterator::\S+:\s*)?")
+ERROR_PREFIX = re.compile(
+    r"^(\{\{.*?\}\}\s*)?(Error in user-defined function passed to .*?Iterator::\S+:\s*)?(ConfigError: )?"
+)
 ASSERTED = re.compile(r"assertion failed: \[(.*)\]$")
 
 #: Errors of reading: TensorFlow's, UnicodeDecodeError if their message quotes bytes that are not UTF-8, and of blocks.
@@ -169,7 +171,7 @@ def operation_message(error: Exception) -> str:
     line = ERROR_PREFIX.sub("", str(error.message).strip()).partition("\n")[0].strip()
     asserted = ASSERTED.match(line)
     if asserted:
-        line = asserted[1].replace("] [", " ")
+        line = asserted[1].replace("] [", " ").replace("\\'", "'")
     return line if len(line) <= 200 else line[:197] + "..."
 
 

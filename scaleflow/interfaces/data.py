@@ -33,6 +33,8 @@ class Inputs:
         scale: the factor that brings raw values near [0, 1]; None if they are there already. The model multiplies by
             it, so the saved model takes raw values.
         vocabulary: for text as numbers (dtype int32, 0 is padding): every number is below this. None: no such text.
+            Numbers that are in memory before the training are checked. Those of a stream that is read while training,
+            or of a mapped file, are not: XLA takes one that is too large for the last one.
     """
 
     shape: tuple[int, ...]

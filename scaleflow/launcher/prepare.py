@@ -87,6 +87,7 @@ def prepare_run(command: RunCommand) -> PreparedRun:
 
 
 def make_spec(plan: Plan, folder: Path, command: RunCommand, earlier: Sequence[str] = ()) -> RunSpec:
+    check_dataset_files(plan, folder)
     worker = plan.task.worker if plan.task else 0
     label = "" if plan.tracking.run_name else label_overrides([*earlier, *command.overrides])
     spec = RunSpec(plan, folder.absolute(), command.started, worker, tags=command.tags, trial=command.trial)
@@ -103,6 +104,20 @@ def label_overrides(overrides: Sequence[str]) -> str:
     names = {key: leaf if last[leaf := key.rpartition(".")[2]] == 1 else key for key in typed}
     values = {key: " ".join(value.split()) for key, value in typed.items() if MASK not in value}
     return " ".join(f"{names[key]}={value[:MOST]}{'...' if value[MOST:] else ''}" for key, value in values.items())
+
+
+def check_dataset_files(plan: Plan, folder: Path) -> None:
+    """Checks the files of a dataset of scaleflow's own, if workers on this machine read them.
+
+    Raises ConfigError as the source would. A file in the run's folder is written later (`scaleflow.run(data=...)`).
+    """
+    target, is_here = plan.dataset.target, plan.cluster.name in ("local", "tf_config") and plan.cluster.submit is None
+    if not is_here or not target.path.startswith("scaleflow.dataset."):
+        return
+    if not Path(str(target.arguments.get("data_dir"))).is_relative_to(folder.absolute()):
+        from scaleflow.dataset.launch_check import check_source_files  # it imports numpy; most commands do not need it
+
+        check_source_files(target)
 
 
 def prepare_resume(command: RunCommand, config: dict[str, Any], resume: str) -> PreparedRun:

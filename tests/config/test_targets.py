@@ -61,6 +61,12 @@ def refused(path: str, given: int = 0, **arguments: Any) -> str:
     return message
 
 
+def test_a_similar_name_of_the_module_is_suggested() -> None:
+    assert "did you mean own_targets.Layer?" in refused("own_targets.layr")
+    assert "did you mean own_targets.nothing?" in refused("own_targets.no")  # what it begins, as F1 begins F1Score
+    assert "did you mean" not in refused("own_targets.quite_another") + refused("no_such_module.Layer")
+
+
 def test_the_arguments_are_bound_and_the_caller_adds_its_own() -> None:
     assert bind_target(target("own_targets.build", units=8), given=2)("in", "out") == ("in", "out", 8, 0.0)
 

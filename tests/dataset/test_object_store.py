@@ -69,7 +69,7 @@ def test_a_store_gives_the_rows_of_the_disk(
         [
             ["dataset.data_dir=s3://nowhere/x: there is no such bucket", "AWS_ACCESS_KEY_ID"],
             ["dataset.data_dir=s3://tables/nothing: there is no such bucket or prefix"],
-            ["dataset.data_dir=s3://tables/other: there is no file with .csv"],
+            ["dataset.data_dir=s3://tables/other: there is no file that ends in .csv"],
             ["dataset.data_dir=s3://tables/no*: there is no such file"],
             ["dataset.data_dir=s3://*/x: expected the name of a bucket"],
             ["dataset.data_dir=ftp://a/b: expected a path, or an address with s3, gs, abfs://"],

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Outputs
-from tests.dataset.files import examples, prepared
+from scaleflow.interfaces import Inputs, Outputs
+from tests.dataset.files import examples, holds, prepared
 
 COUNT = 30
 CLASSES = Outputs("classification", (3,))
@@ -127,3 +127,38 @@ def test_what_is_no_split_is_refused(isolated: Callable[..., Any]) -> None:
     ]
     for message, words in zip(isolated(refusals), wanted, strict=True):
         assert words in message
+
+
+def misfits() -> Any:
+    import tensorflow as tf
+
+    from scaleflow.dataset import make_source
+
+    def make(kind: str, numbers: list[Any], targets: list[Any]) -> Any:
+        pairs = [({"n": n}, target) for n, target in zip(numbers, targets, strict=True)]
+        tensors = tf.data.Dataset.from_tensor_slices(({"n": np.array(numbers)}, np.array(targets)))
+        return {"map": pairs, "generator": lambda: iter(pairs), "dataset": tensors}[kind]
+
+    big = [2] * 5 + [3_000_000_000]
+    cases = {"input": (big, [1] * 6), "target": ([2] * 6, [1] * 5 + [2**32 + 1]), "part": ([2] * 6, [1.0] * 5 + [1.5])}
+    found: dict[Any, Any] = {}
+    for kind in ("map", "generator", "dataset"):
+        for what, (numbers, targets) in cases.items():
+            split = make(kind, numbers, targets)
+            found[kind, what] = prepared(lambda split=split: make_source({"train": split}, CLASSES))  # type: ignore[misc]
+        source: Any = make_source({"train": make(kind, *cases["input"])}, CLASSES, inputs={"n": Inputs((), "int64")})
+        found[kind, "int64"] = [int(x["n"]) for x in examples(source, "train")[0]]
+    return found
+
+
+def test_a_value_that_the_dtype_does_not_have_never_wraps(isolated: Callable[..., Any]) -> None:
+    words = {
+        "input": "its input['n'] has a value that int32 does not have: 3000000000",
+        "target": "its target has a value that int32 does not have: 4294967297",
+        "part": "its target has a value that int32 does not have: 1.5",
+    }
+    for (_, what), outcome in isolated(misfits).items():
+        if what == "int64":
+            assert outcome == [2] * 5 + [3_000_000_000]
+        else:
+            holds([outcome], [["'train'", "cannot be read", "example 5", words[what]]])

@@ -83,6 +83,35 @@ def test_validation_is_a_fraction_a_split_or_nothing(isolated: Callable[..., Any
     assert untested[2] is None
 
 
+def refuse_ids() -> list[str]:
+    from scaleflow.dataset import prepare_splits
+
+    ids = np.array([[0, 1], [2, 3], [3, 9]] * 5, np.int32)
+    targets = np.zeros(15, np.int32)
+    kinds: dict[str, Any] = {
+        "arrays": Arrays({"ids": ids}, targets),
+        "negative": Arrays({"ids": ids - 7}, targets),
+        "cached stream": Stream(as_stream(Arrays({"ids": ids}, targets)), 15),
+        "stream": Stream(as_stream(Arrays({"ids": ids}, targets)), 15),
+    }
+    found = []
+    for kind, given in kinds.items():
+        source = Numbered(given=given, splits=["train"], inputs={"ids": Inputs((2,), "int32", vocabulary=9)})
+        with pytest.raises(ConfigError) as refusal:
+            prepare_splits(source, options(validation=None, cache="none" if kind == "stream" else "auto"), 0)
+        found.append(str(refusal.value))
+    return found
+
+
+def test_numbers_beyond_the_vocabulary_are_refused(isolated: Callable[..., Any]) -> None:
+    high, low, cached, stream = isolated(refuse_ids)
+    assert high == (
+        "dataset: inputs['ids'] of 'train' range from 0 to 9, expected 0 to 8, because their vocabulary is 9"
+    )
+    assert "range from -7 to 2, expected 0 to 8" in low
+    assert cached == stream == high
+
+
 def of_stream(width: int) -> list[Any]:
     """A stream's splits with each of two seeds, the first one twice, and whether there is a note on them."""
     from scaleflow.dataset import prepare_splits

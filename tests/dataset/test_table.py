@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import datetime
 import decimal
 import functools
 import gzip
+import io
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scaleflow.dataset.table_files import find_last_row_end
 from scaleflow.interfaces import Plan
 from tests.checkpoint.test_resume import course
 from tests.dataset.files import holds, options, prepared, refused, write
@@ -397,6 +400,45 @@ def test_rows_that_cannot_be_used_are_named_or_left_out(isolated: Callable[..., 
     assert f"{bad}, row 31 (rooms is two, expected a finite number)" in notes[0]
 
 
+def read_quotes(base: Path) -> Any:
+    rows = [['5" pipe', 1], ["two\nlines", 2], ['6" and 7"', 3], ['a "word",\nmore', 4], ["x", 5]] * 5
+
+    def field(text: str) -> str:
+        return '"' + text.replace('"', '""') + '"' if "\n" in text else text
+
+    text = "note,price\n" + "".join(f"{field(note)},{price}\n" for note, price in rows)
+    paths = [write(base / "quotes.csv", text), write(base / "quotes.csv.gz", gzip.compress(text.encode()))]
+    found = [arrays(make(path, kind="regression", test=0, categorical=["note"])) for path in paths]
+    open_text = text + 'x,7\n"no end,8\ny,9\n'
+    left_open = [write(base / "open.csv", open_text), write(base / "open.csv.gz", gzip.compress(open_text.encode()))]
+    return (
+        rows,
+        [(x["note"].tolist(), y[:, 0].tolist()) for x, y in (each.parts for each in found)],
+        refused([functools.partial(make, path) for path in left_open]),
+    )
+
+
+def test_a_quote_in_a_field_is_text(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    rows, found, refusals = isolated(read_quotes, tmp_path)
+    assert found == [([note for note, _ in rows], [price for _, price in rows])] * 2
+    line = 2 + sum(1 + str(note).count("\n") for note, _ in rows) + 1
+    holds(refusals, [[f"open.csv{end}: the row at line {line} has a field that begins with"] for end in ("", ".gz")])
+
+
+def test_rows_end_where_the_csv_module_ends_them() -> None:
+    """Text is cut at the end of a row: both parts have the rows of the whole, whatever quotes are in it."""
+    random = np.random.default_rng(0)
+
+    def parse(text: str) -> list[list[str]]:
+        return list(csv.reader(io.StringIO(text, newline="")))
+
+    for _ in range(2000):
+        text = "".join(random.choice(list('a,"\n"\n,'), random.integers(1, 14)))
+        end, is_open = find_last_row_end(text.encode(), ",")
+        assert parse(text) == parse(text[:end]) + parse(text[end:]), text
+        assert is_open == (parse(f"{text}\nz")[-1] != ["z"]), text
+
+
 def refusals(base: Path) -> list[str]:
     import pandas as pd
 
@@ -459,6 +501,7 @@ def refusals(base: Path) -> list[str]:
             of("mostly.csv", delimiter=", "),
             of("mostly.csv"),
             of("names.csv", most_values=5),
+            of(good, categorical=["file"], most_values=6),
             of(dates),
             of(dates, kind="regression"),
             of(good, "town", kind="binary"),
@@ -506,6 +549,7 @@ def test_files_and_options_that_do_not_fit_are_refused(isolated: Callable[..., A
             ["dataset.delimiter=, : expected a single character"],
             ["the column x has 'one'", "mostly.csv, row 31", "30 of its 31 values", "dataset.missing", "dataset.drop"],
             ["the column x has 9 different words", "dataset.most_values=5", "dataset.text"],
+            ["the column file has 7 different words", "dataset.most_values=6", "dataset.drop=[file]"],
             ["dataset.target=price: has the type timestamp"],
             ["dataset.target=price: no row of the training split has a number"],
             ["dataset.target=town: has 3 different value(s), expected 2 classes"],

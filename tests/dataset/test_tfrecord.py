@@ -267,7 +267,7 @@ def test_a_spec_that_does_not_describe_the_files_is_refused(isolated: Callable[.
         [
             ["dataset.data_dir", "nowhere: there is no such file or folder"],
             ["nowhere*.tfrecord: no file matches it"],
-            ["there is no file with .tfrecord or .tfrecords or .tfrec in its name"],
+            ["there is no file that ends in .tfrecord or .tfrecords or .tfrec"],
             ["found test, but no train"],
             ["more.tfrecord belongs to no split"],
             ["dataset.features={}: expected a specification of each feature"],

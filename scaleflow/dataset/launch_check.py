@@ -1,0 +1,72 @@
+"""Checks the files of a dataset in the launcher, by the rules of its source, before TensorFlow is imported.
+
+Only what a listing of files and the header of one of them show is checked. The source, in the worker, checks the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from scaleflow.dataset.corpus import SUFFIXES as CORPUS_SUFFIXES
+from scaleflow.dataset.files import (
+    RECORD_SUFFIXES,
+    class_names,
+    find_data_dir,
+    find_files,
+    find_split_folders,
+    parse_words,
+)
+from scaleflow.dataset.learned_cache import LearnedCache
+from scaleflow.dataset.npz import check_names, list_names
+from scaleflow.dataset.table_files import CsvForm, find_tables
+from scaleflow.dataset.table_options import KEYS, choose_columns, parse_column_kinds
+from scaleflow.interfaces import Target
+from scaleflow.object_store import is_store_address
+
+#: The arguments of a source, with those that are left out as None.
+Arguments = Mapping[str, Any]
+
+
+def check_source_files(target: Target) -> None:
+    """Raises ConfigError if the files of one of scaleflow's own sources on this machine are missing or do not fit.
+
+    Other sources, and files in object stores, are not checked.
+    """
+    check = CHECKS.get(target.path)
+    data_dir = target.arguments.get("data_dir")
+    if check is not None and data_dir is not None and not is_store_address(data_dir):
+        check(target.arguments)
+
+
+def check_table(arguments: Arguments) -> None:
+    given = arguments.get
+    header, encoding = tuple(parse_words(given("header"), "dataset.header")), given("encoding", CsvForm.encoding)
+    form = CsvForm(given("delimiter"), header, encoding)
+    files = find_tables(arguments["data_dir"], form, LearnedCache(given("cache_dir"), arguments["data_dir"]))
+    names = choose_columns(files.read_names(), given("target"), given("columns"), given("drop"))
+    parse_column_kinds(names, {kind: given(key.removeprefix("dataset.")) for kind, key in KEYS.items()})
+
+
+def check_class_folders(arguments: Arguments) -> None:
+    base = find_data_dir(arguments["data_dir"])
+    class_names(find_split_folders(base).get("train", base), parse_words(arguments.get("classes"), "dataset.classes"))
+
+
+def check_arrays(arguments: Arguments) -> None:
+    keys = (("inputs", "x"), ("targets", "y"), ("weights", None))
+    names = [arguments.get(key, default) for key, default in keys]
+    check_names(arguments["data_dir"], [each for name in names for each in list_names(name or [])])
+
+
+#: The sources that are checked.
+CHECKS: Mapping[str, Callable[[Arguments], object]] = {
+    "scaleflow.dataset.table.Table": check_table,
+    "scaleflow.dataset.image_folder.ImageFolder": check_class_folders,
+    "scaleflow.dataset.text_folder.TextFolder": check_class_folders,
+    "scaleflow.dataset.segmentation_folder.SegmentationFolder": lambda each: find_data_dir(each["data_dir"]),
+    "scaleflow.dataset.npz.Npz": check_arrays,
+    "scaleflow.dataset.tfrecord.TFRecord": lambda each: find_files(each["data_dir"], RECORD_SUFFIXES),
+    "scaleflow.dataset.tokens.Tokens": lambda each: find_files(each["data_dir"], CORPUS_SUFFIXES),
+    "scaleflow.dataset.huggingface.HuggingFace": lambda each: find_data_dir(each["data_dir"]),
+}
