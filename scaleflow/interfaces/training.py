@@ -155,8 +155,7 @@ class Objective:
         loss: (targets, outputs float32) -> [b] float32: what is minimised.
         measures: what is reported besides the loss, of training and of evaluations.
         evaluation_measures: what is reported of evaluations only.
-        reported_loss: the loss without class weights and scaling, in the same form, which is what is reported. None:
-            `loss`.
+        reported_loss: the loss without class weights, in the same form, which is what is reported. None: `loss`.
         is_weighted: whether examples have weights. Reported values are then weighted means.
         modes: name of a value -> `min` or `max`, which is better, as far as it is known.
         classes: the number of classes, if there is one output and its targets are classes; otherwise None.

@@ -79,10 +79,10 @@ def make_output_objective(
     """Makes the loss of one output, with the metrics of its kind."""
     parts = defaults_for(described)
     loss = choose_loss(described, parts, target, smoothing, loader, weights is not None)
+    if target is None and described.scaling is not None:
+        loss = standardise_loss(loss, *described.scaling)
     plain = example_loss(described, loss)
     minimised = plain if weights is None else example_loss(described, loss, weights)
-    if target is None and described.scaling is not None:
-        minimised = example_loss(described, standardise_loss(loss, *described.scaling))
     return Objective(
         minimised,
         parts.measures,
