@@ -123,21 +123,32 @@ def standardise_loss(loss: Loss, mean: float, deviation: float) -> Loss:
 def add_metrics(
     parts: Objective, described: Outputs, targets: Sequence[Target], loader: Loader | None, is_weighted: bool
 ) -> Objective:
-    """Adds the metrics that the config names."""
+    """Adds the metrics that the config names. They replace those of the kind that have the same name."""
     if not targets:
         return parts
     assert loader is not None
     made = [make_measure(described, target, loader, is_weighted) for target in targets]
-    measures = [*parts.measures, *(measure for measure, _ in made)]
-    own = [name for measure in (*measures, *parts.evaluation_measures) for name in measure.names]
+    own = [name for measure, _ in made for name in measure.names]
     for name, count in Counter([*own, *RESERVED]).items():
         if count > 1:
             raise ConfigError(
                 f"{targets[0].key}: two values would have the name {name}; give a metric another name: {{_target_: "
                 f"{targets[0].path}, name: my_{name}}}"
             )
-    modes = {name: mode for _, of_measure in made for name, mode in of_measure.items()}
-    return replace(parts, measures=measures, modes={**parts.modes, **modes})
+    modes = {name: mode for name, mode in parts.modes.items() if name not in own}
+    modes |= {name: mode for _, of_measure in made for name, mode in of_measure.items()}
+    kept, of_evaluations = (
+        [measure for measure in measures if not set(measure.names) & set(own)]
+        for measures in (parts.measures, parts.evaluation_measures)
+    )
+    defaults = {name for measure in (*parts.measures, *parts.evaluation_measures) for name in measure.names}
+    return replace(
+        parts,
+        measures=[*kept, *(measure for measure, _ in made)],
+        evaluation_measures=of_evaluations,
+        modes=modes,
+        replaced=defaults & set(own),
+    )
 
 
 # ---------------------------------------------------------------------------------------------
@@ -166,6 +177,7 @@ def join_outputs(named: Mapping[str, Objective], factors: Mapping[str, float]) -
         [m for name, part in named.items() for m in select_all(name, part.evaluation_measures)],
         add_losses(reported) if has_class_weights else None,
         modes={"loss": "min", **modes},
+        replaced={f"{name}/{key}" for name, part in named.items() for key in part.replaced},
     )
 
 

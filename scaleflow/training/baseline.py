@@ -6,7 +6,7 @@ the frequency of each class or label.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -128,6 +128,7 @@ def baselines(
     splits: Mapping[str, Any],
     options: ObjectiveOptions | None = None,
     weights: Mapping[str, Array | None] | None = None,
+    replaced: Set[str] = frozenset(),
 ) -> Mapping[str, float]:
     """Computes the finite baselines under their metric names, from the targets of the splits.
 
@@ -139,6 +140,7 @@ def baselines(
         splits: the targets of `train`, `validation` and `test`, as far as they exist: an array, or several by output.
         options: the config group `objective`. A baseline has a loss only if that is the one of the kind of target.
         weights: the weights of the examples by split; None for 1 each.
+        replaced: `Objective.replaced`: metrics that are not the kind's, and have no baseline.
     """
     options, weights = options or ObjectiveOptions(), weights or {}
     names = {"validation": "baseline", "test": "baseline/test" if "validation" in splits else "baseline"}
@@ -147,7 +149,7 @@ def baselines(
         for split, prefix in names.items()
         if split in splits
         for name, value in split_baseline(outputs, options, splits, split, weights).items()
-        if np.isfinite(value)
+        if np.isfinite(value) and name not in replaced
     }
 
 

@@ -199,7 +199,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
             preprocessing_layers=splits.preprocessing_layers,
         )
 
-    metadata = collect_metadata(plan, source.outputs, splits, engine.model) if is_chief(plan) else None
+    metadata = collect_metadata(plan, source.outputs, splits, engine.model, goal) if is_chief(plan) else None
     callbacks = [training.make_callback(bind_target(each), each.path) for each in plan.training.callbacks or ()]
     explain = functools.partial(dataset.explain_read_error, splits=splits.by_name())
     parts = runtime.strategy, engine, train, validation, test, export, callbacks
