@@ -108,6 +108,7 @@ def check_targets(outputs: Outputs, split: str, name: str, targets: np.ndarray[A
     if targets.dtype.kind not in ("iu" if kind == "classification" else "iufb"):
         expected = "integers" if kind == "classification" else "numbers"
         raise ConfigError(f"dataset: {label} are {targets.dtype.name}, expected {expected}")
+    check_finite_targets(label, targets)
     counted = targets if outputs.ignore is None else targets[targets != outputs.ignore]
     if not counted.size:
         raise ConfigError(f"dataset: all {label} are {outputs.ignore}, which is ignored")
@@ -139,6 +140,19 @@ def check_ids(inputs: InputStructure, split: str, examples: Any) -> None:
                 f"dataset: {label_leaf('inputs', name)} of {split!r} range from {low} to {high}, expected 0 to "
                 f"{each.vocabulary - 1}, because their vocabulary is {each.vocabulary}"
             )
+
+
+def check_finite_targets(label: str, targets: np.ndarray[Any, Any]) -> None:
+    """Rejects targets of which float32 makes NaN or Inf. They are searched only if the smallest or largest is one."""
+    largest = np.finfo(np.float32).max
+    if targets.dtype.kind != "f" or not targets.size or (targets.min() >= -largest and targets.max() <= largest):
+        return
+    is_bad = ~(np.abs(targets) <= largest)  # also NaN
+    rows = np.flatnonzero(is_bad.reshape(len(targets), -1).any(axis=1))
+    raise ConfigError(
+        f"dataset: {label} are NaN or infinite in {len(rows)} of {len(targets)} rows, the first of which is row "
+        f"{rows[0]} (from 0); leave these rows out"
+    )
 
 
 def check_weights(split: str, weights: np.ndarray[Any, Any]) -> None:

@@ -10,6 +10,7 @@ from typing import IO, Any, get_args
 
 import numpy as np
 
+from scaleflow.dataset.contract import check_finite_targets
 from scaleflow.dataset.files import (
     TEST_FRACTION,
     draw_test_examples,
@@ -80,6 +81,8 @@ class Npz:
             return {split: part[name] for split, part in parts.items()}
 
         def describe_target(name: str) -> Outputs:
+            for split, array in of_all(name).items():  # before a test split is drawn, so that rows are the file's
+                check_finite_targets(f"targets {name!r}" + ("" if split == "all" else f" of {split!r}"), array)
             return describe_outputs(resolve_kind(kinds[name], of_all(name)), list(of_all(name).values()))
 
         self.inputs = map_leaves(lambda name: describe_inputs(data_dir, name, of_all(name)), self._names[0])

@@ -95,7 +95,7 @@ class Table:
         vocabulary: maximum number of different words of a text column.
         embed: give categories and texts as numbers of words, for a model with embeddings, such as `dlrm`.
         tokens: with `embed`, the words of a text that are kept; null: 50.
-        scale_target: of a regression: compute the training loss on targets with mean 0 and deviation 1.
+        scale_target: of a regression: compute the loss on targets with mean 0 and deviation 1.
         test: fraction of the rows in the test split, if file names denote no splits.
         split_seed: selects the test rows.
         learn_on: number of rows from which types, means, words and classes are learned; null: all.

@@ -62,7 +62,8 @@ class Outputs:
             None: all count.
         scaling: for `regression`: (mean, deviation) of the targets. The model then learns values with mean 0 and
             deviation 1, and a last layer without weights returns them in the unit of the targets. The loss of the kind
-            is minimised on such values; everything that is reported is in the unit of the targets. None: no scaling.
+            is computed on such values, when it is minimised and when it is reported. Metrics such as `mae` and `rmse`
+            are in the unit of the targets. None: no scaling.
     """
 
     kind: Kind

@@ -6,7 +6,7 @@ A replica is one device's copy of the model. A step is one optimizer update. It 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -155,10 +155,10 @@ class Objective:
         loss: (targets, outputs float32) -> [b] float32: what is minimised.
         measures: what is reported besides the loss, of training and of evaluations.
         evaluation_measures: what is reported of evaluations only.
-        reported_loss: the loss without class weights and scaling, in the same form, which is what is reported. None:
-            `loss`.
+        reported_loss: the loss without class weights, in the same form, which is what is reported. None: `loss`.
         is_weighted: whether examples have weights. Reported values are then weighted means.
         modes: name of a value -> `min` or `max`, which is better, as far as it is known.
+        replaced: names of metrics of the kind of target that metrics of the config replace.
         classes: the number of classes, if there is one output and its targets are classes; otherwise None.
         decide: with `classes`: (targets, outputs, mask [b]) -> (the true class [n], the predicted class [n], whether
             it counts [n]), int32. With targets for each position, n is the number of positions of the batch.
@@ -170,6 +170,7 @@ class Objective:
     reported_loss: Callable[[Any, Any], tf.Tensor] | None = None
     is_weighted: bool = False
     modes: Mapping[str, Literal["min", "max"]] = field(default_factory=dict)
+    replaced: Set[str] = frozenset()
     classes: int | None = None
     decide: Callable[[Any, Any, tf.Tensor], tuple[tf.Tensor, tf.Tensor, tf.Tensor]] | None = None
 

@@ -2,7 +2,7 @@
 
 from scaleflow.model.broadcasting import correct_keras_add
 from scaleflow.model.export import keras_file_fault, write_model
-from scaleflow.model.fine_tuning import find_rate_factors, fine_tune, merge_lora
+from scaleflow.model.fine_tuning import find_freeze_warning, find_rate_factors, fine_tune, loads_weights, merge_lora
 from scaleflow.model.initial import SavedWeights, initialize_from, read_weights
 from scaleflow.model.layer_patterns import find_layers, keep_names
 from scaleflow.model.layers import entry, head, hidden, make_inputs
@@ -10,6 +10,7 @@ from scaleflow.model.make import (
     find_batch_norm_warnings,
     find_graph,
     find_logits_warning,
+    find_moving_average_warning,
     keras_file_doubt,
     make_model,
 )
@@ -21,9 +22,11 @@ __all__ = [
     "describe_large_table",
     "entry",
     "find_batch_norm_warnings",
+    "find_freeze_warning",
     "find_graph",
     "find_layers",
     "find_logits_warning",
+    "find_moving_average_warning",
     "find_rate_factors",
     "fine_tune",
     "head",
@@ -33,6 +36,7 @@ __all__ = [
     "keras_file_doubt",
     "keras_file_fault",
     "list_tables",
+    "loads_weights",
     "make_inputs",
     "make_model",
     "merge_lora",

@@ -11,6 +11,9 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Lora, Model
 from scaleflow.model.layer_patterns import find_layers, format_names, walk_layers
 
+#: Prefix of the functions that make scaleflow's own models.
+OWN_MODELS = "scaleflow.model."
+
 #: A layer's attributes for LoRA: its weight matrix, and the two small matrices whose product is added to it.
 MATRICES = (
     ("_kernel", "lora_kernel_a", "lora_kernel_b"),
@@ -33,6 +36,32 @@ def fine_tune(model: keras.Model, options: Model) -> None:
         raise ConfigError(
             f"model.freeze=[{', '.join(options.freeze)}]: no layer is left to train; the model has {names}"
         )
+
+
+def loads_weights(options: Model, config: Mapping[str, Any]) -> bool:
+    """Returns whether the model begins with saved weights, as far as the config says so.
+
+    Args:
+        options: the config group `model`.
+        config: the same group as it was typed; a resumed run has its `init_from` only there.
+    """
+    arguments = options.target.arguments
+    weights = arguments.get("weights")  # of `keras_hub` true, which is about its preset
+    return bool(config.get("init_from") or (weights and arguments.get("preset", weights)))
+
+
+def find_freeze_warning(model: keras.Model, options: Model) -> str | None:
+    """Returns a warning if layers of a model of scaleflow's are frozen, whose weights are random; else None."""
+    if not options.target.path.startswith(OWN_MODELS):  # another model may have loaded weights
+        return None
+    frozen = [path for path, layer in walk_layers(model) if "/" not in path and not layer.trainable]
+    if not options.freeze or not frozen:
+        return None
+    keys = ["model.init_from", *(f"model.{key}" for key in ("preset", "weights") if key in options.target.arguments)]
+    return (
+        f"model.freeze=[{', '.join(options.freeze)}]: the weights of {format_names(frozen)} are random and stay so; "
+        f"set {' or '.join(keys[:2])}"
+    )
 
 
 def freeze_layers(model: keras.Model, patterns: Sequence[str]) -> None:

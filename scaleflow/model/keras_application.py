@@ -36,8 +36,9 @@ def build(
     """Builds a network of `keras.applications` without its top, the average over the image, and a dense layer.
 
     The model converts the dataset's pixels to what the network's weights expect. Grey images become three equal
-    channels. BatchNorm normalizes over all replicas. The network is one layer of the model, with its own name in lower
-    case, so `model.freeze` can name it.
+    channels. BatchNorm normalizes over all replicas. The network is one layer of the model, with the name that Keras
+    gives it, such as `resnet50` or `mobilenetv2_1.00_224`, so `model.freeze=[mobilenetv2*]`
+    names it.
 
     Args:
         inputs: images of shape (height, width, 1 or 3).

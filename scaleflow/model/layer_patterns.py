@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from fnmatch import fnmatchcase
 
 import keras
@@ -43,15 +44,31 @@ def find_layers(model: keras.Model, pattern: str, setting: str) -> list[keras.La
     layers = dict(walk_layers(model))
     found = [layer for path, layer in layers.items() if matches(path, pattern)]
     if not found:
-        raise ConfigError(f"{setting}: {pattern} matches no layer with weights; the model has {format_names(layers)}")
+        raise ConfigError(
+            f"{setting}: {pattern} matches no layer with weights{suggest_name(pattern, layers)}; the model has "
+            f"{format_names(layers)}"
+        )
     return found
 
 
-def format_names(names: dict[str, keras.Layer]) -> str:
-    """Formats the paths of layers, except those that only contain other layers that are listed."""
-    inner = [path for path in names if not any(other.startswith(f"{path}/") for other in names)]
-    more = f" and {len(inner) - NAMED} more" if len(inner) > NAMED else ""
-    return ", ".join(inner[:NAMED]) + more
+def suggest_name(pattern: str, paths: Iterable[str]) -> str:
+    """Returns `; did you mean X?` for the path that is most similar to a pattern, outer layers first; else nothing."""
+    for depth in range(2):
+        named = {path.lower(): path for path in paths if path.count("/") == depth}
+        if similar := difflib.get_close_matches(pattern.removeprefix("!").lower(), named, n=1):
+            return f"; did you mean {named[similar[0]]}?"
+    return ""
+
+
+def format_names(names: Collection[str]) -> str:
+    """Formats the paths of layers, the outermost first. Those that contain others come with the number of these."""
+    inside = {path: sum(other.startswith(f"{path}/") for other in names) for path in names}
+    ordered = sorted(names, key=lambda path: path.count("/"))
+    shown = ordered[:NAMED]
+    if len(ordered) > NAMED:  # inner layers all or none
+        shown = [path for path in shown if path.count("/") < ordered[NAMED].count("/")] or shown
+    described = [f"{path} (contains {inside[path]})" if inside[path] else path for path in shown]
+    return ", ".join(described) + (f" and {len(ordered) - len(shown)} more" if len(ordered) > len(shown) else "")
 
 
 def keep_names(make: Callable[[], keras.Model]) -> Callable[[], keras.Model]:

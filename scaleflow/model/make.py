@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,6 +21,10 @@ from scaleflow.interfaces import (
 )
 from scaleflow.model.export import WEIGHTS_FILE, keras_file_fault
 from scaleflow.model.layers import make_inputs
+
+#: The largest share of a BatchNorm's initial statistics that may be left at the end of a run, without a warning; and
+#: the one at which they count as learned.
+LARGEST_SHARE, SMALL_SHARE = 0.2, 0.05
 
 
 def make_model(factory: Callable[..., Any], inputs: InputStructure, outputs: OutputStructure) -> keras.Model:
@@ -207,6 +212,31 @@ def find_batch_norm_warnings(model: keras.Model, portions: Batching) -> list[str
             "divided"
         )
     return warnings
+
+
+def find_moving_average_warning(model: keras.Model, steps: int, accumulate: int) -> str | None:
+    """Returns a warning if BatchNorm's moving averages are far from the data's at the end of a run, else None.
+
+    Args:
+        model: the model.
+        steps: optimizer updates of the whole run.
+        accumulate: micro-batches of an update, each of which moves the averages.
+    """
+    shares = {
+        layer.name: layer.momentum ** (steps * accumulate)
+        for layer in model._flatten_layers()
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable and layer.momentum < 1
+    }
+    slow = [name for name, share in shares.items() if share > LARGEST_SHARE]
+    if not slow:
+        return None
+    share = max(shares.values())
+    needed = math.ceil(steps * math.log(SMALL_SHARE) / math.log(share))
+    return (
+        f"model: {share:.0%} of the moving averages of {format_first(slow)} is still what they begin with after the "
+        f"run's {steps} steps, so evaluations can be far worse than training; train for about {needed:,} steps, or "
+        "lower the momentum of BatchNormalization"
+    )
 
 
 def format_first(names: list[str]) -> str:

@@ -79,10 +79,10 @@ def make_output_objective(
     """Makes the loss of one output, with the metrics of its kind."""
     parts = defaults_for(described)
     loss = choose_loss(described, parts, target, smoothing, loader, weights is not None)
+    if target is None and described.scaling is not None:
+        loss = standardise_loss(loss, *described.scaling)
     plain = example_loss(described, loss)
     minimised = plain if weights is None else example_loss(described, loss, weights)
-    if target is None and described.scaling is not None:
-        minimised = example_loss(described, standardise_loss(loss, *described.scaling))
     return Objective(
         minimised,
         parts.measures,
@@ -123,21 +123,32 @@ def standardise_loss(loss: Loss, mean: float, deviation: float) -> Loss:
 def add_metrics(
     parts: Objective, described: Outputs, targets: Sequence[Target], loader: Loader | None, is_weighted: bool
 ) -> Objective:
-    """Adds the metrics that the config names."""
+    """Adds the metrics that the config names. They replace those of the kind that have the same name."""
     if not targets:
         return parts
     assert loader is not None
     made = [make_measure(described, target, loader, is_weighted) for target in targets]
-    measures = [*parts.measures, *(measure for measure, _ in made)]
-    own = [name for measure in (*measures, *parts.evaluation_measures) for name in measure.names]
+    own = [name for measure, _ in made for name in measure.names]
     for name, count in Counter([*own, *RESERVED]).items():
         if count > 1:
             raise ConfigError(
                 f"{targets[0].key}: two values would have the name {name}; give a metric another name: {{_target_: "
                 f"{targets[0].path}, name: my_{name}}}"
             )
-    modes = {name: mode for _, of_measure in made for name, mode in of_measure.items()}
-    return replace(parts, measures=measures, modes={**parts.modes, **modes})
+    modes = {name: mode for name, mode in parts.modes.items() if name not in own}
+    modes |= {name: mode for _, of_measure in made for name, mode in of_measure.items()}
+    kept, of_evaluations = (
+        [measure for measure in measures if not set(measure.names) & set(own)]
+        for measures in (parts.measures, parts.evaluation_measures)
+    )
+    defaults = {name for measure in (*parts.measures, *parts.evaluation_measures) for name in measure.names}
+    return replace(
+        parts,
+        measures=[*kept, *(measure for measure, _ in made)],
+        evaluation_measures=of_evaluations,
+        modes=modes,
+        replaced=defaults & set(own),
+    )
 
 
 # ---------------------------------------------------------------------------------------------
@@ -166,6 +177,7 @@ def join_outputs(named: Mapping[str, Objective], factors: Mapping[str, float]) -
         [m for name, part in named.items() for m in select_all(name, part.evaluation_measures)],
         add_losses(reported) if has_class_weights else None,
         modes={"loss": "min", **modes},
+        replaced={f"{name}/{key}" for name, part in named.items() for key in part.replaced},
     )
 
 

@@ -59,6 +59,12 @@ VALUES = plain_names(
     *("Poisson", "KLDivergence"),
 )
 
+#: Those that compare the values of one example with each other.
+WITHIN_EXAMPLES = plain_names("CosineSimilarity", "PearsonCorrelation", "ConcordanceCorrelation")
+
+#: Those that, without a threshold, predict the largest output, and no other.
+F_SCORES = plain_names("F1Score", "FBetaScore")
+
 #: Metrics whose direction Keras does not say.
 LARGER_IS_BETTER = plain_names(
     *("SensitivityAtSpecificity", "SpecificityAtSensitivity", "PrecisionAtRecall", "RecallAtPrecision"),
@@ -100,6 +106,9 @@ def make_measure(
     if takes(named, "num_classes") and "num_classes" not in target.arguments:
         count = 2 if described.kind == "binary" else described.shape[-1] if described.shape else 1
         target = add_arguments(target, {"num_classes": count})
+    has_threshold = target.arguments.get("threshold") is not None
+    if needs_threshold(described, keras_name) and takes(named, "threshold") and not has_threshold:
+        target = add_arguments(target, {"threshold": 0.5})
     metric = loader.make(target)
     check_metric(described, start, metric, keras_name)
     rows = Rows(described, metric, keras_name, has_logits(metric), is_weighted)
@@ -276,11 +285,22 @@ def check_kind(described: Outputs, start: str, named: Any, keras_name: str | Non
         "regression": keras_name is not None and keras_name not in VALUES,
     }
     if unsuited[described.kind]:
-        examples = {"regression": "CosineSimilarity", "binary": "AUC", "multi_label": "AUC"}
+        examples = {"regression": "MeanAbsolutePercentageError", "binary": "AUC", "multi_label": "AUC"}
         raise ConfigError(
             f"{start}has no meaning for {described.kind} targets; use a metric such as "
             f"keras.metrics.{examples[described.kind]}"
         )
+    if keras_name in WITHIN_EXAMPLES and described.shape[-1:] in ((), (1,)):
+        advice = "r2 is always recorded" if described.kind == "regression" else "use keras.metrics.AUC"
+        raise ConfigError(
+            f"{start}compares the values of one example with each other, and the dataset's targets are single values; "
+            f"leave it out: {advice}"
+        )
+
+
+def needs_threshold(described: Outputs, keras_name: str | None) -> bool:
+    """Returns whether several labels, or none, can be true, so that the largest output is not the prediction."""
+    return keras_name in F_SCORES and described.kind != "classification"
 
 
 def check_metric(described: Outputs, start: str, metric: Any, keras_name: str | None) -> None:
@@ -292,9 +312,8 @@ def check_metric(described: Outputs, start: str, metric: Any, keras_name: str | 
             f"{start}its update_state has no parameter sample_weight, which excludes the examples that fill up a "
             "batch; write update_state(self, y_true, y_pred, sample_weight=None)"
         )
-    columns = described.shape[-1] if described.shape else 1
-    if keras_name in plain_names("F1Score", "FBetaScore") and columns == 1 and metric.threshold is None:
-        raise ConfigError(f"{start}predicts the largest output, and there is only one; set threshold: 0.5")
+    if needs_threshold(described, keras_name) and metric.threshold is None:
+        raise ConfigError(f"{start}predicts the largest output, and no other; make it with threshold=0.5")
 
 
 def check_sums(start: str, state: State, rows: Rows, is_weighted: bool) -> None:

@@ -6,7 +6,7 @@ the frequency of each class or label.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -61,7 +61,7 @@ def baseline(outputs: Outputs, train: Targets, evaluated: Targets) -> Mapping[st
     with np.errstate(invalid="ignore"):
         center = (train.values * train.shares).sum(axis=0) / np.maximum(train.shares.sum(axis=0), 1e-12)
     if outputs.kind == "regression":
-        return values_baseline(center, evaluated)
+        return values_baseline(center, evaluated, 1.0 if outputs.scaling is None else outputs.scaling[1])
     values = labels_baseline(center, evaluated)
     if outputs.kind == "binary":
         del values["exact_match"]
@@ -104,7 +104,8 @@ def labels_baseline(frequency: Array, evaluated: Targets) -> dict[str, float]:
     return values
 
 
-def values_baseline(center: Array, evaluated: Targets) -> dict[str, float]:
+def values_baseline(center: Array, evaluated: Targets, unit: float) -> dict[str, float]:
+    """Computes the metrics of a constant; the loss is that of values divided by `unit`, as with `Outputs.scaling`."""
     errors = evaluated.values - center
     columns = errors.shape[-1] if errors.ndim > 1 else 1
     true, squared, shares = (
@@ -115,7 +116,7 @@ def values_baseline(center: Array, evaluated: Targets) -> dict[str, float]:
     with np.errstate(divide="ignore", invalid="ignore"):
         r2 = 1 - (squared * shares).sum(axis=0) / deviation
     values = {
-        "loss": evaluated.mean_of_examples(errors**2),
+        "loss": evaluated.mean_of_examples((errors / unit) ** 2),
         "mae": evaluated.mean(np.abs(errors)),
         "rmse": evaluated.mean(errors**2) ** 0.5,
     }
@@ -127,6 +128,7 @@ def baselines(
     splits: Mapping[str, Any],
     options: ObjectiveOptions | None = None,
     weights: Mapping[str, Array | None] | None = None,
+    replaced: Set[str] = frozenset(),
 ) -> Mapping[str, float]:
     """Computes the finite baselines under their metric names, from the targets of the splits.
 
@@ -138,6 +140,7 @@ def baselines(
         splits: the targets of `train`, `validation` and `test`, as far as they exist: an array, or several by output.
         options: the config group `objective`. A baseline has a loss only if that is the one of the kind of target.
         weights: the weights of the examples by split; None for 1 each.
+        replaced: `Objective.replaced`: metrics that are not the kind's, and have no baseline.
     """
     options, weights = options or ObjectiveOptions(), weights or {}
     names = {"validation": "baseline", "test": "baseline/test" if "validation" in splits else "baseline"}
@@ -146,7 +149,7 @@ def baselines(
         for split, prefix in names.items()
         if split in splits
         for name, value in split_baseline(outputs, options, splits, split, weights).items()
-        if np.isfinite(value)
+        if np.isfinite(value) and name not in replaced
     }
 
 

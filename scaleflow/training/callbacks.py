@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.training.engine import Engine
@@ -15,7 +16,7 @@ from scaleflow.training.engine import Engine
 class CallbackModel:
     """The `model` attribute of a callback: the engine's model with its optimizer and `stop_training`.
 
-    Its weights are current. On parameter servers they are a copy.
+    Its weights are current. On parameter servers they are a copy, which only `set_weights` writes back.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -33,6 +34,14 @@ class CallbackModel:
     @trainable.setter
     def trainable(self, value: bool) -> None:
         self._engine.gather_model().trainable = value
+
+    def get_weights(self) -> list[np.ndarray[Any, Any]]:
+        """Returns the weights that are evaluated and exported, as `Engine.get_weights`."""
+        return self._engine.get_weights()
+
+    def set_weights(self, weights: Sequence[np.ndarray[Any, Any]]) -> None:
+        """Sets the weights that are trained, evaluated and exported, as `Engine.set_weights`."""
+        self._engine.set_weights(weights)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine.gather_model(), name)

@@ -76,5 +76,6 @@ class Checkpointing:
         assert self.checkpoints is not None
         self.checkpoints.publish()
         sync(0.0)  # no worker reads before the writing worker is done
-        best = self.checkpoints.load_best()
+        has_best = self.best.step is not None  # the stored one may be of a metric that the run no longer monitors
+        best = self.checkpoints.load_best() if has_best else None
         return None if sync.any(best is None) else best

@@ -105,6 +105,7 @@ class Engine(ABC):
         self._metric_sums = MetricSums(objective)
         self._slots = None if optimizer is None else state.Slots(optimizer, variables, model)
         self._averages = self._slots.list_averages() if self._slots else []
+        self._reset_averages()  # so that there is one before the first update
         self._synchronized = list_synchronized_layers(model, strategy)
         if self._synchronized:
             keep_losses_apart(model)
@@ -149,6 +150,24 @@ class Engine(ABC):
         for variable, average in self._averages:
             variable.assign(average.read_value())
         return self.gather_model()
+
+    def get_weights(self) -> list[np.ndarray[Any, Any]]:
+        """Returns the weights that `evaluate` and `finish_model` use, in the order of Keras's `get_weights`."""
+        with self._averaged_weights():
+            return list(self.gather_model().get_weights())
+
+    def set_weights(self, weights: Sequence[np.ndarray[Any, Any]]) -> None:
+        """Sets the weights, in the order of Keras's `set_weights`, and their averages to the same values."""
+        model = self.gather_model()
+        model.set_weights(weights)
+        if model is not self.model:
+            values = state.read_variables(state.name_model_variables(model))
+            state.write_variables(state.name_model_variables(self.model), values)
+        self._reset_averages()
+
+    def _reset_averages(self) -> None:
+        for variable, average in self._averages:
+            average.assign(variable.read_value())
 
     @contextmanager
     def _averaged_weights(self) -> Iterator[None]:

@@ -57,7 +57,7 @@ class BestValue:
 
     def __init__(self, options: EarlyStopping | Best | None, modes: Mapping[str, str]) -> None:
         self._options = options
-        self._modes = modes
+        self._mode = options and find_mode(options, modes)
         self._value: float | None = None
         self._step: int | None = None
 
@@ -65,7 +65,7 @@ class BestValue:
         """Records an epoch's values; returns whether the monitored one is the best so far. NaN never is."""
         if self._options is None:
             return False
-        lower_is_better = find_mode(self._options, self._modes) == "min"
+        lower_is_better = self._mode == "min"
         value = values[self._options.monitor]
         if math.isnan(value):
             return False
@@ -74,11 +74,29 @@ class BestValue:
         self._value, self._step = value, step
         return True
 
-    def state(self) -> dict[str, Any]:
-        return {"value": self._value, "step": self._step}
+    @property
+    def step(self) -> int | None:
+        """The step of the best value; None before the first."""
+        return self._step
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._value, self._step = state["value"], state["step"]
+    def state(self) -> dict[str, Any]:
+        monitor = self._options and self._options.monitor
+        return {"value": self._value, "step": self._step, "monitor": monitor, "mode": self._mode}
+
+    def restore(self, state: Mapping[str, Any]) -> str | None:
+        """Continues from a state, unless that is of another metric or mode; then it returns a note."""
+        now = self.state()
+        before = {name: state.get(name, now[name]) for name in ("monitor", "mode")}  # old checkpoints have no names
+        if before.items() <= now.items():
+            self._value, self._step = state["value"], state["step"]
+            return None
+        self._value = self._step = None
+        if self._options is None or state["value"] is None:
+            return None
+        return (
+            f"checkpoint.best: was chosen by {before['monitor']} ({before['mode']}), and now by {now['monitor']} "
+            f"({now['mode']}): the best checkpoint is one of those from here on"
+        )
 
 
 class Patience:

@@ -249,7 +249,8 @@ class Session:
             )
         self._engine.restore(snapshot.tensors)
         self._patience.restore(snapshot.host["patience"])
-        self._checkpointing.best.restore(snapshot.host["best"])
+        if note := self._checkpointing.best.restore(snapshot.host["best"]):
+            self._log.emit(Note(note))
         self._callbacks.restore(snapshot.host["callbacks"])
         self._log.values = dict(snapshot.host["values"])
         self._rollbacks.count = snapshot.host.get("rollbacks", 0)

@@ -183,6 +183,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
         model.keras_file_doubt(engine.model),
         objective.find_mask_note(engine.model, splits.outputs),
         *model.find_batch_norm_warnings(engine.model, runtime.read_batching(runtime.batching)),
+        *find_new_weights_warnings(plan, engine.model, length, runtime.batching),
         optimizer.find_warm_up_warning(plan.optimizer, length.total),
         find_table_warning(plan, runtime, engine),
         dataset.describe_shards(plan.dataset.shards, splits.train, count_synchronous_workers(plan)),
@@ -214,7 +215,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
         if data.splits.learned is not None:
             write_learned_state(folder, data.splits.learned)
 
-    metadata = collect_metadata(plan, source.outputs, splits, engine.model) if is_chief(plan) else None
+    metadata = collect_metadata(plan, source.outputs, splits, engine.model, goal) if is_chief(plan) else None
     callbacks = [training.make_callback(bind_target(each), each.path) for each in plan.training.callbacks or ()]
     explain = functools.partial(dataset.explain_read_error, splits=splits.by_name())
     parts = runtime.strategy, engine, train, validation, test, export, callbacks
@@ -435,6 +436,18 @@ def check_no_constraints(net: keras.Model) -> None:
                 f"model: {variable.path} has a constraint ({type(variable.constraint).__name__}), which "
                 "strategy=parameter_server does not apply; use another strategy, or remove the constraint"
             )
+
+
+def find_new_weights_warnings(plan: Plan, net: keras.Model, run: Length, batching: Batching) -> list[str | None]:
+    """Returns warnings about layers that need trained weights or a longer run, if the config loads no weights."""
+    from scaleflow import model
+
+    if model.loads_weights(plan.model, plan.config.get("model") or {}):
+        return []
+    return [
+        model.find_freeze_warning(net, plan.model),
+        model.find_moving_average_warning(net, run.total, batching.accumulate),
+    ]
 
 
 def find_table_warning(plan: Plan, runtime: Runtime, engine: Engine) -> str | None:

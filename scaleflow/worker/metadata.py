@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scaleflow.events import ArtifactWritten, ConfusionWritten, DatasetDescribed, Emit, MetricsLogged, Note
-from scaleflow.interfaces import Outputs, OutputStructure, Plan, map_leaves
+from scaleflow.interfaces import Objective, Outputs, OutputStructure, Plan, map_leaves
 from scaleflow.runs import RunFolder
 from scaleflow.secret_masking import mask_secrets
 
@@ -37,7 +37,9 @@ class RunMetadata:
     notes: Sequence[str] = field(default_factory=list)  # notes for the user
 
 
-def collect_metadata(plan: Plan, outputs: OutputStructure, splits: Splits, model: keras.Model) -> RunMetadata:
+def collect_metadata(
+    plan: Plan, outputs: OutputStructure, splits: Splits, model: keras.Model, objective: Objective
+) -> RunMetadata:
     """Describes a run's data and model. It reads targets only if they are in memory or cheap to read."""
     from scaleflow import dataset, training
 
@@ -53,7 +55,7 @@ def collect_metadata(plan: Plan, outputs: OutputStructure, splits: Splits, model
         notes.append(f"no baseline: the dataset's targets are known only after its examples are read{advice}")
     else:
         targets, weights = ({name: each[i] for name, each in known.items()} for i in range(2))
-        baseline = training.baselines(outputs, targets, plan.objective, weights)
+        baseline = training.baselines(outputs, targets, plan.objective, weights, objective.replaced)
     return RunMetadata(describe_data(plan, outputs, splits), summarize_model(model), baseline, notes)
 
 

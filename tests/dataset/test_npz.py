@@ -154,6 +154,7 @@ def refusals(base: Path) -> list[str]:
             of("good", inputs=["x", "z"]),
             of("floats", kind="classification"),
             of("negative", kind="classification"),
+            of("gaps"),
         ]
     )
 
@@ -173,6 +174,7 @@ def test_arrays_that_do_not_fit_are_refused(isolated: Callable[..., Any], tmp_pa
     saved(tmp_path, "one_hot_wrong", x=IMAGES, y=np.concatenate([one_hot[:9], [[1, 1, 0]]]))
     saved(tmp_path, "negative", x=IMAGES, y=CLASSES - 1)
     saved(tmp_path, "floats", x=IMAGES, y=CLASSES / 2)
+    saved(tmp_path, "gaps", x=IMAGES, y=np.where(np.arange(10) > 7, np.nan, CLASSES))
     holds(
         isolated(refusals, tmp_path),
         [
@@ -195,5 +197,6 @@ def test_arrays_that_do_not_fit_are_refused(isolated: Callable[..., Any], tmp_pa
             ["there is no array z; the arrays are x, y"],
             ["dataset.kind=classification: the targets are floats"],
             ["classification targets of 'train' range from -1 to 1, expected 0 to 1"],
+            ["targets 'y' are NaN or infinite in 2 of 10 rows, the first of which is row 8 (from 0)"],
         ],
     )

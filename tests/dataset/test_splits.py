@@ -170,8 +170,23 @@ def refusals() -> list[str | None]:
         (Numbered(given=Arrays(good.inputs, good.targets / 2)), {}),
         (Numbered(given=Arrays(good.inputs.tolist(), good.targets)), {}),  # type: ignore[arg-type]
         (Numbered(outputs=Outputs("binary", (1,)), given=Arrays(good.inputs, good.targets[:, None])), {}),
+        (Numbered(outputs=Outputs("binary", (1,)), given=Arrays(good.inputs, with_bad(good.targets))), {}),
+        (
+            Numbered(
+                outputs={"age": Outputs("regression", (1,), ignore=-1)},
+                given=Arrays(good.inputs, {"age": with_bad(good.targets)}),
+            ),
+            {},
+        ),
     ]
     return [refused(source, changes) for source, changes in cases]
+
+
+def with_bad(targets: Any) -> Any:
+    """Three targets that are not finite in float32."""
+    values = targets[:, None].astype(np.float64)
+    values[[3, 5, 8]] = [[np.nan], [-np.inf], [1e39]]
+    return values
 
 
 def refused(source: Any, changes: dict[str, Any]) -> str | None:
@@ -206,6 +221,8 @@ def test_a_source_that_breaks_its_contract_is_refused_in_words(isolated: Callabl
         "dataset: classification targets of 'train' are float64, expected integers",
         "dataset: inputs of 'train' are a list, expected a numpy array",
         "dataset: binary targets of 'train' range from 0 to 9, expected 0 to 1",
+        "dataset: binary targets of 'train' are NaN or infinite in 3 of 10 rows, the first of which is row 3 (from 0)",
+        "dataset: regression targets['age'] of 'train' are NaN or infinite in 3 of 10 rows, the first of which is row",
     ]
     found = isolated(refusals)
     for words, message in zip(wanted, found, strict=True):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scaleflow.events import Note
 from scaleflow.interfaces import Lora, Model, Target
 from tests.conftest import Command
 from tests.training.fake_engine import ignore
@@ -80,8 +81,11 @@ def test_patterns_match_names_and_paths_at_any_depth(isolated: Callable[..., Any
     assert by_name == ["head/kernel", "head/bias"]
     assert kept == ["attention/value/kernel", "attention/value/bias", "conv/kernel", "conv/bias"]
     attention = ", ".join(f"attention/{name}" for name in ("query", "key", "value", "attention_output"))
-    layers = f"backbone/a, {attention}, words, conv, head"
-    assert unknown == f"model.freeze=[head, bacbone]: bacbone matches no layer with weights; the model has {layers}"
+    layers = f"backbone (contains 1), attention (contains 4), words, conv, head, backbone/a, {attention}"
+    assert unknown == (
+        "model.freeze=[head, bacbone]: bacbone matches no layer with weights; did you mean backbone?; the model has "
+        f"{layers}"
+    )
     assert nothing == f"model.freeze=[*]: no layer is left to train; the model has {layers}"
     assert small == [
         *(f"attention/{n}/lora_kernel_{m}" for n in ("query", "key", "value", "attention_output") for m in "ab"),
@@ -90,6 +94,79 @@ def test_patterns_match_names_and_paths_at_any_depth(isolated: Callable[..., Any
     assert head[-3:] == ["head/bias", "head/lora_kernel_a", "head/lora_kernel_b"]
     assert "head/kernel" not in head
     assert none.startswith("model.lora.layers=[norm*]: norm* matches no layer with weights")
+
+
+def notes_of_builds(plans: list[Any]) -> list[list[str]]:
+    from scaleflow.worker.build import build_training
+
+    found: list[list[str]] = []
+    for plan in plans:
+        notes: list[Any] = []
+        build_training(plan, notes.append)
+        found.append([note.text for note in notes if isinstance(note, Note) and note.text.startswith("model")])
+    return found
+
+
+def test_what_a_run_without_saved_weights_cannot_learn_is_noted(
+    isolated: Callable[..., Any], plan: Callable[..., Any]
+) -> None:
+    words = ("model=cnn", "model.batch_norm=true", "hardware=cpu", "tracking=none", "strategy=one_device")
+    short, long = plan(*words, "training.max_steps=28", "model.freeze=[conv2d]"), plan(*words, "training.epochs=9")
+    (frozen, norm), nothing = isolated(notes_of_builds, [short, long])
+    assert frozen == ("model.freeze=[conv2d]: the weights of conv2d are random and stay so; set model.init_from")
+    assert norm == (
+        "model: 75% of the moving averages of batch_normalization and 2 more is still what they begin with after the "
+        "run's 28 steps, so evaluations can be far worse than training; train for about 299 steps, or lower the "
+        "momentum of BatchNormalization"
+    )
+    assert nothing == []
+
+
+def freeze_network() -> list[str]:
+    """The refusal of a name that Keras gives no network, and the warning about the real name."""
+    from scaleflow.errors import ConfigError
+    from scaleflow.interfaces import Inputs, Outputs
+    from scaleflow.model import find_freeze_warning, fine_tune
+    from scaleflow.model.keras_application import build
+
+    found = []
+    target = Target("model", "scaleflow.model.keras_application.build", {"weights": None})
+    model = build(Inputs((32, 32, 3)), Outputs("classification", (3,)))
+    for name in ("MobileNetV2", "mobilenetv2_*"):
+        options = Model(target, freeze=[name])
+        try:
+            fine_tune(model, options)
+        except ConfigError as error:
+            found.append(str(error))
+    return [*found, find_freeze_warning(model, options) or ""]
+
+
+def test_a_ready_made_network_is_named_and_not_its_layers(isolated: Callable[..., Any]) -> None:
+    assert isolated(freeze_network) == [
+        "model.freeze=[MobileNetV2]: MobileNetV2 matches no layer with weights; did you mean mobilenetv2_1.00_32?; the "
+        "model has mobilenetv2_1.00_32 (contains 104), outputs and 104 more",
+        "model.freeze=[mobilenetv2_*]: the weights of mobilenetv2_1.00_32 are random and stay so; set model.init_from "
+        "or model.weights",
+    ]
+
+
+def which_load() -> list[bool]:
+    from scaleflow.model import loads_weights
+
+    cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({}, {}),
+        ({}, {"init_from": "a.keras"}),
+        ({"weights": None}, {}),
+        ({"weights": "imagenet"}, {}),
+        ({"weights": True, "preset": None}, {}),
+        ({"weights": True, "preset": "resnet_18_imagenet"}, {}),
+        ({"weights": False, "preset": "resnet_18_imagenet"}, {}),
+    ]
+    return [loads_weights(Model(Target("model", "a.b", arguments)), config) for arguments, config in cases]
+
+
+def test_saved_weights_are_those_that_the_config_names(isolated: Callable[..., Any]) -> None:
+    assert isolated(which_load) == [False, True, False, True, False, True, False]
 
 
 def names_of_two() -> list[list[str]]:

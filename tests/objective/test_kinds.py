@@ -140,6 +140,36 @@ def test_several_outputs_have_the_sum_of_their_losses_and_each_its_own(isolated:
     assert found == pytest.approx(wanted, abs=1e-6)
 
 
+def measure_scaled() -> dict[str, Any]:
+    """Values of one and of several outputs with scaled targets, and the loss of a step whose loss is NaN."""
+    from scaleflow.objective import make_objective
+    from scaleflow.training.metric_sums import MetricSums
+
+    price, age = Outputs("regression", (1,), scaling=(1e5, 1e4)), Outputs("regression", (1,), scaling=(40.0, 2.0))
+    targets, outputs = (
+        {"price": np.array([[prices]], np.float32), "age": np.array([[ages]], np.float32)}
+        for prices, ages in ((1e5, 40.0), (1.2e5, 44.0))
+    )
+    one = np.ones(1, np.float32)
+    nan = MetricSums(make_objective(price)).compute(
+        targets["price"], to_tensors(outputs["price"]), to_tensors(np.float32("nan")), one
+    )
+    several = measure({"price": price, "age": age}, [(targets, outputs, one, None)])
+    return {
+        **several,
+        "nan": np.asarray(nan)[1],
+        "alone": measure(price, [(targets["price"], outputs["price"], one, None)]),
+    }
+
+
+def test_the_loss_of_scaled_targets_is_the_one_that_is_minimised(isolated: Callable[..., Any]) -> None:
+    found = isolated(measure_scaled)
+    assert found["alone"] == pytest.approx({"loss": 4.0, "mae": 2e4, "rmse": 2e4, "r2": 0.0})
+    assert (found["price/loss"], found["age/loss"], found["loss"]) == pytest.approx((4.0, 4.0, 8.0))
+    assert (found["price/mae"], found["age/rmse"]) == pytest.approx((2e4, 4.0))
+    assert np.isnan(found["nan"])  # the step's own loss is looked at
+
+
 def r2_far_from_zero() -> list[float]:
     """R2 of values around ten thousand, of a constant that is met, and of one that is not."""
     random = np.random.default_rng(0)

@@ -41,11 +41,15 @@ METRICS: Mapping[Kind, list[tuple[Target, str, str]]] = {
     ],
     "binary": [
         (metric("AUC"), "targets", "probabilities"),
-        (metric("F1Score", threshold=0.5), "targets", "probabilities"),
+        (metric("F1Score", threshold=0.3), "targets", "probabilities"),
         (metric("BinaryIoU"), "targets", "probabilities"),
         (metric("MeanIoU", num_classes=2), "targets", "classes"),
     ],
-    "multi_label": [(metric("F1Score", threshold=0.4), "targets", "probabilities")],
+    "multi_label": [
+        (metric("F1Score", threshold=0.4), "targets", "probabilities"),
+        (metric("F1Score", name="f1"), "targets", "probabilities"),
+        (metric("FBetaScore", beta=2.0, threshold=None), "targets", "probabilities"),
+    ],
     "regression": [
         (metric("R2Score"), "targets", "logits"),
         (metric("MeanAbsolutePercentageError", name="mape"), "targets", "logits"),
@@ -55,11 +59,15 @@ METRICS: Mapping[Kind, list[tuple[Target, str, str]]] = {
 SIZES: Mapping[Kind, int] = {"classification": 3, "binary": 1, "multi_label": 3, "regression": 2}
 
 
-def made_by_keras(target: Target) -> Any:
+def made_by_keras(kind: Kind, target: Target) -> Any:
     from scaleflow.config.targets import bind_target
 
-    arguments = {**target.arguments, **({"num_classes": 3} if target.path.endswith(".MeanIoU") else {})}
-    return bind_target(replace(target, arguments={**arguments, **target.arguments}))()
+    arguments = {name: value for name, value in target.arguments.items() if value is not None}
+    if target.path.endswith(".MeanIoU"):
+        arguments = {"num_classes": 3, **arguments}
+    if target.path.endswith("Score") and kind == "multi_label":
+        arguments = {"threshold": 0.5, **arguments}
+    return bind_target(replace(target, arguments=arguments))()
 
 
 def by_keras(kind: Kind, target: Target, forms: tuple[str, str], targets: Array, outputs: Array) -> list[float]:
@@ -67,7 +75,7 @@ def by_keras(kind: Kind, target: Target, forms: tuple[str, str], targets: Array,
     probabilities = softmax(outputs) if kind == "classification" else sigmoid(outputs)
     classes = outputs.argmax(axis=-1) if kind == "classification" else outputs > 0
     y = np.eye(outputs.shape[-1])[targets] if forms[0] == "one-hot" else targets
-    made = made_by_keras(target)
+    made = made_by_keras(kind, target)
     made.update_state(y, {"probabilities": probabilities, "classes": classes, "logits": outputs}[forms[1]])
     result = made.result()
     parts = list(result.values()) if isinstance(result, dict) else [result]
@@ -205,6 +213,37 @@ def test_metrics_of_mixed_examples_are_those_of_the_larger_share(isolated: Calla
     assert of_shares == pytest.approx(plain, abs=1e-6)
 
 
+def replaced() -> list[Any]:
+    """Values of outputs of which metrics of a user replace some, their modes, and the baselines."""
+    from scaleflow.training import baselines
+    from scaleflow.training.metric_sums import MetricSums
+
+    outputs = {"age": Outputs("regression", (1,)), "kind": Outputs("classification", (3,))}
+    metrics = {
+        "age": [metric("MeanAbsolutePercentageError", name="mae"), metric("R2Score", name="r2")],
+        "kind": [metric(f"{OWN}.MeanMargin", name="accuracy")],
+    }
+    objective = make(outputs, ObjectiveOptions(metrics=metrics))
+    sums = MetricSums(objective, evaluates=True)
+    targets = {"age": np.array([[2.0], [4.0]], np.float32), "kind": np.array([0, 1], np.int32)}
+    predicted = {"age": np.array([[1.0], [5.0]], np.float32), "kind": np.zeros([2, 3], np.float32)}
+    total = np.asarray(sums.compute(to_tensors(targets), to_tensors(predicted), None, np.ones(2, np.float32)))
+    known = baselines(outputs, {"train": targets, "test": targets}, replaced=objective.replaced)
+    return [dict(sums.means(total, 2)), sums.names, objective.modes, sorted(known)]
+
+
+def test_a_metric_replaces_the_one_of_its_name_that_is_recorded_by_default(isolated: Callable[..., Any]) -> None:
+    values, names, modes, known = isolated(replaced)
+    assert len(set(names)) == len(names)
+    assert (values["age/mae"], values["age/rmse"], values["age/r2"]) == pytest.approx((37.5, 1.0, 0.0))
+    assert values["kind/accuracy"] == pytest.approx(1 / 3 - 1 / 2)
+    assert (modes["age/mae"], modes["age/r2"], modes.get("kind/accuracy")) == ("min", "max", None)
+    assert known == [
+        *("baseline/age/loss", "baseline/age/rmse"),
+        *("baseline/kind/balanced_accuracy", "baseline/kind/loss", "baseline/loss"),
+    ]
+
+
 # Wrong uses -----------------------------------------------------------------------------------
 
 CLASSES = Outputs("classification", (3,))
@@ -221,13 +260,23 @@ WRONG: Mapping[str, tuple[Any, Any, str]] = {
         [metric("AUC"), metric("AUC", curve="PR")],
         "objective.metrics: two values would have the name auc; give a metric another name: {_target_: keras.metrics.",
     ),
-    "built in": (CLASSES, [metric("Accuracy")], "two values would have the name accuracy"),
+    "twice the name of one built in": (
+        CLASSES,
+        [metric("Accuracy"), metric("AUC", name="accuracy")],
+        "two values would have the name accuracy",
+    ),
     "the loss": (CLASSES, [metric("AUC", name="loss")], "two values would have the name loss"),
     "a slash": (CLASSES, [metric("AUC", name="a/b")], "has the name 'a/b'"),
     "regression": (Outputs("regression", (1,)), [metric("AUC")], "has no meaning for regression targets"),
     "binary": (Outputs("binary", (1,)), [metric("CategoricalAccuracy")], "has no meaning for binary targets"),
     "labels": (Outputs("multi_label", (3,)), [metric("MeanIoU")], "has no meaning for multi_label targets"),
-    "one output": (Outputs("binary", (1,)), [metric("F1Score")], "set threshold: 0.5"),
+    "only the largest": (Outputs("multi_label", (3,)), [metric(f"{OWN}.OnlyLargest")], "make it with threshold=0.5"),
+    "single values": (
+        Outputs("regression", (1,)),
+        [metric("CosineSimilarity")],
+        "single values; leave it out: r2 is always recorded",
+    ),
+    "a single logit": (Outputs("binary", (1,)), [metric("PearsonCorrelation")], "use keras.metrics.AUC"),
     "wrong argument": (CLASSES, [metric("AUC", curve="ABC")], "keras.metrics.AUC: Invalid AUC curve value"),
     "list for several": (
         SEVERAL,

@@ -369,7 +369,7 @@ def draw_watching(made: Drawing) -> None:
 
 #: Words of the group `objective` that any kind of target takes, and those that only classes take.
 OBJECTIVES = (
-    "objective.metrics=[{_target_: keras.metrics.CosineSimilarity}]",
+    "objective.metrics=[{_target_: keras.metrics.MeanSquaredError}]",
     "objective.metrics=[{_target_: zoo.Spread, name: spread}]",
     "objective.loss={_target_: keras.losses.LogCosh}",
 )

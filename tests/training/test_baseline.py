@@ -37,7 +37,9 @@ def test_each_kind_has_the_baseline_of_its_training_targets(isolated: Callable[.
         "regression": (1, values),
     }
     cases = [(Outputs(kind, (size,)), train, tested, None) for kind, (size, (train, tested)) in of.items()]
-    by_kind = dict(zip(of, isolated(found, cases), strict=True))
+    scaled = Outputs("regression", (1,), scaling=(2.0, 10.0))
+    *rest, of_scaled = isolated(found, [*cases, (scaled, *values, None)])
+    by_kind = dict(zip(of, rest, strict=True))
     log = np.log
     wanted = {
         "classification": {
@@ -51,6 +53,7 @@ def test_each_kind_has_the_baseline_of_its_training_targets(isolated: Callable[.
     }
     for kind, values_wanted in wanted.items():
         assert by_kind[kind] == pytest.approx({f"baseline/{k}": v for k, v in values_wanted.items()}), kind
+    assert of_scaled == pytest.approx({**by_kind["regression"], "baseline/loss": 0.03})  # as the loss is minimised
 
 
 def test_above_a_thousand_classes_there_is_no_balanced_accuracy(isolated: Callable[..., Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scaleflow.events import Event, Note
+from scaleflow.events import EpochEnded, Event, Note
 from tests.training.fake_engine import ignore, make_session
 from tests.training.test_session import BASE, SIZE
 
@@ -129,3 +129,47 @@ def test_a_callback_may_freeze_the_model_when_training_is_over(
 ) -> None:
     freeze = "training.callbacks=[{_target_: tests.training.watch.Freeze, hook: on_train_end}]"
     assert isolated(frozen, plan(*BASE, SIZE, freeze, "training.max_steps=3")) == ("", "3")
+
+
+#: The loss falls, so the first epoch is the best one of this.
+RESTORE = (
+    "training.callbacks=[{_target_: keras.callbacks.EarlyStopping, monitor: val_loss, mode: max, patience: 1, "
+    "restore_best_weights: true}]"
+)
+FIRST_IS_BEST = (*BASE, SIZE, RESTORE, "dataset.validation=test", "training.epochs=5", "optimizer.ema=0.9")
+
+
+def losses_of_run(plan: Any) -> list[float]:
+    """The validation loss after each epoch, the loss of the test, and that of the model that would be exported."""
+    from scaleflow.worker.build import build_training
+
+    built, losses = build_training(plan, ignore), []
+
+    def emit(event: Event) -> None:
+        if isinstance(event, EpochEnded):
+            losses.append(event.values["val/loss"])
+
+    result = make_session(plan, built, emit, callbacks=built.callbacks).run()
+    assert built.test is not None
+    built.engine.finish_model()
+    return [*losses, result.test["test/loss"], built.engine.evaluate(built.test)["loss"]]
+
+
+@pytest.mark.parametrize("engine", ["loop", "fit"])
+def test_restored_weights_are_tested_and_exported_with_an_average(
+    isolated: Callable[..., Any], plan: Callable[..., Any], engine: str
+) -> None:
+    best, last, *ended = isolated(losses_of_run, plan(*FIRST_IS_BEST, f"training.engine={engine}"))
+    assert last < best
+    assert ended == pytest.approx([best, best], abs=1e-6)
+
+
+@pytest.mark.slow
+def test_restored_weights_are_tested_on_parameter_servers(command: Any) -> None:
+    servers = ("strategy=parameter_server", "cluster.workers=1", "tracking=none")
+    ended = command(*(word for word in FIRST_IS_BEST if "tracking" not in word), *servers)
+    assert ended.returncode == 0, ended.stderr
+    events = command.events()
+    best, last = [event["values"]["val/loss"] for event in events if event["event"] == "epoch"]
+    tested = next(event["values"]["test/loss"] for event in events if "test/loss" in event.get("values", {}))
+    assert tested == pytest.approx(best, abs=1e-6) != last
