@@ -25,7 +25,7 @@ LAYERS = ("config", "runs", "worker", "launcher", "sweep")
 #: What the groups may import besides the contracts.
 GROUP_EXTRAS = {
     "tracking": {"scaleflow.secret_masking"},
-    "dataset": {"scaleflow.object_store", "scaleflow.table_formats"},
+    "dataset": {"scaleflow.cache_files", "scaleflow.object_store", "scaleflow.table_formats"},
     "checkpoint": {"scaleflow.object_store"},
 }
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
-from scaleflow.dataset.cache_files import find_cache_folder, identify_file, name_entry, write_whole
+from scaleflow.cache_files import find_cache_folder, identify_file, name_entry, write_whole
 from scaleflow.dataset.object_store import identify_in_store
 from scaleflow.errors import ConfigError
 from scaleflow.object_store import is_store_address

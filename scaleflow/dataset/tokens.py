@@ -10,7 +10,7 @@ from typing import Any, get_args
 import numpy as np
 from filelock import FileLock
 
-from scaleflow.dataset.cache_files import find_cache_folder, identify_file, name_entry, write_whole
+from scaleflow.cache_files import find_cache_folder, identify_file, name_entry, write_whole
 from scaleflow.dataset.corpus import SUFFIXES, read_documents
 from scaleflow.dataset.files import (
     ALL,

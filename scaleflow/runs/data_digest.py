@@ -1,0 +1,199 @@
+"""Digests of the data files of a run, kept in the user's cache folder so that a file is read once. No TensorFlow."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import hashlib
+import itertools
+import os
+import re
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from scaleflow.cache_files import find_cache_folder
+from scaleflow.runs.folder import RunFolder
+
+#: Files are digested whole up to this total: a core takes 2 s for it, less than the import of TensorFlow beside it.
+WHOLE_BYTES = 2 << 30
+
+#: Of more, each file is sampled: so many pieces of so many bytes, spread evenly, which take a few ms.
+PIECES, PIECE_BYTES = 64, 16 << 10
+
+#: No more files than this are listed and digested: opening them takes some 5 s.
+MAX_FILES = 100_000
+
+#: The most digests that are kept for later runs, about 200 bytes each.
+MAX_ENTRIES = 500_000
+
+#: A digest is kept if the file was last changed this long before, as a later change could have the same time.
+SETTLED_SECONDS = 2.0
+
+#: What a digest covers is its first word.
+WHOLE, SAMPLED = "all", "sample"
+
+#: Names in a folder that are no data, besides hidden ones and the folders of runs.
+NO_DATA = ("mlruns", "mlartifacts", "__pycache__")
+NO_DATA_SUFFIXES = (".py", ".pyc", ".db", ".db-journal", ".db-wal", ".db-shm")
+
+
+class FileState(NamedTuple):
+    """What changes whenever a file is changed."""
+
+    path: str  # absolute
+    size: int  # in bytes
+    changed: int  # the time of the last change of the content, in nanoseconds
+    #: The time of the last change of the file's status, which tools cannot set, as `cp -p` sets the other one
+    status_changed: int
+
+    @classmethod
+    def read(cls, path: str) -> FileState:
+        status = os.stat(path)  # noqa: PTH116  (three times as fast as Path, for folders of many files)
+        return cls(os.path.abspath(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns)  # noqa: PTH100
+
+    @property
+    def is_settled(self) -> bool:
+        return max(self.changed, self.status_changed) < (time.time() - SETTLED_SECONDS) * 1e9
+
+
+class DigestCache:
+    """Digests of files, in `scaleflow/digests/files.db` of the user's cache folder.
+
+    No problem with the cache is an error: the file is read then.
+    """
+
+    def __init__(self) -> None:
+        folder = find_cache_folder(None, "digests")
+        try:
+            if str(folder).startswith("~"):
+                raise OSError("there is no home folder")
+            folder.mkdir(parents=True, exist_ok=True)
+            self._open(str(folder / "files.db"))
+        except (OSError, sqlite3.Error):
+            self._open(":memory:")
+
+    def _open(self, path: str) -> None:
+        self._connection = sqlite3.connect(path, timeout=1.0)
+        self._connection.execute(
+            "CREATE TABLE IF NOT EXISTS digests (path, size, changed, status_changed, covers, digest, "
+            "PRIMARY KEY (path, covers))"
+        )
+
+    def find(self, state: FileState, covers: str) -> str | None:
+        with contextlib.suppress(sqlite3.Error, UnicodeEncodeError):
+            found = self._connection.execute(
+                "SELECT digest FROM digests WHERE path = ? AND size = ? AND changed = ? AND status_changed = ? "
+                "AND covers = ?",
+                (*state, covers),
+            ).fetchone()
+            return None if found is None else str(found[0])
+        return None
+
+    def keep(self, digests: Iterable[tuple[FileState, str, str]]) -> None:
+        """Keeps digests: (the file, what the digest covers, the digest). Deletes the oldest if there are too many."""
+        rows = [(*state, covers, digest) for state, covers, digest in digests]
+        with contextlib.suppress(sqlite3.Error, UnicodeEncodeError), self._connection:
+            self._connection.executemany("INSERT OR REPLACE INTO digests VALUES (?, ?, ?, ?, ?, ?)", rows)
+            self._connection.execute(
+                "DELETE FROM digests WHERE rowid <= (SELECT max(rowid) FROM digests) - ?", (MAX_ENTRIES,)
+            )
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def digest_files(paths: Iterable[str]) -> dict[str, str]:
+    """Returns the digest of the content of each file, by its path as given.
+
+    A digest is `all:` and 32 hexadecimal digits. If the files have more than `WHOLE_BYTES` in total, it is `sample:`
+    and a digest of the size and of a sample for those of more than 1 MiB. Files that cannot be read, and addresses in
+    object stores, are left out.
+    """
+    states: dict[str, FileState] = {}
+    for path in paths:
+        with contextlib.suppress(OSError, ValueError):
+            states[path] = FileState.read(path)
+    limit = WHOLE_BYTES if sum(state.size for state in states.values()) <= WHOLE_BYTES else PIECES * PIECE_BYTES
+    found: dict[str, str] = {}
+    new: list[tuple[FileState, str, str]] = []
+    with contextlib.closing(DigestCache()) as cache:
+        for path, state in states.items():
+            covers = WHOLE if state.size <= limit else SAMPLED
+            with contextlib.suppress(OSError):
+                kept = cache.find(state, covers)
+                digest = found[path] = kept or f"{covers}:{digest_file(path, state.size, covers)}"
+                if kept is None and state.is_settled and FileState.read(path) == state:
+                    new.append((state, covers, digest))
+        cache.keep(new)
+    return found
+
+
+def digest_file(path: str, size: int, covers: str) -> str:
+    """Returns the digest of a file of `size` bytes. Raises OSError if it cannot be read."""
+    with Path(path).open("rb", buffering=0) as file:
+        if covers == WHOLE:
+            return hashlib.file_digest(file, new_digest).hexdigest()
+        digest = new_digest(str(size).encode())
+        for piece in range(PIECES):
+            file.seek(piece * (size - PIECE_BYTES) // (PIECES - 1))
+            digest.update(file.read(PIECE_BYTES))
+    return digest.hexdigest()
+
+
+def new_digest(content: bytes = b"") -> hashlib.blake2b:
+    return hashlib.blake2b(content, digest_size=16)
+
+
+def find_changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
+    """Compares results of `digest_files`: returns `changed`, `new` or `gone` by path.
+
+    Digests that cover different parts of a file are not compared.
+    """
+    found = {path: "gone" for path in before if path not in now} | {path: "new" for path in now if path not in before}
+    for path in before.keys() & now.keys():
+        if before[path] != now[path] and before[path].split(":")[0] == now[path].split(":")[0]:
+            found[path] = "changed"
+    return dict(sorted(found.items()))
+
+
+def find_data_files(arguments: Mapping[str, Any]) -> list[str]:
+    """Returns the files that the arguments of a dataset name: the first `MAX_FILES` of them.
+
+    Args:
+        arguments: those of the dataset's `_target_`. `data_dir` is a file, a folder or a glob; with `name`, a folder
+            of datasets. Every other string counts if it is the path of a file, or of a folder and has a `/`.
+    """
+    values = {key: value.strip() for key, value in arguments.items() if isinstance(value, str) and key != "cache_dir"}
+    data_dir, name = values.pop("data_dir", ""), values.get("name")
+    if data_dir and name:
+        data_dir = str(Path(data_dir, re.split("[/:]", name)[0]))
+    others = (value for value in values.values() if os.sep in value or os.path.isfile(value))  # noqa: PTH113
+    return list(
+        dict.fromkeys(itertools.islice(itertools.chain.from_iterable(map(list_files, [data_dir, *others])), MAX_FILES))
+    )
+
+
+def list_files(pattern: str) -> Iterator[str]:
+    """Yields the data files that a path or a glob names, those in folders and their subfolders, too, in fixed order."""
+    path = os.path.expanduser(pattern)  # noqa: PTH111  (Path.expanduser raises for an unknown user)
+    paths = [path] if os.path.exists(path) else sorted(glob.iglob(path, recursive=True))  # noqa: PTH110, PTH207
+    for found in paths:
+        if os.path.isfile(found):  # noqa: PTH113
+            yield found
+        else:
+            yield from walk_data(found)
+
+
+def walk_data(folder: str) -> Iterator[str]:
+    """Yields the files in a folder and its subfolders, without those that are no data."""
+    for base, folders, names in os.walk(folder, followlinks=True):
+        if {RunFolder(Path(base)).events.name, RunFolder(Path(base)).ledger.name} & set(names):
+            folders.clear()
+            continue
+        folders[:] = sorted(name for name in folders if not name.startswith((".", *NO_DATA)))
+        for name in sorted(names):
+            if not name.startswith(".") and not name.endswith(NO_DATA_SUFFIXES):
+                yield os.path.join(base, name)  # noqa: PTH118
