@@ -17,6 +17,7 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from scaleflow.api import launch_config
 from scaleflow.command import end_with, refuse, split_overrides, to_printable
@@ -24,6 +25,7 @@ from scaleflow.config.from_mlflow import RerunCommand, find_store_options, reuse
 from scaleflow.errors import ConfigError
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.resume import RUN_ID
+from scaleflow.runs.split_digest import SplitDigests
 from scaleflow.tracking.tracked_runs import choose_store, find_run
 
 #: The tag of the new run that names the tracked run.
@@ -35,14 +37,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         words = parse_command(argument_parser("scaleflow.rerun", __doc__), argv)
         store = choose_store(find_store_options(words))
-        _, tracked = find_run(words.run_id, store)
+        tracker, tracked = find_run(words.run_id, store)
         composed = reuse_config(tracked.config, tracked.params, words)
         if composed.config.tracking.name == "mlflow" and composed.config.tracking.uri is None:
             composed.config.tracking.uri = store.uri
         Display(sys.stdout).print_line(f"rerun of {to_printable(tracked.name)}  ({tracked.run_id})")
-        return launch_config(composed, words.overrides, tags={TAG: tracked.run_id})[0]
+        repeats = read_digests(tracker.fetch_run())
+        return launch_config(composed, words.overrides, tags={TAG: tracked.run_id}, repeats=repeats)[0]
     except ConfigError as refusal:
         return refuse(str(refusal))
+
+
+def read_digests(run: Any) -> SplitDigests:
+    """Returns the digests of the data of a run of MLflow."""
+    from scaleflow.tracking.inputs import read_dataset_inputs  # imports MLflow
+
+    return read_dataset_inputs(run)
 
 
 def argument_parser(name: str, about: str | None) -> argparse.ArgumentParser:

@@ -29,6 +29,9 @@ MAX_FILES = 100_000
 #: The most digests that are kept for later runs, about 200 bytes each.
 MAX_ENTRIES = 500_000
 
+#: A run's folder has the digests of up to so many files, and of more the digest of each folder.
+MAX_NAMED = 1000
+
 #: A digest is kept if the file was last changed this long before, as a later change could have the same time.
 SETTLED_SECONDS = 2.0
 
@@ -116,6 +119,8 @@ def digest_files(paths: Iterable[str]) -> dict[str, str]:
     for path in paths:
         with contextlib.suppress(OSError, ValueError):
             states[path] = FileState.read(path)
+    if not states:
+        return {}
     limit = WHOLE_BYTES if sum(state.size for state in states.values()) <= WHOLE_BYTES else PIECES * PIECE_BYTES
     found: dict[str, str] = {}
     new: list[tuple[FileState, str, str]] = []
@@ -124,14 +129,14 @@ def digest_files(paths: Iterable[str]) -> dict[str, str]:
             covers = WHOLE if state.size <= limit else SAMPLED
             with contextlib.suppress(OSError):
                 kept = cache.find(state, covers)
-                digest = found[path] = kept or f"{covers}:{digest_file(path, state.size, covers)}"
+                digest = found[path] = kept or f"{covers}:{hash_file(path, state.size, covers)}"
                 if kept is None and state.is_settled and FileState.read(path) == state:
                     new.append((state, covers, digest))
         cache.keep(new)
     return found
 
 
-def digest_file(path: str, size: int, covers: str) -> str:
+def hash_file(path: str, size: int, covers: str) -> str:
     """Returns the digest of a file of `size` bytes. Raises OSError if it cannot be read."""
     with Path(path).open("rb", buffering=0) as file:
         if covers == WHOLE:
@@ -157,6 +162,17 @@ def find_changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> dic
         if before[path] != now[path] and before[path].split(":")[0] == now[path].split(":")[0]:
             found[path] = "changed"
     return dict(sorted(found.items()))
+
+
+def group_by_folder(digests: Mapping[str, str]) -> dict[str, str]:
+    """Returns the digests of files, or, of more than `MAX_NAMED`, one for each folder: its path ends with a `/`."""
+    if len(digests) <= MAX_NAMED:
+        return dict(digests)
+    folders: dict[str, list[str]] = {}
+    for path, digest in sorted(digests.items()):
+        folder, name = os.path.split(path)
+        folders.setdefault(f"{folder}/", []).append(f"{name} {digest}")
+    return {folder: f"{WHOLE}:{new_digest('|'.join(each).encode()).hexdigest()}" for folder, each in folders.items()}
 
 
 def find_data_files(arguments: Mapping[str, Any]) -> list[str]:

@@ -691,7 +691,7 @@ def is_chief(plan: Plan) -> bool:
 
 def digest_plan(plan: Plan) -> str:
     """Returns a text that must be the same on all workers: the config, TensorFlow's version, the initial weights."""
-    excluded = ("tracking", "cluster", "resume")
+    excluded = ("tracking", "cluster", "resume", "resume_data", "resume_code")
     config = {key: value for key, value in plan.config.items() if key not in excluded}
     return json.dumps([config, version("tensorflow"), digest_file(plan.model.init_from)], sort_keys=True)
 

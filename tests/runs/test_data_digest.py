@@ -37,8 +37,8 @@ def test_every_byte_of_a_file_counts() -> None:
 
 def test_a_file_is_read_once_until_it_changes(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     read = []
-    real = data_digest.digest_file
-    monkeypatch.setattr(data_digest, "digest_file", lambda path, *rest: read.append(path) or real(path, *rest))  # type: ignore[func-returns-value]
+    real = data_digest.hash_file
+    monkeypatch.setattr(data_digest, "hash_file", lambda path, *rest: read.append(path) or real(path, *rest))  # type: ignore[func-returns-value]
     paths = [write("a.csv", b"abc"), write("b.csv", b"def")]
     first = digest_files(paths)
     assert digest_files(paths) == first
