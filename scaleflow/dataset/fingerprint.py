@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ SAMPLE_BYTES = 64 << 20
 
 #: What a digest covers if it is of all values of the split.
 ALL_VALUES = "all"
+
+#: What a digest covers if it is of all records of a stream, before they are decoded.
+ALL_RECORDS = "all records"
 
 #: Time limit for reading targets.
 SECONDS = 5.0
@@ -57,12 +61,19 @@ def fingerprint_split(split: str, examples: Examples) -> Fingerprint:
             update_digest(digest, values)
         specs = specs or [{name: to_spec(each) for name, each in name_leaves(part).items()} for part in parts[:2]]
     if isinstance(examples, Records):
-        covers = "all records"
-        for values in examples.components:
-            update_digest(digest, values.numpy())
+        components = [values.numpy() for values in examples.components]
+        contents = [values for values in components if not are_paths(values)]
+        covers = ALL_RECORDS if len(contents) == len(components) else covers
+        for values in contents:
+            update_digest(digest, values)
     paths = tuple(dict.fromkeys(examples.rows.paths)) if isinstance(examples, Blocks) else ()
     inputs, targets = (each.get("", each) for each in specs)
     return Fingerprint(len(examples), digest.hexdigest(), inputs, targets, covers, paths)
+
+
+def are_paths(values: Array) -> bool:
+    """Returns whether texts are paths of files, whose names do not count: the folder of the data can be moved."""
+    return dtype_name(values) == "string" and values.size > 0 and os.path.isfile(values.flat[0])  # noqa: PTH113
 
 
 def choose_portions(examples: Examples) -> tuple[str, Iterator[tuple[Any, ...]]]:

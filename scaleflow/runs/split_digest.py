@@ -65,5 +65,6 @@ def list_split_changes(before: SplitDigests, now: SplitDigests) -> list[str]:
         elif old["examples"] != new["examples"]:
             changes.append(f"{name} had {old['examples']:,} examples and has {new['examples']:,}")
         elif old["covers"] == new["covers"] and old["digest"] != new["digest"]:
-            changes.append(f"{name} has {new['examples']:,} examples as before, but others")
+            what = f"the files of {name} changed" if "file" in new["covers"] else f"values of {name} changed"
+            changes.append(f"{what} ({new['examples']:,} examples as before)")
     return changes

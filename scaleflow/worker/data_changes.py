@@ -52,7 +52,7 @@ def explain_changed_data(spec: RunSpec, now: SplitDigests) -> str:
     before = read_json(spec.files.data_files).get("files", {})
     changed = find_changed_files(before, group_by_folder(digest_files(list_data_files(spec.plan)))) if before else {}
     named = shorten_list([f"{path} {how if how == 'changed' else f'is {how}'}" for path, how in changed.items()], ", ")
-    return f"{shorten_list(changes)} ({named})" if named else shorten_list(changes)
+    return f"{shorten_list(changes)}; files: {named}" if named else shorten_list(changes)
 
 
 def shorten_list(texts: list[str], separator: str = "; ") -> str:

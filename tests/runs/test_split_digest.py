@@ -33,8 +33,10 @@ def test_what_differs_between_two_runs() -> None:
     before = {"train": make_split(), "validation": make_split("bb"), "test": make_split("cc")}
     now = {"train": make_split("dd"), "validation": make_split("bb", 900), "extra": make_split()}
     assert list_split_changes(before, before) == []
+    files = [{"train": make_split(digest, covers="files")} for digest in ("aa", "bb")]
+    assert list_split_changes(*files) == ["the files of train changed (1,000 examples as before)"]
     assert list_split_changes(before, now) == [
-        "train has 1,000 examples as before, but others",
+        "values of train changed (1,000 examples as before)",
         "validation had 1,000 examples and has 900",
         "the split test is gone",
         "the split extra is new",
