@@ -95,6 +95,8 @@ class FitEngine(Engine):
     def run(self, feed: Feed, host: Host) -> None:
         """Trains until the host ends the run. A resumed epoch takes a call of `fit` of its own."""
         begun = host.first
+        if not begun:
+            self._restored = {}  # the sums of an epoch that is over
         if begun and not self._fit(feed, host, host.epoch + 1, begun):
             return
         if host.epoch < host.epochs:
