@@ -247,9 +247,10 @@ class Session:
         """
         for name, value in self._position_inputs().items():
             if snapshot.host[name] != value and not (self._feeds.may_have_changed and name in OF_DATA):
+                advice = ", or add resume_data=changed to continue with other data" if name in OF_DATA else ""
                 raise ConfigError(
                     f"resume: the run had {snapshot.host[name]} {name.replace('_', ' ')}, and now has {value}; resume "
-                    "it with the same data and global batch"
+                    f"it with the same data and global batch{advice}"
                 )
         if snapshot.host.get("is_drawn_as_read", False) != self._feeds.is_drawn_as_read:
             raise ConfigError(
