@@ -221,7 +221,8 @@ class DatasetDescribed(Event, event="data"):
     kind: str | Mapping[str, str] = ""
     #: The names of the classes, if it has some; a dict by name for several outputs
     classes: Sequence[str] | Mapping[str, Sequence[str]] = ()
-    #: The number of examples, the digest, the dtypes and the shapes (by name for a dict), by split
+    #: By split: the number of examples, the digest, what it covers, its version, and the dtypes and the shapes (by name
+    #: for a dict)
     splits: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 

@@ -19,6 +19,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from scaleflow.api import launch_config
 from scaleflow.command import CommandParser, end_with, run_command, split_overrides, to_printable
@@ -26,6 +27,7 @@ from scaleflow.config.from_mlflow import RerunCommand, find_config_dirs, find_st
 from scaleflow.interfaces import Tracking
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.named_runs import find_named_run, locate_run
+from scaleflow.runs.split_digest import SplitDigests
 from scaleflow.tracking.model_uris import FORMS
 
 #: The tag of the new run that names the tracked run.
@@ -39,13 +41,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def rerun(typed: list[str]) -> int:
     words = parse_command(argument_parser("scaleflow.rerun", __doc__), typed)
-    store, _, tracked = find_named_run(words.run_id, find_store_options(words))
+    store, tracker, tracked = find_named_run(words.run_id, find_store_options(words))
     words = replace(words, tracked_dirs=find_config_dirs(tracked.command))
     composed = reuse_config(tracked.config, tracked.params, words)
     if composed.config.tracking.name == "mlflow" and composed.config.tracking.uri is None:
         composed.config.tracking.uri = store.uri
     Display(sys.stdout).print_line(f"rerun of {to_printable(tracked.name)}  ({tracked.run_id})")
-    return launch_config(composed, words.overrides, tags={TAG: tracked.run_id})[0]
+    repeats = read_digests(tracker.fetch_run())
+    return launch_config(composed, words.overrides, tags={TAG: tracked.run_id}, repeats=repeats)[0]
+
+
+def read_digests(run: Any) -> SplitDigests:
+    """Returns the digests of the data of a run of MLflow."""
+    from scaleflow.tracking.inputs import read_dataset_inputs  # imports MLflow
+
+    return read_dataset_inputs(run)
 
 
 def argument_parser(name: str, about: str | None) -> argparse.ArgumentParser:

@@ -187,8 +187,24 @@ def test_the_config_is_parsed_without_the_environment() -> None:
 
 
 def test_only_the_folder_of_a_run_knows_the_names_of_its_files() -> None:
-    names = {"events.jsonl", "record.json", "config.yaml", "overrides.yaml", "environment.txt", "provenance.json"}
-    names |= {"run.lock", "record.lock", "sweep.lock", "sweep.json", "multirun.yaml", "traceback.txt"}
+    names = {
+        "events.jsonl",
+        "record.json",
+        "config.yaml",
+        "overrides.yaml",
+        "environment.txt",
+        "provenance.json",
+        "code.json",
+    }
+    names |= {
+        "data_files.json",
+        "run.lock",
+        "record.lock",
+        "sweep.lock",
+        "sweep.json",
+        "multirun.yaml",
+        "traceback.txt",
+    }
     for name in SOURCES:
         if name in ("scaleflow.runs.folder", "scaleflow.project") or name.startswith("hydra_plugins"):
             continue

@@ -38,7 +38,7 @@ GROUPS = {
     "experiment": ["digits_mirrored", "null"],
 }
 KEYS = [
-    "seed", "resume", "training", "training.epochs", "training.batch_size", "training.global_batch_size",
+    "seed", "resume", "resume_data", "training", "training.epochs", "training.batch_size", "training.global_batch_size",
     "training.accumulate", "training.clip_norm", "training.early_stopping", "training.early_stopping.patience",
     "training.step", "training.step._target_", "training.callbacks", "training.on_nan", "training.steps_per_loop",
     "optimizer.learning_rate", "optimizer.schedule", "optimizer._target_", "optimizer.scale", "model._target_",

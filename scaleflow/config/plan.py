@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from scaleflow.cluster.members import count_synchronous_workers
 from scaleflow.config.parse import MAX_INT, format_value, parse_section, parse_value, type_hints, unknown_key_error
@@ -43,6 +43,7 @@ def parse_plan(config: Mapping[str, Any], choices: Mapping[str, str], search: Se
         config=config,
         search=search,
         resume=parse_value(sections.pop("resume", None), str | None, "resume", {}),
+        **{key: parse_resume_choice(sections.pop(key, "same"), key) for key in ("resume_data", "resume_code")},
         trusted_modules=parse_value(sections.pop("trusted_modules", None), list[str] | None, "trusted_modules", {}),
     )
     for key in sections:
@@ -50,6 +51,10 @@ def parse_plan(config: Mapping[str, Any], choices: Mapping[str, str], search: Se
     if plan.trusted_modules is not None:
         check_targets(config, plan.trusted_modules)
     return apply_fast_debug(plan)
+
+
+def parse_resume_choice(value: Any, key: str) -> Any:
+    return parse_value(value, Literal["same", "changed"], key, {})
 
 
 #: Fields of a plan that are not keys of the config.

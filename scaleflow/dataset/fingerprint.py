@@ -1,10 +1,11 @@
-"""Fingerprints of splits from a sample of their examples, and targets that are cheap to read."""
+"""Fingerprints of splits from the whole of what is in memory, or a sample; and targets that are cheap to read."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +16,18 @@ from scaleflow.dataset.blocks import Blocks
 from scaleflow.dataset.records import Records, decode, decode_records, to_record
 from scaleflow.interfaces import Arrays, Examples, Stream, map_leaves, name_leaves
 
-#: A digest covers this many examples; of arrays more, if they fit in so many bytes.
+#: A digest of a stream that is not in memory covers this many examples.
 SAMPLE = 32
-SAMPLE_BYTES = 1 << 20
+
+#: Arrays are digested whole up to this size: a core takes 2 s for it. Of larger ones, so many bytes are a sample.
+WHOLE_BYTES = 2 << 30
+SAMPLE_BYTES = 64 << 20
+
+#: What a digest covers if it is of all values of the split.
+ALL_VALUES = "all"
+
+#: What a digest covers if it is of all records of a stream, before they are decoded.
+ALL_RECORDS = "all records"
 
 #: Time limit for reading targets.
 SECONDS = 5.0
@@ -30,24 +40,56 @@ class Fingerprint:
     """What identifies a split."""
 
     examples: int  # their number
-    #: 16 hexadecimal digits: a hash of the split's name and size, and of a sample spread evenly over it (of a stream
-    #: whose records are not in memory, its first examples)
-    digest: str
+    digest: str  # 16 hexadecimal digits: a hash of the split's name and size, and of what `covers` says
     #: (dtype, shape of one example), or a dict of them by name
     inputs: Any
     targets: Any
+    #: `all`, `all records` (of a stream, before they are decoded) or `a sample of 32 examples`, spread evenly over the
+    #: split (of a stream whose records are not in memory, its first ones)
+    covers: str = ALL_VALUES
+    paths: tuple[str, ...] = ()  # the files that the split is read from, as far as the source says
 
 
 def fingerprint_split(split: str, examples: Examples) -> Fingerprint:
-    """Computes the fingerprint of a split from a sample of its raw examples, except unreadable ones."""
-    parts = sample_examples(examples)
+    """Computes the fingerprint of a split from its raw examples in memory, or from a sample without unreadable ones."""
+    covers, portions = choose_portions(examples)
     digest = hashlib.blake2b(f"{split} {len(examples)}".encode(), digest_size=8)
-    for name, values in (named for part in parts for named in name_leaves(part).items()):
-        label = f"{name} " if name else ""  # a single tensor has the digest that it had before there were names
-        digest.update(f"{label}{dtype_name(values)} {values.shape}".encode())
-        digest.update(to_bytes(values))
-    specs = ({name: to_spec(values) for name, values in name_leaves(part).items()} for part in parts[:2])
-    return Fingerprint(len(examples), digest.hexdigest(), *(spec.get("", spec) for spec in specs))
+    specs: list[Any] = []
+    for parts in portions:
+        for name, values in (named for part in parts for named in name_leaves(part).items()):
+            digest.update(f"{name} {dtype_name(values)} {values.shape}".encode())
+            update_digest(digest, values)
+        specs = specs or [{name: to_spec(each) for name, each in name_leaves(part).items()} for part in parts[:2]]
+    if isinstance(examples, Records):
+        components = [values.numpy() for values in examples.components]
+        contents = [values for values in components if not are_paths(values)]
+        covers = ALL_RECORDS if len(contents) == len(components) else covers
+        for values in contents:
+            update_digest(digest, values)
+    paths = tuple(dict.fromkeys(examples.rows.paths)) if isinstance(examples, Blocks) else ()
+    inputs, targets = (each.get("", each) for each in specs)
+    return Fingerprint(len(examples), digest.hexdigest(), inputs, targets, covers, paths)
+
+
+def are_paths(values: Array) -> bool:
+    """Returns whether texts are paths of files, whose names do not count: the folder of the data can be moved."""
+    return dtype_name(values) == "string" and values.size > 0 and os.path.isfile(values.flat[0])  # noqa: PTH113
+
+
+def choose_portions(examples: Examples) -> tuple[str, Iterator[tuple[Any, ...]]]:
+    """Returns what a digest covers, and that in portions: (inputs, targets), or with weights, each [n, ...]."""
+    if isinstance(examples, Arrays) and examples.nbytes <= WHOLE_BYTES:
+        return ALL_VALUES, iter([examples.parts])
+    if isinstance(examples, Blocks) and is_in_memory(examples):
+        blocks = (block for block, length in enumerate(examples.lengths()) if length)
+        return ALL_VALUES, (examples.load(block).parts for block in blocks)
+    sample = sample_examples(examples)
+    return f"a sample of {len(next(iter(name_leaves(sample[0]).values())))} examples", iter([sample])
+
+
+def is_in_memory(blocks: Blocks) -> bool:
+    """Returns whether all rows are kept in memory, because all are learned from."""
+    return len(blocks.rows.sampled) == sum(blocks.rows.lengths)
 
 
 def to_spec(values: Array) -> tuple[str, Sequence[int]]:
@@ -92,11 +134,14 @@ def dtype_name(values: Array) -> str:
     return "string" if values.dtype.kind in "OSU" else values.dtype.name
 
 
-def to_bytes(values: Array) -> bytes:
+def update_digest(digest: hashlib.blake2b, values: Array) -> None:
+    """Adds all values. Texts that are `str` and `bytes` count the same."""
     if dtype_name(values) != "string":
-        return np.ascontiguousarray(values).tobytes()
-    texts = (v if isinstance(v, bytes) else str(v).encode() for v in values.ravel())
-    return b"\0".join(texts)
+        digest.update(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+        return
+    texts = [text if isinstance(text, bytes) else str(text).encode() for text in values.ravel().tolist()]
+    digest.update(np.fromiter(map(len, texts), np.int64, len(texts)).data)
+    digest.update(b"".join(texts))
 
 
 def read_cheap_targets(examples: Examples) -> tuple[Any, Array | None] | None:

@@ -149,7 +149,12 @@ def prepare_splits(
     check_ids(source.inputs, "train", sample)
     raw = Splits(train, validation, splits.get("test"), source.inputs, source.outputs, sample)
     fingerprints = {name: fingerprint_split(name, examples) for name, examples in raw.by_name().items()}
-    learned = describe_learned(source, fingerprints)
+    learned = LearnedState(
+        source.inputs,
+        source.outputs,
+        source=name_class(source),
+        reading=to_plain(getattr(source, "reading", {})),
+    )
     raw = replace(raw, fingerprints=fingerprints, learned=learned, is_drawn_as_read=is_drawn)
     preprocessings = choose_preprocessing(source, options) if preprocesses else {}
     preprocessed = preprocess_splits(preprocessings, raw, workers, earlier)
@@ -213,17 +218,6 @@ def drop_unreadable(split: str, stream: Stream, workers: Workers, emit: Emit) ->
     skipped = f"left out {len(indices)} of the {len(stream)} examples of {split!r} that cannot be read"
     emit(Note(f"dataset.on_bad_example=skip: {skipped}: {names}{more}"))
     return drop_records(stream, indices)
-
-
-def describe_learned(source: Source, fingerprints: Mapping[str, Fingerprint]) -> LearnedState:
-    """Returns the record of what the source learned, without the preprocessing."""
-    return LearnedState(
-        source.inputs,
-        source.outputs,
-        source=name_class(source),
-        reading=to_plain(getattr(source, "reading", {})),
-        splits={name: {"examples": each.examples, "digest": each.digest} for name, each in fingerprints.items()},
-    )
 
 
 def preprocess_splits(

@@ -636,6 +636,8 @@ class Plan:
         search: folders in which Python looks for the modules that `_target_` names, first match first. Default: none
             besides Python's own.
         resume: the folder or id of the run to resume. Default None: a new run.
+        resume_data: `same` refuses to resume a run whose data has changed; `changed` continues. Default `same`.
+        resume_code: the same for the user's code that the config names. Default `same`.
         evaluator: whether TF_CONFIG names an evaluator: `here` if this process is it, `elsewhere` if another one is.
             Default None: there is none.
         task: the task of this process, if each machine runs its own launcher. Default None: this command starts all
@@ -666,6 +668,8 @@ class Plan:
     config: Mapping[str, Any]
     search: Sequence[str] = ()
     resume: str | None = None
+    resume_data: Literal["same", "changed"] = "same"
+    resume_code: Literal["same", "changed"] = "same"
     evaluator: Literal["here", "elsewhere"] | None = None
     task: TaskInfo | None = None
     tf_config: str | None = None

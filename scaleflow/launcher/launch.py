@@ -6,6 +6,7 @@ import contextlib
 import os
 import shlex
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -38,6 +39,8 @@ from scaleflow.launcher.submit import render_submission
 from scaleflow.launcher.supervisor import ProcessHost, Supervisor
 from scaleflow.launcher.worker_process import start_fork_server
 from scaleflow.runs import RunSpec, RunState
+from scaleflow.runs.code_record import write_code
+from scaleflow.runs.data_digest import digest_files, find_data_files
 from scaleflow.runs.state import RunHistory
 from scaleflow.secret_masking import (
     find_environment_secrets,
@@ -198,6 +201,8 @@ def supervise_run(monitor: RunMonitor, is_resumed: bool, refuse: Callable[[str],
     spec, recorder = monitor.spec, monitor.recorder
     for line in describe_part(spec, is_resumed):
         monitor.display.print_line(line)
+    if spec.records:
+        threading.Thread(target=digest_data, args=(spec,), daemon=True).start()
     run_processes = InlineRun(monitor) if spec.plan.debug.inline else Supervisor(monitor, make_host(monitor))
     code = run_processes.run()
     if monitor.refusal is None:
@@ -210,6 +215,11 @@ def supervise_run(monitor: RunMonitor, is_resumed: bool, refuse: Callable[[str],
     refuse(message)
     discard_refused(monitor)
     return REFUSED if recorder.refusal is not None else code
+
+
+def digest_data(spec: RunSpec) -> None:
+    """Digests the files of the data while TensorFlow is imported: the worker then finds the digests in the cache."""
+    digest_files(find_data_files(spec.plan.dataset.target.arguments))
 
 
 def make_host(monitor: RunMonitor) -> ProcessHost:
@@ -265,6 +275,7 @@ def write_configs(run: PreparedRun) -> None:
     refuse_used_folder(run.spec)
     files.config.write_text(OmegaConf.to_yaml(OmegaConf.create(mask_secrets(run.config))))
     files.overrides.write_text(overrides)
+    write_code(run.spec.plan, files)
 
 
 def refuse_used_folder(spec: RunSpec) -> None:

@@ -31,6 +31,8 @@ from scaleflow.launcher.description import read_overrides
 from scaleflow.launcher.resume import find_resumed_run
 from scaleflow.object_store import is_store_address
 from scaleflow.runs import RunSpec, RunState
+from scaleflow.runs.code_record import refuse_changed_code
+from scaleflow.runs.split_digest import SplitDigests
 from scaleflow.secret_masking import MASK, mask_override
 from scaleflow.tracking.tensorboard import check_tensorboard
 from scaleflow.tracking.uri import resolve_store
@@ -54,6 +56,7 @@ class RunCommand:
     resume: str | None = None  # the folder or the id of the run to resume; None: the config's `resume`
     may_submit: bool = False  # whether `cluster.submit` is allowed
     trial: Trial | None = None  # the setting to look for; None: train a model
+    repeats: SplitDigests = field(default_factory=dict)  # the digests of the data of the run that this one repeats
 
 
 @dataclass(frozen=True)
@@ -90,8 +93,13 @@ def make_spec(plan: Plan, folder: Path, command: RunCommand, earlier: Sequence[s
     check_dataset_files(plan, folder)
     worker = plan.task.worker if plan.task else 0
     label = "" if plan.tracking.run_name else label_overrides([*earlier, *command.overrides])
-    spec = RunSpec(plan, folder.absolute(), command.started, worker, tags=command.tags, trial=command.trial)
-    return replace(spec, label=label)
+    return RunSpec(
+        *(plan, folder.absolute(), command.started, worker),
+        label=label,
+        tags=command.tags,
+        trial=command.trial,
+        repeats=command.repeats,
+    )
 
 
 def label_overrides(overrides: Sequence[str]) -> str:
@@ -128,6 +136,8 @@ def prepare_resume(command: RunCommand, config: dict[str, Any], resume: str) -> 
     composed = command.composed
     run = find_resumed_run(resume, config, composed.choices, command.overrides)
     plan = make_plan(run.config, run.choices, list(dict.fromkeys((*composed.search, *run.search))))
+    if not run.is_finished:
+        refuse_changed_code(plan, run.files)
     is_saved = is_store_address(plan.checkpoint.folder) and RunState.read(run.files.path).checkpoint is not None
     if is_saved or any(run.files.checkpoints.glob("step-*")):  # the weights are in the checkpoints
         plan = replace(plan, model=replace(plan.model, init_from=None))

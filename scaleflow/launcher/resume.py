@@ -26,8 +26,11 @@ from scaleflow.tracking.model_uris import RUN_OR_MODEL, resolve_reference
 from scaleflow.tracking.uri import resolve_store
 from scaleflow.trials import PARAM
 
+#: Keys about the command that resumes a run.
+RESUME_KEYS = ("resume", "resume_data", "resume_code")
+
 #: Sections, and keys of `training`, that may change when a run is resumed.
-CHANGEABLE = ("checkpoint", "profiler", "tracking", "strategy", "hardware", "cluster", "debug", "resume", "sweep")
+CHANGEABLE = ("checkpoint", "profiler", "tracking", "strategy", "hardware", "cluster", "debug", "sweep", *RESUME_KEYS)
 LENGTH_KEYS = ("epochs", "max_steps")
 
 #: Keys that say which variables are trained. The optimizer's state in a checkpoint is of these.
@@ -81,6 +84,7 @@ def find_resumed_run(named: str, composed: Config, choices: Mapping[str, str], o
     keep_batching(config, state.params)
     keep_store(config, files)
     config["resume"] = str(folder)
+    config |= {key: "same" for key in RESUME_KEYS[1:] if key not in keys}  # each command says it anew
     chosen = {**saved_choices, **{o.key_or_group: choices[o.key_or_group] for o in typed if o.key_or_group in choices}}
     changes = [str(override.input_line).removeprefix("++") for override in typed]
     is_finished = state.last_status == "FINISHED" and not is_longer(saved, config)

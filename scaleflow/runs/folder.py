@@ -49,6 +49,8 @@ class RunFolder:
     overrides = Entry("overrides.yaml")  # as they were typed
     environment = Entry("environment.txt")  # the versions of all installed packages
     provenance = Entry("provenance.json")  # the tags that say where the run comes from
+    code = Entry("code.json")  # the digests of the user's code
+    data_files = Entry("data_files.json")  # the digests of the files that the data is read from
     record = Entry("record.json")  # which run in the store this is, and how many bytes of the events it has taken
     traceback = Entry("traceback.txt")  # of a fault of the chief
     model_summary = Entry("model_summary.txt")
@@ -102,8 +104,8 @@ class RunFolder:
 
     def list_launcher_files(self) -> list[Path]:
         """Returns the files that a launcher writes before its processes are ready, and its locks."""
-        files = [self.config, self.overrides, self.environment, self.provenance, self.record, self.batch_sizes]
-        return [*files, self._write_lock, self._record_lock]
+        files = [self.config, self.overrides, self.environment, self.provenance, self.code, self.record]
+        return [*files, self.batch_sizes, self._write_lock, self._record_lock]
 
     def list_sweep_files(self) -> list[Path]:
         """Returns the files that a sweep writes before its first job is ready."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from mlflow.entities import Dataset, DatasetInput, InputTag
+from mlflow.entities import Dataset, DatasetInput, InputTag, Run
 from mlflow.types import Schema, TensorSpec
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
@@ -15,6 +15,9 @@ from scaleflow.events import DatasetDescribed
 
 #: Longest profile or source that MLflow's store accepts, in characters.
 MAX_TEXT = 16_000
+
+#: What a profile says of the digest: what of the split it covers, and how it was computed.
+DIGEST_KEYS = ("covers", "version")
 
 
 def make_dataset_inputs(data: DatasetDescribed) -> list[DatasetInput]:
@@ -28,6 +31,7 @@ def make_dataset_inputs(data: DatasetDescribed) -> list[DatasetInput]:
 def describe_split(data: DatasetDescribed, split: Mapping[str, Any]) -> Dataset:
     source_type, source = make_dataset_source(data.source)
     profile = {"num_rows": split["examples"], "kind": data.kind}
+    profile |= {f"digest_{key}": split[key] for key in DIGEST_KEYS if key in split}
     if data.classes:
         profile["classes"] = data.classes
     if len(json.dumps(profile)) > MAX_TEXT:
@@ -42,6 +46,22 @@ def describe_split(data: DatasetDescribed, split: Mapping[str, Any]) -> Dataset:
         schema=json.dumps(schema),
         profile=json.dumps(profile),
     )
+
+
+def read_dataset_inputs(run: Run) -> dict[str, dict[str, Any]]:
+    """Returns `examples`, `digest`, `covers` and `version` of each split that is an input of a run.
+
+    A split that the run had with different data, because it was resumed with changed data, has the version None.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for each in run.inputs.dataset_inputs if run.inputs else ():
+        names = [tag.value for tag in each.tags if tag.key == MLFLOW_DATASET_CONTEXT]
+        profile = json.loads(each.dataset.profile or "{}")
+        digests = {key: profile.get(f"digest_{key}") for key in DIGEST_KEYS}
+        split = {"examples": profile.get("num_rows"), "digest": each.dataset.digest, **digests}
+        for name in names:
+            found[name] = split if found.get(name, split) == split else {"version": None}
+    return found
 
 
 def count_classes(classes: Any) -> Any:

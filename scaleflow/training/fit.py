@@ -94,7 +94,9 @@ class FitEngine(Engine):
 
     def run(self, feed: Feed, host: Host) -> None:
         """Trains until the host ends the run. A resumed epoch takes a call of `fit` of its own."""
-        begun = host.step - host.epoch * host.steps_per_epoch
+        begun = host.first
+        if not begun:
+            self._restored = {}  # the sums of an epoch that is over
         if begun and not self._fit(feed, host, host.epoch + 1, begun):
             return
         if host.epoch < host.epochs:
@@ -107,7 +109,7 @@ class FitEngine(Engine):
             self._restored = {}
             host.begin_epoch(host.epoch)
             return host.end_epoch()
-        batches = feed.batches(epochs, host.steps_per_epoch).skip(host.step)
+        batches = feed.batches(epochs, host.steps_per_epoch).skip(host.epoch * host.steps_per_epoch + begun)
         with self.strategy.scope():
             self._fitted.fit(
                 add_weights(batches),

@@ -21,6 +21,9 @@ from scaleflow.training.rollback import Rollbacks, check_finite
 from scaleflow.training.steps_per_loop import StepsPerLoop
 from scaleflow.training.worker_sync import WorkerSync
 
+#: The inputs of a position that follow from the data.
+OF_DATA = ("steps_per_epoch", "training_examples")
+
 
 @dataclass(frozen=True)
 class SessionResult:
@@ -46,9 +49,10 @@ class Length:
     epochs: int
     steps_per_epoch: int
     total: int
+    surplus: int = 0  # by how many steps the epochs before a change of the data were longer than those after it
 
 
-def compute_length(options: Training, feed: Feed) -> Length:
+def compute_length(options: Training, feed: Feed, surplus: int = 0) -> Length:
     """Computes the steps of an epoch and of the run.
 
     Raises:
@@ -61,8 +65,9 @@ def compute_length(options: Training, feed: Feed) -> Length:
             f"training.steps_per_epoch={per_epoch}: the training split's {feed.examples} examples make {available} "
             f"steps of {feed.batching.global_size}; use at most {available}"
         )
-    total = min(options.epochs * per_epoch, options.max_steps or options.epochs * per_epoch)
-    return Length(math.ceil(total / per_epoch), per_epoch, total)
+    total = options.epochs * per_epoch + surplus
+    total = min(total, options.max_steps or total)
+    return Length(math.ceil((total - surplus) / per_epoch), per_epoch, total, surplus)
 
 
 @dataclass(frozen=True)
@@ -71,12 +76,14 @@ class Feeds:
 
     Attributes:
         is_drawn_as_read: whether the validation split is drawn from a stream while its records are read.
+        may_have_changed: whether the data may differ from that of the checkpoint that the run continues from.
     """
 
     train: Feed
     validation: Feed | None = None
     test: Feed | None = None
     is_drawn_as_read: bool = False
+    may_have_changed: bool = False
 
 
 class Session:
@@ -109,6 +116,7 @@ class Session:
         self.step = 0
         self._engine = engine
         self._feeds = feeds
+        self._options = options
         self._log = log
         self._sync = sync
         self._length = compute_length(options, feeds.train)
@@ -227,6 +235,7 @@ class Session:
             "rollbacks": self._rollbacks.count,
             "rate_factor": self._rollbacks.rate_factor,
             "is_drawn_as_read": self._feeds.is_drawn_as_read,
+            "surplus": self._length.surplus,
         }
         return Snapshot(self.step, self._read_finite_state(), host)
 
@@ -237,10 +246,11 @@ class Session:
             ConfigError: if the snapshot is from other data, or from another model.
         """
         for name, value in self._position_inputs().items():
-            if snapshot.host[name] != value:
+            if snapshot.host[name] != value and not (self._feeds.may_have_changed and name in OF_DATA):
+                advice = ", or add resume_data=changed to continue with other data" if name in OF_DATA else ""
                 raise ConfigError(
                     f"resume: the run had {snapshot.host[name]} {name.replace('_', ' ')}, and now has {value}; resume "
-                    "it with the same data and global batch"
+                    f"it with the same data and global batch{advice}"
                 )
         if snapshot.host.get("is_drawn_as_read", False) != self._feeds.is_drawn_as_read:
             raise ConfigError(
@@ -258,7 +268,15 @@ class Session:
         if factor != 1.0:
             self._engine.set_rate_factor(factor, factor)
         self.epoch, self.step = snapshot.host["epoch"], snapshot.step
+        self._length = compute_length(self._options, self._feeds.train, self._find_surplus(snapshot))
         self._checkpointing.saved_position = self.epoch, self.step
+
+    def _find_surplus(self, snapshot: Snapshot) -> int:
+        """Returns the surplus with which the snapshot's epoch and step hold in epochs of this length."""
+        before, per_epoch = snapshot.host["steps_per_epoch"], self._length.steps_per_epoch
+        begun = snapshot.step - snapshot.host.get("surplus", 0) - self.epoch * before
+        begun = per_epoch if begun == before else min(begun, per_epoch)
+        return self.step - begun - self.epoch * per_epoch
 
     def _position_inputs(self) -> dict[str, int]:
         """Returns the inputs that must match for a saved position to be valid."""
@@ -283,7 +301,7 @@ class Session:
 
     @property
     def first(self) -> int:
-        return self.step - self.epoch * self._length.steps_per_epoch
+        return self.step - self._length.surplus - self.epoch * self._length.steps_per_epoch
 
     @property
     def _updates(self) -> int:

@@ -60,6 +60,9 @@ PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 #: Minimum number of examples per step of an evaluation on CPUs, over all replicas.
 EVALUATION_BATCH = 256
 
+#: What identifies a split, of its description in the event `data`.
+DIGEST_KEYS = ("examples", "digest", "covers", "version")
+
 #: A global batch of up to this many examples may be mostly padding.
 SMALL_BATCH = 4096
 
@@ -212,17 +215,24 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
             on_host=runtime.is_divided,
             preprocessing_layers=splits.preprocessing_layers,
         )
-        if data.splits.learned is not None:
-            write_learned_state(folder, data.splits.learned)
+        write_learned_state(folder, learned)
 
     metadata = collect_metadata(plan, source.outputs, splits, engine.model, goal) if is_chief(plan) else None
+    learned = add_digests(data.splits.learned, metadata)
     callbacks = [training.make_callback(bind_target(each), each.path) for each in plan.training.callbacks or ()]
     explain = functools.partial(dataset.explain_read_error, splits=splits.by_name())
     parts = runtime.strategy, engine, train, validation, test, export, callbacks
     facts = list_profile_facts(resolved, splits) | {"shards": plan.dataset.shards}
     rest = dict(splits.counts()), source.outputs, metadata, facts, compute_peak(plan, runtime), splits.is_drawn_as_read
-    assert data.splits.learned is not None
-    return TrainingSetup(*parts, explain, resolved, *rest, learned=data.splits.learned)
+    return TrainingSetup(*parts, explain, resolved, *rest, learned=learned)
+
+
+def add_digests(learned: LearnedState | None, metadata: RunMetadata | None) -> LearnedState:
+    """Returns the record with the digests of the splits, which only the chief knows."""
+    assert learned is not None
+    described = {} if metadata is None else metadata.data.splits
+    digests = {name: {key: each[key] for key in DIGEST_KEYS} for name, each in described.items()}
+    return dataclasses.replace(learned, splits=digests)
 
 
 def make_run_objective(plan: Plan, splits: Splits, runtime: Runtime, emit: Emit) -> Objective:
@@ -720,7 +730,7 @@ def is_chief(plan: Plan) -> bool:
 
 def digest_plan(plan: Plan) -> str:
     """Returns a text that must be the same on all workers: the config, TensorFlow's version, the initial weights."""
-    excluded = ("tracking", "cluster", "resume")
+    excluded = ("tracking", "cluster", "resume", "resume_data", "resume_code")
     config = {key: value for key, value in plan.config.items() if key not in excluded}
     return json.dumps([config, version("tensorflow"), digest_file(plan.model.init_from)], sort_keys=True)
 

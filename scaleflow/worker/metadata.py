@@ -13,6 +13,7 @@ from scaleflow.events import ArtifactWritten, ConfusionWritten, DatasetDescribed
 from scaleflow.interfaces import Objective, Outputs, OutputStructure, Plan, map_leaves
 from scaleflow.runs import RunFolder
 from scaleflow.secret_masking import mask_secrets
+from scaleflow.worker.data_changes import digest_splits
 
 if TYPE_CHECKING:
     import keras
@@ -61,10 +62,11 @@ def collect_metadata(
 
 def describe_data(plan: Plan, outputs: OutputStructure, splits: Splits) -> DatasetDescribed:
     """Describes the dataset: its name, its source, and the size and digest of each split."""
+    digests = digest_splits(plan, splits.fingerprints)
     fingerprints = {
         split: {
             "examples": fingerprint.examples,
-            "digest": fingerprint.digest,
+            **digests[split],
             "inputs": map_leaves(to_description, fingerprint.inputs),
             "targets": map_leaves(to_description, fingerprint.targets),
         }

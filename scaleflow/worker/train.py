@@ -25,6 +25,7 @@ from scaleflow.trials import to_params
 from scaleflow.user_metrics import user_metrics
 from scaleflow.worker import keras_import
 from scaleflow.worker.build import TrainingSetup, build_training
+from scaleflow.worker.data_changes import explain_changed_data, report_changes, report_other_data, write_data_files
 from scaleflow.worker.evaluate import evaluate_model
 from scaleflow.worker.evaluator import EvaluationRelay, run_evaluator
 from scaleflow.worker.export import export_model
@@ -64,13 +65,9 @@ def train_run(spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> boo
         check_object_store(spec, emit)
         setup = build_training(spec.plan, emit, startup_timer, spec.folder if spec.is_resumed else None)
         if spec.plan.evaluator == "here":
-            report_ready(spec, setup, 0, emit)
-            status = run_evaluator(setup, Path(spec.checkpoints), emit, should_stop, is_chief_gone(spec.plan))
-            emit(RunEnded(status, "" if status == "FINISHED" else "stopped"))
-            return True
-        if spec.records and not spec.is_resumed:
-            write_learned_state(spec.folder, setup.learned)
+            return evaluate_checkpoints(spec, setup, emit, should_stop)
         worker_sync = make_worker_sync(spec, setup, should_stop)
+        data_changes = check_resumed_data(spec, setup, worker_sync)
         session = begin_training(spec, setup, worker_sync, emit, startup_timer)
     except ConfigError as refusal:
         emit(RunRefused(str(refusal)))
@@ -82,6 +79,8 @@ def train_run(spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> boo
         emit(FaultReported(message, lost_peer=True) if is_loss_of_peer(error) else RunRefused(message, keep=True))
         return False
     report_ready(spec, setup, session.step, emit)
+    if data_changes is not None and spec.records and setup.metadata is not None:
+        report_changes(spec, setup.metadata.data, data_changes, emit)
     if spec.plan.debug.placement:
         where = "above" if spec.plan.debug.inline else f"in {spec.log}"
         emit(Note(f"debug.placement: the device of each operation is {where}, as 'MatMul: (MatMul): /job:...'"))
@@ -91,6 +90,14 @@ def train_run(spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> boo
         report_failure(spec, setup.explain(error), emit, setup)
         finish_failed(session, error)
         return False
+    return True
+
+
+def evaluate_checkpoints(spec: RunSpec, setup: TrainingSetup, emit: Emit, should_stop: Callable[[], bool]) -> bool:
+    """Does the work of an evaluator's process, which trains nothing."""
+    report_ready(spec, setup, 0, emit)
+    status = run_evaluator(setup, Path(spec.checkpoints), emit, should_stop, is_chief_gone(spec.plan))
+    emit(RunEnded(status, "" if status == "FINISHED" else "stopped"))
     return True
 
 
@@ -156,6 +163,27 @@ def finish_failed(session: Session, error: Exception) -> None:
         session.finish_checkpoints()
 
 
+def check_resumed_data(spec: RunSpec, setup: TrainingSetup, worker_sync: WorkerSync) -> str | None:
+    """Says how the data changed since the run's last command, or returns None if this command does not resume one.
+
+    Raises ConfigError on all workers if it changed, unless `resume_data=changed`.
+    """
+    if spec.plan.resume is None or spec.attempt:
+        return None
+
+    def explain() -> str:  # on the chief, which has the metadata
+        return "" if setup.metadata is None else explain_changed_data(spec, setup.metadata.data.splits)
+
+    changes = worker_sync.from_chief(explain)
+    if changes and spec.plan.resume_data == "same":
+        worker_sync.leave()
+        raise ConfigError(
+            f"resume={spec.plan.resume}: the data is not what the run was trained on: {changes}; restore it, or add "
+            "resume_data=changed to continue with it"
+        )
+    return changes
+
+
 def check_object_store(spec: RunSpec, emit: Emit) -> None:
     """Raises ConfigError if `checkpoint.folder` is in an object store that cannot be written, before data is read.
 
@@ -196,7 +224,10 @@ def begin_training(
     session = training.Session(
         setup.engine,
         spec.plan.training,
-        training.Feeds(setup.train, validation, setup.test, setup.is_drawn_as_read),
+        training.Feeds(
+            *(setup.train, validation, setup.test, setup.is_drawn_as_read),
+            may_have_changed=spec.plan.resume_data == "changed",
+        ),
         training.MetricsLog(setup.engine, emit, startup_timer, setup.peak_flops, histogram_epochs),
         worker_sync,
         checkpointing=training.Checkpointing(
@@ -213,6 +244,8 @@ def begin_training(
     check_shared_checkpoints(spec, manager, worker_sync)
     if not spec.is_resumed:
         manager.check_empty()
+        if spec.records:
+            write_learned_state(spec.folder, setup.learned)
     else:
         emit(StageBegan("reading the last checkpoint"))
         manager.publish()
@@ -296,6 +329,8 @@ def report_ready(spec: RunSpec, setup: TrainingSetup, step: int, emit: Emit) -> 
     )
     if setup.metadata is not None and spec.records and not spec.is_resumed:
         report_metadata(setup.metadata, spec.files, emit)
+        write_data_files(plan, spec.files)
+        report_other_data(spec.repeats, setup.metadata.data.splits, emit)
 
 
 def make_run_name(plan: Plan, resolved: Mapping[str, Any], label: str) -> str:

@@ -1,4 +1,4 @@
-"""What is told of a split without going through all of it."""
+"""What is told of a split: by a digest of all that is in memory, or of a sample, and by targets that are cheap."""
 
 from __future__ import annotations
 
@@ -11,34 +11,78 @@ import numpy as np
 from scaleflow.interfaces import Arrays, Stream
 
 
-def digests() -> dict[str, str]:
+def change_one(array: np.ndarray[Any, Any], place: int) -> np.ndarray[Any, Any]:
+    changed = array.copy()
+    changed[place] += 1
+    return changed
+
+
+def write_table(path: Path, incomes: np.ndarray[Any, Any]) -> str:
+    rows = (f"{income},{'ab'[n % 2]},{n}\n" for n, income in enumerate(incomes))
+    path.write_text("income,word,price\n" + "".join(rows))
+    return str(path)
+
+
+def digests(folder: Path) -> dict[str, tuple[str, str]]:
+    """(what the digest covers, the digest) of some splits."""
     import tensorflow as tf
 
+    from scaleflow.dataset import fingerprint
     from scaleflow.dataset.fingerprint import fingerprint_split
+    from scaleflow.dataset.records import cache_records
+    from scaleflow.dataset.table import Table
 
-    inputs, targets = np.arange(4000, dtype=np.float32).reshape(400, 10), np.arange(400, dtype=np.int32)
-    last = inputs.copy()
-    last[-1, -1] = 0
+    inputs, targets = np.arange(1_200_000, dtype=np.float32).reshape(120_000, 10), np.arange(120_000, dtype=np.int32)
     texts = np.array([b"one", b"two", b"three"], object)
     pairs = tf.data.Dataset.from_tensor_slices((inputs, targets))
-    cases = {
+
+    def table(incomes: np.ndarray[Any, Any], **options: Any) -> Any:
+        data_dir = write_table(folder / "t.csv", incomes)
+        return Table(data_dir, "price", kind="regression", test=0.0, cache_dir=str(folder / "x"), **options)
+
+    def records(last: int) -> Any:
+        lines = tf.data.Dataset.from_tensor_slices([*"abcdefgh" * 10, str(last)])
+        return cache_records("train", Stream(lines, 81, lambda line: (tf.zeros(2), tf.strings.length(line))))
+
+    incomes = np.arange(3000)
+    cases: dict[str, tuple[str, Any]] = {
         "arrays": ("train", Arrays(inputs, targets)),
         "again": ("train", Arrays(inputs.copy(), targets.copy())),
         "test": ("test", Arrays(inputs, targets)),
         "fewer": ("train", Arrays(inputs[:-1], targets[:-1])),
-        "the last differs": ("train", Arrays(last, targets)),
+        "one value differs": ("train", Arrays(change_one(inputs, 54_321), targets)),
         "another dtype": ("train", Arrays(inputs.astype(np.int32), targets)),
         "texts": ("train", Arrays(texts, targets[:3])),
-        "stream": ("train", Stream(pairs, 400)),
+        "other texts": ("train", Arrays(np.array([b"on", b"etwo", b"three"], object), targets[:3])),
+        "stream": ("train", Stream(pairs, 120_000)),
+        "table": ("train", table(incomes).load("train")),
+        "records": ("train", records(1)),
+        "other records": ("train", records(2)),
     }
-    return {name: fingerprint_split(split, examples).digest for name, (split, examples) in cases.items()}
+    found = {name: fingerprint_split(*case) for name, case in cases.items()}
+    found["str"] = fingerprint_split("train", Arrays(texts.astype(str).astype(object), targets[:3]))
+    found["other table"] = fingerprint_split("train", table(change_one(incomes, 1234)).load("train"))
+    found["large table"] = fingerprint_split("train", table(incomes, learn_on=100).load("train"))
+    assert found["large table"].paths == (str(folder / "t.csv"),)
+    fingerprint.WHOLE_BYTES, fingerprint.SAMPLE_BYTES = 100_000, 44_000
+    found["large arrays"] = fingerprint_split(*cases["arrays"])
+    return {name: (each.covers, each.digest) for name, each in found.items()}
 
 
-def test_a_digest_is_of_the_examples_and_their_number(isolated: Callable[..., Any]) -> None:
-    found = isolated(digests)
+def test_a_digest_covers_all_that_is_in_memory(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    found = isolated(digests, tmp_path)
     assert found.pop("again") == found["arrays"]
-    assert len(set(found.values())) == len(found)
-    assert all(len(digest) == 16 for digest in found.values())
+    assert found.pop("str") == found["texts"]
+    assert len({digest for _, digest in found.values()}) == len(found)
+    assert all(len(digest) == 16 for _, digest in found.values())
+    others = {name: covers for name, (covers, _) in found.items() if covers != "all"}
+    assert others == {
+        "stream": "a sample of 32 examples",
+        "records": "all records",
+        "other records": "all records",
+        "large table": "a sample of 32 examples",
+        "large arrays": "a sample of 1000 examples",
+    }
 
 
 def of_records(folder: Path) -> Any:

@@ -181,6 +181,26 @@ def test_what_the_data_cannot_give_is_refused(isolated: Callable[..., Any], plan
     ]
 
 
+def lengths() -> list[tuple[int, int]]:
+    """(epochs, steps) of runs that continue after 5 epochs of 100 steps with epochs of 50 or 200 steps."""
+    from types import SimpleNamespace
+
+    from scaleflow.interfaces import Batching, Training
+    from scaleflow.training import compute_length
+
+    found = []
+    for options in (Training(epochs=10), Training(epochs=10, max_steps=800)):
+        for per_epoch in (50, 200):
+            feed: Any = SimpleNamespace(batching=Batching(1, 1, 1), examples=per_epoch)
+            length = compute_length(options, feed, surplus=500 - 5 * per_epoch)
+            found.append((length.epochs, length.total))
+    return found
+
+
+def test_a_run_whose_epochs_change_keeps_the_steps_that_it_has_taken(isolated: Callable[..., Any]) -> None:
+    assert isolated(lengths) == [(10, 750), (10, 1500), (10, 750), (7, 800)]
+
+
 def paces() -> dict[str, list[int]]:
     """The steps of each call, a call's time being so many seconds a step."""
     from scaleflow.training.steps_per_loop import StepsPerLoop
