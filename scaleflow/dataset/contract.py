@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
+from scaleflow.dataset.finite_targets import check_finite_targets
 from scaleflow.dataset.records import decode_records, largest_target
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import (
@@ -140,19 +141,6 @@ def check_ids(inputs: InputStructure, split: str, examples: Any) -> None:
                 f"dataset: {label_leaf('inputs', name)} of {split!r} range from {low} to {high}, expected 0 to "
                 f"{each.vocabulary - 1}, because their vocabulary is {each.vocabulary}"
             )
-
-
-def check_finite_targets(label: str, targets: np.ndarray[Any, Any]) -> None:
-    """Rejects targets of which float32 makes NaN or Inf. They are searched only if the smallest or largest is one."""
-    largest = np.finfo(np.float32).max
-    if targets.dtype.kind != "f" or not targets.size or (targets.min() >= -largest and targets.max() <= largest):
-        return
-    is_bad = ~(np.abs(targets) <= largest)  # also NaN
-    rows = np.flatnonzero(is_bad.reshape(len(targets), -1).any(axis=1))
-    raise ConfigError(
-        f"dataset: {label} are NaN or infinite in {len(rows)} of {len(targets)} rows, the first of which is row "
-        f"{rows[0]} (from 0); leave these rows out"
-    )
 
 
 def check_weights(split: str, weights: np.ndarray[Any, Any]) -> None:

@@ -10,7 +10,6 @@ from typing import IO, Any, get_args
 
 import numpy as np
 
-from scaleflow.dataset.contract import check_finite_targets
 from scaleflow.dataset.files import (
     TEST_FRACTION,
     draw_test_examples,
@@ -21,6 +20,7 @@ from scaleflow.dataset.files import (
     parse_words,
     suggest_path,
 )
+from scaleflow.dataset.finite_targets import check_finite_targets
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Arrays, Inputs, Kind, Outputs, map_leaves
 
