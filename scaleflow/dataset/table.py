@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.dataset.blocks import Blocks, draw_rows, make_blocks
+from scaleflow.dataset.class_names import IS_NUMBER
 from scaleflow.dataset.files import (
     ALL,
     TEST_FRACTION,
@@ -30,7 +32,6 @@ from scaleflow.dataset.table_values import (
     CONVERSIONS,
     DATE,
     EXPECTED,
-    IS_NUMBER,
     MISSING,
     NUMBER,
     TEXT,
@@ -148,8 +149,9 @@ class Table:
         self._target = target
         known: Mapping[str, str] = {} if earlier is None else earlier.find_reading(self).get("columns", {})
         if known and earlier is not None and not earlier.extends:
-            names, given = find_columns(list(known), self._files.names, "dataset.data_dir"), dict(known)
+            check_known_columns([*known], self._files.names, data_dir)
             find_columns([target], self._files.names, "dataset.target")
+            names, given = list(known), dict(known)
         else:
             names = choose_columns(self._files.names, target, columns, drop)
             given = parse_column_kinds(names, {NUMBER: numeric, CATEGORY: categorical, TEXT: text})
@@ -398,6 +400,19 @@ def find_columns(
     return list(given)
 
 
+def check_known_columns(known: Sequence[str], names: Sequence[str], data_dir: str) -> None:
+    """Rejects a table without a column that an earlier run read; others do not matter."""
+    missing = [name for name in known if name not in names]
+    if not missing:
+        return
+    similar = difflib.get_close_matches(missing[0], [name for name in names if name not in known], n=1)
+    more = f" and {', '.join(missing[1:])}" if missing[1:] else ""
+    raise ConfigError(
+        f"dataset.data_dir={data_dir}: has no column {missing[0]}{more}, which the earlier run read"
+        f"{f'; did you mean {similar[0]}?' if similar else ''} The columns are {', '.join(names)}"
+    )
+
+
 def parse_column_kinds(names: Sequence[str], options: Mapping[str, Any]) -> dict[str, str]:
     """Returns what the options say that a column is taken for, by its name."""
     given: dict[str, str] = {}
@@ -515,6 +530,8 @@ def describe_known_target(
     is_same = earlier.state.reading.get("target", target) == target and kind in ("auto", known.kind)
     if earlier.extends and not is_same:
         return describe_target(rows, target, kind, most, is_scaled)
+    if not earlier.extends and kind not in ("auto", known.kind):
+        raise ConfigError(f"dataset.kind={kind}: the earlier run has the kind {known.kind}; leave it auto")
     if not earlier.extends or known.kind == "regression":
         return known
     return extend_classes(known, find_classes(rows, target, most))
