@@ -44,6 +44,7 @@ from scaleflow.dataset.table_values import (
     is_numeric,
     to_classes,
     to_numbers,
+    to_texts,
 )
 from scaleflow.dataset.text import Text
 from scaleflow.errors import ConfigError
@@ -156,7 +157,8 @@ class Table:
             names = choose_columns(self._files.names, target, columns, drop)
             given = parse_column_kinds(names, {NUMBER: numeric, CATEGORY: categorical, TEXT: text})
         self._files.use([*names, target])
-        self._read = partial(TableRows, self._files, (*names, target), tuple(self._missing), learn_on)
+        options = self._files, (*names, target), tuple(self._missing), learn_on
+        self._read = partial(TableRows, *options, words=find_categories(known, earlier))
         rows = self._read("train" if "train" in self._files.by_split else ALL)
 
         def learn() -> Any:
@@ -166,8 +168,8 @@ class Table:
             taken = {**known, **given}
             return {name: taken.get(name) or choose_kind(sample, name, self._most) for name in names}, asdict(outputs)
 
-        options = [given, kind, self._most, is_scaled, known, earlier and (earlier.find_outputs(), earlier.extends)]
-        self._kinds, described = rows.recall("types", options, learn)
+        depends_on = [given, kind, self._most, is_scaled, known, earlier and (earlier.find_outputs(), earlier.extends)]
+        self._kinds, described = rows.recall("types", depends_on, learn)
         self.outputs = restore_outputs(**described)
         self.reading = {"columns": self._kinds, "target": target, "format": self._files.format, **asdict(form)}
         self.inputs = {
@@ -204,12 +206,20 @@ class TableRows:
         missing: strings that mean a missing value.
         learn_on: number of rows that are read first, to learn from them; None: all.
         group: the split whose files are read, or `all`.
+        words: by the name of a column, the categories that an earlier run knows.
     """
 
     def __init__(
-        self, files: TableFiles, columns: Sequence[str], missing: Sequence[str], learn_on: int | None, group: str
+        self,
+        files: TableFiles,
+        columns: Sequence[str],
+        missing: Sequence[str],
+        learn_on: int | None,
+        group: str,
+        words: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.group = group
+        self._words = words or {}
         self._files = files
         self._columns = list(columns)
         self._missing = missing
@@ -329,9 +339,12 @@ class TableRows:
             return values
 
         targets = take(self._target, *convert_target(columns[self._target], self._outputs))
-        inputs = {
-            name: take(name, *CONVERSIONS[kind](columns[name]), EXPECTED[kind]) for name, kind in self._kinds.items()
-        }
+
+        def convert(name: str, kind: str) -> tuple[Array, Array]:
+            known = self._words.get(name)
+            return to_texts(columns[name], known) if known else CONVERSIONS[kind](columns[name])
+
+        inputs = {name: take(name, *convert(name, kind), EXPECTED[kind]) for name, kind in self._kinds.items()}
         return Arrays(inputs, targets), reasons
 
 
@@ -398,6 +411,12 @@ def find_columns(
         if name not in names:
             raise ConfigError(f"{key}={name}: {problem}; the columns are {', '.join(names)}")
     return list(given)
+
+
+def find_categories(kinds: Mapping[str, str], earlier: EarlierState | None) -> dict[str, Sequence[str]]:
+    """Returns the categories that an earlier run learned, by the name of the column."""
+    learned = {} if earlier is None else earlier.state.preprocessing
+    return {name: learned[name].learned for name, kind in kinds.items() if kind == CATEGORY and name in learned}
 
 
 def check_known_columns(known: Sequence[str], names: Sequence[str], data_dir: str) -> None:

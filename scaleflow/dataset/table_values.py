@@ -162,13 +162,20 @@ def to_strings(column: Any) -> Any:
     return compute.fill_null(compute.cast(column, pyarrow.string()), "")
 
 
-def to_texts(column: Any) -> tuple[Array, Array]:
-    """Converts a column to `str` objects [n], "" if missing. All values can be used."""
+def to_texts(column: Any, known: Sequence[str] = ()) -> tuple[Array, Array]:
+    """Converts a column to `str` objects [n], "" if missing. All values can be used.
+
+    A word that is written in another way than the `known` one, such as `1.0` for `1`, becomes that.
+    """
     import pyarrow
 
     texts = to_strings(column)
     codes = (texts.combine_chunks() if isinstance(texts, pyarrow.ChunkedArray) else texts).dictionary_encode()
-    return codes.dictionary.to_numpy(zero_copy_only=False)[codes.indices.to_numpy()], np.zeros(len(column), bool)
+    words = codes.dictionary.to_numpy(zero_copy_only=False)
+    if known:
+        places = match_names(words.tolist(), known)
+        words = np.array([w if n is None else known[n] for w, n in zip(words, places, strict=True)], object)
+    return words[codes.indices.to_numpy()], np.zeros(len(column), bool)
 
 
 def to_dates(column: Any) -> tuple[Array, Array]:

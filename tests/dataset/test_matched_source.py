@@ -240,6 +240,42 @@ def test_kinds_and_classes_are_not_inferred_again(isolated: Callable[..., Any], 
     assert "row 0), expected a class of the training split (a, b, c)" in vip
 
 
+def read_tables(folder: Path) -> list[Any]:
+    """Tables with categories and classes that are written in another way than an earlier run knows them."""
+    import pyarrow
+    import pyarrow.parquet
+
+    from scaleflow.dataset.table import Table
+    from scaleflow.interfaces import LearnedPreprocessing
+    from tests.dataset.files import examples
+
+    (folder / "new.csv").write_text("extra,y,zone\n7,1.0,2.0\n7,0.0,x\n7,1.0,1\n")
+    columns = {"zone": [2.0, None, 1.0], "y": [True, False, True]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), folder / "new.parquet")
+    learned = LearnedPreprocessing("scaleflow.dataset.table_columns.Category", {}, ["", "1", "2"])
+    found: list[Any] = []
+    for name, classes_of in (("new.csv", ("0", "1")), ("new.parquet", ("False", "True"))):
+        reading = {"columns": {"zone": "categories"}, "target": "y"}
+        state = LearnedState(
+            {"zone": Inputs((), "string")},
+            two(*classes_of),
+            {"zone": learned},
+            "scaleflow.dataset.table.Table",
+            reading,
+        )
+        source = Table(str(folder / name), "y", test=0.0, cache_dir=str(folder), earlier=EarlierState(state))
+        inputs, targets = examples(source, "train")
+        found.append((source.outputs.names, [each["zone"] for each in inputs], [float(y[0]) for y in targets]))
+    return found
+
+
+def test_a_table_takes_words_however_they_are_written(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    assert isolated(read_tables, tmp_path) == [
+        (("0", "1"), [b"2", b"x", b"1"], [1, 0, 1]),
+        (("False", "True"), [b"2", b"", b"1"], [1, 0, 1]),
+    ]
+
+
 def read_corpora(folder: Path) -> list[Any]:
     """The words and the token ids of new text: learned anew, known, extended."""
     from scaleflow.dataset.splits import describe_learned
