@@ -24,7 +24,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         tracker, tracked = find_run(words.run_id, store)
         describe_opened_run(tracked, store)
         composed = reuse_config(tracked.config, tracked.params, words, SECTIONS)
-        is_new = has_new_data(load_config(tracked.config, words.run_id), resolve_config(composed.config))
+        is_new = has_new_data(load_config(tracked.config, words.run_id), resolve_config(composed.config), typed_keys)
         takes_all = (is_new or flags.split == ALL) and "dataset.limit" not in typed_keys
         plan = make_evaluation_plan(composed, store, takes_all)
         with tempfile.TemporaryDirectory(prefix="scaleflow-evaluate-") as folder, catch_stop_signals() as stop:
@@ -136,16 +136,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FAILED
 
 
-def has_new_data(tracked: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
+def has_new_data(tracked: Mapping[str, Any], config: Mapping[str, Any], typed: Collection[str]) -> bool:
     """Returns whether a config has other data than that of the run: another dataset, or another file or name.
 
     Args:
-        tracked: the config of the run.
+        tracked: the config of the run, whose interpolations are not resolved.
         config: that of the evaluation.
+        typed: the keys and groups that the user typed; no others can differ.
     """
     before, now = (dict(each.get("dataset") or {}) for each in (tracked, config))
     is_own = not str(now.get("_target_")).startswith("scaleflow.")  # any argument may name its data
     keys = {*before, *now} - {field.name for field in fields(Dataset)} if is_own else DATA_KEYS
+    if "dataset" not in typed:
+        keys = {key.split(".")[1] for key in typed if key.startswith("dataset.")} & {*keys}
     return any(to_address(before.get(key)) != to_address(now.get(key)) for key in keys)
 
 

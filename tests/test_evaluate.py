@@ -29,13 +29,16 @@ OWN = {"_target_": "mine.Source", "rows": 5, "limit": 9}
     ],
 )
 def test_data_are_new_if_they_come_from_elsewhere(dataset: Any, changes: Any, expected: bool) -> None:
-    assert has_new_data({"dataset": dataset}, {"dataset": {**dataset, **changes}}) is expected
+    config = {"dataset": {**dataset, **changes}}
+    assert has_new_data({"dataset": dataset}, config, {"dataset"}) is expected
+    assert has_new_data({"dataset": dataset}, config, {f"dataset.{key}" for key in changes}) is expected
+    assert not has_new_data({"dataset": dataset}, config, {"seed"}), "it was an interpolation"
 
 
 def test_a_path_is_new_from_another_folder_only_if_it_is_another(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     absolute = {"dataset": {**TABLE, "data_dir": str(tmp_path / "data/a.csv")}}
-    assert not has_new_data({"dataset": TABLE}, absolute)
+    assert not has_new_data({"dataset": TABLE}, absolute, {"dataset.data_dir"})
 
 
 def test_other_data_of_one_name_are_recorded_beside_the_first() -> None:
