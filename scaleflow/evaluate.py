@@ -114,14 +114,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         tracker, tracked = find_run(words.run_id, store)
         describe_opened_run(tracked, store)
         composed = reuse_config(tracked.config, tracked.params, words, SECTIONS)
-        is_new = has_new_data(load_config(tracked.config, words.run_id), resolve_config(composed.config), typed_keys)
-        takes_all = (is_new or flags.split == ALL) and "dataset.limit" not in typed_keys
+        config = resolve_config(composed.config)
+        is_new = has_new_data(load_config(tracked.config, words.run_id), config, typed_keys)
+        names_test = "dataset.test" in typed_keys and config["dataset"].get("test")
+        split = flags.split or ("test" if is_new and names_test else None)
+        takes_all = (is_new or split == ALL) and "dataset.limit" not in typed_keys
         plan = make_evaluation_plan(composed, store, takes_all)
         with tempfile.TemporaryDirectory(prefix="scaleflow-evaluate-") as folder, catch_stop_signals() as stop:
             model = download_model(tracker, tracked, store, Path(folder))
             sections = {key.partition(".")[0] for key in typed_keys}
             count = flags.unknown_classes == "count"
-            options = flags.split, "precision" in sections, is_new, count
+            options = split, "precision" in sections, is_new, count
             evaluation = EvaluationSpec(str(model), tracked.run_id, *options)
             events = run_evaluation(RunSpec(plan, Path(folder), began, evaluation=evaluation), stop, display)
             if stop.is_set():

@@ -98,6 +98,7 @@ def evaluate_other_tables(run: str) -> dict[str, Any]:
         "split": said(run, "dataset.data_dir=split"),
         "joined": said(run, "dataset.data_dir=split", "--split", "all"),
         "all": said(run, "--split", "all"),
+        "part": said(run, "dataset.data_dir=new.csv", "dataset.test=0.5"),
         "whole": said(run, "dataset.test=1.0"),
     }
 
@@ -172,6 +173,7 @@ def check_other_tables(told: dict[str, Any], new: dict[str, float]) -> None:
         assert code == 2, text
         assert expected in text
     assert "9 examples of test" in told["split"][1]
+    assert "15 examples of test" in told["part"][1]
     assert "all 39 examples" in told["joined"][1]
     assert "all 117 examples" in told["all"][1]
     codes = told["binary"]
