@@ -1,16 +1,18 @@
 """Evaluates a tracked model on a dataset, and records the metrics in the run of the model.
 
     python -m scaleflow.evaluate RUN_ID                          # on the test split of its own dataset
-    python -m scaleflow.evaluate RUN_ID dataset=csv dataset.data_dir=new.csv dataset.target=price
+    python -m scaleflow.evaluate RUN_ID dataset.data_dir=new.csv # on all rows of a new file
     python -m scaleflow.evaluate RUN_ID --split validation strategy=mirrored precision=mixed
     python -m scaleflow.evaluate RUN_ID profiler=trace            # with a profile of some batches
 
 The metrics are evaluate/DATASET/loss and so on, at the step at which the model was logged. For a split other than the
-test split they are evaluate/DATASET.SPLIT/loss. The dataset becomes an input of the run. A profile traces batches of
-the split, which is repeated if it is too short. The profile is stored under evaluate/DATASET/profile/.
+test split they are evaluate/DATASET.SPLIT/loss. The second data of one name are evaluate/DATASET-DIGEST/loss. The
+dataset becomes an input of the run. A profile traces batches of the split, which is repeated if it is too short. The
+profile is stored under evaluate/DATASET/profile/.
 
 Dataset, objective, precision and seed are those of the run, unless you type them. Strategy and hardware are those of
-this command.
+this command. New data are read as the run read its own: the same columns, kinds and classes, matched by name. All of
+their examples are evaluated, unless they have a test split of their own or you name a split.
 RUN_ID is the id of a run in MLflow, the folder of a run, or a model: models:/NAME/VERSION, models:/NAME@ALIAS or
 models:/m-... A run stands for the model that is its result.
 The run is looked up in `tracking.uri=...`, else in MLFLOW_TRACKING_URI, else in sqlite:///mlflow.db.
@@ -20,12 +22,14 @@ Exit code: 0 the metrics are recorded; 1 the evaluation failed; 2 the command ca
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +58,7 @@ from scaleflow.events import (
     StepsProfiled,
 )
 from scaleflow.formatting import format_number
-from scaleflow.interfaces import Plan, Tracking
+from scaleflow.interfaces import Dataset, Plan, Tracking
 from scaleflow.launcher.display import Display, display_for
 from scaleflow.launcher.named_runs import find_named_run
 from scaleflow.launcher.prepare import make_plan
@@ -71,11 +75,14 @@ from scaleflow.tracking.tracked_runs import (
     download_model,
     log_evaluation,
 )
-from scaleflow.worker.evaluate import SPLITS
+from scaleflow.worker.evaluate import ALL, SPLITS
 from scaleflow.worker.train import run_worker
 
 #: The sections of a tracked config that an evaluation uses.
 SECTIONS = ("dataset", "objective", "precision", "seed")
+
+#: The arguments of scaleflow's datasets that say which data they read.
+DATA_KEYS = ("_target_", "data_dir", "name", "config", "version")
 
 STRATEGIES = ("auto", "one_device", "mirrored")
 
@@ -97,16 +104,24 @@ def evaluate_words(typed: list[str]) -> int:
     parser = argument_parser("scaleflow.evaluate", __doc__)
     parser.add_argument(
         "--split",
-        choices=SPLITS,
-        help="the split to evaluate on (default: the first of test, validation and train that the dataset has)",
+        choices=(*SPLITS, ALL),
+        help="the split to evaluate on, or all examples of the dataset (default: all of new data without splits, "
+        "otherwise the first of test, validation and train that the dataset has)",
+    )
+    parser.add_argument(
+        "--unknown-classes",
+        choices=("refuse", "count"),
+        default="refuse",
+        help="what to do with examples of a class that the model does not know: refuse them, or count them as wrong "
+        "(default: refuse)",
     )
     words = parse_command(parser, typed)
-    split = parser.parse_intermixed_args(split_overrides(typed)).split
+    flags = parser.parse_intermixed_args(split_overrides(typed))
     with contextlib.closing(display_for()) as display:
-        return evaluate(words, split, display)
+        return evaluate(words, flags, display)
 
 
-def evaluate(words: RerunCommand, split: str | None, display: Display) -> int:
+def evaluate(words: RerunCommand, flags: argparse.Namespace, display: Display) -> int:
     """Evaluates a tracked model. Raises ConfigError if that cannot work, and RunError if it failed."""
     began = time.time()
     typed_keys = {str(o.key_or_group) for o in parse_overrides(words.overrides)}
@@ -116,25 +131,62 @@ def evaluate(words: RerunCommand, split: str | None, display: Display) -> int:
     store, tracker, tracked = find_named_run(words.run_id, find_store_options(words))
     describe_opened_run(tracked, store)
     words = replace(words, tracked_dirs=find_config_dirs(tracked.command))
-    plan = make_evaluation_plan(reuse_config(tracked.config, tracked.params, words, SECTIONS), store)
-    command = complete_command(load_config(tracked.config, tracked.run_id), plan.trusted_modules or (), words)
+    composed = reuse_config(tracked.config, tracked.params, words, SECTIONS)
+    config, tracked_config = resolve_config(composed.config), load_config(tracked.config, tracked.run_id)
+    is_new = has_new_data(tracked_config, config, typed_keys)
+    names_test = "dataset.test" in typed_keys and config["dataset"].get("test")
+    split = flags.split or ("test" if is_new and names_test else None)
+    takes_all = (is_new or split == ALL) and "dataset.limit" not in typed_keys
+    plan = make_evaluation_plan(composed, store, takes_all)
     with tempfile.TemporaryDirectory(prefix="scaleflow-evaluate-") as folder, catch_stop_signals() as stop:
-        model = download_model(tracker, tracked, store, Path(folder))
-        sections = {key.partition(".")[0] for key in typed_keys}
-        evaluation = EvaluationSpec(str(model), tracked.run_id, split, "precision" in sections, command)
+        evaluation = EvaluationSpec(
+            str(download_model(tracker, tracked, store, Path(folder))),
+            tracked.run_id,
+            split,
+            precision="precision" in {key.partition(".")[0] for key in typed_keys},
+            command=complete_command(tracked_config, plan.trusted_modules or (), words),
+            is_new=is_new,
+            counts_unknown=flags.unknown_classes == "count",
+        )
         events = run_evaluation(RunSpec(plan, Path(folder), began, evaluation=evaluation), stop, display)
         if stop.is_set():
             return stop.exit_code
-        return record_evaluation(tracker, tracked, events, display)
+        return record_evaluation(tracker, tracked, events, display, is_new)
 
 
-def make_evaluation_plan(composed: ComposedConfig, store: Tracking) -> Plan:
-    """Makes the plan of an evaluation, which runs in one process.
+def has_new_data(tracked: Mapping[str, Any], config: Mapping[str, Any], typed: Collection[str]) -> bool:
+    """Returns whether a config has other data than that of the run: another dataset, or another file or name.
+
+    Args:
+        tracked: the config of the run, whose interpolations are not resolved.
+        config: that of the evaluation.
+        typed: the keys and groups that the user typed; no others can differ.
+    """
+    before, now = (dict(each.get("dataset") or {}) for each in (tracked, config))
+    is_own = not str(now.get("_target_")).startswith("scaleflow.")  # any argument may name its data
+    keys = {*before, *now} - {field.name for field in fields(Dataset)} if is_own else DATA_KEYS
+    if "dataset" not in typed:
+        keys = {key.split(".")[1] for key in typed if key.startswith("dataset.")} & {*keys}
+    return any(to_address(before.get(key)) != to_address(now.get(key)) for key in keys)
+
+
+def to_address(value: Any) -> Any:
+    """Returns an absolute path for a path; other values unchanged."""
+    if not isinstance(value, str) or "://" in value:
+        return value
+    return os.path.abspath(os.path.expanduser(value.strip()))  # noqa: PTH100, PTH111  (it may be no path)
+
+
+def make_evaluation_plan(composed: ComposedConfig, store: Tracking, takes_all: bool = False) -> Plan:
+    """Makes the plan of an evaluation, which runs in one process. If it `takes_all`, the run's `dataset.limit` is not
+    used.
 
     Raises ConfigError if the config asks for several processes or a TPU, or is wrong.
     """
     config = resolve_config(composed.config)
     config["dataset"] = {**config["dataset"], "shards": 1}  # the run's, for its workers
+    if takes_all:
+        config["dataset"]["limit"] = None
     plan = make_plan(config, composed.choices, composed.search, look_outside=False)
     if plan.strategy.name not in STRATEGIES or plan.evaluator is not None:
         raise ConfigError(
@@ -185,22 +237,31 @@ def run_evaluation(spec: RunSpec, stop: StopRequest, display: Display) -> list[E
     return events
 
 
-def record_evaluation(tracker: Any, tracked: TrackedRun, events: Sequence[Event], display: Display) -> int:
-    """Records the evaluation in the run and prints the metrics; returns the exit code."""
+def record_evaluation(
+    tracker: Any, tracked: TrackedRun, events: Sequence[Event], display: Display, is_new: bool
+) -> int:
+    """Records the evaluation in the run and prints the metrics; returns the exit code. `is_new` says that the data are
+    not those of the run.
+    """
     ready = next(event for event in events if isinstance(event, EvaluationReady))
     dataset = next(event for event in events if isinstance(event, DatasetDescribed))
     split, resolved = ready.split, ready.resolved
-    name = dataset.name.replace("/", "-") + ("" if split == "test" else f".{split}")
+    is_usual = split == "test" or (split == ALL and is_new)
+    name = dataset.name.replace("/", "-") + ("" if is_usual else f".{split}")
+    (described,) = dataset.splits.values()
     profiles = [analyze_window(event) for event in events if isinstance(event, StepsProfiled)]
-    text = (
-        f"{ready.examples} examples of {split}, {resolved['strategy']}, {resolved['precision']}, "
-        f"{resolved['replicas']} replica(s)"
-    )
+    examples = f"all {ready.examples} examples" if split == ALL else f"{ready.examples} examples of {split}"
+    text = f"{examples}, {resolved['strategy']}, {resolved['precision']}, {resolved['replicas']} replica(s)"
     rows = [("run", f"{to_printable(tracked.name)}  ({tracked.run_id})"), ("model", f"models:/{tracked.model_id}")]
     rows += [("on", text)]
     try:
         values: Mapping[str, float] = log_evaluation(
-            tracker, tracked, name, events, f"{text}; {command_line(sys.orig_argv)}", profiles
+            tracker,
+            tracked,
+            name,
+            events,
+            f"{text}, data {described['digest']}; {command_line(sys.orig_argv)}",
+            profiles,
         )
         error = None
     except Exception as failed:  # a store may raise anything

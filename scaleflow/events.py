@@ -76,7 +76,7 @@ class RunReady(Event, event="ready"):
 
 @dataclass(frozen=True)
 class EvaluationReady(Event, event="evaluating"):
-    """`scaleflow.evaluate` has loaded the model and a split of `examples` examples."""
+    """`scaleflow.evaluate` has loaded the model and a split of `examples` examples, or `all` examples."""
 
     split: str
     resolved: Mapping[str, Any]

@@ -72,7 +72,7 @@ def runs_of_an_own_model(folder: str) -> dict[str, Any]:
     told["profiled"] = said(evaluate.main, first.run_id, *trust, *INLINE, *window)
     told["other_shape"] = said(evaluate.main, first.run_id, *trust, *INLINE, "dataset=synthetic")
     told["other_targets"] = said(
-        evaluate.main, first.run_id, *trust, *INLINE, "dataset=synthetic", "dataset.shape=[8,8,1]", "dataset.outputs=3"
+        evaluate.main, first.run_id, *trust, *INLINE, "dataset=synthetic", "dataset.shape=[8,8,1]", "dataset.outputs=12"
     )
     told["no_split"] = said(
         evaluate.main, first.run_id, *trust, *INLINE, "--split", "validation", "dataset.validation=0"
@@ -149,9 +149,8 @@ def test_an_own_model_is_run_again_and_evaluated(isolated: Callable[..., Any], t
     assert "needs shape (batch, 8, 8, 1), float32" in text
     code, text = told["other_targets"]
     assert code == 2
-    assert "targets need outputs of shape" in text
-    assert "(batch, 3)" in text
-    assert "(batch, 10)" in text
+    assert "targets of 'train' have 10 (example " in text
+    assert "expected a class of the training split (0, 1, 2" in text
     code, text = told["profiled"]
     assert code == 0, text
     assert "profile  " in text

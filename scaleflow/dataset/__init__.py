@@ -12,15 +12,18 @@ if TYPE_CHECKING:
     from scaleflow.dataset.cache import is_mapped
     from scaleflow.dataset.feed_factory import make_feed
     from scaleflow.dataset.fingerprint import read_cheap_targets
+    from scaleflow.dataset.matched_source import match_source
     from scaleflow.dataset.own import make_source
     from scaleflow.dataset.records import decode_records
     from scaleflow.dataset.splits import Splits, limit_evaluation, prepare_splits, repeat_first_batch
     from scaleflow.dataset.targets import read_targets
     from scaleflow.dataset.unreadable import UnreadableExample, explain_read_error, find_first_unreadable
+    from scaleflow.dataset.whole_source import WholeSource
 
 __all__ = [
     "Splits",
     "UnreadableExample",
+    "WholeSource",
     "augment_feed",
     "check_shards",
     "decode_records",
@@ -31,6 +34,7 @@ __all__ = [
     "limit_evaluation",
     "make_feed",
     "make_source",
+    "match_source",
     "prepare_splits",
     "read_cheap_targets",
     "read_targets",
@@ -38,7 +42,19 @@ __all__ = [
 ]
 
 #: The modules that define these names.
-MODULES = ("splits", "augment", "blocks", "cache", "feed_factory", "fingerprint", "own", "targets", "unreadable")
+MODULES = (
+    "splits",
+    "augment",
+    "blocks",
+    "cache",
+    "feed_factory",
+    "fingerprint",
+    "matched_source",
+    "own",
+    "targets",
+    "unreadable",
+    "whole_source",
+)
 
 
 def __getattr__(name: str) -> Any:

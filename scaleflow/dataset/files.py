@@ -193,7 +193,8 @@ def draw_test_examples(count: int, fraction: float, seed: int) -> np.ndarray[Any
 
 def parse_fraction(value: Any, key: str = "dataset.test") -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise ConfigError(f"{key}={value}: expected a number from 0 to less than 1")
+        hint = "; scaleflow.evaluate --split all evaluates every example" if value == 1 else ""
+        raise ConfigError(f"{key}={value}: expected a number from 0 to less than 1{hint}")
     return float(value)
 
 

@@ -23,7 +23,7 @@ from scaleflow.dataset.files import (
 from scaleflow.dataset.images import make_image_decoder
 from scaleflow.dataset.text import Text
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Inputs, Outputs, Preprocessing, Standardize, Stream
+from scaleflow.interfaces import EarlierState, Inputs, Outputs, Preprocessing, Standardize, Stream
 
 KINDS = ("auto", "classification", "binary", "regression")
 
@@ -73,6 +73,7 @@ class HuggingFace:
         kind: `auto`, `classification`, `binary` or `regression`.
         test: fraction of the rows in the test split, if there is no such split.
         split_seed: selects the test rows.
+        earlier: what an earlier run learned: the kind of its target, and its classes.
 
     Raises:
         ConfigError: if the library is missing, the dataset cannot be read, a column is missing, has missing values or
@@ -96,6 +97,7 @@ class HuggingFace:
         kind: str = "auto",
         test: float = TEST_FRACTION,
         split_seed: int = 0,
+        earlier: EarlierState | None = None,
     ) -> None:
         self._image = make_image_decoder(size, resize, channels)
         self._image_shape = (*size, channels)
@@ -118,7 +120,9 @@ class HuggingFace:
         self._columns = {each: self._describe(each, features[each]) for each in names}
         self._target = target
         self._is_single = isinstance(input, str)
-        self.outputs, self._classes = self._describe_target(kind, target, features[target])
+        self.outputs, self._classes = self._describe_target(
+            kind, target, features[target], None if earlier is None else earlier.find_outputs()
+        )
         self.inputs: Any = self._pack({each: column.inputs for each, column in self._columns.items()})
         texts = {
             each: text for each, column in self._columns.items() if column.stored == "string" and not column.decode
@@ -232,12 +236,20 @@ class HuggingFace:
         kept = dtype if dtype in KEPT_TYPES else "float32"
         return Column(Inputs(shape, kept, scale=1 / 255 if kept == "uint8" else None), kept, shape)
 
-    def _describe_target(self, kind: str, name: str, feature: Any) -> tuple[Outputs, Mapping[Any, int] | None]:
-        """Returns the outputs, and the number of each value if values are not numbers from 0 on."""
+    def _describe_target(
+        self, kind: str, name: str, feature: Any, known: Outputs | None
+    ) -> tuple[Outputs, Mapping[Any, int] | None]:
+        """Returns the outputs, and the number of each value if values are not numbers from 0 on.
+
+        `known` is the output of an earlier run, with classes that these data may lack.
+        """
         import datasets
 
         shape, dtype = ((), "class") if isinstance(feature, datasets.ClassLabel) else shape_of(feature)
         is_class = not shape and dtype is not None and not dtype.startswith(("float", "double"))
+        if known is not None and kind in ("auto", known.kind):
+            kind = "regression" if known.kind == "regression" else "auto"
+            is_class = is_class or (known.is_one_class and not shape and dtype is not None)
         if kind == "regression" or (kind == "auto" and not is_class):
             if dtype is None or "string" in dtype or dtype == "class":
                 raise ConfigError(f"dataset.target={name}: is {feature}, expected numbers")
@@ -249,10 +261,11 @@ class HuggingFace:
         else:
             if self._streams:
                 raise ConfigError(f"dataset.target={name}: is {feature}; with dataset.streaming=true a class is needed")
-            values = sorted(self._splits["train"].unique(name))
+            read = self._splits.values() if known else [self._splits["train"]]
+            values = sorted({value for rows in read for value in rows.unique(name)})
             names, numbers = tuple(map(str, values)), {value: number for number, value in enumerate(values)}
             self._check_values(name, numbers)
-        if len(names) < 2:
+        if len(names) < 2 and known is None:
             raise ConfigError(f"dataset.target={name}: has the only class {names[0]}, expected at least two")
         if kind == "binary" and len(names) != 2:
             raise ConfigError(f"dataset.kind=binary: {name} has {len(names)} classes, expected 2")

@@ -22,7 +22,7 @@ from scaleflow.dataset.files import (
 )
 from scaleflow.dataset.finite_targets import check_finite_targets
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Arrays, Inputs, Kind, Outputs, map_leaves
+from scaleflow.interfaces import Arrays, EarlierState, Inputs, Kind, Outputs, map_leaves
 
 #: Suffix of an array's name -> its split.
 ENDINGS: Mapping[str, str] = {"_train": "train", "_val": "validation", "_validation": "validation", "_test": "test"}
@@ -53,6 +53,7 @@ class Npz:
             if there are only 0 and 1), floats are regression targets, and integers [n, k] of 0 and 1 are labels.
         test: fraction of the examples in the test split, if the arrays have no suffixes.
         split_seed: selects the test examples.
+        earlier: what an earlier run learned: the kinds of its targets.
 
     Raises:
         ConfigError: if the file or an array is missing, is not numeric, or does not fit the others.
@@ -67,6 +68,7 @@ class Npz:
         kind: str | Mapping[str, str] = "auto",
         test: float = TEST_FRACTION,
         split_seed: int = 0,
+        earlier: EarlierState | None = None,
     ) -> None:
         self._names = parse_names(inputs, "dataset.inputs"), parse_names(targets, "dataset.targets")
         kinds = parse_kinds(kind, targets)
@@ -83,7 +85,9 @@ class Npz:
         def describe_target(name: str) -> Outputs:
             for split, array in of_all(name).items():  # before a test split is drawn, so that rows are the file's
                 check_finite_targets(f"targets {name!r}" + ("" if split == "all" else f" of {split!r}"), array)
-            return describe_outputs(resolve_kind(kinds[name], of_all(name)), list(of_all(name).values()))
+            known = None if earlier is None else earlier.find_outputs("" if isinstance(targets, str) else name)
+            kind = resolve_kind(kinds[name], of_all(name)) if known is None else find_kind(kinds[name], known)
+            return describe_outputs(kind, list(of_all(name).values()))
 
         self.inputs = map_leaves(lambda name: describe_inputs(data_dir, name, of_all(name)), self._names[0])
         self.outputs = map_leaves(describe_target, self._names[1])
@@ -303,6 +307,13 @@ def resolve_kind(kind: str, targets: Mapping[str, Array]) -> Kind:
     return "binary" if high <= 1 else "classification"
 
 
+def find_kind(kind: str, known: Outputs) -> Kind:
+    """Returns the kind of the targets if an earlier run knows it. 0 and 1 may be two of several classes."""
+    if kind not in ("auto", known.kind):
+        return kind  # type: ignore[return-value]  # checked by the caller
+    return "classification" if known.is_one_class else known.kind
+
+
 def describe_outputs(kind: Kind, targets: list[Array]) -> Outputs:
     shape = targets[0].shape[1:] or (1,)
     if any((y.shape[1:] or (1,)) != shape for y in targets):
@@ -312,7 +323,7 @@ def describe_outputs(kind: Kind, targets: list[Array]) -> Outputs:
             for y in targets:
                 one_hot_classes(y)
             return Outputs(kind, shape)
-        if any(y.dtype.kind == "f" for y in targets):
+        if any(y.dtype.kind == "f" and not np.array_equal(y, np.trunc(y)) for y in targets):
             raise ConfigError("dataset.kind=classification: the targets are floats, expected integers from 0 up")
         return Outputs(kind, (max(2, 1 + max(int(y.max()) for y in targets)),))
     if kind == "binary" and shape != (1,):

@@ -33,6 +33,7 @@ from scaleflow.dataset.records import (
     has_weights,
     record_bytes,
 )
+from scaleflow.dataset.source_view import find_original
 from scaleflow.dataset.unreadable import describe_examples, drop_records, find_unreadable
 from scaleflow.errors import ConfigError
 from scaleflow.events import Emit, Event, Note
@@ -152,7 +153,7 @@ def prepare_splits(
     learned = LearnedState(
         source.inputs,
         source.outputs,
-        source=name_class(source),
+        source=name_class(find_original(source)),
         reading=to_plain(getattr(source, "reading", {})),
     )
     raw = replace(raw, fingerprints=fingerprints, learned=learned, is_drawn_as_read=is_drawn)

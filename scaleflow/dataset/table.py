@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.dataset.blocks import Blocks, draw_rows, make_blocks
+from scaleflow.dataset.class_names import IS_NUMBER
 from scaleflow.dataset.files import (
     ALL,
     TEST_FRACTION,
@@ -31,7 +33,6 @@ from scaleflow.dataset.table_values import (
     CONVERSIONS,
     DATE,
     EXPECTED,
-    IS_NUMBER,
     MISSING,
     NUMBER,
     TEXT,
@@ -44,6 +45,7 @@ from scaleflow.dataset.table_values import (
     is_numeric,
     to_classes,
     to_numbers,
+    to_texts,
 )
 from scaleflow.dataset.text import Text
 from scaleflow.errors import ConfigError
@@ -146,13 +148,15 @@ class Table:
         self._target = target
         known: Mapping[str, str] = {} if earlier is None else earlier.find_reading(self).get("columns", {})
         if known and earlier is not None and not earlier.extends:
-            names, given = find_columns(list(known), self._files.names, "dataset.data_dir"), dict(known)
+            check_known_columns([*known], self._files.names, data_dir)
             find_columns([target], self._files.names, "dataset.target")
+            names, given = list(known), dict(known)
         else:
             names = choose_columns(self._files.names, target, columns, drop)
             given = parse_column_kinds(names, {NUMBER: numeric, CATEGORY: categorical, TEXT: text})
         self._files.use([*names, target])
-        self._read = partial(TableRows, self._files, (*names, target), tuple(self._missing), learn_on)
+        options = self._files, (*names, target), tuple(self._missing), learn_on
+        self._read = partial(TableRows, *options, words=find_categories(known, earlier))
         rows = self._read("train" if "train" in self._files.by_split else ALL)
 
         def learn() -> Any:
@@ -162,8 +166,8 @@ class Table:
             taken = {**known, **given}
             return {name: taken.get(name) or choose_kind(sample, name, self._most) for name in names}, asdict(outputs)
 
-        options = [given, kind, self._most, is_scaled, known, earlier and (earlier.find_outputs(), earlier.extends)]
-        self._kinds, described = rows.recall("types", options, learn)
+        depends_on = [given, kind, self._most, is_scaled, known, earlier and (earlier.find_outputs(), earlier.extends)]
+        self._kinds, described = rows.recall("types", depends_on, learn)
         self.outputs = restore_outputs(**described)
         self.reading = {"columns": self._kinds, "target": target, "format": self._files.format, **asdict(form)}
         self.inputs = {
@@ -200,12 +204,20 @@ class TableRows:
         missing: strings that mean a missing value.
         learn_on: number of rows that are read first, to learn from them; None: all.
         group: the split whose files are read, or `all`.
+        words: by the name of a column, the categories that an earlier run knows.
     """
 
     def __init__(
-        self, files: TableFiles, columns: Sequence[str], missing: Sequence[str], learn_on: int | None, group: str
+        self,
+        files: TableFiles,
+        columns: Sequence[str],
+        missing: Sequence[str],
+        learn_on: int | None,
+        group: str,
+        words: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.group = group
+        self._words = words or {}
         self._files = files
         self._columns = list(columns)
         self._missing = missing
@@ -325,9 +337,12 @@ class TableRows:
             return values
 
         targets = take(self._target, *convert_target(columns[self._target], self._outputs))
-        inputs = {
-            name: take(name, *CONVERSIONS[kind](columns[name]), EXPECTED[kind]) for name, kind in self._kinds.items()
-        }
+
+        def convert(name: str, kind: str) -> tuple[Array, Array]:
+            known = self._words.get(name)
+            return to_texts(columns[name], known) if known else CONVERSIONS[kind](columns[name])
+
+        inputs = {name: take(name, *convert(name, kind), EXPECTED[kind]) for name, kind in self._kinds.items()}
         return Arrays(inputs, targets), reasons
 
 
@@ -365,6 +380,25 @@ def parse_tokens(tokens: Any, embed: bool) -> int:
     if not embed:
         raise ConfigError(f"dataset.tokens={tokens}: is for dataset.embed=true; without it all words of a text count")
     return parse_count(tokens, "dataset.tokens", 1)
+
+
+def find_categories(kinds: Mapping[str, str], earlier: EarlierState | None) -> dict[str, Sequence[str]]:
+    """Returns the categories that an earlier run learned, by the name of the column."""
+    learned = {} if earlier is None else earlier.state.preprocessing
+    return {name: learned[name].learned for name, kind in kinds.items() if kind == CATEGORY and name in learned}
+
+
+def check_known_columns(known: Sequence[str], names: Sequence[str], data_dir: str) -> None:
+    """Rejects a table without a column that an earlier run read; others do not matter."""
+    missing = [name for name in known if name not in names]
+    if not missing:
+        return
+    similar = difflib.get_close_matches(missing[0], [name for name in names if name not in known], n=1)
+    more = f" and {', '.join(missing[1:])}" if missing[1:] else ""
+    raise ConfigError(
+        f"dataset.data_dir={data_dir}: has no column {missing[0]}{more}, which the earlier run read"
+        f"{f'; did you mean {similar[0]}?' if similar else ''} The columns are {', '.join(names)}"
+    )
 
 
 def describe_columns(kinds: Mapping[str, str], target: str, outputs: Outputs, rows: TableRows) -> Iterator[str]:
@@ -482,6 +516,8 @@ def describe_known_target(
     is_same = earlier.state.reading.get("target", target) == target and kind in ("auto", known.kind)
     if earlier.extends and not is_same:
         return describe_target(rows, target, kind, most, is_scaled)
+    if not earlier.extends and kind not in ("auto", known.kind):
+        raise ConfigError(f"dataset.kind={kind}: the earlier run has the kind {known.kind}; leave it auto")
     if not earlier.extends or known.kind == "regression":
         return known
     return extend_classes(known, find_classes(rows, target, most))

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from scaleflow.dataset.class_names import IS_NUMBER, match_names, show_classes
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Outputs
 
@@ -22,12 +23,8 @@ MISSING = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
 #: A column of a CSV file with at least this fraction of numbers, but also other values, is rejected as ambiguous.
 MOSTLY = 0.9
 
-#: A string that is a number, or a date with or without a time.
-IS_NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?$"
+#: A string that is a date with or without a time.
 IS_DATE = r"^\d{4}-\d\d-\d\d([ T]([01]\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d+)?)?(Z|[+-]\d\d(:?\d\d)?)?)?$"
-
-#: The most classes that a message names.
-MOST_CLASSES_NAMED = 10
 
 Array = np.ndarray[Any, Any]
 
@@ -165,13 +162,20 @@ def to_strings(column: Any) -> Any:
     return compute.fill_null(compute.cast(column, pyarrow.string()), "")
 
 
-def to_texts(column: Any) -> tuple[Array, Array]:
-    """Converts a column to `str` objects [n], "" if missing. All values can be used."""
+def to_texts(column: Any, known: Sequence[str] = ()) -> tuple[Array, Array]:
+    """Converts a column to `str` objects [n], "" if missing. All values can be used.
+
+    A word that is written in another way than the `known` one, such as `1.0` for `1`, becomes that.
+    """
     import pyarrow
 
     texts = to_strings(column)
     codes = (texts.combine_chunks() if isinstance(texts, pyarrow.ChunkedArray) else texts).dictionary_encode()
-    return codes.dictionary.to_numpy(zero_copy_only=False)[codes.indices.to_numpy()], np.zeros(len(column), bool)
+    words = codes.dictionary.to_numpy(zero_copy_only=False)
+    if known:
+        places = match_names(words.tolist(), known)
+        words = np.array([w if n is None else known[n] for w, n in zip(words, places, strict=True)], object)
+    return words[codes.indices.to_numpy()], np.zeros(len(column), bool)
 
 
 def to_dates(column: Any) -> tuple[Array, Array]:
@@ -222,23 +226,20 @@ def convert_target(column: Any, outputs: Outputs) -> tuple[Array, Array, str]:
 
     With `outputs.ignore`, that is the target of an unknown class.
     """
-    import pyarrow
     from pyarrow import compute
 
     if outputs.kind == "regression":
         numbers, is_bad = to_numbers(column)
         return numbers[:, None], is_bad | np.isnan(numbers), EXPECTED[NUMBER]
     names = to_classes(column)
-    found = compute.index_in(names, value_set=pyarrow.array(outputs.names))
-    is_bad = compute.equal(names, "") if outputs.ignore is not None else compute.is_null(found)
-    classes = compute.fill_null(found, outputs.ignore or 0).to_numpy().astype(np.int32)
+    different = names.unique()
+    places = match_names(different.to_pylist(), outputs.names or ())
+    rows = compute.index_in(names, value_set=different).to_numpy()
+    is_known = np.array([place is not None for place in places])[rows]
+    classes = np.array([outputs.ignore or 0 if place is None else place for place in places], np.int32)[rows]
+    is_bad = ~is_known if outputs.ignore is None else compute.equal(names, "").to_numpy(zero_copy_only=False)
     targets = classes.astype(np.float32)[:, None] if outputs.kind == "binary" else classes
-    return targets, is_bad.to_numpy(), f"a class of the training split ({show_classes(outputs.names or ())})"
-
-
-def show_classes(names: Sequence[str]) -> str:
-    """Returns the first classes for a message."""
-    return ", ".join(names[:MOST_CLASSES_NAMED]) + (", ..." if len(names) > MOST_CLASSES_NAMED else "")
+    return targets, is_bad, f"a class of the training split ({show_classes(outputs.names or ())})"
 
 
 #: How the values of a column are converted, by what it is taken for, and what a value is expected to be.

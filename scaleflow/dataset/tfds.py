@@ -102,10 +102,10 @@ class Tfds:
         feature = self._features[1]
         labels = find_class_label(feature)
         if labels is not None:
-            count = labels.num_classes
+            count, names = labels.num_classes, class_names(labels)
             if is_sequence(feature):
-                return Outputs("multi_label", (count,), class_names(labels))
-            return Outputs("binary", (1,)) if count == 2 else Outputs("classification", (count,), class_names(labels))
+                return Outputs("multi_label", (count,), names)
+            return Outputs("binary", (1,), names) if count == 2 else Outputs("classification", (count,), names)
         return Outputs("regression", self._static_shape(feature, "target") or (1,))
 
     @cached_property

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from scaleflow.dataset.text import add_words
 from scaleflow.errors import ConfigError
 
 #: Number of different bytes.
@@ -40,7 +41,10 @@ class Tokenizer(Protocol):
     learns: bool
 
     def learn(self, blocks: Iterable[bytes]) -> str:
-        """Learns from the training split; returns what `restore` takes."""
+        """Learns from the training split; returns what `restore` takes, as JSON."""
+
+    def extend(self, learned: str, new: str) -> str:
+        """Returns what was learned, extended by new entries of what `learn` returned for other text."""
 
     def restore(self, learned: str) -> None: ...
 
@@ -59,6 +63,9 @@ class FixedTokenizer:
 
     def learn(self, blocks: Iterable[bytes]) -> str:
         return ""
+
+    def extend(self, learned: str, new: str) -> str:
+        return learned
 
     def restore(self, learned: str) -> None:
         pass
@@ -96,6 +103,9 @@ class Words:
                 layer.update_state(tf.constant([block]))
         layer.finalize_state()
         return json.dumps([str(word) for word in layer.get_vocabulary(include_special_tokens=False)])
+
+    def extend(self, learned: str, new: str) -> str:
+        return json.dumps(add_words(json.loads(learned), json.loads(new), self._most - SPECIAL))
 
     def restore(self, learned: str) -> None:
         self._words = json.loads(learned)

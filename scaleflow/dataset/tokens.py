@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -23,7 +24,7 @@ from scaleflow.dataset.files import (
 )
 from scaleflow.dataset.tokenizer import BYTES, SPECIAL, make_tokenizer
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Arrays, Inputs, Outputs, Standardize
+from scaleflow.interfaces import Arrays, EarlierState, Inputs, Outputs, Standardize
 
 #: The version of the files in the cache.
 FORMAT = 1
@@ -50,6 +51,7 @@ class Tokens:
         separator: text between two documents.
         vocabulary, standardize: for `words`: the most token ids, and how the text is cleaned, as for `Text`.
         cache_dir: where the tokens are kept; null means `scaleflow/tokens` in `$XDG_CACHE_HOME` or `~/.cache`.
+        earlier: what an earlier run learned: its words, in their order.
 
     Raises:
         ConfigError: if there are no files, a file cannot be read, a split is shorter than one sequence, or an option is
@@ -69,6 +71,7 @@ class Tokens:
         vocabulary: int = 10_000,
         standardize: Standardize = "lower_and_strip_punctuation",
         cache_dir: str | None = None,
+        earlier: EarlierState | None = None,
     ) -> None:
         self._tokens = parse_count(tokens, "dataset.tokens", 1)
         self._test = parse_fraction(test, "dataset.test")
@@ -79,8 +82,9 @@ class Tokens:
         self._files = find_files(data_dir, SUFFIXES)
         self._tokenizer = make_tokenizer(tokenizer, vocabulary, standardize)
         self._cache = TokenCache(cache_dir)
+        self.reading: dict[str, Any] = {"tokenizer": self._tokenizer.name}
         if self._tokenizer.learns:
-            self._restore()
+            self.reading["learned"] = self._restore(earlier)
         size = self._tokenizer.vocabulary
         # Bytes stay bytes; other ids are int32, which saved models take everywhere.
         self.inputs = Inputs((self._tokens,), "uint8" if size <= BYTES else "int32", vocabulary=size)
@@ -116,20 +120,29 @@ class Tokens:
         def make() -> Iterator[bytes]:
             return (self._tokenizer.encode(block).astype(dtype).tobytes() for block in self._blocks(files))
 
-        train = self._files.get("train", files) if self._tokenizer.learns else ()
-        path = self._cache.make(f"{self._key(files)} {self._key(train)}", f".{dtype.name}", make)
+        path = self._cache.make(self._key(files), f".{dtype.name}", make)
         if not path.stat().st_size:
             return np.empty(0, dtype)
         return np.memmap(path, dtype, "r")
 
-    def _restore(self) -> None:
-        """Learns the tokenizer from the training split, or reads what an earlier run has learned."""
+    def _restore(self, earlier: EarlierState | None) -> Any:
+        """Restores what the tokenizer has learned: in an earlier run, or else from the training split; returns it."""
+        known = None if earlier is None else earlier.find_reading(self).get("learned")
+        learned = self._learn() if known is None or (earlier and earlier.extends) else json.dumps(known)
+        if known is not None:
+            learned = self._tokenizer.extend(json.dumps(known), learned)
+        self._tokenizer.restore(learned)
+        self._tokenizer.name += f" {name_entry(learned)}"  # its tokens depend on more than their own files
+        return json.loads(learned)
+
+    def _learn(self) -> str:
+        """Learns the tokenizer from the training split, or reads what was learned from the same files before."""
         files = self._files.get("train", self._files.get(ALL, []))
 
         def make() -> Iterator[bytes]:
             yield self._tokenizer.learn(self._blocks(files)).encode()
 
-        self._tokenizer.restore(self._cache.make(f"{self._key(files)} learned", ".json", make).read_text("utf-8"))
+        return self._cache.make(f"{self._key(files)} learned", ".json", make).read_text("utf-8")
 
     def _blocks(self, files: list[str]) -> Iterator[bytes]:
         """Yields the text of the documents, with the separator between two."""

@@ -151,10 +151,22 @@ def select_records(stream: Stream, places: Sequence[int]) -> Iterable[Any]:
     return [record for _, record in matches.take(len(places))]
 
 
-def describe_record(stream: Stream, place: int, record: Any) -> UnreadableExample:
+def name_examples(examples: Examples, places: Sequence[int]) -> list[str]:
+    """Returns the names of examples, given by their ascending indices: those of the stream, or else the indices."""
+    if not isinstance(examples, Stream) or examples.name is None:
+        return [f"example {place}" for place in places]
+    records = select_records(examples, places)
+    return [name_record(examples, place, record) for place, record in zip(places, records, strict=True)]
+
+
+def name_record(stream: Stream, place: int, record: Any) -> str:
     values = tf.nest.map_structure(lambda tensor: tensor.numpy(), record)
     arguments = values if isinstance(values, tuple) else (values,)
-    name = f"example {place}" if stream.name is None else stream.name(*arguments)
+    return f"example {place}" if stream.name is None else stream.name(*arguments)
+
+
+def describe_record(stream: Stream, place: int, record: Any) -> UnreadableExample:
+    name = name_record(stream, place, record)
     alone = tf.data.Dataset.from_tensors(record).map(lambda *parts: decode(stream, to_record(parts)))
     try:
         for _ in alone:

@@ -77,6 +77,12 @@ class Outputs:
         """The shape of one example's target."""
         return tuple(self.shape[:-1] if self.kind == "classification" else self.shape)
 
+    @property
+    def is_one_class(self) -> bool:
+        """Whether the target of each example is one class, of two or of several."""
+        is_single = self.kind == "classification" and len(self.shape) == 1
+        return is_single or (self.kind == "binary" and self.shape == (1,))
+
 
 #: One tensor, or a dict from name to `Inputs` or to further dicts.
 InputStructure = Inputs | Mapping[str, "InputStructure"]

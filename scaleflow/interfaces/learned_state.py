@@ -88,7 +88,8 @@ class EarlierState:
         state: the record of that run.
         extends: whether new classes, words and columns are added to what is known, for fine-tuning; else data that the
             record does not know is an error.
-        unknown_class: the target of an example whose class is not known; None: such an example is an error.
+        unknown_class: the target of an example whose class is not known, for outputs with one class for each example
+            of which none is ignored; None: such an example is an error.
     """
 
     state: LearnedState
@@ -98,7 +99,7 @@ class EarlierState:
     def find_outputs(self, name: str = "") -> Outputs | None:
         """Returns the earlier run's description of an output; None if it has no such output."""
         outputs: Outputs | None = name_leaves(self.state.outputs).get(name)
-        if outputs is None or self.unknown_class is None or outputs.kind == "regression":
+        if outputs is None or not outputs.is_one_class or outputs.ignore is not None:
             return outputs
         return replace(outputs, ignore=self.unknown_class)
 

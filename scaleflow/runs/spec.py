@@ -24,9 +24,13 @@ class EvaluationSpec:
 
     model: str  # the path of a Keras file
     origin: str  # the model's name in messages
-    split: str | None  # `test`, `validation` or `train`; None: the first of these that the dataset has
+    #: `test`, `validation`, `train`, or `all` examples; None: all of a new file without splits, otherwise the first of
+    #: these splits that the dataset has
+    split: str | None
     precision: bool  # whether the plan's precision replaces the model's own
     command: str = ""  # the command that trusts the user's code which the run used
+    is_new: bool = False  # whether the data are others than those of the run
+    counts_unknown: bool = False  # whether an example of an unknown class counts as wrong; else it is an error
 
 
 @dataclass(frozen=True)

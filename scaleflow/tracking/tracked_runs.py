@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,12 @@ from scaleflow.tracking.uri import resolve_store, sqlite_file
 
 if TYPE_CHECKING:
     from scaleflow.profiler.analysis_process import Profile
+
+#: The files of the record of what a run learned from its data (`runs/learned_state.py`).
+RECORD_FILES = ("learned_state.json", "learned_state.npz")
+
+#: The beginning of the tag of an evaluation, and the digest of its data in it.
+EVALUATION_TAG, TAGGED_DIGEST = "scaleflow.evaluate.", re.compile(r", data ([0-9a-f]+);")
 
 #: Largest size of a config.yaml, in bytes; a run's config is much smaller.
 MAX_CONFIG_BYTES = 4 << 20
@@ -124,22 +131,23 @@ def load_config_text(run_id: str, store: str) -> str:
 
 
 def download_model(tracker: MlflowTracker, run: TrackedRun, store: Tracking, folder: Path) -> Path:
-    """Downloads the Keras file of a run's logged model.
+    """Downloads the Keras file of a run's logged model, with the record of what the run learned beside it.
 
     Raises ConfigError if the run has no logged model, or the model has no Keras file.
     """
     subject = f"{run.run_id}: the run {run.name}"
     if run.model_id is None:
         raise ConfigError(f"{subject} has no model; a run logs its model when it finishes (resume=... continues it)")
-    path = download_artifact(
-        f"{tracker.find_artifacts(run.model_id).rstrip('/')}/{KERAS_FILES[1]}", str(store.uri), folder
-    )
+    data = f"{tracker.find_artifacts(run.model_id).rstrip('/')}/data"
+    path = download_artifact(f"{data}/{Path(KERAS_FILES[1]).name}", str(store.uri), folder)
     if path is None:
         raise ConfigError(
             f"the model {run.model_id} of {subject} has no {KERAS_FILES[1]}, because Keras could not write it as a "
             f".keras file or it is not a model of scaleflow; load it with "
             f"mlflow.pyfunc.load_model('models:/{run.model_id}')"
         )
+    for name in RECORD_FILES:
+        download_artifact(f"{data}/{name}", str(store.uri), path.parent)
     return path
 
 
@@ -165,9 +173,10 @@ def log_evaluation(
     Args:
         tracker: tracker that is connected to the run.
         run: the run.
-        name: name of the evaluation, which is part of the metrics' names.
+        name: name of the evaluation, which is part of the metrics' names; a digest is added if other data have it.
         events: the events of the evaluating worker.
-        tag: value of the tag `scaleflow.evaluate.NAME`, which describes the evaluation.
+        tag: value of the tag `scaleflow.evaluate.NAME`, which describes the evaluation; it has the digest of the data
+            as `, data DIGEST;`.
         profiles: profiles of some of its batches.
     """
     from mlflow.entities import Metric
@@ -180,9 +189,10 @@ def log_evaluation(
         tracker.log_batch([Metric(key, value, time_ms, run.steps, **links) for key, value in metrics.items()])
         logged.update(metrics)
 
-    folder = f"evaluate/{name}"
     data = next(event for event in events if isinstance(event, DatasetDescribed))
     (split,) = data.splits.values()
+    name = choose_evaluation_name(name, split["digest"], tracker.fetch_run().data.tags)
+    folder = f"evaluate/{name}"
     tracker.log_dataset(replace(data, splits={"evaluate": split}))
     for event in events:
         if isinstance(event, MetricsLogged):
@@ -195,5 +205,12 @@ def log_evaluation(
         log_values(profile.values, int(time.time() * 1000))
         for path, subfolder in profile.files:
             tracker.log_artifact(path, f"{folder}/{subfolder}")
-    tracker.set_tags({f"scaleflow.evaluate.{name}": tag})
+    tracker.set_tags({f"{EVALUATION_TAG}{name}": tag})
     return logged
+
+
+def choose_evaluation_name(name: str, digest: str, tags: Mapping[str, str]) -> str:
+    """Returns the name of an evaluation: the given one, or with the digest of the data if other data have that name."""
+    tag = tags.get(f"{EVALUATION_TAG}{name}")
+    found = None if tag is None else TAGGED_DIGEST.search(tag)
+    return name if tag is None or (found and found[1] == digest) else f"{name}-{digest[:8]}"

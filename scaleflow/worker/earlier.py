@@ -40,12 +40,19 @@ def find_earlier(plan: Plan, resumed: Path | None, worker_sync: WorkerSync) -> E
 
 
 def open_source(plan: Plan, earlier: EarlierState | None = None) -> Source:
-    """Makes the source of a plan. A source that takes the earlier record gets it. Raises what the source raises."""
+    """Makes the source of a plan, with the classes of an earlier run.
+
+    A source that takes the earlier record gets it. Other classes of its outputs are matched by name. Raises what the
+    source raises, and ConfigError if the outputs are of other kinds.
+    """
+    from scaleflow import dataset
+
     target = plan.dataset.target
     make = bind_target(target)
-    given = {"earlier": earlier} if earlier is not None and takes_earlier(locate_target(target)) else {}
-    source: Source = make(**given)
-    return source
+    if earlier is None:
+        return make()  # type: ignore[no-any-return]
+    given = {"earlier": earlier} if takes_earlier(locate_target(target)) else {}
+    return dataset.match_source(make(**given), earlier)
 
 
 def takes_earlier(source_class: object) -> bool:

@@ -10,18 +10,33 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scaleflow.config.targets import bind_target, locate_target
 from scaleflow.config.trust import check_origins
-from scaleflow.errors import ConfigError
-from scaleflow.events import Emit, EvaluationReady, MetricsLogged, StageBegan
-from scaleflow.interfaces import Inputs, Plan, Source, describe_keys, label_leaf, map_leaves, name_leaves
+from scaleflow.errors import ConfigError, RunError
+from scaleflow.events import Emit, EvaluationReady, MetricsLogged, Note, StageBegan
+from scaleflow.interfaces import (
+    EarlierState,
+    Inputs,
+    Outputs,
+    OutputStructure,
+    Plan,
+    Source,
+    describe_keys,
+    label_leaf,
+    map_leaves,
+    name_leaves,
+)
 from scaleflow.runs import EvaluationSpec, RunFolder
+from scaleflow.runs.learned_state import read_learned_state
 from scaleflow.worker.build import find_example_location, make_evaluation_batching, setup_runtime
+from scaleflow.worker.earlier import open_source
 from scaleflow.worker.metadata import describe_data, describe_data_name, report_confusion
 
 if TYPE_CHECKING:
@@ -29,6 +44,12 @@ if TYPE_CHECKING:
 
 #: The splits of a run. If the user names none, the first that exists is evaluated.
 SPLITS = ("test", "validation", "train")
+
+#: All examples of a dataset, as a split.
+ALL = "all"
+
+#: The target of an example whose class the model does not know.
+UNKNOWN_CLASS = -1
 
 FLOATS = ("float32", "mixed_float16", "mixed_bfloat16")
 
@@ -46,9 +67,15 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
     runtime = setup_runtime(plan, emit)
     check_origins(plan.config, plan.trusted_modules or ())
     emit(StageBegan(f"reading {describe_data_name(plan)}"))
-    source = bind_target(plan.dataset.target)()
-    splits = dataset.prepare_splits(source, plan.dataset, plan.seed, runtime.worker_sync, emit, preprocesses=False)
-    split, examples = choose_split(splits.by_name(), spec.split)
+    earlier = find_record(spec, emit)
+    with hint_at_counting(spec):
+        plan, source, is_whole = open_data(plan, spec, earlier)
+        splits = dataset.prepare_splits(source, plan.dataset, plan.seed, runtime.worker_sync, emit, preprocesses=False)
+    split, examples = (ALL, splits.train) if is_whole else choose_split(splits.by_name(), spec.split)
+    data = describe_data(plan, source.outputs, splits)
+    described = data.splits["train" if is_whole else split]
+    if earlier is not None and not is_whole and not spec.is_new:
+        emit_change(split, earlier, described, emit)
     emit(StageBegan("loading the model"))
     with runtime.strategy.scope():
         model = load_model(spec, plan.trusted_modules or ())
@@ -65,22 +92,94 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
     goal = objective.make_objective(  # class weights are for training
         source.outputs, plan.objective, is_weighted=splits.is_weighted, loader=loader
     )
+    unknown = find_counted_outputs(source.outputs, earlier) if spec.counts_unknown else {}
+    goal = objective.add_unknown_count(goal, unknown)
     evaluate = training.Evaluation(runtime.strategy, functools.partial(compute_outputs, model), goal)
-    emit(StageBegan(f"evaluating the {split} split"))
+    emit(StageBegan("evaluating all examples" if is_whole else f"evaluating the {split} split"))
     evaluate.trace(feed)
-    data = describe_data(plan, source.outputs, splits)
     emit(EvaluationReady(split, runtime.to_values(), len(examples)))
-    emit(replace(data, splits={split: data.splits[split]}))
-    try:
-        values = evaluate(feed)
-    except Exception as error:
-        raise dataset.explain_read_error(error, splits=splits.by_name()) from error
-    emit(MetricsLogged(0, dict(values)))
+    emit(replace(data, splits={split: described}))
+    with hint_at_counting(spec):
+        try:
+            values = evaluate(feed)
+        except Exception as error:
+            raise dataset.explain_read_error(error, splits=splits.by_name()) from error
+    emit(MetricsLogged(0, objective.count_as_wrong(values, plan.objective.loss_weights or {})))
     report_confusion(evaluate, {"test": feed}, source.outputs, files, emit)
     if plan.profiler.windows:
         facts = {**runtime.to_values(), "input": find_example_location(examples), "memory": training.measure_peaks()}
         tracer = StepTracer(plan.profiler, files.profile, "worker-0", emit, lambda: facts)
         evaluate.profile(feed, tracer)
+
+
+def find_record(spec: EvaluationSpec, emit: Emit) -> EarlierState | None:
+    """Returns what the run of the model learned from its data; None, with a note, if that was not recorded."""
+    state = read_learned_state(Path(spec.model).parent)
+    if state is not None:
+        return EarlierState(state, unknown_class=UNKNOWN_CLASS if spec.counts_unknown else None)
+    if spec.counts_unknown:
+        raise ConfigError(f"--unknown-classes count: {spec.origin} has no record of its classes; train it again")
+    emit(
+        Note(
+            f"{spec.origin} was logged without a record of what it learned from its data: kinds and classes are "
+            "inferred from these data, and classes are compared by their position"
+        )
+    )
+    return None
+
+
+def open_data(plan: Plan, spec: EvaluationSpec, earlier: EarlierState | None) -> tuple[Plan, Source, bool]:
+    """Opens the dataset: (the plan that it was opened with, the source, whether all examples are evaluated).
+
+    All examples of new data are evaluated, if their names are not those of splits and the user names no split.
+    """
+    from scaleflow import dataset
+
+    is_whole = spec.split == ALL
+    if not is_whole and not (spec.is_new and spec.split is None):
+        return plan, open_source(plan, earlier), False
+    target = plan.dataset.target
+    if target.path.startswith("scaleflow.") and "test" in inspect.signature(locate_target(target)).parameters:
+        target = replace(target, arguments={**target.arguments, "test": 0.0})
+    whole = replace(plan, dataset=replace(plan.dataset, target=target, validation=None))
+    source = open_source(whole, earlier)
+    if is_whole or set(source.splits) == {"train"}:
+        return whole, dataset.WholeSource(source), True
+    return plan, source, False
+
+
+def emit_change(split: str, earlier: EarlierState, described: Mapping[str, Any], emit: Emit) -> None:
+    """Emits a note if a split is not the one that the run had."""
+    before = earlier.state.splits.get(split, {}).get("digest")
+    if before not in (None, described["digest"]):
+        emit(Note(f"the {split} split is not that of the run: its data, or the options of the dataset, have changed"))
+
+
+@contextlib.contextmanager
+def hint_at_counting(spec: EvaluationSpec) -> Iterator[None]:
+    """Adds to an error about an unknown class how such examples can be counted."""
+    try:
+        yield
+    except (ConfigError, RunError) as error:
+        if "class of the training split" not in str(error) or spec.counts_unknown:
+            raise
+        raise type(error)(f"{error}; --unknown-classes count counts such examples as wrong") from error
+
+
+def find_counted_outputs(outputs: OutputStructure, earlier: EarlierState | None) -> dict[str, Outputs]:
+    """Returns the outputs, by name, of which examples with unknown classes are counted.
+
+    Raises ConfigError if there is none.
+    """
+    known = name_leaves(earlier.state.outputs) if earlier is not None else {}
+    found = {
+        name: each
+        for name, each in name_leaves(outputs).items()
+        if each.ignore == UNKNOWN_CLASS and name in known and known[name].ignore is None
+    }
+    if not found:
+        raise ConfigError("--unknown-classes count: no target of the dataset is one class for each example")
+    return found
 
 
 def choose_split(available: Any, split: str | None) -> tuple[str, Any]:

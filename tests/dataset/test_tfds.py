@@ -128,7 +128,7 @@ def test_a_prepared_dataset_is_read_as_its_features_say(prepared: Path, isolated
 
     inputs, outputs, _, features, arrays = reviews
     assert (inputs, features) == (Inputs((), "string"), Inputs((3,), "int32", vocabulary=6))
-    assert outputs == Outputs("binary", (1,))
+    assert outputs == Outputs("binary", (1,), ("neg", "pos"))
     assert arrays["train"][0].dtype == np.int32
     assert arrays["train"][0][0].tolist()[0] == 2
     assert arrays["train"][1].tolist() == [[number % 2] for number in range(TRAIN)]
