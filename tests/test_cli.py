@@ -93,7 +93,7 @@ REFUSED: Mapping[tuple[str, ...], Sequence[str]] = {
         "dataset.data_dir=plan: there is no such file or folder; did you mean plain?"
     ],
     ("dataset=tfrecord",): ["dataset.data_dir, dataset.features, dataset.input, dataset.target", "no default"],
-    ("model.init_from=nothing.keras",): ["model.init_from=nothing.keras", "no such file", "runs:/RUN_ID/model"],
+    ("model.init_from=nothing.keras",): ["model.init_from=nothing.keras", "no such file", "models:/NAME@ALIAS"],
     ("model=resent",): ["model=resent", "did you mean resnet"],
     ("debug=nan", "hardware.deterministic=true"): [
         "debug.nan=true",

@@ -397,7 +397,7 @@ def check_known_columns(known: Sequence[str], names: Sequence[str], data_dir: st
     more = f" and {', '.join(missing[1:])}" if missing[1:] else ""
     raise ConfigError(
         f"dataset.data_dir={data_dir}: has no column {missing[0]}{more}, which the earlier run read"
-        f"{f'; did you mean {similar[0]}?' if similar else ''} The columns are {', '.join(names)}"
+        f"{f'; did you mean {similar[0]}? The' if similar else '; the'} columns are {', '.join(names)}"
     )
 
 

@@ -107,7 +107,10 @@ def find_address(uri: str, store: str) -> str:
     parts, client = RUN_OR_MODEL.fullmatch(uri), MlflowClient(tracking_uri=store)
     with contextlib.suppress(MlflowException):  # the download explains it
         if parts and parts["name"]:
-            find_model_version(client, uri)
+            try:
+                find_model_version(client, uri)
+            except ConfigError as error:
+                raise ConfigError(f"model.init_from={error}") from error  # its message begins with the URI
         elif parts and parts["run"]:
             run = client.get_run(parts["run"])
             result = choose_result(run) if "scaleflow.folder" in run.data.tags else None

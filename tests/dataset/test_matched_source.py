@@ -12,7 +12,7 @@ import pytest
 
 from scaleflow.dataset.class_names import match_names
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Arrays, EarlierState, Inputs, LearnedState, Outputs
+from scaleflow.interfaces import Arrays, EarlierState, Inputs, LearnedState, Outputs, name_class
 
 X = np.zeros((6, 2), np.float32)
 
@@ -278,7 +278,6 @@ def test_a_table_takes_words_however_they_are_written(isolated: Callable[..., An
 
 def read_corpora(folder: Path) -> list[Any]:
     """The words and the token ids of new text: learned anew, known, extended."""
-    from scaleflow.dataset.splits import describe_learned
     from scaleflow.dataset.tokens import Tokens
 
     (folder / "old.txt").write_text("a a a b b c\n" * 9)
@@ -289,7 +288,7 @@ def read_corpora(folder: Path) -> list[Any]:
         return Tokens(str(folder / name), earlier=earlier, **options)
 
     old = make("old.txt", None)
-    state = LearnedState.from_json(describe_learned(old, {}).to_json())
+    state = LearnedState(old.inputs, old.outputs, source=name_class(old), reading=old.reading)
     sources = [
         old,
         make("new.txt", None),

@@ -271,7 +271,7 @@ def test_a_key_that_may_not_change_is_refused_by_its_value_in_the_run(
     [
         (
             "nowhere",
-            "resume=nowhere: expected the folder of a run, which the run prints at its end, or the id of a run",
+            "resume=nowhere: expected the folder of a run, which the run prints at its end, the id of a run, or",
         ),
         (".", "resume=.: this is not the folder of a run"),
         ("0123456789abcdef0123456789abcdea", "has no run 0123456789abcdef0123456789abcdea"),

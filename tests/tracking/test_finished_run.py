@@ -236,15 +236,21 @@ def test_a_run_can_begin_with_the_models_weights(
         assert file.exists() == (file == exported)
 
 
-@pytest.mark.parametrize("origin", ["runs:/0123456789abcdef0123456789abcdef/model", "models:/nothing/1"])
+@pytest.mark.parametrize(
+    ("origin", "reason"),
+    [
+        ("runs:/0123456789abcdef0123456789abcdef/model", "cannot be loaded from sqlite"),
+        ("models:/nothing/1", "there is no registered model nothing; there is digits"),
+    ],
+)
 def test_weights_that_the_store_has_not_are_refused(
-    finished: tuple[Command, Any], plan: Callable[..., Any], origin: str
+    finished: tuple[Command, Any], plan: Callable[..., Any], origin: str, reason: str
 ) -> None:
     from scaleflow.tracking import locate_weights
 
     there = plan(f"tracking.uri=sqlite:///{finished[0].folder}/mlflow.db", f"model.init_from={origin}")
     with (
-        pytest.raises(ConfigError, match=f"model.init_from={origin}: cannot be loaded from sqlite"),
+        pytest.raises(ConfigError, match=f"model.init_from={origin}: {reason}"),
         locate_weights(there),
     ):
         pass
