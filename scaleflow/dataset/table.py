@@ -152,6 +152,7 @@ class Table:
             find_columns([target], self._files.names, "dataset.target")
         else:
             names = choose_columns(self._files.names, target, columns, drop)
+            names = [*(name for name in known if name in names), *(name for name in names if name not in known)]
             given = parse_column_kinds(names, {NUMBER: numeric, CATEGORY: categorical, TEXT: text})
         self._files.use([*names, target])
         self._read = partial(TableRows, self._files, (*names, target), tuple(self._missing), learn_on)

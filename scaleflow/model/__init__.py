@@ -3,9 +3,10 @@
 from scaleflow.model.broadcasting import correct_keras_add
 from scaleflow.model.export import keras_file_fault, write_model
 from scaleflow.model.fine_tuning import find_rate_factors, fine_tune, merge_lora
-from scaleflow.model.initial import SavedWeights, initialize_from, read_weights
+from scaleflow.model.initial import initialize_from, read_weights
 from scaleflow.model.layer_patterns import find_layers, keep_names
 from scaleflow.model.layers import entry, head, hidden, make_inputs
+from scaleflow.model.learned_changes import LearnedChanges
 from scaleflow.model.make import (
     find_batch_norm_warnings,
     find_graph,
@@ -14,8 +15,10 @@ from scaleflow.model.make import (
     make_model,
 )
 from scaleflow.model.row_lookup import describe_large_table, list_tables, read_rows_in_take
+from scaleflow.model.weight_mapping import SavedWeights
 
 __all__ = [
+    "LearnedChanges",
     "SavedWeights",
     "correct_keras_add",
     "describe_large_table",
