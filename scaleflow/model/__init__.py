@@ -6,7 +6,6 @@ from scaleflow.model.fine_tuning import find_rate_factors, fine_tune, merge_lora
 from scaleflow.model.initial import initialize_from, read_weights
 from scaleflow.model.layer_patterns import find_layers, keep_names
 from scaleflow.model.layers import entry, head, hidden, make_inputs
-from scaleflow.model.learned_changes import LearnedChanges
 from scaleflow.model.make import (
     find_batch_norm_warnings,
     find_graph,
@@ -18,7 +17,6 @@ from scaleflow.model.row_lookup import describe_large_table, list_tables, read_r
 from scaleflow.model.weight_mapping import SavedWeights
 
 __all__ = [
-    "LearnedChanges",
     "SavedWeights",
     "correct_keras_add",
     "describe_large_table",

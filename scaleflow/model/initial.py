@@ -12,9 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.errors import ConfigError
+from scaleflow.interfaces import LearnedChanges
 from scaleflow.model.export import ON_RAW_INPUTS
 from scaleflow.model.layer_segments import find_segments, label_inputs
-from scaleflow.model.learned_changes import LearnedChanges
 from scaleflow.model.weight_mapping import SavedWeights, WeightMapping, list_shapes
 
 #: A message names at most this many layers.
@@ -78,6 +78,11 @@ def initialize_from(model: keras.Model, saved: SavedWeights, changes: LearnedCha
     found = {name: mapping.find_values(name, layers[name], path) for name, path in paths.items()}
     matches = {name: values for name, values in found.items() if values is not None}
     if not matches:
+        if changes is not None and not changes.maps_rows and changes.is_other:
+            raise ConfigError(
+                f"model.init_from={saved.origin}: {changes.describe()}; all layers take or give that, so no weights "
+                "are left to begin with; leave model.init_from out"
+            )
         raise ConfigError(
             f"model.init_from={saved.origin}: no layer has the name and the shapes of a layer of this model; the file "
             f"has {format_first(saved.layers)}, and this model has "

@@ -11,9 +11,8 @@ import keras
 import numpy as np
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import name_leaves
+from scaleflow.interfaces import LearnedChanges, name_leaves
 from scaleflow.model.layer_segments import find_heads, find_segments, label_inputs
-from scaleflow.model.learned_changes import LearnedChanges
 from scaleflow.model.make import find_graph
 from scaleflow.model.row_mapping import Array, Move, Segments, copy_columns, copy_rows, match_classes, match_rows
 

@@ -34,6 +34,7 @@ from scaleflow.interfaces import (
     Feed,
     ForwardBackward,
     InputStructure,
+    LearnedChanges,
     LearnedState,
     MakeOptimizer,
     Objective,
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from scaleflow.dataset import Splits
-    from scaleflow.model import LearnedChanges
     from scaleflow.training import Engine, FitEngine, Length, Loop, WorkerSync
 
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>

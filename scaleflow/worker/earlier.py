@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 from scaleflow.config.targets import bind_target, locate_target
 from scaleflow.errors import ConfigError
 from scaleflow.events import Emit, Note
-from scaleflow.interfaces import EarlierState, LearnedState, Plan, Source, name_leaves
+from scaleflow.interfaces import EarlierState, LearnedChanges, LearnedState, Plan, Source, name_leaves
 from scaleflow.runs.learned_state import read_learned_state
 
 if TYPE_CHECKING:
-    from scaleflow.model import LearnedChanges
     from scaleflow.training import WorkerSync
 
 
@@ -70,8 +69,6 @@ def find_changes(plan: Plan, learned: LearnedState, emit: Emit) -> LearnedChange
 
     Raises ConfigError if the new run has classes or inputs that it may not have.
     """
-    from scaleflow.model import LearnedChanges
-
     before, mode, setting = (
         read_initial_state(plan),
         plan.model.init_from_preprocessing,
@@ -82,8 +79,11 @@ def find_changes(plan: Plan, learned: LearnedState, emit: Emit) -> LearnedChange
             emit(Note(f"{setting}: nothing is known about the preprocessing and the classes of these weights"))
         return None
     changes = LearnedChanges(before, learned, is_anew=mode == "new", maps_rows=mode != "new" and is_own_model(plan))
-    if mode == "old" or (mode == "extend" and not is_own_model(plan)):
-        changes.refuse(setting)
+    if changes.is_other and (mode == "old" or (mode == "extend" and not is_own_model(plan))):
+        raise ConfigError(
+            f"{setting}: {changes.describe()}; which weights belong to that is not known; use the columns and classes "
+            "of the first run, or model.init_from_preprocessing=new, which learns them anew"
+        )
     if differences := changes.describe():
         emit(Note(f"{setting}: {differences}"))
     return changes

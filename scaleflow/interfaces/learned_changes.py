@@ -1,4 +1,4 @@
-"""What a run learned otherwise than the run whose weights it begins with. No TensorFlow."""
+"""What a run learned otherwise than the run whose weights it begins with."""
 
 from __future__ import annotations
 
@@ -6,14 +6,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from scaleflow.errors import ConfigError
-from scaleflow.interfaces import (
-    LearnedState,
-    Outputs,
-    count_new,
-    describe_extension,
-    name_leaves,
-)
+from scaleflow.interfaces.data import Outputs
+from scaleflow.interfaces.learned_state import LearnedState, count_new, describe_extension
+from scaleflow.interfaces.structures import name_leaves
 
 
 @dataclass(frozen=True)
@@ -62,6 +57,12 @@ class LearnedChanges:
         outputs = name_leaves(self.new.outputs)
         return {name for name, each in outputs.items() if not is_same_output(self.find_old(name), each)}
 
+    @property
+    def is_other(self) -> bool:
+        """Whether inputs or outputs are not those of the old run, or mean something else."""
+        names = (set(name_leaves(each.inputs)) for each in (self.old, self.new))
+        return len(set(map(frozenset, names))) > 1 or bool(self.other_inputs or self.other_outputs)
+
     def describe(self) -> str:
         """Describes the differences for a message; empty if there are none."""
         return "; ".join((*self._describe_inputs(), *self._describe_outputs()))
@@ -83,24 +84,11 @@ class LearnedChanges:
     def _describe_outputs(self) -> Iterator[str]:
         for name, new in name_leaves(self.new.outputs).items():
             old, label = self.find_old(name), name or self.new.reading.get("target") or "outputs"
-            known = () if old is None else old.names or ()
-            if added := count_new([each for each in (new.names or ()) if each not in known], "class") if known else "":
+            known = set(() if old is None else old.names or ())
+            if added := count_new([each for each in new.names or () if each not in known], "class") if known else "":
                 yield f"{label}: {added}"
             elif name in self.other_outputs:
                 yield f"{label}: learned anew"
-
-    def refuse(self, setting: str) -> None:
-        """Raises ConfigError if inputs or classes are not those of the old run.
-
-        Args:
-            setting: what the user typed, for the message.
-        """
-        before, after = set(name_leaves(self.old.inputs)), set(name_leaves(self.new.inputs))
-        if before != after or self.other_inputs or self.other_outputs:
-            raise ConfigError(
-                f"{setting}: {self.describe()}; which weights belong to that is not known; use the columns and "
-                "classes of the first run, or model.init_from_preprocessing=new, which learns them anew"
-            )
 
 
 def is_same_output(old: Outputs | None, new: Outputs) -> bool:
