@@ -518,7 +518,13 @@ def describe_known_target(
         return describe_target(rows, target, kind, most, is_scaled)
     if not earlier.extends or known.kind == "regression":
         return known
-    return extend_classes(known, find_classes(rows, target, most))
+    extended = extend_classes(known, find_classes(rows, target, most))
+    if kind == "binary" and extended.kind != kind:
+        raise ConfigError(
+            f"dataset.kind=binary: {target} has {len(extended.names or ())} classes with those of the earlier run "
+            f"({', '.join(extended.names or ())}); leave dataset.kind out, or use model.init_from_preprocessing=new"
+        )
+    return extended
 
 
 def find_classes(rows: SampleColumns, target: str, most: int) -> list[str]:
