@@ -685,6 +685,12 @@ RULES: Sequence[Rule] = (
         "set optimizer.step_every",
     ),
     Rule(
+        ("model.init_from_preprocessing", "model.init_from"),
+        lambda p: p.model.init_from is None and p.model.init_from_preprocessing != "extend",
+        "there is no earlier run whose preprocessing could be taken",
+        "set model.init_from, or leave model.init_from_preprocessing out",
+    ),
+    Rule(
         ("model.lora.layers",),
         lambda p: p.model.lora is not None and not p.model.lora.layers,
         "it names no layers",

@@ -16,6 +16,7 @@ from scaleflow.dataset.cache import refuse_unreadable
 from scaleflow.dataset.normalise import Normalise, can_be_normalised
 from scaleflow.dataset.records import decode_records
 from scaleflow.errors import ConfigError
+from scaleflow.events import Emit, Note
 from scaleflow.interfaces import (
     Arrays,
     Dataset,
@@ -26,6 +27,7 @@ from scaleflow.interfaces import (
     Preprocessing,
     Source,
     Workers,
+    describe_extension,
     describe_keys,
     label_leaf,
     name_class,
@@ -71,16 +73,22 @@ def choose_preprocessing(source: Source, options: Dataset) -> Preprocessings:
 
 
 def learn_on_chief(
-    preprocessings: Preprocessings, train: Examples, workers: Workers, earlier: EarlierState | None = None
+    preprocessings: Preprocessings,
+    train: Examples,
+    workers: Workers,
+    earlier: EarlierState | None = None,
+    emit: Emit | None = None,
 ) -> Mapping[str, Any]:
     """Learns the preprocessing on the chief, and returns the result of each on every worker.
 
-    What an earlier run learned is taken as it is, or extended if `earlier` says so.
+    What an earlier run learned is taken as it is, or extended if `earlier` says so. If `earlier` says that new words
+    are counted, `emit` receives a note.
 
     Raises ConfigError if an example cannot be read, or the earlier run preprocessed an input in another way.
     """
     known = {name: find_learned(name, each, earlier) for name, each in preprocessings.items()}
-    extends = earlier is not None and earlier.extends
+    counts = earlier is not None and earlier.counts_words
+    extends = counts or (earlier is not None and earlier.extends)
     new = {n: each for n, each in preprocessings.items() if known[n] is None or (extends and hasattr(each, "extend"))}
 
     def learn() -> dict[str, Any]:
@@ -95,10 +103,23 @@ def learn_on_chief(
         return found
 
     learned: dict[str, Any] = json.loads(workers.from_chief(lambda: json.dumps(recall()))) if new else {}
+    unknown: list[str] = []
     for name, old in known.items():
-        if old is not None:
-            learned[name] = new[name].extend(old.learned, learned[name]) if name in new else old.learned  # type: ignore[attr-defined]
+        if old is None:
+            continue
+        extended = new[name].extend(old.learned, learned[name]) if name in new else old.learned  # type: ignore[attr-defined]
+        learned[name] = old.learned if counts else extended
+        unknown += describe_unknown(name, old, extended) if counts else []
+    if unknown and emit is not None:
+        emit(Note(f"dataset: the earlier run did not learn of {'; '.join(unknown)}"))
     return learned
+
+
+def describe_unknown(name: str, old: LearnedPreprocessing, extended: Any) -> Iterator[str]:
+    """Yields what data has that an earlier run did not learn of, and how it is taken."""
+    if found := describe_extension(old, extended):
+        taken = "taken as unknown ones" if isinstance(extended, list) else "taken as means"
+        yield f"{label_leaf('inputs', name)}: {found}, {taken}"
 
 
 def find_learned(name: str, preprocessing: Preprocessing, earlier: EarlierState | None) -> LearnedPreprocessing | None:
@@ -109,12 +130,13 @@ def find_learned(name: str, preprocessing: Preprocessing, earlier: EarlierState 
     found = None if earlier is None else earlier.state.preprocessing.get(name)
     if earlier is None or (found is not None and found.path == name_class(preprocessing)):
         return found
-    if earlier.extends:
+    if earlier.extends and not earlier.counts_words:
         return None
     before = "not at all" if found is None else f"with {found.path.rpartition('.')[2]}"
     raise ConfigError(
         f"dataset: {label_leaf('inputs', name)} is preprocessed with {type(preprocessing).__name__}, and the earlier "
         f"run preprocessed it {before}; use the dataset options of that run"
+        + (", or model.init_from_preprocessing=new" if earlier.counts_words else "")
     )
 
 

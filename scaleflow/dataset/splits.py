@@ -158,7 +158,7 @@ def prepare_splits(
     )
     raw = replace(raw, fingerprints=fingerprints, learned=learned, is_drawn_as_read=is_drawn)
     preprocessings = choose_preprocessing(source, options) if preprocesses else {}
-    preprocessed = preprocess_splits(preprocessings, raw, workers, earlier)
+    preprocessed = preprocess_splits(preprocessings, raw, workers, earlier, emit)
     cache_of_source = getattr(source, "learned_cache", None)
     for note in cache_of_source.notes if isinstance(cache_of_source, LearnedCache) else ():
         emit(Note(note))
@@ -222,11 +222,11 @@ def drop_unreadable(split: str, stream: Stream, workers: Workers, emit: Emit) ->
 
 
 def preprocess_splits(
-    preprocessings: Preprocessings, splits: Splits, workers: Workers, earlier: EarlierState | None
+    preprocessings: Preprocessings, splits: Splits, workers: Workers, earlier: EarlierState | None, emit: Emit
 ) -> Splits:
     if not preprocessings:
         return splits
-    learned = learn_on_chief(preprocessings, splits.train, workers, earlier)
+    learned = learn_on_chief(preprocessings, splits.train, workers, earlier, emit)
     records = {
         name: LearnedPreprocessing(name_class(each), to_plain(vars(each)), learned[name])
         for name, each in preprocessings.items()

@@ -153,6 +153,7 @@ class Table:
             names, given = list(known), dict(known)
         else:
             names = choose_columns(self._files.names, target, columns, drop)
+            names = [*(name for name in known if name in names), *(name for name in names if name not in known)]
             given = parse_column_kinds(names, {NUMBER: numeric, CATEGORY: categorical, TEXT: text})
         self._files.use([*names, target])
         options = self._files, (*names, target), tuple(self._missing), learn_on
@@ -520,7 +521,13 @@ def describe_known_target(
         raise ConfigError(f"dataset.kind={kind}: the earlier run has the kind {known.kind}; leave it auto")
     if not earlier.extends or known.kind == "regression":
         return known
-    return extend_classes(known, find_classes(rows, target, most))
+    extended = extend_classes(known, find_classes(rows, target, most))
+    if kind == "binary" and extended.kind != kind:
+        raise ConfigError(
+            f"dataset.kind=binary: {target} has {len(extended.names or ())} classes with those of the earlier run "
+            f"({', '.join(extended.names or ())}); leave dataset.kind out, or use model.init_from_preprocessing=new"
+        )
+    return extended
 
 
 def find_classes(rows: SampleColumns, target: str, most: int) -> list[str]:

@@ -5,6 +5,7 @@ Import names from here, not from the modules below:
 - `config`: the typed sections of the config, and `Plan`, which holds all of them.
 - `data`: what a dataset is: `Source`, `Inputs`, `Outputs`, `Arrays`, `Stream`, `Preprocessing`.
 - `learned_state`: what a run learned from its data: `LearnedState`, `EarlierState`.
+- `learned_changes`: what a run learned otherwise than the one whose weights it begins with: `LearnedChanges`.
 - `structures`: values and dicts of values, with a name for each value.
 - `training`: what the worker's parts exchange: batches and feeds, the training step, snapshots, traces.
 - `tracking`: the store that a run is recorded in (`Tracker`).
@@ -52,10 +53,13 @@ from scaleflow.interfaces.data import (
     Standardize,
     Stream,
 )
+from scaleflow.interfaces.learned_changes import LearnedChanges
 from scaleflow.interfaces.learned_state import (
     EarlierState,
     LearnedPreprocessing,
     LearnedState,
+    count_new,
+    describe_extension,
     extend_classes,
     name_class,
     to_plain,
@@ -120,6 +124,7 @@ __all__ = [
     "InputStructure",
     "Inputs",
     "Kind",
+    "LearnedChanges",
     "LearnedPreprocessing",
     "LearnedState",
     "Lora",
@@ -153,6 +158,8 @@ __all__ = [
     "Tracking",
     "Training",
     "Workers",
+    "count_new",
+    "describe_extension",
     "describe_keys",
     "extend_classes",
     "label_leaf",

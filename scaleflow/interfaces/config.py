@@ -291,6 +291,10 @@ class Model:
         target: a function (inputs: Inputs, outputs: Outputs, **arguments) -> keras.Model.
         init_from: a Keras file, a folder with one, a run's id, or an MLflow model URI. Layers with the same name and
             shapes start from its weights. Default null: new weights.
+        init_from_preprocessing: the preprocessing and the classes of a run that begins with `init_from`. `extend`:
+            those of the first run, and new words, categories, classes and columns after the known ones. `old`: exactly
+            those of the first run. `new`: learned anew; layers that depend on what differs keep their new weights.
+            Default `extend`.
         freeze: patterns of the names or paths (`backbone/conv*`) of layers that do not train, with all layers inside
             them. `*` matches any characters, `?` one. A pattern after `!` makes layers trainable again, so
             `['*', '!outputs']` freezes all but one. Applied after `init_from`. Default null: none.
@@ -299,6 +303,7 @@ class Model:
 
     target: Target
     init_from: str | None = None
+    init_from_preprocessing: Literal["extend", "old", "new"] = "extend"
     freeze: list[str] | None = None
     lora: Lora | None = None
 

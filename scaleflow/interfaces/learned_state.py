@@ -13,6 +13,9 @@ from scaleflow.interfaces.structures import name_leaves
 #: The version of the record. A reader refuses newer ones.
 FORMAT = 1
 
+#: A message names at most this many new words or classes.
+NAMED = 5
+
 
 @dataclass(frozen=True)
 class LearnedPreprocessing:
@@ -90,11 +93,14 @@ class EarlierState:
             record does not know is an error.
         unknown_class: the target of an example whose class is not known, for outputs with one class for each example
             of which none is ignored; None: such an example is an error.
+        counts_words: whether new words and missing values are counted in a note and not added to what is known, since
+            the model could not tell them apart.
     """
 
     state: LearnedState
     extends: bool = False
     unknown_class: int | None = None
+    counts_words: bool = False
 
     def find_outputs(self, name: str = "") -> Outputs | None:
         """Returns the earlier run's description of an output; None if it has no such output."""
@@ -115,6 +121,23 @@ def extend_classes(outputs: Outputs, found: Iterable[str]) -> Outputs:
     if not new:
         return outputs
     return replace(outputs, kind="classification", shape=(len(known) + len(new),), names=(*known, *new))
+
+
+def describe_extension(old: LearnedPreprocessing, learned: Any) -> str:
+    """Describes what data adds to what a preprocessing had learned: `2 new words (a, b)`; empty if that is nothing."""
+    if not isinstance(learned, list):
+        return "" if learned == old.learned else "missing values"
+    noun = "category" if old.path.endswith(".Category") else "word"
+    return count_new(learned[len(old.learned) :], noun)
+
+
+def count_new(names: Sequence[Any], noun: str) -> str:
+    """Returns `1 new category (Paris)`; empty if there are no names."""
+    if not names:
+        return ""
+    shown = ", ".join(str(name) or "a blank" for name in names[:NAMED]) + (", ..." if len(names) > NAMED else "")
+    plural = {"category": "categories", "class": "classes"}.get(noun, f"{noun}s")
+    return f"{len(names):,} new {noun if len(names) == 1 else plural} ({shown})"
 
 
 def name_class(value: object) -> str:

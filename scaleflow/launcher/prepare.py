@@ -140,7 +140,7 @@ def prepare_resume(command: RunCommand, config: dict[str, Any], resume: str) -> 
         refuse_changed_code(plan, run.files)
     is_saved = is_store_address(plan.checkpoint.folder) and RunState.read(run.files.path).checkpoint is not None
     if is_saved or any(run.files.checkpoints.glob("step-*")):  # the weights are in the checkpoints
-        plan = replace(plan, model=replace(plan.model, init_from=None))
+        plan = replace(plan, model=replace(plan.model, init_from=None, init_from_preprocessing="extend"))
     spec = make_spec(plan, run.files.path, command, read_overrides(run.files))
     return PreparedRun(spec, run.config, run.changes, run.number, run.is_finished)
 

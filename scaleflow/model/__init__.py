@@ -3,7 +3,7 @@
 from scaleflow.model.broadcasting import correct_keras_add
 from scaleflow.model.export import keras_file_fault, write_model
 from scaleflow.model.fine_tuning import find_freeze_warning, find_rate_factors, fine_tune, loads_weights, merge_lora
-from scaleflow.model.initial import SavedWeights, initialize_from, read_weights
+from scaleflow.model.initial import initialize_from, read_weights
 from scaleflow.model.layer_patterns import find_layers, keep_names
 from scaleflow.model.layers import entry, head, hidden, make_inputs
 from scaleflow.model.make import (
@@ -15,6 +15,7 @@ from scaleflow.model.make import (
     make_model,
 )
 from scaleflow.model.row_lookup import describe_large_table, list_tables, read_rows_in_take
+from scaleflow.model.weight_mapping import SavedWeights
 
 __all__ = [
     "SavedWeights",

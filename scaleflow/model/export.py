@@ -30,6 +30,10 @@ KERAS_FILE = "model.keras"
 WEIGHTS_FILE = "model.weights.h5"
 SAVED_MODEL = "saved_model"
 SIGNATURE = "signature.json"
+
+#: The end of the name of an exported model that begins with preprocessing.
+ON_RAW_INPUTS = "_on_raw_inputs"
+
 EXAMPLE, EXAMPLES = "input_example.npy", "input_example.npz"
 
 #: The largest allowed difference between SavedModel and live model, relative to the largest output (at least 1).
@@ -154,7 +158,7 @@ def add_preprocessing(layers: Mapping[str, keras.Layer], model: keras.Model, inp
 
     names = name_arguments(inputs)
     raws = make_inputs(inputs)
-    return keras.Model(raws, model(map_named(preprocess, raws)), name=f"{model.name}_on_raw_inputs")
+    return keras.Model(raws, model(map_named(preprocess, raws)), name=f"{model.name}{ON_RAW_INPUTS}")
 
 
 def to_numpy_strings(batch: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -13,28 +12,22 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.errors import ConfigError
+from scaleflow.interfaces import LearnedChanges
+from scaleflow.model.export import ON_RAW_INPUTS
+from scaleflow.model.layer_segments import find_segments, label_inputs
+from scaleflow.model.weight_mapping import SavedWeights, WeightMapping, list_shapes
 
 #: A message names at most this many layers.
 NAMED = 6
 
-Array = np.ndarray[Any, Any]
 
-
-@dataclass(frozen=True)
-class SavedWeights:
-    """The weights of a Keras file.
-
-    Attributes:
-        origin: the user's value of `model.init_from`.
-        layers: each layer's weights by its path: the names of the models around it and its own, joined with `/`.
-    """
-
-    origin: str
-    layers: Mapping[str, Sequence[Array]]
-
-
-def read_weights(path: str, origin: str) -> SavedWeights:
+def read_weights(path: str, origin: str, grown: Collection[str] = ()) -> SavedWeights:
     """Reads a Keras file into the host's memory.
+
+    Args:
+        path: of the file.
+        origin: the user's value of `model.init_from`.
+        grown: the names of the inputs that may have more words in the new model.
 
     Raises:
         ConfigError: if it is missing, damaged or no Keras model.
@@ -50,13 +43,28 @@ def read_weights(path: str, origin: str) -> SavedWeights:
             f"model.init_from={origin}: cannot be read as a Keras model ({reason}); use a file that keras.Model.save "
             "wrote, or a model that scaleflow logged"
         ) from error
-    return SavedWeights(origin, {name: [np.asarray(w) for w in layer.weights] for name, layer in list_layers(model)})
+    network = find_network(model)
+    prefix = "" if network is model else f"{network.name}/"
+    segments = {f"{prefix}{name}": each for name, each in find_segments(network, label_inputs(grown)).items()}
+    weights = {name: [np.asarray(w) for w in layer.weights] for name, layer in list_layers(model)}
+    return SavedWeights(origin, weights, segments)
 
 
-def initialize_from(model: keras.Model, saved: SavedWeights) -> str:
-    """Copies saved weights into the layers of a new model that have the same name and shapes.
+def find_network(model: keras.Model) -> keras.Model:
+    """Returns the model that follows the preprocessing in an exported model."""
+    name = model.name.removesuffix(ON_RAW_INPUTS)
+    return model if name == model.name else model.get_layer(name)
+
+
+def initialize_from(model: keras.Model, saved: SavedWeights, changes: LearnedChanges | None = None) -> str:
+    """Copies saved weights into the layers of a new model that have the same name, and the same shapes or known rows.
 
     Call it in the strategy's scope, outside of the replicas.
+
+    Args:
+        model: the new model.
+        saved: what `read_weights` returned.
+        changes: what the new run learned otherwise; None: nothing is known about the saved model's run.
 
     Returns:
         A message for the user: how many layers and numbers were copied.
@@ -66,24 +74,33 @@ def initialize_from(model: keras.Model, saved: SavedWeights) -> str:
     """
     layers = dict(list_layers(model))
     paths = {name: path for name in layers if (path := find_layer(name, layers, saved.layers)) is not None}
-    matches = {n: p for n, p in paths.items() if list_shapes(layers[n].weights) == list_shapes(saved.layers[p])}
+    mapping = WeightMapping(model, saved, changes)
+    found = {name: mapping.find_values(name, layers[name], path) for name, path in paths.items()}
+    matches = {name: values for name, values in found.items() if values is not None}
     if not matches:
+        if changes is not None and not changes.maps_rows and changes.is_other:
+            raise ConfigError(
+                f"model.init_from={saved.origin}: {changes.describe()}; all layers take or give that, so no weights "
+                "are left to begin with; leave model.init_from out"
+            )
         raise ConfigError(
             f"model.init_from={saved.origin}: no layer has the name and the shapes of a layer of this model; the file "
             f"has {format_first(saved.layers)}, and this model has "
             f"{format_first({n: layer.weights for n, layer in layers.items()})}"
         )
-    for name, path in matches.items():
-        for variable, value in zip(layers[name].weights, saved.layers[path], strict=True):
+    for name, values in matches.items():
+        for variable, value in zip(layers[name].weights, values, strict=True):
             assign_variable(variable, value)
         if isinstance(layers[name], keras.layers.Normalization):
             layers[name].finalize_state()  # it computes with constants that are made from its weights
     fresh = [name for name in layers if name not in matches]
-    taken, total = (sum(int(np.prod(w.shape)) for n in names for w in layers[n].weights) for names in (matches, layers))
+    taken = sum(mapping.extended.get(name, sum(each.size for each in values)) for name, values in matches.items())
+    total = sum(int(np.prod(w.shape)) for layer in layers.values() for w in layer.weights)
+    extended_note = f"; extended: {format_names(list(mapping.extended))}" if mapping.extended else ""
     fresh_note = f"; new weights: {format_names(fresh)}" if fresh else ""
     return (
         f"model.init_from={saved.origin}: loaded the weights of {len(matches)} of {len(layers)} layers ({taken:,} of "
-        f"{total:,} numbers){fresh_note}"
+        f"{total:,} numbers){extended_note}{fresh_note}"
     )
 
 
@@ -114,11 +131,7 @@ def last_part(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-def list_shapes(weights: Sequence[Any]) -> list[tuple[int, ...]]:
-    return [tuple(w.shape) for w in weights]
-
-
-def assign_variable(variable: keras.Variable, value: Array) -> None:
+def assign_variable(variable: keras.Variable, value: np.ndarray[Any, Any]) -> None:
     """Assigns a value on every replica, or to the shards (along axis 0) of a variable on parameter servers."""
     shards = getattr(variable.value, "variables", None)
     if shards is None:

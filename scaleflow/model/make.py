@@ -97,10 +97,14 @@ def check_input_keys(model: keras.Model, inputs: InputStructure) -> None:
 
 def find_graph(model: keras.Model) -> tuple[Any, Any] | None:
     """Returns the structures of the inputs and outputs of a functional or sequential model; None for a subclass."""
-    functional = getattr(model, "_functional", None) or model
-    if not isinstance(functional, Functional):
-        return None
-    return functional._inputs_struct, functional._outputs_struct
+    functional = find_functional(model)
+    return None if functional is None else (functional._inputs_struct, functional._outputs_struct)
+
+
+def find_functional(layer: Any) -> Functional | None:
+    """Returns the functional model that a layer is, or that a sequential model consists of; None for other layers."""
+    functional = getattr(layer, "_functional", None) or layer
+    return functional if isinstance(functional, Functional) else None
 
 
 def check_outputs(returned: Any, outputs: OutputStructure) -> None:

@@ -17,6 +17,9 @@ from scaleflow.interfaces import LearnedState
 from scaleflow.runs.folder import LEARNED_ARRAYS, LEARNED_STATE
 from scaleflow.secret_masking import mask_secrets
 
+#: The names of the record's files.
+LEARNED_FILES = (LEARNED_STATE, LEARNED_ARRAYS)
+
 #: A list of more numbers than this is kept as an array.
 MOST_NUMBERS = 1000
 

@@ -24,6 +24,9 @@ SCHEMES = ("runs:/", "models:/")
 #: Where scaleflow's export, an MLflow model and a run's folder have the Keras file.
 KERAS_FILES = ("model.keras", "data/model.keras", "model/model.keras")
 
+#: The record of what the model's run learned, beside the Keras file.
+LEARNED_FILES = ("learned_state.json", "learned_state.npz")
+
 #: The file that is exported instead if Keras cannot write a model as a .keras file.
 WEIGHTS_FILE = "model.weights.h5"
 
@@ -70,7 +73,10 @@ def find_keras_file(path: Path, source: str) -> Path:
 
 
 def download_weights(uri: str, tracking: Tracking, folder: Path) -> Path:
-    """Downloads the Keras file of a model from the run's store, or from the default store if the run is not tracked."""
+    """Downloads the Keras file of a model, and the record of what its run learned.
+
+    They come from the run's store, or from the default store if the run is not tracked.
+    """
     store = tracking.uri or resolve_store(Tracking()).uri
     assert store is not None
     if (database := sqlite_file(store)) and not database.exists():
@@ -85,7 +91,11 @@ def download_weights(uri: str, tracking: Tracking, folder: Path) -> Path:
     with migration_lock(store), use_store(store):
         address = find_address(uri, store)
         with contextlib.suppress(MlflowException, OSError):
-            return download(f"{address}/data/model.keras")  # skips the SavedModel of the same model
+            file = download(f"{address}/data/model.keras")  # skips the SavedModel of the same model
+            for name in LEARNED_FILES:  # a model that was logged by an older version has none
+                with contextlib.suppress(MlflowException, OSError):
+                    download(f"{address}/data/{name}")
+            return file
         shutil.rmtree(folder)
         try:
             return find_keras_file(download(address), uri)

@@ -34,6 +34,7 @@ from scaleflow.interfaces import (
     Feed,
     ForwardBackward,
     InputStructure,
+    LearnedChanges,
     LearnedState,
     MakeOptimizer,
     Objective,
@@ -43,8 +44,8 @@ from scaleflow.interfaces import (
     Stream,
     Training,
 )
-from scaleflow.runs.learned_state import write_learned_state
-from scaleflow.worker.earlier import find_earlier, open_source
+from scaleflow.runs.learned_state import LEARNED_FILES, write_learned_state
+from scaleflow.worker.earlier import find_changes, find_earlier, get_origin, open_source
 from scaleflow.worker.metadata import RunMetadata, collect_metadata, describe_data_name
 from scaleflow.worker.startup_timer import StartupTimer
 
@@ -128,6 +129,7 @@ class PreparedData:
     runtime: Runtime
     source: Source
     splits: Splits
+    changes: LearnedChanges | None = None  # what the run learned otherwise than the one whose weights it takes
 
     def divide(self, training: Training) -> PreparedData:
         """Returns the same with global batches of another size."""
@@ -150,7 +152,8 @@ def prepare_data(plan: Plan, emit: Emit, startup_timer: StartupTimer, resumed: P
     earlier = find_earlier(plan, resumed, runtime.worker_sync)
     source = open_source(plan, earlier)
     splits = dataset.prepare_splits(source, plan.dataset, plan.seed, runtime.worker_sync, emit, earlier=earlier)
-    return PreparedData(runtime, source, splits)
+    assert splits.learned is not None
+    return PreparedData(runtime, source, splits, find_changes(plan, splits.learned, emit))
 
 
 def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: StartupTimer) -> TrainingSetup:
@@ -172,7 +175,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
     validates = validation is not None and plan.evaluator != "elsewhere"
     for key, monitor in monitors.items():
         training.check_monitor(key, monitor, goal, validates)
-    make_model = make_model_maker(plan, splits.inputs, source.outputs, emit)
+    make_model = make_model_maker(plan, splits.inputs, source.outputs, emit, data.changes)
     engine, stage_notes = make_engine(plan, runtime, make_model, source.outputs, goal, length, train)
     if plan.hardware.xla is True:
         training.check_xla(engine.model, splits.inputs, runtime.strategy)
@@ -261,7 +264,11 @@ def make_run_objective(plan: Plan, splits: Splits, runtime: Runtime, emit: Emit)
 
 
 def make_model_maker(
-    plan: Plan, inputs: InputStructure, outputs: OutputStructure, emit: Emit
+    plan: Plan,
+    inputs: InputStructure,
+    outputs: OutputStructure,
+    emit: Emit,
+    changes: LearnedChanges | None = None,
 ) -> Callable[[], keras.Model]:
     """Returns a function that makes the model with its initial weights, frozen layers and LoRA.
 
@@ -276,13 +283,15 @@ def make_model_maker(
     if plan.model.init_from is not None:
         import keras
 
-        saved = model.read_weights(plan.model.init_from, plan.config["model"]["init_from"])
+        saved = model.read_weights(
+            plan.model.init_from, get_origin(plan), () if changes is None else changes.grown_inputs
+        )
         keras.utils.set_random_seed(plan.seed)  # reading the weights has used random numbers
     reported: set[str] = set()  # a coordinator makes its model twice
 
     def make_prepared() -> keras.Model:
         new_model = make()
-        if saved is not None and (note := model.initialize_from(new_model, saved)) not in reported:
+        if saved is not None and (note := model.initialize_from(new_model, saved, changes)) not in reported:
             reported.add(note)
             emit(Note(note))
         model.fine_tune(new_model, plan.model)
@@ -732,11 +741,13 @@ def digest_plan(plan: Plan) -> str:
     """Returns a text that must be the same on all workers: the config, TensorFlow's version, the initial weights."""
     excluded = ("tracking", "cluster", "resume", "resume_data", "resume_code")
     config = {key: value for key, value in plan.config.items() if key not in excluded}
-    return json.dumps([config, version("tensorflow"), digest_file(plan.model.init_from)], sort_keys=True)
+    weights = plan.model.init_from
+    files = [] if weights is None else [weights, *(str(Path(weights).with_name(each)) for each in LEARNED_FILES)]
+    return json.dumps([config, version("tensorflow"), [digest_file(each) for each in files]], sort_keys=True)
 
 
-def digest_file(file: str | None) -> str | None:
-    if file is None:
+def digest_file(file: str) -> str | None:
+    if not Path(file).exists():
         return None
     with Path(file).open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import inspect
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from scaleflow.config.targets import bind_target, locate_target
-from scaleflow.interfaces import EarlierState, LearnedState, Plan, Source
+from scaleflow.errors import ConfigError
+from scaleflow.events import Emit, Note
+from scaleflow.interfaces import EarlierState, LearnedChanges, LearnedState, Plan, Source, name_leaves
 from scaleflow.runs.learned_state import read_learned_state
 
 if TYPE_CHECKING:
@@ -33,10 +35,73 @@ def find_earlier(plan: Plan, resumed: Path | None, worker_sync: WorkerSync) -> E
 
         record = json.loads(worker_sync.from_chief(read_text))
         return None if record is None else EarlierState(LearnedState.from_json(record))
+    state, mode = read_initial_state(plan), plan.model.init_from_preprocessing
+    if state is None or mode == "new":
+        return None
+    return EarlierState(state, extends=mode == "extend", counts_words=mode == "old" or not is_own_model(plan))
+
+
+def read_initial_state(plan: Plan) -> LearnedState | None:
+    """Returns what the run learned whose weights `model.init_from` takes; None if there is no record.
+
+    Raises ConfigError if the record cannot be read, or if `model.init_from_preprocessing=old` needs one.
+    """
     if plan.model.init_from is None:
         return None
     state = read_learned_state(Path(plan.model.init_from).parent)
-    return None if state is None else EarlierState(state, extends=True)
+    if state is None and plan.model.init_from_preprocessing == "old":
+        raise ConfigError(
+            f"model.init_from_preprocessing=old: {get_origin(plan)} has no learned_state.json beside it, so the "
+            "preprocessing of its run is not known; use a folder or a model that scaleflow wrote, or leave it out"
+        )
+    return state
+
+
+def find_changes(plan: Plan, learned: LearnedState, emit: Emit) -> LearnedChanges | None:
+    """Returns what a new run learned otherwise than the run whose weights it takes, which a note says.
+
+    None: there is no such run, or nothing is known about it.
+
+    Args:
+        plan: of the new run.
+        learned: by the new run.
+        emit: receives the note.
+
+    Raises ConfigError if the new run has classes or inputs that it may not have.
+    """
+    before, mode, setting = (
+        read_initial_state(plan),
+        plan.model.init_from_preprocessing,
+        f"model.init_from={get_origin(plan)}",
+    )
+    if before is None:
+        if plan.model.init_from is not None and has_meaning(learned):
+            emit(Note(f"{setting}: nothing is known about the preprocessing and the classes of these weights"))
+        return None
+    changes = LearnedChanges(before, learned, is_anew=mode == "new", maps_rows=mode != "new" and is_own_model(plan))
+    if changes.is_other and (mode == "old" or (mode == "extend" and not is_own_model(plan))):
+        raise ConfigError(
+            f"{setting}: {changes.describe()}; which weights belong to that is not known; use the columns and classes "
+            "of the first run, or model.init_from_preprocessing=new, which learns them anew"
+        )
+    if differences := changes.describe():
+        emit(Note(f"{setting}: {differences}"))
+    return changes
+
+
+def has_meaning(learned: LearnedState) -> bool:
+    """Returns whether weights depend on what was learned: on preprocessing, or on names of classes."""
+    return bool(learned.preprocessing) or any(each.names for each in name_leaves(learned.outputs).values())
+
+
+def is_own_model(plan: Plan) -> bool:
+    """Returns whether the model is scaleflow's, in which the rows of weights that belong to a word are known."""
+    return plan.model.target.path.startswith("scaleflow.model.")
+
+
+def get_origin(plan: Plan) -> Any:
+    """Returns `model.init_from` as the user typed it."""
+    return plan.config["model"]["init_from"]
 
 
 def open_source(plan: Plan, earlier: EarlierState | None = None) -> Source:

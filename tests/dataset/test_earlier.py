@@ -80,14 +80,20 @@ def refuse_again(folder: Path) -> list[str]:
             refusals.append("")
         except ConfigError as refusal:
             refusals.append(str(refusal))
+    (folder / "vip.csv").write_text(FIRST.replace("no\n", "vip\n", 3))
+    try:
+        Table(str(folder / "vip.csv"), "bought", "binary", earlier=EarlierState(first.state, extends=True))
+    except ConfigError as refusal:
+        refusals.append(str(refusal))
     return refusals
 
 
 def test_columns_and_classes_that_the_record_does_not_have(isolated: Callable[..., Any], tmp_path: Path) -> None:
-    column, unknown, nothing = isolated(refuse_again, tmp_path)
+    column, unknown, nothing, several = isolated(refuse_again, tmp_path)
     assert "next.csv: has no column town, which the earlier run read; the columns are age, born, bought" in column
     assert "row 1: its target bought is vip, expected a class of the training split (no, yes)" in unknown
     assert nothing == ""
+    assert several.startswith("dataset.kind=binary: bought has 3 classes with those of the earlier run (no, yes, vip)")
 
 
 def read_folders(base: Path) -> list[Any]:

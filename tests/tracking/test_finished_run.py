@@ -232,6 +232,7 @@ def test_a_run_can_begin_with_the_models_weights(
         with locate_weights(plan(store, f"model.init_from={origin}")) as found:
             file = Path(found.model.init_from)
             assert file.read_bytes() == exported.read_bytes()
+            assert file.with_name("learned_state.json").is_file()
             assert found.config["model"]["init_from"] == str(origin)
         assert file.exists() == (file == exported)
 
