@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from scaleflow.dataset.blocks import Blocks
 from scaleflow.dataset.records import Records, decode, decode_records, to_record
-from scaleflow.interfaces import Arrays, Examples, Stream, map_leaves, name_leaves
+from scaleflow.interfaces import Arrays, Examples, OutputStructure, Stream, map_leaves, name_leaves
 
 #: A digest of a stream that is not in memory covers this many examples.
 SAMPLE = 32
@@ -50,10 +50,15 @@ class Fingerprint:
     paths: tuple[str, ...] = ()  # the files that the split is read from, as far as the source says
 
 
-def fingerprint_split(split: str, examples: Examples) -> Fingerprint:
-    """Computes the fingerprint of a split from its raw examples in memory, or from a sample without unreadable ones."""
+def fingerprint_split(split: str, examples: Examples, outputs: OutputStructure | None = None) -> Fingerprint:
+    """Computes the fingerprint of a split from its raw examples in memory, or from a sample without unreadable ones.
+
+    The names of the classes in `outputs` count: targets are numbers, which stay the same if a class is renamed.
+    """
     covers, portions = choose_portions(examples)
     digest = hashlib.blake2b(f"{split} {len(examples)}".encode(), digest_size=8)
+    names = {} if outputs is None else {name: each.names for name, each in name_leaves(outputs).items() if each.names}
+    digest.update(repr(names).encode())
     specs: list[Any] = []
     for parts in portions:
         for name, values in (named for part in parts for named in name_leaves(part).items()):

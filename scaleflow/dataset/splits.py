@@ -149,7 +149,7 @@ def prepare_splits(
     sample = first_inputs(train, 8)
     check_ids(source.inputs, "train", sample)
     raw = Splits(train, validation, splits.get("test"), source.inputs, source.outputs, sample)
-    fingerprints = {name: fingerprint_split(name, examples) for name, examples in raw.by_name().items()}
+    fingerprints = {name: fingerprint_split(name, examples, source.outputs) for name, examples in raw.by_name().items()}
     learned = LearnedState(
         source.inputs,
         source.outputs,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from scaleflow.interfaces import Arrays, Stream
+from scaleflow.interfaces import Arrays, Outputs, Stream
 
 
 def change_one(array: np.ndarray[Any, Any], place: int) -> np.ndarray[Any, Any]:
@@ -63,6 +63,9 @@ def digests(folder: Path) -> dict[str, tuple[str, str]]:
     found["str"] = fingerprint_split("train", Arrays(texts.astype(str).astype(object), targets[:3]))
     found["other table"] = fingerprint_split("train", table(change_one(incomes, 1234)).load("train"))
     found["large table"] = fingerprint_split("train", table(incomes, learn_on=100).load("train"))
+    for name, last in (("classes", "c"), ("a class renamed", "vip")):
+        outputs = Outputs("classification", (3,), ("a", "b", last))
+        found[name] = fingerprint_split("train", Arrays(inputs, targets), outputs)
     assert found["large table"].paths == (str(folder / "t.csv"),)
     fingerprint.WHOLE_BYTES, fingerprint.SAMPLE_BYTES = 100_000, 44_000
     found["large arrays"] = fingerprint_split(*cases["arrays"])
@@ -91,7 +94,6 @@ def of_records(folder: Path) -> Any:
 
     from scaleflow.dataset.fingerprint import read_cheap_targets
     from scaleflow.dataset.records import cache_records, check_decoded_targets
-    from scaleflow.interfaces import Outputs
 
     def decode(path: Any, label: Any) -> Any:
         return tf.io.decode_png(tf.io.read_file(path), channels=3), label
