@@ -91,7 +91,7 @@ class TableSource:
                     if len(batch) > skip:
                         yield Rows(path, first, batch, malformed).slice(skip)
                     first, skip = first + len(batch), max(0, skip - len(batch))
-            except (pyarrow.ArrowException, OSError) as error:
+            except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
                 raise RunError(f"{path}: cannot be read after row {first}: {explain(error)}") from error
 
     def _read_file(self, index: int, columns: Sequence[str], at_once: int) -> Iterator[tuple[Any, dict[int, str]]]:

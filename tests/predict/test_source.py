@@ -16,6 +16,7 @@ from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import Inputs, LearnedPreprocessing, LearnedState, Outputs
 from scaleflow.predict import source as source_module
 from scaleflow.predict.bad_rows import Problem, RowReport
+from scaleflow.predict.chunks import Chunk, Task
 from scaleflow.predict.columns import OutputColumns, choose_columns
 from scaleflow.predict.output import MANIFEST, open_output
 from scaleflow.predict.reading import Reading, describe_reading
@@ -101,6 +102,16 @@ def test_the_header_and_the_encoding_are_those_of_the_run(tmp_path: Path, text: 
         return
     (rows,) = open_table(str(path), None, HEADERLESS, ["area", "town"]).read(["area", "town"], 10)
     assert rows.table.to_pydict() == expected
+
+
+def test_text_of_another_encoding_is_named_by_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_module, "CSV_BYTES", 1 << 10)
+    path = tmp_path / "new.csv"
+    path.write_bytes(b"area,town\n" + b"3,Ulm\n" * 1000 + b"3,K\x81ln\n")
+    for encoding in ("utf8", "cp1252"):
+        source = open_table(str(path), None, Reading(CsvForm(encoding=encoding)))
+        with pytest.raises(RunError, match=r"new\.csv: cannot be read after row \d+: "):
+            list(source.read(["town"], 10))
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".csv.gz"])
@@ -336,3 +347,27 @@ def test_shards_continue_with_the_same_choice_for_bad_rows(tmp_path: Path) -> No
     output.begin({"on-bad": "skip"}, 1)
     assert output.shard(0).exists()
     assert (output.path / MANIFEST).read_text() == '{\n  "on-bad": "skip"\n}\n'
+
+
+class NanModel:
+    """Computes NaN for numbers below 0."""
+
+    def predict(self, arrays: dict[str, Any], name: Any) -> dict[str, Any]:
+        return {"": np.where(arrays["x"] < 0, np.nan, arrays["x"])[:, None]}
+
+
+def test_a_row_for_which_the_model_computes_nan_is_bad(tmp_path: Path) -> None:
+    numbers, is_good = [1.0, None, -2.0, 3.0], np.array([True, False, True, True])
+    predicted = OutputColumns({"": ModelOutput((1,), "regression")})
+    schema = pyarrow.schema([("x", pyarrow.float64()), *predicted.make_schema()])
+    source = open_table(write(tmp_path / "a.parquet"))
+    task = Task(source, {"x": ["x"]}, ["x"], Reading(), predicted, schema, None)
+    rows = [Rows("a.csv", 4, pyarrow.table({"x": numbers[:2]})), Rows("b.csv", 0, pyarrow.table({"x": numbers[2:]}))]
+    chunk = Chunk(0, rows, {"x": np.array([1.0, -2.0, 3.0], np.float32)}, is_good)
+    model: Any = NanModel()
+    with pytest.raises(RunError, match=r"b\.csv, row 1: the model computes NaN"):
+        chunk.predict(task, model, RowReport("raise"))
+    table, count = chunk.predict(task, model, RowReport("skip"))
+    assert (table.to_pydict(), count) == ({"x": [1.0, 3.0], "prediction": [1.0, 3.0]}, 2)
+    table, count = chunk.predict(task, model, RowReport("empty"))
+    assert (table.to_pydict(), count) == ({"x": numbers, "prediction": [1.0, None, None, 3.0]}, 2)
