@@ -109,9 +109,9 @@ def test_text_of_another_encoding_is_named_by_its_file(tmp_path: Path, monkeypat
     path = tmp_path / "new.csv"
     path.write_bytes(b"area,town\n" + b"3,Ulm\n" * 1000 + b"3,K\x81ln\n")
     for encoding in ("utf8", "cp1252"):
-        source = open_table(str(path), None, Reading(CsvForm(encoding=encoding)))
-        with pytest.raises(RunError, match=r"new\.csv: cannot be read after row \d+: "):
-            list(source.read(["town"], 10))
+        # pyarrow reads ahead, so the header may come with the error.
+        with pytest.raises((ConfigError, RunError), match=r"new\.csv: cannot be read"):
+            list(open_table(str(path), None, Reading(CsvForm(encoding=encoding))).read(["town"], 10))
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".csv.gz"])
