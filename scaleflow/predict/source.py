@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import csv as python_csv
 import glob
+import io
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -203,13 +206,30 @@ def open_csv_files(
     form.check(files[0], "csv")
     headers, given = [], {}
     for file in files:
-        with refuse_unreadable(file), open_csv(file, form, None, lambda row: "skip") as reader:
-            names = list(reader.schema.names)
+        names = read_first_row(file, form)
         if form.header and not set(inputs or form.header) <= set(names):
             names = given[file] = name_fields(file, len(names), form.header, reading.target)
         headers.append(names)
     schema = pyarrow.schema([(name, pyarrow.string()) for name in headers[0]])
     return TableSource(tuple(files), "csv", schema, (), form, given), headers
+
+
+def read_first_row(file: str, form: CsvForm) -> list[str]:
+    """Returns the fields of the first row of a CSV file.
+
+    pyarrow's reader is not used: it reads ahead, and can abort or hang if it is closed before the end.
+    """
+    with refuse_unreadable(file), pyarrow.input_stream(file) as stream:
+        is_utf8 = codecs.lookup(form.encoding).name == "utf-8"
+        text = io.TextIOWrapper(stream, "utf-8-sig" if is_utf8 else form.encoding, newline="")
+        rows = python_csv.reader(text, delimiter=form.delimiter_of(file))
+        try:
+            first = next((row for row in rows if row), None)
+        except python_csv.Error as error:
+            raise ValueError(str(error)) from error
+        if first is None:
+            raise ValueError("the file is empty")
+        return first
 
 
 def name_fields(file: str, count: int, header: Sequence[str], target: str | None) -> list[str]:

@@ -65,7 +65,7 @@ def test_rows_of_several_files_form_chunks_that_know_their_rows(tmp_path: Path) 
 
 
 def test_a_delimiter_is_typed_or_that_of_the_run_or_follows_from_the_name(tmp_path: Path) -> None:
-    texts = {"comma.csv": "a,b;c\n1,2;3\n", "tab.tsv": "a\tb\n1\t2\n"}
+    texts = {"comma.csv": "a,b;c\n1,2;3\n", "tab.tsv": "a\tb\n1\t2\n", "mark.csv": '\ufeff"a,\nb",c\n1,2\n'}
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
     for name, words, expected in (
@@ -74,6 +74,7 @@ def test_a_delimiter_is_typed_or_that_of_the_run_or_follows_from_the_name(tmp_pa
         ("comma.csv", (",", Reading(CsvForm(";"))), ["a", "b;c"]),
         ("tab.tsv", (None, Reading(CsvForm(","))), ["a", "b"]),
         ("tab.tsv", (), ["a", "b"]),
+        ("mark.csv", (), ["a,\nb", "c"]),
     ):
         assert open_table(str(tmp_path / name), *words).schema.names == expected
     for wrong in ("", "ab", "€"):
@@ -89,7 +90,7 @@ HEADERLESS = Reading(CsvForm(header=("area", "town", "price"), encoding="latin-1
     [
         ("3,Köln,9\n5,Ulm,8\n", {"area": ["3", "5"], "town": ["Köln", "Ulm"]}),
         ("3,Köln\n", {"area": ["3"], "town": ["Köln"]}),  # without the target
-        ("town,id,area\nKöln,7,3\n", {"area": ["3"], "town": ["Köln"]}),  # with a header line
+        ('"town",id,"area"\nKöln,7,3\n', {"area": ["3"], "town": ["Köln"]}),  # with a header line
         ("3\n", "1 fields, and the run's dataset.header names 3: area, town, price; write a header line"),
     ],
 )
@@ -132,8 +133,7 @@ def test_rows_with_a_wrong_number_of_fields_keep_their_place(
         found = [value for piece in pieces for value in piece.table["x"].to_pylist()]
         assert found == [None if n in wrong else str(n) for n in range(skip, 1000)]
         assert {piece.first + row for piece in pieces for row in piece.malformed} == {n for n in wrong if n >= skip}
-    place = itertools.repeat((0, 300))
-    chunk = next(chunk for _, chunk in take_chunks(source.read(["x"], 100, 395), place))
+    chunk, *_ = [chunk for _, chunk in take_chunks(source.read(["x"], 100, 395), itertools.repeat((0, 300)))]
     assert [(name_row(chunk, row), rows.malformed[row - start]) for start, rows in number(chunk) for row in range(300)
             if row - start in rows.malformed] == [(f"{path}, row 401", "it has 3 field(s), expected 2")]  # fmt: skip
 
@@ -163,11 +163,14 @@ def test_the_names_of_subfolders_are_columns(tmp_path: Path) -> None:
         (["a.csv", "b.parquet"], "", "have different formats"),
         (["a.csv", "wrong.csv"], "", "have different columns: word, y is in one of them only"),
         (["broken.parquet"], "broken.parquet", "cannot be read"),
+        (["empty.csv"], "empty.csv", "empty.csv: cannot be read: the file is empty"),
     ],
 )
 def test_a_table_that_cannot_be_read_is_refused(tmp_path: Path, files: list[str], path: str, message: str) -> None:
     for name in files:
-        if name in ("wrong.csv", "a.txt", "broken.parquet"):
+        if name == "empty.csv":
+            (tmp_path / name).touch()
+        elif name in ("wrong.csv", "a.txt", "broken.parquet"):
             (tmp_path / name).write_text("x,y\n1,2\n")
         else:
             write(tmp_path / name)
