@@ -1,7 +1,10 @@
-"""The formats of table files, by their suffixes. Without TensorFlow and pyarrow."""
+"""The formats of table files, by their suffixes, and the form of CSV files. Without TensorFlow and pyarrow."""
 
 from __future__ import annotations
 
+import codecs
+import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from scaleflow.errors import ConfigError
@@ -28,3 +31,38 @@ def find_format(path: str, key: str) -> str:
         if name := FORMATS.get(suffix.lower().partition("-")[0]):
             return name
     raise ConfigError(f"{key}: {path} does not end in {', '.join(FORMATS)}; rename it")
+
+
+@dataclass(frozen=True)
+class CsvForm:
+    """The form of CSV files.
+
+    Attributes:
+        delimiter: between the fields; None: a tab in `.tsv` files, a comma in others.
+        header: names of the columns, if the files have no header line.
+        encoding: of the text.
+        missing: the strings that mean a missing value.
+    """
+
+    delimiter: str | None = None
+    header: tuple[str, ...] = ()
+    encoding: str = "utf8"
+    missing: tuple[str, ...] = ()
+
+    def delimiter_of(self, path: str) -> str:
+        return self.delimiter or ("\t" if ".tsv" in Path(path).name.lower() else ",")
+
+    def check(self, path: str, format_name: str) -> None:
+        """Rejects options that are wrong, or that a file does not need."""
+        delimiter, encoding = self.delimiter, self.encoding
+        if delimiter is not None and not (isinstance(delimiter, str) and re.fullmatch(r'[^"\n\r]', delimiter, re.A)):
+            raise ConfigError(f'dataset.delimiter={delimiter}: expected a single character, such as ; or "\\t"')
+        try:
+            is_known = codecs.encode('a\n"', encoding) == b'a\n"'
+        except (LookupError, TypeError):
+            is_known = False
+        if not is_known:
+            raise ConfigError(f"dataset.encoding={encoding}: expected an encoding that contains ASCII, such as latin-1")
+        for key in ("delimiter", "header", "encoding"):
+            if format_name != "csv" and getattr(self, key) != getattr(CsvForm(), key):
+                raise ConfigError(f"dataset.{key}={getattr(self, key)}: {path} is no CSV file; leave it out")

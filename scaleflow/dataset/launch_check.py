@@ -19,10 +19,11 @@ from scaleflow.dataset.files import (
 )
 from scaleflow.dataset.learned_cache import LearnedCache
 from scaleflow.dataset.npz import check_names, list_names
-from scaleflow.dataset.table_files import CsvForm, find_tables
+from scaleflow.dataset.table_files import find_tables
 from scaleflow.dataset.table_options import KEYS, choose_columns, parse_column_kinds
 from scaleflow.interfaces import Target
 from scaleflow.object_store import is_store_address
+from scaleflow.table_formats import CsvForm
 
 #: The arguments of a source, with those that are left out as None.
 Arguments = Mapping[str, Any]

@@ -26,7 +26,7 @@ from scaleflow.dataset.files import (
 )
 from scaleflow.dataset.learned_cache import LearnedCache
 from scaleflow.dataset.table_columns import Category, Date, Number, WordBag
-from scaleflow.dataset.table_files import CsvForm, TableFiles, open_tables
+from scaleflow.dataset.table_files import TableFiles, open_tables
 from scaleflow.dataset.table_options import KEYS, choose_columns, find_columns, parse_column_kinds
 from scaleflow.dataset.table_values import (
     CATEGORY,
@@ -50,6 +50,7 @@ from scaleflow.dataset.table_values import (
 from scaleflow.dataset.text import Text
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Arrays, EarlierState, Inputs, Kind, Outputs, Preprocessing, extend_classes
+from scaleflow.table_formats import CsvForm
 
 KINDS = ("auto", "classification", "binary", "regression")
 

@@ -7,7 +7,6 @@ pyarrow is imported inside the functions, because only this dataset needs it.
 from __future__ import annotations
 
 import base64
-import codecs
 import contextlib
 import glob
 import io
@@ -25,7 +24,7 @@ from scaleflow.dataset.learned_cache import LearnedCache
 from scaleflow.dataset.object_store import find_in_store, open_in_store
 from scaleflow.errors import ConfigError
 from scaleflow.object_store import is_store_address
-from scaleflow.table_formats import FORMATS, find_format
+from scaleflow.table_formats import FORMATS, CsvForm, find_format
 
 #: Suffixes of compressed text files, which are read as a whole.
 COMPRESSED = (".gz", ".zst", ".bz2", ".lz4")
@@ -49,41 +48,6 @@ class Block(NamedTuple):
     path: str
     place: Any
     rows: int
-
-
-@dataclass(frozen=True)
-class CsvForm:
-    """The form of CSV files.
-
-    Attributes:
-        delimiter: between the fields; None: a tab in `.tsv` files, a comma in others.
-        header: names of the columns, if the files have no header line.
-        encoding: of the text.
-        missing: the strings that mean a missing value.
-    """
-
-    delimiter: str | None = None
-    header: tuple[str, ...] = ()
-    encoding: str = "utf8"
-    missing: tuple[str, ...] = ()
-
-    def delimiter_of(self, path: str) -> str:
-        return self.delimiter or ("\t" if ".tsv" in Path(path).name.lower() else ",")
-
-    def check(self, path: str, format_name: str) -> None:
-        """Rejects options that are wrong, or that a file does not need."""
-        delimiter, encoding = self.delimiter, self.encoding
-        if delimiter is not None and not (isinstance(delimiter, str) and re.fullmatch(r'[^"\n\r]', delimiter, re.A)):
-            raise ConfigError(f'dataset.delimiter={delimiter}: expected a single character, such as ; or "\\t"')
-        try:
-            is_known = codecs.encode('a\n"', encoding) == b'a\n"'
-        except (LookupError, TypeError):
-            is_known = False
-        if not is_known:
-            raise ConfigError(f"dataset.encoding={encoding}: expected an encoding that contains ASCII, such as latin-1")
-        for key in ("delimiter", "header", "encoding"):
-            if format_name != "csv" and getattr(self, key) != getattr(CsvForm(), key):
-                raise ConfigError(f"dataset.{key}={getattr(self, key)}: {path} is no CSV file; leave it out")
 
 
 @dataclass

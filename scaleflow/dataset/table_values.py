@@ -24,7 +24,11 @@ MISSING = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
 MOSTLY = 0.9
 
 #: A string that is a date with or without a time.
-IS_DATE = r"^\d{4}-\d\d-\d\d([ T]([01]\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d+)?)?(Z|[+-]\d\d(:?\d\d)?)?)?$"
+IS_DATE = r"^(\d{3}[1-9]|\d\d[1-9]\d|\d[1-9]\d\d|[1-9]\d{3})-\d\d-\d\d"
+IS_DATE += r"([ T]([01]\d|2[0-3])(:[0-5]\d(:[0-5]\d(\.\d+)?)?)?(Z|[+-]\d\d(:?\d\d)?)?)?$"
+
+#: A date with a time zone.
+HAS_ZONE = r"[ T].*(Z|[+-]\d\d(:?\d\d)?)$"
 
 Array = np.ndarray[Any, Any]
 
@@ -183,17 +187,20 @@ def to_dates(column: Any) -> tuple[Array, Array]:
     import pyarrow
     from pyarrow import compute
 
+    if is_numeric(column):  # pyarrow would count microseconds from 1970
+        return np.full(len(column), "", object), ~is_missing(column)
     dates = cast_to_dates(column)
     is_bad = np.zeros(len(column), bool)
-    if dates is None:  # the rows that the types were inferred from have dates only
-        text = compute.cast(column, pyarrow.string())
-        is_date = compute.fill_null(compute.match_substring_regex(text, IS_DATE), True)
-        text = compute.if_else(is_date, text, pyarrow.scalar(None, pyarrow.string()))
-        dates = cast_to_dates(text)
-        if dates is None:  # such as 30 February
-            days = compute.utf8_slice_codeunits(text, 0, 10)
-            is_day = compute.is_valid(compute.strptime(days, "%Y-%m-%d", "s", error_is_null=True))
-            dates = cast_to_dates(compute.if_else(is_day, text, pyarrow.scalar(None, pyarrow.string())))
+    if dates is None:  # the rows that the types were inferred from have dates only, all with a time zone or all without
+        text = compute.replace_substring_regex(compute.cast(column, pyarrow.string()), r"\.\d+", "")
+        days = compute.utf8_slice_codeunits(text, 0, 10)
+        parsed = compute.strptime(days, "%Y-%m-%d", "s", error_is_null=True)  # 30 February becomes 1 March
+        is_day = compute.equal(compute.strftime(parsed, "%Y-%m-%d"), days)
+        is_date = compute.and_(is_day, compute.match_substring_regex(text, IS_DATE))
+        has_zone = compute.match_substring_regex(text, HAS_ZONE)
+        groups = (compute.and_(is_date, compute.invert(has_zone)), compute.and_(is_date, has_zone))
+        nothing = pyarrow.scalar(None, pyarrow.string())
+        dates = compute.coalesce(*(cast_to_dates(compute.if_else(each, text, nothing)) for each in groups))
         is_bad = compute.is_null(dates).to_numpy() & ~is_missing(column)
     seconds = compute.cast(dates, pyarrow.timestamp("s"), safe=False).to_numpy(zero_copy_only=False)
     texts = np.datetime_as_string(seconds).astype(object)

@@ -139,10 +139,13 @@ class OutputColumns:
             for column, array in self._convert_output(described, values[name]).items()
         }
 
+    def make_empty(self) -> dict[str, Any]:
+        """Returns the columns without values."""
+        return self.convert({name: np.zeros((0, *each.shape), np.float32) for name, each in self.outputs.items()})
+
     def make_schema(self) -> Any:
         """Returns the names and the types of the columns."""
-        empty = {name: np.zeros((0, *each.shape), np.float32) for name, each in self.outputs.items()}
-        return pyarrow.schema([(name, array.type) for name, array in self.convert(empty).items()])
+        return pyarrow.schema([(name, array.type) for name, array in self.make_empty().items()])
 
     def _convert_output(self, described: ModelOutput, values: Array) -> dict[str, Any]:
         if described.kind == "classification":

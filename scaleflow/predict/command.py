@@ -10,6 +10,10 @@ larger than the memory. An output that ends in .parquet or .csv is one file. Ano
 folder of shards, part-00000.parquet and so on. If the command is stopped, finished shards stay, and --resume continues
 after them.
 
+The table is read as the run read its own: kinds of columns, dates, encoding, header, delimiter, missing values. The
+last lines count, by column, bad rows, unknown categories and missing values that the model replaced. A bad row has a
+value that the model cannot take: text for a number, say, or a missing number that the model cannot replace.
+
 Columns of the output: for classes `prediction`, `probability` and `probability_CLASS`, for numbers `prediction`. With
 several outputs their names come first. The SavedModel computes on all GPUs of this machine, or on its CPU; overrides of
 the config groups `hardware` and `strategy` choose other devices.
@@ -31,10 +35,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from scaleflow.command import ANSWER, CommandParser, run_command, to_printable, write_error
 from scaleflow.config.compose import compose_config, resolve_config
@@ -42,21 +44,23 @@ from scaleflow.config.from_mlflow import RerunCommand, find_store_options, load_
 from scaleflow.config.hydra_errors import parse_overrides
 from scaleflow.errors import ConfigError
 from scaleflow.events import Event, Note
-from scaleflow.interfaces import Plan, Tracking
+from scaleflow.interfaces import LearnedState, Plan, Tracking
 from scaleflow.launcher.display import BarDisplay, Display, display_for
 from scaleflow.launcher.named_runs import find_named_run, locate_run
 from scaleflow.launcher.prepare import make_plan
 from scaleflow.launcher.stop import catch_stop_signals
+from scaleflow.predict.reading import describe_reading
+from scaleflow.runs.learned_state import read_learned_state
 from scaleflow.tracking.model_uris import FORMS
 from scaleflow.tracking.tracked_runs import TrackedRun
 
 if TYPE_CHECKING:
-    from scaleflow.predict.columns import OutputColumns
+    from scaleflow.predict.bad_rows import RowReport
+    from scaleflow.predict.chunks import Task
     from scaleflow.predict.compute import DistributedModel
     from scaleflow.predict.output import Output
-    from scaleflow.predict.source import Rows, TableSource
-
-T = TypeVar("T")
+    from scaleflow.predict.reading import Reading
+    from scaleflow.tracking.saved_models import ModelDescription
 
 #: The overrides that this command uses.
 OVERRIDES = re.compile(
@@ -64,46 +68,24 @@ OVERRIDES = re.compile(
     r"|hardware\.(devices|logical_devices|memory_growth|memory_limit_mb|intra_op_threads|inter_op_threads|deterministic)"
 )
 
+#: What is done with a row that the model cannot take.
+ON_BAD = ("raise", "skip", "empty")
+
 STRATEGIES = ("auto", "one_device", "mirrored")
 
 #: Rows of a shard, if the user does not say it.
 SHARD_ROWS = 1_000_000
-
-#: The most rows, and the most batches, that are read and converted at once.
-CHUNK_ROWS, CHUNK_BATCHES = 16_384, 16
 
 #: Without a terminal, seconds between two lines about the progress.
 LINE_SECONDS = 5.0
 
 FINISHED = 0
 
-
-@dataclass(frozen=True)
-class Task:
-    """What is predicted.
-
-    Attributes:
-        source: the table.
-        columns: of the table, for each input of the model.
-        keep: columns that are copied to the output.
-        missing: words that mean a missing value; None: text is taken as it is.
-        predicted: the columns that the outputs become.
-        schema: of the output.
-        shard_rows: rows of a shard; None: one file.
-    """
-
-    source: TableSource
-    columns: dict[str, list[str]]
-    keep: Sequence[str]
-    missing: Sequence[str] | None
-    predicted: OutputColumns
-    schema: Any
-    shard_rows: int | None
-
-    @property
-    def read(self) -> list[str]:
-        """The columns that are read."""
-        return list(dict.fromkeys([*(name for names in self.columns.values() for name in names), *self.keep]))
+#: The note for a model without a record of what its run learned.
+NO_RECORD = (
+    "the model was logged before scaleflow recorded what a run learns from its data: dates must have the form "
+    "2024-01-31 or 2024-01-31T23:59:59, and unknown categories are not counted"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -144,6 +126,13 @@ def make_parser() -> argparse.ArgumentParser:
         "--delimiter", metavar="CHARACTER", help="between the fields of a CSV file (default: that of the run's dataset)"
     )
     parser.add_argument(
+        "--on-bad",
+        choices=ON_BAD,
+        default=ON_BAD[0],
+        help="what to do with a bad row: end with exit code 1 (raise, the default), leave it out (skip), or write it "
+        "with empty predictions (empty)",
+    )
+    parser.add_argument(
         "--probabilities", action="store_true", help="a column for each class, even if there are more than 20"
     )
     parser.add_argument(
@@ -153,7 +142,10 @@ def make_parser() -> argparse.ArgumentParser:
         help="rows that a device computes at once (default: 1024, fewer for large examples)",
     )
     parser.add_argument(
-        "--shard-rows", type=parse_positive, metavar="ROWS", help=f"rows of a shard (default: {SHARD_ROWS:,})"
+        "--shard-rows",
+        type=parse_positive,
+        metavar="ROWS",
+        help=f"rows of the input for a shard (default: {SHARD_ROWS:,})",
     )
     parser.add_argument("--resume", action="store_true", help="skip the finished shards of the output folder")
     parser.add_argument("--overwrite", action="store_true", help="replace an output that exists")
@@ -177,12 +169,16 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
     if typed.shard_rows and not output.is_folder:
         raise ConfigError(f"--shard-rows {typed.shard_rows}: is for a folder of shards; use --output FOLDER/")
     display.begin_stage("reading the run and its model from MLflow")
-    options = find_store_options(RerunCommand(typed.run_id, typed.overrides))
-    store, tracker, tracked = find_named_run(typed.run_id, options)
+    store_options = find_store_options(RerunCommand(typed.run_id, typed.overrides))
+    store, tracker, tracked = find_named_run(typed.run_id, store_options)
+    from scaleflow.predict.bad_rows import RowReport
     from scaleflow.tracking.saved_models import describe_model, download_saved_model
 
-    description = describe_model(tracker, tracked, store)
-    task = make_task(typed, tracked, description, output)
+    state = load_learned_state(tracker, tracked, store)
+    description = describe_model(tracker, tracked, store, state)
+    options = load_config(tracked.config, tracked.run_id).get("dataset")
+    reading = describe_reading(state, options if isinstance(options, dict) else {}, description.inputs)
+    task = make_task(typed, reading, description, output)
     with output.lock(), tempfile.TemporaryDirectory(prefix="scaleflow-predict-") as folder:
         manifest = describe_task(typed, tracked, task)
         first = output.find_first(manifest, typed.resume)
@@ -192,17 +188,15 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
             with hide_errors():
                 model, devices, notes = load_model(plan, model_folder, typed.batch_size)
             display.end_stage()
-            for note in notes:
+            for note in [*notes, *([Note(NO_RECORD)] if state is None else [])]:
                 display.show_event(note)
-            if not first:
-                output.begin(manifest)
-            began, skipped = time.monotonic(), output.count_rows(first)
-            rows = write_predictions(
-                task, model, output, first, Progress(display, task.source.count_rows()), stop.is_set
-            )
+            output.begin(manifest, first)
+            began, skipped, report = time.monotonic(), output.count_rows(first), RowReport(typed.on_bad)
+            progress = Progress(display, task.source.count_rows())
+            rows, bad = write_predictions(task, model, output, first, report, progress, stop.is_set)
             seconds = time.monotonic() - began
     values = {"run_id": tracked.run_id, "model": f"models:/{tracked.model_id}", "output": str(output.path)}
-    ANSWER.read = lambda: {**values, "rows": rows, "counts": {"there before": skipped}}
+    ANSWER.read = lambda: {**values, "rows": rows, "counts": {"there before": skipped, **report.to_counts(bad)}}
     if stop.is_set():
         done = f"; {output.count_finished()} shard(s) are whole, --resume continues" if output.is_folder else ""
         write_error(f"stopped by {stop.signal_name}{done}")
@@ -216,6 +210,7 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
                 "rows",
                 f"{rows:,}{f', after {skipped:,} that were there' if skipped else ''}, {rows / seconds:,.0f} rows/s",
             ),
+            *report.describe(bad, bool(skipped)),
             ("output", str(output.path)),
         ]
     )
@@ -242,33 +237,38 @@ def make_prediction_plan(typed: argparse.Namespace) -> Plan:
     return plan
 
 
-def make_task(typed: argparse.Namespace, tracked: TrackedRun, description: Any, output: Output) -> Task:
+def load_learned_state(tracker: Any, tracked: TrackedRun, store: Tracking) -> LearnedState | None:
+    """Returns what the run learned from its data; None if its model was logged before that was recorded."""
+    from scaleflow.tracking.saved_models import download_learned_state
+
+    with tempfile.TemporaryDirectory(prefix="scaleflow-") as folder:
+        download_learned_state(tracker, tracked, store, Path(folder))
+        return read_learned_state(Path(folder))
+
+
+def make_task(typed: argparse.Namespace, reading: Reading, description: ModelDescription, output: Output) -> Task:
     """Opens the table and checks that the model can take it. Raises ConfigError if it cannot."""
     import pyarrow
 
+    from scaleflow.predict.chunks import Task
     from scaleflow.predict.columns import OutputColumns, choose_columns
     from scaleflow.predict.output import check_schema
     from scaleflow.predict.source import open_table
 
-    options = load_config(tracked.config, tracked.run_id).get("dataset")
-    options = options if isinstance(options, dict) else {}
-    delimiter, missing, target = (options.get(key) for key in ("delimiter", "missing", "target"))
-    source = open_table(typed.input, typed.delimiter, delimiter if isinstance(delimiter, str) else ",")
+    inputs = [name for name in description.inputs if name]
+    source = open_table(typed.input, typed.delimiter, reading, inputs)
     names = source.schema.names
-    columns = choose_columns(
-        description.inputs, source.schema, split_names(typed.columns), target if isinstance(target, str) else None
-    )
+    columns = choose_columns(description.inputs, source.schema, split_names(typed.columns), reading.target)
     keep = names if typed.keep == "all" and "all" not in names else split_names(typed.keep)
     if absent := [name for name in keep if name not in names]:
         raise ConfigError(f"--keep {', '.join(absent)}: there is no such column; the table has {', '.join(names)}")
     kept = pyarrow.schema([pyarrow.field(name, plain_type(source.schema.field(name).type)) for name in keep])
     predicted = OutputColumns(description.outputs, typed.probabilities)
-    is_words = isinstance(missing, list) and all(isinstance(word, str) for word in missing)
     return Task(
         source,
         columns,
         keep,
-        missing if is_words else None,
+        reading,
         predicted,
         check_schema(output, kept, predicted.make_schema()),
         (typed.shard_rows or SHARD_ROWS) if output.is_folder else None,
@@ -295,8 +295,9 @@ def describe_task(typed: argparse.Namespace, tracked: TrackedRun, task: Task) ->
         "input": [[str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns] for path in files],
         "columns": task.columns,
         "output columns": [[field.name, str(field.type)] for field in task.schema],
-        "delimiter": task.source.delimiter,
+        "delimiter": task.source.form.delimiter,
         "shard-rows": task.shard_rows,
+        "on-bad": typed.on_bad,
     }
 
 
@@ -337,13 +338,22 @@ def load_model(plan: Plan, folder: Path, batch_size: int | None) -> tuple[Distri
 
 
 def write_predictions(
-    task: Task, model: DistributedModel, output: Output, first: int, progress: Progress, must_stop: Callable[[], bool]
-) -> int:
-    """Writes the shards from number `first`, and returns the number of their rows. Ends early if `must_stop` says so:
-    the shard that is not whole is then left out.
+    task: Task,
+    model: DistributedModel,
+    output: Output,
+    first: int,
+    report: RowReport,
+    progress: Progress,
+    must_stop: Callable[[], bool],
+) -> tuple[int, int]:
+    """Writes the shards from number `first`. Returns the number of rows that were read, and how many of them are bad.
+
+    Ends early if `must_stop` says so: the shard that is not whole is then left out.
     """
-    rows = 0
-    shards = itertools.groupby(read_ahead(read_chunks(task, model, first)), key=lambda chunk: chunk.shard)
+    from scaleflow.predict.chunks import read_ahead, read_chunks
+
+    rows, good = 0, 0
+    shards = itertools.groupby(read_ahead(read_chunks(task, model, report, first)), key=lambda chunk: chunk.shard)
     with contextlib.suppress(Interrupted), progress:
         progress.advance(first * (task.shard_rows or 0))
         for number, chunks in shards:
@@ -351,78 +361,18 @@ def write_predictions(
                 for chunk in chunks:
                     if must_stop():
                         raise Interrupted
-                    predicted = task.predicted.convert(model.predict(chunk.inputs, chunk.rows))
-                    writer.write_table(make_table(task, chunk.rows, predicted))
-                    rows += chunk.count
-                    progress.advance(chunk.count)
+                    table, predictions = chunk.predict(task, model, report)
+                    writer.write_table(table)
+                    rows, good = rows + len(chunk.is_good), good + predictions
+                    progress.advance(len(chunk.is_good))
         if not rows and not first:  # a table without rows
             with output.open_shard(0, task.schema):
                 pass
-    return rows
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Rows that are computed together.
-
-    Attributes:
-        shard: the number of the shard that they belong to.
-        rows: the rows, with the columns that are read.
-        inputs: of the model, by name.
-    """
-
-    shard: int
-    rows: Sequence[Rows]
-    inputs: dict[str, Any]
-
-    @property
-    def count(self) -> int:
-        return sum(len(piece.table) for piece in self.rows)
+    return rows, rows - good
 
 
 class Interrupted(Exception):
     """A signal has asked for the end."""
-
-
-def read_chunks(task: Task, model: DistributedModel, first: int) -> Iterator[Chunk]:
-    """Yields the rows of the shards from number `first`, converted for the model."""
-    from scaleflow.predict.compute import convert_inputs
-    from scaleflow.predict.source import take_chunks
-
-    largest = model.batch_size * max(1, min(CHUNK_BATCHES, CHUNK_ROWS // model.batch_size))
-    rows = task.source.read(task.read, largest, skip=first * (task.shard_rows or 0))
-    places = divide_shards(first, largest, task.shard_rows)
-    for (shard, _), chunk in take_chunks(rows, places):
-        yield Chunk(shard, chunk, convert_inputs(model.inputs, task.columns, chunk, task.missing))
-
-
-def divide_shards(first: int, largest: int, shard_rows: int | None) -> Iterator[tuple[int, int]]:
-    """Yields the shard and the number of rows of each chunk, without an end."""
-    for shard in itertools.count(first):
-        left = shard_rows or sys.maxsize
-        while left:
-            yield shard, min(left, largest)
-            left -= min(left, largest)
-
-
-def read_ahead(items: Iterator[T]) -> Iterator[T]:
-    """Yields the items, while a thread makes the next one."""
-    with ThreadPoolExecutor(1) as pool:
-        ahead = pool.submit(next, items, None)
-        while (item := ahead.result()) is not None:
-            ahead = pool.submit(next, items, None)
-            yield item
-
-
-def make_table(task: Task, rows: Sequence[Rows], predicted: dict[str, Any]) -> Any:
-    """Returns the kept columns and the predictions of some rows."""
-    import pyarrow
-
-    kept = pyarrow.schema([task.schema.field(name) for name in task.keep])
-    pieces = [piece.table.select(list(task.keep)).cast(kept) for piece in rows]
-    table = pyarrow.concat_tables(pieces)
-    arrays = [*table.columns, *predicted.values()]
-    return pyarrow.Table.from_arrays(arrays, schema=task.schema)
 
 
 class Progress:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow
@@ -13,6 +13,8 @@ import tensorflow as tf
 from pyarrow import ArrowInvalid, compute, types
 
 from scaleflow.dataset.table_values import (
+    CONVERSIONS,
+    DATE,
     EXPECTED,
     MISSING,
     NUMBER,
@@ -24,7 +26,9 @@ from scaleflow.dataset.table_values import (
 )
 from scaleflow.errors import RunError
 from scaleflow.interfaces import name_leaves
+from scaleflow.predict.bad_rows import Problem, RowReport
 from scaleflow.predict.columns import Array, is_list
+from scaleflow.predict.reading import Reading
 from scaleflow.predict.source import Rows, name_row
 
 #: The most rows that a device computes at once, and the most values of all inputs in these rows.
@@ -61,14 +65,14 @@ class DistributedModel:
 
         self._run = run
 
-    def predict(self, arrays: Mapping[str, Array], chunk: Sequence[Rows]) -> dict[str, Array]:
+    def predict(self, arrays: Mapping[str, Array], name: Callable[[int], str]) -> dict[str, Array]:
         """Returns the outputs [rows, ...] by name for inputs [rows, ...] by name.
 
         The last batch is filled with copies of its last row: another shape would be compiled anew.
 
         Args:
             arrays: the inputs.
-            chunk: the rows that they come from.
+            name: names the file of a row of them, and its number.
 
         Raises:
             RunError: if TensorFlow cannot compute a batch, naming its first row.
@@ -83,7 +87,7 @@ class DistributedModel:
         except tf.errors.OpError as error:
             reason = str(error.message).strip().partition("\n")[0][:300]
             raise RunError(
-                f"{name_row(chunk, start)}, or one of the {self.batch_size - 1:,} after it: the model fails: {reason}"
+                f"{name(start)}, or one of the {self.batch_size - 1:,} after it: the model fails: {reason}"
             ) from error
         return {name: np.concatenate([part[name] for part in outputs])[:rows] for name in outputs[0]}
 
@@ -128,48 +132,103 @@ def join_replicas(values: Any) -> Array:
 # ---------------------------------------------------------------------------------------------
 
 
-def convert_inputs(
+class Column(NamedTuple):
+    """The values of a column, [rows, values of a row], and in which rows some are missing: [rows] bool."""
+
+    name: str
+    values: Array
+    is_missing: Array
+
+
+def convert_rows(
     specs: Mapping[str, tf.TensorSpec],
     columns: Mapping[str, Sequence[str]],
-    chunk: Sequence[Rows],
-    missing: Sequence[str] | None,
-) -> dict[str, Array]:
-    """Converts the rows of a chunk to the inputs of a model, [rows, ...] by name.
+    rows: Rows,
+    reading: Reading,
+    report: RowReport,
+) -> tuple[dict[str, Array], Array]:
+    """Converts rows to the inputs of a model, and reports what is not as in training.
 
     Args:
         specs: of the inputs.
         columns: of each input.
-        chunk: the rows.
-        missing: words that mean a missing value; None: text is taken as it is.
+        rows: of the table.
+        reading: how the run read its data.
+        report: counts bad rows, unknown categories and missing values.
+
+    Returns:
+        The inputs of the good rows, [good, ...] by name, and which rows are good: [rows] bool.
 
     Raises:
-        RunError: if a value cannot be converted, naming its file, row and column.
+        RunError: if a row is bad and the report does not allow it.
     """
-    return {
-        name: np.concatenate([convert_input(spec, columns[name], piece, missing) for piece in chunk])
-        for name, spec in specs.items()
-    }
+    is_malformed = np.isin(np.arange(len(rows.table)), list(rows.malformed))
+    problems = [Problem("fields", is_malformed, lambda row: rows.malformed[row])]
+    found: dict[str, list[Column]] = {}
+    for name, spec in specs.items():
+        found[name] = [convert_column(spec, column, rows, reading, name, problems) for column in columns[name]]
+    problems[1:] = [each._replace(is_bad=each.is_bad & ~is_malformed) for each in problems[1:]]
+    report.add_problems(problems, lambda row: name_row([rows], row))
+    is_good = ~np.any([each.is_bad for each in problems], axis=0)
+    for name, parts in found.items():
+        for part in parts:
+            report.add_missing(part.name, int((part.is_missing & is_good).sum()), reading.filled.get(name))
+            if name in reading.categories:
+                report.add_categories(part.name, part.values[is_good].ravel(), reading.categories[name])
+    joined = {name: join_columns(parts, specs[name]) for name, parts in found.items()}
+    return joined if is_good.all() else {name: values[is_good] for name, values in joined.items()}, is_good
 
 
-def convert_input(spec: tf.TensorSpec, columns: Sequence[str], rows: Rows, missing: Sequence[str] | None) -> Array:
-    """Converts columns to one array [rows, ...]."""
-    count, shape = len(rows.table), tuple(spec.shape[1:])
-    parts = []
-    for name in columns:
-        column = rows.table[name]
-        is_lists = is_list(column.type)
-        flat = flatten_lists(column, math.prod(shape), name, rows) if is_lists else column
-        values, is_unusable, expected = convert_values(flat, spec.dtype, missing)
-        is_bad = is_unusable.reshape(count, -1).any(axis=1)
-        if is_bad.any():
-            row = int(is_bad.argmax())
-            raise RunError(f"{name_row([rows], row)}: {name} is {str(column[row].as_py())[:80]}, expected {expected}")
-        parts.append(values)
-    return (parts[0] if len(parts) == 1 else np.stack(parts, axis=1)).reshape(count, *shape)
+def join_columns(columns: Sequence[Column], spec: tf.TensorSpec) -> Array:
+    """Returns the values of an input, [rows, *shape]."""
+    values = [column.values for column in columns]
+    joined = values[0] if len(values) == 1 else np.concatenate(values, axis=1)
+    return joined.reshape(len(joined), *spec.shape[1:])
 
 
-def flatten_lists(column: Any, size: int, name: str, rows: Rows) -> Any:
-    """Returns the values of lists, or of lists of lists, in order. Raises RunError if a row has not `size` of them."""
+def convert_column(
+    spec: tf.TensorSpec, name: str, rows: Rows, reading: Reading, input_name: str, problems: list[Problem]
+) -> Column:
+    """Converts a column of an input, and appends the problems of its rows to `problems`."""
+    column = rows.table[name]
+    count, size = len(column), math.prod(spec.shape[1:]) if is_list(column.type) else 1
+    is_whole, flat = np.ones(count, bool), column
+    if is_list(column.type):
+        flat, lengths = flatten_lists(column)
+        is_whole = lengths == size
+        problems.append(Problem(name, ~is_whole, lambda row: f"{name} has {lengths[row]} values, expected {size}"))
+        if not is_whole.all():
+            flat, _ = flatten_lists(column.filter(pyarrow.array(is_whole)))
+    kind = reading.kinds.get(name)
+    converted, is_unusable, expected = convert_values(flat, spec.dtype, reading.missing, kind)
+    absent = find_missing(converted, kind) & ~is_unusable
+    is_bad = is_unusable if input_name in reading.filled else is_unusable | absent
+
+    def explain(row: int) -> str:
+        value = column[row].as_py()
+        has_none = value is None or (not is_list(column.type) and absent[row])
+        return f"{name} {'is missing' if has_none else f'is {str(value)[:80]}'}, expected {expected}"
+
+    def widen(values: Array) -> Array:
+        if is_whole.all():
+            return values.reshape(count, size)
+        whole = np.zeros((count, size), values.dtype)
+        whole[is_whole] = values.reshape(-1, size)
+        return whole
+
+    problems.append(Problem(name, np.any(widen(is_bad), axis=1), explain))
+    return Column(name, widen(converted), np.any(widen(absent), axis=1))
+
+
+def find_missing(values: Array, kind: str | None) -> Array:
+    """Returns which numbers or dates are missing: [n] bool."""
+    if kind == DATE:
+        return np.asarray(values == "")
+    return np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), bool)
+
+
+def flatten_lists(column: Any) -> tuple[Any, Array]:
+    """Returns the values of lists, or of lists of lists, in order, and how many of them each row has: [rows] int."""
     column, lengths = column.combine_chunks(), np.ones(len(column), np.int64)
     while is_list(column.type):
         inner = compute.fill_null(compute.list_value_length(column), 0).to_numpy(zero_copy_only=False)
@@ -177,14 +236,22 @@ def flatten_lists(column: Any, size: int, name: str, rows: Rows) -> Any:
         totals = np.concatenate([[0], np.cumsum(inner)])
         lengths = totals[ends] - totals[ends - lengths]
         column = column.flatten()
-    if (lengths != size).any():
-        row = int((lengths != size).argmax())
-        raise RunError(f"{name_row([rows], row)}: {name} has {lengths[row]} values, expected {size}")
-    return pyarrow.chunked_array([column])
+    return pyarrow.chunked_array([column]), lengths
 
 
-def convert_values(column: Any, dtype: tf.DType, missing: Sequence[str] | None) -> tuple[Array, Array, str]:
-    """Converts values to an array, and returns which of them cannot be converted: [n] bool, and what is expected."""
+def convert_values(
+    column: Any, dtype: tf.DType, missing: Sequence[str] | None, kind: str | None
+) -> tuple[Array, Array, str]:
+    """Converts values to an array, and returns which of them cannot be converted: [n] bool, and what is expected.
+
+    Args:
+        column: the values.
+        dtype: of the input.
+        missing: words that mean a missing value; None: text is taken as it is.
+        kind: what training took the column for; None: it is not known.
+    """
+    if kind in CONVERSIONS:
+        return *CONVERSIONS[kind](clean_column(column, MISSING if missing is None else missing)), EXPECTED[kind]
     if dtype == tf.string:
         if types.is_timestamp(column.type) or types.is_date(column.type):
             return *to_dates(column), "a date"

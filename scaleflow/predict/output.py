@@ -98,6 +98,8 @@ class Output:
         except ValueError:
             before = None
         known = before if isinstance(before, dict) else {}
+        if known.get("on-bad") == "raise":  # no row of the finished shards is bad
+            known["on-bad"] = manifest["on-bad"]
         if changed := [key for key, value in manifest.items() if known.get(key) != value]:
             raise ConfigError(
                 f"--resume: the shards in {self.path} were made with another {' and '.join(changed)}; type the "
@@ -105,12 +107,12 @@ class Output:
             )
         return self.count_finished()
 
-    def begin(self, manifest: Mapping[str, Any]) -> None:
-        """Removes the shards of a folder, and says how the new ones are made."""
+    def begin(self, manifest: Mapping[str, Any], first: int) -> None:
+        """Says how the shards of a folder are made. Removes those that are there, unless `first` is not 0."""
         if not self.is_folder:
             return
         for path in self.path.iterdir():
-            if SHARD.fullmatch(path.name):
+            if not first and SHARD.fullmatch(path.name):
                 path.unlink()
         part = self.path / f".{MANIFEST}.part"
         part.write_text(json.dumps(manifest, indent=2) + "\n")

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import csv as python_csv
 import glob
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import io
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow
 from pyarrow import csv, dataset
 
 from scaleflow.errors import ConfigError, RunError
-from scaleflow.table_formats import find_format
+from scaleflow.predict.reading import Reading
+from scaleflow.table_formats import CsvForm, find_format
 
 #: Formats that store the number of rows.
 COUNTED = ("parquet", "feather")
@@ -26,11 +31,25 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows of a file: `table` begins with row `first` of `path`, counted from 0."""
+    """Some rows of a file.
+
+    Attributes:
+        path: of the file.
+        first: the number of the first row in it, counted from 0.
+        table: the rows.
+        malformed: the rows, counted from 0, that have too few or too many fields: what is wrong with each. They are
+            empty in the table.
+    """
 
     path: str
     first: int
     table: Any
+    malformed: Mapping[int, str] = field(default_factory=dict)
+
+    def slice(self, start: int, count: int | None = None) -> Rows:
+        table = self.table.slice(start, count)
+        malformed = {row - start: reason for row, reason in self.malformed.items() if 0 <= row - start < len(table)}
+        return Rows(self.path, self.first + start, table, malformed)
 
 
 @dataclass(frozen=True)
@@ -42,14 +61,16 @@ class TableSource:
         format: pyarrow's name of their format.
         schema: names and types of the columns. Those of CSV files are strings.
         fragments: pyarrow's readers of the files; empty for CSV files.
-        delimiter: between the fields of a CSV file; None: a tab in `.tsv` files, a comma in others.
+        form: of CSV files.
+        names: the names of the columns of the CSV files that have no header line, by path.
     """
 
     files: tuple[str, ...]
     format: str
     schema: Any
     fragments: tuple[Any, ...] = ()
-    delimiter: str | None = None
+    form: CsvForm = field(default_factory=CsvForm)
+    names: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def count_rows(self) -> int | None:
         """Returns the number of rows if the files store it, else None."""
@@ -69,43 +90,83 @@ class TableSource:
                 continue
             first = 0
             try:
-                for batch in self._read_file(index, columns, at_once):
+                for batch, malformed in self._read_file(index, columns, at_once):
                     if len(batch) > skip:
-                        yield Rows(path, first + skip, pyarrow.Table.from_batches([batch.slice(skip)]))
+                        yield Rows(path, first, batch, malformed).slice(skip)
                     first, skip = first + len(batch), max(0, skip - len(batch))
-            except (pyarrow.ArrowException, OSError) as error:
+            except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
                 raise RunError(f"{path}: cannot be read after row {first}: {explain(error)}") from error
 
-    def _read_file(self, index: int, columns: Sequence[str], at_once: int) -> Iterator[Any]:
-        if self.format != "csv":
-            yield from self.fragments[index].to_batches(
-                schema=self.schema,
-                columns=list(columns),
-                batch_size=at_once,
-                batch_readahead=2,
-                fragment_readahead=1,
-            )
+    def _read_file(self, index: int, columns: Sequence[str], at_once: int) -> Iterator[tuple[Any, dict[int, str]]]:
+        if self.format == "csv":
+            yield from self._read_csv(self.files[index], columns)
             return
+        for batch in self.fragments[index].to_batches(
+            schema=self.schema,
+            columns=list(columns),
+            batch_size=at_once,
+            batch_readahead=2,
+            fragment_readahead=1,
+        ):
+            yield pyarrow.Table.from_batches([batch]), {}
+
+    def _read_csv(self, path: str, columns: Sequence[str]) -> Iterator[tuple[Any, dict[int, str]]]:
+        """Yields the rows of a file in pieces, with those that are malformed."""
+        names = self.names.get(path)
         texts = csv.ConvertOptions(
             include_columns=list(columns), column_types=dict.fromkeys(self.schema.names, pyarrow.string())
         )
-        with csv.open_csv(
-            self.files[index],
-            csv.ReadOptions(block_size=CSV_BYTES),
-            parse_options(self.files[index], self.delimiter),
-            texts,
-        ) as reader:
-            yield from reader
+        malformed: dict[int, str] = {}
+
+        def leave_out(row: Any) -> str:
+            malformed[row.number - 1 - (names is None)] = (
+                f"it has {row.actual_columns} field(s), expected {row.expected_columns}"
+            )
+            return "skip"
+
+        first = 0
+        with open_csv(path, self.form, names, leave_out, texts) as reader:
+            empty = reader.schema.empty_table()
+            for batch in reader:
+                table, found = insert_malformed(pyarrow.Table.from_batches([batch]), first, malformed)
+                yield table, found
+                first += len(table)
+        yield insert_malformed(empty, first, malformed)
 
 
-def open_table(path: str, delimiter: str | None = None, usual: str = ",") -> TableSource:
+def insert_malformed(table: Any, first: int, malformed: dict[int, str]) -> tuple[Any, dict[int, str]]:
+    """Inserts an empty row in place of each malformed one.
+
+    Args:
+        table: rows of a file, from row `first` on, without the malformed ones.
+        first: counted from 0.
+        malformed: rows of the file, counted from 0; those that are inserted are removed.
+
+    Returns:
+        The table, and the malformed rows in it, counted from its first.
+    """
+    found: dict[int, str] = {}
+    while malformed and (row := min(malformed)) <= first + len(table) + len(found):
+        found[row - first] = malformed.pop(row)
+    if not found:
+        return table, found
+    is_malformed = np.zeros(len(table) + len(found), bool)
+    is_malformed[list(found)] = True
+    places = np.cumsum(~is_malformed) - 1
+    return table.take(pyarrow.array(places, mask=is_malformed)), found
+
+
+def open_table(
+    path: str, delimiter: str | None = None, reading: Reading | None = None, inputs: Collection[str] = ()
+) -> TableSource:
     """Finds the files of a table and reads the names of their columns.
 
     Args:
         path: a file, a glob, or a folder with files of one format. The names of its subfolders may be columns, such as
             `year=2024`, except for CSV files.
-        delimiter: between the fields of a CSV file; None: `usual`.
-        usual: the delimiter that the model was trained with; a comma also means a tab in `.tsv` files.
+        delimiter: between the fields of a CSV file; None: that of the run.
+        reading: how the run read its own files; a delimiter that is a comma also means a tab in `.tsv` files.
+        inputs: the names of the model's inputs, by which a header line is recognised.
 
     Raises:
         ConfigError: if there is no such file, a file cannot be read, or formats or columns differ.
@@ -119,13 +180,11 @@ def open_table(path: str, delimiter: str | None = None, usual: str = ",") -> Tab
             raise ConfigError(f"--input {path}: {other} and {files[0]} have different formats; use one of them")
     if delimiter is not None and form != "csv":
         raise ConfigError(f"--delimiter {delimiter}: {files[0]} is no CSV file; leave it out")
-    if form == "csv":
-        delimiter = delimiter or (usual if usual != "," else None)
-        headers = [read_header(file, delimiter) for file in files]
-        schema = pyarrow.schema([(name, pyarrow.string()) for name in headers[0]])
-        source = TableSource(files, form, schema, (), delimiter)
-    else:
-        source, headers = open_dataset(path, files, form)
+    source, headers = (
+        open_csv_files(files, delimiter, reading or Reading(), inputs)
+        if form == "csv"
+        else open_dataset(path, files, form)
+    )
     for other, names in zip(source.files, headers, strict=True):
         if sorted(names) != sorted(headers[0]):
             raise ConfigError(
@@ -138,10 +197,74 @@ def open_table(path: str, delimiter: str | None = None, usual: str = ",") -> Tab
     return source
 
 
-def read_header(file: str, delimiter: str | None) -> list[str]:
-    """Returns the names of the columns of a CSV file."""
-    with refuse_unreadable(file), csv.open_csv(file, parse_options=parse_options(file, delimiter)) as reader:
-        return list(reader.schema.names)
+def open_csv_files(
+    files: Sequence[str], delimiter: str | None, reading: Reading, inputs: Collection[str]
+) -> tuple[TableSource, list[list[str]]]:
+    """Opens CSV files. Returns the table, and the names of the columns that each file has."""
+    usual = reading.form.delimiter
+    form = replace(reading.form, delimiter=delimiter or (usual if usual != "," else None))
+    form.check(files[0], "csv")
+    headers, given = [], {}
+    for file in files:
+        names = read_first_row(file, form)
+        if form.header and not set(inputs or form.header) <= set(names):
+            names = given[file] = name_fields(file, len(names), form.header, reading.target)
+        headers.append(names)
+    schema = pyarrow.schema([(name, pyarrow.string()) for name in headers[0]])
+    return TableSource(tuple(files), "csv", schema, (), form, given), headers
+
+
+def read_first_row(file: str, form: CsvForm) -> list[str]:
+    """Returns the fields of the first row of a CSV file.
+
+    pyarrow's reader is not used: it reads ahead, and can abort or hang if it is closed before the end.
+    """
+    with refuse_unreadable(file), pyarrow.input_stream(file) as stream:
+        is_utf8 = codecs.lookup(form.encoding).name == "utf-8"
+        text = io.TextIOWrapper(stream, "utf-8-sig" if is_utf8 else form.encoding, newline="")
+        rows = python_csv.reader(text, delimiter=form.delimiter_of(file))
+        try:
+            first = next((row for row in rows if row), None)
+        except python_csv.Error as error:
+            raise ValueError(str(error)) from error
+        if first is None:
+            raise ValueError("the file is empty")
+        return first
+
+
+def name_fields(file: str, count: int, header: Sequence[str], target: str | None) -> list[str]:
+    """Returns the names of the columns of a CSV file without a header line; the target may be left out of it.
+
+    Raises ConfigError if their number is another one.
+    """
+    without_target = [name for name in header if name != target]
+    for names in (list(header), without_target):
+        if len(names) == count:
+            return names
+    raise ConfigError(
+        f"--input {file}: its rows have {count} fields, and the run's dataset.header names {len(header)}: "
+        f"{', '.join(header)}; write a header line with the names"
+    )
+
+
+def open_csv(file: str, form: CsvForm, names: Sequence[str] | None, handle: Any, convert: Any = None) -> Any:
+    """Opens a CSV file for reading in pieces.
+
+    Args:
+        file: its path.
+        form: of the file.
+        names: of its columns; None: the first row has them.
+        handle: is called with each malformed row, in order.
+        convert: pyarrow's options of the conversion.
+    """
+    return csv.open_csv(
+        file,
+        csv.ReadOptions(
+            block_size=CSV_BYTES, column_names=names, encoding=form.encoding, use_threads=False
+        ),  # with threads, rows have no numbers
+        csv.ParseOptions(delimiter=form.delimiter_of(file), newlines_in_values=True, invalid_row_handler=handle),
+        convert,
+    )
 
 
 def open_dataset(path: str, files: Sequence[str], form: str) -> tuple[TableSource, list[list[str]]]:
@@ -189,11 +312,6 @@ def find_files(path: str) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def parse_options(path: str, delimiter: str | None) -> Any:
-    used = delimiter or ("\t" if ".tsv" in Path(path).name.lower() else ",")
-    return csv.ParseOptions(delimiter=used, newlines_in_values=True)
-
-
 def explain(error: Exception) -> str:
     """Returns the first line of pyarrow's reason."""
     return str(error).strip().partition("\n")[0] or "pyarrow gives no reason"
@@ -206,9 +324,9 @@ def take_chunks(rows: Iterator[Rows], places: Iterator[tuple[T, int]]) -> Iterat
     for piece in rows:
         start = 0
         while start < len(piece.table):
-            taken = piece.table.slice(start, missing)
-            chunk.append(Rows(piece.path, piece.first + start, taken))
-            start, missing = start + len(taken), missing - len(taken)
+            taken = piece.slice(start, missing)
+            chunk.append(taken)
+            start, missing = start + len(taken.table), missing - len(taken.table)
             if not missing:
                 yield place, chunk
                 chunk, (place, missing) = [], next_place(places)

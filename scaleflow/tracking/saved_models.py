@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Tracking
+from scaleflow.interfaces import LearnedState, Tracking, name_leaves
 from scaleflow.tracking.store import MlflowTracker
 from scaleflow.tracking.tracked_runs import TrackedRun, download_artifact
 
 #: The SavedModel within a logged model.
 SAVED_MODEL = "data/saved_model"
+
+#: The record of what the run learned from its data.
+LEARNED_STATE = ("data/learned_state.json", "data/learned_state.npz")
 
 #: The splits that training logs as inputs of the run; an evaluation logs others.
 TRAINING_SPLITS = ("train", "validation", "test")
@@ -60,8 +63,16 @@ class ModelDescription:
     outputs: Mapping[str, ModelOutput]
 
 
-def describe_model(tracker: MlflowTracker, run: TrackedRun, store: Tracking) -> ModelDescription:
+def describe_model(
+    tracker: MlflowTracker, run: TrackedRun, store: Tracking, state: LearnedState | None = None
+) -> ModelDescription:
     """Returns what the logged model of a run takes and returns.
+
+    Args:
+        tracker: of the run.
+        run: that logged the model.
+        store: that has it.
+        state: what the run learned: kinds and names of the outputs; None: what the store says of the run's dataset.
 
     Raises ConfigError if the run has no logged model, or the model has no description that can be read.
     """
@@ -80,10 +91,18 @@ def describe_model(tracker: MlflowTracker, run: TrackedRun, store: Tracking) -> 
             raise ConfigError(
                 f"{run.run_id}: the description of its model {run.model_id} cannot be read: {reason[:300]}"
             ) from error
-    kinds, names = read_targets(tracker.fetch_run())
+    kinds, names = read_targets(tracker.fetch_run()) if state is None else read_learned_targets(state)
     return ModelDescription(
         inputs, {name: describe_output(shape, pick(kinds, name), pick(names, name)) for name, shape in shapes.items()}
     )
+
+
+def download_learned_state(tracker: MlflowTracker, run: TrackedRun, store: Tracking, folder: Path) -> None:
+    """Downloads what a run learned from its data, if its model has it: models of earlier versions do not."""
+    model = find_model(tracker, run)
+    for name in LEARNED_STATE:
+        if download_artifact(f"{model}/{name}", str(store.uri), folder) is None:
+            return
 
 
 def download_saved_model(tracker: MlflowTracker, run: TrackedRun, store: Tracking, folder: Path) -> Path:
@@ -124,6 +143,14 @@ def read_targets(run: Any) -> tuple[Any, Any]:
             if isinstance(profile, dict):
                 return profile.get("kind"), profile.get("classes")
     return None, None
+
+
+def read_learned_targets(state: LearnedState) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """Returns kinds and names of the targets by the name of the output, as a run has learned them."""
+    outputs = name_leaves(state.outputs)
+    return {name: each.kind for name, each in outputs.items()}, {
+        name: list(each.names) for name, each in outputs.items() if each.names
+    }
 
 
 def pick(values: Any, name: str) -> Any:

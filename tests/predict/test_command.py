@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,22 +39,25 @@ def make_houses(rows: int, seed: int = 0) -> pyarrow.Table:
 
 
 class Trained:
-    """A folder with a store, three runs (of the sizes, the prices and digits) and a table of new rows."""
+    """A folder with a store, four runs (of the sizes, the prices, digits, a CSV file) and a table of new rows.
 
-    def __init__(self, folder: Path, runs: tuple[str, str, str]) -> None:
+    The model of the prices was logged without a record of what its run learned.
+    """
+
+    def __init__(self, folder: Path, runs: Sequence[str]) -> None:
         self.command = Command(folder)
         self.folder = folder
         self.new = make_houses(75, 1)
-        self.sizes, self.prices, self.digits = runs
+        self.sizes, self.prices, self.digits, self.csv = runs
 
     def predict(self, run: str, table: str, output: str, *words: str, code: int = 0) -> str:
-        """Runs the command; returns its standard error."""
+        """Runs the command; returns what it prints: its standard error if it fails."""
         ended = self.command.python("-m", "scaleflow.predict", run, "--input", table, "--output", output, *words)
         assert ended.returncode == code, ended.stderr
         path = self.folder / output
         names = ".*.part" if code == 0 and path.is_dir() else f".{path.name}*.part"  # others may write next to it
         assert not list((path if code == 0 and path.is_dir() else path.parent).glob(names))
-        return ended.stderr
+        return ended.stderr if code else ended.stdout
 
     def read(self, output: str) -> dict[str, list[Any]]:
         path = self.folder / output
@@ -63,27 +67,48 @@ class Trained:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    return Trained(*make_once(tmp_path_factory, "predict", train_three))
+    return Trained(*make_once(tmp_path_factory, "predict", train_four))
 
 
-def train_three(folder: Path) -> tuple[str, str, str]:
+#: How the CSV file is written, unlike other CSV files: without a header line, and with dates in a time zone.
+CSV_FORM = (
+    "dataset.header=[area,town,sold,size]",
+    'dataset.delimiter=";"',
+    "dataset.encoding=latin-1",
+    'dataset.missing=["-"]',
+)
+
+
+def write_lines(houses: pyarrow.Table) -> bytes:
+    rows = houses.select(["area", "town", "sold", "size"]).to_pylist()
+    lines = (f"{row['area'] or '-'};{row['town'] or '-'};{row['sold']} 12:30+01:00;{row['size']}\n" for row in rows)
+    return "".join(lines).replace("Aa", "Ää").encode("latin-1")
+
+
+def train_four(folder: Path) -> list[str]:
     """Writes the tables and trains; returns the runs' ids."""
     parquet.write_table(make_houses(120), folder / "houses.parquet")
     parquet.write_table(make_houses(75, 1), folder / "new.parquet")
     csv.write_csv(make_houses(75, 1), folder / "new.csv")
+    (folder / "lines.csv").write_bytes(write_lines(make_houses(120)))
 
-    def train(*words: str) -> str:
+    def train(*words: str) -> tuple[str, str]:
         small = ("model.units=[8]", "training.max_steps=3", "checkpoint=none", "tracking.system_metrics=false")
         ended = Command(folder)(*words, *small, "hardware=cpu")
         assert ended.returncode == 0, ended.stderr
-        (line,) = [line for line in ended.stdout.splitlines() if line.startswith("run ")]
-        return line[line.index("(") + 1 : line.index(")")]
+        found = re.search(r"^run .*\((\w+)\)\nmodel +models:/(\S+)$", ended.stdout, re.MULTILINE)
+        assert found
+        return found[1], found[2]
 
-    return (
+    runs = (
         train(*TABLE, "dataset.target=size", "dataset.drop=[id,price]"),
         train(*TABLE, "dataset.target=price", "dataset.drop=[id,size]"),
         train("dataset=digits"),
+        train("dataset=table", "dataset.data_dir=lines.csv", "dataset.target=size", *CSV_FORM),
     )
+    (record,) = folder.glob(f"mlartifacts/*/models/{runs[1][1]}/artifacts/data/learned_state.json")
+    record.unlink()
+    return [run for run, _ in runs]
 
 
 def compute_elsewhere(folder: Path, run: str, table: Any) -> tuple[Any, Any]:
@@ -192,7 +217,8 @@ def test_the_logged_model_takes_the_types_of_a_data_frame_and_names_a_wrong_valu
 
 
 def test_numbers_are_in_the_unit_of_the_target(trained: Trained, isolated: Callable[..., Any]) -> None:
-    trained.predict(trained.prices, "new.csv", "prices.parquet")
+    ended = trained.predict(trained.prices, "new.csv", "prices.parquet")
+    assert "note: the model was logged before scaleflow recorded what a run learns" in ended
     found = trained.read("prices.parquet")
     assert list(found) == ["prediction"]
     assert 20_000 < np.mean(found["prediction"]) < 200_000
@@ -216,6 +242,15 @@ def test_a_model_of_arrays_takes_columns_in_order_or_lists(trained: Trained, iso
     parquet.write_table(pyarrow.table({"pixels": [[1.0] * 64, [1.0] * 63]}), trained.folder / "short.parquet")
     message = trained.predict(trained.digits, "short.parquet", "short_out.parquet", code=1)
     assert "short.parquet, row 2: pixels has 63 values, expected 64" in message
+
+    blank = {name: [None, 0.0] if name == "p3" else [1.0, 0.0] for name in names}
+    parquet.write_table(pyarrow.table(blank), trained.folder / "blank.parquet")
+    message = trained.predict(trained.digits, "blank.parquet", "blank_out.parquet", code=1)
+    assert "blank.parquet, row 1: p3 is missing, expected a finite number" in message
+    trained.predict(trained.digits, "blank.parquet", "blank_out.parquet", "--on-bad", "empty")
+    filled = trained.read("blank_out.parquet")
+    assert [filled["prediction"][0], filled["probability_3"][0]] == [None, None]
+    assert None not in (filled["prediction"][1], filled["probability_3"][1])
 
 
 def test_a_command_that_was_stopped_goes_on_after_its_finished_shards(trained: Trained) -> None:
@@ -267,8 +302,75 @@ def test_a_value_that_is_no_number_is_named_by_its_row(trained: Trained) -> None
     assert message == "scaleflow: bad.csv, row 41: area is wide, expected a finite number\n"
     csv.write_csv(trained.new.set_column(3, "sold", [["soon"] * 75]), trained.folder / "bad.csv")
     message = trained.predict(trained.sizes, "bad.csv", "bad_out.csv", code=1)
-    assert "bad.csv, row 1, or one of the 1,023 after it: the model fails" in message
+    assert message == "scaleflow: bad.csv, row 1: sold is soon, expected a date\n"
     assert not (trained.folder / "bad_out.csv").exists()
+
+
+def test_the_file_of_the_training_is_read_as_in_training(trained: Trained, isolated: Callable[..., Any]) -> None:
+    trained.predict(trained.csv, "lines.csv", "lines.parquet")
+    found = trained.read("lines.parquet")
+    houses = make_houses(120)
+    sold = [f"{day}T11:30:00" for day in houses["sold"].to_pylist()]
+    town = pyarrow.array([None if town is None else town.replace("Aa", "Ää") for town in houses["town"].to_pylist()])
+    plain = pyarrow.table({"area": houses["area"], "town": town, "sold": sold})
+    for logits in isolated(compute_elsewhere, trained.folder, trained.csv, plain):
+        chances = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+        np.testing.assert_allclose(np.stack([found[f"probability_{name}"] for name in SIZES], 1), chances, atol=1e-5)
+    (trained.folder / "comma.csv").write_bytes(b"town,area,sold\nBb,-,2024-01-31\n")  # a header line, in another order
+    summary = trained.predict(trained.csv, "comma.csv", "comma.parquet", "--delimiter", ",")
+    assert "imputed  area: 1 missing\n" in summary
+
+
+def test_bad_rows_are_left_out_or_empty_and_all_that_is_new_is_counted(trained: Trained) -> None:
+    rows = trained.new.select(["id", "area", "town", "sold"]).to_pylist()
+    lines = [f"{row['id']},{row['area'] or ''},{row['town'] or ''},{row['sold']}" for row in rows]
+    lines[3], lines[17], lines[18] = "x,wide,Aa,2024-01-31", "y,1,Aa,2024-02-30", "z,1"
+    lines[5], lines[60], lines[61] = "5,12,Paris,", "60,12,Paris,2024-01-31T10:00Z", "61,12,aa,2024-01-31 10:00"
+    lines[70:75] = 5 * ["b,?!,Aa,2024-01-31"]
+    (trained.folder / "mixed.csv").write_text("\n".join(["id,area,town,sold", *lines]))
+    bad = {3, 17, 18, *range(70, 75)}
+    counts = [
+        "bad rows  8 {}",
+        "          area: 6, first mixed.csv, row 4: area is wide, expected a finite number",
+        "          fields: 1, first mixed.csv, row 19: it has 2 field(s), expected 4",
+        "          sold: 1, first mixed.csv, row 18: sold is 2024-02-30, expected a date",
+        'unknown   town: 3 of categories that training did not have: "Paris" (2), "aa"',
+        "imputed   area: 6 missing",
+        "          sold: 1 missing, which training never had",
+    ]
+
+    def count(summary: str) -> list[str]:
+        return [
+            line for line in summary.splitlines() if line[:10] in ("bad rows  ", "unknown   ", "imputed   ", 10 * " ")
+        ]
+
+    message = trained.predict(trained.sizes, "mixed.csv", "mixed.parquet", code=1)
+    assert message == "scaleflow: mixed.csv, row 4: area is wide, expected a finite number\n"
+    summary = trained.predict(trained.sizes, "mixed.csv", "mixed.parquet", "--on-bad", "empty", "--keep", "id")
+    assert count(summary) == [line.format("with empty predictions") for line in counts]
+    empty = trained.read("mixed.parquet")
+    assert [n for n, best in enumerate(empty["prediction"]) if best is None] == sorted(bad)
+    assert [n for n, chance in enumerate(empty["probability_mid"]) if chance is None] == sorted(bad)
+    assert empty["id"] == [None if n == 18 else line.partition(",")[0] for n, line in enumerate(lines)]
+
+    same = (trained.sizes, "mixed.csv", "mixed/", "--shard-rows", "5", "--keep", "id")
+    trained.predict(*same, code=1)  # with --on-bad raise
+    assert not list((trained.folder / "mixed").glob("part-*"))
+    summary = trained.predict(*same, "--on-bad", "skip", "--resume")
+    assert count(summary) == [line.format("left out") for line in counts]
+    good = [n for n in range(75) if n not in bad]
+    assert trained.read("mixed") == {name: [values[n] for n in good] for name, values in empty.items()}
+    shards = [trained.folder / "mixed" / f"part-{n:05d}.parquet" for n in range(15)]
+    assert [parquet.read_metadata(path).num_rows for path in shards] == [4, 5, 5, 3, *10 * [5], 0]
+    assert "were made with another on-bad" in trained.predict(*same, "--resume", code=2)
+    whole = trained.read("mixed")
+    for path in shards[12:]:
+        path.unlink()
+    summary = trained.predict(*same, "--on-bad", "skip", "--resume")
+    assert trained.read("mixed") == whole
+    assert "rows      15, after 57 that were there, " in summary
+    assert "counted   in the rows of this command only" in summary
+    assert "bad rows  5 left out" in summary
 
 
 def test_a_table_without_rows_gives_columns_without_rows(trained: Trained) -> None:

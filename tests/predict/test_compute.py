@@ -12,22 +12,29 @@ import pyarrow
 MISSING = ("", "NA")
 
 
-def converted(cases: list[tuple[Any, str, tuple[int, ...], Any]]) -> list[Any]:
+def converted(cases: list[tuple[Any, str, tuple[int, ...], Any, str | None, bool]]) -> list[Any]:
     """The arrays of columns, or the error."""
     import tensorflow as tf
 
     from scaleflow.errors import RunError
-    from scaleflow.predict.compute import convert_inputs
+    from scaleflow.predict.bad_rows import RowReport
+    from scaleflow.predict.compute import convert_rows
+    from scaleflow.predict.reading import Reading
     from scaleflow.predict.source import Rows
 
     found: list[Any] = []
-    for column, dtype, shape, missing in cases:
-        rows = [Rows("a.csv", 5, pyarrow.table({"x": column}))]
-        try:
-            arrays = convert_inputs({"x": tf.TensorSpec([None, *shape], dtype)}, {"x": ["x"]}, rows, missing)
-            found.append((arrays["x"].dtype.name, arrays["x"].tolist()))
-        except RunError as error:
-            found.append(str(error))
+    for column, dtype, shape, missing, kind, is_filled in cases:
+        reading = Reading(missing=missing, kinds={"x": kind} if kind else {}, filled={"x": True} if is_filled else {})
+        specs = {"x": tf.TensorSpec([None, *shape], dtype)}
+        rows = Rows("a.csv", 5, pyarrow.table({"x": column}))
+        results = []
+        for on_bad in ("raise", "skip"):
+            try:
+                arrays, is_good = convert_rows(specs, {"x": ["x"]}, rows, reading, RowReport(on_bad))
+                results.append((arrays["x"].dtype.name, arrays["x"].tolist(), is_good.tolist()))
+            except RunError as error:
+                results.append(str(error))
+        found.append(results)
     return found
 
 
@@ -41,7 +48,7 @@ CASES: list[tuple[Any, str, tuple[int, ...], Any, Any]] = [
     (pyarrow.array(["7", "8"]), "uint8", (), None, ("uint8", [7, 8])),
     (pyarrow.array([7, 300]), "uint8", (), None, "a.csv, row 7: x is 300, expected a whole number (uint8)"),
     (pyarrow.array([7.0, 7.5]), "int64", (), None, "a.csv, row 7: x is 7.5, expected a whole number (int64)"),
-    (pyarrow.array([7, None]), "int64", (), None, "a.csv, row 7: x is None, expected a whole number (int64)"),
+    (pyarrow.array([7, None]), "int64", (), None, "a.csv, row 7: x is missing, expected a whole number (int64)"),
     (pyarrow.array([True, False]), "bool", (), None, ("bool", [True, False])),
     (pyarrow.array([" a ", "NA", None]), "string", (), MISSING, ("object", ["a", "", ""])),
     (pyarrow.array([" a ", "NA", None]), "string", (), None, ("object", [" a ", "NA", ""])),
@@ -56,10 +63,43 @@ CASES: list[tuple[Any, str, tuple[int, ...], Any, Any]] = [
 
 
 def test_values_are_converted_to_the_type_of_the_input(isolated: Callable[..., Any]) -> None:
-    found = isolated(converted, [case[:4] for case in CASES])
-    for (*case, expected), result in zip(CASES, found, strict=True):
-        if isinstance(expected, str) or expected[0] == "object":
+    found = isolated(converted, [(*case[:4], None, True) for case in CASES])
+    for (*case, expected), (result, skipped) in zip(CASES, found, strict=True):
+        if isinstance(expected, str):
             assert result == expected, case
+            assert skipped[2] == [True, False], case
+            continue
+        assert result == skipped or np.isnan(expected[1][-2:]).any(), case
+        if expected[0] == "object":
+            assert result[:2] == expected, case
         else:
             assert result[0] == expected[0], case
             np.testing.assert_array_equal(result[1], expected[1])
+
+
+DATES = ["2024-01-31", "2024-01-31 12:30", "2024-01-31T13:30:00+01:00", "2024-01-31T12:30:00.123456789Z", "NA", ""]
+SAME = "2024-01-31T12:30:00"
+WRONG = ["31.1.2024", "2024-02-30", "0000-01-01", "2024-01-31T25:00", "soon"]
+UNIX = pyarrow.array([1_706_704_200, None], pyarrow.int64())
+
+#: A column, its dtype, what training took it for, whether the model replaces missing values; error, good values.
+READ_AS: list[tuple[Any, str, str | None, bool, str | None, list[Any]]] = [
+    (pyarrow.array([*DATES, *WRONG]), "string", "dates", True, "row 12: x is 31.1.2024, expected a date",
+     ["2024-01-31T00:00:00", SAME, SAME, SAME, "", ""]),
+    (pyarrow.array(["2024-01-31 12:30", "NA"]), "string", "dates", True, None, [SAME, ""]),
+    (pyarrow.array([NOON, None]), "string", "dates", True, None, ["2024-01-31T12:00:00", ""]),
+    (UNIX, "string", "dates", True, "row 6: x is 1706704200, expected a date", [""]),
+    (pyarrow.array([" Ulm ", "NA"]), "string", "categories", False, None, ["Ulm", ""]),
+    (pyarrow.array([3, None]), "string", "categories", False, None, ["3", ""]),
+    (pyarrow.array(["1", "NA", "two"]), "float32", "numbers", True, "row 8: x is two, expected a finite", [1, np.nan]),
+    (pyarrow.array(["1", "NA"]), "float32", None, False, "row 7: x is missing, expected a finite number", [1]),
+    (pyarrow.array([None, 2.0, np.nan]), "float32", None, False, "row 6: x is missing", [2]),
+]  # fmt: skip
+
+
+def test_values_are_read_as_in_training_and_what_the_model_cannot_replace_is_bad(isolated: Callable[..., Any]) -> None:
+    found = isolated(converted, [(column, dtype, (), MISSING, kind, fill) for column, dtype, kind, fill, *_ in READ_AS])
+    for (*_, message, good), (result, (_, values, is_good)) in zip(READ_AS, found, strict=True):
+        assert (message in result) if message else (result[1] == good), (message, result)
+        np.testing.assert_array_equal(values, good)
+        assert sum(is_good) == len(good)

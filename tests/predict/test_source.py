@@ -12,11 +12,17 @@ import pyarrow
 import pytest
 from pyarrow import feather, parquet
 
-from scaleflow.errors import ConfigError
+from scaleflow.errors import ConfigError, RunError
+from scaleflow.interfaces import Inputs, LearnedPreprocessing, LearnedState, Outputs
+from scaleflow.predict import source as source_module
+from scaleflow.predict.bad_rows import Problem, RowReport
+from scaleflow.predict.chunks import Chunk, Task
 from scaleflow.predict.columns import OutputColumns, choose_columns
-from scaleflow.predict.output import open_output
-from scaleflow.predict.source import name_row, open_table, take_chunks
-from scaleflow.tracking.saved_models import ModelInput, ModelOutput
+from scaleflow.predict.output import MANIFEST, open_output
+from scaleflow.predict.reading import Reading, describe_reading
+from scaleflow.predict.source import Rows, name_row, open_table, take_chunks
+from scaleflow.table_formats import CsvForm
+from scaleflow.tracking.saved_models import ModelInput, ModelOutput, read_learned_targets
 
 ROWS = pyarrow.table({"x": list(range(10)), "word": [f"w\n{n}" for n in range(10)]})
 
@@ -59,19 +65,82 @@ def test_rows_of_several_files_form_chunks_that_know_their_rows(tmp_path: Path) 
 
 
 def test_a_delimiter_is_typed_or_that_of_the_run_or_follows_from_the_name(tmp_path: Path) -> None:
-    texts = {"comma.csv": "a,b;c\n1,2;3\n", "tab.tsv": "a\tb\n1\t2\n"}
+    texts = {"comma.csv": "a,b;c\n1,2;3\n", "tab.tsv": "a\tb\n1\t2\n", "mark.csv": '\ufeff"a,\nb",c\n1,2\n'}
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
     for name, words, expected in (
         ("comma.csv", (), ["a", "b;c"]),
-        ("comma.csv", (None, ";"), ["a,b", "c"]),
-        ("comma.csv", (",", ";"), ["a", "b;c"]),
+        ("comma.csv", (None, Reading(CsvForm(";"))), ["a,b", "c"]),
+        ("comma.csv", (",", Reading(CsvForm(";"))), ["a", "b;c"]),
+        ("tab.tsv", (None, Reading(CsvForm(","))), ["a", "b"]),
         ("tab.tsv", (), ["a", "b"]),
+        ("mark.csv", (), ["a,\nb", "c"]),
     ):
         assert open_table(str(tmp_path / name), *words).schema.names == expected
     for wrong in ("", "ab", "€"):
         with pytest.raises(ConfigError, match="expected one character"):
             open_table(str(tmp_path / "comma.csv"), wrong)
+
+
+HEADERLESS = Reading(CsvForm(header=("area", "town", "price"), encoding="latin-1"), "price")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("3,Köln,9\n5,Ulm,8\n", {"area": ["3", "5"], "town": ["Köln", "Ulm"]}),
+        ("3,Köln\n", {"area": ["3"], "town": ["Köln"]}),  # without the target
+        ('"town",id,"area"\nKöln,7,3\n', {"area": ["3"], "town": ["Köln"]}),  # with a header line
+        ("3\n", "1 fields, and the run's dataset.header names 3: area, town, price; write a header line"),
+    ],
+)
+def test_the_header_and_the_encoding_are_those_of_the_run(tmp_path: Path, text: str, expected: Any) -> None:
+    path = tmp_path / "new.csv"
+    path.write_bytes(text.encode("latin-1"))
+    if isinstance(expected, str):
+        with pytest.raises(ConfigError, match=expected):
+            open_table(str(path), None, HEADERLESS, ["area", "town"])
+        return
+    (rows,) = open_table(str(path), None, HEADERLESS, ["area", "town"]).read(["area", "town"], 10)
+    assert rows.table.to_pydict() == expected
+
+
+def test_text_of_another_encoding_is_named_by_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_module, "CSV_BYTES", 1 << 10)
+    path = tmp_path / "new.csv"
+    path.write_bytes(b"area,town\n" + b"3,Ulm\n" * 1000 + b"3,K\x81ln\n")
+    for encoding in ("utf8", "cp1252"):
+        # pyarrow reads ahead, so the header may come with the error.
+        with pytest.raises((ConfigError, RunError), match=r"new\.csv: cannot be read"):
+            list(open_table(str(path), None, Reading(CsvForm(encoding=encoding))).read(["town"], 10))
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz"])
+@pytest.mark.parametrize("header", [(), ("x", "word")])
+def test_rows_with_a_wrong_number_of_fields_keep_their_place(
+    tmp_path: Path, suffix: str, header: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_module, "CSV_BYTES", 1 << 10)
+    wrong = {1, 7, 8, 400, 999}
+    rows = ["1,2,3" if n in wrong else f'{n},"a\n{n}"' for n in range(1000)]
+    text = "\n".join(rows if header else ["x,word", *rows])
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(gzip.compress(text.encode()) if suffix == ".csv.gz" else text.encode())
+    source = open_table(str(path), None, Reading(CsvForm(header=header)), () if header else ["x", "word"])
+    for skip in (0, 8, 401):
+        pieces = list(source.read(["x"], 100, skip))
+        assert len(pieces) > 1
+        found = [value for piece in pieces for value in piece.table["x"].to_pylist()]
+        assert found == [None if n in wrong else str(n) for n in range(skip, 1000)]
+        assert {piece.first + row for piece in pieces for row in piece.malformed} == {n for n in wrong if n >= skip}
+    chunk, *_ = [chunk for _, chunk in take_chunks(source.read(["x"], 100, 395), itertools.repeat((0, 300)))]
+    assert [(name_row(chunk, row), rows.malformed[row - start]) for start, rows in number(chunk) for row in range(300)
+            if row - start in rows.malformed] == [(f"{path}, row 401", "it has 3 field(s), expected 2")]  # fmt: skip
+
+
+def number(chunk: list[Rows]) -> list[tuple[int, Rows]]:
+    """The pieces of a chunk, with the number of rows before each."""
+    return list(zip(itertools.accumulate((len(rows.table) for rows in chunk), initial=0), chunk, strict=False))
 
 
 def test_the_names_of_subfolders_are_columns(tmp_path: Path) -> None:
@@ -94,11 +163,14 @@ def test_the_names_of_subfolders_are_columns(tmp_path: Path) -> None:
         (["a.csv", "b.parquet"], "", "have different formats"),
         (["a.csv", "wrong.csv"], "", "have different columns: word, y is in one of them only"),
         (["broken.parquet"], "broken.parquet", "cannot be read"),
+        (["empty.csv"], "empty.csv", "empty.csv: cannot be read: the file is empty"),
     ],
 )
 def test_a_table_that_cannot_be_read_is_refused(tmp_path: Path, files: list[str], path: str, message: str) -> None:
     for name in files:
-        if name in ("wrong.csv", "a.txt", "broken.parquet"):
+        if name == "empty.csv":
+            (tmp_path / name).touch()
+        elif name in ("wrong.csv", "a.txt", "broken.parquet"):
             (tmp_path / name).write_text("x,y\n1,2\n")
         else:
             write(tmp_path / name)
@@ -194,3 +266,111 @@ def test_a_folder_takes_one_command_at_a_time(tmp_path: Path) -> None:
         pass
     with output.lock():
         pass
+
+
+COLUMNS = "scaleflow.dataset.table_columns."
+
+STATE = LearnedState(
+    {name: Inputs(()) for name in ("age", "sold", "town", "own", "raw")},
+    Outputs("binary", (1,), ("no", "yes")),
+    {
+        "age": LearnedPreprocessing(f"{COLUMNS}Number", {}, {"mean": 1.0, "deviation": 2.0, "missing": False}),
+        "sold": LearnedPreprocessing(f"{COLUMNS}Date", {}, {"mean": 1.0, "deviation": 2.0, "missing": True}),
+        "town": LearnedPreprocessing(f"{COLUMNS}Category", {}, ["Aa", "Bb"]),
+        "own": LearnedPreprocessing("my_code.Fill", {}, 3),
+        "raw": LearnedPreprocessing("scaleflow.dataset.normalise.Normalise", {}, {"mean": [0.0], "deviation": [1.0]}),
+    },
+    reading={"columns": {"age": "numbers"}, "target": "bought", "delimiter": ";", "header": [], "missing": ["-"]},
+)
+
+
+def test_a_new_table_is_read_as_the_record_says_and_without_it_as_the_config_says() -> None:
+    reading = describe_reading(STATE, {"delimiter": "|", "encoding": "utf8"}, STATE.preprocessing)
+    assert reading == Reading(
+        CsvForm(";"),
+        "bought",
+        ("-",),
+        {"age": "numbers"},
+        {"age": False, "sold": True, "own": None},
+        {"town": ("Aa", "Bb")},
+    )
+    assert read_learned_targets(STATE) == ({"": "binary"}, {"": ["no", "yes"]})
+    options = {"_target_": "scaleflow.dataset.table.Table", "delimiter": "|", "encoding": "latin-1", "missing": ["x"]}
+    assert describe_reading(None, options, ["age"]) == Reading(
+        CsvForm("|", encoding="latin-1"), None, ("x",), filled={"age": None}
+    )
+    assert describe_reading(None, {"_target_": "scaleflow.dataset.npz.Npz", "missing": 3}, [""]) == Reading()
+
+
+def test_the_last_lines_count_what_is_not_as_in_training_by_column() -> None:
+    def name(row: int) -> str:
+        return f"new.csv, row {row + 1}"
+
+    def problem(column: str, *rows: int) -> Problem:
+        return Problem(column, np.isin(np.arange(4), rows), lambda row: f"{column} is {row}\n")
+
+    with pytest.raises(RunError, match=r"new\.csv, row 2: town is 1"):  # the first row, not the first column
+        RowReport("raise").add_problems([problem("age", 3), problem("town", 1)], name)
+    report = RowReport("skip")
+    assert list(report.describe(0, True)) == []
+    for _ in range(2):
+        report.add_problems([problem("age", 0, 3), problem("sold"), problem("town", 1)], name)
+        report.add_missing("age", 1, False)
+        report.add_missing("sold", 2000, True)
+        report.add_missing("other", 0, False)
+        report.add_categories("town", np.array(["Paris", "Aa", "", "Paris"], object), ["Aa"])
+        report.add_categories("size", np.array(["Aa"], object), ["Aa"])
+    report.add_categories("town", np.array([*"abcdef"], object), ["Aa"])
+    assert list(report.describe(3, True)) == [
+        ("counted", "in the rows of this command only"),
+        ("bad rows", "3 left out"),
+        ("", "age: 4, first new.csv, row 1: age is 0\\n"),
+        ("", "town: 2, first new.csv, row 2: town is 1\\n"),
+        (
+            "unknown",
+            'town: 12 of categories that training did not have: "Paris" (4), missing (2), "a", "b", "c" and 3 with '
+            "others",
+        ),
+        ("imputed", "age: 2 missing, which training never had"),
+        ("", "sold: 4,000 missing"),
+    ]
+
+
+def test_shards_continue_with_the_same_choice_for_bad_rows(tmp_path: Path) -> None:
+    output = open_output(f"{tmp_path}/shards/", False, False)
+    output.path.mkdir()
+    for before, after in itertools.product(("raise", "skip", "empty"), repeat=2):
+        output.begin({"on-bad": before}, 0)
+        if before in ("raise", after):
+            assert output.find_first({"on-bad": after}, True) == 0
+        else:
+            with pytest.raises(ConfigError, match="were made with another on-bad"):
+                output.find_first({"on-bad": after}, True)
+    output.shard(0).touch()
+    output.begin({"on-bad": "skip"}, 1)
+    assert output.shard(0).exists()
+    assert (output.path / MANIFEST).read_text() == '{\n  "on-bad": "skip"\n}\n'
+
+
+class NanModel:
+    """Computes NaN for numbers below 0."""
+
+    def predict(self, arrays: dict[str, Any], name: Any) -> dict[str, Any]:
+        return {"": np.where(arrays["x"] < 0, np.nan, arrays["x"])[:, None]}
+
+
+def test_a_row_for_which_the_model_computes_nan_is_bad(tmp_path: Path) -> None:
+    numbers, is_good = [1.0, None, -2.0, 3.0], np.array([True, False, True, True])
+    predicted = OutputColumns({"": ModelOutput((1,), "regression")})
+    schema = pyarrow.schema([("x", pyarrow.float64()), *predicted.make_schema()])
+    source = open_table(write(tmp_path / "a.parquet"))
+    task = Task(source, {"x": ["x"]}, ["x"], Reading(), predicted, schema, None)
+    rows = [Rows("a.csv", 4, pyarrow.table({"x": numbers[:2]})), Rows("b.csv", 0, pyarrow.table({"x": numbers[2:]}))]
+    chunk = Chunk(0, rows, {"x": np.array([1.0, -2.0, 3.0], np.float32)}, is_good)
+    model: Any = NanModel()
+    with pytest.raises(RunError, match=r"b\.csv, row 1: the model computes NaN"):
+        chunk.predict(task, model, RowReport("raise"))
+    table, count = chunk.predict(task, model, RowReport("skip"))
+    assert (table.to_pydict(), count) == ({"x": [1.0, 3.0], "prediction": [1.0, 3.0]}, 2)
+    table, count = chunk.predict(task, model, RowReport("empty"))
+    assert (table.to_pydict(), count) == ({"x": numbers, "prediction": [1.0, None, None, 3.0]}, 2)

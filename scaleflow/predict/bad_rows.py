@@ -1,0 +1,131 @@
+"""What is not as in training: bad rows, unknown categories and missing values, counted by column. No TensorFlow."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow
+from pyarrow import compute
+
+from scaleflow.command import to_printable
+from scaleflow.errors import RunError
+
+#: The most different values, and the most columns, that the last lines name.
+MOST_VALUES, MOST_COLUMNS = 5, 20
+
+Array = np.ndarray[Any, Any]
+
+
+class Problem(NamedTuple):
+    """Why some of several rows are bad.
+
+    Attributes:
+        column: that has the values.
+        is_bad: which rows: [rows] bool.
+        explain: says what is wrong with a row.
+    """
+
+    column: str
+    is_bad: Array
+    explain: Callable[[int], str]
+
+
+class RowReport:
+    """Counts what is not as in training.
+
+    Args:
+        on_bad: what is done with a bad row: `raise`, `skip` or `empty`.
+    """
+
+    def __init__(self, on_bad: str) -> None:
+        self.on_bad = on_bad
+        self._bad: Counter[str] = Counter()
+        self._first: dict[str, str] = {}
+        self._missing: Counter[str] = Counter()
+        self._has_missing: dict[str, bool | None] = {}
+        self._unknown: dict[str, Counter[str]] = {}
+        self._others: Counter[str] = Counter()
+
+    def add_problems(self, problems: Sequence[Problem], name: Callable[[int], str]) -> None:
+        """Counts bad rows. `name` names the file of a row and its number.
+
+        Raises:
+            RunError: with `raise`, naming the first bad row.
+        """
+        found = [each for each in problems if each.is_bad.any()]
+        if found and self.on_bad == "raise":
+            first = min(found, key=lambda each: int(each.is_bad.argmax()))
+            raise RunError(describe_first(first, name))
+        for each in found:
+            self._bad[each.column] += int(each.is_bad.sum())
+            self._first.setdefault(each.column, describe_first(each, name))
+
+    def add_missing(self, column: str, count: int, had_missing: bool | None) -> None:
+        """Counts values that the model replaces; `had_missing`: whether training had such values, if it is known."""
+        if count:
+            self._missing[column] += count
+            self._has_missing[column] = had_missing
+
+    def add_categories(self, column: str, values: Array, known: Collection[str]) -> None:
+        """Counts the categories, [n] `str` objects, that are not known."""
+        texts = pyarrow.array(values, pyarrow.string())
+        is_known = compute.is_in(texts, value_set=pyarrow.array(list(known), pyarrow.string()))
+        if compute.all(is_known).as_py() is not False:
+            return
+        shown = self._unknown.setdefault(column, Counter())
+        for entry in texts.filter(compute.invert(is_known)).value_counts().to_pylist():
+            if entry["values"] in shown or len(shown) < MOST_VALUES:
+                shown[entry["values"]] += entry["counts"]
+            else:
+                self._others[column] += entry["counts"]
+
+    def describe(self, bad: int, is_resumed: bool) -> Iterator[tuple[str, str]]:
+        """Yields the last lines, (label, text).
+
+        Args:
+            bad: the number of bad rows.
+            is_resumed: whether an earlier command has predicted other rows, which are not counted.
+        """
+        if is_resumed and (bad or self._missing or self._unknown):
+            yield "counted", "in the rows of this command only"
+        if bad:
+            yield "bad rows", f"{bad:,} {'left out' if self.on_bad == 'skip' else 'with empty predictions'}"
+        yield from list_columns(
+            "", (f"{name}: {n:,}, first {self._first[name]}" for name, n in sorted(self._bad.items()))
+        )
+        yield from list_columns("unknown", map(self._describe_unknown, sorted(self._unknown)))
+        yield from list_columns("imputed", map(self._describe_missing, sorted(self._missing)))
+
+    def to_counts(self, bad: int) -> dict[str, Any]:
+        """Returns the number of bad rows, and by column the counts that `describe` names."""
+        unknown = {name: shown.total() + self._others[name] for name, shown in self._unknown.items()}
+        return {"bad rows": bad, "bad": dict(self._bad), "unknown": unknown, "imputed": dict(self._missing)}
+
+    def _describe_missing(self, column: str) -> str:
+        is_new = self._has_missing[column] is False
+        return f"{column}: {self._missing[column]:,} missing{', which training never had' if is_new else ''}"
+
+    def _describe_unknown(self, column: str) -> str:
+        shown = self._unknown[column]
+        words = [f'"{text}"' if text else "missing" for text in shown]
+        parts = [f"{word} ({n:,})" if n > 1 else word for word, n in zip(words, shown.values(), strict=True)]
+        others = f" and {self._others[column]:,} with others" if self._others[column] else ""
+        total = shown.total() + self._others[column]
+        return f"{column}: {total:,} of categories that training did not have: {', '.join(parts)}{others}"
+
+
+def describe_first(problem: Problem, name: Callable[[int], str]) -> str:
+    row = int(problem.is_bad.argmax())
+    return f"{name(row)}: {problem.explain(row)}"
+
+
+def list_columns(label: str, texts: Iterator[str]) -> Iterator[tuple[str, str]]:
+    """Yields a line for each text, the first with the label."""
+    for n, text in enumerate(texts):
+        if n == MOST_COLUMNS:
+            yield "", "and further columns"
+            return
+        yield "" if n else label, to_printable(text.replace("\n", "\\n"))

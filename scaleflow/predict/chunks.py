@@ -1,0 +1,145 @@
+"""Reads the rows of a table in chunks, converted for a model, and makes the rows of the output. No TensorFlow before
+the first chunk."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import pyarrow
+
+from scaleflow.predict.bad_rows import Problem, RowReport
+from scaleflow.predict.columns import Array, OutputColumns
+from scaleflow.predict.reading import Reading
+from scaleflow.predict.source import Rows, TableSource, name_row, take_chunks
+
+if TYPE_CHECKING:
+    from scaleflow.predict.compute import DistributedModel
+
+T = TypeVar("T")
+
+#: The most rows, and the most batches, that are read and converted at once.
+CHUNK_ROWS, CHUNK_BATCHES = 16_384, 16
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is predicted.
+
+    Attributes:
+        source: the table.
+        columns: of the table, for each input of the model.
+        keep: columns that are copied to the output.
+        reading: how the run read its data.
+        predicted: the columns that the outputs become.
+        schema: of the output.
+        shard_rows: rows of the table that a shard is made of; None: one file.
+    """
+
+    source: TableSource
+    columns: dict[str, list[str]]
+    keep: Sequence[str]
+    reading: Reading
+    predicted: OutputColumns
+    schema: Any
+    shard_rows: int | None
+
+    @property
+    def read(self) -> list[str]:
+        """The columns that are read."""
+        return list(dict.fromkeys([*(name for names in self.columns.values() for name in names), *self.keep]))
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows that are computed together.
+
+    Attributes:
+        shard: the number of the shard that they belong to.
+        rows: the rows, with the columns that are read.
+        inputs: of the model, by name, for the good rows.
+        is_good: which rows are: [rows] bool.
+    """
+
+    shard: int
+    rows: Sequence[Rows]
+    inputs: dict[str, Array]
+    is_good: Array
+
+    def predict(self, task: Task, model: DistributedModel, report: RowReport) -> tuple[Any, int]:
+        """Returns the rows of the output, and the number of predictions. Raises RunError if the model fails."""
+        places = np.flatnonzero(self.is_good)
+        if not len(places):
+            return make_rows(task, self.rows, self.is_good, task.predicted.make_empty(), report), 0
+        outputs = model.predict(self.inputs, lambda row: name_row(self.rows, int(places[row])))
+        is_nan = np.any([np.isnan(values).reshape(len(places), -1).any(axis=1) for values in outputs.values()], axis=0)
+        is_good = self.is_good
+        if is_nan.any():
+            is_bad = np.zeros(len(is_good), bool)
+            is_bad[places[is_nan]] = True
+            problem = Problem("prediction", is_bad, lambda row: "the model computes NaN")
+            report.add_problems([problem], lambda row: name_row(self.rows, row))
+            is_good = is_good & ~is_bad
+            outputs = {name: values[~is_nan] for name, values in outputs.items()}
+        return make_rows(task, self.rows, is_good, task.predicted.convert(outputs), report), int(is_good.sum())
+
+
+def read_chunks(task: Task, model: DistributedModel, report: RowReport, first: int) -> Iterator[Chunk]:
+    """Yields the rows of the shards from number `first`, converted for the model. Raises RunError for bad rows, unless
+    the report counts them.
+    """
+    from scaleflow.predict.compute import convert_rows
+
+    largest = model.batch_size * max(1, min(CHUNK_BATCHES, CHUNK_ROWS // model.batch_size))
+    rows = task.source.read(task.read, largest, skip=first * (task.shard_rows or 0))
+    places = divide_shards(first, largest, task.shard_rows)
+    for (shard, _), chunk in take_chunks(rows, places):
+        parts = [convert_rows(model.inputs, task.columns, piece, task.reading, report) for piece in chunk]
+        inputs = {name: np.concatenate([arrays[name] for arrays, _ in parts]) for name in model.inputs}
+        yield Chunk(shard, chunk, inputs, np.concatenate([is_good for _, is_good in parts]))
+
+
+def divide_shards(first: int, largest: int, shard_rows: int | None) -> Iterator[tuple[int, int]]:
+    """Yields the shard and the number of rows of each chunk, without an end."""
+    for shard in itertools.count(first):
+        left = shard_rows or sys.maxsize
+        while left:
+            yield shard, min(left, largest)
+            left -= min(left, largest)
+
+
+def read_ahead(items: Iterator[T]) -> Iterator[T]:
+    """Yields the items, while a thread makes the next one."""
+    with ThreadPoolExecutor(1) as pool:
+        ahead = pool.submit(next, items, None)
+        while (item := ahead.result()) is not None:
+            ahead = pool.submit(next, items, None)
+            yield item
+
+
+def make_rows(task: Task, rows: Sequence[Rows], is_good: Array, predicted: Mapping[str, Any], report: RowReport) -> Any:
+    """Returns the kept columns and the predictions of some rows, as a table.
+
+    Bad rows are left out, or have empty predictions.
+
+    Args:
+        task: what is predicted.
+        rows: all of them.
+        is_good: which of them have predictions: [rows] bool.
+        predicted: the columns of the predictions, [good].
+        report: says what is done with bad rows.
+    """
+    kept = pyarrow.schema([task.schema.field(name) for name in task.keep])
+    columns = pyarrow.concat_tables([piece.table.select(list(task.keep)).cast(kept) for piece in rows]).columns
+    arrays = list(predicted.values())
+    if not is_good.all() and report.on_bad == "empty":
+        places = pyarrow.array(np.cumsum(is_good) - 1, mask=~is_good)
+        arrays = [array.take(places) for array in arrays]
+    elif not is_good.all():
+        columns = [column.filter(pyarrow.array(is_good)) for column in columns]
+    return pyarrow.Table.from_arrays([*columns, *arrays], schema=task.schema)

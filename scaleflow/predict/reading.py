@@ -1,0 +1,83 @@
+"""How a run read its own data, so that a new table is read alike. No TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from scaleflow.interfaces import LearnedState
+from scaleflow.table_formats import CsvForm
+
+#: The source of tables, and the preprocessing of their columns: the module, the classes that replace a missing value by
+#: what training learned, and the class of categories.
+TABLE = "scaleflow.dataset.table.Table"
+COLUMNS, FILLING, CATEGORY = "scaleflow.dataset.table_columns.", ("Number", "Date"), "Category"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a run read its data.
+
+    Attributes:
+        form: of CSV files.
+        target: the column that the run predicts; None if it is not known.
+        missing: words that mean a missing value; None: text is taken as it is.
+        kinds: what the columns are taken for: `numbers`, `categories`, `texts` or `dates`; empty if it is not known.
+        filled: the inputs in which the model replaces a missing value, and whether training had missing ones; None: it
+            is not known.
+        categories: those that training had, by input.
+    """
+
+    form: CsvForm = field(default_factory=CsvForm)
+    target: str | None = None
+    missing: tuple[str, ...] | None = None
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    filled: Mapping[str, bool | None] = field(default_factory=dict)
+    categories: Mapping[str, Collection[str]] = field(default_factory=dict)
+
+
+def describe_reading(state: LearnedState | None, options: Mapping[str, Any], inputs: Collection[str]) -> Reading:
+    """Returns how a run read its data.
+
+    Args:
+        state: what the run learned; None if its model was logged before that was recorded.
+        options: `dataset` of its config, for what the record does not say.
+        inputs: the names of the model's inputs.
+    """
+    found = {**options, **(state.reading if state is not None else {})}
+    delimiter, target, encoding = (to_word(found.get(key)) for key in ("delimiter", "target", "encoding"))
+    missing, kinds = to_words(found.get("missing")), found.get("columns")
+    kinds = kinds if isinstance(kinds, dict) and to_words([*kinds.values()]) else {}  # a store's content is not trusted
+    form = CsvForm(delimiter, to_words(found.get("header")) or (), encoding or CsvForm.encoding)
+    if state is None:
+        filled = dict.fromkeys(inputs) if options.get("_target_") == TABLE else {}
+        return Reading(form, target, missing, filled=filled)
+    learned = {name: (each.path, each.learned) for name, each in state.preprocessing.items()}
+    return Reading(
+        form,
+        target,
+        missing,
+        kinds,
+        {name: has_missing(*each) for name, each in learned.items() if fills(each[0])},
+        {name: to_words(each) or () for name, (path, each) in learned.items() if path == COLUMNS + CATEGORY},
+    )
+
+
+def fills(path: str) -> bool:
+    """Returns whether a preprocessing class replaces missing values. A user's own one may, and is trusted to do so."""
+    return not path.startswith("scaleflow.") or path in [COLUMNS + name for name in FILLING]
+
+
+def has_missing(path: str, learned: Any) -> bool | None:
+    is_known = path.startswith(COLUMNS) and isinstance(learned, dict)
+    return bool(learned.get("missing")) if is_known else None
+
+
+def to_word(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def to_words(value: Any) -> tuple[str, ...] | None:
+    is_words = isinstance(value, list | tuple) and all(isinstance(word, str) for word in value)
+    return tuple(value) if is_words else None
