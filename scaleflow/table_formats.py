@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import codecs
+import csv
+import io
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from scaleflow.errors import ConfigError
 
@@ -39,7 +42,8 @@ class CsvForm:
 
     Attributes:
         delimiter: between the fields; None: a tab in `.tsv` files, a comma in others.
-        header: names of the columns, if the files have no header line.
+        header: names of the columns, if the files have no header line. A header line with all of these names is
+            recognised.
         encoding: of the text.
         missing: the strings that mean a missing value.
     """
@@ -51,6 +55,25 @@ class CsvForm:
 
     def delimiter_of(self, path: str) -> str:
         return self.delimiter or ("\t" if ".tsv" in Path(path).name.lower() else ",")
+
+    def read_first_fields(self, stream: Any, path: str) -> list[str]:
+        """Returns the fields of the first row of a file, of which `stream` yields the bytes.
+
+        pyarrow's reader is not used: it reads ahead, and can abort or hang if it is closed before the end.
+
+        Raises:
+            ValueError: if the file is empty, or is not text in this form.
+        """
+        is_utf8 = codecs.lookup(self.encoding).name == "utf-8"
+        text = io.TextIOWrapper(stream, "utf-8-sig" if is_utf8 else self.encoding, newline="")
+        rows = csv.reader(text, delimiter=self.delimiter_of(path))
+        try:
+            first = next((row for row in rows if row), None)
+        except csv.Error as error:
+            raise ValueError(str(error)) from error
+        if first is None:
+            raise ValueError("the file is empty")
+        return first
 
     def check(self, path: str, format_name: str) -> None:
         """Rejects options that are wrong, or that a file does not need."""

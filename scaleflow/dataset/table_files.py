@@ -32,6 +32,9 @@ COMPRESSED = (".gz", ".zst", ".bz2", ".lz4")
 #: The name of a folder's value that means a missing one.
 MISSING_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
+#: The metadata of the schema of a CSV file without a header line.
+NO_HEADER = {b"header": b"none"}
+
 #: Bytes of a block of a text file.
 TEXT_BLOCK = 4 << 20
 
@@ -191,7 +194,7 @@ class TableFiles:
     def read_schema(self, path: str) -> Any:
         """Returns the names and the types of the columns of a file."""
         import pyarrow
-        from pyarrow import csv, ipc, json, parquet
+        from pyarrow import ipc, json, parquet
 
         with refuse_unreadable_file(path), open_file(path) as opened:
             if self.format == "parquet":
@@ -201,13 +204,10 @@ class TableFiles:
             if self.format == "json":
                 place = next(self._divide_text(path), (0, 0))
                 return json.read_json(read_text(Block(path, place, 0))).schema
-            options = csv.ReadOptions(column_names=list(self.csv.header) or None, encoding=self.csv.encoding)
-            with csv.open_csv(
-                decompress(path, opened),
-                read_options=options,
-                parse_options=self._parse_options(path, lambda row: "skip"),
-            ) as file:
-                return pyarrow.schema([(name, pyarrow.string()) for name in file.schema.names])
+            names = self.csv.read_first_fields(decompress(path, opened), path)
+            has_header = set(self.csv.header) <= set(names)
+            texts = [(name, pyarrow.string()) for name in (names if has_header else self.csv.header)]
+            return pyarrow.schema(texts, None if has_header else NO_HEADER)
 
     def _list_blocks(self, path: str, column: str) -> Iterator[Block]:
         from pyarrow import ipc, parquet
@@ -276,7 +276,7 @@ class TableFiles:
         import pyarrow
         from pyarrow import csv
 
-        has_header = not self.csv.header and block.place[0] == 0
+        has_header = block.place[0] == 0 and self.schemas[block.path].metadata != NO_HEADER
 
         def leave_out(row: Any) -> str:
             if malformed is not None:
@@ -441,7 +441,7 @@ def refuse_unreadable_file(path: str) -> Iterator[None]:
 
     try:
         yield
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise ConfigError(f"dataset.data_dir: {path} cannot be read: {explain(error)}") from error
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
-import csv as python_csv
 import glob
-import io
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -215,21 +212,9 @@ def open_csv_files(
 
 
 def read_first_row(file: str, form: CsvForm) -> list[str]:
-    """Returns the fields of the first row of a CSV file.
-
-    pyarrow's reader is not used: it reads ahead, and can abort or hang if it is closed before the end.
-    """
+    """Returns the fields of the first row of a CSV file."""
     with refuse_unreadable(file), pyarrow.input_stream(file) as stream:
-        is_utf8 = codecs.lookup(form.encoding).name == "utf-8"
-        text = io.TextIOWrapper(stream, "utf-8-sig" if is_utf8 else form.encoding, newline="")
-        rows = python_csv.reader(text, delimiter=form.delimiter_of(file))
-        try:
-            first = next((row for row in rows if row), None)
-        except python_csv.Error as error:
-            raise ValueError(str(error)) from error
-        if first is None:
-            raise ValueError("the file is empty")
-        return first
+        return form.read_first_fields(stream, file)
 
 
 def name_fields(file: str, count: int, header: Sequence[str], target: str | None) -> list[str]:

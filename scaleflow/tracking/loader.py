@@ -6,6 +6,7 @@ Each logged model contains a copy of this file, so it must not import scaleflow.
 from __future__ import annotations
 
 import datetime
+import json
 import math
 import numbers
 from pathlib import Path
@@ -23,10 +24,17 @@ Array = np.ndarray[Any, Any]
 
 
 class SavedModel:
-    """Implements `mlflow.pyfunc`'s predict with a SavedModel."""
+    """Implements `mlflow.pyfunc`'s predict with a SavedModel.
 
-    def __init__(self, folder: str) -> None:
+    Args:
+        folder: of the SavedModel.
+        reading: how the run read its table, as its record says: the kinds of columns, the words for a missing value.
+    """
+
+    def __init__(self, folder: str, reading: dict[str, Any] | None = None) -> None:
         self._loaded = tf.saved_model.load(folder)
+        self._kinds = (reading or {}).get("columns", {})
+        self._missing = (reading or {}).get("missing", ())
         ((self._specs,), _) = self._loaded.serve.concrete_functions[0].structured_input_signature
 
     def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> Any:
@@ -44,13 +52,26 @@ class SavedModel:
             MlflowException: if a value cannot be converted, naming its column, and its row counted from 0.
         """
         inputs = {
-            name: to_tensor(spec, model_input[name] if name else model_input, name)
+            name: to_tensor(spec, self._read_as_in_training(name, model_input[name] if name else model_input), name)
             for name, spec in name_specs(self._specs).items()
         }
         try:
             return tf.nest.map_structure(np.asarray, self._serve(inputs))
         except tf.errors.InvalidArgumentError as error:
             raise MlflowException.invalid_parameter_value(self._explain(inputs, str(error.message))) from error
+
+    def _read_as_in_training(self, name: str, given: Any) -> Any:
+        """Returns texts of a column of a table as the run read them: trimmed, missing ones empty, dates in one form."""
+        kind = self._kinds.get(name)
+        if kind is None or kind == "numbers":
+            return given
+        texts = pd.Series(convert_texts(read_values(given).ravel()), dtype=object)
+        texts = texts.map(lambda text: text.decode(errors="replace") if isinstance(text, bytes) else text).str.strip()
+        texts = texts.where(~texts.isin(self._missing), "")
+        if kind == "dates":
+            dates = pd.to_datetime(texts.where(texts != "", None), format="ISO8601", utc=True, errors="coerce")
+            texts = texts.where(dates.isna(), dates.dt.strftime("%Y-%m-%dT%H:%M:%S"))  # the model names what is no date
+        return texts.to_numpy()
 
     def _serve(self, inputs: dict[str, tf.Tensor]) -> Any:
         return self._loaded.serve(nest(self._specs, inputs))
@@ -208,4 +229,6 @@ def to_text(value: Any) -> str | bytes:
 
 
 def _load_pyfunc(path: str) -> SavedModel:
-    return SavedModel(str(Path(path) / "saved_model"))
+    record = Path(path) / "learned_state.json"
+    reading = json.loads(record.read_text("utf-8"))["reading"] if record.is_file() else None
+    return SavedModel(str(Path(path) / "saved_model"), reading)

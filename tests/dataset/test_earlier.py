@@ -42,6 +42,26 @@ def read_again(folder: Path) -> dict[str, Any]:
     return {"first": first, "strict": strict, "wider": wider, "other": other}
 
 
+def read_with_and_without_a_header(folder: Path) -> list[list[str]]:
+    """The same rows without a header line, with one, and with one in another order and one column more."""
+    from scaleflow.dataset.table import Table
+
+    files = {"none": "Ulm,1,yes\nBonn,2,no\n", "same": "town,age,bought\nUlm,1,yes\nBonn,2,no\n"}
+    files["moved"] = "bought,more,age,town\nyes,0,1,Ulm\nno,0,2,Bonn\n"
+    found = []
+    for name, content in files.items():
+        (folder / f"{name}.csv").write_text(content)
+        header = ["town", "age", "bought"]
+        table = Table(str(folder / f"{name}.csv"), "bought", test=0.0, header=header, columns=header[:2])
+        found.append([str(values) for _, values in sorted(table.load("train").head(9).inputs.items())])
+    return found
+
+
+def test_a_header_line_is_recognised(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    none, same, moved = isolated(read_with_and_without_a_header, tmp_path)
+    assert none == same == moved == ["[1. 2.]", "['Ulm' 'Bonn']"]
+
+
 def words(state: LearnedState, name: str) -> Any:
     return state.preprocessing[name].learned
 

@@ -521,7 +521,7 @@ def test_files_and_options_that_do_not_fit_are_refused(isolated: Callable[..., A
         [
             ["nowhere.parquet: there is no such file or folder"],
             ["table.xlsx does not end in .csv, .tsv, .parquet"],
-            ["empty.csv cannot be read: Empty CSV file"],
+            ["empty.csv cannot be read: the file is empty"],
             ["dataset.data_dir: the files have no rows"],
             ["latin.csv cannot be read", "invalid UTF8"],
             ["few.csv, row 2: it has 1 field(s), expected 2"],

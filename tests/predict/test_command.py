@@ -182,6 +182,10 @@ def load_and_predict(folder: Path, run: str) -> tuple[dict[str, Any], dict[str, 
         "pyarrow": pd.read_parquet(folder / "new.parquet", dtype_backend="pyarrow"),
         "Decimal": frame.assign(area=[None if pd.isna(x) else Decimal(str(x)) for x in area]),
         "text": frame.assign(area=["NA" if pd.isna(x) else f" {x}" for x in area], sold=frame["sold"].astype(str)),
+        "as in files": frame.assign(
+            town=["NA" if pd.isna(x) else f" {x} " for x in frame["town"]],
+            sold=[f"{x} 01:00+01:00" for x in frame["sold"]],
+        ),
         "zone": frame.assign(sold=pd.to_datetime(frame["sold"]).dt.tz_localize("UTC").dt.tz_convert("Asia/Tokyo")),
     }
     wrong = {
