@@ -123,7 +123,7 @@ def test_a_sweep_answers_for_its_parent_and_for_each_job(tmp_path: Path) -> None
     ledger = Ledger(RunFolder(tmp_path))
     for number, status in enumerate(("FINISHED", "REFUSED", "waiting")):
         entry = ledger.add_entry(str(number), [f"model.units={number}"], str(number), 0)
-        entry.status, entry.reason = status, "model.units=1: no" if status == "REFUSED" else ""
+        entry.status, entry.reason = status, "model.units=1: no" if status == "REFUSED" else "data.csv changed"
     ledger.save()
     found: Mapping[str, Any] = describe_jobs(tmp_path)
     assert (found["run_id"], found["status"], found["error"]) == ("p", "FAILED", "1 of 2 jobs did not finish")

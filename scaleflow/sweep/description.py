@@ -81,5 +81,6 @@ def describe_jobs(folder: Path) -> dict[str, Any]:
     for entry in Ledger.load(RunFolder(folder)).entries:
         outcome = describe_outcome(folder / entry.folder)
         words = {"job": entry.number, "overrides": entry.overrides, "status": entry.status}
-        jobs.append({**outcome, **words, "exit_code": EXIT_CODES.get(entry.status), "error": entry.reason or None})
+        code = EXIT_CODES.get(entry.status)
+        jobs.append({**outcome, **words, "exit_code": code, "error": (entry.reason or None) if code else None})
     return {**describe_outcome(folder), "jobs": jobs}
