@@ -34,7 +34,7 @@ from scaleflow.command import (
     split_overrides,
 )
 from scaleflow.config.folders import remove_created
-from scaleflow.config.hydra_errors import CONF, check_config_dirs, check_overrides, explain_error
+from scaleflow.config.hydra_errors import CONF, check_config_dirs, check_flags, check_overrides, explain_error
 from scaleflow.errors import ConfigError
 from scaleflow.launcher.display import end_greeting, greet
 from scaleflow.secret_masking import find_environment_secrets, find_typed_secrets, register_resolver, remember_secrets
@@ -75,6 +75,7 @@ def run_words(words: list[str], began: float) -> int:
     app = hydra.main(version_base="1.3", config_path=f"pkg://{CONF}", config_name="config")(task)
     sys.argv = ["scaleflow", *words]
     try:
+        check_flags(words)
         check_config_dirs(words)
         if {"-m", "--multirun"} & set(words):
             check_overrides(words)  # before Hydra creates a folder for the sweep

@@ -116,7 +116,7 @@ def print_answer(code: int) -> None:
     signals = {INTERRUPTED: "stopped by SIGINT", TERMINATED: "stopped by SIGTERM"}
     answer = {"exit_code": code, "error": (ANSWER.error or signals.get(code)) if code else None}
     try:
-        values = dict(ANSWER.read())
+        values = dict(ANSWER.read()) if code != REFUSED else {}
     except (OSError, ValueError, ConfigError) as error:  # the folder is gone
         values = {"error": str(error)}
     answer |= {key: value for key, value in values.items() if key != "error" or (code and value)}

@@ -72,8 +72,11 @@ def repair_folders(words: list[str]) -> int:
     for folder in folders:
         statuses.append(repair(folder, options.uri, again=options.again))
         display.print_line(format_status(statuses[-1]))
-    display.print_line(format_totals(statuses))
-    return NOT_ALL if any(s.result in ("not recorded", "under way", "deleted") for s in statuses) else ALL
+    display.print_line(totals := format_totals(statuses))
+    if not any(s.result in ("not recorded", "under way", "deleted") for s in statuses):
+        return ALL
+    ANSWER.error = totals
+    return NOT_ALL
 
 
 WORDS: dict[SyncResult, str] = {

@@ -24,6 +24,7 @@ from tests.conftest import Command
 def raising(error: BaseException) -> Callable[[list[str]], int]:
     def work(words: list[str]) -> int:
         print("a line")
+        ANSWER.read = lambda: {"folder": "of an earlier command"} if isinstance(error, ConfigError) else {}
         raise error
 
     return work
@@ -72,6 +73,7 @@ def test_the_words_and_the_output_are_those_without_the_flag(capsys: pytest.Capt
         (cli.main, ["training.epochs=x"], "training.epochs=x: expected an integer"),
         (cli.main, ["resume=nowhere"], "resume=nowhere: expected the folder of a run"),
         (cli.main, ["-m", "model.unit=1,2"], "model.unit"),
+        (cli.main, ["--jsn", "model=mlp"], "unrecognized arguments: --jsn; see python -m scaleflow --help"),
         (rerun.main, ["abc"], "abc: expected the id of a run"),
         (evaluate.main, ["abc", "--split", "x"], "--split"),
         (predict.main, ["abc"], "the following arguments are required: --input, --output"),
@@ -119,13 +121,13 @@ def test_a_sweep_answers_for_its_parent_and_for_each_job(tmp_path: Path) -> None
     write_run(tmp_path, RunEnded("FAILED", "1 of 2 jobs did not finish"), run_id="p")
     write_run(tmp_path / "0", MetricsLogged(3, {"val/loss": 0.5}), RunEnded("FINISHED"), run_id="a", model_uri="m")
     ledger = Ledger(RunFolder(tmp_path))
-    for number, status in enumerate(("FINISHED", "REFUSED")):
+    for number, status in enumerate(("FINISHED", "REFUSED", "waiting")):
         entry = ledger.add_entry(str(number), [f"model.units={number}"], str(number), 0)
-        entry.status, entry.reason = status, "" if status == "FINISHED" else "model.units=1: no"
+        entry.status, entry.reason = status, "model.units=1: no" if status == "REFUSED" else "data.csv changed"
     ledger.save()
     found: Mapping[str, Any] = describe_jobs(tmp_path)
     assert (found["run_id"], found["status"], found["error"]) == ("p", "FAILED", "1 of 2 jobs did not finish")
-    first, second = found["jobs"]
+    first, second, third = found["jobs"]
     assert (first["run_id"], first["model"], first["metrics"]) == ("a", "m", {"val/loss": 0.5})
     assert (first["exit_code"], first["error"], first["folder"]) == (0, None, str(tmp_path / "0"))
     assert second == {
@@ -135,3 +137,4 @@ def test_a_sweep_answers_for_its_parent_and_for_each_job(tmp_path: Path) -> None
         "exit_code": 2,
         "error": "model.units=1: no",
     }
+    assert (third["status"], third["exit_code"], third["error"]) == ("waiting", None, None)

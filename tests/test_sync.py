@@ -293,8 +293,9 @@ def test_a_run_that_was_deleted_in_the_store_is_told_of_and_recorded_again(
     client.delete_run(deleted)
     with pytest.raises(ConfigError, match=r"is in MLflow's trash.* --again"):
         EventTransfer(MlflowTracker(Tracking(uri=uri)), made.events).open()  # as `resume` does
-    assert main([str(made.folder)]) == 1
+    assert main([str(made.folder), "--json"]) == 1
     shown = capsys.readouterr().out
+    assert '"exit_code": 1, "error": "1 folder: 1 DELETED FROM THE STORE", "folders": [{' in shown
     assert f"FINISHED, DELETED FROM THE STORE: the run {deleted} was deleted and is in MLflow's trash" in shown
     assert "--again records it again" in shown
     assert main([str(made.folder), "--again"]) == 0

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hydra import compose, initialize_config_module
+from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -19,7 +20,7 @@ from yaml import MarkedYAMLError, YAMLError
 
 from scaleflow.config.parse import every_key, unknown_key_error, unknown_option_error
 from scaleflow.errors import ConfigError
-from scaleflow.secret_masking import mask_override
+from scaleflow.secret_masking import mask_override, mask_secrets
 
 CONF = "scaleflow.conf"
 
@@ -137,6 +138,20 @@ def parse_options(override: Override) -> list[str]:
     if isinstance(value, list | dict):  # Hydra cannot format every list, such as one with a sweep in it
         return [(override.input_line or "").partition("=")[2]]
     return [value if isinstance(value, str) else override.get_value_element_as_str()]
+
+
+def check_flags(words: Sequence[str]) -> None:
+    """Raises `ConfigError` for flags that Hydra does not accept. Hydra would print its usage and end the process.
+
+    `words` are those of the command, its flags first.
+    """
+    parser = get_args_parser()
+    parser.error = raise_flag_error  # type: ignore[method-assign]
+    parser.parse_args(words)
+
+
+def raise_flag_error(message: str) -> NoReturn:
+    raise ConfigError(f"{mask_secrets(message)}; see python -m scaleflow --help")
 
 
 def check_config_dirs(words: Sequence[str]) -> None:

@@ -30,8 +30,8 @@ LONGEST_END = 60
 #: Lines of a Markdown table before its first row.
 HEAD_LINES = 2
 
-#: The exit code of a job by its status; 1 for others.
-EXIT_CODES = {"FINISHED": 0, "PRUNED": 0, "REFUSED": REFUSED, "KILLED": TERMINATED}
+#: The exit code of a job by its status; none of a job that has not ended.
+EXIT_CODES = {"FINISHED": 0, "PRUNED": 0, "FAILED": FAILED, "REFUSED": REFUSED, "KILLED": TERMINATED}
 
 
 def describe_sweep(report: Report, folder: Path) -> str:
@@ -81,7 +81,6 @@ def describe_jobs(folder: Path) -> dict[str, Any]:
     for entry in Ledger.load(RunFolder(folder)).entries:
         outcome = describe_outcome(folder / entry.folder)
         words = {"job": entry.number, "overrides": entry.overrides, "status": entry.status}
-        jobs.append(
-            {**outcome, **words, "exit_code": EXIT_CODES.get(entry.status, FAILED), "error": entry.reason or None}
-        )
+        code = EXIT_CODES.get(entry.status)
+        jobs.append({**outcome, **words, "exit_code": code, "error": (entry.reason or None) if code else None})
     return {**describe_outcome(folder), "jobs": jobs}

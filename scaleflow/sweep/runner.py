@@ -29,10 +29,11 @@ from omegaconf import DictConfig
 from scaleflow.command import quote_override
 from scaleflow.config.folders import create_folder, remove_created
 from scaleflow.config.hydra_config import check_folder_writable, list_module_folders, mask_sweep_config
+from scaleflow.config.parse import parse_section
 from scaleflow.errors import ConfigError, NothingCanRun
 from scaleflow.events import Event, RunReady
 from scaleflow.formatting import format_duration
-from scaleflow.interfaces import Plan, Status
+from scaleflow.interfaces import Plan, Status, Sweep
 from scaleflow.launcher.display import Display, JobDisplay
 from scaleflow.launcher.launch import SweepContext, launch_run
 from scaleflow.launcher.monitor import FAILED, FINISHED, REFUSED
@@ -224,7 +225,7 @@ class SweepRunner:
         """Does what `sweep.on_change` says about code and data that changed since jobs of earlier commands ran."""
         configs = {job.entry.number: job.request.config for job in jobs}
         changes = self._inputs.find_changes(self._ledger.entries, configs)
-        policy = str(self._options.get("on_change"))
+        policy = parse_section(Sweep, self._options, "sweep").on_change
         again = choose_jobs_to_restart(changes, [job.entry for job in jobs], policy, self._folder)
         for job in jobs:
             if job.entry.number in again:

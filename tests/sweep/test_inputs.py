@@ -69,6 +69,8 @@ def test_changed_code_is_refused_and_run_again_on_demand(send: Send, capsys: pyt
         assert "deeper.py added, nets.py changed since #0, #1 ran\n" in error
         assert "sweep.on_change=rerun" in error
         assert "sweep.on_change=keep" in error
+    assert send("sweep.on_change=none") == (2, [])
+    assert "sweep.on_change=none: expected one of refuse, new, rerun, keep" in capsys.readouterr().err
     assert send("sweep.on_change=rerun") == (0, ["0-0", "1-1"])
     assert "deeper.py added, nets.py changed since #0, #1 ran: they run again" in capsys.readouterr().out
     assert [entry.folder for entry in read_entries()] == ["0-0", "1-1"]
