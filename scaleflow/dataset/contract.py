@@ -143,6 +143,12 @@ def check_ids(inputs: InputStructure, split: str, examples: Any) -> None:
             )
 
 
+def check_cached_targets(split: str, targets: Any) -> None:
+    """Rejects targets of a stream, a structure of arrays, that are NaN or infinite, now that they are in memory."""
+    for name, each in name_leaves(targets).items():
+        check_finite_targets(f"{label_leaf('targets', name)} of {split!r}", each)
+
+
 def check_weights(split: str, weights: np.ndarray[Any, Any]) -> None:
     """Rejects weights in memory that are no numbers from 0 up."""
     is_valid = weights.dtype.kind in "iufb" and bool(np.isfinite(weights).all()) and weights.min() >= 0

@@ -110,13 +110,25 @@ def sample_examples(examples: Examples) -> tuple[Any, ...]:
     if isinstance(examples, Blocks):
         return examples.head(SAMPLE).parts
     subset = examples.select(spread_evenly(len(examples), SAMPLE)) if isinstance(examples, Records) else examples
-    readable = decode_records(
-        subset, subset.dataset.take(SAMPLE)
-    ).ignore_errors()  # bad examples are reported elsewhere
-    found = list(readable.as_numpy_iterator())
+    found = list(read_readable(decode_records(subset, subset.dataset.take(SAMPLE)), SAMPLE))
     if not found:
         return tuple(map_leaves(empty_examples, spec) for spec in decode_records(examples).element_spec)
     return tuple(map_leaves(lambda *values: stack_values(values), *parts) for parts in zip(*found, strict=True))
+
+
+def read_readable(dataset: tf.data.Dataset, count: int) -> Iterator[Any]:
+    """Yields what can be read of the first `count` elements, as numpy values; other checks report the rest.
+
+    `ignore_errors` would not end if every further call fails: a generator that raised, of which more is expected.
+    """
+    elements = dataset.as_numpy_iterator()
+    for _ in range(count):
+        try:
+            yield next(elements)
+        except StopIteration:
+            return
+        except tf.errors.OpError:
+            continue
 
 
 def empty_examples(spec: tf.TensorSpec) -> Array:

@@ -152,6 +152,8 @@ class MatchedSource(SourceView):
         super().__init__(source)
         self.outputs = outputs
         self._matches = matches
+        absent = (note_absent_labels(name, match) for name, match in matches.items())
+        self.notes = (*getattr(source, "notes", ()), *filter(None, absent))
 
     def load(self, split: str) -> Examples:
         """Returns the examples of a split. Raises ConfigError if some have a class that the earlier run lacks."""
@@ -184,6 +186,17 @@ class MatchedSource(SourceView):
             return finish(self._matches[name].convert(tf.convert_to_tensor(each))) if name in self._matches else each
 
         return map_named(convert, targets)
+
+
+def note_absent_labels(name: str, match: ClassMatch) -> str:
+    """Says which labels the source does not have; empty if it has all. Classes that do not occur need no note."""
+    absent = [each for n, each in enumerate(list_classes(match.wanted)) if n not in match.places]
+    if match.given.kind != "multi_label" or not absent:
+        return ""
+    return (
+        f"dataset: {label_leaf('targets', name)} do not have {show_classes(absent)}, which the earlier run knows: no "
+        "example counts as having it"
+    )
 
 
 def refuse_unknown(split: str, examples: Examples, name: str, match: ClassMatch) -> None:

@@ -46,10 +46,10 @@ def matches_glob(parts: Sequence[str], patterns: Sequence[str]) -> bool:
     and `*` matches no name that begins with a dot.
     """
     if not parts or not patterns:
-        return not parts and not any(pattern != "**" for pattern in patterns)
+        return not parts and not patterns
     is_visible = patterns[0].startswith(".") or not parts[0].startswith(".")
     if patterns[0] == "**":
-        return matches_glob(parts, patterns[1:]) or (is_visible and matches_glob(parts[1:], patterns))
+        return matches_glob(parts, patterns[1:] or ["*"]) or (is_visible and matches_glob(parts[1:], patterns))
     is_match = is_visible and fnmatch.fnmatchcase(parts[0], patterns[0])
     return is_match and matches_glob(parts[1:], patterns[1:])
 

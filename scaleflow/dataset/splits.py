@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from scaleflow.dataset.blocks import MEMORY_BYTES, Blocks, draw_rows
 from scaleflow.dataset.cache import Transforms, cache_blocks, cache_split, refuse_unreadable
-from scaleflow.dataset.contract import check_contract, check_examples, check_ids
+from scaleflow.dataset.contract import check_cached_targets, check_contract, check_examples, check_ids
 from scaleflow.dataset.fingerprint import Fingerprint, fingerprint_split
 from scaleflow.dataset.learned_cache import LearnedCache
 from scaleflow.dataset.preprocessing import (
@@ -167,6 +167,7 @@ def prepare_splits(
     for name, examples in cached.by_name().items():
         if isinstance(examples, Arrays):
             check_ids(cached.inputs, name, examples.inputs)
+            check_cached_targets(name, examples.targets)
     if preprocesses and cache == "auto" and isinstance(cached.train, Blocks):
         emit(
             Note(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -150,6 +150,8 @@ class Table:
         known: Mapping[str, str] = {} if earlier is None else earlier.find_reading(self).get("columns", {})
         if known and earlier is not None and not earlier.extends:
             check_known_columns([*known], self._files.names, data_dir)
+            if target in known:
+                raise ConfigError(f"dataset.target={target}: is an input of the earlier run; name another column")
             find_columns([target], self._files.names, "dataset.target")
             names, given = list(known), dict(known)
         else:
@@ -318,13 +320,12 @@ class TableRows:
         if left < count:
             most = -(-left * len(chosen) // count) + 1 if self._files.is_text else SAMPLED_BLOCKS
             chosen = chosen[np.unique(np.linspace(0, len(chosen) - 1, min(most, SAMPLED_BLOCKS)).astype(int))]
-        blocks, numbers = [], []
-        for n, block in enumerate(map(int, chosen)):
-            rows = min(self.lengths[block], -(-left // (len(chosen) - n)))
-            blocks.append((block, rows))
-            numbers.append(self._firsts[block] + np.arange(rows))
-            left -= rows
-        return blocks, np.concatenate(numbers)
+        rows: dict[int, int] = {}  # long blocks make up for short ones
+        for n, block in enumerate(sorted(map(int, chosen), key=self.lengths.__getitem__)):
+            rows[block] = min(self.lengths[block], -(-left // (len(chosen) - n)))
+            left -= rows[block]
+        blocks = sorted(rows.items())
+        return blocks, np.concatenate([self._firsts[block] + np.arange(count) for block, count in blocks])
 
     def _convert(self, columns: Mapping[str, Any]) -> tuple[Arrays, dict[int, str]]:
         """Converts columns to arrays, and says which rows cannot be used."""
@@ -520,7 +521,11 @@ def describe_known_target(
         return describe_target(rows, target, kind, most, is_scaled)
     if not earlier.extends and kind not in ("auto", known.kind):
         raise ConfigError(f"dataset.kind={kind}: the earlier run has the kind {known.kind}; leave it auto")
-    if not earlier.extends or known.kind == "regression":
+    if not earlier.extends and known.scaling and not is_scaled:
+        raise ConfigError("dataset.scale_target=false: the earlier run scaled its target; leave it out")
+    if known.kind == "regression":
+        return known if is_scaled else replace(known, scaling=None)
+    if not earlier.extends:
         return known
     extended = extend_classes(known, find_classes(rows, target, most))
     if kind == "binary" and extended.kind != kind:

@@ -101,19 +101,31 @@ def refuse_again(folder: Path) -> list[str]:
         except ConfigError as refusal:
             refusals.append(str(refusal))
     (folder / "vip.csv").write_text(FIRST.replace("no\n", "vip\n", 3))
-    try:
-        Table(str(folder / "vip.csv"), "bought", "binary", earlier=EarlierState(first.state, extends=True))
-    except ConfigError as refusal:
-        refusals.append(str(refusal))
+    scaled = EarlierState(learn_table(folder / "scaled.csv", FIRST, target="age"))
+    for path, target, more in (
+        ("vip.csv", "bought", {"kind": "binary", "earlier": EarlierState(first.state, extends=True)}),
+        ("first.csv", "town", {"earlier": first}),
+        ("scaled.csv", "age", {"earlier": scaled, "scale_target": False}),
+    ):
+        try:
+            Table(str(folder / path), target, **more)
+        except ConfigError as refusal:
+            refusals.append(str(refusal))
+    unscaled = Table(
+        str(folder / "scaled.csv"), "age", scale_target=False, earlier=EarlierState(scaled.state, extends=True)
+    )
+    assert unscaled.outputs == Outputs("regression", (1,))
     return refusals
 
 
 def test_columns_and_classes_that_the_record_does_not_have(isolated: Callable[..., Any], tmp_path: Path) -> None:
-    column, unknown, nothing, several = isolated(refuse_again, tmp_path)
+    column, unknown, nothing, several, is_input, is_scaled = isolated(refuse_again, tmp_path)
     assert "next.csv: has no column town, which the earlier run read; the columns are age, born, bought" in column
     assert "row 1: its target bought is vip, expected a class of the training split (no, yes)" in unknown
     assert nothing == ""
     assert several.startswith("dataset.kind=binary: bought has 3 classes with those of the earlier run (no, yes, vip)")
+    assert is_input == "dataset.target=town: is an input of the earlier run; name another column"
+    assert is_scaled == "dataset.scale_target=false: the earlier run scaled its target; leave it out"
 
 
 def read_folders(base: Path) -> list[Any]:

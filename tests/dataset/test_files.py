@@ -34,7 +34,20 @@ def test_a_copy_beside_a_file_is_not_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "pattern",
-    ["*.csv", "**/*.csv", "*/*.csv", "a/**", "**", "a/*/2.csv", "a/[b-c]/?.csv", "**/.h/*", "a/.*", "a**/*.csv", "a/b"],
+    [
+        "*.csv",
+        "**/*.csv",
+        "*/*.csv",
+        "a/**",
+        "**",
+        "a/*/2.csv",
+        "a/[b-c]/?.csv",
+        "**/.h/*",
+        "a/.*",
+        "a**/*.csv",
+        "a/b",
+        "*.csv/**",
+    ],
 )
 def test_a_glob_in_a_store_matches_as_on_a_disk(tmp_path: Path, pattern: str) -> None:
     names = ["0.csv", "a/.5.csv", "a/.h/4.csv", "a/1.csv", "a/b/2.csv", "a/b/7.txt", "a/b/c/3.csv", "ab/6.csv"]

@@ -158,6 +158,7 @@ def match_all() -> tuple[dict[str, Any], dict[str, Any]]:
             sources[0].outputs,
             sources[0].load("train").targets,
             np.array([y for _, y in stream.as_numpy_iterator()]),
+            getattr(sources[0], "notes", ()),
         )
     refused: dict[str, Any] = {}
     for name, (known, given, targets, _) in REFUSALS.items():
@@ -172,11 +173,12 @@ def match_all() -> tuple[dict[str, Any], dict[str, Any]]:
 def test_targets_are_matched_by_the_names_of_their_classes(isolated: Callable[..., Any]) -> None:
     found, refused = isolated(match_all)
     for name, (*_, outputs, targets) in MATCHES.items():
-        described, in_memory, streamed = found[name]
+        described, in_memory, streamed, notes = found[name]
         assert described == outputs, name
         expected = np.reshape(targets, (6, *outputs.target_shape))
         np.testing.assert_array_equal(in_memory, expected, err_msg=name)
         np.testing.assert_array_equal(streamed, expected, err_msg=name)
+        assert ["do not have c, which" in note for note in notes] == [True] * (name == "labels"), name
     for name, (*_, message) in REFUSALS.items():
         assert len(refused[name]) == 2, name
         assert all(message in each for each in refused[name]), refused[name]

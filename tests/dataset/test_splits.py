@@ -112,6 +112,27 @@ def test_numbers_beyond_the_vocabulary_are_refused(isolated: Callable[..., Any])
     assert cached == stream == high
 
 
+def refuse_infinite_targets() -> tuple[str, str]:
+    """The refusals of a stream with a NaN, and of a generator that fails, of which the validation split is drawn."""
+    from scaleflow.dataset import make_source, prepare_splits
+
+    examples = [(np.zeros(2), 2**33 * (n == 9)) for n in range(10)]
+    failing = make_source({"train": lambda: iter(examples)}, Outputs("classification", (2,)))
+    with pytest.raises(ConfigError) as wrapped:
+        prepare_splits(failing, options(validation=0.2), 0)
+    stream = Stream(as_stream(Arrays(np.zeros((3, 2), np.float32), np.array([[1.0], [np.nan], [2.0]], np.float32))), 3)
+    source = Numbered(given=stream, splits=["train"], outputs=Outputs("regression", (1,)))
+    with pytest.raises(ConfigError) as refusal:
+        prepare_splits(source, options(validation=None), 0)
+    return str(refusal.value), str(wrapped.value)
+
+
+def test_targets_of_a_stream_that_cannot_be_trained_on_are_refused(isolated: Callable[..., Any]) -> None:
+    infinite, wrapped = isolated(refuse_infinite_targets)
+    assert "targets of 'train' are NaN or infinite in 1 of 3 rows" in infinite
+    assert "example 9: its target has a value that int32 does not have: 8589934592" in wrapped
+
+
 def of_stream(width: int) -> list[Any]:
     """A stream's splits with each of two seeds, the first one twice, and whether there is a note on them."""
     from scaleflow.dataset import prepare_splits

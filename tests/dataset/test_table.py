@@ -336,6 +336,9 @@ def read_partitions(base: Path) -> Any:
     (base / "csv" / "year=2020").rename(base / "csv" / "year=NA")
     sampled = make(base / "csv", test=0, columns=["file", "year"], learn_on=4)
     found.append(np.sort(arrays(sampled).inputs["year"]).tolist())
+    write(base / "uneven" / "long.csv", "x,y\n" + "1,2\n" * 9)
+    write(base / "uneven" / "short.csv", "x,y\n3,4\n")
+    assert not any("learn_on" in note for note in make(base / "uneven", "y", test=0).notes)  # from all rows
     one = make(base / "parquet" / "year=20*" / "**" / "*.parquet", test=0, columns=["year"])
     (base / "parquet" / "year=2020" / "odd").mkdir()
     frame.assign(year=1).to_parquet(base / "parquet" / "year=2020" / "odd" / "more.parquet")
