@@ -1,4 +1,4 @@
-"""`python -m scaleflow.sync DIR`: sends the events and files of runs that their store lacks.
+"""`scaleflow sync DIR`: sends the events and files of runs that their store lacks.
 
 It also writes the end of runs whose processes were all killed. Nothing is sent twice: `record.json` in a run's folder
 says how much the store has.
@@ -11,7 +11,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from scaleflow.command import ANSWER, CommandParser, end_with, refuse, run_command
+from scaleflow.commands.frame import run_command
+from scaleflow.commands.parser import CommandParser
+from scaleflow.commands.process import end_with
+from scaleflow.launcher.answer import ANSWER, print_refusal
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.recovery import SyncResult, SyncStatus, repair
 from scaleflow.runs import RunFolder
@@ -43,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def repair_folders(words: list[str]) -> int:
     parser = CommandParser(
-        "scaleflow.sync",
+        "sync",
         "Sends to the tracking store what it does not have yet of the runs in a folder. If all processes "
         "of a run were killed, it also records the run's end. Exit code: 0 everything is recorded; 1 something is not "
         "recorded or was deleted, or a run is still active; 2 wrong arguments.",
@@ -66,7 +69,7 @@ def repair_folders(words: list[str]) -> int:
     os.environ.pop("MLFLOW_RUN_ID", None)  # it names a run of the caller, not one of these
     folders = list(dict.fromkeys(folder for root in options.folders for folder in find_run_folders(root.absolute())))
     if not folders:
-        return refuse(f"no folder of a run in {', '.join(map(str, options.folders))}")
+        return print_refusal(f"no folder of a run in {', '.join(map(str, options.folders))}")
     statuses: list[SyncStatus] = []
     ANSWER.read, display = lambda: {"folders": list(map(vars, statuses))}, Display(sys.stdout)
     for folder in folders:

@@ -1,4 +1,4 @@
-"""`python -m scaleflow.doctor`: shows what this machine has, and which strategies and precisions work on it.
+"""`scaleflow doctor`: shows what this machine has, and which strategies and precisions work on it.
 
     --json      print one JSON object, in one line, instead of text
     --help      print this page
@@ -39,12 +39,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from scaleflow.cluster.tpu import explain_no_tpu, explain_unreachable, find_tpu
-from scaleflow.command import ANSWER, JSON, refuse, run_command
+from scaleflow.commands.frame import run_command
+from scaleflow.commands.parser import JSON
 from scaleflow.config.parse import suggest
 from scaleflow.doctor import machine
 from scaleflow.doctor.verdicts import PRECISIONS, STRATEGIES, Judge, MachineFacts, judge_option
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan, Tracking
+from scaleflow.launcher.answer import ANSWER, print_refusal
 from scaleflow.launcher.prepare import make_plan
 from scaleflow.launcher.worker_process import describe_exit, inherit_environment
 from scaleflow.secret_masking import mask_secrets
@@ -61,16 +63,16 @@ ANSWERS = ("versions", "devices", "cuda", "kind", "strategy", "mixed", "computes
 Report = dict[str, Any]
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Examines the machine and prints the report. Returns the exit code: 0, or 2 for a wrong argument."""
-    return run_command(partial(show_report, is_json=JSON in sys.argv[1:]))
+    return run_command(partial(show_report, is_json=JSON in (sys.argv[1:] if argv is None else argv)), argv)
 
 
 def show_report(words: Sequence[str], is_json: bool) -> int:
     for word in words:
         if word not in (*FLAGS, "-h"):
             hint = suggest(word, FLAGS, "") + f" ({', '.join(FLAGS)})"
-            return refuse(f"{word}: there is no such flag{hint}")
+            return print_refusal(f"{word}: there is no such flag{hint}")
     if {"--help", "-h"} & set(words):
         print(__doc__.replace("`", ""))
         return 0

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from scaleflow import cli, evaluate, find, rerun, sync
-from scaleflow.command import ANSWER, run_command
+from scaleflow.commands.frame import run_command
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.events import MetricsLogged, RunEnded, RunReady
+from scaleflow.launcher.answer import ANSWER
 from scaleflow.predict import command as predict
 from scaleflow.runs import EventWriter, RunFolder
 from scaleflow.sweep.description import describe_jobs

@@ -1,0 +1,34 @@
+"""The parser of a command."""
+
+from __future__ import annotations
+
+import argparse
+from typing import NoReturn
+
+from scaleflow.launcher.answer import ANSWER
+from scaleflow.secret_masking import mask_secrets
+
+JSON = "--json"
+
+
+class CommandParser(argparse.ArgumentParser):
+    """The parser of the command `scaleflow NAME`; its page of help is `about`."""
+
+    def __init__(self, name: str, about: str | None) -> None:
+        form = argparse.RawDescriptionHelpFormatter
+        super().__init__(f"scaleflow {name}", description=about, formatter_class=form, allow_abbrev=False)
+        self.name = name
+        self.add_argument(JSON, action="store_true", help="print one JSON object as the last line of standard output")
+
+    def error(self, message: str) -> NoReturn:
+        ANSWER.error = str(mask_secrets(message))
+        super().error(message)
+
+    def add_overrides(self, about: str) -> None:
+        """Adds the overrides of a config, and the folders with the user's own options."""
+        self.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=about)
+        self.add_repeated("--config-dir", "DIR", "a folder with your own config options")
+
+    def add_repeated(self, flag: str, metavar: str, about: str) -> None:
+        about = f"{about}; repeat the flag for several"
+        self.add_argument(flag, action="append", default=[], metavar=metavar, help=about)
