@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 
 from scaleflow import __version__
-from scaleflow.commands.parser import JSON
 from scaleflow.commands.process import end_with
+from scaleflow.launcher.answer import JSON
 from scaleflow.launcher.display import greet
 
 

@@ -1,7 +1,10 @@
-"""`scaleflow sync DIR`: sends the events and files of runs that their store lacks.
+"""Sends to the tracking store what it does not have yet of the runs in a folder.
 
-It also writes the end of runs whose processes were all killed. Nothing is sent twice: `record.json` in a run's folder
-says how much the store has.
+If all processes of a run were killed, it also records the run's end. Nothing is sent twice: `record.json` in a run's
+folder says how much the store has.
+
+Exit code: 0 everything is recorded; 1 something is not recorded or was deleted, or a run is still active; 2 wrong
+arguments.
 """
 
 from __future__ import annotations
@@ -45,12 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def repair_folders(words: list[str]) -> int:
-    parser = CommandParser(
-        "sync",
-        "Sends to the tracking store what it does not have yet of the runs in a folder. If all processes "
-        "of a run were killed, it also records the run's end. Exit code: 0 everything is recorded; 1 something is not "
-        "recorded or was deleted, or a run is still active; 2 wrong arguments.",
-    )
+    parser = CommandParser("sync", __doc__)
     parser.add_argument(
         "folders",
         nargs="+",

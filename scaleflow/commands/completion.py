@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from hydra._internal.utils import get_args_parser
 
-from scaleflow.commands.parser import JSON
 from scaleflow.commands.table import COMMANDS, Command
+from scaleflow.launcher.answer import JSON
 
 #: The environment variable with the line that a shell completes.
 LINE = "COMP_LINE"

@@ -9,9 +9,17 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from scaleflow.commands.parser import JSON
 from scaleflow.errors import ConfigError, RunError
-from scaleflow.launcher.answer import ANSWER, FAILED, INTERRUPTED, TERMINATED, print_refusal, to_printable, write_error
+from scaleflow.launcher.answer import (
+    ANSWER,
+    FAILED,
+    INTERRUPTED,
+    JSON,
+    TERMINATED,
+    print_refusal,
+    to_printable,
+    write_error,
+)
 from scaleflow.secret_masking import mask_secrets
 
 
@@ -24,7 +32,8 @@ def run_command(work: Callable[[list[str]], int], argv: Sequence[str] | None = N
     """
     words = list(sys.argv[1:] if argv is None else argv)
     rest = [word for word in words if word != JSON]
-    if len(rest) == len(words):
+    ANSWER.is_wanted = len(rest) < len(words)
+    if not ANSWER.is_wanted:
         return work_in_words(work, rest)
     ANSWER.read, ANSWER.error = dict, None
     try:

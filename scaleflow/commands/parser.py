@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import NoReturn
 
-from scaleflow.launcher.answer import ANSWER
-from scaleflow.secret_masking import mask_secrets
-
-JSON = "--json"
+from scaleflow.config.parse import suggest
+from scaleflow.launcher.answer import JSON, print_refusal
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -21,8 +20,12 @@ class CommandParser(argparse.ArgumentParser):
         self.add_argument(JSON, action="store_true", help="print one JSON object as the last line of standard output")
 
     def error(self, message: str) -> NoReturn:
-        ANSWER.error = str(mask_secrets(message))
-        super().error(message)
+        """Ends the command with exit code 2 and one line, which names what was meant."""
+        if message.startswith("unrecognized arguments: "):
+            word = message.split()[2]
+            flags = [*re.findall(r"--[\w-]+", self.format_usage()), "--help"]
+            message = f"{word}: there is no such flag{suggest(word, flags, '')} ({', '.join(flags)})"
+        self.exit(print_refusal(message.removesuffix(", KEY=VALUE")))  # argparse says so of words that may be absent
 
     def add_overrides(self, about: str) -> None:
         """Adds the overrides of a config, and the folders with the user's own options."""

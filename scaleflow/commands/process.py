@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from scaleflow.commands.frame import explain_exit, print_answer
-from scaleflow.commands.parser import JSON
-from scaleflow.launcher.answer import TERMINATED
+from scaleflow.launcher.answer import JSON, TERMINATED
 
 
 def end_with(main: Callable[[], int]) -> NoReturn:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
-from scaleflow.commands.parser import JSON
 from scaleflow.config.parse import suggest
 from scaleflow.errors import ConfigError
+from scaleflow.launcher.answer import JSON
 
 
 @dataclass(frozen=True)

@@ -11,16 +11,21 @@ from scaleflow.secret_masking import mask_secrets
 
 FINISHED, FAILED, REFUSED, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 
+#: The flag of every command that asks for one JSON object as the last line of standard output.
+JSON = "--json"
+
 
 class Answer:
     """What a command answers to `--json`, in addition to its exit code.
 
     Attributes:
+        is_wanted: whether `--json` was typed.
         read: returns the values. It is called at the end of the command, and only with `--json`.
         error: the error that was printed last.
     """
 
     def __init__(self) -> None:
+        self.is_wanted = False
         self.read: Callable[[], Mapping[str, Any]] = dict
         self.error: str | None = None
 

@@ -77,6 +77,7 @@ def test_the_words_and_the_output_are_those_without_the_flag(capsys: pytest.Capt
         (evaluate.main, ["abc", "--split", "x"], "--split"),
         (predict.main, ["abc"], "the following arguments are required: --input, --output"),
         (find.main, ["lr", "--steps", "1"], "--steps 1: expected at least 20"),
+        (evaluate.main, ["abc", "--splt", "test"], "--splt: there is no such flag; did you mean --split? (--json, "),
         (sync.main, ["nowhere"], "no folder of a run in nowhere"),
     ],
 )
