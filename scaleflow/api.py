@@ -23,7 +23,6 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from scaleflow.command import ANSWER, INTERRUPTED, TERMINATED
 from scaleflow.config.compose import (
     ComposedConfig,
     compose_config,
@@ -36,6 +35,7 @@ from scaleflow.config.hydra_config import check_folder_writable
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.frame import set_data_dir, to_arrow, write_table
 from scaleflow.interfaces import Plan, Status
+from scaleflow.launcher.answer import ANSWER, INTERRUPTED, TERMINATED
 from scaleflow.launcher.launch import describe_outcome, launch_run
 from scaleflow.launcher.prepare import RunCommand, prepare_run
 from scaleflow.launcher.recovery import repair_quietly

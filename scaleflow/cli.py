@@ -23,19 +23,15 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from scaleflow import __version__
-from scaleflow.command import (
-    ANSWER,
-    FAILED,
-    accept_keys_of_run,
-    end_with,
-    quote_nan_option,
-    refuse,
-    run_command,
-    split_overrides,
-)
+from scaleflow.commands.completion import LINE, complete_line
+from scaleflow.commands.frame import run_command
+from scaleflow.commands.process import end_with
+from scaleflow.commands.table import check_first_word, describe_commands, find_command
 from scaleflow.config.folders import remove_created
 from scaleflow.config.hydra_errors import CONF, check_config_dirs, check_flags, check_overrides, explain_error
+from scaleflow.config.words import accept_keys_of_run, quote_nan_option, split_overrides
 from scaleflow.errors import ConfigError
+from scaleflow.launcher.answer import ANSWER, FAILED, print_refusal
 from scaleflow.launcher.display import end_greeting, greet
 from scaleflow.secret_masking import find_environment_secrets, find_typed_secrets, register_resolver, remember_secrets
 
@@ -50,7 +46,7 @@ FLAGS_WITH_VALUE = (
 
 
 def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
-    """Runs one command.
+    """Runs one command of the table, or a run.
 
     Args:
         argv: the words after `scaleflow`; None for those of `sys.argv`.
@@ -59,18 +55,27 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
     Returns:
         0 finished, 1 failed, 2 refused, 130 or 143 interrupted.
     """
-    return run_command(partial(run_words, began=began or time.time()), argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if command := find_command(words):
+        words.remove(command.name)  # `--json` may stand before it
+        return command.run(words)
+    return run_command(partial(run_words, began=began or time.time()), words)
 
 
 def run_words(words: list[str], began: float) -> int:
-    """Runs the words of a command. Raises ConfigError if they cannot work."""
-    words = move_flags_first(split_overrides(words))
+    """Runs a job or a sweep. Raises ConfigError if its words cannot work."""
+    if words[:1] in (["-sc"], ["--shell-completion"]) and LINE in os.environ and complete_line():
+        return 0
+    flags, overrides = split_flags(split_overrides(words))
+    check_first_word(overrides)
+    words = [*flags, *overrides]  # Hydra's parser accepts no flag between two overrides
     if "--version" in words:  # Hydra would print its own version
         print(f"scaleflow {__version__}")
         return 0
     words = accept_keys_of_run(quote_nan_option(words))
     remember_secrets([*find_environment_secrets(), *find_typed_secrets(words)])
     register_resolver()
+    OmegaConf.register_new_resolver("scaleflow.commands", describe_commands, replace=True)  # of the page of help
     task = Task(began)
     app = hydra.main(version_base="1.3", config_path=f"pkg://{CONF}", config_name="config")(task)
     sys.argv = ["scaleflow", *words]
@@ -89,7 +94,7 @@ def run_words(words: list[str], began: float) -> int:
         is_from_hydra = isinstance(error, HydraException | OmegaConfBaseException) or not task.has_begun
         if "HYDRA_FULL_ERROR" in os.environ or not is_from_hydra:
             raise  # the user asked for the traceback, or the error is not Hydra's
-        return refuse(explain_error(error, words))
+        return print_refusal(explain_error(error, words))
     finally:
         end_greeting()
     return task.code
@@ -168,8 +173,8 @@ def entry() -> None:
     end_with(main)
 
 
-def move_flags_first(words: Sequence[str]) -> list[str]:
-    """Moves flags and their values before the overrides: Hydra's parser accepts no flag between two overrides."""
+def split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns the flags with their values, and the other words, which are overrides."""
     flags: list[str] = []
     overrides: list[str] = []
     rest = iter(words)
@@ -177,7 +182,7 @@ def move_flags_first(words: Sequence[str]) -> list[str]:
         (flags if word.startswith("-") else overrides).append(word)
         if word in FLAGS_WITH_VALUE:
             flags += islice(rest, 1)
-    return flags + overrides
+    return flags, overrides
 
 
 @contextlib.contextmanager

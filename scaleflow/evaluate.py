@@ -1,9 +1,9 @@
 """Evaluates a tracked model on a dataset, and records the metrics in the run of the model.
 
-    python -m scaleflow.evaluate RUN_ID                          # on the test split of its own dataset
-    python -m scaleflow.evaluate RUN_ID dataset.data_dir=new.csv # on all rows of a new file
-    python -m scaleflow.evaluate RUN_ID --split validation strategy=mirrored precision=mixed
-    python -m scaleflow.evaluate RUN_ID profiler=trace            # with a profile of some batches
+    scaleflow evaluate RUN_ID                          # on the test split of its own dataset
+    scaleflow evaluate RUN_ID dataset.data_dir=new.csv # on all rows of a new file
+    scaleflow evaluate RUN_ID --split validation strategy=mirrored precision=mixed
+    scaleflow evaluate RUN_ID profiler=trace            # with a profile of some batches
 
 The metrics are evaluate/DATASET/loss and so on, at the step at which the model was logged. For a split other than the
 test split they are evaluate/DATASET.SPLIT/loss. The second data of one name are evaluate/DATASET-DIGEST/loss. The
@@ -33,7 +33,16 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from scaleflow.command import ANSWER, end_with, run_command, split_overrides, to_printable, write_error
+from scaleflow.commands.frame import run_command
+from scaleflow.commands.process import end_with
+from scaleflow.commands.supervision import supervise_worker
+from scaleflow.commands.tracked_run import (
+    answer_model,
+    format_model_rows,
+    make_one_process_plan,
+    make_run_parser,
+    parse_command,
+)
 from scaleflow.config.compose import ComposedConfig, resolve_config
 from scaleflow.config.from_mlflow import (
     RerunCommand,
@@ -44,30 +53,17 @@ from scaleflow.config.from_mlflow import (
     reuse_config,
 )
 from scaleflow.config.hydra_errors import parse_overrides
-from scaleflow.errors import ConfigError, RunError
-from scaleflow.events import (
-    DatasetDescribed,
-    EvaluationReady,
-    Event,
-    FaultReported,
-    MetricsLogged,
-    Note,
-    RunEnded,
-    RunRefused,
-    StageBegan,
-    StepsProfiled,
-)
+from scaleflow.errors import ConfigError
+from scaleflow.events import DatasetDescribed, EvaluationReady, Event, MetricsLogged, StepsProfiled
 from scaleflow.formatting import format_number
 from scaleflow.interfaces import Dataset, Plan, Tracking
+from scaleflow.launcher.answer import ANSWER, FAILED, FINISHED, write_error
 from scaleflow.launcher.display import Display, display_for
 from scaleflow.launcher.named_runs import find_named_run
-from scaleflow.launcher.prepare import make_plan
-from scaleflow.launcher.stop import StopRequest, catch_stop_signals
-from scaleflow.launcher.worker_process import start_fork_server, start_workers
+from scaleflow.launcher.stop import catch_stop_signals
 from scaleflow.profiler import analyze_window
 from scaleflow.provenance import command_line
-from scaleflow.rerun import argument_parser, parse_command
-from scaleflow.runs import EvaluationSpec, EventReader, EventWriter, RunSpec
+from scaleflow.runs import EvaluationSpec, RunSpec
 from scaleflow.secret_masking import mask_secrets
 from scaleflow.tracking.tracked_runs import (
     TrackedRun,
@@ -76,19 +72,12 @@ from scaleflow.tracking.tracked_runs import (
     log_evaluation,
 )
 from scaleflow.worker.evaluate import ALL, SPLITS
-from scaleflow.worker.train import run_worker
 
 #: The sections of a tracked config that an evaluation uses.
 SECTIONS = ("dataset", "objective", "precision", "seed")
 
 #: The arguments of scaleflow's datasets that say which data they read.
 DATA_KEYS = ("_target_", "data_dir", "name", "config", "version")
-
-STRATEGIES = ("auto", "one_device", "mirrored")
-
-POLL_SECONDS = 0.1
-
-FINISHED, FAILED = 0, 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -101,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def evaluate_words(typed: list[str]) -> int:
-    parser = argument_parser("scaleflow.evaluate", __doc__)
+    parser = make_run_parser("evaluate", __doc__)
     parser.add_argument(
         "--split",
         choices=(*SPLITS, ALL),
@@ -115,10 +104,9 @@ def evaluate_words(typed: list[str]) -> int:
         help="what to do with examples of a class that the model does not know: refuse them, or count them as wrong "
         "(default: refuse)",
     )
-    words = parse_command(parser, typed)
-    flags = parser.parse_intermixed_args(split_overrides(typed))
+    words, options = parse_command(parser, typed)
     with contextlib.closing(display_for()) as display:
-        return evaluate(words, flags, display)
+        return evaluate(words, options, display)
 
 
 def evaluate(words: RerunCommand, flags: argparse.Namespace, display: Display) -> int:
@@ -148,7 +136,7 @@ def evaluate(words: RerunCommand, flags: argparse.Namespace, display: Display) -
             is_new=is_new,
             counts_unknown=flags.unknown_classes == "count",
         )
-        events = run_evaluation(RunSpec(plan, Path(folder), began, evaluation=evaluation), stop, display)
+        events = supervise_worker(RunSpec(plan, Path(folder), began, evaluation=evaluation), stop, display)
         if stop.is_set():
             return stop.exit_code
         return record_evaluation(tracker, tracked, events, display, is_new)
@@ -187,54 +175,10 @@ def make_evaluation_plan(composed: ComposedConfig, store: Tracking, takes_all: b
     config["dataset"] = {**config["dataset"], "shards": 1}  # the run's, for its workers
     if takes_all:
         config["dataset"]["limit"] = None
-    plan = make_plan(config, composed.choices, composed.search, look_outside=False)
-    if plan.strategy.name not in STRATEGIES or plan.evaluator is not None:
-        raise ConfigError(
-            f"strategy={plan.strategy.name}: an evaluation runs in one process; use "
-            f"strategy={' or '.join(STRATEGIES[1:])}"
-        )
+    plan = make_one_process_plan(config, composed, "evaluations")
     if plan.training.batch_size == "auto":
         raise ConfigError("training.batch_size=auto: an evaluation needs a number, such as training.batch_size=32")
     return replace(plan, tracking=store)
-
-
-def run_evaluation(spec: RunSpec, stop: StopRequest, display: Display) -> list[Event]:
-    """Runs the worker to its end, and shows its stages and notes as they arrive.
-
-    Returns all events of the worker. The last ones are missing if `stop` was set. Raises ConfigError if the evaluation
-    cannot work, and RunError if it failed.
-    """
-    display.begin_stage("importing TensorFlow")
-    reader = EventReader(spec.events)
-    events: list[Event] = []
-
-    def look() -> None:
-        for event in reader.read():
-            events.append(event)
-            if isinstance(event, Note | RunEnded | RunRefused | StageBegan):
-                display.show_event(event)
-
-    if spec.plan.debug.inline:
-        display.close()  # a debugger needs the terminal
-        run_worker(spec, EventWriter(spec.events), stop.is_set)
-        look()
-    else:
-        with start_fork_server() as server, start_workers([spec], [{}], server) as (process,):
-            while process.is_alive and not stop.is_set():
-                process.wait(POLL_SECONDS)
-                look()
-            look()
-            if stop.is_set():
-                return events
-            if not events or not isinstance(events[-1], RunEnded | RunRefused):
-                raise RunError(process.find_reason().why)
-    last = events[-1]
-    if isinstance(last, FaultReported):
-        raise RunError(last.error)
-    if isinstance(last, RunRefused):
-        message = last.message.replace(f"; the traceback is in {spec.log}", "")  # the log is deleted
-        raise (RunError if last.keep else ConfigError)(message)
-    return events
 
 
 def record_evaluation(
@@ -252,8 +196,7 @@ def record_evaluation(
     profiles = [analyze_window(event) for event in events if isinstance(event, StepsProfiled)]
     examples = f"all {ready.examples} examples" if split == ALL else f"{ready.examples} examples of {split}"
     text = f"{examples}, {resolved['strategy']}, {resolved['precision']}, {resolved['replicas']} replica(s)"
-    rows = [("run", f"{to_printable(tracked.name)}  ({tracked.run_id})"), ("model", f"models:/{tracked.model_id}")]
-    rows += [("on", text)]
+    rows = [*format_model_rows(tracked), ("on", text)]
     try:
         values: Mapping[str, float] = log_evaluation(
             tracker,
@@ -267,7 +210,7 @@ def record_evaluation(
     except Exception as failed:  # a store may raise anything
         values = {k: v for event in events if isinstance(event, MetricsLogged) for k, v in event.values.items()}
         error = str(failed).strip().partition("\n")[0] or type(failed).__name__
-    described = {"run_id": tracked.run_id, "model": f"models:/{tracked.model_id}", "name": name, "split": split}
+    described = {**answer_model(tracked), "name": name, "split": split}
     ANSWER.read = lambda: {**described, "examples": ready.examples, "metrics": values}
     rows += [(key, format_number(value)) for key, value in values.items()]
     rows += [("profile", profile.line) for profile in profiles]

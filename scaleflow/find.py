@@ -1,10 +1,10 @@
 """Finds a good setting for a run, with short trainings.
 
-    python -m scaleflow.find lr                                   # of the default run
-    python -m scaleflow.find lr model=cnn optimizer=sgd --high 1
-    python -m scaleflow.find batch_size dataset=csv dataset.data_dir=house.csv dataset.target=price
+    scaleflow find lr                                   # of the default run
+    scaleflow find lr model=cnn optimizer=sgd --high 1
+    scaleflow find batch_size dataset=csv dataset.data_dir=house.csv dataset.target=price
 
-Type the words of the run after it, as for `python -m scaleflow`. The last lines have the word to add to them.
+Type the words of the run after it, as for `scaleflow`. The last lines have the word to add to them.
 
 lr: the learning rate rises from --low to --high, by the same factor at each step (Smith 2015, arXiv:1506.01186), until
 the loss diverges. The word is a tenth of the rate with the lowest smoothed loss.
@@ -24,8 +24,11 @@ import re
 from collections.abc import Sequence
 
 from scaleflow.api import launch_config
-from scaleflow.command import CommandParser, end_with, run_command, split_overrides
+from scaleflow.commands.frame import run_command
+from scaleflow.commands.parser import CommandParser
+from scaleflow.commands.process import end_with
 from scaleflow.config.compose import compose_config
+from scaleflow.config.words import split_overrides
 from scaleflow.errors import ConfigError
 from scaleflow.trials import BatchSearch, RateTest, Trial
 
@@ -49,12 +52,9 @@ def find_setting(argv: list[str]) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     default = RateTest()
-    parser = CommandParser("scaleflow.find", __doc__)
+    parser = CommandParser("find", __doc__)
     parser.add_argument("setting", choices=(RateTest.name, BatchSearch.name), help="what to find")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="a word of the run")
-    parser.add_argument(
-        "--config-dir", action="append", default=[], metavar="DIR", help="a folder with your own config options"
-    )
+    parser.add_overrides("a word of the run")
     parser.add_argument("--low", type=float, metavar="RATE", help=f"lr: the first rate (default {default.low:g})")
     parser.add_argument("--high", type=float, metavar="RATE", help=f"lr: the last rate (default {default.high:g})")
     parser.add_argument("--steps", type=int, metavar="N", help=f"lr: the number of steps (default {default.steps})")

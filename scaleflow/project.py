@@ -1,10 +1,10 @@
 """Runs the entry points of the file MLproject, for `mlflow run`.
 
-    python -m scaleflow.project main strategy=auto ... --overrides 'a=1 b=2'
-    python -m scaleflow.project sweep ...
-    python -m scaleflow.project evaluate RUN_ID ...
+    scaleflow project main strategy=auto ... --overrides 'a=1 b=2'
+    scaleflow project sweep ...
+    scaleflow project evaluate RUN_ID ...
 
-main, sweep and evaluate stand for scaleflow, scaleflow -m and scaleflow.evaluate. MLflow passes every parameter, also
+main, sweep and evaluate stand for scaleflow, scaleflow -m and scaleflow evaluate. MLflow passes every parameter, also
 those that the user did not set. Options that equal the defaults of config.yaml are dropped, because an explicit option
 would take precedence over a recipe (-P experiment=...).
 """
@@ -18,10 +18,12 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from scaleflow.command import refuse
+from scaleflow.commands.frame import run_command
+from scaleflow.commands.process import end_with
+from scaleflow.errors import ConfigError
 
 #: The command of each entry point, after `python -m`.
-COMMANDS: Mapping[str, Sequence[str]] = {
+ENTRY_POINTS: Mapping[str, Sequence[str]] = {
     "main": ("scaleflow",),
     "sweep": ("scaleflow", "-m"),
     "evaluate": ("scaleflow.evaluate",),
@@ -34,9 +36,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if {"--help", "-h"} & set(words[:1]):
         print(__doc__)
         return 0
-    if words and words[0] in COMMANDS:
-        os.execv(sys.executable, [sys.executable, "-m", *COMMANDS[words[0]], *drop_empty_words(words[1:])])
-    return refuse(f"{' '.join(words[:1])}: expected one of {', '.join(COMMANDS)} as the first argument")
+    if words and words[0] in ENTRY_POINTS:
+        os.execv(sys.executable, [sys.executable, "-m", *ENTRY_POINTS[words[0]], *drop_empty_words(words[1:])])
+    return run_command(refuse_entry_point, words)
+
+
+def refuse_entry_point(words: Sequence[str]) -> int:
+    raise ConfigError(f"{' '.join(words[:1])}: expected one of {', '.join(ENTRY_POINTS)} as the first argument")
 
 
 def drop_empty_words(words: Sequence[str]) -> list[str]:
@@ -60,4 +66,4 @@ def default_options() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from scaleflow.interfaces import is_console_script
 from scaleflow.runs.folder import RunFolder
 from scaleflow.secret_masking import mask_override, mask_secrets
 
@@ -125,6 +126,8 @@ def find_script(words: Sequence[str]) -> str | None:
 
 def command_line(words: Sequence[str]) -> str:
     """Returns a command line that can be typed again, with secrets masked."""
+    if is_console_script(words):
+        words = ["scaleflow", *words[2:]]
     masked = [Path(words[0]).name, *map(mask_word, words[1:])] if words else []
     if "-c" in words:  # code can contain any secret
         masked = [*masked[: words.index("-c") + 1], "..."]

@@ -1,8 +1,8 @@
 """Starts a new run with the config of a tracked run, in a new folder.
 
-    python -m scaleflow.rerun RUN_ID
-    python -m scaleflow.rerun RUN_ID training.epochs=40 model=cnn
-    python -m scaleflow.rerun RUN_ID --config-dir my_conf --trust my_models
+    scaleflow rerun RUN_ID
+    scaleflow rerun RUN_ID training.epochs=40 model=cnn
+    scaleflow rerun RUN_ID --config-dir my_conf --trust my_models
 
 RUN_ID is the id of a run in MLflow, the folder of a run, or a model: models:/NAME/VERSION, models:/NAME@ALIAS or
 models:/m-...
@@ -15,32 +15,32 @@ Exit code: 0 finished; 1 training failed; 2 the command cannot work, nothing was
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from scaleflow.api import launch_config
-from scaleflow.command import CommandParser, end_with, run_command, split_overrides, to_printable
-from scaleflow.config.from_mlflow import RerunCommand, find_config_dirs, find_store_options, reuse_config
-from scaleflow.interfaces import Tracking
+from scaleflow.commands.frame import run_command
+from scaleflow.commands.process import end_with
+from scaleflow.commands.tracked_run import make_run_parser, parse_command
+from scaleflow.config.from_mlflow import find_config_dirs, find_store_options, reuse_config
+from scaleflow.launcher.answer import to_printable
 from scaleflow.launcher.display import Display
-from scaleflow.launcher.named_runs import find_named_run, locate_run
+from scaleflow.launcher.named_runs import find_named_run
 from scaleflow.runs.split_digest import SplitDigests
-from scaleflow.tracking.model_uris import FORMS
 
 #: The tag of the new run that names the tracked run.
 TAG = "scaleflow.rerun_of"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit code, which means the same as that of `python -m scaleflow`."""
+    """Runs one command; returns its exit code, which means the same as that of a run."""
     return run_command(rerun, argv)
 
 
 def rerun(typed: list[str]) -> int:
-    words = parse_command(argument_parser("scaleflow.rerun", __doc__), typed)
+    words, _ = parse_command(make_run_parser("rerun", __doc__), typed)
     store, tracker, tracked = find_named_run(words.run_id, find_store_options(words))
     words = replace(words, tracked_dirs=find_config_dirs(tracked.command))
     composed = reuse_config(tracked.config, tracked.params, words)
@@ -56,40 +56,6 @@ def read_digests(run: Any) -> SplitDigests:
     from scaleflow.tracking.inputs import read_dataset_inputs  # imports MLflow
 
     return read_dataset_inputs(run)
-
-
-def argument_parser(name: str, about: str | None) -> argparse.ArgumentParser:
-    """Makes the parser of a command about a tracked run."""
-    parser = CommandParser(name, about)
-    parser.add_argument("run_id", metavar="RUN_ID", help=f"a run or its model: {FORMS}")
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        metavar="KEY=VALUE",
-        help="an override of the run's config; GROUP=OPTION replaces a whole group",
-    )
-    parser.add_argument(
-        "--trust",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a module whose code may run, or a folder (with a /) whose files may be used; repeat the flag for several",
-    )
-    parser.add_argument(
-        "--config-dir",
-        action="append",
-        default=[],
-        metavar="DIR",
-        help="a folder with your own config options; repeat the flag for several",
-    )
-    return parser
-
-
-def parse_command(parser: argparse.ArgumentParser, words: list[str]) -> RerunCommand:
-    words = split_overrides(words)
-    typed = parser.parse_intermixed_args(words)
-    locate_run(typed.run_id, Tracking())  # refuses another word before anything is imported
-    return RerunCommand(typed.run_id, typed.overrides, typed.config_dir, typed.trust, [*parser.prog.split(), *words])
 
 
 if __name__ == "__main__":

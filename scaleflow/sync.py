@@ -1,7 +1,10 @@
-"""`python -m scaleflow.sync DIR`: sends the events and files of runs that their store lacks.
+"""Sends to the tracking store what it does not have yet of the runs in a folder.
 
-It also writes the end of runs whose processes were all killed. Nothing is sent twice: `record.json` in a run's folder
-says how much the store has.
+If all processes of a run were killed, it also records the run's end. Nothing is sent twice: `record.json` in a run's
+folder says how much the store has.
+
+Exit code: 0 everything is recorded; 1 something is not recorded or was deleted, or a run is still active; 2 wrong
+arguments.
 """
 
 from __future__ import annotations
@@ -11,7 +14,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from scaleflow.command import ANSWER, CommandParser, end_with, refuse, run_command
+from scaleflow.commands.frame import run_command
+from scaleflow.commands.parser import CommandParser
+from scaleflow.commands.process import end_with
+from scaleflow.launcher.answer import ANSWER, print_refusal
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.recovery import SyncResult, SyncStatus, repair
 from scaleflow.runs import RunFolder
@@ -42,12 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def repair_folders(words: list[str]) -> int:
-    parser = CommandParser(
-        "scaleflow.sync",
-        "Sends to the tracking store what it does not have yet of the runs in a folder. If all processes "
-        "of a run were killed, it also records the run's end. Exit code: 0 everything is recorded; 1 something is not "
-        "recorded or was deleted, or a run is still active; 2 wrong arguments.",
-    )
+    parser = CommandParser("sync", __doc__)
     parser.add_argument(
         "folders",
         nargs="+",
@@ -66,7 +67,7 @@ def repair_folders(words: list[str]) -> int:
     os.environ.pop("MLFLOW_RUN_ID", None)  # it names a run of the caller, not one of these
     folders = list(dict.fromkeys(folder for root in options.folders for folder in find_run_folders(root.absolute())))
     if not folders:
-        return refuse(f"no folder of a run in {', '.join(map(str, options.folders))}")
+        return print_refusal(f"no folder of a run in {', '.join(map(str, options.folders))}")
     statuses: list[SyncStatus] = []
     ANSWER.read, display = lambda: {"folders": list(map(vars, statuses))}, Display(sys.stdout)
     for folder in folders:

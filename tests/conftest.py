@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 
 from scaleflow.cluster.kubernetes import INDEX, JOB, PODS
 from scaleflow.cluster.tpu import VARIABLES
-from scaleflow.command import quote_nan_option
+from scaleflow.config.words import quote_nan_option
 from scaleflow.interfaces import Plan
 from scaleflow.launcher.prepare import make_plan
 from scaleflow.launcher.worker_process import SERVER_ENV

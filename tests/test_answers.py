@@ -27,7 +27,7 @@ def section(page: str, title: str) -> str:
 
 def commands(text: str) -> list[list[str]]:
     """The words of each scaleflow command, without comments."""
-    return [shlex.split(line, comments=True) for line in re.findall(r"^    python -m scaleflow (.*)$", text, re.M)]
+    return [shlex.split(line, comments=True) for line in re.findall(r"^    (?:python -m )?scaleflow (.*)$", text, re.M)]
 
 
 def python_code(text: str) -> str:

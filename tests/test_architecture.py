@@ -20,7 +20,7 @@ GROUPS_WITHOUT_TWIN = {"experiment", "debug", "hydra"}
 CONTRACTS = ("scaleflow.errors", "scaleflow.events", "interfaces")
 
 #: The layers above the config groups, from the lowest to the highest. Each may import those below it, and the groups.
-LAYERS = ("config", "runs", "worker", "launcher", "sweep")
+LAYERS = ("config", "runs", "worker", "launcher", "sweep", "commands")
 
 #: What the groups may import besides the contracts.
 GROUP_EXTRAS = {

@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from scaleflow import __version__, cli
-from scaleflow.cli import main, move_flags_first, split_overrides
-from scaleflow.command import surely_trains
+from scaleflow.__main__ import surely_trains
+from scaleflow.cli import main, split_flags
+from scaleflow.commands.table import COMMANDS
+from scaleflow.config.words import split_overrides
 from scaleflow.launcher import launch
 from scaleflow.launcher.prepare import PreparedRun
 from scaleflow.launcher.worker_process import SERVER_ENV
@@ -150,6 +152,8 @@ REFUSED: Mapping[tuple[str, ...], Sequence[str]] = {
     ("--config-dir", "plain"): ["--config-dir plain", "there is no such folder"],
     ("training.epochs=1", "--config-dir", "conf", "model=mien"): ["model=mien", "did you mean mine?"],
     ("training.epochs", "3"): ["training.epochs", "KEY=VALUE in one word"],
+    ("evalute", "abc"): ["evalute: there is no such command; did you mean evaluate? (doctor, find, "],
+    ("--config-dir", "conf", "evaluate", "abc"): ["evaluate: a command is the first word; write scaleflow evaluate"],
     ("training.early_stopping.patience=2",): ["training.early_stopping is null", "{patience: ...}"],
     ("training.epochs=1", "strategy=mirrored,one_device"): ["strategy=mirrored,one_device", "several values need -m"],
     ("-m", "model=mlp,cnn", "training.epoch=1"): ["training.epoch:", "did you mean training.epochs?"],
@@ -226,8 +230,9 @@ def test_help_is_a_page_that_lists_every_group_with_its_options(
     for group in groups:
         options = ", ".join(sorted(path.stem for path in group.glob("*.yaml")))
         assert f"{group.name}: {options}" in lines
-    for command in ("evaluate", "predict", "rerun", "find", "sync", "doctor", "project"):
-        assert any(line.lstrip().startswith(f"python -m scaleflow.{command} ") for line in lines), command
+    for command in COMMANDS.values():
+        assert f"    scaleflow {command.name:<10} {command.about}" in lines
+        assert f"  {command.group}" in lines
     assert len(lines) < 60
     listed = ("dataset: ", "experiment: ")  # options in a line by Hydra, however many there are
     assert max(len(line) for line in lines if not line.startswith(listed)) <= 120
@@ -346,7 +351,8 @@ def test_options_and_keys_are_swept_together_wherever_the_flag_stands(
     ],
 )
 def test_flags_come_first_with_their_values(words: list[str], wanted: list[str]) -> None:
-    assert move_flags_first(words) == wanted
+    flags, overrides = split_flags(words)
+    assert [*flags, *overrides] == wanted
 
 
 @pytest.mark.parametrize(
@@ -400,6 +406,7 @@ QUICK: Mapping[tuple[str, ...], tuple[int, str]] = {
     ("--config-dir", "nowhere"): (2, "nowhere"),
     ("-m", "strategy=mirrored,miror"): (2, "miror"),
     ("--frobnicate",): (2, "--frobnicate"),
+    ("evalute",): (2, "did you mean evaluate?"),
 }
 
 
@@ -418,7 +425,7 @@ def test_an_answer_imports_nothing_heavy(command: Command, words: tuple[str, ...
 
 
 @pytest.mark.parametrize(
-    ("words", "unbuffered"), [("scaleflow --help", ""), ("scaleflow --help", "1"), ("scaleflow.sync --help", "")]
+    ("words", "unbuffered"), [("scaleflow --help", ""), ("scaleflow --help", "1"), ("scaleflow sync --help", "")]
 )
 def test_a_closed_standard_output_ends_an_answer_quietly(command: Command, words: str, unbuffered: str) -> None:
     read, write = os.pipe()
@@ -447,6 +454,7 @@ def test_python_m_imports_nothing_heavy_either(command: Command, words: tuple[st
         (("model=cnn", "training.epochs=3", "hydra/launcher=isolated", "-m"), True),
         (("--cfg", "job"), False),
         (("--help",), False),
+        (("evaluate", "--json"), False),
         (("--config-dir", "own", "model=mine"), False),
         (("cluster=slurm", "cluster.submit=print"), False),
         (("experiment=mine",), False),

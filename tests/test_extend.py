@@ -20,7 +20,7 @@ from scaleflow.testing import Events
 from tests.processes import ROOT
 
 PAGE = (ROOT / "docs" / "extend.md").read_text()
-COMMANDS = re.findall(r"^    python -m scaleflow (.*)$", PAGE, re.M)
+COMMANDS = re.findall(r"^    (?:python -m )?scaleflow (.*)$", PAGE, re.M)
 
 #: What each command is known by, and the accuracy that it reaches at least; guessing has a tenth on digits, else half.
 TRAINED = {

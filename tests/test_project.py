@@ -28,7 +28,7 @@ def test_the_parameters_are_the_config_groups_with_their_defaults(name: str) -> 
 
 
 def test_the_entry_points_are_commands() -> None:
-    assert set(ENTRY_POINTS) == set(project.COMMANDS)
+    assert set(ENTRY_POINTS) == set(project.ENTRY_POINTS)
     for name, entry in ENTRY_POINTS.items():
         assert entry["command"].startswith(f"python -m scaleflow.project {name} ")
         assert entry["command"].endswith(" --overrides {overrides}")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from scaleflow.cli import main
+from scaleflow.commands.table import COMMANDS, find_command
 from tests.conftest import Command
 from tests.processes import ROOT
 
@@ -21,19 +22,20 @@ PATHS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 #: The pages, each long command in one line.
 PAGES = [re.sub(r"\\\n +", "", path.read_text()) for path in PATHS]
 
-#: A command in an indented line, or in a cell of a table.
-COMMAND = re.compile(
-    r"^    (?:\$ |srun -N4 )?python -m scaleflow((?: .*)?)$|\| `(?:srun -N4 )?python -m scaleflow((?: [^`]*)?)`", re.M
-)
+PROGRAM = r"(?:srun -N4 )?(?:python -m )?scaleflow(?! \d)"  # not the line with its version
+
+#: A command in an indented line, or in a cell of a table. Its name is that of a run or of another command.
+COMMAND = re.compile(rf"^    (?:\$ )?{PROGRAM}((?: .*)?)$|\| `{PROGRAM}((?: [^`]*)?)`", re.M)
 
 
 def commands() -> list[str]:
-    """Every `python -m scaleflow ...` of the pages, without comments and redirections."""
+    """The words of every run of the pages, without comments and redirections."""
     found = [line or cell for page in PAGES for line, cell in COMMAND.findall(page)]
-    return list(dict.fromkeys(re.split(r" (?:#|>|\|)", line)[0].strip() for line in found))
+    typed = dict.fromkeys(re.split(r" (?:#|>|\|)", line)[0].strip() for line in found)
+    return [line for line in typed if not find_command(line.split())]
 
 
-@pytest.mark.parametrize("line", [c for c in commands() if not re.search("--config-dir|--help|miror", c)])
+@pytest.mark.parametrize("line", [c for c in commands() if not re.search("--config-dir|--help|miror|^-sc", c)])
 def test_every_command_composes(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = shlex.split(line)
     if "-m" in words:  # of a sweep what all jobs share
@@ -43,11 +45,15 @@ def test_every_command_composes(line: str, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_the_other_commands_are_there() -> None:
-    modules = set(re.findall(r"^    python -m (scaleflow\.\w+)", README, re.M))
-    assert modules == {f"scaleflow.{name}" for name in ("doctor", "evaluate", "find", "predict", "rerun", "sync")}
-    for module in modules:
+    names = set(re.findall(r"^    scaleflow (\w+)(?: |$)", README, re.M))
+    assert names == {*COMMANDS} - {"project"}
+    for name in names:
         done = subprocess.run(
-            [sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, check=False, timeout=60
+            [sys.executable, "-m", f"scaleflow.{name}", "--help"],
+            cwd=ROOT,
+            capture_output=True,
+            check=False,
+            timeout=60,
         )
         assert done.returncode == 0
         assert done.stdout
@@ -76,7 +82,7 @@ def test_the_own_dataset_and_model_train(command: Command) -> None:
         elif path is not None and line.startswith("          "):
             path.write_text(path.read_text() + line.strip() + "\n")
     (folder / "my_code.py").write_text(shown_code("my_code.py"))
-    (line,) = re.findall(r"^    python -m scaleflow (--config-dir my_conf .*)$", README, re.M)
+    (line,) = re.findall(r"^    (?:python -m )?scaleflow (--config-dir my_conf .*)$", README, re.M)
     ended = command(*line.split())
     assert ended.returncode == 0, ended.stderr
     (accuracy,) = re.findall(r"test accuracy +(\S+)", ended.stdout)

@@ -24,7 +24,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from scaleflow.command import accept_keys_of_run, quote_nan_option
 from scaleflow.config.hydra_errors import (
     CONF,
     check_config_dirs,
@@ -34,7 +33,9 @@ from scaleflow.config.hydra_errors import (
     shorten_error,
 )
 from scaleflow.config.parse import format_value
+from scaleflow.config.words import accept_keys_of_run, quote_nan_option
 from scaleflow.errors import ConfigError
+from scaleflow.interfaces import name_command
 from scaleflow.secret_masking import find_secrets, find_typed_secrets, register_resolver, remember_secrets
 
 #: Hydra's state is global: one thread at a time may compose.
@@ -75,7 +76,7 @@ def compose_config(overrides: Sequence[str], config_dirs: Sequence[str | Path] =
     if config.hydra.mode is RunMode.MULTIRUN:
         raise ConfigError(
             f"experiment={choices.get('experiment')}: this recipe is a sweep, and only one run can be started "
-            f"here; run python -m scaleflow experiment={choices.get('experiment')}"
+            f"here; run {name_command()} experiment={choices.get('experiment')}"
         )
     check_single_run(config)
     with open_dict(config):

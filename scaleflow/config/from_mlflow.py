@@ -35,7 +35,7 @@ from scaleflow.config.trust import (
     unresolvable_error,
 )
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Tracking
+from scaleflow.interfaces import Tracking, name_command
 from scaleflow.secret_masking import MASK
 
 #: (section, key) of values that belong to the tracked run's machine. They are cleared.
@@ -192,7 +192,7 @@ def parse_rerun_overrides(words: RerunCommand) -> list[Override]:
                 "the keys to change"
             )
         if key == "resume":
-            raise ConfigError("resume: this command does not continue a run; use python -m scaleflow resume=RUN")
+            raise ConfigError(f"resume: this command does not continue a run; use {name_command()} resume=RUN")
         if key.startswith("hydra") and key != RUN_DIR:
             raise ConfigError(f"{key}: of Hydra's own keys, only {RUN_DIR} works here")
     return overrides

@@ -16,7 +16,7 @@ from scaleflow.config.parse import MAX_INT, format_value, parse_section, parse_v
 from scaleflow.config.rules import check_rules
 from scaleflow.config.trust import check_targets
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Batching, Plan, Strategy, Training
+from scaleflow.interfaces import Batching, Plan, Strategy, Training, name_command
 from scaleflow.object_store import is_store_address, split_address
 from scaleflow.trials import FIRST_BATCH_SIZE, RateTest, Trial, choose_first_size
 
@@ -112,7 +112,7 @@ def find_batch_multiple(plan: Plan) -> int:
 
 def check_trial(plan: Plan, trial: Trial) -> None:
     """Checks that a trial can find its setting for a plan. Raises ConfigError as `check_plan` does."""
-    what = f"python -m scaleflow.find {trial.name}"
+    what = f"{name_command('find')} {trial.name}"
     obstacles = {
         f"strategy={plan.strategy.name}": (
             plan.strategy.name == "parameter_server",
@@ -133,7 +133,7 @@ def check_trial(plan: Plan, trial: Trial) -> None:
         obstacles |= {
             f"training.batch_size={plan.training.batch_size}": (
                 plan.training.batch_size == "auto",
-                "the rate depends on the batch size; find that first, with python -m scaleflow.find batch_size",
+                f"the rate depends on the batch size; find that first, with {name_command('find')} batch_size",
             ),
             f"optimizer.schedule={plan.optimizer.schedule}": (
                 plan.optimizer.schedule != "constant",

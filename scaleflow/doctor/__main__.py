@@ -1,6 +1,6 @@
 """Runs the doctor."""
 
-from scaleflow.command import end_with
+from scaleflow.commands.process import end_with
 from scaleflow.doctor.report import main
 
 if __name__ == "__main__":

@@ -1,9 +1,6 @@
-"""`python -m scaleflow.doctor`: shows what this machine has, and which strategies and precisions work on it.
+"""`scaleflow doctor`: shows what this machine has, and which strategies and precisions work on it.
 
-    --json      print one JSON object, in one line, instead of text
-    --help      print this page
-
-The keys of the JSON object, besides exit_code and error (sizes in MiB):
+The keys of the object that --json prints instead, besides exit_code and error (sizes in MiB):
 
     versions    python, scaleflow, tensorflow, keras, mlflow, hydra-core, numpy; null: not installed
     system      the operating system
@@ -31,7 +28,6 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from importlib.resources import files
 from pathlib import Path
@@ -39,18 +35,17 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from scaleflow.cluster.tpu import explain_no_tpu, explain_unreachable, find_tpu
-from scaleflow.command import ANSWER, JSON, refuse, run_command
-from scaleflow.config.parse import suggest
+from scaleflow.commands.frame import run_command
+from scaleflow.commands.parser import CommandParser
 from scaleflow.doctor import machine
 from scaleflow.doctor.verdicts import PRECISIONS, STRATEGIES, Judge, MachineFacts, judge_option
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan, Tracking
+from scaleflow.launcher.answer import ANSWER
 from scaleflow.launcher.prepare import make_plan
 from scaleflow.launcher.worker_process import describe_exit, inherit_environment
 from scaleflow.secret_masking import mask_secrets
 from scaleflow.tracking.uri import PROBE_SECONDS, resolve_store
-
-FLAGS = ("--json", "--help")
 
 #: Importing TensorFlow takes seconds, many on a busy machine.
 TENSORFLOW_SECONDS = 90.0
@@ -61,22 +56,16 @@ ANSWERS = ("versions", "devices", "cuda", "kind", "strategy", "mixed", "computes
 Report = dict[str, Any]
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Examines the machine and prints the report. Returns the exit code: 0, or 2 for a wrong argument."""
-    return run_command(partial(show_report, is_json=JSON in sys.argv[1:]))
+    return run_command(show_report, argv)
 
 
-def show_report(words: Sequence[str], is_json: bool) -> int:
-    for word in words:
-        if word not in (*FLAGS, "-h"):
-            hint = suggest(word, FLAGS, "") + f" ({', '.join(FLAGS)})"
-            return refuse(f"{word}: there is no such flag{hint}")
-    if {"--help", "-h"} & set(words):
-        print(__doc__.replace("`", ""))
-        return 0
+def show_report(words: list[str]) -> int:
+    CommandParser("doctor", __doc__).parse_args(words)
     report = examine()
     ANSWER.read = lambda: report
-    if not is_json:
+    if not ANSWER.is_wanted:
         print(format_report(report))
     return 0
 

@@ -2,6 +2,7 @@
 
 Import names from here, not from the modules below:
 
+- `command_names`: how the user types a command, for messages (`name_command`).
 - `config`: the typed sections of the config, and `Plan`, which holds all of them.
 - `data`: what a dataset is: `Source`, `Inputs`, `Outputs`, `Arrays`, `Stream`, `Preprocessing`.
 - `learned_state`: what a run learned from its data: `LearnedState`, `EarlierState`.
@@ -14,6 +15,7 @@ The modules import nothing else of scaleflow. They import TensorFlow, Keras and 
 the command starts fast.
 """
 
+from scaleflow.interfaces.command_names import is_console_script, name_command
 from scaleflow.interfaces.config import (
     Augment,
     Best,
@@ -162,10 +164,12 @@ __all__ = [
     "describe_extension",
     "describe_keys",
     "extend_classes",
+    "is_console_script",
     "label_leaf",
     "map_leaves",
     "map_named",
     "name_class",
+    "name_command",
     "name_leaves",
     "to_plain",
 ]

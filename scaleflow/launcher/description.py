@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 import yaml
 
-from scaleflow.command import quote_override
+from scaleflow.config.words import quote_override
 from scaleflow.formatting import format_number
+from scaleflow.interfaces import name_command
 from scaleflow.provenance import read_provenance
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.tracking.uri import format_loading
@@ -122,7 +123,7 @@ def format_optional(value: float | None) -> str:
 
 def describe_resuming(files: RunFolder, state: RunState) -> str:
     """Returns the command that resumes a run, or trains a finished one longer."""
-    words = f"python -m scaleflow {quote_override('resume', files.path)}"
+    words = f"{name_command()} {quote_override('resume', files.path)}"
     host = read_provenance(files.path).get("scaleflow.host")
     where = f"in the folder of the command above{f', on {host}' if host else ''}"
     if state.status == "FINISHED":

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
-from scaleflow.command import write_error
 from scaleflow.events import (
     EpochEnded,
     Event,
@@ -27,6 +26,7 @@ from scaleflow.events import (
     Waiting,
 )
 from scaleflow.formatting import format_duration, format_elapsed, format_number
+from scaleflow.launcher.answer import write_error
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

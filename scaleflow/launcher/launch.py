@@ -18,19 +18,20 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from scaleflow.command import ANSWER, quote_override, to_printable
-from scaleflow.command import refuse as print_refusal
 from scaleflow.config.compose import check_single_run
 from scaleflow.config.folders import remove_created
 from scaleflow.config.hydra_config import check_folder_writable, composed_from_hydra, read_typed_overrides
+from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError
 from scaleflow.events import Event
 from scaleflow.formatting import format_duration, format_number
+from scaleflow.interfaces import name_command
+from scaleflow.launcher.answer import ANSWER, REFUSED, print_refusal, to_printable
 from scaleflow.launcher.batch_search import make_search, use_batch_size
 from scaleflow.launcher.display import Display, display_for
 from scaleflow.launcher.inline import InlineRun
 from scaleflow.launcher.local_host import LocalHost
-from scaleflow.launcher.monitor import REFUSED, RunMonitor
+from scaleflow.launcher.monitor import RunMonitor
 from scaleflow.launcher.prepare import PreparedRun, RunCommand, prepare_run
 from scaleflow.launcher.recorder import Recorder
 from scaleflow.launcher.recovery import finalize_run, repair_quietly
@@ -211,7 +212,7 @@ def supervise_run(monitor: RunMonitor, is_resumed: bool, refuse: Callable[[str],
     message, folder = str(mask_secrets(str(monitor.refusal))), os.path.relpath(spec.folder)
     if (step := monitor.state.step) and spec.trial is None:
         message += f"\nthe training until step {step} is in {folder}; "
-        message += f"to record it, run python -m scaleflow.sync {shlex.quote(folder)}"
+        message += f"to record it, run {name_command('sync')} {shlex.quote(folder)}"
     refuse(message)
     discard_refused(monitor)
     return REFUSED if recorder.refusal is not None else code
@@ -314,7 +315,7 @@ def finish_run(monitor: RunMonitor) -> None:
         display.print_error(
             f"the store has not received {'everything' if recorder.recorded else 'anything'} within "
             f"tracking.flush_seconds={patience:g}: {mask_secrets(recorder.reason or NO_ANSWER)}; nothing is lost; to "
-            f"send the rest, run python -m scaleflow.sync {shlex.quote(folder)}"
+            f"send the rest, run {name_command('sync')} {shlex.quote(folder)}"
         )
 
 
@@ -324,7 +325,7 @@ def describe_continuation(state: RunState, folder: str) -> list[tuple[str, str]]
         return []
     return [
         ("checkpoint", f"of step {state.checkpoint}"),
-        ("go on", f"python -m scaleflow {quote_override('resume', folder)}"),
+        ("go on", f"{name_command()} {quote_override('resume', folder)}"),
     ]
 
 

@@ -13,6 +13,7 @@ from importlib.metadata import distributions
 from scaleflow.cluster.members import find_unreachable
 from scaleflow.errors import ConfigError
 from scaleflow.events import Event, RunEnded, RunRefused, SystemMetrics
+from scaleflow.launcher.answer import FAILED, FINISHED, REFUSED
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.recorder import Recorder
 from scaleflow.launcher.stop import StopRequest
@@ -20,8 +21,6 @@ from scaleflow.launcher.worker_process import EndReason
 from scaleflow.provenance import write_provenance
 from scaleflow.runs import EventReader, RunSpec, RunState
 from scaleflow.runs.event_log import append_event
-
-FINISHED, FAILED, REFUSED = 0, 1, 2
 
 #: Seconds between two checks of the processes. Each check takes processor time.
 POLL_SECONDS = 0.1

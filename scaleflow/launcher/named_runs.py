@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from scaleflow.errors import ConfigError, RunMissing
-from scaleflow.interfaces import Tracking
+from scaleflow.interfaces import Tracking, name_command
 from scaleflow.launcher.recovery import find_tracking_options
 from scaleflow.runs import RunFolder
 from scaleflow.tracking.model_uris import FORMS, RUN_OR_MODEL
@@ -33,7 +33,7 @@ def find_named_run(named: str, options: Tracking) -> tuple[Tracking, MlflowTrack
     except RunMissing as missing:
         if reference == named:
             raise
-        raise RunMissing(f"{missing}; python -m scaleflow.sync {named} --again records it again") from missing
+        raise RunMissing(f"{missing}; {name_command('sync')} {named} --again records it again") from missing
 
 
 def locate_run(named: str, options: Tracking) -> tuple[str, Tracking]:
@@ -54,7 +54,7 @@ def locate_run(named: str, options: Tracking) -> tuple[str, Tracking]:
     record = files.read_record()
     if record.get("run_id") is None:
         raise ConfigError(
-            f"{named}: this run is not recorded in a store; python -m scaleflow.sync {named} records it, with "
+            f"{named}: this run is not recorded in a store; {name_command('sync')} {named} records it, with "
             "--uri STORE if it had tracking=none"
         )
     store = find_tracking_options(folder, options.uri or record.get("uri"))

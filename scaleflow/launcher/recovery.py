@@ -12,11 +12,11 @@ from typing import Any, Literal
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from scaleflow.command import write_error
 from scaleflow.config.parse import parse_section
 from scaleflow.errors import ConfigError, RunMissing
 from scaleflow.events import RunEnded, RunReady
-from scaleflow.interfaces import Tracking
+from scaleflow.interfaces import Tracking, name_command
+from scaleflow.launcher.answer import write_error
 from scaleflow.launcher.transfer import EventTransfer, format_error
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.event_log import append_event
@@ -108,7 +108,7 @@ def repair_quietly(folder: Path) -> bool:
     if status.result == "not recorded":
         where = shlex.quote(os.path.relpath(folder))
         write_error(
-            f"not everything is recorded: {status.reason}; to send the rest, run python -m scaleflow.sync {where}"
+            f"not everything is recorded: {status.reason}; to send the rest, run {name_command('sync')} {where}"
         )
     return status.result not in ("not recorded", "deleted")
 

@@ -14,11 +14,11 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from scaleflow.command import quote_override
 from scaleflow.config.hydra_errors import parse_overrides
 from scaleflow.config.parse import every_key, format_value, parse_section, suggest
+from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Tracking
+from scaleflow.interfaces import Tracking, name_command
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.secret_masking import MASK, find_secrets, mask_secrets, remember_secrets
 from scaleflow.tracking import make_tracker
@@ -70,8 +70,8 @@ def find_resumed_run(named: str, composed: Config, choices: Mapping[str, str], o
         raise ConfigError(f"resume={named}: the run in {folder} ended before training began; start a new run")
     if PARAM in state.params:
         raise ConfigError(
-            f"resume={named}: this run looked for a setting and trained no model; repeat its command, python -m "
-            f"scaleflow.find {state.params[PARAM]}"
+            f"resume={named}: this run looked for a setting and trained no model; repeat its command, "
+            f"{name_command('find')} {state.params[PARAM]}"
         )
     saved = load_saved_config(folder, composed)
     saved_choices = {group: option for group, option in state.params.items() if group in choices}
@@ -186,7 +186,7 @@ def check_changes(saved: Config, config: Config, typed: Sequence[str], folder: P
         raise ConfigError(
             f"{key}={format_value(now)}: the run was started with {key}={format_value(before)}; a resumed run may "
             f"change only its length ({', '.join(f'training.{name}' for name in LENGTH_KEYS)}) and "
-            f"{', '.join(CHANGEABLE[:6])}; start a new run for other changes: python -m scaleflow.rerun"
+            f"{', '.join(CHANGEABLE[:6])}; start a new run for other changes: {name_command('rerun')}"
         )
 
 

@@ -35,7 +35,7 @@ from scaleflow.events import (
     SystemMetrics,
     TagsSet,
 )
-from scaleflow.interfaces import IDENTITY, Point, Tracker
+from scaleflow.interfaces import IDENTITY, Point, Tracker, name_command
 from scaleflow.launcher.description import describe_run
 from scaleflow.provenance import read_provenance
 from scaleflow.runs import EventReader, RunFolder, RunState
@@ -177,7 +177,7 @@ class EventTransfer:
         except RunMissing as missing:
             folder = os.path.relpath(self._files.path)
             raise RunMissing(
-                f"{missing}; python -m scaleflow.sync {folder} --again records it again, as a new run"
+                f"{missing}; {name_command('sync')} {folder} --again records it again, as a new run"
             ) from missing
         if not self.has_run and "adopts" in self._record:  # an earlier command began to adopt a run, and died
             self._tracker.adopted = self._record["adopts"]

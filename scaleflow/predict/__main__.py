@@ -1,6 +1,6 @@
 """Runs the command."""
 
-from scaleflow.command import end_with
+from scaleflow.commands.process import end_with
 from scaleflow.predict.command import main
 
 if __name__ == "__main__":

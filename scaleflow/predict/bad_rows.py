@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow
 from pyarrow import compute
 
-from scaleflow.command import to_printable
 from scaleflow.errors import RunError
+from scaleflow.launcher.answer import to_printable
 
 #: The most different values, and the most columns, that the last lines name.
 MOST_VALUES, MOST_COLUMNS = 5, 20

@@ -1,9 +1,9 @@
 """Writes the predictions of a tracked model for the rows of a table.
 
-    python -m scaleflow.predict RUN_ID --input new.parquet --output predictions.parquet
-    python -m scaleflow.predict RUN_ID --input new.csv --output predictions.csv --keep id,town
-    python -m scaleflow.predict RUN_ID --input 'days/*.parquet' --output predictions/ --resume
-    python -m scaleflow.predict RUN_ID --input new.csv --output out.csv hardware=cpu hardware.logical_devices=2
+    scaleflow predict RUN_ID --input new.parquet --output predictions.parquet
+    scaleflow predict RUN_ID --input new.csv --output predictions.csv --keep id,town
+    scaleflow predict RUN_ID --input 'days/*.parquet' --output predictions/ --resume
+    scaleflow predict RUN_ID --input new.csv --output out.csv hardware=cpu hardware.logical_devices=2
 
 The input is a CSV, TSV, Parquet, Feather or JSON lines file, a glob, or a folder. It is read in pieces, so it may be
 larger than the memory. An output that ends in .parquet or .csv is one file. Another name, or one that ends in /, is a
@@ -38,20 +38,21 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scaleflow.command import ANSWER, CommandParser, run_command, to_printable, write_error
+from scaleflow.commands.frame import run_command
+from scaleflow.commands.parser import CommandParser
+from scaleflow.commands.tracked_run import add_run_id, answer_model, format_model_rows, make_one_process_plan
 from scaleflow.config.compose import compose_config, resolve_config
 from scaleflow.config.from_mlflow import RerunCommand, find_store_options, load_config
 from scaleflow.config.hydra_errors import parse_overrides
 from scaleflow.errors import ConfigError
 from scaleflow.events import Event, Note
 from scaleflow.interfaces import LearnedState, Plan, Tracking
+from scaleflow.launcher.answer import ANSWER, FINISHED, write_error
 from scaleflow.launcher.display import BarDisplay, Display, display_for
 from scaleflow.launcher.named_runs import find_named_run, locate_run
-from scaleflow.launcher.prepare import make_plan
 from scaleflow.launcher.stop import catch_stop_signals
 from scaleflow.predict.reading import describe_reading
 from scaleflow.runs.learned_state import read_learned_state
-from scaleflow.tracking.model_uris import FORMS
 from scaleflow.tracking.tracked_runs import TrackedRun
 
 if TYPE_CHECKING:
@@ -71,15 +72,11 @@ OVERRIDES = re.compile(
 #: What is done with a row that the model cannot take.
 ON_BAD = ("raise", "skip", "empty")
 
-STRATEGIES = ("auto", "one_device", "mirrored")
-
 #: Rows of a shard, if the user does not say it.
 SHARD_ROWS = 1_000_000
 
 #: Without a terminal, seconds between two lines about the progress.
 LINE_SECONDS = 5.0
-
-FINISHED = 0
 
 #: The note for a model without a record of what its run learned.
 NO_RECORD = (
@@ -104,8 +101,8 @@ def predict_words(words: list[str]) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = CommandParser("scaleflow.predict", __doc__)
-    parser.add_argument("run_id", metavar="RUN_ID", help=f"a run or its model: {FORMS}")
+    parser = CommandParser("predict", __doc__)
+    add_run_id(parser)
     parser.add_argument(
         "overrides", nargs="*", metavar="KEY=VALUE", help="an override of hardware, strategy or tracking.uri"
     )
@@ -195,7 +192,7 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
             progress = Progress(display, task.source.count_rows())
             rows, bad = write_predictions(task, model, output, first, report, progress, stop.is_set)
             seconds = time.monotonic() - began
-    values = {"run_id": tracked.run_id, "model": f"models:/{tracked.model_id}", "output": str(output.path)}
+    values = {**answer_model(tracked), "output": str(output.path)}
     ANSWER.read = lambda: {**values, "rows": rows, "counts": {"there before": skipped, **report.to_counts(bad)}}
     if stop.is_set():
         done = f"; {output.count_finished()} shard(s) are whole, --resume continues" if output.is_folder else ""
@@ -203,8 +200,7 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
         return stop.exit_code
     display.print_summary(
         [
-            ("run", f"{to_printable(tracked.name)}  ({tracked.run_id})"),
-            ("model", f"models:/{tracked.model_id}"),
+            *format_model_rows(tracked),
             ("on", devices),
             (
                 "rows",
@@ -228,13 +224,7 @@ def make_prediction_plan(typed: argparse.Namespace) -> Plan:
                 "threads, strategy=... and tracking.uri=...; the model computes as it was saved"
             )
     composed = compose_config(typed.overrides)
-    plan = make_plan(resolve_config(composed.config), composed.choices, composed.search, look_outside=False)
-    if plan.strategy.name not in STRATEGIES or plan.evaluator is not None or plan.hardware.name == "tpu":
-        raise ConfigError(
-            f"strategy={plan.strategy.name}: predictions are computed in one process, on GPUs or a CPU; use "
-            f"strategy={' or '.join(STRATEGIES[1:])}"
-        )
-    return plan
+    return make_one_process_plan(resolve_config(composed.config), composed, "predictions")
 
 
 def load_learned_state(tracker: Any, tracked: TrackedRun, store: Tracking) -> LearnedState | None:

@@ -23,6 +23,7 @@ from scaleflow.config.hydra_config import composed_from_hydra, read_typed_overri
 from scaleflow.config.hydra_errors import override_key, parse_overrides
 from scaleflow.config.parse import flatten
 from scaleflow.errors import ConfigError
+from scaleflow.interfaces import name_command
 from scaleflow.launcher.prepare import PreparedRun, RunCommand, prepare_run
 from scaleflow.secret_masking import find_secrets, remember_secrets
 from scaleflow.sweep.jobs import JobRequest
@@ -112,7 +113,7 @@ class JobComposer:
             composed = replace(composed_from_hydra(drop_hydra(config)), folder=folder)
             if (request.config.get("training") or {}).get("batch_size") == "auto":
                 raise ConfigError(
-                    "training.batch_size=auto: each job of a sweep would find its own; run python -m scaleflow.find "
+                    f"training.batch_size=auto: each job of a sweep would find its own; run {name_command('find')} "
                     "batch_size with the words of a job, and add the word that it prints"
                 )
             if not is_resumed:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from scaleflow.command import FAILED, REFUSED, TERMINATED, quote_override
+from scaleflow.config.words import quote_override
+from scaleflow.launcher.answer import FAILED, REFUSED, TERMINATED
 from scaleflow.launcher.description import (
     LONGEST,
     cut_text,

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from omegaconf import DictConfig, OmegaConf
 
 from scaleflow.events import ArtifactWritten, DescriptionSet, Event, RunEnded, RunReady, TagsSet
-from scaleflow.interfaces import Plan, Status
+from scaleflow.interfaces import Plan, Status, name_command
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.recorder import Recorder
 from scaleflow.launcher.stop import StopRequest
@@ -103,7 +103,7 @@ class ParentRun:
         if not is_recorded:
             display.print_error(
                 f"the sweep's own run is not fully recorded: {mask_secrets(self._recorder.reason)}; nothing is lost; "
-                f"to send the rest, run python -m scaleflow.sync {shlex.quote(os.path.relpath(self._files.path))}"
+                f"to send the rest, run {name_command('sync')} {shlex.quote(os.path.relpath(self._files.path))}"
             )
         return is_recorded
 

@@ -26,17 +26,17 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
-from scaleflow.command import quote_override
 from scaleflow.config.folders import create_folder, remove_created
 from scaleflow.config.hydra_config import check_folder_writable, list_module_folders, mask_sweep_config
 from scaleflow.config.parse import parse_section
+from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError, NothingCanRun
 from scaleflow.events import Event, RunReady
 from scaleflow.formatting import format_duration
 from scaleflow.interfaces import Plan, Status, Sweep
+from scaleflow.launcher.answer import FAILED, FINISHED, REFUSED
 from scaleflow.launcher.display import Display, JobDisplay
 from scaleflow.launcher.launch import SweepContext, launch_run
-from scaleflow.launcher.monitor import FAILED, FINISHED, REFUSED
 from scaleflow.launcher.recovery import repair_quietly
 from scaleflow.launcher.stop import StopRequest, catch_stop_signals
 from scaleflow.launcher.worker_process import start_fork_server

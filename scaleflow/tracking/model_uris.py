@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from scaleflow.errors import ConfigError
+from scaleflow.interfaces import name_command
 from scaleflow.secret_masking import mask_secrets
 from scaleflow.tracking.store import RESULT_TAG, STEP_TAG, explain_missing
 
@@ -72,7 +73,7 @@ def resolve_reference(named: str, store: str) -> ModelReference:
             f"{named}: this model was not logged by scaleflow; load it with mlflow.pyfunc.load_model('{named}')"
         )
     if str(model.status) != "READY":
-        raise ConfigError(f"{named}: the files of this model are not all in the store; python -m scaleflow.sync FOLDER "
+        raise ConfigError(f"{named}: the files of this model are not all in the store; {name_command('sync')} FOLDER "
                           "sends the rest, with the folder of its run")  # fmt: skip
     return ModelReference(model.source_run_id, model_id, int(model.tags[STEP_TAG]))
 

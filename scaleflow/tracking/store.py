@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from scaleflow.errors import ConfigError, RunMissing, StoreUnreachable
 from scaleflow.events import DatasetDescribed
-from scaleflow.interfaces import IDENTITY, Point, Status, Tracking
+from scaleflow.interfaces import IDENTITY, Point, Status, Tracking, name_command
 from scaleflow.secret_masking import mask_secrets
 from scaleflow.tracking.connection import migration_lock, set_mlflow_defaults
 from scaleflow.tracking.keys import MAX_KEY, MetricKeys, to_distinct_keys
@@ -125,7 +125,7 @@ class MlflowTracker:
             folder = self._get_run(run_id, "resume").data.tags.get("scaleflow.folder")
         except RunMissing as missing:
             raise RunMissing(
-                f"{missing}; `python -m scaleflow.sync FOLDER --again` records a deleted run again"
+                f"{missing}; `{name_command('sync')} FOLDER --again` records a deleted run again"
             ) from missing
         if folder is None:
             raise ConfigError(f"resume={run_id}: this is not a run of scaleflow: it has no tag scaleflow.folder")

@@ -50,6 +50,11 @@ class TrackedRun:
     model_id: str | None  # ID of the logged model that is named, or is the run's result; None if there is none
     command: str = ""  # the command line that began it
 
+    @property
+    def model_uri(self) -> str:
+        """`models:/m-...`, the URI of the logged model."""
+        return f"models:/{self.model_id}"
+
 
 def choose_store(options: Tracking) -> Tracking:
     """Returns the options of the store that a command reads from. Raises ConfigError if its SQLite file does

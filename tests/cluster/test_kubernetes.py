@@ -208,7 +208,7 @@ def test_the_example_of_the_docs_is_valid_and_names_what_it_makes(command: Comma
     page = (ROOT / "docs" / "cluster.md").read_text()
     (claim,) = (yaml.safe_load(text) for text in re.findall(r"<<END.*?\n(.*?)\n    END", page, re.S))
     kubernetes_validate.validate(claim, LEAST_VERSION, strict=True)
-    (typed,) = re.findall(r"^    python -m scaleflow ([^|>]*?cluster=kubernetes[^|>]*)> ", page, re.M)
+    (typed,) = re.findall(r"^    (?:python -m )?scaleflow ([^|>]*?cluster=kubernetes[^|>]*)> ", page, re.M)
     ended = command(*shlex.split(typed.replace("\\\n", " ")))
     assert ended.returncode == 0, ended.stderr
     _, job = yaml.safe_load_all(ended.stdout)

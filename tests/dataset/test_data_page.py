@@ -12,7 +12,7 @@ from scaleflow.cli import main
 from tests.processes import ROOT
 
 PAGE = (ROOT / "docs" / "data.md").read_text()
-COMMANDS = re.findall(r"^    python -m scaleflow (.*)$", PAGE, re.M)
+COMMANDS = re.findall(r"^    (?:python -m )?scaleflow (.*)$", PAGE, re.M)
 FOLDERS = ("image_folder", "segmentation_folder", "text_folder")
 SOURCES = (*FOLDERS, "table", "csv", "tfrecord", "npz", "tokens", "huggingface")
 

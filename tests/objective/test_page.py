@@ -14,7 +14,7 @@ from tests.processes import ROOT
 from tests.test_extend import run_commands
 
 PAGE = (ROOT / "docs" / "objective.md").read_text()
-OWN = re.findall(r"^    python -m scaleflow (--config-dir .*)$", PAGE, re.M)
+OWN = re.findall(r"^    (?:python -m )?scaleflow (--config-dir .*)$", PAGE, re.M)
 
 
 @pytest.mark.parametrize("line", OWN, ids=["metric", "loss"])

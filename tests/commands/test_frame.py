@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from scaleflow import cli, evaluate, find, rerun, sync
-from scaleflow.command import ANSWER, run_command
+from scaleflow.commands.frame import run_command
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.events import MetricsLogged, RunEnded, RunReady
+from scaleflow.launcher.answer import ANSWER
 from scaleflow.predict import command as predict
 from scaleflow.runs import EventWriter, RunFolder
 from scaleflow.sweep.description import describe_jobs
@@ -78,6 +79,7 @@ def test_the_words_and_the_output_are_those_without_the_flag(capsys: pytest.Capt
         (evaluate.main, ["abc", "--split", "x"], "--split"),
         (predict.main, ["abc"], "the following arguments are required: --input, --output"),
         (find.main, ["lr", "--steps", "1"], "--steps 1: expected at least 20"),
+        (evaluate.main, ["abc", "--splt", "test"], "--splt: there is no such flag; did you mean --split? (--json, "),
         (sync.main, ["nowhere"], "no folder of a run in nowhere"),
     ],
 )

@@ -1,0 +1,37 @@
+"""The parser of a command."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import NoReturn
+
+from scaleflow.config.parse import suggest
+from scaleflow.launcher.answer import JSON, print_refusal
+
+
+class CommandParser(argparse.ArgumentParser):
+    """The parser of the command `scaleflow NAME`; its page of help is `about`."""
+
+    def __init__(self, name: str, about: str | None) -> None:
+        form = argparse.RawDescriptionHelpFormatter
+        super().__init__(f"scaleflow {name}", description=about, formatter_class=form, allow_abbrev=False)
+        self.name = name
+        self.add_argument(JSON, action="store_true", help="print one JSON object as the last line of standard output")
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the command with exit code 2 and one line, which names what was meant."""
+        if message.startswith("unrecognized arguments: "):
+            word = message.split()[2]
+            flags = [*re.findall(r"--[\w-]+", self.format_usage()), "--help"]
+            message = f"{word}: there is no such flag{suggest(word, flags, '')} ({', '.join(flags)})"
+        self.exit(print_refusal(message.removesuffix(", KEY=VALUE")))  # argparse says so of words that may be absent
+
+    def add_overrides(self, about: str) -> None:
+        """Adds the overrides of a config, and the folders with the user's own options."""
+        self.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=about)
+        self.add_repeated("--config-dir", "DIR", "a folder with your own config options")
+
+    def add_repeated(self, flag: str, metavar: str, about: str) -> None:
+        about = f"{about}; repeat the flag for several"
+        self.add_argument(flag, action="append", default=[], metavar=metavar, help=about)

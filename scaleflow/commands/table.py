@@ -1,0 +1,79 @@
+"""The table of commands: `scaleflow NAME ...` and `python -m scaleflow.NAME ...` run the same module."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+
+from scaleflow.config.parse import suggest
+from scaleflow.errors import ConfigError
+from scaleflow.launcher.answer import JSON
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command besides the run itself.
+
+    Attributes:
+        name: as it is typed after `scaleflow`.
+        about: a line for `scaleflow --help`.
+        module: with the function `main(words)`, which returns the exit code. It is imported when the command runs.
+        group: the title under which the command is listed.
+    """
+
+    name: str
+    about: str
+    module: str
+    group: str
+
+    def run(self, words: Sequence[str]) -> int:
+        """Runs the command with the words after its name; returns the exit code."""
+        main: Callable[[Sequence[str]], int] = import_module(self.module).main
+        return main(words)
+
+
+BEFORE, RUNS, MODELS = "before a run", "tracked runs", "tracked models"
+
+#: A new command is a line here, sorted by group, and its module. `python -m scaleflow.NAME` needs that name, too.
+COMMANDS = {
+    command.name: command
+    for command in (
+        Command("doctor", "what this machine has, and which strategies work on it", "scaleflow.doctor.report", BEFORE),
+        Command("find", "a good learning rate (lr) or batch_size for a run", "scaleflow.find", BEFORE),
+        Command("rerun", "a new run with the config of a tracked run: RUN_ID", "scaleflow.rerun", RUNS),
+        Command("sync", "send to the tracking store what it lacks of the runs in a FOLDER", "scaleflow.sync", RUNS),
+        Command("project", "an entry point of the file MLproject, for mlflow run", "scaleflow.project", RUNS),
+        Command("evaluate", "evaluate a tracked model on a dataset: RUN_ID", "scaleflow.evaluate", MODELS),
+        Command(
+            "predict",
+            "write its predictions for a table: RUN_ID --input FILE --output FILE",
+            "scaleflow.predict.command",
+            MODELS,
+        ),
+    )
+}
+
+
+def find_command(words: Sequence[str]) -> Command | None:
+    """Returns the command that the first word names, apart from `--json`; None for a run."""
+    return COMMANDS.get(next((word for word in words if word != JSON), ""))
+
+
+def describe_commands() -> str:
+    """Returns a line for each command, under the title of its group."""
+    groups = itertools.groupby(COMMANDS.values(), key=lambda command: command.group)
+    lines = [[group, *(f"  scaleflow {each.name:<10} {each.about}" for each in commands)] for group, commands in groups]
+    return "\n".join(f"  {line}" for line in itertools.chain.from_iterable(lines))
+
+
+def check_first_word(words: Sequence[str]) -> None:
+    """Raises ConfigError if the first word of a run, after its flags, is not an override."""
+    word = next(iter(words), "~")
+    if word[:1] in "~+" or "=" in word:
+        return
+    if word in COMMANDS:
+        raise ConfigError(f"{word}: a command is the first word; write scaleflow {word} ...")
+    hint = suggest(word, COMMANDS, "; to set a key of a run, write KEY=VALUE in one word")
+    raise ConfigError(f"{word}: there is no such command{hint} ({', '.join(COMMANDS)})")

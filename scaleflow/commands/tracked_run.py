@@ -1,0 +1,78 @@
+"""What commands about a tracked run share: their words, the plan of one process, and the lines about the run."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from scaleflow.commands.parser import CommandParser
+from scaleflow.config.compose import ComposedConfig
+from scaleflow.config.from_mlflow import RerunCommand
+from scaleflow.config.words import split_overrides
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Plan, Tracking, name_command
+from scaleflow.launcher.answer import to_printable
+from scaleflow.launcher.named_runs import locate_run
+from scaleflow.launcher.prepare import make_plan
+from scaleflow.tracking.model_uris import FORMS
+from scaleflow.tracking.tracked_runs import TrackedRun
+
+#: The strategies that run in one process.
+ONE_PROCESS = ("auto", "one_device", "mirrored")
+
+
+def add_run_id(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_id", metavar="RUN_ID", help=f"a run or its model: {FORMS}")
+
+
+def make_run_parser(name: str, about: str | None) -> CommandParser:
+    """Makes the parser of a command that uses the config of a tracked run."""
+    parser = CommandParser(name, about)
+    add_run_id(parser)
+    parser.add_overrides("an override of the run's config; GROUP=OPTION replaces a whole group")
+    parser.add_repeated(
+        "--trust", "NAME", "a module whose code may run, or a folder (with a /) whose files may be used"
+    )
+    return parser
+
+
+def parse_command(parser: CommandParser, words: list[str]) -> tuple[RerunCommand, argparse.Namespace]:
+    """Parses the words of a command that uses the config of a tracked run, and all of its options.
+
+    Raises ConfigError if RUN_ID has none of its forms; nothing else has been imported then.
+    """
+    words = split_overrides(words)
+    typed = parser.parse_intermixed_args(words)
+    locate_run(typed.run_id, Tracking())
+    line = [*name_command(parser.name).split(), *words]
+    return RerunCommand(typed.run_id, typed.overrides, typed.config_dir, typed.trust, line), typed
+
+
+def make_one_process_plan(config: dict[str, Any], composed: ComposedConfig, work: str) -> Plan:
+    """Makes the plan of a command that computes in one process.
+
+    Args:
+        config: the config of the plan, resolved.
+        composed: what it was composed from.
+        work: what the command computes, for the refusal, such as `predictions`.
+
+    Raises ConfigError if the config asks for several processes or a TPU, or is wrong.
+    """
+    plan = make_plan(config, composed.choices, composed.search, look_outside=False)
+    if plan.strategy.name not in ONE_PROCESS or plan.evaluator is not None or plan.hardware.name == "tpu":
+        raise ConfigError(
+            f"strategy={plan.strategy.name}: {work} are computed in one process, on GPUs or a CPU; use "
+            f"strategy={' or '.join(ONE_PROCESS[1:])}"
+        )
+    return plan
+
+
+def format_model_rows(tracked: TrackedRun) -> list[tuple[str, str]]:
+    """Returns the first rows of a summary: the run and its model."""
+    return [("run", f"{to_printable(tracked.name)}  ({tracked.run_id})"), ("model", tracked.model_uri)]
+
+
+def answer_model(tracked: TrackedRun) -> Mapping[str, str]:
+    """Returns what a command answers about the run and its model to `--json`."""
+    return {"run_id": tracked.run_id, "model": tracked.model_uri}

@@ -1,0 +1,37 @@
+"""Words of a command line: how they are typed, split, and quoted for Hydra and for a shell."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+
+
+def split_overrides(words: list[str]) -> list[str]:
+    """Replaces `--overrides 'a=1 b=2'` by its words: MLflow passes a parameter as one word."""
+    if "--overrides" not in words[:-1]:
+        return words
+    index = words.index("--overrides")
+    return [*words[:index], *shlex.split(words[index + 1]), *words[index + 2 :]]
+
+
+def quote_override(key: str, value: object) -> str:
+    """Returns `KEY=VALUE` as a word for a shell. What is special to Hydra is quoted for it."""
+    text = str(value)
+    is_plain = re.fullmatch(r"[\w./:@%+-][\w./:@%+ -]*", text, re.ASCII) is not None and text == text.strip()
+    return shlex.quote(f"{key}={text}" if is_plain else "{}='{}'".format(key, text.replace("'", r"\'")))
+
+
+def quote_nan_option(words: Sequence[str]) -> list[str]:
+    """Quotes the option of `debug=nan`, which Hydra would parse as a number."""
+    return [re.sub(r"(?<=[=,])nan(?=,|$)", "'nan'", word) if word.startswith("debug=") else word for word in words]
+
+
+def accept_keys_of_run(words: Sequence[str]) -> list[str]:
+    """With `resume=RUN`, makes Hydra accept keys that only that run's options have, such as `model.filters=8` of a cnn.
+
+    A key that the run does not have either is rejected when the run's config is read.
+    """
+    if not any(word.lstrip("+").startswith("resume=") for word in words):
+        return list(words)
+    return [f"++{word}" if re.match(r"(?!hydra\.)\w+(\.\w+)+=", word) else word for word in words]

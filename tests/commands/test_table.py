@@ -1,0 +1,75 @@
+"""The table of commands: every command runs by its name, and by its module."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sysconfig
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from scaleflow import cli
+from scaleflow.commands.table import COMMANDS
+from scaleflow.interfaces import is_console_script, name_command
+from tests.processes import ROOT
+
+SCRIPT = str(Path(sysconfig.get_path("scripts"), "scaleflow"))
+
+PAGES = [(ROOT / name).read_text() for name in ("README.md", "docs/commands.md")]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_has_a_module_of_its_name_and_a_line_in_the_docs(name: str) -> None:
+    module = COMMANDS[name].module
+    assert import_module(module).main
+    path = module.removeprefix("scaleflow.").partition(".")[0]
+    assert path == name  # `python -m scaleflow.NAME`
+    is_package = find_spec(f"scaleflow.{name}").submodule_search_locations is not None  # type: ignore[union-attr]
+    assert not is_package or find_spec(f"scaleflow.{name}.__main__")
+    for page in PAGES:
+        assert name == "project" or f"\n    scaleflow {name} " in page
+
+
+@pytest.mark.parametrize("words", [["evaluate", "abc"], ["--json", "predict", "abc"], ["find", "lr", "--steps", "1"]])
+def test_both_forms_answer_alike(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = next(word for word in words if word in COMMANDS)
+    ends = []
+    for main, typed in ((cli.main, words), (COMMANDS[name].run, [word for word in words if word != name])):
+        try:
+            code = main(typed)
+        except SystemExit as leaving:  # argparse
+            code = leaving.code
+        ends.append((code, capsys.readouterr()))
+    assert ends[0] == ends[1]
+    assert ends[0][0] == 2
+
+
+def test_printed_commands_have_the_form_that_was_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (name_command(), name_command("sync")) == ("python -m scaleflow", "python -m scaleflow.sync")
+    (tmp_path / "events.jsonl").write_text("")
+    (tmp_path / "record.json").write_text("{}")
+    done = subprocess.run(
+        [SCRIPT, "rerun", str(tmp_path), "--json"], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 2
+    assert f"; scaleflow sync {tmp_path} records it" in json.loads(done.stdout)["error"]
+    assert done.stderr.startswith("scaleflow: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "is_script"),
+    [
+        (["python3", "/venv/bin/scaleflow", "sync", "outputs"], True),
+        (["python3", "-m", "scaleflow"], False),
+        (["python3", "train.py", "scaleflow"], False),
+        (["python3"], False),
+    ],
+)
+def test_the_console_script_is_known_by_its_name(words: list[str], is_script: bool) -> None:
+    assert is_console_script(words) is is_script
