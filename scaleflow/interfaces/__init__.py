@@ -2,7 +2,7 @@
 
 Import names from here, not from the modules below:
 
-- `config`: the typed sections of the config, and `Plan`, which holds all of them.
+- `config`: the typed sections of the config, `Plan`, which holds all of them, and `Rule`.
 - `data`: what a dataset is: `Source`, `Inputs`, `Outputs`, `Arrays`, `Stream`, `Preprocessing`.
 - `learned_state`: what a run learned from its data: `LearnedState`, `EarlierState`.
 - `structures`: values and dicts of values, with a name for each value.
@@ -31,6 +31,7 @@ from scaleflow.interfaces.config import (
     Plan,
     Precision,
     Profiler,
+    Rule,
     Strategy,
     Sweep,
     Target,
@@ -139,6 +140,7 @@ __all__ = [
     "Precision",
     "Preprocessing",
     "Profiler",
+    "Rule",
     "Snapshot",
     "Source",
     "Standardize",
