@@ -296,15 +296,9 @@ def resources(cluster: KubernetesCluster) -> dict[str, Any]:
     return {**optional_entry("requests", {**cpus, **memory}), **optional_entry("limits", {**memory, **gpus})}
 
 
-def lacks_volume(plan: Plan) -> bool:
-    return plan.cluster.submit is not None and pod_options(plan).volume is None
-
-
-def has_store_in_pod(plan: Plan) -> bool:
-    """Whether pods would record the run in the default store, a file, since no server is named."""
-    tracking = plan.tracking
-    is_named = tracking.uri or pod_options(plan).env_from
-    return plan.cluster.submit is not None and tracking.name != "none" and not is_named
+def lacks_key(plan: Plan, key: str) -> bool:
+    """Whether a key is not set for a Job that `cluster.submit` starts."""
+    return plan.cluster.submit is not None and not getattr(pod_options(plan), key)
 
 
 ENGINE = ClusterEngine(
@@ -325,25 +319,25 @@ ENGINE = ClusterEngine(
         ),
         Rule(
             ("cluster.image", "cluster"),
-            lambda p: p.cluster.submit is not None and pod_options(p).image is None,
+            lambda p: lacks_key(p, "image"),
             "a pod needs an image with Python, scaleflow and your code",
             "set cluster.image=REGISTRY/IMAGE:TAG",
         ),
         Rule(
             ("cluster.volume", "checkpoint"),
-            lambda p: lacks_volume(p) and p.checkpoint.name != "none",
+            lambda p: lacks_key(p, "volume") and p.checkpoint.name != "none",
             "without a volume the run's folder, with its checkpoints, is deleted with the pod",
             "set cluster.volume to a PersistentVolumeClaim that all pods can write to, or use checkpoint=none",
         ),
         Rule(
             ("cluster.volume", "strategy"),
-            lambda p: lacks_volume(p) and p.strategy.has_coordinator,
+            lambda p: lacks_key(p, "volume") and p.strategy.has_coordinator,
             "the pods of servers read in the run's folder whether the coordinator has finished",
             "set cluster.volume to a PersistentVolumeClaim that all pods can write to",
         ),
         Rule(
             ("tracking.uri", "cluster.env_from", "cluster"),
-            has_store_in_pod,
+            lambda p: lacks_key(p, "env_from") and not p.tracking.uri and p.tracking.name != "none",
             "the store would be a file in the first pod, which is deleted with the pod",
             "set tracking.uri to a server, or cluster.env_from to a Secret with MLFLOW_TRACKING_URI, or use "
             "tracking=none",

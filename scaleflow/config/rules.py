@@ -148,11 +148,6 @@ def is_fit_mirrored(plan: Plan) -> bool:
     return plan.training.engine == "fit" and plan.strategy.name == "mirrored"
 
 
-def differs_from_default(section: object, default: object, *names: str) -> bool:
-    """Whether one of the named fields of a section differs from the section with defaults."""
-    return any(getattr(section, name) != getattr(default, name) for name in names)
-
-
 def has_windows_after_the_end(plan: Plan) -> bool:
     longest = plan.training.max_steps
     return longest is not None and any(last > longest for _, last in plan.profiler.windows)
@@ -477,7 +472,9 @@ RULES: Sequence[Rule] = (
     ),
     Rule(
         ("strategy.stages", "strategy.replicas", "strategy.micro_batches", "strategy.cuts", "strategy"),
-        lambda p: p.strategy.name != "pipeline" and differs_from_default(p.strategy, Strategy(), *FOR_PIPELINE),
+        lambda p: (
+            not p.strategy.is_pipeline and any(getattr(p.strategy, k) != getattr(Strategy, k) for k in FOR_PIPELINE)
+        ),
         "this strategy does not divide the model",
         "use strategy=pipeline, or leave them at their defaults",
     ),

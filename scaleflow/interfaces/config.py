@@ -101,7 +101,8 @@ class Strategy:
 
 @dataclass(frozen=True)
 class Cluster:
-    """`cluster`: what starts the processes of a strategy that has several, and where they run.
+    """`cluster`: what starts the processes of a strategy that has several, and where they run. An engine's own keys are
+    the fields that its `section` adds (`cluster/engines.py`).
 
     Attributes:
         name: what starts the processes. Default `local`.
