@@ -1,4 +1,4 @@
-"""Renders the docs page of option combinations from the rules in scaleflow/config/rules.py.
+"""Renders the docs page of option combinations from the rules in scaleflow/config/rules.py and of the cluster engines.
 
 python -m tests.combinations > docs/combinations.md
 """
@@ -17,8 +17,8 @@ from omegaconf import OmegaConf
 
 from scaleflow.cluster.tf_config import EXAMPLE, TF_CONFIG
 from scaleflow.config.plan import parse_plan
-from scaleflow.config.rules import RULES, Rule, find_applicable
-from scaleflow.interfaces import Hardware, Plan, Precision, Strategy, Training
+from scaleflow.config.rules import explain_rule, find_applicable, list_rules
+from scaleflow.interfaces import Hardware, Plan, Precision, Rule, Strategy, Training
 from scaleflow.launcher.prepare import resolve_environment
 
 
@@ -183,7 +183,7 @@ class CheckedCell:
 
 def find_rules(cell: Cell) -> CheckedCell:
     plan = make_cell_plan(cell)
-    return CheckedCell(cell, {rule: rule.message(plan) for rule in find_applicable(plan)})
+    return CheckedCell(cell, {rule: explain_rule(rule, plan) for rule in find_applicable(plan)})
 
 
 def format_verdict(cells: Sequence[CheckedCell], axis: Axis) -> tuple[str, list[Rule]]:
@@ -199,7 +199,7 @@ def format_verdict(cells: Sequence[CheckedCell], axis: Axis) -> tuple[str, list[
             [rule for rule in cell.messages if rule.verdict == kind and axis.key in rule.keys] for cell in relevant
         ]
         if any(matches):
-            rules = [rule for rule in RULES if any(rule in match for match in matches)]
+            rules = [rule for rule in list_rules() if any(rule in match for match in matches)]
             return (always if all(matches) else sometimes), rules
     return "yes", []
 
@@ -235,7 +235,7 @@ def render_notes(cells: Sequence[CheckedCell], reasons: Mapping[Rule, int]) -> I
         message = next(cell.messages[rule] for cell in cells if rule in cell.messages)
         yield f'{number}. <a id="{number}"></a>{to_markdown_code(message)}'
     yield "\n## Other combinations that are refused or give a warning\n"
-    for rule in RULES:
+    for rule in list_rules():
         if rule not in reasons:
             yield f"- {rule.verdict}: {' with '.join(f'`{key}`' for key in rule.keys)}: {rule.reason}; {rule.instead}"
 

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 import tomllib
@@ -184,6 +185,13 @@ def test_the_config_is_parsed_without_the_environment() -> None:
         if package_of(name) == "config":
             assert "os.environ" not in ast.unparse(parse(name)), name
             assert not top(imported(name)) & {"socket", "subprocess"}, name
+
+
+def test_no_module_asks_for_the_name_of_a_cluster_engine() -> None:
+    """It asks the engine: `find_engine(plan.cluster)`."""
+    for name in SOURCES:
+        compared = (ast.unparse(node) for node in ast.walk(parse(name)) if isinstance(node, ast.Compare))
+        assert not [text for text in compared if re.search(r"\bcluster\.name\b", text)], name
 
 
 def test_only_the_folder_of_a_run_knows_the_names_of_its_files() -> None:

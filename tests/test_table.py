@@ -20,10 +20,10 @@ from unittest import mock
 import pytest
 
 from scaleflow.cluster.members import count_workers, process_names
-from scaleflow.config.rules import RULES, Rule, check_rules, find_applicable, resolve_choices
+from scaleflow.config.rules import check_rules, explain_rule, find_applicable, list_rules, resolve_choices
 from scaleflow.errors import ConfigError
 from scaleflow.events import to_fields
-from scaleflow.interfaces import Plan
+from scaleflow.interfaces import Plan, Rule
 from scaleflow.launcher.prepare import make_plan
 from tests.cluster.test_several_launchers import Hosts, ends
 from tests.combinations import (
@@ -93,7 +93,7 @@ def test_every_cell_is_a_plan_or_a_refusal_that_names_what_would_work(every: int
         found = outcome(cell)
         plan, rules = refusing(cell)
         if rules:
-            assert found == rules[0].message(plan), name(cell)
+            assert found == explain_rule(rules[0], plan), name(cell)
             assert {value.word for value in cell} & set(found.partition(": ")[0].split(" with "))
         else:
             assert isinstance(found, Plan), found
@@ -113,13 +113,13 @@ def test_each_axis_is_made_of_values_that_are_read_as_such() -> None:
             assert json.dumps(config[section][leaf or "name"]).strip('"') == value.name
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: " with ".join(rule.keys))
+@pytest.mark.parametrize("rule", list_rules(), ids=lambda rule: " with ".join(rule.keys))
 def test_a_rule_says_what_to_do_instead(rule: Rule) -> None:
     assert rule.keys
     assert rule.reason
     assert rule.instead
     assert len(rule.reason + rule.instead) < 200
-    assert [(r.keys, r.reason) for r in RULES].count((rule.keys, rule.reason)) == 1
+    assert [(r.keys, r.reason) for r in list_rules()].count((rule.keys, rule.reason)) == 1
 
 
 def test_several_workers_on_cpus_say_that_logical_devices_make_no_replicas(plan: Callable[..., Plan]) -> None:

@@ -10,14 +10,16 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
 import yaml
 
-from scaleflow.cluster.tasks import HAS_RUN, check_enough, make_tf_config
+from scaleflow.cluster.engines import ClusterEngine
+from scaleflow.cluster.tasks import HAS_RUN, check_enough, count_servers, make_tf_config
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Cluster
+from scaleflow.interfaces import Cluster, Plan, Rule
 
 #: Kubernetes sets the pod's index. The manifest sets the number of pods and the Job's name.
 INDEX = "JOB_COMPLETION_INDEX"
@@ -42,6 +44,27 @@ _NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0
 _PART = r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*"
 _IMAGE = re.compile(rf"(?:[\w.-]+(?::\d+)?/)?{_PART}(?:/{_PART})*(?::\w[\w.-]{{0,127}})?(?:@sha256:[0-9a-f]{{64}})?")
 _MEMORY = re.compile(r"\d+(?:\.\d+)?(?:[KMGTP]i|[kMGTP])?")
+
+
+@dataclass(frozen=True)
+class KubernetesCluster(Cluster):
+    """The keys that only pods have. conf/cluster/kubernetes.yaml describes them."""
+
+    name: str = "kubernetes"
+    image: str | None = None
+    job: str = "scaleflow"
+    namespace: str | None = None
+    memory: str | None = None
+    env_from: list[str] | None = None
+    volume: str | None = None
+    path: str = "/scaleflow"
+    port: int = field(default=2222, metadata={"at_least": 1, "at_most": 65535})
+    retries: int = field(default=3, metadata={"at_least": 0})
+
+
+def pod_options(plan: Plan) -> KubernetesCluster:
+    assert isinstance(plan.cluster, KubernetesCluster)
+    return plan.cluster
 
 
 def tf_config(environment: Mapping[str, str], servers: int, port: int) -> str:
@@ -70,7 +93,9 @@ def read_number(environment: Mapping[str, str], name: str) -> int:
     return int(environment[name])
 
 
-def manifest(cluster: Cluster, pods: int, words: Sequence[str], folder: str | None, grace_seconds: int) -> str:
+def manifest(
+    cluster: KubernetesCluster, pods: int, words: Sequence[str], folder: str | None, grace_seconds: int
+) -> str:
     """Returns a Service and a Job, in YAML, that run a command as one run.
 
     Args:
@@ -102,7 +127,7 @@ _Dumper.add_representer(
 )
 
 
-def check_kubernetes_values(cluster: Cluster, pods: int) -> None:
+def check_kubernetes_values(cluster: KubernetesCluster, pods: int) -> None:
     """Raises ConfigError for values that the API server or a node would reject."""
     longest = MAX_NAME_LENGTH - len(f"-{pods - 1}")
     if not _LABEL.fullmatch(cluster.job) or len(cluster.job) > longest:
@@ -130,7 +155,7 @@ def suggest_valid_name(name: str, longest: int) -> str:
     return suggestion or "train"
 
 
-def path_on_volume(cluster: Cluster, folder: str | None) -> str:
+def path_on_volume(cluster: KubernetesCluster, folder: str | None) -> str:
     """Returns the absolute path of the run's folder, which must be below the volume's mount point."""
     path = PurePosixPath(cluster.path)
     run_folder = path / (cluster.job if folder is None else folder)
@@ -169,16 +194,16 @@ def escape_expansion(text: str) -> str:
     return re.sub(r"\$(?=[$(])", "$$", text)
 
 
-def metadata(cluster: Cluster) -> dict[str, Any]:
+def metadata(cluster: KubernetesCluster) -> dict[str, Any]:
     namespace = {} if cluster.namespace is None else {"namespace": cluster.namespace}
     return {"name": cluster.job, **namespace, "labels": labels(cluster)}
 
 
-def labels(cluster: Cluster) -> dict[str, str]:
+def labels(cluster: KubernetesCluster) -> dict[str, str]:
     return {"app.kubernetes.io/name": "scaleflow", "app.kubernetes.io/instance": cluster.job}
 
 
-def service(cluster: Cluster) -> dict[str, Any]:
+def service(cluster: KubernetesCluster) -> dict[str, Any]:
     """Returns the headless Service, which gives each pod a host name even before the pod is ready."""
     return {
         "apiVersion": "v1",
@@ -193,7 +218,7 @@ def service(cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def job(cluster: Cluster, pods: int, command: Sequence[str], grace_seconds: int) -> dict[str, Any]:
+def job(cluster: KubernetesCluster, pods: int, command: Sequence[str], grace_seconds: int) -> dict[str, Any]:
     """Returns the Indexed Job.
 
     A disrupted or terminated pod is replaced, and any other failure is retried `cluster.retries` times per index. A
@@ -223,7 +248,7 @@ def job(cluster: Cluster, pods: int, command: Sequence[str], grace_seconds: int)
     }
 
 
-def pod(cluster: Cluster, pods: int, command: Sequence[str], grace_seconds: int) -> dict[str, Any]:
+def pod(cluster: KubernetesCluster, pods: int, command: Sequence[str], grace_seconds: int) -> dict[str, Any]:
     """Returns the pod's spec.
 
     Service links are off: the variables that Kubernetes sets for Services could be mistaken for MLflow's settings.
@@ -263,9 +288,59 @@ def optional_entry(key: str, value: Any) -> dict[str, Any]:
     return {key: value} if value else {}
 
 
-def resources(cluster: Cluster) -> dict[str, Any]:
+def resources(cluster: KubernetesCluster) -> dict[str, Any]:
     """Returns a pod's requests and limits. CPUs have no limit: a pod may use processors that are idle."""
     cpus = {} if cluster.cpus is None else {"cpu": str(cluster.cpus)}
     memory = {} if cluster.memory is None else {"memory": cluster.memory}
     gpus = {"nvidia.com/gpu": str(cluster.gpus)} if cluster.gpus else {}
     return {**optional_entry("requests", {**cpus, **memory}), **optional_entry("limits", {**memory, **gpus})}
+
+
+def lacks_key(plan: Plan, key: str) -> bool:
+    """Whether a key is not set for a Job that `cluster.submit` starts."""
+    return plan.cluster.submit is not None and not getattr(pod_options(plan), key)
+
+
+ENGINE = ClusterEngine(
+    name="kubernetes",
+    section=KubernetesCluster,
+    place="pods",
+    variables=("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "HOSTNAME", INDEX),
+    assigns_resources=True,
+    restarts_failed_only=True,
+    read_tf_config=lambda plan, environment: tf_config(environment, count_servers(plan), pod_options(plan).port),
+    render_job=lambda plan, *job: manifest(pod_options(plan), *job),
+    rules=(
+        Rule(
+            ("checkpoint.max_seconds", "cluster"),
+            lambda p: p.checkpoint.max_seconds is not None,
+            "a pod that stops at this limit looks preempted, and Kubernetes starts it again at once",
+            "set activeDeadlineSeconds in the Job, and leave it null",
+        ),
+        Rule(
+            ("cluster.image", "cluster"),
+            lambda p: lacks_key(p, "image"),
+            "a pod needs an image with Python, scaleflow and your code",
+            "set cluster.image=REGISTRY/IMAGE:TAG",
+        ),
+        Rule(
+            ("cluster.volume", "checkpoint"),
+            lambda p: lacks_key(p, "volume") and p.checkpoint.name != "none",
+            "without a volume the run's folder, with its checkpoints, is deleted with the pod",
+            "set cluster.volume to a PersistentVolumeClaim that all pods can write to, or use checkpoint=none",
+        ),
+        Rule(
+            ("cluster.volume", "strategy"),
+            lambda p: lacks_key(p, "volume") and p.strategy.has_coordinator,
+            "the pods of servers read in the run's folder whether the coordinator has finished",
+            "set cluster.volume to a PersistentVolumeClaim that all pods can write to",
+        ),
+        Rule(
+            ("tracking.uri", "cluster.env_from", "cluster"),
+            lambda p: lacks_key(p, "env_from") and not p.tracking.uri and p.tracking.name != "none",
+            "the store would be a file in the first pod, which is deleted with the pod",
+            "set tracking.uri to a server, or cluster.env_from to a Secret with MLFLOW_TRACKING_URI, or use "
+            "tracking=none",
+        ),
+    ),
+)

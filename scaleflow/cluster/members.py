@@ -1,33 +1,16 @@
-"""Counts and names the processes of a plan, and finds which of them this machine runs."""
+"""Counts and names the processes of a plan, and finds which of them answer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from scaleflow.cluster import kubernetes, slurm
 from scaleflow.cluster.network import is_listening
-from scaleflow.cluster.tf_config import TF_CONFIG
+from scaleflow.cluster.tasks import count_servers
 from scaleflow.interfaces import Plan
-
-#: Options of `cluster` for which this command itself starts all processes, here or on other machines.
-STARTED_HERE = ("local", "ray")
 
 #: How many processes are probed at the same time. Each probe takes a thread and a connection.
 MAX_PROBES = 256
-
-
-def read_tf_config(plan: Plan, environment: Mapping[str, str]) -> str | None:
-    """Returns this process's TF_CONFIG: the environment variable, or one derived from its Slurm task or its pod.
-
-    Raises ConfigError if this is not a Slurm task or a pod of an Indexed Job, although `cluster` says so.
-    """
-    servers = (plan.cluster.servers or 1) if plan.strategy.name == "parameter_server" else 0
-    if plan.cluster.name == "slurm":
-        return slurm.tf_config(environment, servers)
-    if plan.cluster.name == "kubernetes":
-        return kubernetes.tf_config(environment, servers, plan.cluster.port)
-    return environment.get(TF_CONFIG)
 
 
 def count_processes(plan: Plan) -> Mapping[str, int]:
@@ -35,13 +18,13 @@ def count_processes(plan: Plan) -> Mapping[str, int]:
 
     An evaluator is not counted.
     """
-    if plan.strategy.name not in ("multi_worker", "parameter_server"):
+    if not plan.strategy.has_several_processes:
         return {"worker": 1}
     task = plan.task
-    if plan.strategy.name == "parameter_server":
+    if plan.strategy.has_coordinator:
         if task:
             return {"chief": 1, "worker": len(task.peers) - 1 - task.servers, "ps": task.servers}
-        return {"chief": 1, "worker": plan.cluster.workers or 2, "ps": plan.cluster.servers or 1}
+        return {"chief": 1, "worker": plan.cluster.workers or 2, "ps": count_servers(plan)}
     return {"worker": len(task.peers) if task else plan.cluster.workers or 2}
 
 
@@ -78,4 +61,4 @@ def count_workers(plan: Plan) -> int:
 
 def count_synchronous_workers(plan: Plan) -> int:
     """Returns the number of processes that take each step together."""
-    return count_workers(plan) if plan.strategy.name == "multi_worker" else 1
+    return count_workers(plan) if plan.strategy.is_synchronous else 1

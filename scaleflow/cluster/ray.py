@@ -14,12 +14,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal
 
+from scaleflow.cluster.engines import ClusterEngine
 from scaleflow.cluster.network import is_address, is_listening
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Cluster
+from scaleflow.interfaces import Cluster, Plan, Rule
 
 #: The variable from which Ray itself reads the cluster's address.
 ADDRESS_VARIABLE = "RAY_ADDRESS"
@@ -53,7 +55,22 @@ _head = ""
 _folders: list[tempfile.TemporaryDirectory[str]] = []
 
 
-def check_address(cluster: Cluster) -> None:
+@dataclass(frozen=True)
+class RayCluster(Cluster):
+    """The keys that only a Ray cluster has. conf/cluster/ray.yaml describes them."""
+
+    name: str = "ray"
+    min_workers: int | None = field(default=None, metadata={"at_least": 1, "at_most": 4096})
+    address: str | None = None
+    placement: Literal["spread", "pack"] = "spread"
+
+
+def ray_options(plan: Plan) -> RayCluster:
+    assert isinstance(plan.cluster, RayCluster)
+    return plan.cluster
+
+
+def check_address(cluster: RayCluster) -> None:
     """Checks that the cluster can be reached, without importing Ray.
 
     Raises ConfigError if Ray is not installed, the address is invalid, or nothing answers there.
@@ -73,17 +90,17 @@ def check_address(cluster: Cluster) -> None:
         raise ConfigError(f"{key}={address}: no Ray cluster answers there; start one with ray start --head --port=6379")
 
 
-def address_of(cluster: Cluster) -> str:
+def address_of(cluster: RayCluster) -> str:
     return cluster.address or os.environ.get(ADDRESS_VARIABLE) or NEW_CLUSTER
 
 
-def loopback(cluster: Cluster) -> str | None:
+def loopback(cluster: RayCluster) -> str | None:
     """Returns the loopback address if all processes are on this machine, or None if other machines must reach them."""
     return LOOPBACK if address_of(cluster) == NEW_CLUSTER else None
 
 
 @contextlib.contextmanager
-def connect(cluster: Cluster, count: int) -> Iterator[None]:
+def connect(cluster: RayCluster, count: int) -> Iterator[None]:
     """Connects this process to the cluster as a driver. The jobs of a sweep share one connection.
 
     A new local cluster has room for `count` processes, however few cores there are. Raises ConfigError if Ray can't
@@ -173,11 +190,11 @@ def preserve_signal_handlers() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def resource_bundle(cluster: Cluster) -> dict[str, float]:
+def resource_bundle(cluster: RayCluster) -> dict[str, float]:
     return {"CPU": float(cluster.cpus or 1), **({"GPU": float(cluster.gpus)} if cluster.gpus else {})}
 
 
-def count_slots(cluster: Cluster) -> int:
+def count_slots(cluster: RayCluster) -> int:
     """Returns how many processes fit on the nodes that are alive, counting resources that others use as free."""
     import ray
 
@@ -187,7 +204,7 @@ def count_slots(cluster: Cluster) -> int:
 
 
 def reserve_slots(
-    cluster: Cluster, count: int, least: int, should_stop: Callable[[], bool], report: Callable[[str], None]
+    cluster: RayCluster, count: int, least: int, should_stop: Callable[[], bool], report: Callable[[str], None]
 ) -> Any:
     """Reserves a placement group with one slot per process; returns None if it was not granted.
 
@@ -241,12 +258,12 @@ def kill_actor(actor: Any) -> None:
         ray.kill(actor)
 
 
-def describe_resources(cluster: Cluster) -> str:
+def describe_resources(cluster: RayCluster) -> str:
     """Returns the resources of one process as text, such as `2 CPU and 1 GPU`."""
     return " and ".join(f"{amount:g} {name}" for name, amount in resource_bundle(cluster).items())
 
 
-def explain_too_large(cluster: Cluster, count: int) -> str:
+def explain_too_large(cluster: RayCluster, count: int) -> str:
     import ray
 
     resources = ray.cluster_resources()
@@ -259,7 +276,7 @@ def explain_too_large(cluster: Cluster, count: int) -> str:
     )
 
 
-def wait_for_slots(cluster: Cluster, wanted: int, least: int, should_stop: Callable[[], bool]) -> int:
+def wait_for_slots(cluster: RayCluster, wanted: int, least: int, should_stop: Callable[[], bool]) -> int:
     """Returns how many processes, at most `wanted`, fit on the cluster after it lost a process.
 
     It waits `NODE_LOSS_SECONDS` for Ray to notice a lost node, `NODE_RETURN_SECONDS` while there is room for `least`
@@ -276,7 +293,7 @@ def wait_for_slots(cluster: Cluster, wanted: int, least: int, should_stop: Calla
     return 0
 
 
-def actor_options(group: Any, place: int, cluster: Cluster) -> dict[str, Any]:
+def actor_options(group: Any, place: int, cluster: RayCluster) -> dict[str, Any]:
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     required = resource_bundle(cluster)
@@ -285,3 +302,33 @@ def actor_options(group: Any, place: int, cluster: Cluster) -> dict[str, Any]:
         "num_gpus": required.get("GPU", 0),
         "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place),
     }
+
+
+ENGINE = ClusterEngine(
+    name="ray",
+    section=RayCluster,
+    place="a Ray cluster",
+    remote_host="scaleflow.launcher.ray_host:RayHost",
+    assigns_resources=True,
+    check_reachable=check_address,
+    rules=(
+        Rule(
+            ("cluster.min_workers", "cluster.workers"),
+            lambda p: (ray_options(p).min_workers or 0) > (p.cluster.workers or 2),
+            "the run would start with fewer workers than the minimum",
+            "use more cluster.workers, or a smaller cluster.min_workers",
+        ),
+        Rule(
+            ("cluster.min_workers", "strategy"),
+            lambda p: ray_options(p).min_workers is not None and not p.strategy.has_several_processes,
+            "this strategy runs in one process",
+            "use strategy=multi_worker or parameter_server, or leave it null",
+        ),
+        Rule(
+            ("debug.inline", "cluster"),
+            lambda p: p.debug.inline,
+            "Ray can run the process on a machine without the debugger's terminal",
+            "use cluster=local",
+        ),
+    ),
+)

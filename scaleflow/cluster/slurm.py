@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 
-from scaleflow.cluster.tasks import HAS_RUN, check_enough, make_tf_config
+from scaleflow.cluster.engines import ClusterEngine
+from scaleflow.cluster.tasks import HAS_RUN, check_enough, count_servers, make_tf_config
 from scaleflow.errors import ConfigError
 
 #: This task, its node, and the tasks and nodes of the step. A batch script without srun has no SLURM_STEP_* variables.
@@ -143,3 +145,19 @@ if [ $code -eq 143 ]; then  # stopped by SIGTERM, with a checkpoint
 fi
 exit $code
 """
+
+
+ENGINE = ClusterEngine(
+    name="slurm",
+    variables=(
+        *("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES", "SLURM_NTASKS", TASK),
+        *("SLURM_LOCALID", NODE, "SLURM_CPUS_PER_TASK", "SLURM_GPUS_ON_NODE", "SLURM_MEM_PER_NODE"),
+    ),
+    read_tf_config=lambda plan, environment: tf_config(environment, count_servers(plan)),
+    render_job=lambda plan, tasks, words, folder, _: render_batch_script(
+        " ".join(filter(None, ("scaleflow", plan.tracking.run_name))),
+        tasks,
+        [shlex.quote(word) for word in (sys.executable, "-m", "scaleflow", *words)],
+        folder,
+    ),
+)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from scaleflow.cluster.network import free_ports
 from scaleflow.cluster.tf_config import TF_CONFIG
 from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Plan
 
 
 def environments(roles: Mapping[str, int]) -> list[Mapping[str, str]]:
@@ -34,6 +35,11 @@ def make_tf_configs(roles: Mapping[str, int], peers: Sequence[str], first: int =
     tasks = ({"type": role, "index": index} for role, count in roles.items() for index in range(count))
     for task in itertools.islice(tasks, first, None):
         yield f'{{"cluster":{cluster},"task":{json.dumps(task, separators=compact)}}}'
+
+
+def count_servers(plan: Plan) -> int:
+    """Returns the number of parameter servers, 0 for a strategy that has none."""
+    return (plan.cluster.servers or 1) if plan.strategy.has_coordinator else 0
 
 
 def make_tf_config(task: int, peers: Sequence[str], servers: int) -> str:

@@ -11,9 +11,10 @@ import itertools
 import json
 from typing import Any
 
+from scaleflow.cluster.engines import ClusterEngine
 from scaleflow.cluster.network import is_address
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import TaskInfo
+from scaleflow.interfaces import Rule, TaskInfo
 
 TF_CONFIG = "TF_CONFIG"
 #: The roles, in the order in which processes are numbered.
@@ -103,3 +104,16 @@ def task_index(cluster: dict[str, Any], task: dict[str, Any]) -> int:
 def format_value(value: object) -> str:
     text = json.dumps(value, default=str)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+ENGINE = ClusterEngine(
+    name="tf_config",
+    rules=(
+        Rule(
+            ("strategy", "cluster"),
+            lambda p: p.strategy.has_coordinator and not (p.task and p.task.servers),
+            "TF_CONFIG names no parameter servers (ps)",
+            "add a chief, worker and ps, or use strategy=multi_worker",
+        ),
+    ),
+)

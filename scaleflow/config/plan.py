@@ -11,12 +11,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from scaleflow.cluster.engines import find_engine, list_engines
 from scaleflow.cluster.members import count_synchronous_workers
 from scaleflow.config.parse import MAX_INT, format_value, parse_section, parse_value, type_hints, unknown_key_error
 from scaleflow.config.rules import check_rules
 from scaleflow.config.trust import check_targets
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Batching, Plan, Strategy, Training, name_command
+from scaleflow.interfaces import Batching, Cluster, Plan, Strategy, Training, name_command
 from scaleflow.object_store import is_store_address, split_address
 from scaleflow.trials import FIRST_BATCH_SIZE, RateTest, Trial, choose_first_size
 
@@ -35,6 +36,7 @@ def parse_plan(config: Mapping[str, Any], choices: Mapping[str, str], search: Se
     if sections.get("debug") is None:  # the group has no default option
         sections["debug"] = {}
     groups: dict[str, Any] = {name: cls for name, cls in type_hints(Plan).items() if dataclasses.is_dataclass(cls)}
+    groups["cluster"], sections["cluster"] = select_cluster_keys(sections.get("cluster", {}))
     parsed: dict[str, Any] = {name: parse_section(cls, sections.pop(name, {}), name) for name, cls in groups.items()}
     plan = Plan(
         **parsed,
@@ -51,6 +53,18 @@ def parse_plan(config: Mapping[str, Any], choices: Mapping[str, str], search: Se
     if plan.trusted_modules is not None:
         check_targets(config, plan.trusted_modules)
     return apply_fast_debug(plan)
+
+
+def select_cluster_keys(section: Any) -> tuple[type[Cluster], Any]:
+    """Returns the dataclass of the keys of the section's engine, and the section without keys that only others have.
+
+    The rules refuse those keys, and name the engines that have them. Raises ConfigError if there is no such engine.
+    """
+    given, engines = section if isinstance(section, Mapping) else {}, list_engines()
+    names: Any = tuple(engines)
+    own = engines[parse_value(given.get("name", Cluster.name), Literal[names], "cluster.name", {})]
+    foreign = {key for engine in engines.values() for key in engine.own_keys if key not in own.own_keys}
+    return own.section, {key: value for key, value in given.items() if key not in foreign} if given else section
 
 
 def parse_resume_choice(value: Any, key: str) -> Any:
@@ -82,7 +96,7 @@ def check_plan(plan: Plan, may_submit: bool = False) -> None:
         plan = set_batch_size(plan, choose_first_size(find_batch_multiple(plan), FIRST_BATCH_SIZE))
     check_averaged_weights(plan)
     check_checkpoint_address(plan.checkpoint.folder)
-    if plan.strategy.name == "pipeline":
+    if plan.strategy.is_pipeline:
         check_pipeline_batch(plan.training, plan.strategy, is_resumed=plan.resume is not None)
     if plan.hardware.name == "cpu":
         local = plan.hardware.logical_devices if plan.strategy.name in ("auto", "mirrored") else 1
@@ -103,7 +117,7 @@ def set_batch_size(plan: Plan, size: int) -> Plan:
 
 def find_batch_multiple(plan: Plan) -> int:
     """Returns the number by which `training.batch_size` has to be divisible."""
-    is_pipeline = plan.strategy.name == "pipeline"
+    is_pipeline = plan.strategy.is_pipeline
     # The global batch has at least these factors besides the batch size, so they need not be in it.
     parts = count_synchronous_workers(plan) * plan.training.accumulate * (plan.strategy.replicas if is_pipeline else 1)
     shards = plan.dataset.shards // math.gcd(plan.dataset.shards, parts)
@@ -115,11 +129,11 @@ def check_trial(plan: Plan, trial: Trial) -> None:
     what = f"{name_command('find')} {trial.name}"
     obstacles = {
         f"strategy={plan.strategy.name}": (
-            plan.strategy.name == "parameter_server",
+            plan.strategy.has_coordinator,
             "its workers do not take steps together; use another strategy",
         ),
         f"cluster={plan.cluster.name}": (
-            plan.cluster.name != "local",
+            not find_engine(plan.cluster).is_local,
             "a trial runs on this machine; use cluster=local",
         ),
         "TF_CONFIG": (

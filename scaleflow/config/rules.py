@@ -1,6 +1,7 @@
 """Defines which options work together, as data.
 
-Each combination that cannot work is one `Rule` in `RULES`. `tests/combinations.py` renders the docs page from them.
+Each combination that cannot work is one `Rule` in `RULES`, or in the `rules` of a cluster engine if it is only about
+that engine. `tests/combinations.py` renders the docs page from them.
 
 The launcher checks the rules with the config, in which `auto` means not known yet. The worker checks them again with
 the actual devices, strategy and precision, before `ready`.
@@ -8,38 +9,29 @@ the actual devices, strategy and precision, before `ready`.
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, cast
 
-from scaleflow.cluster.members import STARTED_HERE, process_names
+from scaleflow.cluster.engines import ClusterEngine, find_engine, list_engines
+from scaleflow.cluster.members import process_names
 from scaleflow.config.parse import format_value
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Cluster, Partitioner, Plan, Strategy
+from scaleflow.interfaces import Cluster, Partitioner, Plan, Rule, Strategy
 
-#: The most workers that one command starts on its own machine.
-MAX_LOCAL_WORKERS = 64
+#: The most keys that a message about keys of another engine shows with their values.
+MAX_SHOWN_KEYS = 3
 
 #: The class of `dataset=table` and `dataset=csv`.
 TABLE = "scaleflow.dataset.table.Table"
 
 
-@dataclass(frozen=True)
-class Rule:
-    """A combination of options that does not work, or that a user should know about."""
-
-    #: The keys that the message shows, the one that is best changed first. A group stands for its option.
-    keys: tuple[str, ...]
-    applies: Callable[[Plan], bool]  # whether a plan has the combination. The name `auto` means: not known yet.
-    reason: str  # why it does not work
-    instead: str  # what would work
-    verdict: Literal["refused", "warning"] = "refused"  # `refused`, or `warning`: the run starts and shows it as a note
-
-    def message(self, plan: Plan) -> str:
-        """Returns the text for the user: keys, values, reason, and what would work."""
-        settings = " with ".join(f"{key}={format_value(value_of(plan, key))}" for key in self.keys)
-        return f"{settings}: {self.reason}; {self.instead}"
+def explain_rule(rule: Rule, plan: Plan) -> str:
+    """Returns the text for the user: keys, values, reason, and what would work."""
+    settings = " with ".join(f"{key}={format_value(value_of(plan, key))}" for key in rule.keys)
+    return f"{settings}: {rule.reason}; {rule.instead}"
 
 
 def value_of(plan: Plan, key: str) -> object:
@@ -49,7 +41,8 @@ def value_of(plan: Plan, key: str) -> object:
         name = part
         if part == "_target_":  # of a section that names a class, or of the target itself
             value, name = getattr(value, "target", value), "path"
-        value = getattr(value, name)
+        is_known = value is not plan.cluster or hasattr(value, name)
+        value = getattr(value, name) if is_known else plan.config["cluster"].get(name)  # only another engine has it
     return getattr(value, "name", value)
 
 
@@ -64,8 +57,56 @@ def resolve_choices(plan: Plan, strategy: str, hardware: str, precision: str) ->
 
 
 def find_applicable(plan: Plan) -> Iterator[Rule]:
-    """Yields the rules that apply to a plan, in the order of `RULES`."""
-    return (rule for rule in RULES if rule.applies(plan))
+    """Yields the rules that apply to a plan. Of the rules of cluster engines, only those of its own engine can."""
+    rules = (*RULES, *make_key_rules(*list_engines().values()), *find_engine(plan.cluster).rules)
+    return (rule for rule in rules if rule.applies(plan))
+
+
+def list_rules() -> Sequence[Rule]:
+    """Returns all rules, those of the cluster engines too."""
+    engines = list_engines().values()
+    return (*RULES, *make_key_rules(*engines), *(rule for engine in engines for rule in engine.rules))
+
+
+@functools.cache
+def make_key_rules(*engines: ClusterEngine) -> Sequence[Rule]:
+    """Returns the rules about keys of `cluster` that only some engines have."""
+    assigning = [engine.name for engine in engines if engine.assigns_resources]
+    submitting = [engine.name for engine in engines if engine.render_job]
+    return (
+        *(make_key_rule(engine) for engine in engines if engine.own_keys),
+        Rule(
+            ("cluster.cpus", "cluster.gpus", "cluster"),
+            lambda p: not find_engine(p.cluster).assigns_resources and bool(p.cluster.cpus or p.cluster.gpus),
+            f"only {' and '.join(map(str.capitalize, assigning))} assign cores and GPUs to processes",
+            f"use hardware.devices and hardware.intra_op_threads, or cluster={' or '.join(assigning)}",
+        ),
+        Rule(
+            ("cluster.submit", "cluster"),
+            lambda p: p.cluster.submit is not None and find_engine(p.cluster).render_job is None,
+            f"scripts can be written only for {' and '.join(map(str.capitalize, submitting))}",
+            f"use cluster={' or '.join(submitting)}, or leave it null",
+        ),
+    )
+
+
+def make_key_rule(engine: ClusterEngine) -> Rule:
+    """Returns the rule that refuses an engine's own keys for other engines."""
+    keys = engine.own_keys
+    shown, named = (keys, "") if len(keys) <= MAX_SHOWN_KEYS else ((), f"{', '.join(keys)}: ")
+    return Rule(
+        (*(f"cluster.{key}" for key in shown), "cluster"),
+        lambda p: has_foreign_keys(p, engine),
+        f"{named}these keys are only for {engine.place}",
+        f"use cluster={engine.name}, or remove them",
+    )
+
+
+def has_foreign_keys(plan: Plan, engine: ClusterEngine) -> bool:
+    """Whether the config has keys that this engine has, and the config's own engine has not."""
+    given = plan.config.get("cluster") or {}
+    own, defaults = list_engines()[given.get("name", Cluster.name)].own_keys, vars(engine.section())
+    return any(key not in own and given.get(key, defaults[key]) != defaults[key] for key in engine.own_keys)
 
 
 def check_rules(plan: Plan) -> list[str]:
@@ -75,8 +116,8 @@ def check_rules(plan: Plan) -> list[str]:
     rules = list(find_applicable(plan))
     for rule in rules:
         if rule.verdict == "refused":
-            raise ConfigError(rule.message(plan))
-    return [rule.message(plan) for rule in rules]
+            raise ConfigError(explain_rule(rule, plan))
+    return [explain_rule(rule, plan) for rule in rules]
 
 
 def has_invalid_indices(plan: Plan) -> bool:
@@ -100,22 +141,11 @@ def has_monitor_without_validation(plan: Plan) -> bool:
 
 
 def is_started_elsewhere(plan: Plan) -> bool:
-    """Whether something else starts the processes: TF_CONFIG's environment, Slurm or Kubernetes."""
-    return plan.cluster.name not in STARTED_HERE
-
-
-def count_named_servers(plan: Plan) -> int:
-    """Counts the parameter servers that TF_CONFIG names."""
-    return plan.task.servers if plan.task else 0
+    return find_engine(plan.cluster).is_started_elsewhere
 
 
 def is_fit_mirrored(plan: Plan) -> bool:
     return plan.training.engine == "fit" and plan.strategy.name == "mirrored"
-
-
-def differs_from_default(section: object, default: object, *names: str) -> bool:
-    """Whether one of the named fields of a section differs from the section with defaults."""
-    return any(getattr(section, name) != getattr(default, name) for name in names)
 
 
 def has_windows_after_the_end(plan: Plan) -> bool:
@@ -128,25 +158,8 @@ def has_windows_that_overlap(plan: Plan) -> bool:
     return any(following <= last for (_, last), (following, _) in itertools.pairwise(windows))
 
 
-def is_submitted_to_pods(plan: Plan) -> bool:
-    return plan.cluster.submit is not None and plan.cluster.name == "kubernetes"
-
-
-def has_store_in_pod(plan: Plan) -> bool:
-    """Whether pods would record the run in the default store, a file, since no server is named."""
-    tracking = plan.tracking
-    return is_submitted_to_pods(plan) and tracking.name != "none" and not (tracking.uri or plan.cluster.env_from)
-
-
-SEVERAL_PROCESSES = ("multi_worker", "parameter_server")
-
-#: Options of `cluster` that `cluster.submit` supports.
-SUBMITTED_TO = ("slurm", "kubernetes")
-
-#: Keys of `strategy` and `cluster` that only one option has.
+#: Keys of `strategy` that only one option has.
 FOR_PIPELINE = ("stages", "replicas", "micro_batches", "cuts")
-FOR_RAY = ("address", "min_workers", "placement")
-FOR_PODS = ("image", "job", "namespace", "memory", "env_from", "volume", "path", "port", "retries")
 
 RULES: Sequence[Rule] = (
     Rule(
@@ -213,15 +226,9 @@ RULES: Sequence[Rule] = (
     ),
     Rule(
         ("cluster.workers", "strategy"),
-        lambda p: p.cluster.workers not in (None, 1) and p.strategy.name not in SEVERAL_PROCESSES,
+        lambda p: p.cluster.workers not in (None, 1) and not p.strategy.has_several_processes,
         "this strategy runs in one process",
         "use strategy=multi_worker or parameter_server, or leave cluster.workers null",
-    ),
-    Rule(
-        ("cluster.workers", "cluster"),
-        lambda p: p.cluster.name == "local" and (p.cluster.workers or 1) > MAX_LOCAL_WORKERS,
-        f"one machine runs at most {MAX_LOCAL_WORKERS} workers",
-        "use cluster=ray, slurm or kubernetes for more",
     ),
     Rule(
         ("cluster.servers", "strategy"),
@@ -247,92 +254,10 @@ RULES: Sequence[Rule] = (
         "use checkpoint=default, in a folder that all machines see, or leave it null",
     ),
     Rule(
-        ("cluster.min_workers", "cluster.address", "cluster.placement", "cluster"),
-        lambda p: p.cluster.name != "ray" and differs_from_default(p.cluster, Cluster(), *FOR_RAY),
-        "these keys are only for a Ray cluster",
-        "use cluster=ray, or remove them",
-    ),
-    Rule(
-        ("cluster.cpus", "cluster.gpus", "cluster"),
-        lambda p: (
-            p.cluster.name not in ("ray", "kubernetes") and differs_from_default(p.cluster, Cluster(), "cpus", "gpus")
-        ),
-        "only Ray and Kubernetes assign cores and GPUs to processes",
-        "use hardware.devices and hardware.intra_op_threads, or cluster=ray or kubernetes",
-    ),
-    Rule(
-        ("cluster.min_workers", "cluster.workers"),
-        lambda p: p.cluster.min_workers is not None and p.cluster.min_workers > (p.cluster.workers or 2),
-        "the run would start with fewer workers than the minimum",
-        "use more cluster.workers, or a smaller cluster.min_workers",
-    ),
-    Rule(
-        ("cluster.min_workers", "strategy"),
-        lambda p: p.cluster.min_workers is not None and p.strategy.name not in SEVERAL_PROCESSES,
-        "this strategy runs in one process",
-        "use strategy=multi_worker or parameter_server, or leave it null",
-    ),
-    Rule(
-        ("debug.inline", "cluster"),
-        lambda p: p.debug.inline and p.cluster.name == "ray",
-        "Ray can run the process on a machine without the debugger's terminal",
-        "use cluster=local",
-    ),
-    Rule(
-        ("cluster.submit", "cluster"),
-        lambda p: p.cluster.submit is not None and p.cluster.name not in SUBMITTED_TO,
-        "scripts can be written only for Slurm and Kubernetes",
-        "use cluster=slurm or kubernetes, or leave it null",
-    ),
-    Rule(
-        ("cluster",),
-        lambda p: p.cluster.name != "kubernetes" and differs_from_default(p.cluster, Cluster(), *FOR_PODS),
-        f"{', '.join(FOR_PODS)}: these keys are only for pods",
-        "use cluster=kubernetes, or remove them",
-    ),
-    Rule(
-        ("checkpoint.max_seconds", "cluster"),
-        lambda p: p.cluster.name == "kubernetes" and p.checkpoint.max_seconds is not None,
-        "a pod that stops at this limit looks preempted, and Kubernetes starts it again at once",
-        "set activeDeadlineSeconds in the Job, and leave it null",
-    ),
-    Rule(
-        ("cluster.image", "cluster"),
-        lambda p: is_submitted_to_pods(p) and p.cluster.image is None,
-        "a pod needs an image with Python, scaleflow and your code",
-        "set cluster.image=REGISTRY/IMAGE:TAG",
-    ),
-    Rule(
-        ("cluster.volume", "checkpoint"),
-        lambda p: is_submitted_to_pods(p) and p.cluster.volume is None and p.checkpoint.name != "none",
-        "without a volume the run's folder, with its checkpoints, is deleted with the pod",
-        "set cluster.volume to a PersistentVolumeClaim that all pods can write to, or use checkpoint=none",
-    ),
-    Rule(
-        ("cluster.volume", "strategy"),
-        lambda p: is_submitted_to_pods(p) and p.cluster.volume is None and p.strategy.name == "parameter_server",
-        "the pods of servers read in the run's folder whether the coordinator has finished",
-        "set cluster.volume to a PersistentVolumeClaim that all pods can write to",
-    ),
-    Rule(
-        ("tracking.uri", "cluster.env_from", "cluster"),
-        has_store_in_pod,
-        "the store would be a file in the first pod, which is deleted with the pod",
-        "set tracking.uri to a server, or cluster.env_from to a Secret with MLFLOW_TRACKING_URI, or use tracking=none",
-    ),
-    Rule(
         ("strategy", "cluster"),
-        lambda p: is_started_elsewhere(p) and p.strategy.name == "multi_worker" and count_named_servers(p) > 0,
+        lambda p: p.strategy.name == "multi_worker" and p.task is not None and p.task.servers > 0,
         "TF_CONFIG names ps, and this strategy has no parameter servers",
         "use strategy=parameter_server",
-    ),
-    Rule(
-        ("strategy", "cluster"),
-        lambda p: (
-            p.cluster.name == "tf_config" and p.strategy.name == "parameter_server" and not count_named_servers(p)
-        ),
-        "TF_CONFIG names no parameter servers (ps)",
-        "add a chief, worker and ps, or use strategy=multi_worker",
     ),
     Rule(
         ("hardware.logical_devices", "strategy"),
@@ -396,7 +321,7 @@ RULES: Sequence[Rule] = (
     ),
     Rule(
         ("cluster", "strategy"),
-        lambda p: p.cluster.name != "local" and p.strategy.name == "tpu",
+        lambda p: not find_engine(p.cluster).is_local and p.strategy.name == "tpu",
         "this strategy runs in one process, and hardware.tpu names the TPU's hosts",
         "use cluster=local",
     ),
@@ -521,7 +446,7 @@ RULES: Sequence[Rule] = (
     ),
     Rule(
         ("cluster", "strategy"),
-        lambda p: p.strategy.name == "pipeline" and p.cluster.name != "local",
+        lambda p: p.strategy.name == "pipeline" and not find_engine(p.cluster).is_local,
         "all stages and replicas of a pipeline are on the devices of one process",
         "use cluster=local",
     ),
@@ -547,7 +472,9 @@ RULES: Sequence[Rule] = (
     ),
     Rule(
         ("strategy.stages", "strategy.replicas", "strategy.micro_batches", "strategy.cuts", "strategy"),
-        lambda p: p.strategy.name != "pipeline" and differs_from_default(p.strategy, Strategy(), *FOR_PIPELINE),
+        lambda p: (
+            not p.strategy.is_pipeline and any(getattr(p.strategy, k) != getattr(Strategy, k) for k in FOR_PIPELINE)
+        ),
         "this strategy does not divide the model",
         "use strategy=pipeline, or leave them at their defaults",
     ),
@@ -662,7 +589,7 @@ RULES: Sequence[Rule] = (
     ),
     Rule(
         ("training.batch_size", "cluster"),
-        lambda p: p.training.batch_size == "auto" and p.cluster.name != "local",
+        lambda p: p.training.batch_size == "auto" and not find_engine(p.cluster).is_local,
         "the trials before the run use this machine only",
         "use cluster=local, or set a number",
     ),

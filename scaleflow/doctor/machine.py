@@ -7,13 +7,14 @@ import json
 import os
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from scaleflow.cluster.engines import list_engines
 from scaleflow.cluster.gpus import query_nvidia_smi
 from scaleflow.cluster.tf_config import TF_CONFIG, parse_tf_config
 from scaleflow.cluster.tpu import VARIABLES as TPU_VARIABLES
@@ -22,12 +23,8 @@ from scaleflow.secret_masking import mask_secrets
 PACKAGES = ("scaleflow", "tensorflow", "keras", "mlflow", "hydra-core", "numpy")
 
 #: Environment variables that say who started this process and what it may use, by who sets them.
-VARIABLES: Mapping[str, tuple[str, ...]] = {
-    "slurm": (
-        *("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES", "SLURM_NTASKS", "SLURM_PROCID"),
-        *("SLURM_LOCALID", "SLURM_NODEID", "SLURM_CPUS_PER_TASK", "SLURM_GPUS_ON_NODE", "SLURM_MEM_PER_NODE"),
-    ),
-    "kubernetes": ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "HOSTNAME", "JOB_COMPLETION_INDEX"),
+VARIABLES: Mapping[str, Sequence[str]] = {
+    **{name: engine.variables for name, engine in list_engines().items() if engine.variables},
     "tpu": (*TPU_VARIABLES, "TPU_CONFIG", "TPU_LIBRARY_PATH", "TPU_WORKER_ID", "TPU_ACCELERATOR_TYPE"),
     "tensorflow": (
         *("CUDA_VISIBLE_DEVICES", "TF_FORCE_GPU_ALLOW_GROWTH", "TF_GPU_ALLOCATOR", "TF_NUM_INTRAOP_THREADS"),

@@ -195,7 +195,7 @@ def resolve_auto(answer: Report) -> dict[str, Any]:
     except ConfigError as refusal:
         return {"strategy": None, "hardware": None, "mixed": None, "refusal": mask_secrets(str(refusal))}
     kind = "TPU" if plan.hardware.name == "tpu" else answer.get("kind")
-    strategy = plan.strategy.name if plan.strategy.name != "auto" else answer.get("strategy")
+    strategy = plan.strategy.name if not plan.strategy.is_auto else answer.get("strategy")
     mixed = answer.get("mixed", {}).get(kind)
     return {"strategy": strategy, "hardware": kind.lower() if kind else None, "mixed": mixed, "refusal": None}
 

@@ -3,7 +3,7 @@
 Import names from here, not from the modules below:
 
 - `command_names`: how the user types a command, for messages (`name_command`).
-- `config`: the typed sections of the config, and `Plan`, which holds all of them.
+- `config`: the typed sections of the config, `Plan`, which holds all of them, and `Rule`.
 - `data`: what a dataset is: `Source`, `Inputs`, `Outputs`, `Arrays`, `Stream`, `Preprocessing`.
 - `learned_state`: what a run learned from its data: `LearnedState`, `EarlierState`.
 - `learned_changes`: what a run learned otherwise than the one whose weights it begins with: `LearnedChanges`.
@@ -34,6 +34,7 @@ from scaleflow.interfaces.config import (
     Plan,
     Precision,
     Profiler,
+    Rule,
     Strategy,
     Sweep,
     Target,
@@ -146,6 +147,7 @@ __all__ = [
     "Precision",
     "Preprocessing",
     "Profiler",
+    "Rule",
     "Snapshot",
     "Source",
     "Standardize",

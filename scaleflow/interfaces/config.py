@@ -8,7 +8,7 @@ the chosen option in conf/ does not set the key.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -70,10 +70,39 @@ class Strategy:
     micro_batches: int = field(default=4, metadata={"at_least": 1})
     cuts: list[str] | None = None
 
+    @property
+    def is_auto(self) -> bool:
+        """Whether the strategy is not known yet."""
+        return self.name == "auto"
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether several processes take each step together."""
+        return self.name == "multi_worker"
+
+    @property
+    def has_coordinator(self) -> bool:
+        """Whether one process schedules the steps of the others, and parameter servers hold the variables."""
+        return self.name == "parameter_server"
+
+    @property
+    def has_several_processes(self) -> bool:
+        return self.is_synchronous or self.has_coordinator
+
+    @property
+    def is_tpu(self) -> bool:
+        return self.name == "tpu"
+
+    @property
+    def is_pipeline(self) -> bool:
+        """Whether the model is divided into stages."""
+        return self.name == "pipeline"
+
 
 @dataclass(frozen=True)
 class Cluster:
-    """`cluster`: what starts the processes of a strategy that has several, and where they run.
+    """`cluster`: what starts the processes of a strategy that has several, and where they run. An engine's own keys are
+    the fields that its `section` adds (`cluster/engines.py`).
 
     Attributes:
         name: what starts the processes. Default `local`.
@@ -104,27 +133,9 @@ class Cluster:
             core and does not limit TensorFlow's threads; a number limits them. Kubernetes: a request, not a limit;
             null requests none.
         gpus: ray, kubernetes: GPUs of each process or pod. At least 0. Default 0.
-        address: ray: the cluster's `HOST:PORT`, or `auto` for the cluster that runs on this machine. Default null: the
-            environment variable RAY_ADDRESS, otherwise a cluster on this machine alone that ends with the run.
-        min_workers: ray: the least number of workers with which the run continues after machines are lost. The global
-            batch stays the same. 1 to 4096, at most `workers`. Default null: all workers.
-        placement: ray: `spread` uses as many machines as possible, `pack` as few as possible. Default `spread`.
-        image: kubernetes: the image of the pods. `submit` needs it. Default null.
-        job: kubernetes: the name of the Job, of its Service, and of the run's folder on the volume. Lower-case letters,
-            digits and `-`, a letter first; at most 63 characters together with `-INDEX`. Default `scaleflow`.
-        namespace: kubernetes: the namespace of the Job. Default null: kubectl's current one.
-        memory: kubernetes: the memory of each pod as a Kubernetes quantity such as `16Gi`: its request and its limit.
-            Default null: neither.
-        env_from: kubernetes: names of Secrets; their keys become environment variables of the pods. Default null: none.
-        volume: kubernetes: the name of a PersistentVolumeClaim that all pods mount at `path`; the run's folder is on
-            it. Default null: no volume; `submit` then rejects checkpoints and `parameter_server`.
-        path: kubernetes: the absolute path where pods mount the volume. Default `/scaleflow`.
-        port: kubernetes: the TCP port that each pod listens on. 1 to 65535. Default 2222.
-        retries: kubernetes: how often the pod of each index may fail before the Job fails. Preempted pods do not count.
-            At least 0. Default 3.
     """
 
-    name: Literal["local", "tf_config", "slurm", "kubernetes", "ray"] = "local"
+    name: str = "local"
     workers: int | None = field(default=None, metadata={"at_least": 1, "at_most": 4096})
     servers: int | None = field(default=None, metadata={"at_least": 1, "at_most": 64})
     max_restarts: int | None = field(default=None, metadata={"at_least": 0})
@@ -133,18 +144,6 @@ class Cluster:
     submit: Literal["print"] | None = None
     cpus: int | None = field(default=None, metadata={"at_least": 1})
     gpus: int = field(default=0, metadata={"at_least": 0})
-    address: str | None = None
-    min_workers: int | None = field(default=None, metadata={"at_least": 1, "at_most": 4096})
-    placement: Literal["spread", "pack"] = "spread"
-    image: str | None = None
-    job: str = "scaleflow"
-    namespace: str | None = None
-    memory: str | None = None
-    env_from: list[str] | None = None
-    volume: str | None = None
-    path: str = "/scaleflow"
-    port: int = field(default=2222, metadata={"at_least": 1, "at_most": 65535})
-    retries: int = field(default=3, metadata={"at_least": 0})
 
 
 @dataclass(frozen=True)
@@ -680,3 +679,15 @@ class Plan:
     tf_config: str | None = None
     chief: str | None = None
     trusted_modules: Sequence[str] | None = None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A combination of options that does not work, or that a user should know about."""
+
+    #: The keys that the message shows, the one that is best changed first. A group stands for its option.
+    keys: tuple[str, ...]
+    applies: Callable[[Plan], bool]  # whether a plan has the combination. The name `auto` means: not known yet.
+    reason: str  # why it does not work
+    instead: str  # what would work
+    verdict: Literal["refused", "warning"] = "refused"  # `refused`, or `warning`: the run starts and shows it as a note

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pkgutil
 import shlex
 import sys
 import threading
@@ -18,6 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from scaleflow.cluster.engines import find_engine
 from scaleflow.config.compose import check_single_run
 from scaleflow.config.folders import remove_created
 from scaleflow.config.hydra_config import check_folder_writable, composed_from_hydra, read_typed_overrides
@@ -224,11 +226,9 @@ def digest_data(spec: RunSpec) -> None:
 
 
 def make_host(monitor: RunMonitor) -> ProcessHost:
-    if monitor.spec.plan.cluster.name == "ray":
-        from scaleflow.launcher.ray_host import RayHost
-
-        return RayHost(monitor)
-    return LocalHost(monitor.spec.server)
+    name = find_engine(monitor.spec.plan.cluster).remote_host
+    host: ProcessHost = pkgutil.resolve_name(name)(monitor) if name else LocalHost(monitor.spec.server)
+    return host
 
 
 def make_recorder(spec: RunSpec, is_resumed: bool, adopts: bool) -> Recorder:

@@ -18,9 +18,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from scaleflow.cluster.members import read_tf_config
+from scaleflow.cluster.engines import find_engine
 from scaleflow.cluster.network import port_is_free
-from scaleflow.cluster.ray import check_address as check_ray
 from scaleflow.cluster.tf_config import TF_CONFIG, parse_tf_config
 from scaleflow.cluster.tpu import explain_no_tpu, explain_unreachable, find_tpu, is_sure
 from scaleflow.config.compose import ComposedConfig, resolve_config
@@ -119,7 +118,7 @@ def check_dataset_files(plan: Plan, folder: Path) -> None:
 
     Raises ConfigError as the source would. A file in the run's folder is written later (`scaleflow.run(data=...)`).
     """
-    target, is_here = plan.dataset.target, plan.cluster.name in ("local", "tf_config") and plan.cluster.submit is None
+    target, is_here = plan.dataset.target, plan.cluster.submit is None and not find_engine(plan.cluster).is_remote
     if not is_here or not target.path.startswith("scaleflow.dataset."):
         return
     if not Path(str(target.arguments.get("data_dir"))).is_relative_to(folder.absolute()):
@@ -174,10 +173,11 @@ def resolve_environment(plan: Plan, environment: Mapping[str, str]) -> Plan:
     Raises ConfigError if TF_CONFIG, a task of Slurm or Kubernetes or a TPU is asked for, and is missing or wrong.
     """
     plan = apply_tf_config(apply_tpu(plan), environment)
-    starts_elsewhere = plan.cluster.name not in ("local", "ray") and plan.cluster.submit is None
+    engine = find_engine(plan.cluster)
+    starts_elsewhere = engine.is_started_elsewhere and plan.cluster.submit is None
     if not starts_elsewhere and plan.evaluator is None:
         return plan
-    text = read_tf_config(plan, environment)
+    text = engine.read_tf_config(plan, environment)
     return replace(plan, task=parse_tf_config(text) if starts_elsewhere else None, tf_config=text)
 
 
@@ -186,28 +186,24 @@ def apply_tf_config(plan: Plan, environment: Mapping[str, str]) -> Plan:
 
     Also notes whether an evaluator belongs to the run, or whether this process is the evaluator.
     """
-    cluster = plan.cluster
-    if cluster.submit is not None or cluster.name == "ray":
+    cluster, engine = plan.cluster, find_engine(plan.cluster)
+    if cluster.submit is not None or engine.is_remote:
         several = (cluster.workers != 1) if cluster.submit is not None else (cluster.workers or 1) > 1
-        return replace(plan, strategy=Strategy(name="multi_worker")) if several and is_auto(plan) else plan
-    if cluster.name == "local" and not (is_auto(plan) and environment.get(TF_CONFIG)):
+        return replace(plan, strategy=Strategy(name="multi_worker")) if several and plan.strategy.is_auto else plan
+    if engine.is_local and not (plan.strategy.is_auto and environment.get(TF_CONFIG)):
         return plan
-    task = parse_tf_config(read_tf_config(plan, environment))
+    task = parse_tf_config(engine.read_tf_config(plan, environment))
     if task.evaluator == "here":
         alone = Cluster(start_seconds=cluster.start_seconds)
         chief = task.peers[0] if len(task.peers) > 1 else None
         return replace(plan, strategy=Strategy(name="one_device"), cluster=alone, evaluator="here", chief=chief)
     plan = replace(plan, evaluator=task.evaluator)
-    if not is_auto(plan) or len(task.peers) == 1:
+    if not plan.strategy.is_auto or len(task.peers) == 1:
         return plan
-    if cluster.name == "local":
+    if engine.is_local:
         cluster = Cluster(name="tf_config", start_seconds=cluster.start_seconds)
     strategy = Strategy(name="parameter_server" if task.servers else "multi_worker")
     return replace(plan, strategy=strategy, cluster=cluster)
-
-
-def is_auto(plan: Plan) -> bool:
-    return plan.strategy.name == "auto"
 
 
 def apply_tpu(plan: Plan) -> Plan:
@@ -215,11 +211,11 @@ def apply_tpu(plan: Plan) -> Plan:
 
     Raises ConfigError if `hardware.tpu` or the environment names the TPU in a form that is not valid.
     """
-    if not (is_auto(plan) or plan.strategy.name == "tpu") or plan.hardware.name in ("cpu", "gpu"):
+    if not (plan.strategy.is_auto or plan.strategy.is_tpu) or plan.hardware.name in ("cpu", "gpu"):
         return plan
-    if is_auto(plan) and plan.cluster.name != "local":
+    if plan.strategy.is_auto and not find_engine(plan.cluster).is_local:
         return plan
-    is_wanted = not is_auto(plan) or plan.hardware.name == "tpu" or plan.hardware.tpu is not None
+    is_wanted = not plan.strategy.is_auto or plan.hardware.name == "tpu" or plan.hardware.tpu is not None
     address = find_tpu(plan.hardware.tpu)
     if not is_wanted and (address is None or not is_sure(address)):
         return plan
@@ -235,8 +231,7 @@ def probe(plan: Plan) -> Plan:
     if plan.evaluator is not None:
         check_evaluator(plan)
     check_tpu(plan)
-    if plan.cluster.name == "ray":
-        check_ray(plan.cluster)
+    find_engine(plan.cluster).check_reachable(plan.cluster)
     check_tensorboard(plan.tracking.tensorboard)
     if plan.task and not port_is_free(plan.task.peers[plan.task.worker]):
         raise ConfigError(
@@ -260,7 +255,7 @@ def check_evaluator(plan: Plan) -> None:
 
 def check_tpu(plan: Plan) -> None:
     """Checks that the TPU answers, because TensorFlow would wait for it without a limit."""
-    if plan.strategy.name != "tpu":
+    if not plan.strategy.is_tpu:
         return
     hardware = plan.config.get("hardware") or {}
     address = find_tpu(hardware.get("tpu"))

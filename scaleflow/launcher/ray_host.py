@@ -146,7 +146,7 @@ class RayHost:
 
     def __init__(self, monitor: RunMonitor) -> None:
         self._monitor = monitor
-        self._cluster = monitor.spec.plan.cluster
+        self._cluster = ray.ray_options(monitor.spec.plan)
         self._workers = count_workers(monitor.spec.plan)
 
     @contextlib.contextmanager
@@ -194,11 +194,11 @@ class RayHost:
             plan = spec.plan
             count = sum(count_processes(plan).values())
             least = count - count_workers(plan) + min(self._least, count_workers(plan)) if spec.attempt else count
-            group = ray.reserve_slots(plan.cluster, count, least, should_stop, display.print_line)
+            group = ray.reserve_slots(ray.ray_options(plan), count, least, should_stop, display.print_line)
             if group is not None:
                 return spec, group
             if should_stop() or least == count:
-                raise ConfigError(ray.explain_too_large(plan.cluster, count))
+                raise ConfigError(ray.explain_too_large(ray.ray_options(plan), count))
 
     def find_reason(self, processes: Sequence[RunProcess]) -> EndReason:
         """Returns why the attempt ended, after Ray has had time to report a loss that processes noticed before it."""
@@ -227,7 +227,7 @@ class RayHost:
         plan = spec.plan
         others = sum(count_processes(plan).values()) - count_workers(plan)
         least, should_stop = self._least, self._monitor.stop.is_set
-        available = ray.wait_for_slots(plan.cluster, self._workers + others, least + others, should_stop) - others
+        available = ray.wait_for_slots(self._cluster, self._workers + others, least + others, should_stop) - others
         if available < least:
             raise ConfigError(
                 f"the remaining machines have room for {max(0, available)} worker(s), and the run needs at least "
@@ -249,7 +249,7 @@ def start_processes(spec: RunSpec, group: Any, cleanup: contextlib.ExitStack) ->
     """
     import ray as engine
 
-    cluster, names = spec.plan.cluster, count_processes(spec.plan)
+    cluster, names = ray.ray_options(spec.plan), count_processes(spec.plan)
     count = sum(names.values())
     remote = engine.remote(WorkerActor)
     actors = [
@@ -409,9 +409,8 @@ def resize_plan(plan: Plan, most: int, least: int, params: Mapping[str, str]) ->
     keep_batching(config, params)
     size, was = int(config["training"]["global_batch_size"]), int(params["resolved.workers"])
     each = max(1, int(params["resolved.replicas"]) // was) * plan.training.accumulate
-    is_synchronous = plan.strategy.name == "multi_worker"
     for count in range(most, least - 1, -1):
-        if not is_synchronous or size % (count * each) == 0:
+        if not plan.strategy.is_synchronous or size % (count * each) == 0:
             config["cluster"] = {**config["cluster"], "workers": count}
             return make_plan(config, plan.choices, plan.search, look_outside=False)
     fitting = [count for count in range(1, was + 1) if size % (count * each) == 0]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import shlex
-import sys
 from collections.abc import Sequence
 
-from scaleflow.cluster import kubernetes, slurm
+from scaleflow.cluster.engines import find_engine
 from scaleflow.cluster.members import count_processes
 from scaleflow.config.hydra_errors import override_key
 from scaleflow.errors import ConfigError
@@ -39,10 +37,7 @@ def render_submission(plan: Plan, words: Sequence[str]) -> str:
     arguments += [f"{key}=null" for key, value in settings.items() if value is not None and key not in typed]
     tasks = sum(count_processes(plan).values())  # each has its own launcher
     folder = next((word.partition("=")[2] for word in reversed(words) if override_key(word) == "hydra.run.dir"), None)
-    if plan.cluster.name == "kubernetes":
-        seconds = math.ceil(GRACE_SECONDS + plan.tracking.flush_seconds + FLUSH_MARGIN_SECONDS)
-        return kubernetes.manifest(plan.cluster, tasks, arguments, folder, seconds)
-    command = [shlex.quote(word) for word in (sys.executable, "-m", "scaleflow", *arguments)]
-    return slurm.render_batch_script(
-        " ".join(filter(None, ("scaleflow", plan.tracking.run_name))), tasks, command, folder
-    )
+    seconds = math.ceil(GRACE_SECONDS + plan.tracking.flush_seconds + FLUSH_MARGIN_SECONDS)
+    render_job = find_engine(plan.cluster).render_job
+    assert render_job is not None  # a rule refuses `cluster.submit` otherwise
+    return render_job(plan, tasks, arguments, folder, seconds)

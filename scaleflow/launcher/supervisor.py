@@ -1,6 +1,6 @@
 """Supervises the processes of a run: watches them, restarts them, and decides why the run ended.
 
-A `ProcessHost` starts them, on this machine (`local_host.py`) or on the machines of a Ray cluster (`ray_host.py`).
+A `ProcessHost` starts them: the one that the cluster engine names (`cluster/engines.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Protocol
 
+from scaleflow.cluster.engines import find_engine
 from scaleflow.errors import ConfigError
 from scaleflow.events import Note, Restarted
 from scaleflow.launcher.monitor import POLL_SECONDS, RunMonitor
@@ -146,8 +147,9 @@ class Supervisor:
             return 0  # a trial has no checkpoints
         if plan.cluster.max_restarts is not None:
             return plan.cluster.max_restarts
-        is_asynchronous_here = plan.strategy.name == "parameter_server" and plan.cluster.name == "local"
-        return DEFAULT_MAX_RESTARTS if is_asynchronous_here or plan.cluster.name == "ray" else 0
+        engine = find_engine(plan.cluster)
+        is_asynchronous_here = plan.strategy.has_coordinator and engine.is_local
+        return DEFAULT_MAX_RESTARTS if is_asynchronous_here or engine.is_remote else 0
 
     def _watch(self, processes: Sequence[RunProcess]) -> None:
         """Follows the run until the chief has ended, and ends processes that must not continue."""

@@ -71,7 +71,7 @@ class RunSpec:
     @property
     def serves(self) -> bool:
         """Whether this process does what a coordinator asks for, instead of training by itself."""
-        return self.plan.strategy.name == "parameter_server" and self.worker > 0
+        return self.plan.strategy.has_coordinator and self.worker > 0
 
     @property
     def is_replaceable(self) -> bool:

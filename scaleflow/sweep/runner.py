@@ -26,6 +26,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
+from scaleflow.cluster.engines import find_engine
 from scaleflow.config.folders import create_folder, remove_created
 from scaleflow.config.hydra_config import check_folder_writable, list_module_folders, mask_sweep_config
 from scaleflow.config.parse import parse_section
@@ -117,7 +118,7 @@ class SweepRunner:
         self._composer = JobComposer(context, config)
         self._is_started = False
         self._plan: Plan | None = None
-        self._clusters: set[str] = set()
+        self._are_remote: set[bool] = set()  # whether the processes of the jobs run on other machines
         self._histories: dict[int, JobHistory] = {}
         self._next_update = 0.0
         self._jobs: list[SweepJob] = []
@@ -268,7 +269,7 @@ class SweepRunner:
         if job.is_finished:  # its folder is gone
             job.entry.status = "waiting"
         self._plan = self._plan or plan
-        self._clusters.add(plan.cluster.name)
+        self._are_remote.add(find_engine(plan.cluster).is_remote)
         return None
 
     def _show_ended(self, entries: Sequence[LedgerEntry]) -> None:
@@ -348,7 +349,7 @@ class SweepRunner:
         label = job.request.label(self._ledger.swept)
         try:
             run = self._composer.prepare(job.request, folder, job.is_resumed)
-            is_elsewhere = run.spec.plan.cluster.name == "ray"  # it shares this machine with no other job
+            is_elsewhere = find_engine(run.spec.plan.cluster).is_remote  # it shares this machine with no other job
             environment = {**job.request.environment, **({} if is_elsewhere else portion)}
             create_folder(folder)
             return launch_run(
@@ -395,7 +396,7 @@ class SweepRunner:
         if not self._is_started:
             self._is_started = True
             self._stop = self._resources.enter_context(catch_stop_signals())
-        if not self._server and self._clusters != {"ray"}:
+        if not self._server and self._are_remote != {True}:
             self._server = self._resources.enter_context(start_fork_server())
 
     def _open_parent(self, job: SweepJob) -> None:

@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 
+from scaleflow.cluster.engines import find_engine
 from scaleflow.cluster.members import process_names
 from scaleflow.cluster.network import NO_PROXY, no_proxy_for
 from scaleflow.cluster.tf_config import TF_CONFIG, parse_tf_config, without_evaluator
@@ -37,8 +38,8 @@ def main() -> None:
     spec = RunSpec.from_line(sys.stdin.buffer.readline())
     sys.stdout, sys.stderr = MaskedStream(sys.stdout), MaskedStream(sys.stderr)
     set_cluster_variables(spec)
-    # On Ray the launcher may continue the run on other machines: events of both processes must not mix.
-    patience = 0.0 if spec.plan.cluster.name == "ray" else SECONDS_TO_SAVE
+    # There the launcher may continue the run on other machines: events of both processes must not mix.
+    patience = 0.0 if find_engine(spec.plan.cluster).is_remote else SECONDS_TO_SAVE
     threading.Thread(target=end_with_launcher, args=(os.dup(0), stop, patience), daemon=True).start()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     keras_import.import_keras()

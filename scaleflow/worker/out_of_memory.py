@@ -31,7 +31,7 @@ def explain_out_of_memory(message: str, plan: Plan, resolved: Mapping[str, Any])
 
 def suggest_remat(plan: Plan) -> str:
     """Suggests `hardware.remat=true`; empty if it is set, or refused with another option."""
-    is_refused = plan.hardware.xla is True or plan.strategy.name == "tpu"
+    is_refused = plan.hardware.xla is True or plan.strategy.is_tpu
     return "" if is_refused or plan.hardware.remat is True else "hardware.remat=true (in more time)"
 
 
@@ -42,7 +42,7 @@ def suggest_batch_size(plan: Plan, size: int, parts: int) -> str:
     """
     if size == 1:
         return ""
-    if plan.strategy.name == "pipeline" and size % (2 * plan.strategy.micro_batches) == 0:
+    if plan.strategy.is_pipeline and size % (2 * plan.strategy.micro_batches) == 0:
         return f"strategy.micro_batches={2 * plan.strategy.micro_batches}"
     divisor = next(n for n in range(2, size + 1) if size % n == 0)
     key = "" if plan.training.global_batch_size is not None else f"training.batch_size={size // divisor} "

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
+from scaleflow.cluster.engines import find_engine
 from scaleflow.cluster.gpus import assigned_hardware
 from scaleflow.cluster.network import is_listening, wait_until_closed
 from scaleflow.cluster.tf_config import TF_CONFIG, parse_tf_config
@@ -38,8 +39,7 @@ def serve_task(spec: RunSpec, emit: Emit) -> NoReturn:
     patience = spec.plan.cluster.stall_seconds or spec.plan.cluster.start_seconds
     has_ended = wait_until_closed(chief, patience)
     why = "the coordinator has ended" if has_ended else f"no answer from the coordinator ({chief}) for {patience:g} s"
-    # Kubernetes does not restart a pod that succeeds.
-    if spec.plan.cluster.name == "kubernetes" and not is_run_finished(spec.folder):
+    if find_engine(spec.plan.cluster).restarts_failed_only and not is_run_finished(spec.folder):
         emit(RunEnded("KILLED", f"{why}, and the run is not finished"))
     elif has_ended:
         emit(Note(f"{why}; how the run ended is in its record"))

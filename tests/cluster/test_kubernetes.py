@@ -17,9 +17,8 @@ import pytest
 import yaml
 
 from scaleflow import __version__
-from scaleflow.cluster.kubernetes import GROUP, LEAST_VERSION, escape_expansion, manifest, tf_config
+from scaleflow.cluster.kubernetes import GROUP, LEAST_VERSION, KubernetesCluster, escape_expansion, manifest, tf_config
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Cluster
 from scaleflow.launcher.worker_process import SERVER_ENV
 from tests.cluster import forked, hosts
 from tests.cluster.test_several_launchers import ends
@@ -31,11 +30,13 @@ IMAGE = "registry.example.com/team/train:1.0"
 PRINT = ("cluster=kubernetes", "cluster.submit=print", f"cluster.image={IMAGE}")
 
 
-def pods(**keys: Any) -> Cluster:
-    return Cluster(**{"name": "kubernetes", "image": IMAGE, "job": "train", **keys})
+def pods(**keys: Any) -> KubernetesCluster:
+    return KubernetesCluster(**{"image": IMAGE, "job": "train", **keys})
 
 
-def documents(cluster: Cluster, count: int = 2, words: Sequence[str] = (), folder: str | None = None) -> list[Any]:
+def documents(
+    cluster: KubernetesCluster, count: int = 2, words: Sequence[str] = (), folder: str | None = None
+) -> list[Any]:
     return list(yaml.safe_load_all(manifest(cluster, count, words, folder, 120)))
 
 
@@ -99,7 +100,7 @@ EVERYTHING = pods(
 
 @pytest.mark.parametrize("version", [LEAST_VERSION, kubernetes_validate.latest_version()])
 @pytest.mark.parametrize("cluster", [pods(), EVERYTHING], ids=["least", "everything"])
-def test_the_manifest_is_valid_by_the_published_schema(cluster: Cluster, version: str) -> None:
+def test_the_manifest_is_valid_by_the_published_schema(cluster: KubernetesCluster, version: str) -> None:
     found = documents(cluster)
     assert [each["kind"] for each in found] == ["Service", "Job"]
     for each in found:

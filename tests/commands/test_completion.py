@@ -19,8 +19,8 @@ from tests.conftest import clean_environment
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        ("scaleflow evaluate --", {"--split", "--trust", "--config-dir", "--json", "--help"}),
-        ("scaleflow --json evaluate abc --split ", {"test", "validation", "train"}),
+        ("scaleflow evaluate --", {"--split", "--unknown-classes", "--trust", "--config-dir", "--json", "--help"}),
+        ("scaleflow --json evaluate abc --split ", {"test", "validation", "train", "all"}),
         ("scaleflow predict abc --input ", set()),  # the shell completes names of files
         ("scaleflow find ", {"lr", "batch_size"}),
         ("scaleflow find --st", {"--low", "--high", "--steps", "--config-dir", "--json", "--help"}),

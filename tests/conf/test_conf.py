@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from scaleflow.cluster.engines import list_engines
 from scaleflow.config.parse import parse_section
 from scaleflow.interfaces import (
     Checkpoint,
@@ -215,7 +216,7 @@ def test_every_option_has_the_same_keys_as_the_default(compose: Compose, path: P
     group = path.parts[0]
     section = compose(f"{group}={path.stem}")[group]
     if group in OPTIONS_DIFFER:
-        cls = WITHOUT_TARGET[group]
+        cls = list_engines()[path.stem].section if group == "cluster" else WITHOUT_TARGET[group]
         other = OTHER_DEFAULTS.get((group, path.stem), {})
         assert parse_section(cls, section, group) == cls(name=section["name"], **other)
     else:
@@ -228,7 +229,8 @@ def test_every_option_has_the_same_keys_as_the_default(compose: Compose, path: P
 def test_an_option_is_named_as_its_file_and_there_is_one_for_each_name(compose: Compose, group: str) -> None:
     options = sorted(path.stem for path in OPTIONS if path.parts[0] == group)
     assert [compose(f"{group}={option}")[group]["name"] for option in options] == options
-    assert sorted(typing.get_args(typing.get_type_hints(WITHOUT_TARGET[group])["name"])) == options
+    names = typing.get_args(typing.get_type_hints(WITHOUT_TARGET[group])["name"])
+    assert sorted(list_engines() if group == "cluster" else names) == options
 
 
 def test_a_key_of_one_option_does_not_stay_when_another_is_chosen(compose: Compose) -> None:

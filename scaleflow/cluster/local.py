@@ -1,0 +1,22 @@
+"""Runs all processes on this machine."""
+
+from __future__ import annotations
+
+from scaleflow.cluster.engines import ClusterEngine
+from scaleflow.interfaces import Rule
+
+#: The most workers that one command starts on its own machine.
+MAX_LOCAL_WORKERS = 64
+
+ENGINE = ClusterEngine(
+    name="local",
+    is_local=True,
+    rules=(
+        Rule(
+            ("cluster.workers", "cluster"),
+            lambda p: (p.cluster.workers or 1) > MAX_LOCAL_WORKERS,
+            f"one machine runs at most {MAX_LOCAL_WORKERS} workers",
+            "use cluster=ray, slurm or kubernetes for more",
+        ),
+    ),
+)
