@@ -100,8 +100,8 @@ def is_own_model(plan: Plan) -> bool:
 
 
 def get_origin(plan: Plan) -> Any:
-    """Returns `model.init_from` as the user typed it."""
-    return plan.config["model"]["init_from"]
+    """Returns `model.init_from` as the user typed it; None if the config of a user's own app has no such key."""
+    return plan.config["model"].get("init_from")
 
 
 def open_source(plan: Plan, earlier: EarlierState | None = None) -> Source:
