@@ -71,6 +71,8 @@ class CsvForm:
             first = next((row for row in rows if row), None)
         except csv.Error as error:
             raise ValueError(str(error)) from error
+        except UnicodeDecodeError as error:
+            raise ValueError(f"invalid {self.encoding.upper()} at byte {error.start}") from error
         if first is None:
             raise ValueError("the file is empty")
         return first

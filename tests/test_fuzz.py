@@ -16,10 +16,11 @@ from hydra.types import RunMode
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from scaleflow import cli, command
+from scaleflow import cli
 from scaleflow.config import hydra_errors
 from scaleflow.interfaces import Plan
 from scaleflow.launcher import launch
+from scaleflow.launcher.answer import to_printable
 from tests.conftest import Command
 
 REAL_CASES = 21
@@ -128,7 +129,7 @@ def is_a_refusal(code: int, told: str, words: Sequence[str]) -> bool:
     names = [
         *KEYS,
         *(f"{group}=" for group in GROUPS),
-        *(command.to_printable(part) for part in typed if part),
+        *(to_printable(part) for part in typed if part),
         "TF_CONFIG",
     ]
     is_about_something = any(name in message for name in names) or "" in words

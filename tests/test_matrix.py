@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
-from scaleflow.config.rules import SEVERAL_PROCESSES
 from scaleflow.events import to_fields
 from scaleflow.interfaces import Plan
 from tests.conftest import Command
 from tests.processes import ROOT
 
 PROMISED = 0.95
+
+SEVERAL_PROCESSES = ("multi_worker", "parameter_server")
 
 #: Strategies that need hardware which is not everywhere: nothing here says that they train.
 NEEDS_HARDWARE = {"tpu"}
